@@ -1,0 +1,529 @@
+/* Callbacks and step loop of the native SUNDIALS adapter.
+ *
+ * The file is model-independent and includes no SUNDIALS header: the functions of the model (generated
+ * by CasADi) and the few SUNDIALS functions that the loop needs arrive as tables of pointers, so any C
+ * compiler can build it and it binds to exactly the library that Python loaded.
+ *
+ * A mode is the system  M x' = F(t, x, x', m, p)  with M = diag(1, .., 1, 0, .., 0): the first
+ * `n_differential` rows are differential equations, the others 0 = F_i. CVODES serves it when all rows
+ * are differential, IDAS otherwise. `m` is the memory, constant between transitions.
+ * The layout of the structs is mirrored in driver.py; `dh_sizes` lets Python check that they agree. */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef long long integer;
+typedef void *vector;
+typedef int (*casadi_function)(const double **arg, double **res, integer *iw, double *w, int mem);
+
+enum { ONE_STEP = 2 };                       /* CV_ONE_STEP == IDA_ONE_STEP */
+enum { REACHED_STOP = 1, FOUND_ROOT = 2 };   /* CV_TSTOP_RETURN, CV_ROOT_RETURN and IDA's twins */
+enum { PAUSED = 100, OUT_OF_MEMORY = -1000 };
+enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
+enum { RECOVERABLE = 1, FATAL = -1 };
+
+typedef struct {
+  double *(*array)(vector);
+  double *(*matrix)(void *);
+  int (*cvode)(void *, double, vector, double *, int);
+  int (*ida)(void *, double, double *, vector, vector, int);
+  int (*get_dky)(void *, double, int, vector);
+  int (*get_quad_dky)(void *, double, int, vector);
+  int (*get_sens_dky)(void *, double, int, vector *);
+  int (*get_quad_sens_dky)(void *, double, int, vector *);
+  int (*get_last_step)(void *, double *);
+  int (*get_last_order)(void *, int *);
+  int (*get_current_time)(void *, double *);
+  int (*get_root_info)(void *, int *);
+} sundials_api;
+
+typedef struct {                             /* compressed columns; the values lie in `value` */
+  const integer *column;
+  const integer *row;
+  double *value;
+} sparse;
+
+typedef struct {
+  const sundials_api *api;
+  casadi_function flow, jacobian, linearised, quadrature, guards, rates, complete;
+  const double **arg;
+  double **res;
+  integer *iw;
+  double *w;
+  integer n, n_differential, n_quadratures, n_memory, n_parameters, n_guards, n_directions, n_wrt;
+  const double *parameters, *memory;
+  const double *parameter_directions;        /* n_parameters x n_directions, column by column */
+  const double *memory_directions;           /* n_memory x n_directions */
+  const integer *wrt;                        /* parameters whose gradient is wanted */
+  sparse state_jacobian;                     /* F_x, filled by `jacobian` */
+  sparse f_x, f_p, f_m;                      /* filled together by `linearised` */
+  sparse g_x, g_p, g_m;                      /* transposed: one column per integrand */
+  double *zero_band;                         /* per guard: |guard| at most this counts as zero until it has left */
+  double *point;                             /* n doubles: argument of the cached linearisation */
+  double *parameter_gradient;                /* n_parameters doubles of work */
+  double point_time;
+  integer point_valid;
+  integer flow_calls, jacobian_calls, linearised_calls, guard_calls, not_finite;
+} context;
+
+typedef struct {
+  context *model;
+  integer component;                         /* which integrand this adjoint belongs to */
+} backward_data;
+
+typedef struct {
+  context *model;
+  void *memory;                              /* CVodeMem or IDAMem */
+  vector x, xdot, work, quadratures;
+  vector *sensitivities, *quadrature_sensitivities;
+  double *completed;                         /* 2 n doubles and the n of the last Newton correction */
+  double *guard_values;                      /* 2 n_guards doubles of work */
+  int *roots;
+  const double *t_eval;
+  double *rows;
+  double t, t_stop;
+  integer n_eval, next_eval;
+  integer n_rows, capacity, width;
+  integer record, dense_order, implicit, closed_end, budget, steps, root, start_recorded;
+} run;
+
+size_t dh_sizes(int which) {
+  switch (which) {
+    case 0: return sizeof(sundials_api);
+    case 1: return sizeof(context);
+    case 2: return sizeof(backward_data);
+    default: return sizeof(run);
+  }
+}
+
+/* ---- evaluating the model ---------------------------------------------------------------------- */
+
+static int all_finite(const double *values, integer n) {
+  double sum = 0;
+  for (integer i = 0; i < n; i++) sum += 0 * values[i];
+  return sum == 0;
+}
+
+static int evaluate(context *c, casadi_function function, double t, const double *x, const double *xdot) {
+  c->arg[0] = &t;
+  c->arg[1] = x;
+  c->arg[2] = xdot;
+  c->arg[3] = c->memory;
+  c->arg[4] = c->parameters;
+  return function(c->arg, c->res, c->iw, c->w, 0) ? FATAL : 0;
+}
+
+static int checked(context *c, const double *values, integer n) {
+  if (all_finite(values, n)) return 0;
+  c->not_finite++;
+  return RECOVERABLE; /* the solver tries a smaller step first */
+}
+
+static int flow(context *c, double t, const double *x, const double *xdot, double *out) {
+  c->flow_calls++;
+  c->res[0] = out;
+  if (evaluate(c, c->flow, t, x, xdot)) return FATAL;
+  return checked(c, out, c->n);
+}
+
+/* Newton iterations and quadratures come back to the same (t, x): evaluate once. */
+static int linearise(context *c, double t, const double *x, const double *xdot) {
+  if (c->point_valid && c->point_time == t && !memcmp(c->point, x, (size_t)c->n * sizeof(double))) return 0;
+  c->linearised_calls++;
+  c->point_valid = 0;
+  sparse *blocks[6] = {&c->f_x, &c->f_p, &c->f_m, &c->g_x, &c->g_p, &c->g_m};
+  for (int i = 0; i < 6; i++) c->res[i] = blocks[i]->value;
+  if (evaluate(c, c->linearised, t, x, xdot)) return FATAL;
+  const integer columns[6] = {c->n, c->n_parameters, c->n_memory, c->n_quadratures, c->n_quadratures, c->n_quadratures};
+  for (int i = 0; i < 6; i++)
+    if (checked(c, blocks[i]->value, blocks[i]->column[columns[i]])) return RECOVERABLE;
+  memcpy(c->point, x, (size_t)c->n * sizeof(double));
+  c->point_time = t;
+  c->point_valid = 1;
+  return 0;
+}
+
+static void add_product(const sparse *a, integer columns, const double *v, double *out) {
+  for (integer j = 0; j < columns; j++) {
+    if (v[j] == 0) continue;
+    for (integer k = a->column[j]; k < a->column[j + 1]; k++) out[a->row[k]] += a->value[k] * v[j];
+  }
+}
+
+static double column_dot(const sparse *a, integer j, const double *v) {
+  double sum = 0;
+  for (integer k = a->column[j]; k < a->column[j + 1]; k++) sum += a->value[k] * v[a->row[k]];
+  return sum;
+}
+
+static void scatter_column(const sparse *a, integer j, double *out) {
+  for (integer k = a->column[j]; k < a->column[j + 1]; k++) out[a->row[k]] += a->value[k];
+}
+
+/* ---- what both families share -------------------------------------------------------------------- */
+
+static int fill_jacobian(context *c, double t, const double *x, const double *xdot, double cj, double *dense) {
+  const integer n = c->n;
+  c->jacobian_calls++;
+  c->res[0] = c->state_jacobian.value;
+  if (evaluate(c, c->jacobian, t, x, xdot)) return FATAL;
+  if (checked(c, c->state_jacobian.value, c->state_jacobian.column[n])) return RECOVERABLE;
+  memset(dense, 0, (size_t)(n * n) * sizeof(double));
+  for (integer j = 0; j < n; j++) scatter_column(&c->state_jacobian, j, dense + j * n);
+  for (integer i = 0; i < c->n_differential; i++) dense[i * n + i] -= cj;
+  return 0;
+}
+
+static int guard_values(context *c, double t, const double *x, const double *xdot, double *out) {
+  c->guard_calls++;
+  c->res[0] = out;
+  if (evaluate(c, c->guards, t, x, xdot)) return FATAL;
+  if (!all_finite(out, c->n_guards)) { c->not_finite++; return FATAL; }
+  for (integer i = 0; i < c->n_guards; i++) {
+    if (c->zero_band[i] == 0) continue;
+    /* exact zeros stay inactive in SUNDIALS' root finding until they have become something else */
+    if (fabs(out[i]) <= c->zero_band[i]) out[i] = 0;
+    else c->zero_band[i] = 0;
+  }
+  return 0;
+}
+
+static int quadrature(context *c, double t, const double *x, const double *xdot, double *out) {
+  c->res[0] = out;
+  if (evaluate(c, c->quadrature, t, x, xdot)) return FATAL;
+  return checked(c, out, c->n_quadratures);
+}
+
+/* F_x s + F_p dp + F_m dm for every direction; SR eq. 5, 18, 25 */
+static int directional(context *c, double t, const double *x, const double *xdot, vector *s, vector *out) {
+  const int flag = linearise(c, t, x, xdot);
+  if (flag) return flag;
+  for (integer i = 0; i < c->n_directions; i++) {
+    double *result = c->api->array(out[i]);
+    memset(result, 0, (size_t)c->n * sizeof(double));
+    add_product(&c->f_x, c->n, c->api->array(s[i]), result);
+    add_product(&c->f_p, c->n_parameters, c->parameter_directions + i * c->n_parameters, result);
+    add_product(&c->f_m, c->n_memory, c->memory_directions + i * c->n_memory, result);
+  }
+  return 0;
+}
+
+static int directional_quadrature(context *c, double t, const double *x, const double *xdot, vector *s, vector *out) {
+  const int flag = linearise(c, t, x, xdot);
+  if (flag) return flag;
+  for (integer i = 0; i < c->n_directions; i++) {
+    double *result = c->api->array(out[i]);
+    const double *si = c->api->array(s[i]);
+    for (integer j = 0; j < c->n_quadratures; j++)
+      result[j] = column_dot(&c->g_x, j, si) + column_dot(&c->g_p, j, c->parameter_directions + i * c->n_parameters) +
+                  column_dot(&c->g_m, j, c->memory_directions + i * c->n_memory);
+  }
+  return 0;
+}
+
+/* sign * (F_x^T lambda + g_x^T); SR eq. 12, 20, 36 */
+static int adjoint(backward_data *b, double t, const double *x, const double *xdot, const double *lambda, double sign, double *out) {
+  context *c = b->model;
+  const int flag = linearise(c, t, x, xdot);
+  if (flag) return flag;
+  memset(out, 0, (size_t)c->n * sizeof(double));
+  scatter_column(&c->g_x, b->component, out);
+  for (integer j = 0; j < c->n; j++) out[j] = sign * (out[j] + column_dot(&c->f_x, j, lambda));
+  return 0;
+}
+
+static int adjoint_jacobian(context *c, double t, const double *x, const double *xdot, double sign, double cj, double *dense) {
+  const integer n = c->n;
+  const int flag = linearise(c, t, x, xdot);
+  if (flag) return flag;
+  memset(dense, 0, (size_t)(n * n) * sizeof(double));
+  for (integer j = 0; j < n; j++)
+    for (integer k = c->f_x.column[j]; k < c->f_x.column[j + 1]; k++) dense[c->f_x.row[k] * n + j] = sign * c->f_x.value[k];
+  for (integer i = 0; i < c->n_differential; i++) dense[i * n + i] += cj;
+  return 0;
+}
+
+/* SR eq. 33 to 35: parameters first, then memory. The minus undoes the direction of integration. */
+static int adjoint_quadrature(backward_data *b, double t, const double *x, const double *xdot, const double *lambda, double *out) {
+  context *c = b->model;
+  const int flag = linearise(c, t, x, xdot);
+  if (flag) return flag;
+  memset(c->parameter_gradient, 0, (size_t)c->n_parameters * sizeof(double));
+  scatter_column(&c->g_p, b->component, c->parameter_gradient);
+  for (integer i = 0; i < c->n_wrt; i++)
+    out[i] = -(c->parameter_gradient[c->wrt[i]] + column_dot(&c->f_p, c->wrt[i], lambda));
+  double *memory = out + c->n_wrt;
+  memset(memory, 0, (size_t)c->n_memory * sizeof(double));
+  scatter_column(&c->g_m, b->component, memory);
+  for (integer i = 0; i < c->n_memory; i++) memory[i] = -(memory[i] + column_dot(&c->f_m, i, lambda));
+  return 0;
+}
+
+/* ---- callbacks with SUNDIALS' signatures --------------------------------------------------------- */
+
+#define ARRAY(v) (((context *)data)->api->array(v))
+#define ARRAY_B(v) (((backward_data *)data)->model->api->array(v))
+#define MATRIX(m) (((context *)data)->api->matrix(m))
+#define MATRIX_B(m) (((backward_data *)data)->model->api->matrix(m))
+
+int dh_cv_rhs(double t, vector y, vector ydot, void *data) { return flow(data, t, ARRAY(y), 0, ARRAY(ydot)); }
+
+int dh_cv_jac(double t, vector y, vector fy, void *jac, void *data, vector a, vector b, vector c) {
+  (void)fy, (void)a, (void)b, (void)c;
+  return fill_jacobian(data, t, ARRAY(y), 0, 0, MATRIX(jac));
+}
+
+int dh_cv_root(double t, vector y, double *out, void *data) { return guard_values(data, t, ARRAY(y), 0, out); }
+
+int dh_cv_quad(double t, vector y, vector qdot, void *data) { return quadrature(data, t, ARRAY(y), 0, ARRAY(qdot)); }
+
+int dh_cv_sens(int ns, double t, vector y, vector ydot, vector *s, vector *sdot, void *data, vector a, vector b) {
+  (void)ns, (void)ydot, (void)a, (void)b;
+  return directional(data, t, ARRAY(y), 0, s, sdot);
+}
+
+int dh_cv_quadsens(int ns, double t, vector y, vector *s, vector qdot, vector *qsdot, void *data, vector a, vector b) {
+  (void)ns, (void)qdot, (void)a, (void)b;
+  return directional_quadrature(data, t, ARRAY(y), 0, s, qsdot);
+}
+
+int dh_cv_rhs_b(double t, vector y, vector yb, vector ybdot, void *data) {
+  return adjoint(data, t, ARRAY_B(y), 0, ARRAY_B(yb), -1, ARRAY_B(ybdot));
+}
+
+int dh_cv_jac_b(double t, vector y, vector yb, vector fyb, void *jac, void *data, vector a, vector b, vector c) {
+  (void)yb, (void)fyb, (void)a, (void)b, (void)c;
+  return adjoint_jacobian(((backward_data *)data)->model, t, ARRAY_B(y), 0, -1, 0, MATRIX_B(jac));
+}
+
+int dh_cv_quad_b(double t, vector y, vector yb, vector qbdot, void *data) {
+  return adjoint_quadrature(data, t, ARRAY_B(y), 0, ARRAY_B(yb), ARRAY_B(qbdot));
+}
+
+int dh_ida_res(double t, vector x, vector xdot, vector out, void *data) {
+  context *c = data;
+  const double *rate = ARRAY(xdot);
+  double *residual = ARRAY(out);
+  const int flag = flow(c, t, ARRAY(x), rate, residual);
+  if (flag) return flag;
+  for (integer i = 0; i < c->n_differential; i++) residual[i] -= rate[i];
+  return 0;
+}
+
+int dh_ida_jac(double t, double cj, vector x, vector xdot, vector r, void *jac, void *data, vector a, vector b, vector c) {
+  (void)r, (void)a, (void)b, (void)c;
+  return fill_jacobian(data, t, ARRAY(x), ARRAY(xdot), cj, MATRIX(jac));
+}
+
+int dh_ida_root(double t, vector x, vector xdot, double *out, void *data) {
+  return guard_values(data, t, ARRAY(x), ARRAY(xdot), out);
+}
+
+int dh_ida_quad(double t, vector x, vector xdot, vector qdot, void *data) {
+  return quadrature(data, t, ARRAY(x), ARRAY(xdot), ARRAY(qdot));
+}
+
+int dh_ida_sens(int ns, double t, vector x, vector xdot, vector r, vector *s, vector *sdot, vector *out, void *data,
+                vector a, vector b, vector d) {
+  (void)ns, (void)r, (void)a, (void)b, (void)d;
+  context *c = data;
+  const int flag = directional(c, t, ARRAY(x), ARRAY(xdot), s, out);
+  if (flag) return flag;
+  for (integer i = 0; i < c->n_directions; i++) {
+    const double *rate = ARRAY(sdot[i]);
+    double *residual = ARRAY(out[i]);
+    for (integer k = 0; k < c->n_differential; k++) residual[k] -= rate[k];
+  }
+  return 0;
+}
+
+int dh_ida_quadsens(int ns, double t, vector x, vector xdot, vector *s, vector *sdot, vector qdot, vector *out, void *data,
+                    vector a, vector b, vector c) {
+  (void)ns, (void)sdot, (void)qdot, (void)a, (void)b, (void)c;
+  return directional_quadrature(data, t, ARRAY(x), ARRAY(xdot), s, out);
+}
+
+int dh_ida_res_b(double t, vector x, vector xdot, vector xb, vector xbdot, vector out, void *data) {
+  const backward_data *b = data;
+  double *residual = ARRAY_B(out);
+  const double *rate = ARRAY_B(xbdot);
+  const int flag = adjoint(data, t, ARRAY_B(x), ARRAY_B(xdot), ARRAY_B(xb), 1, residual);
+  if (flag) return flag;
+  for (integer i = 0; i < b->model->n_differential; i++) residual[i] += rate[i];
+  return 0;
+}
+
+int dh_ida_jac_b(double t, double cj, vector x, vector xdot, vector xb, vector xbdot, vector r, void *jac, void *data,
+                 vector a, vector b, vector c) {
+  (void)xb, (void)xbdot, (void)r, (void)a, (void)b, (void)c;
+  return adjoint_jacobian(((backward_data *)data)->model, t, ARRAY_B(x), ARRAY_B(xdot), 1, cj, MATRIX_B(jac));
+}
+
+int dh_ida_quad_b(double t, vector x, vector xdot, vector xb, vector xbdot, vector out, void *data) {
+  (void)xbdot;
+  return adjoint_quadrature(data, t, ARRAY_B(x), ARRAY_B(xdot), ARRAY_B(xb), ARRAY_B(out));
+}
+
+/* ---- the step loop ---------------------------------------------------------------------------------- */
+
+static double *new_row(run *r) {
+  if (r->n_rows == r->capacity) {
+    const integer capacity = r->capacity ? 2 * r->capacity : 256;
+    double *rows = realloc(r->rows, (size_t)(capacity * r->width) * sizeof(double));
+    if (!rows) return 0;
+    r->rows = rows;
+    r->capacity = capacity;
+  }
+  return r->rows + r->n_rows++ * r->width;
+}
+
+void dh_free_rows(run *r) {
+  free(r->rows);
+  r->rows = 0;
+  r->capacity = r->n_rows = 0;
+}
+
+/* a row holds t, x and every sensitivity vector, as they stand in the vectors of the run */
+static int record_point(run *r, double t) {
+  const context *c = r->model;
+  double *row = new_row(r);
+  if (!row) return OUT_OF_MEMORY;
+  *row++ = t;
+  memcpy(row, c->api->array(r->x), (size_t)c->n * sizeof(double));
+  row += c->n;
+  for (integer i = 0; i < c->n_directions && r->sensitivities; i++, row += c->n)
+    memcpy(row, c->api->array(r->sensitivities[i]), (size_t)c->n * sizeof(double));
+  return 0;
+}
+
+/* everything the run reports, taken from the solver's interpolant at t */
+static int fetch(run *r, double t) {
+  const context *c = r->model;
+  int flag = c->api->get_dky(r->memory, t, 0, r->x);
+  if (!flag && r->implicit) flag = c->api->get_dky(r->memory, t, 1, r->xdot);
+  if (!flag && r->sensitivities) flag = c->api->get_sens_dky(r->memory, t, 0, r->sensitivities);
+  return flag;
+}
+
+static int record_outputs(run *r, double limit, int inclusive) {
+  while (r->next_eval < r->n_eval) {
+    const double t = r->t_eval[r->next_eval];
+    if (inclusive ? t > limit : t >= limit) break;
+    int flag = fetch(r, t);
+    if (!flag) flag = record_point(r, t);
+    if (flag) return flag;
+    r->next_eval++;
+  }
+  return 0;
+}
+
+/* t_n, h, order and the derivatives 0..order at t_n: the solver's own interpolant on [t_n - h, t_n] */
+static int record_dense(run *r) {
+  const context *c = r->model;
+  double *row = new_row(r);
+  int order = 0;
+  if (!row) return OUT_OF_MEMORY;
+  memset(row, 0, (size_t)r->width * sizeof(double));
+  c->api->get_current_time(r->memory, &row[0]);
+  c->api->get_last_step(r->memory, &row[1]);
+  c->api->get_last_order(r->memory, &order);
+  if (order > r->dense_order) order = (int)r->dense_order;
+  row[2] = order;
+  for (int k = 0; k <= order; k++) {
+    const int flag = c->api->get_dky(r->memory, row[0], k, r->work);
+    if (flag) return flag;
+    memcpy(row + 3 + k * c->n, c->api->array(r->work), (size_t)c->n * sizeof(double));
+  }
+  return 0;
+}
+
+/* x and x' that satisfy the mode's equations to rounding, starting from what the solver gave */
+static int complete(run *r, double t) {
+  context *c = r->model;
+  double *x = c->api->array(r->x);
+  c->res[0] = r->completed;
+  c->res[1] = r->completed + c->n;
+  c->res[2] = r->completed + 2 * c->n;
+  if (evaluate(c, c->complete, t, x, 0)) return FATAL;
+  if (!all_finite(r->completed, 2 * c->n)) { c->not_finite++; return FATAL; }
+  memcpy(x, r->completed, (size_t)c->n * sizeof(double));
+  if (r->xdot) memcpy(c->api->array(r->xdot), r->completed + c->n, (size_t)c->n * sizeof(double));
+  return 0;
+}
+
+/* Newton on the solver's interpolant takes the event time from the bracket's tolerance to rounding. */
+static int polish(run *r) {
+  context *c = r->model;
+  double now, h, t = r->t;
+  double *value = r->guard_values, *rate = r->guard_values + c->n_guards;
+  c->api->get_root_info(r->memory, r->roots);
+  for (r->root = 0; r->root < c->n_guards - 1 && !r->roots[r->root]; r->root++) {}
+  c->api->get_current_time(r->memory, &now);
+  c->api->get_last_step(r->memory, &h);
+  for (int i = 0; i < 4; i++) {
+    int flag = c->api->get_dky(r->memory, t, 0, r->x);
+    if (!flag) flag = complete(r, t);
+    if (flag) return flag;
+    c->res[0] = value;
+    if (evaluate(c, c->guards, t, c->api->array(r->x), r->completed + c->n)) return FATAL;
+    c->res[0] = rate;
+    if (evaluate(c, c->rates, t, c->api->array(r->x), r->completed + c->n)) return FATAL;
+    const double dt = -value[r->root] / rate[r->root];
+    if (!(fabs(dt) <= 1e-3 * fabs(h)) || t + dt > now || t + dt < now - h) break;
+    t += dt;
+    if (fabs(dt) <= DBL_EPSILON * fabs(t)) break;
+  }
+  r->t = t;
+  return 0;
+}
+
+static int finish(run *r, int status) {
+  const context *c = r->model;
+  const double t = r->t;
+  int flag = record_outputs(r, t, r->closed_end && status == REACHED_STOP);
+  if (!flag) flag = fetch(r, t);
+  if (!flag && r->quadratures) flag = c->api->get_quad_dky(r->memory, t, 0, r->quadratures);
+  if (!flag && r->quadrature_sensitivities)
+    flag = c->api->get_quad_sens_dky(r->memory, t, 0, r->quadrature_sensitivities);
+  if (!flag) flag = complete(r, t);
+  if (!flag && r->record == RECORD_STEPS && !r->n_eval) flag = record_point(r, t);
+  return flag ? flag : status;
+}
+
+/* Steps from r->t until the stop time, a root, a failure or the end of the budget (then call again). */
+int dh_advance(run *r) {
+  const context *c = r->model;
+  if (!r->start_recorded) {
+    r->start_recorded = 1;
+    if (r->record == RECORD_STEPS) {
+      if (!r->n_eval && record_point(r, r->t)) return OUT_OF_MEMORY;
+      for (; r->next_eval < r->n_eval && r->t_eval[r->next_eval] <= r->t; r->next_eval++)
+        if (record_point(r, r->t_eval[r->next_eval])) return OUT_OF_MEMORY;
+    }
+  }
+  for (integer step = 0; step < r->budget; step++) {
+    const int status = r->implicit ? c->api->ida(r->memory, r->t_stop, &r->t, r->x, r->xdot, ONE_STEP)
+                                   : c->api->cvode(r->memory, r->t_stop, r->x, &r->t, ONE_STEP);
+    if (status < 0) return status;
+    r->steps++;
+    if (r->record == RECORD_DENSE) {
+      const int flag = record_dense(r);
+      if (flag) return flag;
+    }
+    if (status == FOUND_ROOT) {
+      const int flag = polish(r);
+      return flag ? flag : finish(r, status);
+    }
+    if (status == REACHED_STOP) {
+      r->t = r->t_stop;
+      return finish(r, status);
+    }
+    if (r->record == RECORD_STEPS) {
+      int flag = r->sensitivities && !r->n_eval ? fetch(r, r->t) : 0;
+      if (!flag) flag = r->n_eval ? record_outputs(r, r->t, 1) : record_point(r, r->t);
+      if (flag) return flag;
+    }
+  }
+  return PAUSED;
+}

@@ -1,0 +1,248 @@
+"""The compiled driver: `driver.c` loaded, its structs mirrored, model functions bound to it."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_size_t, c_void_p
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.codegen import compile_source
+from dae_hybrid.integrator import Array, Equations
+
+from .library import load
+
+PAUSED, OUT_OF_MEMORY = 100, -1000
+REACHED_STOP, FOUND_ROOT = 1, 2
+RECORD = {"nothing": 0, "steps": 1, "dense": 2}
+FUNCTIONS = ("flow", "jacobian", "linearised", "quadrature", "guards", "rates", "complete")
+CALLBACKS = (
+    "cv_rhs", "cv_jac", "cv_root", "cv_quad", "cv_sens", "cv_quadsens", "cv_rhs_b", "cv_jac_b", "cv_quad_b",
+    "ida_res", "ida_jac", "ida_root", "ida_quad", "ida_sens", "ida_quadsens", "ida_res_b", "ida_jac_b", "ida_quad_b",
+)  # fmt: skip
+BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
+COUNTERS = ("flow_calls", "jacobian_calls", "linearised_calls", "guard_calls", "not_finite")
+
+
+class Api(Structure):
+    """`sundials_api` of driver.c."""
+
+    _fields_ = [(name, c_void_p) for name in (
+        "array", "matrix", "cvode", "ida", "get_dky", "get_quad_dky", "get_sens_dky", "get_quad_sens_dky",
+        "get_last_step", "get_last_order", "get_current_time", "get_root_info",
+    )]  # fmt: skip
+
+
+class Sparse(Structure):
+    """`sparse` of driver.c."""
+
+    _fields_ = [("column", c_void_p), ("row", c_void_p), ("value", c_void_p)]
+
+
+class Context(Structure):
+    """`context` of driver.c."""
+
+    _fields_ = [
+        ("api", c_void_p),
+        *((name, c_void_p) for name in FUNCTIONS),
+        *((name, c_void_p) for name in ("arg", "res", "iw", "w")),
+        *((name, c_int64) for name in ("n", "n_differential", "n_quadratures", "n_memory", "n_parameters", "n_guards",
+                                       "n_directions", "n_wrt")),
+        *((name, c_void_p) for name in ("parameters", "memory", "parameter_directions", "memory_directions", "wrt")),
+        *((name, Sparse) for name in ("state_jacobian", *BLOCKS)),
+        *((name, c_void_p) for name in ("zero_band", "point", "parameter_gradient")),
+        ("point_time", c_double),
+        *((name, c_int64) for name in ("point_valid", *COUNTERS)),
+    ]  # fmt: skip
+
+
+class BackwardData(Structure):
+    """`backward_data` of driver.c."""
+
+    _fields_ = [("model", c_void_p), ("component", c_int64)]
+
+
+class Run(Structure):
+    """`run` of driver.c."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "work", "quadratures", "sensitivities",
+                                        "quadrature_sensitivities", "completed", "guard_values", "roots", "t_eval", "rows")),
+        *((name, c_double) for name in ("t", "t_stop")),
+        *((name, c_int64) for name in ("n_eval", "next_eval", "n_rows", "capacity", "width", "record", "dense_order",
+                                       "implicit", "closed_end", "budget", "steps", "root", "start_recorded")),
+    ]  # fmt: skip
+
+
+@cache
+def driver() -> ctypes.CDLL | None:
+    """The compiled driver, None without a working compiler."""
+    library = compile_source(files("dae_hybrid.adapters.sundials").joinpath("driver.c").read_text())
+    if library is None:
+        return None
+    library.dh_sizes.restype = c_size_t
+    sizes = [library.dh_sizes(i) for i in range(4)]
+    if sizes != [ctypes.sizeof(kind) for kind in (Api, Context, BackwardData, Run)]:
+        raise AssertionError("driver.c and driver.py disagree on the layout of their structs")
+    library.dh_advance.argtypes = [POINTER(Run)]
+    library.dh_advance.restype = c_int
+    library.dh_free_rows.argtypes = [POINTER(Run)]
+    library.dh_free_rows.restype = None
+    return library
+
+
+@cache
+def api(family: str) -> Api:
+    """Addresses of what driver.c calls in SUNDIALS."""
+    lib = load()
+    names = {
+        "array": "N_VGetArrayPointer", "matrix": "SUNDenseMatrix_Data", "cvode": "CVode", "ida": "IDASolve",
+        "get_dky": f"{family}GetDky", "get_quad_dky": f"{family}GetQuadDky", "get_sens_dky": f"{family}GetSensDky",
+        "get_quad_sens_dky": f"{family}GetQuadSensDky", "get_last_step": f"{family}GetLastStep",
+        "get_last_order": f"{family}GetLastOrder", "get_current_time": f"{family}GetCurrentTime",
+        "get_root_info": f"{family}GetRootInfo",
+    }  # fmt: skip
+    return Api(**{key: address(lib, name) for key, name in names.items()})
+
+
+def address(library: ctypes.CDLL, name: str) -> int:
+    """Address of an exported function."""
+    value = ctypes.cast(getattr(library, name), c_void_p).value
+    if value is None:
+        raise AssertionError(f"{name} has no address")
+    return value
+
+
+class Model:
+    """The context of one set of equations, with the arrays it points at.
+
+    The arrays are the Python side's view: writing into them is how values reach the callbacks.
+    """
+
+    def __init__(self, equations: Equations, family: str, n_directions: int, wrt: tuple[int, ...]) -> None:
+        e = equations
+        self.equations = e
+        sizes = np.max([f.work_sizes for f in e.functions.values()], axis=0)
+        self._work = [np.zeros(max(int(s), 8), dtype) for s, dtype in zip(sizes, (np.intp, np.intp, np.int64, float), strict=True)]
+        self.parameters, self.memory = np.zeros(e.n_parameters), np.zeros(e.n_memory)
+        self.parameter_directions = np.zeros((n_directions, e.n_parameters))
+        self.memory_directions = np.zeros((n_directions, e.n_memory))
+        self.zero_band = np.zeros(e.n_guards)
+        self.wrt = np.array(wrt, dtype=np.int64)
+        self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters)]
+        self._patterns: list[Any] = []
+        jacobian = self._sparse("jacobian", 0)
+        blocks = {name: self._sparse("linearised", i) for i, name in enumerate(BLOCKS)}
+        self.context = Context(
+            api=ctypes.addressof(api(family)),
+            **{name: e.functions[name].address for name in FUNCTIONS},
+            **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
+            n=e.n, n_differential=e.n_differential, n_quadratures=e.n_quadratures, n_memory=e.n_memory,
+            n_parameters=e.n_parameters, n_guards=e.n_guards, n_directions=n_directions, n_wrt=len(wrt),
+            parameters=self.parameters.ctypes.data, memory=self.memory.ctypes.data,
+            parameter_directions=self.parameter_directions.ctypes.data,
+            memory_directions=self.memory_directions.ctypes.data, wrt=self.wrt.ctypes.data,
+            state_jacobian=jacobian, **blocks,
+            zero_band=self.zero_band.ctypes.data, point=self._scratch[0].ctypes.data,
+            parameter_gradient=self._scratch[1].ctypes.data,
+        )  # fmt: skip
+        self.backward_data = [BackwardData(ctypes.addressof(self.context), j) for j in range(e.n_quadratures)]
+
+    def _sparse(self, function: str, output: int) -> Sparse:
+        column, row = self.equations.functions[function].pattern(output)
+        value = np.zeros(max(row.size, 1))
+        self._patterns.append((column, row, value))
+        return Sparse(column.ctypes.data, row.ctypes.data, value.ctypes.data)
+
+    def reset(self) -> None:
+        """Forget the cached linearisation; needed whenever parameters, memory or directions change."""
+        self.context.point_valid = 0
+
+    def callback(self, name: str) -> int:
+        """Address of a callback for SUNDIALS."""
+        library = driver()
+        if library is None:
+            raise AssertionError("the compiled driver is not there")
+        return address(library, f"dh_{name}")
+
+    @property
+    def user_data(self) -> int:
+        """What SUNDIALS hands to forward callbacks."""
+        return ctypes.addressof(self.context)
+
+    def user_data_b(self, component: int) -> int:
+        """What SUNDIALS hands to backward callbacks."""
+        return ctypes.addressof(self.backward_data[component])
+
+    def raise_pending(self) -> None:
+        """Compiled callbacks cannot raise."""
+
+    def counters(self) -> dict[str, int]:
+        """Calls so far."""
+        return {name: int(getattr(self.context, name)) for name in COUNTERS}
+
+
+class Stepper:
+    """The compiled step loop on one solver memory."""
+
+    def __init__(self, model: Model, **handles: Any) -> None:
+        e = model.equations
+        self.model = model
+        self._handles = handles  # what the struct points at must live as long as it
+        pointers = {k: ctypes.addressof(v) if isinstance(v, ctypes.Array) else v for k, v in handles.items()}
+        self._arrays = [np.zeros(2 * e.n + e.n), np.zeros(2 * max(e.n_guards, 1)), np.zeros(max(e.n_guards, 1), dtype=np.int32)]
+        self.completed = self._arrays[0]
+        self.run = Run(
+            model=model.user_data,
+            completed=self._arrays[0].ctypes.data,
+            guard_values=self._arrays[1].ctypes.data,
+            roots=self._arrays[2].ctypes.data,
+            implicit=int(e.implicit),
+            **pointers,
+        )
+        self._library = driver()
+
+    def start(self, t0: float, t_stop: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int) -> None:
+        """Prepare a segment."""
+        run = self.run
+        if width != run.width and self._library is not None:
+            self._library.dh_free_rows(run)
+        run.t, run.t_stop, run.n_rows, run.width, run.steps, run.start_recorded = t0, t_stop, 0, width, 0, 0
+        run.record, run.closed_end, run.dense_order, run.next_eval = RECORD[record], int(closed_end), order, 0
+        self._t_eval = t_eval
+        run.n_eval, run.t_eval = (0, None) if t_eval is None else (t_eval.size, t_eval.ctypes.data)
+
+    def advance(self, budget: int) -> int:
+        """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
+        self.run.budget = budget
+        return int(self._library.dh_advance(self.run))  # type: ignore[union-attr]
+
+    @property
+    def t(self) -> float:
+        """Where the run stands."""
+        return float(self.run.t)
+
+    @property
+    def steps(self) -> int:
+        """Steps of this segment."""
+        return int(self.run.steps)
+
+    @property
+    def root(self) -> int:
+        """Which guard crossed."""
+        return int(self.run.root)
+
+    def rows(self) -> Array:
+        """A copy of what was recorded."""
+        run = self.run
+        if not run.n_rows:
+            return np.zeros((0, run.width))
+        flat = np.ctypeslib.as_array(ctypes.cast(run.rows, POINTER(c_double)), (run.n_rows, run.width))
+        return flat.copy()
+
+    def __del__(self) -> None:
+        if getattr(self, "_library", None) is not None:
+            self._library.dh_free_rows(self.run)  # type: ignore[union-attr]

@@ -1,0 +1,43 @@
+"""Return codes of CVODES and IDAS as typed errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dae_hybrid.errors import ConsistencyError, DaeHybridError, IntegrationError, NonFiniteError, StepLimitError, StepSizeError
+
+_STARVED = "The step size became too small"
+_SENTENCES: dict[str, tuple[type[DaeHybridError], str, str]] = {
+    "TOO_MUCH_WORK": (StepLimitError, "The step limit was reached.", "Raise max_steps, loosen rtol, or check for fast modes."),
+    "TOO_MUCH_ACC": (StepSizeError, "The tolerances ask for more accuracy than double precision has.", "Loosen rtol or atol."),
+    "ERR_FAILURE": (StepSizeError, f"{_STARVED}: the error test keeps failing.", "Look for a discontinuity that is not a transition, or a solution that blows up."),
+    "ERR_FAIL": (StepSizeError, f"{_STARVED}: the error test keeps failing.", "Look for a discontinuity that is not a transition, or a solution that blows up."),
+    "CONV_FAILURE": (StepSizeError, f"{_STARVED}: Newton's iteration keeps failing.", "Look for a singular Jacobian, a kink in the equations, or a solution that blows up."),
+    "CONV_FAIL": (StepSizeError, f"{_STARVED}: Newton's iteration keeps failing.", "Look for a singular Jacobian, a kink in the equations, or a solution that blows up."),
+    "LSETUP_FAIL": (IntegrationError, "The Jacobian could not be evaluated or factorised.", "Check the equations near this point."),
+    "LSOLVE_FAIL": (IntegrationError, "The linear system of a step could not be solved.", "Check the equations near this point."),
+    "TOO_CLOSE": (StepSizeError, "The interval is too short to integrate.", "Two events lie closer than rounding."),
+}  # fmt: skip
+_REPEATED = ("REPTD", "REP_", "FUNC", "RHS", "RES", "FIRST", "UNREC")
+
+
+def integration_error(flag: int, name: str, *, not_finite: bool, mode: str, time: float) -> IntegrationError | Any:
+    """The error for a negative return code."""
+    key = name.removeprefix("CV_").removeprefix("IDA_")
+    if not_finite:
+        return NonFiniteError(
+            "The equations give NaN or infinity and smaller steps do not avoid it.",
+            mode=mode,
+            time=time,
+            remedy="Check the mode's equations near this point: division by zero, logarithm or root of a negative number, overflow.",
+        )
+    if key in _SENTENCES:
+        kind, sentence, remedy = _SENTENCES[key]
+        return kind(f"{sentence} ({name})", mode=mode, time=time, remedy=remedy)
+    if any(part in key for part in _REPEATED):
+        return IntegrationError(
+            f"A function of the mode failed ({name}).", mode=mode, time=time, remedy="Check the equations near this point."
+        )
+    if "CONSTR" in key or "NO_RECOVERY" in key:
+        return ConsistencyError(f"Consistent values could not be found ({name}).", mode=mode, time=time)
+    return IntegrationError(f"SUNDIALS returned {name} ({flag}).", mode=mode, time=time)

@@ -1,0 +1,409 @@
+"""The driver without a compiler: the callbacks and the step loop of `driver.c` in Python.
+
+Slower, same answers. An exception raised inside a callback is kept, SUNDIALS is told to stop, and the
+first one reaches the caller unchanged: a Python exception must never cross a C frame.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import CFUNCTYPE, POINTER, c_double, c_int, c_void_p
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.codegen import Kernel
+from dae_hybrid.integrator import Array, Equations
+
+from .driver import BLOCKS, COUNTERS, FOUND_ROOT, FUNCTIONS, PAUSED, REACHED_STOP
+from .library import ONE_STEP, load
+
+RECOVERABLE, FATAL = 1, -1
+EPS = float(np.finfo(float).eps)
+
+# what a callback receives: t time, c the factor of x', v vector, V array of vectors, m matrix, o guard
+# values, i the number of directions, d user data and trailing work vectors, _ ignored
+_SIGNATURES = {
+    "cv_rhs": "tvv_", "cv_jac": "tv_m____", "cv_root": "tvo_", "cv_quad": "tvv_", "cv_sens": "itv_VV___",
+    "cv_quadsens": "itvV_V___", "cv_rhs_b": "tvvvd", "cv_jac_b": "tvv_md___", "cv_quad_b": "tvvvd",
+    "ida_res": "tvvv_", "ida_jac": "tcvv_m____", "ida_root": "tvvo_", "ida_quad": "tvvv_",
+    "ida_sens": "itvv_VVV____", "ida_quadsens": "itvvVV_V____", "ida_res_b": "tvvvvvd",
+    "ida_jac_b": "tcvvv__md___", "ida_quad_b": "tvvv_vd",
+}  # fmt: skip
+_TYPES = {"t": c_double, "c": c_double, "o": POINTER(c_double), "i": c_int}
+
+
+class Model:
+    """The same face as `driver.Model`, evaluating kernels in Python."""
+
+    def __init__(self, equations: Equations, family: str, n_directions: int, wrt: tuple[int, ...]) -> None:
+        del family
+        e = equations
+        self.equations = e
+        self.kernels = {name: Kernel(_dense(e.functions[name].function)) for name in FUNCTIONS}
+        self.parameters, self.memory = np.zeros(e.n_parameters), np.zeros(e.n_memory)
+        self.parameter_directions = np.zeros((n_directions, e.n_parameters))
+        self.memory_directions = np.zeros((n_directions, e.n_memory))
+        self.zero_band = np.zeros(e.n_guards)
+        self.wrt = list(wrt)
+        self.n_directions = n_directions
+        self.calls = dict.fromkeys(COUNTERS, 0)
+        self._mass = (np.arange(e.n) < e.n_differential).astype(float)
+        self._point: tuple[float, Array, list[Array]] | None = None
+        self._pending: BaseException | None = None
+        self._callbacks: dict[str, Any] = {}
+        self._library = load()
+
+    user_data: int | None = None
+
+    @staticmethod
+    def user_data_b(component: int) -> int:
+        """SUNDIALS hands the component itself to backward callbacks (plus one: null is None)."""
+        return component + 1
+
+    def reset(self) -> None:
+        """Forget the cached linearisation."""
+        self._point = None
+
+    def counters(self) -> dict[str, int]:
+        """Calls so far."""
+        return dict(self.calls)
+
+    def raise_pending(self) -> None:
+        """Raise the first exception that a callback left behind."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            raise pending
+
+    # -- evaluation -----------------------------------------------------------------------------------
+
+    def evaluate(self, name: str, t: float, x: Array, xdot: Array | None = None) -> list[Array]:
+        """Outputs of a model function."""
+        rate = np.zeros_like(x) if xdot is None else xdot
+        return self.kernels[name](t, x, rate, self.memory, self.parameters)
+
+    def _checked(self, *values: Array) -> None:
+        if not all(np.all(np.isfinite(v)) for v in values):
+            self.calls["not_finite"] += 1
+            raise FloatingPointError
+
+    def _flow(self, t: float, x: Array, xdot: Array | None) -> Array:
+        self.calls["flow_calls"] += 1
+        values = self.evaluate("flow", t, x, xdot)[0]
+        self._checked(values)
+        return values
+
+    def _linearised(self, t: float, x: Array, xdot: Array | None) -> dict[str, Array]:
+        if self._point is None or self._point[0] != t or not np.array_equal(self._point[1], x):
+            self.calls["linearised_calls"] += 1
+            blocks = [_matrix(block) for block in self.evaluate("linearised", t, x, xdot)]
+            self._point = None
+            self._checked(*blocks)
+            self._point = (t, x.copy(), blocks)
+        return dict(zip(BLOCKS, self._point[2], strict=True))
+
+    # -- the right-hand sides; see driver.c for the equations ---------------------------------------------
+
+    def _directional(self, t: float, x: Array, xdot: Array | None, s: list[Array]) -> list[Array]:
+        b = self._linearised(t, x, xdot)
+        pairs = zip(s, self.parameter_directions, self.memory_directions, strict=True)
+        return [b["f_x"] @ si + b["f_p"] @ dp + b["f_m"] @ dm for si, dp, dm in pairs]
+
+    def _directional_quadrature(self, t: float, x: Array, xdot: Array | None, s: list[Array]) -> list[Array]:
+        b = self._linearised(t, x, xdot)
+        pairs = zip(s, self.parameter_directions, self.memory_directions, strict=True)
+        return [b["g_x"].T @ si + b["g_p"].T @ dp + b["g_m"].T @ dm for si, dp, dm in pairs]
+
+    def _adjoint(self, t: float, x: Array, xdot: Array | None, lam: Array, j: int) -> Array:
+        b = self._linearised(t, x, xdot)
+        return np.asarray(b["f_x"].T @ lam + b["g_x"][:, j])
+
+    def _adjoint_quadrature(self, t: float, x: Array, xdot: Array | None, lam: Array, j: int) -> Array:
+        b = self._linearised(t, x, xdot)
+        by_p, by_m = b["f_p"].T @ lam + b["g_p"][:, j], b["f_m"].T @ lam + b["g_m"][:, j]
+        return -np.concatenate((by_p[self.wrt], by_m))
+
+    def _guards(self, t: float, x: Array, xdot: Array | None) -> Array:
+        self.calls["guard_calls"] += 1
+        values = self.evaluate("guards", t, x, xdot)[0]
+        if not np.all(np.isfinite(values)):
+            self.calls["not_finite"] += 1
+            raise ArithmeticError
+        inside = (self.zero_band > 0) & (np.abs(values) <= self.zero_band)
+        self.zero_band[~inside] = 0.0
+        values[inside] = 0.0
+        return values
+
+    # -- callbacks --------------------------------------------------------------------------------------
+
+    def callback(self, name: str) -> int:
+        """Address of a callback for SUNDIALS."""
+        if name not in self._callbacks:
+            signature = _SIGNATURES[name]
+            prototype = CFUNCTYPE(c_int, *(_TYPES.get(letter, c_void_p) for letter in signature))
+            self._callbacks[name] = prototype(self._trampoline(getattr(self, name), signature))
+        address = ctypes.cast(self._callbacks[name], c_void_p).value
+        if address is None:
+            raise AssertionError(name)
+        return address
+
+    def _trampoline(self, function: Callable[..., None], signature: str) -> Callable[..., int]:
+        e = self.equations
+
+        def call(*raw: Any) -> int:
+            try:
+                function(*(self._view(letter, value, e) for letter, value in zip(signature, raw, strict=True) if letter not in "_i"))
+            except FloatingPointError:
+                return RECOVERABLE
+            except ArithmeticError:
+                return FATAL
+            except BaseException as error:  # noqa: BLE001 - kept, and raised again by raise_pending
+                if self._pending is None:
+                    self._pending = error
+                return FATAL
+            return 0
+
+        return call
+
+    def _view(self, letter: str, value: Any, e: Equations) -> Any:
+        if letter in "tc":
+            return value
+        if letter == "d":
+            return int(value) - 1
+        if letter == "o":
+            return np.ctypeslib.as_array(value, (e.n_guards,))
+        if letter == "m":
+            address = self._library.SUNDenseMatrix_Data(value)
+            return np.ctypeslib.as_array(ctypes.cast(address, POINTER(c_double)), (e.n, e.n)).T
+        if letter == "V":
+            return [self._vector(v) for v in ctypes.cast(value, POINTER(c_void_p))[: self.n_directions]]
+        return self._vector(value)
+
+    def _vector(self, handle: int) -> Array:
+        length = self._library.N_VGetLength(handle)
+        return np.ctypeslib.as_array(ctypes.cast(self._library.N_VGetArrayPointer(handle), POINTER(c_double)), (length,))
+
+    def cv_rhs(self, t: float, x: Array, out: Array) -> None:  # noqa: D102
+        out[:] = self._flow(t, x, None)
+
+    def cv_jac(self, t: float, x: Array, out: Array) -> None:  # noqa: D102
+        self.ida_jac(t, 0.0, x, None, out)
+
+    def cv_root(self, t: float, x: Array, out: Array) -> None:  # noqa: D102
+        out[:] = self._guards(t, x, None)
+
+    def cv_quad(self, t: float, x: Array, out: Array) -> None:  # noqa: D102
+        self.ida_quad(t, x, None, out)
+
+    def cv_sens(self, t: float, x: Array, s: list[Array], out: list[Array]) -> None:  # noqa: D102
+        for target, value in zip(out, self._directional(t, x, None, s), strict=True):
+            target[:] = value
+
+    def cv_quadsens(self, t: float, x: Array, s: list[Array], out: list[Array]) -> None:  # noqa: D102
+        self.ida_quadsens(t, x, None, s, s, out)
+
+    def cv_rhs_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
+        out[:] = -self._adjoint(t, x, None, lam, j)
+
+    def cv_jac_b(self, t: float, x: Array, _lam: Array, out: Array, _j: int) -> None:  # noqa: D102
+        out[:] = -self._linearised(t, x, None)["f_x"].T
+
+    def cv_quad_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
+        out[:] = self._adjoint_quadrature(t, x, None, lam, j)
+
+    def ida_res(self, t: float, x: Array, xdot: Array, out: Array) -> None:  # noqa: D102
+        out[:] = self._flow(t, x, xdot) - self._mass * xdot
+
+    def ida_jac(self, t: float, cj: float, x: Array, xdot: Array | None, out: Array) -> None:  # noqa: D102
+        self.calls["jacobian_calls"] += 1
+        values = _matrix(self.evaluate("jacobian", t, x, xdot)[0])
+        self._checked(values)
+        out[:] = values - cj * np.diag(self._mass)
+
+    def ida_root(self, t: float, x: Array, xdot: Array, out: Array) -> None:  # noqa: D102
+        out[:] = self._guards(t, x, xdot)
+
+    def ida_quad(self, t: float, x: Array, xdot: Array | None, out: Array) -> None:  # noqa: D102
+        values = self.evaluate("quadrature", t, x, xdot)[0]
+        self._checked(values)
+        out[:] = values
+
+    def ida_sens(  # noqa: D102
+        self, t: float, x: Array, xdot: Array, s: list[Array], sdot: list[Array], out: list[Array]
+    ) -> None:
+        for target, value, rate in zip(out, self._directional(t, x, xdot, s), sdot, strict=True):
+            target[:] = value - self._mass * rate
+
+    def ida_quadsens(  # noqa: D102
+        self, t: float, x: Array, xdot: Array | None, s: list[Array], _sdot: list[Array], out: list[Array]
+    ) -> None:
+        for target, value in zip(out, self._directional_quadrature(t, x, xdot, s), strict=True):
+            target[:] = value
+
+    def ida_res_b(  # noqa: D102
+        self, t: float, x: Array, xdot: Array, lam: Array, rate: Array, out: Array, j: int
+    ) -> None:
+        out[:] = self._adjoint(t, x, xdot, lam, j) + self._mass * rate
+
+    def ida_jac_b(  # noqa: D102
+        self, t: float, cj: float, x: Array, xdot: Array, _lam: Array, out: Array, _j: int
+    ) -> None:
+        out[:] = self._linearised(t, x, xdot)["f_x"].T + cj * np.diag(self._mass)
+
+    def ida_quad_b(self, t: float, x: Array, xdot: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
+        out[:] = self._adjoint_quadrature(t, x, xdot, lam, j)
+
+
+def _dense(function: Any) -> Any:
+    import casadi as ca  # noqa: PLC0415
+
+    kind = ca.SX if function.is_a("SXFunction") else ca.MX
+    inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
+    return ca.Function(function.name(), inputs, [ca.densify(o) for o in function.call(inputs)])
+
+
+def _matrix(block: Array) -> Array:
+    return block[:, None] if block.ndim == 1 else block
+
+
+class Stepper:
+    """The same face as `driver.Stepper`; the loop of `dh_advance` in Python."""
+
+    def __init__(self, model: Model, **handles: Any) -> None:
+        e = model.equations
+        self.model, self.handles = model, handles
+        self.family = "IDA" if e.implicit else "CVode"
+        self.library = load()
+        self.completed = np.zeros(3 * e.n)
+        self.t, self.steps, self.root = 0.0, 0, 0
+        self._vectors = {name: model._vector(handles[name]) for name in ("x", "xdot", "work") if handles[name]}  # noqa: SLF001
+        self._s = [model._vector(v) for v in handles["sensitivities"] or ()]  # noqa: SLF001
+
+    def start(self, t0: float, t_stop: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int) -> None:
+        """Prepare a segment."""
+        self.t, self.t_stop, self.steps, self.record, self.closed_end = t0, t_stop, 0, record, closed_end
+        self.t_eval = np.zeros(0) if t_eval is None else t_eval
+        self.next_eval, self.width, self.order = 0, width, order
+        self._rows: list[Array] = []
+        if record == "steps":
+            if t_eval is None:
+                self._record(t0)
+            while self.next_eval < self.t_eval.size and self.t_eval[self.next_eval] <= t0:
+                self._record(float(self.t_eval[self.next_eval]))
+                self.next_eval += 1
+
+    def rows(self) -> Array:
+        """What was recorded."""
+        return np.array(self._rows) if self._rows else np.zeros((0, self.width))
+
+    def advance(self, budget: int) -> int:
+        """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
+        from ctypes import byref  # noqa: PLC0415
+
+        h, time = self.handles, c_double()
+        for _ in range(budget):
+            if self.family == "IDA":
+                status = self.library.IDASolve(h["memory"], self.t_stop, byref(time), h["x"], h["xdot"], ONE_STEP)
+            else:
+                status = self.library.CVode(h["memory"], self.t_stop, h["x"], byref(time), ONE_STEP)
+            self.t = time.value
+            if status < 0:
+                return int(status)
+            self.steps += 1
+            if self.record == "dense":
+                self._record_dense()
+            if status == FOUND_ROOT:
+                self._polish()
+                return self._finish(status)
+            if status == REACHED_STOP:
+                self.t = self.t_stop
+                return self._finish(status)
+            if self.record == "steps":
+                if self.t_eval.size:
+                    self._record_outputs(self.t, inclusive=True)
+                else:
+                    self._fetch(self.t)
+                    self._record(self.t)
+        return PAUSED
+
+    def _get(self, name: str, *arguments: Any) -> None:
+        flag = getattr(self.library, self.family + name)(self.handles["memory"], *arguments)
+        if flag < 0:
+            raise AssertionError(f"{self.family}{name} returned {flag}")
+
+    def _fetch(self, t: float) -> None:
+        self._get("GetDky", t, 0, self.handles["x"])
+        if "xdot" in self._vectors:
+            self._get("GetDky", t, 1, self.handles["xdot"])
+        if self._s:
+            self._get("GetSensDky", t, 0, self.handles["sensitivities"])
+
+    def _record(self, t: float) -> None:
+        self._rows.append(np.concatenate(([t], self._vectors["x"], *self._s)))
+
+    def _record_outputs(self, limit: float, *, inclusive: bool) -> None:
+        while self.next_eval < self.t_eval.size:
+            t = float(self.t_eval[self.next_eval])
+            if t > limit or (t == limit and not inclusive):
+                break
+            self._fetch(t)
+            self._record(t)
+            self.next_eval += 1
+
+    def _scalar(self, name: str, kind: Any) -> Any:
+        value = kind()
+        self._get(name, ctypes.byref(value))
+        return value.value
+
+    def _record_dense(self) -> None:
+        n, row = self.model.equations.n, np.zeros(self.width)
+        order = min(self._scalar("GetLastOrder", c_int), self.order)
+        row[:3] = self._scalar("GetCurrentTime", c_double), self._scalar("GetLastStep", c_double), order
+        for k in range(order + 1):
+            self._get("GetDky", row[0], k, self.handles["work"])
+            row[3 + k * n : 3 + (k + 1) * n] = self._vectors["work"]
+        self._rows.append(row)
+
+    def _complete(self, t: float) -> None:
+        values = self.model.evaluate("complete", t, self._vectors["x"])
+        self.completed[:] = 0.0
+        flat = np.concatenate(values)
+        self.completed[: flat.size] = flat
+        n = self.model.equations.n
+        self._vectors["x"][:] = self.completed[:n]
+        if "xdot" in self._vectors:
+            self._vectors["xdot"][:] = self.completed[n : 2 * n]
+
+    def _polish(self) -> None:
+        found = (c_int * self.model.equations.n_guards)()
+        self._get("GetRootInfo", found)
+        self.root = next((i for i, f in enumerate(found) if f), len(found) - 1)
+        now, h = self._scalar("GetCurrentTime", c_double), self._scalar("GetLastStep", c_double)
+        t, n = self.t, self.model.equations.n
+        for _ in range(4):
+            self._get("GetDky", t, 0, self.handles["x"])
+            self._complete(t)
+            x, xdot = self._vectors["x"], self.completed[n : 2 * n]
+            value = self.model.evaluate("guards", t, x, xdot)[0][self.root]
+            rate = self.model.evaluate("rates", t, x, xdot)[0][self.root]
+            dt = -value / rate if rate else np.inf
+            if not abs(dt) <= 1e-3 * abs(h) or t + dt > now or t + dt < now - h:
+                break
+            t += dt
+            if abs(dt) <= EPS * abs(t):
+                break
+        self.t = float(t)
+
+    def _finish(self, status: int) -> int:
+        t, h = self.t, self.handles
+        self._record_outputs(t, inclusive=self.closed_end and status == REACHED_STOP)
+        self._fetch(t)
+        if h["quadratures"]:
+            self._get("GetQuadDky", t, 0, h["quadratures"])
+        if h["quadrature_sensitivities"]:
+            self._get("GetQuadSensDky", t, 0, h["quadrature_sensitivities"])
+        self._complete(t)
+        if self.record == "steps" and not self.t_eval.size:
+            self._record(t)
+        return int(status)

@@ -1,0 +1,188 @@
+"""The SUNDIALS shared library inside the sundials4py wheel, with prototypes and owned resources."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable
+from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int64, c_long, c_void_p
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+from dae_hybrid.errors import AdapterError
+from dae_hybrid.integrator import ADAPTERS
+
+VERSION = 7
+BDF, ADAMS = 2, 1
+NORMAL, ONE_STEP = 1, 2
+SIMULTANEOUS, STAGGERED = 1, 2
+HERMITE = 1
+
+# one letter per argument: p pointer, d double, i int, l long, n sunindextype, s string; the first is the result
+_PROTOTYPES = {
+    "SUNContext_Create": "i ip", "SUNContext_Free": "i p", "SUNContext_ClearErrHandlers": "i p",
+    "SUNContext_GetLogger": "i pp", "SUNLogger_SetErrorFilename": "i ps", "SUNLogger_SetWarningFilename": "i ps",
+    "N_VNew_Serial": "p np", "N_VDestroy": "v p", "N_VGetArrayPointer": "p p", "N_VGetLength": "n p",
+    "SUNDenseMatrix": "p nnp", "SUNMatDestroy": "v p", "SUNDenseMatrix_Data": "p p",
+    "SUNLinSol_Dense": "p ppp", "SUNLinSolFree": "i p",
+    "SUNNonlinSol_FixedPoint": "p pip", "SUNNonlinSol_FixedPointSens": "p ipip", "SUNNonlinSolFree": "i p",
+}  # fmt: skip
+_SHARED = {
+    "ReInit": {"CVode": "i pdp", "IDA": "i pdpp"},
+    "SVtolerances": "i pdp", "SetUserData": "i pp", "SetLinearSolver": "i ppp", "SetJacFn": "i pp",
+    "RootInit": "i pip", "SetRootDirection": "i pp", "SetNoInactiveRootWarn": "i p",
+    "SetMaxStep": "i pd", "SetInitStep": "i pd", "SetMaxOrd": "i pi", "SetStopTime": "i pd", "SetMaxNumSteps": "i pl",
+    "GetDky": "i pdip", "GetLastStep": "i pp", "GetLastOrder": "i pp", "GetCurrentTime": "i pp", "GetRootInfo": "i pp",
+    "GetNumErrTestFails": "i pp", "GetNumNonlinSolvConvFails": "i pp",
+    "QuadInit": "i ppp", "QuadReInit": "i pp", "QuadSVtolerances": "i pdp", "SetQuadErrCon": "i pi", "GetQuadDky": "i pdip",
+    "SensInit": {"CVode": "i piipp", "IDA": "i piippp"}, "SensReInit": {"CVode": "i pip", "IDA": "i pipp"},
+    "SensEEtolerances": "i p", "SetSensErrCon": "i pi", "SetSensParams": "i pppp", "GetSensDky": "i pdip",
+    "QuadSensInit": "i ppp", "QuadSensReInit": "i pp", "QuadSensEEtolerances": "i p", "SetQuadSensErrCon": "i pi",
+    "GetQuadSensDky": "i pdip",
+    "AdjInit": "i pli", "AdjReInit": "i p", "CreateB": {"CVode": "i pip", "IDA": "i pp"},
+    "InitB": {"CVode": "i pipdp", "IDA": "i pipdpp"}, "ReInitB": {"CVode": "i pidp", "IDA": "i pidpp"},
+    "SVtolerancesB": "i pidp", "SetUserDataB": "i pip", "SetLinearSolverB": "i pipp", "SetJacFnB": "i pip",
+    "SetMaxNumStepsB": "i pil", "SetMaxOrdB": "i pii", "SetMaxStepB": "i pid", "QuadInitB": "i pipp",
+    "QuadReInitB": "i pip", "QuadSVtolerancesB": "i pidp", "SetQuadErrConB": "i pii",
+    "GetB": {"CVode": "i pipp", "IDA": "i pippp"}, "GetQuadB": "i pipp",
+}  # fmt: skip
+_OWN = {
+    "CVodeCreate": "p ip", "CVodeInit": "i ppdp", "CVode": "i pdppi", "CVodeFree": "v p", "CVodeF": "i pdppip",
+    "CVodeB": "i pdi", "CVodeGetReturnFlagName": "s l", "CVodeSetNonlinearSolver": "i pp",
+    "CVodeSetNonlinearSolverSensStg": "i pp", "CVodeSetNonlinearSolverSensSim": "i pp",
+    "CVodeSetNonlinearSolverB": "i pip", "CVodeSetMaxHnilWarns": "i pi",
+    "IDACreate": "p p", "IDAInit": "i ppdpp", "IDASolve": "i pdpppi", "IDAFree": "v p", "IDASolveF": "i pdpppip",
+    "IDASolveB": "i pdi", "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi",
+    "IDASetIdB": "i pip", "IDASetSuppressAlgB": "i pii",
+}  # fmt: skip
+_TYPES: dict[str, Any] = {
+    "p": c_void_p, "d": c_double, "i": c_int, "l": c_long, "n": c_int64, "s": c_char_p, "v": None,
+}  # fmt: skip
+
+
+def _alternatives() -> str:
+    others = [name for name in ADAPTERS if name != "sundials"]
+    return f"Install sundials4py >= {VERSION}.9, < {VERSION + 1}" + (
+        f", or use adapter= one of {', '.join(others)}." if others else "."
+    )
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """Load SUNDIALS, check its version and declare the prototypes.
+
+    Raises
+    ------
+    AdapterError
+        sundials4py is missing, is of another major version, or does not export the C functions.
+    """
+    try:
+        spec = find_spec("sundials4py")
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        raise AdapterError("sundials4py, which carries SUNDIALS, is not installed.", remedy=_alternatives())
+    found = version("sundials4py")  # the wheel's version is that of the SUNDIALS inside; the library does not export it
+    if found.partition(".")[0] != str(VERSION):
+        raise AdapterError(f"sundials4py {found} is installed; this adapter needs {VERSION}.x.", remedy=_alternatives())
+    try:
+        library = ctypes.CDLL(spec.origin)
+        for name, prototype in _all_prototypes().items():
+            result, _, arguments = prototype.partition(" ")
+            function = getattr(library, name)
+            function.restype = _TYPES[result]
+            function.argtypes = [_TYPES[letter] for letter in arguments]
+    except (OSError, AttributeError) as reason:
+        raise AdapterError(
+            f"The SUNDIALS library of sundials4py does not offer its C functions here: {reason}.", remedy=_alternatives()
+        ) from reason
+    return library
+
+
+def _all_prototypes() -> dict[str, str]:
+    shared = {
+        f"{family}{name}": prototype[family] if isinstance(prototype, dict) else prototype
+        for name, prototype in _SHARED.items()
+        for family in ("CVode", "IDA")
+    }
+    return {**_PROTOTYPES, **shared, **_OWN}
+
+
+class Resources:
+    """Native objects owned by one Python object, freed in reverse order when it goes."""
+
+    def __init__(self) -> None:
+        self._releases: list[Callable[[], object]] = []
+        self._finalizer = weakref.finalize(self, _release, self._releases)
+
+    def own(self, handle: int | None, release: Callable[[], object], what: str) -> int:
+        """Register a handle with what frees it; a null handle is an error."""
+        if not handle:
+            raise MemoryError(f"SUNDIALS could not make {what}")
+        self._releases.append(release)
+        return handle
+
+    def free(self) -> None:
+        """Free everything now; later calls do nothing."""
+        self._finalizer()
+
+
+def _release(releases: list[Callable[[], object]]) -> None:
+    while releases:
+        releases.pop()()
+
+
+class Objects(Resources):
+    """A SUNDIALS context and the vectors, matrices and solvers made in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.library = lib = load()
+        context = c_void_p()
+        if lib.SUNContext_Create(0, byref(context)) != 0:
+            raise MemoryError("SUNDIALS could not make a context")
+        self.context = self.own(context.value, lambda: lib.SUNContext_Free(byref(context)), "a context")
+        # return codes carry everything that is needed; nothing of SUNDIALS is printed
+        lib.SUNContext_ClearErrHandlers(self.context)
+        logger = c_void_p()
+        if lib.SUNContext_GetLogger(self.context, byref(logger)) == 0 and logger:
+            lib.SUNLogger_SetErrorFilename(logger, b"")
+            lib.SUNLogger_SetWarningFilename(logger, b"")
+
+    def vector(self, n: int) -> int:
+        """A serial vector."""
+        lib, handle = self.library, self.library.N_VNew_Serial(n, self.context)
+        return self.own(handle, lambda: lib.N_VDestroy(handle), "a vector")
+
+    def vectors(self, count: int, n: int) -> Any:
+        """A C array of vectors."""
+        return (c_void_p * count)(*(self.vector(n) for _ in range(count)))
+
+    def data(self, vector: int, n: int) -> Any:
+        """The numbers of a vector as a NumPy view; valid while this object lives."""
+        import numpy as np  # noqa: PLC0415
+
+        if n == 0:
+            return np.zeros(0)
+        address = self.library.N_VGetArrayPointer(vector)
+        return np.ctypeslib.as_array(ctypes.cast(address, POINTER(c_double)), (n,))
+
+    def dense_solver(self, vector: int, n: int) -> tuple[int, int]:
+        """A dense matrix and a linear solver on it."""
+        lib = self.library
+        matrix = lib.SUNDenseMatrix(n, n, self.context)
+        self.own(matrix, lambda: lib.SUNMatDestroy(matrix), "a matrix")
+        solver = lib.SUNLinSol_Dense(vector, matrix, self.context)
+        return matrix, self.own(solver, lambda: lib.SUNLinSolFree(solver), "a linear solver")
+
+    def fixed_point(self, vector: int, count: int = 0) -> int:
+        """A fixed-point nonlinear solver; with `count`, for that many sensitivities."""
+        lib = self.library
+        solver = (
+            lib.SUNNonlinSol_FixedPointSens(count, vector, 0, self.context)
+            if count
+            else lib.SUNNonlinSol_FixedPoint(vector, 0, self.context)
+        )
+        return self.own(solver, lambda: lib.SUNNonlinSolFree(solver), "a nonlinear solver")

@@ -1,0 +1,354 @@
+"""CVODES and IDAS memories: created once for a set of equations, restarted for every segment.
+
+The two libraries have parallel interfaces; `_Solver` names the functions by family and the few
+differences (IDAS carries x' and an identification of the algebraic rows) are spelled out here.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref, c_double, c_int, c_long
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.errors import UnsupportedError
+from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Equations, SegmentTask
+from dae_hybrid.options import Options
+
+from .flags import integration_error
+from .library import ADAMS, BDF, HERMITE, NORMAL, SIMULTANEOUS, STAGGERED, Objects
+
+MAX_ORDER = {"bdf": 5, "adams": 12}
+
+
+def method_of(options: Options) -> str:
+    """The method that ``"auto"`` stands for."""
+    return "bdf" if options.method == "auto" else options.method
+
+
+class _Solver:
+    """What the forward and the adjoint memory share."""
+
+    def __init__(self, equations: Equations, options: Options, model: Any) -> None:
+        self.equations, self.model = equations, model
+        self.family = "IDA" if equations.implicit else "CVode"
+        self.prefix = self.family.removesuffix("ode").lower()  # callbacks are called cv_* and ida_*
+        self.method = method_of(options)
+        if equations.implicit and self.method == "adams":
+            raise UnsupportedError(
+                "method='adams' needs modes without algebraic variables.",
+                mode=equations.name,
+                remedy="Use method='bdf' (the default).",
+            )
+        n = equations.n
+        self.objects = Objects()
+        self.lib = self.objects.library
+        self.x, self.work, self.absolute = (self.objects.vector(n) for _ in range(3))
+        self.xdot = self.objects.vector(n) if equations.implicit else None
+        self.x_data = self.objects.data(self.x, n)
+        self.xdot_data = None if self.xdot is None else self.objects.data(self.xdot, n)
+        self.absolute_data = self.objects.data(self.absolute, n)
+        self.time = c_double()
+
+    def name(self, suffix: str) -> Any:
+        """The library function of this family."""
+        return getattr(self.lib, self.family + suffix)
+
+    def call(self, suffix: str, *arguments: Any) -> int:
+        """Call it on this memory; negative return codes become errors."""
+        flag = int(self.name(suffix)(self.memory, *arguments))
+        if flag < 0:
+            self.fail(flag, self.time.value)
+        return flag
+
+    def fail(self, flag: int, time: float) -> None:
+        """Raise what a return code means, or the exception a callback left behind."""
+        self.model.raise_pending()
+        name = self.name("GetReturnFlagName")(flag)
+        raise integration_error(
+            flag,
+            name.decode() if name else str(flag),
+            not_finite=self.model.counters()["not_finite"] > self.not_finite,
+            mode=self.equations.name,
+            time=time,
+        )
+
+    not_finite = 0
+
+    def create(self, *, guarded: bool) -> None:
+        """Create the memory with its right-hand side, linear solver and guards."""
+        lib, e, free = self.lib, self.equations, self.name("Free")
+        callback = self.model.callback
+        matrix, solver = (None, None) if self.method == "adams" else self.objects.dense_solver(self.x, e.n)
+        fixed_point = self.objects.fixed_point(self.x) if self.method == "adams" else None
+        if e.implicit:
+            handle = lib.IDACreate(self.objects.context)
+        else:
+            handle = lib.CVodeCreate(ADAMS if self.method == "adams" else BDF, self.objects.context)
+        pointer = _Pointer(handle)
+        self.memory = self.objects.own(handle, lambda: free(pointer.reference), "solver memory")
+        self.x_data[:] = 0.0
+        if e.implicit:
+            self.xdot_data[:] = 0.0  # type: ignore[index]
+            self.call("Init", callback("ida_res"), 0.0, self.x, self.xdot)
+        else:
+            self.call("Init", callback("cv_rhs"), 0.0, self.x)
+            self.call("SetMaxHnilWarns", -1)
+        self.call("SetUserData", self.model.user_data)
+        if fixed_point is None:
+            self.call("SetLinearSolver", solver, matrix)
+            self.call("SetJacFn", callback(f"{self.prefix}_jac"))
+        else:
+            self.call("SetNonlinearSolver", fixed_point)
+        if e.implicit:
+            self.differential_rows = self.objects.vector(e.n)
+            self.objects.data(self.differential_rows, e.n)[:] = np.arange(e.n) < e.n_differential
+            self.call("SetId", self.differential_rows)
+            self.call("SetSuppressAlg", 1)
+        if guarded and e.n_guards:
+            self.call("RootInit", e.n_guards, callback(f"{self.prefix}_root"))
+            self.call("SetRootDirection", (c_int * e.n_guards)(*e.directions))
+            self.call("SetNoInactiveRootWarn")
+
+    def configure(self, options: Options, parameters: Array) -> None:
+        """Apply the options and parameters of a run."""
+        self.model.parameters[:] = parameters
+        self.model.reset()
+        self.absolute_data[:] = options.absolute(self.equations.variables)
+        self.call("SVtolerances", options.rtol, self.absolute)
+        self.call("SetMaxStep", options.max_step or 0.0)
+        self.call("SetInitStep", options.first_step or 0.0)
+        self.call("SetMaxOrd", options.max_order or MAX_ORDER[self.method])
+        self.call("SetMaxNumSteps", options.max_steps)
+        self.not_finite = self.model.counters()["not_finite"]
+
+    def restart(self, t0: float, x0: Array, xdot0: Array, memory: Array) -> None:
+        """Start a segment."""
+        self.model.memory[:] = memory
+        self.model.reset()
+        self.time.value = t0
+        self.x_data[:] = x0
+        if self.xdot_data is None:
+            self.call("ReInit", t0, self.x)
+        else:
+            self.xdot_data[:] = xdot0
+            self.call("ReInit", t0, self.x, self.xdot)
+
+    def free(self) -> None:
+        """Free everything native now."""
+        self.objects.free()
+
+
+class _Pointer:
+    """A handle and a reference to it, for the functions that free through ``void **``."""
+
+    def __init__(self, handle: int | None) -> None:
+        from ctypes import c_void_p  # noqa: PLC0415
+
+        self.cell = c_void_p(handle)
+        self.reference = byref(self.cell)
+
+
+class Forward(_Solver):
+    """Integration with guards, quadratures and, with `n_directions`, forward sensitivities."""
+
+    def __init__(self, equations: Equations, options: Options, n_directions: int, backend: Any) -> None:
+        family = "IDA" if equations.implicit else "CVode"
+        super().__init__(equations, options, backend.Model(equations, family, n_directions, ()))
+        objects, e = self.objects, equations
+        nq, self.n_directions = e.n_quadratures if e.integrates else 0, n_directions
+        self.q = objects.vector(nq) if nq else None
+        self.q_data = objects.data(self.q, nq) if nq else np.zeros(0)  # type: ignore[arg-type]
+        self.q_absolute = objects.vector(nq) if nq else None
+        ns = n_directions
+        self.s = objects.vectors(ns, e.n) if ns else None
+        self.sdot = objects.vectors(ns, e.n) if ns and e.implicit else None
+        self.qs = objects.vectors(ns, nq) if ns and nq else None
+        self.s_data = [objects.data(v, e.n) for v in self.s or ()]
+        self.sdot_data = [objects.data(v, e.n) for v in self.sdot or ()]
+        self.qs_data = [objects.data(v, nq) for v in self.qs or ()]
+        self.corrector = SIMULTANEOUS if options.sensitivity_method == "simultaneous" else STAGGERED
+        sensitivity_solver = None
+        if ns and self.method == "adams":
+            sensitivity_solver = objects.fixed_point(self.x, ns + (self.corrector == SIMULTANEOUS))
+        self.create(guarded=True)
+        if nq:
+            self.q_data[:] = 0.0
+            self.call("QuadInit", self.model.callback(f"{self.prefix}_quad"), self.q)
+            self.call("SetQuadErrCon", 1)
+        if ns:
+            start = (self.s, self.sdot) if e.implicit else (self.s,)
+            for data in (*self.s_data, *self.sdot_data, *self.qs_data):
+                data[:] = 0.0
+            self.call("SensInit", ns, self.corrector, self.model.callback(f"{self.prefix}_sens"), *start)
+            self.call("SensEEtolerances")
+            self.call("SetSensErrCon", 1)
+            if sensitivity_solver is not None:
+                which = "Sim" if self.corrector == SIMULTANEOUS else "Stg"
+                self.call(f"SetNonlinearSolverSens{which}", sensitivity_solver)
+            if nq:
+                self.call("QuadSensInit", self.model.callback(f"{self.prefix}_quadsens"), self.qs)
+                self.call("QuadSensEEtolerances")
+                self.call("SetQuadSensErrCon", 1)
+        self.dense_order = MAX_ORDER[self.method]
+        self.stepper = backend.Stepper(
+            self.model, memory=self.memory, x=self.x, xdot=self.xdot, work=self.work, quadratures=self.q,
+            sensitivities=self.s, quadrature_sensitivities=self.qs,
+        )  # fmt: skip
+
+    def configure_run(self, options: Options, parameters: Array, directions: Array | None, scales: Array | None) -> None:
+        """Apply options, parameters and directions of a run."""
+        self.configure(options, parameters)
+        if self.q is not None:
+            data = self.objects.data(self.q_absolute, self.q_data.size)  # type: ignore[arg-type]
+            data[:] = options.absolute(self.equations.functionals)
+            self.call("QuadSVtolerances", options.rtol, self.q_absolute)
+        if directions is not None and scales is not None:
+            self.model.parameter_directions[:] = directions
+            self.call("SetSensParams", None, (c_double * scales.size)(*scales), None)
+
+    def begin(self, task: SegmentTask) -> None:
+        """Start the segment of a task."""
+        self.restart(task.t0, task.x0, task.xdot0, task.memory)
+        self.model.zero_band[:] = task.zero_band
+        if self.q is not None:
+            self.q_data[:] = task.integrals
+            self.call("QuadReInit", self.q)
+        if self.s is not None and task.sensitivities is not None:
+            self.model.memory_directions[:] = task.memory_directions
+            for data, start in zip(self.s_data, task.sensitivities, strict=True):
+                data[:] = start
+            if self.sdot is None:
+                self.call("SensReInit", self.corrector, self.s)
+            else:
+                for data, start in zip(self.sdot_data, task.sensitivity_rates, strict=True):  # type: ignore[arg-type]
+                    data[:] = start
+                self.call("SensReInit", self.corrector, self.s, self.sdot)
+            if self.qs is not None:
+                for data, start in zip(self.qs_data, task.integral_sensitivities, strict=True):  # type: ignore[arg-type]
+                    data[:] = start
+                self.call("QuadSensReInit", self.qs)
+        self.call("SetStopTime", task.t_stop)
+
+    def failures(self) -> tuple[int, int]:
+        """Failed error tests and failed Newton iterations of this segment."""
+        counts = []
+        for suffix in ("GetNumErrTestFails", "GetNumNonlinSolvConvFails"):
+            value = c_long()
+            self.name(suffix)(self.memory, byref(value))
+            counts.append(int(value.value))
+        return counts[0], counts[1]
+
+
+class Adjoint(_Solver):
+    """A checkpointed forward pass without guards, and one backward problem per functional component.
+
+    The forward pass runs to a stop time, segment by segment: CVODES and IDAS write past their data store
+    when a pass that ended at a root is followed backwards.
+    """
+
+    def __init__(
+        self, equations: Equations, options: Options, wrt: tuple[int, ...], components: tuple[int, ...], backend: Any
+    ) -> None:
+        family = "IDA" if equations.implicit else "CVode"
+        super().__init__(equations, options, backend.Model(equations, family, 0, wrt))
+        self.components = components
+        e, objects, k = equations, self.objects, len(components)
+        self.nq = len(wrt) + e.n_memory
+        self.b, self.q_b, self.b_absolute = (objects.vectors(k, size) for size in (e.n, max(self.nq, 1), e.n))
+        self.q_absolute = objects.vectors(k, max(self.nq, 1))
+        self.bdot = objects.vectors(k, e.n) if e.implicit else None
+        self.solvers = [
+            objects.fixed_point(v) if self.method == "adams" else objects.dense_solver(v, e.n) for v in self.b
+        ]
+        self.create(guarded=False)
+        self.call("AdjInit", options.checkpoint_steps, HERMITE)
+        self.which: list[int] = []  # made after the first forward pass, whose interval they must start in
+
+    def _backward_problem(self, j: int, t1: float) -> int:
+        which, callback, e, options = c_int(), self.model.callback, self.equations, self.options
+        if e.implicit:
+            self.call("CreateB", byref(which))
+            self.call("InitB", which.value, callback("ida_res_b"), t1, self.b[j], self.bdot[j])  # type: ignore[index]
+            self.call("SetIdB", which.value, self.differential_rows)
+            self.call("SetSuppressAlgB", which.value, 1)
+        else:
+            self.call("CreateB", ADAMS if self.method == "adams" else BDF, byref(which))
+            self.call("InitB", which.value, callback("cv_rhs_b"), t1, self.b[j])
+        index = which.value
+        self.objects.data(self.b_absolute[j], e.n)[:] = 1.0
+        self.call("SVtolerancesB", index, options.rtol, self.b_absolute[j])
+        self.call("SetUserDataB", index, self.model.user_data_b(self.components[j]))
+        if self.method == "adams":
+            self.call("SetNonlinearSolverB", index, self.solvers[j])
+        else:
+            matrix, solver = self.solvers[j]
+            self.call("SetLinearSolverB", index, solver, matrix)
+            self.call("SetJacFnB", index, callback(f"{self.prefix}_jac_b"))
+        if self.nq:
+            self.call("QuadInitB", index, callback(f"{self.prefix}_quad_b"), self.q_b[j])
+            self.call("SetQuadErrConB", index, 1)
+        return index
+
+    def configure_run(self, options: Options, parameters: Array) -> None:
+        """Apply options and parameters of a run."""
+        self.configure(options, parameters)
+        self.options = options
+
+    def solve(self, task: BackwardTask) -> BackwardOutcome:
+        """Integrate the segment forwards with checkpoints, then its adjoints backwards."""
+        self._forward_pass(task)
+        n, k = self.equations.n, len(self.components)
+        if not self.which:
+            self.which = [self._backward_problem(j, task.t1) for j in range(k)]
+        for j, index in enumerate(self.which):
+            self._load(self.b[j], task.adjoints[j])
+            self._load(self.b_absolute[j], task.absolute[j])
+            if self.bdot is None:
+                self.call("ReInitB", index, task.t1, self.b[j])
+            else:
+                self._load(self.bdot[j], task.adjoint_rates[j])
+                self.call("ReInitB", index, task.t1, self.b[j], self.bdot[j])
+            self.call("SetMaxNumStepsB", index, self.options.max_steps)
+            self.call("SetMaxStepB", index, self.options.max_step or 0.0)
+            self.call("SetMaxOrdB", index, self.options.max_order or MAX_ORDER[self.method])
+            self.call("SVtolerancesB", index, self.options.rtol, self.b_absolute[j])
+            if self.nq:
+                self._load(self.q_b[j], np.zeros(self.nq))
+                self._load(self.q_absolute[j], task.absolute_integrals[j])
+                self.call("QuadReInitB", index, self.q_b[j])
+                self.call("QuadSVtolerancesB", index, self.options.rtol, self.q_absolute[j])
+        times = np.zeros(0) if task.t_eval is None else task.t_eval
+        samples = np.zeros((times.size, k, n))
+        for i, t in enumerate(times):
+            samples[i] = task.adjoints if t == task.t1 else self._at(float(t))
+        adjoints = samples[-1].copy() if times.size and times[-1] == task.t0 else self._at(task.t0)
+        integrals = np.zeros((k, self.nq))
+        for j, index in enumerate(self.which) if self.nq else ():
+            self.call("GetQuadB", index, byref(self.time), self.q_b[j])
+            integrals[j] = self.objects.data(self.q_b[j], self.nq)
+        split = self.nq - self.equations.n_memory
+        return BackwardOutcome(adjoints, integrals[:, :split], integrals[:, split:], samples)
+
+    def _forward_pass(self, task: BackwardTask) -> None:
+        self.restart(task.t0, task.x0, task.xdot0, task.memory)
+        self.call("AdjReInit")
+        self.call("SetStopTime", task.t1)
+        checkpoints = c_int()
+        self.time.value = task.t0
+        if self.xdot is None:
+            self.call("F", task.t1, self.x, byref(self.time), NORMAL, byref(checkpoints))
+        else:
+            self.call("SolveF", task.t1, byref(self.time), self.x, self.xdot, NORMAL, byref(checkpoints))
+
+    def _at(self, t: float) -> Array:
+        self.call("B" if self.xdot is None else "SolveB", t, NORMAL)
+        for j, index in enumerate(self.which):
+            if self.bdot is None:
+                self.call("GetB", index, byref(self.time), self.b[j])
+            else:
+                self.call("GetB", index, byref(self.time), self.b[j], self.bdot[j])
+        return np.array([self.objects.data(v, self.equations.n) for v in self.b])
+
+    def _load(self, vector: int, values: Array) -> None:
+        self.objects.data(vector, values.size)[:] = values

@@ -1,0 +1,231 @@
+"""The integrator and its sessions: memories are taken from a pool, used for one run, and given back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.errors import IntegrationError, NonFiniteError, StepLimitError
+from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Capabilities, Equations, SegmentOutcome, SegmentTask
+from dae_hybrid.options import Options
+
+from . import driver, interpreted
+from .library import load
+from .memory import Adjoint, Forward, method_of
+
+#: steps between two looks at Python's signals
+BUDGET = 20_000
+#: intervals up to this many roundings long are not integrated
+SHORTEST = 8
+
+
+def create() -> SundialsIntegrator:
+    """The integrator; fails with an `AdapterError` where SUNDIALS cannot be loaded."""
+    load()
+    return SundialsIntegrator()
+
+
+class SundialsIntegrator:
+    """CVODES and IDAS behind the port of `dae_hybrid.integrator`."""
+
+    name = "sundials"
+    capabilities = Capabilities(roots=True, algebraic=True, forward=True, adjoint=True, dense=True, methods=("auto", "bdf", "adams"))
+
+    def open(
+        self,
+        options: Options,
+        parameters: Array,
+        *,
+        parameter_directions: Array | None = None,
+        scales: Array | None = None,
+        wrt: Sequence[int] = (),
+    ) -> SundialsSession:
+        """See `dae_hybrid.integrator.Integrator.open`."""
+        return SundialsSession(options, parameters, parameter_directions, scales, tuple(wrt))
+
+
+def is_short(t0: float, t1: float) -> bool:
+    """Whether an interval is nothing but rounding."""
+    return abs(t1 - t0) <= SHORTEST * np.finfo(float).eps * max(abs(t0), abs(t1))
+
+
+class SundialsSession:
+    """One run on one thread."""
+
+    def __init__(
+        self, options: Options, parameters: Array, directions: Array | None, scales: Array | None, wrt: tuple[int, ...]
+    ) -> None:
+        self._options, self._parameters = options, parameters
+        self._directions, self._scales, self._wrt = directions, scales, wrt
+        self._leased: dict[Any, Any] = {}
+        self._counts: Counter[str] = Counter()
+        self._base: dict[int, dict[str, int]] = {}
+
+    # -- memories -------------------------------------------------------------------------------------
+
+    def _lease(self, equations: Equations, purpose: tuple[Any, ...]) -> Any:
+        own = (id(equations), purpose)
+        if own in self._leased:
+            return self._leased[own]
+        options = self._options
+        key = ("sundials", method_of(options), *purpose)
+        idle = equations.kept.setdefault(key, [])
+        native = all(f.address is not None for f in equations.functions.values())
+        backend: Any = driver if native and driver.driver() is not None else interpreted
+        try:
+            memory = idle.pop()
+        except IndexError:
+            if purpose[0] == "forward":
+                memory = Forward(equations, options, purpose[1], backend)
+            else:
+                memory = Adjoint(equations, options, self._wrt, purpose[2], backend)
+        if purpose[0] == "forward":
+            memory.configure_run(options, self._parameters, self._directions, self._scales)
+        else:
+            memory.configure_run(options, self._parameters)
+        memory.pool = idle
+        self._leased[own] = memory
+        self._base[id(memory)] = memory.model.counters()
+        return memory
+
+    def _discard(self, equations: Equations, purpose: tuple[Any, ...]) -> None:
+        memory = self._leased.pop((id(equations), purpose))
+        self._count(memory)
+        memory.free()
+
+    def _count(self, memory: Any) -> None:
+        base = self._base.pop(id(memory))
+        self._counts.update({name: value - base[name] for name, value in memory.model.counters().items()})
+
+    def close(self) -> None:
+        """Give the memories back to their pools."""
+        for memory in self._leased.values():
+            self._count(memory)
+            memory.pool.append(memory)
+        self._leased.clear()
+
+    def statistics(self) -> dict[str, int]:
+        """Counters, in SciPy's names where SciPy has one."""
+        counts = Counter(self._counts)
+        for memory in self._leased.values():
+            base = self._base[id(memory)]
+            counts.update({name: value - base[name] for name, value in memory.model.counters().items()})
+        return {
+            "steps": counts["steps"],
+            "nfev": counts["flow_calls"],
+            "njev": counts["jacobian_calls"],
+            "linearisations": counts["linearised_calls"],
+            "guard_evaluations": counts["guard_calls"],
+            "error_test_failures": counts["error_test_failures"],
+            "newton_failures": counts["newton_failures"],
+            "segments": counts["segments"],
+        }
+
+    # -- forwards -------------------------------------------------------------------------------------
+
+    def integrate(self, task: SegmentTask) -> SegmentOutcome:
+        """See `dae_hybrid.integrator.Session.integrate`."""
+        n_directions = 0 if task.sensitivities is None else len(task.sensitivities)
+        purpose = ("forward", n_directions, self._options.sensitivity_method if n_directions else None)
+        memory = self._lease(task.equations, purpose)
+        try:
+            outcome = self._run(memory, task, n_directions)
+        except BaseException:
+            self._discard(task.equations, purpose)
+            raise
+        return outcome
+
+    def _run(self, memory: Forward, task: SegmentTask, n_directions: int) -> SegmentOutcome:
+        e, stepper = task.equations, memory.stepper
+        self._counts["segments"] += 1
+        if is_short(task.t0, task.t_stop):
+            return _standing_still(task)
+        memory.begin(task)
+        width = 1 + e.n * (1 + n_directions)
+        if task.record == "dense":
+            width = 3 + (memory.dense_order + 1) * e.n
+        stepper.start(task.t0, task.t_stop, task.record, task.t_eval, task.closed_end, width, memory.dense_order)
+        left = self._options.max_steps - self._counts["steps"]
+        status = driver.PAUSED
+        while status == driver.PAUSED and left > stepper.steps:
+            status = stepper.advance(min(BUDGET, left - stepper.steps))
+        self._counts["steps"] += stepper.steps
+        failed_tests, failed_newton = memory.failures()
+        self._counts.update(error_test_failures=failed_tests, newton_failures=failed_newton)
+        if status == driver.PAUSED or status < 0:
+            raise self._failure(memory, status)
+        n = e.n
+        x, xdot = stepper.completed[:n].copy(), stepper.completed[n : 2 * n].copy()
+        corrections = stepper.completed[2 * n : 3 * n - e.n_differential]
+        return SegmentOutcome(
+            t=stepper.t,
+            x=x,
+            xdot=xdot,
+            guard=stepper.root if status == driver.FOUND_ROOT else None,
+            integrals=memory.q_data.copy() if memory.q is not None else task.integrals,
+            rows=stepper.rows(),
+            correction=float(np.abs(corrections).max()) if corrections.size else 0.0,
+            sensitivities=np.array(memory.s_data) if n_directions else None,
+            integral_sensitivities=_sensitivities(memory, task) if n_directions else None,
+        )
+
+    def _failure(self, memory: Forward, status: int) -> IntegrationError:
+        stepper = memory.stepper
+        error: IntegrationError
+        if status == driver.PAUSED:
+            error = StepLimitError(
+                f"The step limit max_steps={self._options.max_steps} was reached.",
+                mode=memory.equations.name,
+                time=stepper.t,
+                remedy="Raise max_steps, loosen rtol, or check for fast modes.",
+            )
+        elif status == driver.OUT_OF_MEMORY:
+            error = IntegrationError("No memory left for the output.", mode=memory.equations.name, time=stepper.t)
+        else:
+            try:
+                memory.fail(status, stepper.t)
+                raise AssertionError("fail() raises")
+            except IntegrationError as raised:
+                error = raised
+        if not isinstance(error, NonFiniteError) and memory.model.counters()["not_finite"] > memory.not_finite:
+            error.message += " On the way the equations gave NaN or infinity."
+        error.rows = stepper.rows()
+        return error
+
+    # -- backwards ------------------------------------------------------------------------------------
+
+    def backward(self, task: BackwardTask) -> BackwardOutcome:
+        """See `dae_hybrid.integrator.Session.backward`."""
+        self._counts["segments"] += 1
+        k = len(task.components)
+        if is_short(task.t0, task.t1):
+            count = 0 if task.t_eval is None else task.t_eval.size
+            samples = np.tile(task.adjoints, (count, 1, 1)) if count else np.zeros((0, k, task.equations.n))
+            return BackwardOutcome(
+                task.adjoints, np.zeros((k, len(self._wrt))), np.zeros((k, task.equations.n_memory)), samples
+            )
+        purpose = ("adjoint", self._wrt, task.components, self._options.checkpoint_steps)
+        memory = self._lease(task.equations, purpose)
+        try:
+            return memory.solve(task)  # type: ignore[no-any-return]
+        except BaseException:
+            self._discard(task.equations, purpose)
+            raise
+
+
+def _sensitivities(memory: Forward, task: SegmentTask) -> Array | None:
+    return np.array(memory.qs_data) if memory.qs is not None else task.integral_sensitivities
+
+
+def _standing_still(task: SegmentTask) -> SegmentOutcome:
+    """A segment that is nothing but rounding."""
+    rows = np.zeros((0, 1 + task.x0.size))
+    if task.record == "steps" and task.t_eval is None:
+        sensitivities = () if task.sensitivities is None else task.sensitivities.reshape(-1)
+        rows = np.array([[t, *task.x0, *sensitivities] for t in (task.t0, task.t_stop)])
+    return SegmentOutcome(
+        task.t_stop, task.x0, task.xdot0, None, task.integrals, rows, 0.0, task.sensitivities, task.integral_sensitivities
+    )

@@ -1,0 +1,55 @@
+"""Hybrid DAE systems: simulation with events and memory, and exact first derivatives of any functional."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
+from importlib.metadata import version as _version
+from pathlib import Path as _Path
+
+import casadi as _casadi
+
+from dae_hybrid.api import adjoint_gradient as adjoint_gradient
+from dae_hybrid.api import forward_sensitivity as forward_sensitivity
+from dae_hybrid.api import simulate as simulate
+from dae_hybrid.checks import GradientCheck as GradientCheck
+from dae_hybrid.checks import check_gradient as check_gradient
+from dae_hybrid.errors import AdapterError as AdapterError
+from dae_hybrid.errors import AssumptionError as AssumptionError
+from dae_hybrid.errors import ChatteringError as ChatteringError
+from dae_hybrid.errors import CompilerWarning as CompilerWarning
+from dae_hybrid.errors import ConsistencyError as ConsistencyError
+from dae_hybrid.errors import DaeHybridError as DaeHybridError
+from dae_hybrid.errors import EventError as EventError
+from dae_hybrid.errors import FormulationError as FormulationError
+from dae_hybrid.errors import GrazingError as GrazingError
+from dae_hybrid.errors import GuardPassedError as GuardPassedError
+from dae_hybrid.errors import IntegrationError as IntegrationError
+from dae_hybrid.errors import ModelError as ModelError
+from dae_hybrid.errors import NonFiniteError as NonFiniteError
+from dae_hybrid.errors import OptionError as OptionError
+from dae_hybrid.errors import ParameterError as ParameterError
+from dae_hybrid.errors import StepLimitError as StepLimitError
+from dae_hybrid.errors import StepSizeError as StepSizeError
+from dae_hybrid.errors import UnsupportedError as UnsupportedError
+from dae_hybrid.errors import ZenoError as ZenoError
+from dae_hybrid.model import HybridModel as HybridModel
+from dae_hybrid.options import Options as Options
+from dae_hybrid.results import ForwardSensitivity as ForwardSensitivity
+from dae_hybrid.results import Gradient as Gradient
+from dae_hybrid.system import HybridSystem as HybridSystem
+from dae_hybrid.trajectory import EventRecord as EventRecord
+from dae_hybrid.trajectory import Segment as Segment
+from dae_hybrid.trajectory import Trajectory as Trajectory
+
+try:
+    __version__ = _version("dae-hybrid")
+except _PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0+unknown"
+
+# In a checkout, adapters/ and problems/ lie beside this folder; an installed package has them inside.
+if not (_Path(__file__).parent / "adapters").is_dir():
+    __path__.append(str(_Path(__file__).resolve().parent.parent))
+
+# CasADi's own NumPy behaviour, without its once-a-session notice about it.
+if hasattr(_casadi.GlobalOptions, "setNumpyMode"):
+    _casadi.GlobalOptions.setNumpyMode(-1)

@@ -1,0 +1,175 @@
+"""Adjoint sensitivity analysis: one backward sweep over a trajectory's records.
+
+Between transitions SR eq. 36 (eq. 12 and 20 specialised), with the integrals of eq. 33 to 35 for the
+parameters and the memory; across them `TransitionLinearisation.backward`. The adjoint is stated in
+state space, L = dG/d(y, m): SR's lambda in eq. 36, minus its F_ydot^T lambda in eq. 12 and 43.
+Events are read from the records, never detected again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dae_hybrid.errors import ConsistencyError, NonFiniteError
+from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session
+from dae_hybrid.options import Options
+from dae_hybrid.system import HybridSystem, ModeSystem
+from dae_hybrid.trajectory import EventRecord, Segment, Trajectory
+from dae_hybrid.transition import TransitionLinearisation, chain
+
+Clock = Callable[[int], Array]
+
+
+@dataclass
+class Sweep:
+    """What a backward sweep needs besides the trajectory, and the scales of its tolerances."""
+
+    trajectory: Trajectory
+    session: Session
+    options: Options
+    components: tuple[int, ...]
+    wrt: tuple[int, ...]
+    clock: Clock
+    sizes: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.system: HybridSystem = self.trajectory.system
+        self.sizes = self._cost_sizes()
+
+    # -- tolerances -------------------------------------------------------------------------------------
+
+    def _cost_sizes(self) -> Array:
+        """Size of each cost: its value, or what its terminal value is summed from."""
+        t, mode, x, m = self.trajectory.final
+        values, by_u = self.system.modes[mode].kernels["terminal"](t, x, m, self.trajectory.parameters)
+        u = np.concatenate((x, m, self.trajectory.parameters, [t]))
+        size = np.maximum(np.abs(values + self.trajectory.integrals), np.abs(by_u) @ np.abs(u))
+        return np.asarray(np.where(size > 0, size, 1.0)[list(self.components)])
+
+    def _absolute(self, mode: ModeSystem, segment: Segment) -> tuple[Array, Array]:
+        """Absolute tolerances of the adjoints and of the integrals.
+
+        The states' ratio of absolute tolerance to size is applied to dG/dx ~ G/x, dG/dp ~ G/p and dG/dm ~ G/m.
+        """
+        atol = self.options.absolute(mode.variables)
+        x = np.maximum(np.abs(segment.x_start), np.abs(segment.x_end))
+        if len(segment.values):
+            x = np.maximum(x, np.abs(segment.values).max(axis=0))
+        x = np.maximum(x, atol)
+        p = np.abs(self.trajectory.parameters[list(self.wrt)])
+        m = np.abs(segment.memory)
+        floor = atol / x
+        others = np.concatenate((np.where(p > 0, p, 1.0), np.where(m > 0, m, 1.0)))
+        return np.outer(self.sizes, floor / x), np.outer(self.sizes, floor.min(initial=1.0) / others)
+
+    # -- pieces --------------------------------------------------------------------------------------------
+
+    def terminal(self) -> tuple[Array, Array, Array]:
+        """dG/dw, dG/dp and dG/dt of the terminal values at the final point."""
+        t, mode, x, m = self.trajectory.final
+        final, p = self.system.modes[mode], self.trajectory.parameters
+        by_u = final.kernels["terminal"](t, x, m, p)[1][list(self.components)]
+        total = by_u @ chain(final, t, x, m, p)
+        n_w = final.differential.size + m.size
+        return total[:, :n_w], total[:, n_w:-1], total[:, -1]
+
+    def segment(self, segment: Segment, adjoint: Array, t_eval: Array | None = None) -> BackwardOutcome:
+        """Integrate the adjoint of a segment back to its start, from dG/dy (k, n_differential)."""
+        mode = self.system.modes[segment.mode]
+        start = round_relative(adjoint, self.options.rtol / 256)
+        full, rates = consistent_adjoint(mode, segment, start, self.trajectory.parameters, self.components)
+        absolute, absolute_integrals = self._absolute(mode, segment)
+        outcome = self.session.backward(
+            BackwardTask(
+                mode.equations, segment.t_start, segment.t_end, segment.x_start, segment.xdot_start, segment.memory,
+                self.components, full, rates, absolute, absolute_integrals, t_eval,
+            )  # fmt: skip
+        )
+        if not all(np.all(np.isfinite(v)) for v in (outcome.adjoints, outcome.parameter_integrals, outcome.memory_integrals)):
+            raise NonFiniteError("The adjoint is not finite.", mode=mode.name, time=segment.t_start)
+        return outcome
+
+    def linearise(self, event: EventRecord) -> TransitionLinearisation:
+        """The linearised transition of a record, for the components of this sweep."""
+        transition = self.system.transitions[event.index]
+        target = None if transition.target is None else self.system.modes[transition.target]
+        source = self.system.modes[transition.source]
+        whole = transition.linearise(source, target, event, self.trajectory.parameters, self.clock(event.count))
+        return whole.select(list(self.components))
+
+
+def round_relative(values: Array, relative: float) -> Array:
+    """Values rounded to a relative precision, a power of two.
+
+    The integrators' step decisions depend on the last bit of where they start. Started from values rounded
+    well below the tolerance, two sweeps that agree to rounding before a segment agree bit by bit after it.
+    """
+    bits = np.floor(-np.log2(max(relative, 2.0**-52)))
+    mantissa, exponent = np.frexp(values)
+    return np.asarray(np.ldexp(np.round(np.ldexp(mantissa, int(bits))), exponent - int(bits)))
+
+
+def consistent_adjoint(
+    mode: ModeSystem, segment: Segment, adjoint: Array, p: Array, components: tuple[int, ...]
+) -> tuple[Array, Array]:
+    """(lambda, mu) and their rates at the end of a segment, from lambda: SR eq. 36b for mu, 36a for lambda'."""
+    ny = mode.differential.size
+    f_x, g_x = mode.kernels["adjoint_point"](segment.t_end, segment.x_end, segment.memory, p)
+    g_x = g_x[list(components)]
+    full = adjoint
+    if mode.algebraic.size:
+        right = -(adjoint @ f_x[:ny, ny:] + g_x[:, ny:])
+        try:
+            mu = np.linalg.solve(f_x[ny:, ny:].T, right.T).T
+        except np.linalg.LinAlgError:
+            raise ConsistencyError("k_z is singular at the end of a segment.", mode=mode.name, time=segment.t_end) from None
+        full = np.hstack((adjoint, mu))
+    rates = np.zeros_like(full)
+    rates[:, :ny] = -(full @ f_x + g_x)[:, :ny]
+    return full, rates
+
+
+def gradient(sweep: Sweep) -> Array:
+    """dG/dp, shape (k, n_wrt)."""
+    system, wrt = sweep.system, list(sweep.wrt)
+    adjoint, by_p, clock = sweep.terminal()
+    total = by_p[:, wrt]
+    ends_run = bool(sweep.trajectory.events) and sweep.trajectory.events[-1].target is None
+    clock = clock if ends_run else np.zeros_like(clock)
+    for part in reversed(sweep.trajectory.parts):
+        if isinstance(part, Segment):
+            ny = system.modes[part.mode].differential.size
+            outcome = sweep.segment(part, adjoint[:, :ny])
+            adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
+            total = total + outcome.parameter_integrals
+        else:
+            adjoint, share = sweep.linearise(part).backward(adjoint, clock)
+            total, clock = total + share[:, wrt], np.zeros_like(clock)
+    total = total + adjoint @ system.initial.derivatives(sweep.trajectory.parameters)[:, wrt]
+    if not np.all(np.isfinite(total)):
+        raise NonFiniteError("The gradient is not finite.", time=sweep.trajectory.t_span[0])
+    return np.asarray(total)
+
+
+def samples(sweep: Sweep, times: Array, side: str) -> list[Array]:
+    """The adjoint at sorted times, each (k, n) in the variables of the mode that is active there."""
+    found: list[Array | None] = [None] * times.size
+    system = sweep.system
+    adjoint, _, clock = sweep.terminal()
+    clock = clock if sweep.trajectory.events and sweep.trajectory.events[-1].target is None else np.zeros_like(clock)
+    for part in reversed(sweep.trajectory.parts):
+        if isinstance(part, Segment):
+            ny = system.modes[part.mode].differential.size
+            inside = np.flatnonzero((times >= part.t_start) & (times <= part.t_end))
+            outcome = sweep.segment(part, adjoint[:, :ny], times[inside][::-1].copy() if inside.size else None)
+            for index, value in zip(inside[::-1], outcome.samples, strict=True):
+                if found[index] is None or side == "left":
+                    found[index] = value
+            adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
+        else:
+            adjoint, _ = sweep.linearise(part).backward(adjoint, clock)
+            clock = np.zeros_like(clock)
+    return [value for value in found if value is not None]

@@ -1,0 +1,121 @@
+"""Formulations of a mode: structure, consistent values, derivatives of the algebraic part.
+
+ODE modes have no algebraic equations. Hessenberg index-1 modes have as many algebraic equations
+``0 = k(y, z, m, p, t)`` as algebraic variables z, with k_z nonsingular (SR eq. 22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.errors import ConsistencyError, FormulationError
+from dae_hybrid.integrator import Array
+
+#: singular values below this, relative to the size of what was summed to form the matrix, are zero
+RANK_TOLERANCE = 1e-11
+#: between RANK_TOLERANCE and this the rank cannot be decided
+DOUBTFUL_TOLERANCE = 1e-8
+#: a residual below this many roundings of its terms is zero
+RESIDUAL_ROUNDINGS = 1e4
+EPS = float(np.finfo(float).eps)
+
+
+def check_structure(mode: str, algebraic: Sequence[str], k_by_z: ca.Sparsity) -> None:
+    """Refuse algebraic equations that cannot determine the algebraic variables, naming what does not match."""
+    rows, columns = k_by_z.shape
+    if rows != columns:
+        raise FormulationError(
+            f"{rows} algebraic equations for {columns} algebraic variables ({', '.join(algebraic) or 'none'}).",
+            mode=mode,
+            variables=algebraic,
+            remedy="Give one equation per algebraic variable that the mode's equations use.",
+        )
+    if rows == 0 or ca.sprank(ca.DM(k_by_z, 1)) == rows:
+        return
+    row_index = set(k_by_z.row())
+    empty_rows = [i for i in range(rows) if i not in row_index]
+    column_pointer = k_by_z.colind()
+    empty_columns = [algebraic[j] for j in range(columns) if column_pointer[j] == column_pointer[j + 1]]
+    details = []
+    if empty_rows:
+        details.append(f"equation(s) {', '.join(map(str, empty_rows))} contain no algebraic variable")
+    if empty_columns:
+        details.append(f"no algebraic equation contains {', '.join(empty_columns)}")
+    raise FormulationError(
+        "The algebraic equations cannot determine the algebraic variables: k_z is structurally singular"
+        + (f" ({'; '.join(details)})." if details else "."),
+        mode=mode,
+        variables=empty_columns or algebraic,
+        remedy="This is a DAE of index 2 or higher: differentiate the constraint until it contains the variable.",
+    )
+
+
+def solve_algebraic(
+    system: Callable[[Array], tuple[Array, Array, Array]],
+    start: Array,
+    *,
+    mode: str,
+    variables: Sequence[str],
+    time: float,
+) -> Array:
+    """Damped Newton for k(z) = 0.
+
+    `system(z)` gives the residual, its Jacobian and the size of the residual's terms. Raises
+    `ConsistencyError` when the Jacobian is singular or the iteration does not converge.
+    """
+    z = start.copy()
+    residual, jacobian, size = system(z)
+    for _ in range(50):
+        if not (np.all(np.isfinite(residual)) and np.all(np.isfinite(jacobian))):
+            break
+        try:
+            step = -np.linalg.solve(jacobian, residual)
+        except np.linalg.LinAlgError:
+            break
+        if not np.all(np.isfinite(step)):
+            break
+        if np.all(np.abs(step) <= 4 * EPS * np.abs(z)) or np.all(np.abs(residual) <= EPS * size):
+            return z + step
+        damping, norm = 1.0, float(np.linalg.norm(residual))
+        while True:
+            trial = z + damping * step
+            new = system(trial)
+            if np.all(np.isfinite(new[0])) and float(np.linalg.norm(new[0])) < norm:
+                z, (residual, jacobian, size) = trial, new
+                break
+            damping /= 2
+            if damping < 1e-6:
+                if np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size):
+                    return z
+                raise _inconsistent(residual, mode, variables, time)
+    if np.all(np.isfinite(residual)) and np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size):
+        return z
+    raise _inconsistent(residual, mode, variables, time)
+
+
+def _inconsistent(residual: Array, mode: str, variables: Sequence[str], time: float) -> ConsistencyError:
+    return ConsistencyError(
+        f"No consistent values of {', '.join(variables)} found: Newton's method stops at residual {residual}.",
+        mode=mode,
+        time=time,
+        variables=variables,
+        remedy="Give a better guess= for the algebraic variables, or check that k_z is nonsingular there (index 1).",
+    )
+
+
+def null_space(matrix: Array, size: Array) -> Array:
+    """Rows spanning the null space of `matrix`, where `size` bounds the terms it was summed from.
+
+    Raises `np.linalg.LinAlgError` when the rank cannot be decided.
+    """
+    if not matrix.size:
+        return np.zeros((0, 0))
+    scale = np.maximum(size.max(axis=1, initial=0.0), np.finfo(float).tiny)
+    _, singular, rows = np.linalg.svd(matrix / scale[:, None])
+    zero = singular <= RANK_TOLERANCE
+    if np.any(~zero & (singular < DOUBTFUL_TOLERANCE)):
+        raise np.linalg.LinAlgError(f"singular values {singular} leave the rank undecided")
+    return np.asarray(rows[zero], dtype=float)

@@ -1,0 +1,98 @@
+"""Forward sensitivity analysis: directions carried along a run and across its transitions.
+
+Between transitions SR eq. 5, 18, 25; across them `TransitionLinearisation.forward`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.errors import NonFiniteError
+from dae_hybrid.integrator import Array, SegmentOutcome
+from dae_hybrid.system import HybridSystem, ModeSystem
+from dae_hybrid.trajectory import EventRecord, Trajectory
+from dae_hybrid.transition import TransitionMap, chain
+
+
+class Directions:
+    """Derivatives of everything along the columns of `directions` (n_parameters, d).
+
+    Travels with the automaton as its companion. `state` is dw = d(y, m), shape (n_w, d); `costs`
+    the derivative of the functionals so far, shape (d, k); `event_times` one row of dt_i per event.
+    """
+
+    def __init__(self, system: HybridSystem, parameters: Array, directions: Array, clock: Any) -> None:
+        self.system, self.p, self.directions = system, parameters, directions
+        self.clock = clock
+        self.state = np.zeros((0, directions.shape[1]))
+        self.costs = np.zeros((directions.shape[1], system.functionals.size))
+        self.event_times: list[Array] = []
+        self._mode = system.modes[system.initial.mode]
+
+    @property
+    def count(self) -> int:
+        """Number of directions."""
+        return int(self.directions.shape[1])
+
+    def start(self, mode: ModeSystem, t: float, x: Array, m: Array) -> None:
+        """Initial derivatives (SR eq. 2, differentiated)."""
+        del t, x, m
+        self.state, self._mode = self.system.initial.derivatives(self.p) @ self.directions, mode
+
+    def _by_u(self, mode: ModeSystem, t: float, x: Array, m: Array) -> Array:
+        """Derivatives of u = (x, m, p, t) along the directions at fixed t, shape (n_u, d)."""
+        return np.asarray(chain(mode, t, x, m, self.p)[:, :-1] @ np.vstack((self.state, self.directions)))
+
+    def extend(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
+        """Start values of the segment's sensitivities."""
+        if not self.count:
+            return {}
+        ny, n = mode.differential.size, x.size
+        du = self._by_u(mode, t, x, m)
+        rates = np.zeros((self.count, n))
+        rates[:, :ny] = (mode.kernels["flow_by_u"](t, x, m, self.p)[0][:ny] @ du).T
+        return {
+            "sensitivities": np.ascontiguousarray(du[:n].T),
+            "sensitivity_rates": rates,
+            "memory_directions": np.ascontiguousarray(self.state[ny:].T),
+            "integral_sensitivities": self.costs,
+        }
+
+    def advance(self, outcome: SegmentOutcome) -> dict[str, Any]:
+        """Take over what the segment ends with."""
+        if outcome.sensitivities is None or outcome.integral_sensitivities is None:
+            return {}
+        ny = self._mode.differential.size
+        memory = self.state[ny:]
+        self.state = np.vstack((outcome.sensitivities[:, :ny].T, memory))
+        self.costs = outcome.integral_sensitivities
+        n = outcome.x.size
+        rows = outcome.rows[:, 1 + n :].reshape(len(outcome.rows), self.count, n) if outcome.rows.size else None
+        return {
+            "sensitivities": np.zeros((0, self.count, n)) if rows is None else rows,
+            "memory_sensitivities": memory,
+        }
+
+    def cross(self, transition: TransitionMap, event: EventRecord) -> None:
+        """Carry the derivatives across a transition."""
+        target = None if transition.target is None else self.system.modes[transition.target]
+        map_ = transition.linearise(self._mode, target, event, self.p, self.clock(event.count))
+        tau, self.state, jump = map_.forward(self.state, self.directions)
+        self.costs = self.costs + jump.T
+        self.event_times.append(tau)
+        self._mode = target or self._mode
+
+    def gradient(self, trajectory: Trajectory) -> Array:
+        """Derivatives of the functionals, shape (k, d)."""
+        t, mode, x, m = trajectory.final
+        final = self.system.modes[mode]
+        by_u = final.kernels["terminal"](t, x, m, self.p)[1]
+        total = self.costs.T + by_u @ self._by_u(final, t, x, m)
+        last = trajectory.events[-1] if trajectory.events else None
+        if last is not None and last.target is None:  # the final time depends on the parameters
+            total = total + np.outer(by_u @ chain(final, t, x, m, self.p)[:, -1], self.event_times[-1])
+        if not np.all(np.isfinite(total)):
+            raise NonFiniteError("The gradient is not finite.", mode=final.name, time=t)
+        return np.asarray(total)

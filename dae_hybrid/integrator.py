@@ -1,0 +1,234 @@
+"""The port between the mathematics and the integrators.
+
+The core states what is to be integrated (`Equations`) and asks for one smooth segment after the other
+(`SegmentTask` -> `SegmentOutcome`, `BackwardTask` -> `BackwardOutcome`) within a `Session`. An adapter
+implements `Integrator` and `Session` for one solver library and knows no model, mode or transition.
+
+Equations read ``M x' = F(t, x, x', m, p)`` with ``M = diag(1, ..., 1, 0, ..., 0)``: the first
+`n_differential` rows are differential, the others are ``0 = F_i``. ``m`` is the memory, constant on a
+segment, ``p`` the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.codegen import NativeFunction
+from dae_hybrid.errors import AdapterError, OptionError
+from dae_hybrid.layout import Layout
+from dae_hybrid.options import Options
+
+Array = NDArray[np.float64]
+Record = Literal["nothing", "steps", "dense"]
+
+
+@dataclass(frozen=True, eq=False)
+class Equations:
+    """The smooth equations of one mode, as functions with the inputs ``(t, x, x', m, p)``.
+
+    `functions` holds, by name (sparse outputs in compressed columns):
+
+    ============== =========================================================================
+    flow           F, dense (n)
+    jacobian       F_x, sparse (n, n)
+    linearised     F_x, F_p, F_m and, transposed, g_x, g_p, g_m; all sparse
+    quadrature     g, the integrands (n_quadratures)
+    guards, rates  the guards and their total time derivatives along the flow (n_guards)
+    complete       x and x' that satisfy the equations to rounding, near the given x, and the last
+                   Newton correction of the algebraic part
+    ============== =========================================================================
+    """
+
+    name: str
+    n: int
+    n_differential: int
+    n_memory: int
+    n_parameters: int
+    directions: tuple[int, ...]
+    functions: Mapping[str, NativeFunction]
+    variables: Layout
+    functionals: Layout
+    integrates: bool  # whether any functional has an integrand
+    #: where an adapter keeps what it built for these equations, by a key of its own
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def n_quadratures(self) -> int:
+        """Number of functional components; without an integrand they have g = 0."""
+        return self.functionals.size
+
+    @property
+    def n_guards(self) -> int:
+        """Number of guards."""
+        return len(self.directions)
+
+    @property
+    def implicit(self) -> bool:
+        """Whether there are algebraic rows."""
+        return self.n > self.n_differential
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTask:
+    """Integrate from (t0, x0) until `t_stop` or until a guard crosses zero in its direction.
+
+    `integrals` are the functionals' integrals so far; error control is relative to the running total.
+    `zero_band[i] > 0` marks a guard that starts at zero: it cannot fire before its magnitude has
+    exceeded the band. `sensitivities` are the n_directions start values of dx (n_directions, n), with
+    `memory_directions` (n_directions, n_memory) constant. Output goes to `t_eval` (or every step);
+    `closed_end` says whether an output time equal to `t_stop` belongs to this segment.
+    """
+
+    equations: Equations
+    t0: float
+    t_stop: float
+    x0: Array
+    xdot0: Array
+    memory: Array
+    integrals: Array
+    zero_band: Array
+    record: Record = "steps"
+    t_eval: Array | None = None
+    closed_end: bool = False
+    sensitivities: Array | None = None
+    sensitivity_rates: Array | None = None
+    memory_directions: Array | None = None
+    integral_sensitivities: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentOutcome:
+    """Where a segment ended: `guard` is the index of the guard that crossed, None at `t_stop`.
+
+    x and x' satisfy the equations to rounding. `rows` holds one row per output: t, x and then, with
+    sensitivities, dx for every direction; for ``record="dense"`` see `Interpolant`.
+    """
+
+    t: float
+    x: Array
+    xdot: Array
+    guard: int | None
+    integrals: Array
+    rows: Array
+    correction: float
+    sensitivities: Array | None = None
+    integral_sensitivities: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardTask:
+    """The adjoint of one segment, one problem per functional component.
+
+    `components` (k) are the functional components. `adjoints` (k, n) and `adjoint_rates` (k, n) are
+    consistent values at `t1`; `absolute` (k, n) and `absolute_integrals` (k, n_wrt + n_memory) their
+    absolute tolerances. `t_eval`, decreasing, asks for the adjoint at these times.
+    """
+
+    equations: Equations
+    t0: float
+    t1: float
+    x0: Array
+    xdot0: Array
+    memory: Array
+    components: tuple[int, ...]
+    adjoints: Array
+    adjoint_rates: Array
+    absolute: Array
+    absolute_integrals: Array
+    t_eval: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardOutcome:
+    """Adjoints at `t0` and the integrals of SR eq. 33 to 35 over the segment.
+
+    adjoints (k, n), parameter_integrals (k, n_wrt), memory_integrals (k, n_memory),
+    samples (len(t_eval), k, n).
+    """
+
+    adjoints: Array
+    parameter_integrals: Array
+    memory_integrals: Array
+    samples: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an adapter can do."""
+
+    roots: bool
+    algebraic: bool
+    forward: bool
+    adjoint: bool
+    dense: bool
+    methods: tuple[str, ...]
+
+
+class Session(Protocol):
+    """Integrates segments for one run: one set of parameters, one set of options, one thread."""
+
+    def integrate(self, task: SegmentTask) -> SegmentOutcome:
+        """Carry out one segment; a failure is an `IntegrationError` with the `rows` so far."""
+
+    def backward(self, task: BackwardTask) -> BackwardOutcome:
+        """Carry out the adjoint of one segment."""
+
+    def statistics(self) -> dict[str, int]:
+        """Counters of the session so far."""
+
+    def close(self) -> None:
+        """Give back what the session holds."""
+
+
+class Integrator(Protocol):
+    """A solver library behind the port."""
+
+    name: str
+    capabilities: Capabilities
+
+    def open(
+        self,
+        options: Options,
+        parameters: Array,
+        *,
+        parameter_directions: Array | None = None,
+        scales: Array | None = None,
+        wrt: Sequence[int] = (),
+    ) -> Session:
+        """Open a session; `parameter_directions` (n_directions, n_parameters) switches sensitivities on."""
+
+
+ADAPTERS: dict[str, str] = {"sundials": "dae_hybrid.adapters.sundials:create"}
+
+
+@cache
+def find_integrator(name: str) -> Integrator:
+    """The integrator of that name, loaded when first asked for.
+
+    Raises
+    ------
+    OptionError
+        There is no adapter of that name.
+    AdapterError
+        It cannot be used on this machine.
+    """
+    if name not in ADAPTERS:
+        raise OptionError(f"There is no adapter {name!r}.", remedy=f"Adapters: {', '.join(ADAPTERS)}.")
+    module, factory = ADAPTERS[name].split(":")
+    try:
+        integrator: Integrator = getattr(import_module(module), factory)()
+    except AdapterError:
+        raise
+    except ImportError as reason:
+        raise AdapterError(
+            f"Adapter {name!r} cannot be loaded: {reason}.",
+            remedy=f"Other adapters: {', '.join(a for a in ADAPTERS if a != name) or 'none'}.",
+        ) from reason
+    return integrator

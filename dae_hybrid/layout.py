@@ -1,0 +1,54 @@
+"""Named blocks of a flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, sizes and offsets of the variables that share one flat vector.
+
+    Examples
+    --------
+    >>> layout = Layout((("u", 1), ("force", 3)))
+    >>> layout.size, layout["force"], layout.labels()
+    (4, slice(1, 4, None), ('u', 'force[0]', 'force[1]', 'force[2]'))
+    """
+
+    blocks: tuple[tuple[str, int], ...]
+    size: int = field(init=False)
+    _slices: dict[str, slice] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        slices, start = {}, 0
+        for name, length in self.blocks:
+            slices[name] = slice(start, start + length)
+            start += length
+        object.__setattr__(self, "size", start)
+        object.__setattr__(self, "_slices", slices)
+
+    @classmethod
+    def of(cls, blocks: Iterable[tuple[str, int]]) -> Layout:
+        """Layout from any iterable of (name, size)."""
+        return cls(tuple(blocks))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names in order."""
+        return tuple(name for name, _ in self.blocks)
+
+    def __getitem__(self, name: str) -> slice:
+        return self._slices[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._slices
+
+    def labels(self) -> tuple[str, ...]:
+        """One label per entry: ``x`` for scalars, ``x[0]``, ``x[1]``, ... for vectors."""
+        return tuple(
+            label
+            for name, length in self.blocks
+            for label in ([name] if length == 1 else [f"{name}[{i}]" for i in range(length)])
+        )

@@ -1,0 +1,149 @@
+"""From a model's named symbols to functions of flat vectors.
+
+Every function of a mode takes ``(t, x, m, p)`` with ``x = (y, z)``. Derivative symbols ``der(y)`` are
+replaced by the mode's right-hand side. Expressions become CasADi SX where they can (fast, flat), and
+stay MX where they contain something that cannot be expanded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import casadi as ca
+
+from dae_hybrid.errors import ModelError
+from dae_hybrid.layout import Layout
+from dae_hybrid.model import Declaration, HybridModel, Mode
+
+#: up to this many unknowns a linear system is solved symbolically, above by CasADi's sparse QR
+SYMBOLIC_SOLVE = 4
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """Flat symbols of one type (SX or MX) for one mode."""
+
+    kind: Any
+    t: Any
+    x: Any
+    xdot: Any
+    m: Any
+    p: Any
+
+    @property
+    def point(self) -> tuple[Any, Any, Any, Any]:
+        """(t, x, m, p)."""
+        return self.t, self.x, self.m, self.p
+
+    @property
+    def u(self) -> Any:
+        """(x, m, p, t) as one column."""
+        return ca.vertcat(self.x, self.m, self.p, self.t)
+
+
+def symbols_for(functions: Sequence[ca.Function], n: int, nm: int, np_: int, suffix: str = "") -> Symbols:
+    """SX symbols where every function allows it, MX otherwise."""
+    kind = ca.SX if all(f.is_a("SXFunction") for f in functions) else ca.MX
+    names = ("t", "x", "xdot", "m", "p")
+    return Symbols(kind, *(kind.sym(name + suffix, size) for name, size in zip(names, (1, n, n, nm, np_), strict=True)))
+
+
+def expanded(function: ca.Function) -> ca.Function:
+    """The function in SX form where it has one."""
+    try:
+        return function.expand()
+    except RuntimeError:
+        return function
+
+
+def linear_solve(matrix: Any, right: Any) -> Any:
+    """matrix^-1 right, symbolically for small systems and by a sparse QR factorisation above."""
+    n = matrix.shape[0]
+    if n == 0:
+        return right
+    if n == 1:
+        return right / matrix
+    return ca.solve(matrix, right) if n <= SYMBOLIC_SOLVE else ca.solve(matrix, right, "qr")
+
+
+class ModeLowering:
+    """Lowers expressions of one mode, and knows which variables the mode has."""
+
+    def __init__(self, model: HybridModel, mode: Mode) -> None:
+        self.model = model
+        self.mode = mode
+        differential = [d for d in model.of_kind("differential") if d.name in mode.ode]
+        used = {s.__hash__() for s in ca.symvar(ca.vertcat(*mode.ode.values(), mode.algebraic))}
+        algebraic = [d for d in model.of_kind("algebraic") if d.symbol.__hash__() in used]
+        self.variables: list[Declaration] = [*differential, *algebraic]
+        self.differential = Layout.of((d.name, d.size) for d in differential)
+        self.algebraic = Layout.of((d.name, d.size) for d in algebraic)
+        self.memory = model.of_kind("memory")
+        self.parameters = model.of_kind("parameter")
+        self.n = self.differential.size + self.algebraic.size
+
+    @property
+    def guess(self) -> list[float]:
+        """Start of Newton's method for the algebraic variables."""
+        return [float(v) for d in self.variables if d.kind == "algebraic" for v in d.value]  # type: ignore[union-attr]
+
+    def lower(
+        self, name: str, expressions: Sequence[tuple[str, ca.MX]], extra: Sequence[ca.MX] = ()
+    ) -> ca.Function:
+        """A function of (t, x, m, p, *extra) that returns the expressions; each comes with what it is, for errors."""
+        rates = [self.model.rates[key] for key in self.mode.ode if key in self.model.rates]
+        flows = [self.mode.ode[key] for key in self.mode.ode if key in self.model.rates]
+        values = [e for _, e in expressions]
+        if rates:
+            values = ca.substitute(values, rates, flows)
+        own = [self.model.time, *(d.symbol for d in (*self.variables, *self.memory, *self.parameters))]
+        inputs = [*own, *extra]
+        self._check_symbols([(what, value) for (what, _), value in zip(expressions, values, strict=True)], inputs)
+        function = expanded(ca.Function(name, inputs, values))
+        kind = ca.SX if function.is_a("SXFunction") else ca.MX
+        sizes = (self.n, sum(d.size for d in self.memory), sum(d.size for d in self.parameters))
+        t = kind.sym("t")
+        x, m, p = (kind.sym(key, size) for key, size in zip("xmp", sizes, strict=True))
+        more = [kind.sym(f"extra{i}", s.numel()) for i, s in enumerate(extra)]
+        named = [piece for flat, group in ((x, self.variables), (m, self.memory), (p, self.parameters))
+                 for piece in split(flat, [d.size for d in group])]
+        results = function.call([t, *named, *more])
+        return ca.Function(name, [t, x, m, p, *more], [ca.densify(r) for r in results])
+
+    def _check_symbols(self, expressions: Sequence[tuple[str, ca.MX]], inputs: Sequence[ca.MX]) -> None:
+        known = {s.__hash__() for s in inputs}
+        own = {d.symbol.__hash__(): d for d in self.model.declarations.values()}
+        own_rates = {s.__hash__() for s in (*self.model.rates.values(), *self.model.posts.values())}
+        for what, expression in expressions:
+            for symbol in ca.symvar(expression):
+                key = symbol.__hash__()
+                if key in known:
+                    continue
+                if key in own:
+                    declared = own[key]
+                    missing = "ode=" if declared.kind == "differential" else "algebraic="
+                    raise ModelError(
+                        f"{what} uses '{declared.name}', which has no equation in this mode.",
+                        mode=self.mode.name,
+                        variables=[declared.name],
+                        remedy=f"Give it one in {missing} of the mode, or leave it out of the expression.",
+                    )
+                if key in own_rates:
+                    raise ModelError(f"{what} cannot use {symbol.name()} here.", mode=self.mode.name)
+                raise ModelError(
+                    f"{what} uses the symbol '{symbol.name()}', which model '{self.model.name}' does not declare.",
+                    mode=self.mode.name,
+                    remedy="Declare it with m.parameter, m.differential, m.algebraic or m.memory.",
+                )
+
+
+def split(flat: Any, sizes: Sequence[int]) -> list[Any]:
+    """Pieces of a column of these sizes."""
+    if not sizes:
+        return []
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + size)
+    return list(ca.vertsplit(flat, offsets))

@@ -1,0 +1,144 @@
+"""Validated, immutable options of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dae_hybrid.errors import OptionError
+from dae_hybrid.layout import Layout
+
+Method = Literal["auto", "bdf", "adams"]
+SensitivityMethod = Literal["staggered", "simultaneous"]
+DEFAULT_ATOL = 1e-10
+
+
+def _positive(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise OptionError(f"{name} must be a positive number, got {value!r}.")
+    number = float(value)
+    if not (math.isfinite(number) and number > 0):
+        raise OptionError(f"{name} must be finite and positive, got {number!r}.")
+    return number
+
+
+def _choice(name: str, value: object, legal: tuple[str, ...]) -> None:
+    if value not in legal:
+        raise OptionError(f"{name} must be one of {', '.join(map(repr, legal))}, got {value!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a run is carried out. SciPy's names where SciPy has one.
+
+    Parameters
+    ----------
+    rtol : float
+        Relative tolerance of states, quadratures and sensitivities.
+    atol : float or mapping of str to float
+        Absolute tolerance, one for all or by name of variables and functionals (key ``"*"`` for the others).
+    method : {"auto", "bdf", "adams"}
+        Integration method. ``"auto"`` is ``"bdf"``; ``"adams"`` is for modes without algebraic variables.
+    max_step, first_step : float or None
+        Largest step and first step after every start; None lets the integrator choose.
+    max_steps : int
+        Limit of steps of one run.
+    max_order : int or None
+        Largest order; None is the method's maximum (5 for BDF, 12 for Adams).
+    max_events : int
+        Limit of transitions of one run.
+    max_transitions_per_instant : int
+        Longest chain of transitions at one instant.
+    sensitivity_method : {"staggered", "simultaneous"}
+        Corrector of forward sensitivity analysis.
+    checkpoint_steps : int
+        Steps between two checkpoints of the adjoint's forward pass.
+    """
+
+    rtol: float = 1e-8
+    atol: float | Mapping[str, float] = DEFAULT_ATOL
+    method: Method = "auto"
+    max_step: float | None = None
+    first_step: float | None = None
+    max_steps: int = 1_000_000
+    max_order: int | None = None
+    max_events: int = 100_000
+    max_transitions_per_instant: int = 100
+    sensitivity_method: SensitivityMethod = "staggered"
+    checkpoint_steps: int = 200
+
+    def __post_init__(self) -> None:
+        _positive("rtol", self.rtol)
+        if isinstance(self.atol, Mapping):
+            for name, value in self.atol.items():
+                _positive(f"atol[{name!r}]", value)
+        else:
+            _positive("atol", self.atol)
+        _choice("method", self.method, get_args(Method))
+        _choice("sensitivity_method", self.sensitivity_method, get_args(SensitivityMethod))
+        for name in ("max_step", "first_step"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        counts = ("max_steps", "max_events", "max_transitions_per_instant", "checkpoint_steps")
+        for name in (*counts, *(("max_order",) if self.max_order is not None else ())):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise OptionError(f"{name} must be a positive integer, got {value!r}.")
+        highest = 12 if self.method == "adams" else 5
+        if self.max_order is not None and self.max_order > highest:
+            raise OptionError(f"max_order is at most {highest} for {self.method!r}, got {self.max_order}.")
+
+    def absolute(self, layout: Layout) -> NDArray[np.float64]:
+        """Absolute tolerance of every entry of a flat vector."""
+        if not isinstance(self.atol, Mapping):
+            return np.full(layout.size, float(self.atol))
+        values = np.full(layout.size, self.atol.get("*", DEFAULT_ATOL))
+        for name in layout.names:
+            if name in self.atol:
+                values[layout[name]] = self.atol[name]
+        return values
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """Make options from keywords; an unknown one is refused with the list of legal names."""
+        legal = {f.name for f in fields(cls)}
+        unknown = sorted(set(given) - legal)
+        if unknown:
+            raise OptionError(
+                f"Unknown option {', '.join(map(repr, unknown))}.",
+                remedy=f"Legal options: {', '.join(sorted(legal))}.",
+            )
+        return cls(**given)
+
+
+def check_time_span(t_span: object) -> tuple[float, float]:
+    """Two finite times, the second after the first."""
+    try:
+        t0, tf = (float(t) for t in t_span)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise OptionError(f"t_span must be two numbers (start, end), got {t_span!r}.") from None
+    if not (math.isfinite(t0) and math.isfinite(tf)):
+        raise OptionError(f"t_span must be finite, got ({t0}, {tf}).")
+    if tf <= t0:
+        kind = "empty" if tf == t0 else "reversed"
+        raise OptionError(f"t_span ({t0}, {tf}) is {kind}; the end must come after the start.")
+    return t0, tf
+
+
+def check_times(t_eval: ArrayLike | None, span: tuple[float, float]) -> NDArray[np.float64] | None:
+    """Output times: finite, increasing, within the span; None asks for the integrator's own steps."""
+    if t_eval is None:
+        return None
+    times = np.array(t_eval, dtype=float, ndmin=1)
+    if times.ndim != 1 or times.size == 0 or not np.all(np.isfinite(times)):
+        raise OptionError("t_eval must be a non-empty one-dimensional array of finite times.")
+    if np.any(np.diff(times) <= 0):
+        raise OptionError("t_eval must increase strictly.")
+    if times[0] < span[0] or times[-1] > span[1]:
+        raise OptionError(f"t_eval must lie within t_span {span}, got {times[0]} to {times[-1]}.")
+    return times

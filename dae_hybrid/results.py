@@ -1,0 +1,151 @@
+"""Results of forward and adjoint analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dae_hybrid.integrator import Array
+from dae_hybrid.trajectory import EventRecord, Side, Trajectory
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardSensitivity:
+    """Forward sensitivities of a run.
+
+    Attributes
+    ----------
+    trajectory : Trajectory
+        The run itself, integrated together with the sensitivities.
+    parameters : tuple of str
+        Names of the parameters differentiated by, one per column below.
+    gradient : dict of ndarray
+        dG/dp by functional: (n_p,), or (k, n_p) for a vector functional.
+    event_time_sensitivity : ndarray, shape (n_events, n_p)
+        dt_i/dp (SR eq. 6b, 27).
+
+    ``fsa["u"]`` is du/dp at the output times ``fsa.t``: (n_t, n_p), or (n_t, size, n_p) for a vector.
+    """
+
+    trajectory: Trajectory
+    parameters: tuple[str, ...]
+    gradient: Mapping[str, Array]
+    event_time_sensitivity: Array
+
+    @property
+    def t(self) -> Array:
+        """Output times, shape (n_t,)."""
+        return self.trajectory.t
+
+    @property
+    def functionals(self) -> Mapping[str, Any]:
+        """Values of the functionals."""
+        return self.trajectory.functionals
+
+    @property
+    def events(self) -> tuple[EventRecord, ...]:
+        """Event records of the run."""
+        return self.trajectory.events
+
+    def __getitem__(self, name: str) -> Array:
+        width, system = self.trajectory.width(name), self.trajectory.system
+        count, blocks = len(self.parameters), []
+        for segment in self.trajectory.segments:
+            layout, rows = system.modes[segment.mode].variables, len(segment.t)
+            if name in layout and segment.sensitivities is not None:
+                blocks.append(np.swapaxes(segment.sensitivities[:, :, layout[name]], 1, 2))
+            elif name in system.memory and segment.memory_sensitivities is not None:
+                blocks.append(np.tile(segment.memory_sensitivities[system.memory[name]], (rows, 1, 1)))
+            else:
+                blocks.append(np.full((rows, width, count), np.nan))
+        values = np.concatenate(blocks) if blocks else np.zeros((0, width, count))
+        return values[:, 0, :] if width == 1 else values
+
+    def __repr__(self) -> str:
+        lines = [f"dG/dp of '{name}': {value}" for name, value in self.gradient.items()]
+        return f"<ForwardSensitivity by {', '.join(self.parameters)}; {'; '.join(lines)}>"
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """The gradient of one functional by adjoint analysis.
+
+    Attributes
+    ----------
+    functional : str
+    value : float or ndarray, shape (k,)
+        The functional.
+    parameters : tuple of str
+        Names of the parameters, one per column of the gradient.
+    gradient : ndarray, shape (n_p,) or (k, n_p)
+    trajectory : Trajectory
+        The forward run whose records the sweep used.
+    statistics : dict of int
+        Counters of the backward sweep.
+    diagnostics : tuple of str
+        What was noticed on the way.
+    """
+
+    functional: str
+    value: Any
+    parameters: tuple[str, ...]
+    gradient: Array
+    trajectory: Trajectory
+    statistics: Mapping[str, int]
+    diagnostics: tuple[str, ...]
+    algorithm: str
+    _samples: Callable[[Array, Side], list[Array]] = field(repr=False)
+
+    def adjoint(self, t: ArrayLike, side: Side = "right") -> dict[str, Array]:
+        """The adjoint variables at times `t`, made by another backward sweep that stops there.
+
+        For differential variables this is dG/dy, the derivative of the functional by a change of the
+        state at that time (lambda in SR eq. 36; SR eq. 43 has the opposite sign); for algebraic
+        variables it is mu of eq. 36b.
+
+        Parameters
+        ----------
+        t : float or array, shape (n,)
+            Times within the run.
+        side : {"right", "left"}
+            Which value to give at the time of an event: after it (default) or before it.
+
+        Returns
+        -------
+        dict of ndarray
+            By name: (n,) for scalars, (n, size) for vectors, with a trailing axis k for a vector functional;
+            without the leading axis for a scalar `t`. NaN where the active mode does not have the variable.
+        """
+        times = np.array(t, dtype=float)
+        self.trajectory(times, side)  # checks the times and the side
+        flat, order = np.unique(times.reshape(-1), return_inverse=True)
+        found = self._samples(flat, side)
+        system, k = self.trajectory.system, np.size(self.value)
+        owners = self._owners(flat, side)
+        result: dict[str, Array] = {}
+        for name in (n for n in self.trajectory.names if n not in system.memory):
+            width = self.trajectory.width(name)
+            values = np.full((flat.size, width, k), np.nan)
+            for i, (mode, sample) in enumerate(zip(owners, found, strict=True)):
+                layout = system.modes[mode].variables
+                if name in layout:
+                    values[i] = sample[:, layout[name]].T
+            values = values[order.reshape(-1)]
+            if np.ndim(self.value) == 0:
+                values = values[:, :, 0]
+            values = values[:, 0] if width == 1 else values
+            result[name] = values[0] if times.ndim == 0 else values
+        return result
+
+    def _owners(self, times: Array, side: Side) -> list[int]:
+        segments = self.trajectory.segments
+        starts = np.array([s.t_start for s in segments])
+        owner = np.clip(np.searchsorted(starts, times, side=side) - 1, 0, len(segments) - 1)
+        return [segments[i].mode for i in owner]
+
+    def __repr__(self) -> str:
+        return f"<Gradient of '{self.functional}' = {self.value} by {', '.join(self.parameters)}: {self.gradient}>"

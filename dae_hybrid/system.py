@@ -1,0 +1,149 @@
+"""The built system: immutable, every function differentiated and ready to call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dae_hybrid.codegen import Kernel
+from dae_hybrid.errors import ParameterError
+from dae_hybrid.integrator import Array, Equations
+from dae_hybrid.layout import Layout
+from dae_hybrid.transition import InitialMap, TransitionMap
+
+
+@dataclass(frozen=True, eq=False)
+class ModeSystem:
+    """One mode: its variables, its equations for the integrator, and what the core evaluates at points.
+
+    Kernels take ``(t, x, m, p)`` with ``x = (y, z)``; derivatives are by ``u = (x, m, p, t)``.
+
+    ============== ============================================================================
+    entry          x', guards, their rates, and the scale of rounding of each guard
+    closure        k and k_z of the algebraic equations
+    closure_by_u   k_u
+    quadrature     g
+    terminal       terminal values and their derivative by u
+    adjoint_point  F_x and g_x
+    flow_by_u      F_u
+    ============== ============================================================================
+    """
+
+    name: str
+    index: int
+    differential: Layout
+    algebraic: Layout
+    equations: Equations
+    guarded: tuple[int, ...]  # transitions with a state guard, in order of declaration
+    timed: tuple[int, ...]  # transitions at times
+    guess: Array  # start of Newton's method for the algebraic variables
+    kernels: Mapping[str, Kernel]
+
+    @property
+    def variables(self) -> Layout:
+        """Layout of x = (y, z)."""
+        return Layout(self.differential.blocks + self.algebraic.blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class HybridSystem:
+    """A model, checked, differentiated and compiled; made by `HybridModel.build`.
+
+    Attributes
+    ----------
+    name : str
+    parameters, memory, functionals : Layout
+        Names and sizes, in order of declaration.
+    nominal : ndarray, shape (n_parameters,)
+        Nominal parameter values.
+    modes : tuple of ModeSystem
+    transitions : tuple of TransitionMap
+    native : bool
+        Whether the functions are compiled to machine code.
+    """
+
+    name: str
+    parameters: Layout
+    memory: Layout
+    functionals: Layout
+    nominal: Array
+    modes: tuple[ModeSystem, ...]
+    transitions: tuple[TransitionMap, ...]
+    initial: InitialMap
+    native: bool
+    frozen: Mapping[str, str | None]  # memory to the variable it is of, None for general memory
+    labels: Mapping[str, str]  # "name [unit]" or description, for plots
+
+    def parameter_vector(self, given: Mapping[str, ArrayLike] | ArrayLike | None) -> Array:
+        """Nominal values overlaid with `given`: a mapping by name, or all values in order of declaration.
+
+        Raises
+        ------
+        ParameterError
+            Unknown name, wrong length, or a value that is not finite.
+        """
+        if given is None:
+            return self.nominal.copy()
+        values = self.nominal.copy()
+        if isinstance(given, Mapping):
+            for name, value in given.items():
+                if name not in self.parameters:
+                    raise ParameterError(
+                        f"Unknown parameter {name!r}.", remedy=f"Parameters: {', '.join(self.parameters.names) or 'none'}."
+                    )
+                part = self.parameters[name]
+                values[part] = _numbers(f"parameter '{name}'", value, part.stop - part.start)
+        else:
+            values[:] = _numbers(f"parameters of '{self.name}'", given, self.parameters.size)
+        return values
+
+    def parameter_indices(self, wrt: Any) -> tuple[int, ...]:
+        """Flat indices of the parameters named by `wrt`; None is all of them."""
+        if wrt is None:
+            return tuple(range(self.parameters.size))
+        names = [wrt] if isinstance(wrt, str) else list(wrt)
+        if not names:
+            raise ParameterError("wrt is empty.", remedy="Name at least one parameter, or leave wrt out for all.")
+        indices: list[int] = []
+        for name in names:
+            if name not in self.parameters:
+                raise ParameterError(
+                    f"wrt: unknown parameter {name!r}.", remedy=f"Parameters: {', '.join(self.parameters.names) or 'none'}."
+                )
+            part = self.parameters[name]
+            if part.start in indices:
+                raise ParameterError(f"wrt names '{name}' twice.")
+            indices.extend(range(part.start, part.stop))
+        return tuple(indices)
+
+    def functional_names(self, functional: str | None) -> tuple[str, ...]:
+        """The functional of that name, or all of them."""
+        if functional is None:
+            return self.functionals.names
+        if functional not in self.functionals:
+            raise ParameterError(
+                f"Unknown functional {functional!r}.", remedy=f"Functionals: {', '.join(self.functionals.names) or 'none'}."
+            )
+        return (functional,)
+
+    def __repr__(self) -> str:
+        return (
+            f"<HybridSystem '{self.name}': {len(self.modes)} modes, {len(self.transitions)} transitions, "
+            f"{self.parameters.size} parameters, {'compiled' if self.native else 'interpreted'}>"
+        )
+
+
+def _numbers(what: str, value: ArrayLike, size: int) -> Array:
+    try:
+        array = np.array(value, dtype=float, ndmin=1)
+    except (TypeError, ValueError):
+        raise ParameterError(f"{what} must be numeric, got {value!r}.") from None
+    if array.shape != (size,):
+        raise ParameterError(f"{what} needs {size} value(s), got shape {np.shape(value)}.")
+    if not np.all(np.isfinite(array)):
+        raise ParameterError(f"{what} must be finite, got {value!r}.")
+    return array

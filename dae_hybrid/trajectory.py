@@ -1,0 +1,312 @@
+"""What a simulation gives: segments, event records, and the trajectory they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import factorial
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dae_hybrid.errors import OptionError
+from dae_hybrid.integrator import Array
+
+if TYPE_CHECKING:
+    from dae_hybrid.system import HybridSystem
+
+Side = Literal["left", "right"]
+DENSE_COLUMNS = 3  # t_n, h and order come before the derivatives
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventRecord:
+    """One firing of a transition, both sides named.
+
+    Attributes
+    ----------
+    time : float
+    transition, source : str
+    target : str or None
+        None where the transition ends the run.
+    order : int
+        0 for the first transition of an instant, 1 for the next, ...
+    guard : float
+        Value of the guard before the transition, zero to rounding; 0.0 for time events.
+    direction : int
+        Sign of the guard's rate: 1 rising, -1 falling; 0 for time events.
+    rate : float
+        Rate of the guard (SR eq. 4); 1.0 for time events.
+    count : int
+        For ``every=``, how many periods have passed; 0 otherwise.
+    x_minus, x_plus : ndarray
+        (y, z) before and after, in the source's and the target's variables.
+    xdot_minus, xdot_plus : ndarray
+        Their time derivatives.
+    memory_minus, memory_plus : ndarray
+        Memory before and after.
+    """
+
+    time: float
+    index: int
+    transition: str
+    source: str
+    target: str | None
+    order: int
+    guard: float
+    direction: int
+    rate: float
+    count: int
+    x_minus: Array
+    x_plus: Array
+    xdot_minus: Array
+    xdot_plus: Array
+    memory_minus: Array
+    memory_plus: Array
+    n_differential: tuple[int, int]  # of source and target
+
+    @property
+    def state_minus(self) -> Array:
+        """Differential state before."""
+        return self.x_minus[: self.n_differential[0]]
+
+    @property
+    def state_plus(self) -> Array:
+        """Differential state after."""
+        return self.x_plus[: self.n_differential[1]]
+
+    @property
+    def derivative_minus(self) -> Array:
+        """Derivative of the differential state before."""
+        return self.xdot_minus[: self.n_differential[0]]
+
+    @property
+    def derivative_plus(self) -> Array:
+        """Derivative of the differential state after."""
+        return self.xdot_plus[: self.n_differential[1]]
+
+    @property
+    def algebraic_minus(self) -> Array:
+        """Algebraic variables before."""
+        return self.x_minus[self.n_differential[0] :]
+
+    @property
+    def algebraic_plus(self) -> Array:
+        """Algebraic variables after."""
+        return self.x_plus[self.n_differential[1] :]
+
+    def __repr__(self) -> str:
+        return f"<event t={self.time:.12g} '{self.transition}'{f' (order {self.order})' if self.order else ''}>"
+
+
+@dataclass(frozen=True)
+class Interpolant:
+    """The integrator's own interpolant: rows of t_n, h, order and the derivatives at t_n, valid on [t_n - h, t_n]."""
+
+    rows: Array
+    n: int
+
+    def __call__(self, t: Array) -> Array:
+        index = np.minimum(np.searchsorted(self.rows[:, 0], t), len(self.rows) - 1)
+        offset = t - self.rows[index, 0]
+        derivatives = self.rows[index, DENSE_COLUMNS:].reshape(len(t), -1, self.n)
+        values = np.zeros((len(t), self.n))
+        for k in range(derivatives.shape[1] - 1, -1, -1):
+            values = values * offset[:, None] + derivatives[:, k] / factorial(k)
+        return values
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A smooth piece of the trajectory.
+
+    t (n,) and values (n, n_x) are its outputs; x_start, x_end, xdot_start, xdot_end and memory are exact
+    to the tolerance of the run. `sensitivities` (n, n_directions, n_x) are there after forward analysis.
+    """
+
+    mode: int
+    t_start: float
+    t_end: float
+    x_start: Array
+    x_end: Array
+    xdot_start: Array
+    xdot_end: Array
+    memory: Array
+    t: Array
+    values: Array
+    interpolate: Callable[[Segment], Interpolant] = field(repr=False)
+    sensitivities: Array | None = None
+    memory_sensitivities: Array | None = None
+
+    @cached_property
+    def dense(self) -> Interpolant:
+        """Interpolant, made when first asked for by integrating the segment again."""
+        return self.interpolate(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """A hybrid trajectory. Immutable.
+
+    ``sol.t`` are the output times (both sides of an event where no ``t_eval`` was given), ``sol["u"]``
+    the values of a variable or memory at these times (NaN where its mode does not have it),
+    ``sol(t)`` dense output, ``sol.events`` the event records, ``sol.functionals`` the values of the
+    functionals, ``sol.statistics`` the integrator's counters, ``sol.diagnostics`` what was noticed.
+
+    Examples
+    --------
+    >>> from dae_hybrid.problems import hybrid_ode
+    >>> import dae_hybrid as dh
+    >>> sol = dh.simulate(hybrid_ode.system(), hybrid_ode.t_span, rtol=1e-10)
+    >>> [round(event.time, 6) for event in sol.events]
+    [0.219216, 0.275813, 1.266348]
+    """
+
+    system: HybridSystem
+    t_span: tuple[float, float]
+    parameters: Array
+    parts: tuple[Segment | EventRecord, ...]
+    integrals: Array
+    functionals: Mapping[str, Any]
+    statistics: Mapping[str, int]
+    diagnostics: tuple[str, ...]
+    final: tuple[float, int, Array, Array]  # t, mode, x, memory
+    complete: bool = True
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The smooth pieces, in order of time."""
+        return tuple(part for part in self.parts if isinstance(part, Segment))
+
+    @cached_property
+    def events(self) -> tuple[EventRecord, ...]:
+        """One record per transition, in order."""
+        return tuple(part for part in self.parts if isinstance(part, EventRecord))
+
+    @cached_property
+    def t(self) -> Array:
+        """Output times, shape (n_t,)."""
+        return np.concatenate([s.t for s in self.segments]) if self.segments else np.zeros(0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every variable and memory that `sol[name]` knows."""
+        seen = {name: None for mode in self.system.modes for name in mode.variables.names}
+        return (*seen, *self.system.memory.names)
+
+    @cached_property
+    def modes(self) -> NDArray[np.str_]:
+        """Name of the active mode at every output time, shape (n_t,)."""
+        return np.array([self.system.modes[s.mode].name for s in self.segments for _ in s.t])
+
+    def width(self, name: str) -> int:
+        """Number of entries of a variable or memory."""
+        for layout in (*(mode.variables for mode in self.system.modes), self.system.memory):
+            if name in layout:
+                return layout[name].stop - layout[name].start
+        raise KeyError(f"No variable {name!r}; there are {', '.join(self.names)}.")
+
+    def __getitem__(self, name: str) -> Array:
+        width = self.width(name)
+        blocks = []
+        for segment in self.segments:
+            layout = self.system.modes[segment.mode].variables
+            if name in layout:
+                blocks.append(segment.values[:, layout[name]])
+            elif name in self.system.memory:
+                blocks.append(np.tile(segment.memory[self.system.memory[name]], (len(segment.t), 1)))
+            else:
+                blocks.append(np.full((len(segment.t), width), np.nan))
+        values = np.concatenate(blocks) if blocks else np.zeros((0, width))
+        return values[:, 0] if width == 1 else values
+
+    def __call__(self, t: ArrayLike, side: Side = "right") -> dict[str, Array]:
+        """Values of every variable and memory at the times `t`.
+
+        Parameters
+        ----------
+        t : float or array, shape (n,)
+            Times within the run.
+        side : {"right", "left"}
+            Which value to give at the time of an event: after it (default) or before it.
+
+        Returns
+        -------
+        dict of ndarray
+            By name: scalars for a scalar `t`; otherwise (n,) for scalars and (n, size) for vectors.
+
+        Raises
+        ------
+        OptionError
+            A time lies outside the run, or `side` is neither value.
+        """
+        if side not in ("left", "right"):
+            raise OptionError(f"side must be 'left' or 'right', got {side!r}.")
+        times = np.array(t, dtype=float)
+        flat = times.reshape(-1)
+        start, end = self.t_span[0], self.final[0]
+        if not np.all((flat >= start) & (flat <= end)):
+            raise OptionError(f"Dense output is available from {start} to {end}, got {flat.min()} to {flat.max()}.")
+        values = {name: np.full((flat.size, self.width(name)), np.nan) for name in self.names}
+        starts = np.array([s.t_start for s in self.segments])
+        owner = np.searchsorted(starts, flat, side=side) - 1 if self.segments else np.full(flat.size, -1)
+        owner = np.clip(owner, 0, len(self.segments) - 1)
+        for index in np.unique(owner) if self.segments else ():
+            here = owner == index
+            self._fill(values, here, self.segments[index], flat)
+        ends = self.parts and isinstance(self.parts[-1], EventRecord) and side == "right"
+        if ends or not self.segments:
+            mode, x, memory = self.system.modes[self.final[1]], self.final[2], self.final[3]
+            self._assign(values, flat == end, mode.variables, x[None, :], memory)
+        shaped = {}
+        for name, block in values.items():
+            block = block[:, 0] if block.shape[1] == 1 else block
+            shaped[name] = block[0] if times.ndim == 0 else block
+        return shaped
+
+    def _fill(self, values: dict[str, Array], here: NDArray[np.bool_], segment: Segment, t: Array) -> None:
+        x = segment.dense(t[here])
+        x[t[here] == segment.t_start] = segment.x_start
+        x[t[here] == segment.t_end] = segment.x_end
+        self._assign(values, here, self.system.modes[segment.mode].variables, x, segment.memory)
+
+    def _assign(self, values: dict[str, Array], here: NDArray[np.bool_], layout: Any, x: Array, memory: Array) -> None:
+        for name in values:
+            if name in layout:
+                values[name][here] = x[:, layout[name]]
+            elif name in self.system.memory:
+                values[name][here] = memory[self.system.memory[name]]
+            else:
+                values[name][here] = np.nan
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame: one row per output time, columns ``t``, ``mode`` and every variable.
+
+        Needs pandas (extra ``[data]``).
+        """
+        import pandas as pd  # noqa: PLC0415 - optional extra
+
+        columns: dict[str, Any] = {"t": self.t, "mode": self.modes}
+        for name in self.names:
+            values = self[name]
+            if values.ndim == 1:
+                columns[name] = values
+            else:
+                columns.update({f"{name}[{i}]": values[:, i] for i in range(values.shape[1])})
+        return pd.DataFrame(columns)
+
+    def plot(self, *names: str, axes: Any = None) -> Any:
+        """Plot variables over time, jumps drawn as gaps; see `dae_hybrid.plotting.plot_trajectory`."""
+        from dae_hybrid.plotting import plot_trajectory  # noqa: PLC0415 - optional extra
+
+        return plot_trajectory(self, *names, axes=axes)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name} = {value}" for name, value in self.functionals.items())
+        state = "" if self.complete else ", incomplete"
+        return (
+            f"<Trajectory of '{self.system.name}' from {self.t_span[0]:g} to {self.final[0]:g}: "
+            f"{len(self.segments)} segments, {len(self.events)} events{f', {values}' if values else ''}{state}>"
+        )

@@ -1,0 +1,284 @@
+"""The map across a transition and its linearisation.
+
+With ``w = (y, m)``, the differential state and the memory, a transition is ``h(w-, p, t) = 0`` for the
+event time and ``w+ = R(w-, p, t)``. Total derivatives run through the algebraic equations on both
+sides by the implicit function theorem. Then (SR eq. 6 and 28, solved; tau = dt/dp, S = dw/dp)
+
+    D   = h_w wdot- + h_t                                              SR eq. 4
+    tau = -(h_w S- + h_p) / D                                          SR eq. 6b, 27
+    S+  = R_w (S- + wdot- tau) + R_p + R_t tau - wdot+ tau             SR eq. 6c
+    dG  = (g- - g+) tau                                                SR eq. 8
+
+and its transpose, with L = dG/dw,
+
+    c   = L+ . (R_w wdot- + R_t - wdot+) + g- - g+
+    L-  = R_w^T L+ - h_w^T c / D,      dG/dp += R_p^T L+ - h_p^T c / D
+
+One object, `TransitionLinearisation`, carries the numbers and goes both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dae_hybrid.codegen import Kernel
+from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
+from dae_hybrid.formulation import EPS, RESIDUAL_ROUNDINGS, null_space, solve_algebraic
+from dae_hybrid.integrator import Array
+
+#: a guard whose rate times the time is below this share of its terms does not cross
+GRAZING = 1e-10
+
+if TYPE_CHECKING:
+    from dae_hybrid.system import ModeSystem
+    from dae_hybrid.trajectory import EventRecord
+
+
+def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Array:
+    """Derivative of u = (y, z, m, p, t) by (w, p, t) = (y, m, p, t) along the mode's algebraic equations.
+
+    Shape (n + n_memory + n_parameters + 1, n_differential + n_memory + n_parameters + 1).
+    """
+    ny, nz = mode.differential.size, mode.algebraic.size
+    size = ny + nz + m.size + p.size + 1
+    if nz == 0:
+        return np.eye(size)
+    by_u = mode.kernels["closure_by_u"](t, x, m, p)[0]
+    kept = np.r_[0:ny, ny + nz : size]
+    result = np.zeros((size, size - nz))
+    result[kept, np.arange(kept.size)] = 1.0
+    try:
+        result[ny : ny + nz] = -np.linalg.solve(by_u[:, ny : ny + nz], by_u[:, kept])
+    except np.linalg.LinAlgError:
+        raise ConsistencyError(
+            "k_z is singular: the algebraic variables are not differentiable here.",
+            mode=mode.name,
+            time=t,
+            variables=mode.algebraic.names,
+        ) from None
+    return result
+
+
+@dataclass(frozen=True)
+class TransitionLinearisation:
+    """A transition linearised at one of its firings; see the module for the symbols.
+
+    Shapes: h_w (n_w-), h_p (n_p), R_w (n_w+, n_w-), R_p (n_w+, n_p), R_t (n_w+), flow_minus (n_w-),
+    flow_plus (n_w+), integrand_minus and integrand_plus (k).
+    """
+
+    h_w: Array
+    h_p: Array
+    rate: float  # D
+    R_w: Array
+    R_p: Array
+    R_t: Array
+    flow_minus: Array
+    flow_plus: Array
+    integrand_minus: Array
+    integrand_plus: Array
+
+    def select(self, components: list[int]) -> TransitionLinearisation:
+        """The same transition for some components of the functionals."""
+        return replace(
+            self,
+            integrand_minus=self.integrand_minus[components],
+            integrand_plus=self.integrand_plus[components],
+        )
+
+    @property
+    def drift(self) -> Array:
+        """R_w wdot- + R_t - wdot+: what a shift of the event time does to the state after it."""
+        return np.asarray(self.R_w @ self.flow_minus + self.R_t - self.flow_plus)
+
+    def forward(self, before: Array, directions: Array) -> tuple[Array, Array, Array]:
+        """Carry dw across: (n_w-, d) and dp (n_p, d) to tau (d,), dw+ (n_w+, d) and dG (k, d)."""
+        tau = -(self.h_w @ before + self.h_p @ directions) / self.rate
+        after = self.R_w @ before + self.R_p @ directions + np.outer(self.drift, tau)
+        return tau, after, np.outer(self.integrand_minus - self.integrand_plus, tau)
+
+    def backward(self, after: Array, clock: Array) -> tuple[Array, Array]:
+        """Carry L = dG/dw back: (k, n_w+) to (k, n_w-) and the share of dG/dp (k, n_p).
+
+        `clock` (k,) is dG/dt of a cost that reads the event time itself.
+        """
+        c = after @ self.drift + self.integrand_minus - self.integrand_plus + clock
+        before = after @ self.R_w - np.outer(c, self.h_w / self.rate)
+        return before, after @ self.R_p - np.outer(c, self.h_p / self.rate)
+
+
+@dataclass(frozen=True, eq=False)
+class TransitionMap:
+    """One transition of the built system.
+
+    ============ ============================================== ===================================
+    kernel       inputs                                         outputs
+    ============ ============================================== ===================================
+    trigger      t, x-, m-, p, clock                            h, h_u
+    time         p, clock                                       scheduled time (timed only)
+    jump         t, x-, m-, p                                   y+, start of Newton for z+
+    after        t, x-, m-, x+, p                               m+, k+, dk+/dz+ with m+ following,
+                                                                sizes of the terms of both
+    linear       t, x-, m-, x+, m+, p                           y+_u, m+_u, m+_x+, k+_(x, m, p, t)
+    ============ ============================================== ===================================
+
+    `clock` is (start time, count): a periodic transition fires for the count-th time at start + count period.
+    """
+
+    name: str
+    index: int
+    source: int
+    target: int | None
+    direction: int
+    on_entry: str
+    kind: str  # "guard", "at" or "every"
+    kernels: Mapping[str, Kernel]
+
+    def apply(self, target: ModeSystem, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
+        """x and m after the transition, consistent with the target mode (SR eq. 3, 24).
+
+        Algebraic variables are continuous where that is consistent; otherwise they solve the target's
+        equations, starting from their old values.
+        """
+        y, z = self.kernels["jump"](t, x, m, p)
+        after = np.concatenate((y, z))
+        memory, k, _, _, k_size = self.kernels["after"](t, x, m, after, p)
+        if np.any(np.abs(k) > RESIDUAL_ROUNDINGS * EPS * k_size):
+            after = np.concatenate((y, self._solve(target, t, x, m, y, z, p)))
+            memory = self.kernels["after"](t, x, m, after, p)[0]
+        if not (np.all(np.isfinite(after)) and np.all(np.isfinite(memory))):
+            raise NonFiniteError("The reset gives NaN or infinity.", transition=self.name, mode=target.name, time=t)
+        return after, memory
+
+    def _solve(self, target: ModeSystem, t: float, x: Array, m: Array, y: Array, z: Array, p: Array) -> Array:
+        def system(trial: Array) -> tuple[Array, Array, Array]:
+            _, k, k_z, _, k_size = self.kernels["after"](t, x, m, np.concatenate((y, trial)), p)
+            return k, k_z, k_size
+
+        try:
+            return solve_algebraic(system, z, mode=target.name, variables=target.algebraic.labels(), time=t)
+        except ConsistencyError as error:
+            error.transition = self.name
+            error.remedy = (
+                "Neither the target's algebraic equations nor continuity determine its algebraic variables. "
+                "Check reset=, memory= and the equations of the target mode."
+            )
+            raise
+
+    def linearise(
+        self, source: ModeSystem, target: ModeSystem | None, event: EventRecord, p: Array, clock: Array
+    ) -> TransitionLinearisation:
+        """The linearisation at a recorded event."""
+        t, before, m = event.time, event.x_minus, event.memory_minus
+        ny, nm, np_ = source.differential.size, m.size, p.size
+        nw = ny + nm
+        by_w = chain(source, t, before, m, p)
+        h = self.kernels["trigger"](t, before, m, p, clock)[1] @ by_w
+        flow_minus = np.concatenate((event.xdot_minus[:ny], np.zeros(nm)))
+        g_minus = source.kernels["quadrature"](t, before, m, p)[0]
+        if target is None:
+            jump, flow_plus, g_plus = np.eye(nw, nw + np_ + 1), np.zeros(nw), np.zeros_like(g_minus)
+        else:
+            jump = self._jump_derivative(target, event, p, by_w)
+            flow_plus = np.concatenate((event.xdot_plus[: target.differential.size], np.zeros(nm)))
+            g_plus = target.kernels["quadrature"](t, event.x_plus, event.memory_plus, p)[0]
+        rate = float(h[0, :nw] @ flow_minus + h[0, -1])
+        self._refuse_grazing(source, event, rate, p)
+        return TransitionLinearisation(
+            h_w=h[0, :nw],
+            h_p=h[0, nw:-1],
+            rate=rate,
+            R_w=jump[:, :nw],
+            R_p=jump[:, nw:-1],
+            R_t=jump[:, -1],
+            flow_minus=flow_minus,
+            flow_plus=flow_plus,
+            integrand_minus=g_minus,
+            integrand_plus=g_plus,
+        )
+
+    def _refuse_grazing(self, source: ModeSystem, event: EventRecord, rate: float, p: Array) -> None:
+        """The event time is differentiable only where the guard crosses zero at a rate (SR eq. 4)."""
+        if self.kind != "guard":
+            return
+        _, _, _, sizes = source.kernels["entry"](event.time, event.x_minus, event.memory_minus, p)
+        size = float(sizes[source.guarded.index(self.index)])
+        if not np.isfinite(rate) or rate == 0.0 or abs(rate) * max(abs(event.time), 1e-300) <= GRAZING * size:
+            raise GrazingError(
+                f"The guard touches zero instead of crossing it (rate {rate:.3g}): derivatives do not exist there.",
+                transition=self.name,
+                mode=source.name,
+                time=event.time,
+                remedy="Change the parameters away from the grazing point, or the guard so that it crosses.",
+            )
+
+    def _jump_derivative(self, target: ModeSystem, event: EventRecord, p: Array, by_w: Array) -> Array:
+        """d(y+, m+)/d(w-, p, t) with z+ from the target's equations, or from continuity where they leave it open."""
+        t, x, m, after = event.time, event.x_minus, event.memory_minus, event.x_plus
+        ny, nz = target.differential.size, target.algebraic.size
+        y_u, m_u, m_x, z_u, k_u = self.kernels["linear"](t, x, m, after, event.memory_plus, p)
+        dy, dm = y_u @ by_w, m_u @ by_w + m_x[:, :ny] @ (y_u @ by_w)
+        if nz:
+            nm, columns = m.size, by_w.shape[1]
+            k_m = k_u[:, ny + nz : ny + nz + nm]
+            right = k_u[:, :ny] @ dy + k_m @ dm
+            right[:, columns - p.size - 1 :] += k_u[:, ny + nz + nm :]
+            _, _, k_z, k_z_size, _ = self.kernels["after"](t, x, m, after, p)
+            try:
+                free = null_space(k_z, k_z_size)
+                matrix, right = np.vstack((k_z, free)), np.vstack((-right, free @ (z_u @ by_w)))
+                dz, _, rank, _ = np.linalg.lstsq(matrix, right, rcond=None)
+            except np.linalg.LinAlgError as reason:
+                raise ConsistencyError(
+                    f"Cannot decide what determines the algebraic variables after the transition: {reason}.",
+                    transition=self.name,
+                    mode=target.name,
+                    time=t,
+                    variables=target.algebraic.names,
+                ) from None
+            if rank < nz:
+                raise ConsistencyError(
+                    "Neither the target's equations nor continuity determine the algebraic variables after the transition.",
+                    transition=self.name,
+                    mode=target.name,
+                    time=t,
+                    variables=target.algebraic.names,
+                )
+            dm = dm + m_x[:, ny:] @ dz
+        return np.vstack((dy, dm))
+
+
+@dataclass(frozen=True, eq=False)
+class InitialMap:
+    """Initial values and their derivatives by the parameters.
+
+    `explicit` gives y0, m0, their derivatives by p, and the memory's derivative by z0; a memory of an
+    algebraic variable always has an explicit initial value, so y0 and m0 never depend on z0.
+    """
+
+    mode: int
+    explicit: Kernel  # p -> y0, m0, dy0/dp, dm0/dp
+
+    def values(self, mode: ModeSystem, t: float, p: Array) -> tuple[Array, Array]:
+        """x0 and m0, consistent with the mode's equations (SR eq. 2)."""
+        y, m = self.explicit(p)[:2]
+        if not (np.all(np.isfinite(y)) and np.all(np.isfinite(m))):
+            raise NonFiniteError("The initial values are not finite.", mode=mode.name, time=t)
+        if not mode.algebraic.size:
+            return y, m
+
+        def system(z: Array) -> tuple[Array, Array, Array]:
+            k, k_z, size = mode.kernels["closure"](t, np.concatenate((y, z)), m, p)
+            return k, k_z, size
+
+        z = solve_algebraic(system, mode.guess, mode=mode.name, variables=mode.algebraic.labels(), time=t)
+        return np.concatenate((y, z)), m
+
+    def derivatives(self, p: Array) -> Array:
+        """d(y0, m0)/dp, shape (n_differential + n_memory, n_parameters)."""
+        _, _, by_p, memory_by_p = self.explicit(p)
+        return np.vstack((by_p, memory_by_p))
