@@ -84,11 +84,23 @@ class Sweep:
         absolute, absolute_integrals = self._absolute(mode, segment)
         outcome = self.session.backward(
             BackwardTask(
-                mode.equations, segment.t_start, segment.t_end, segment.x_start, segment.xdot_start, segment.memory,
-                self.components, full, rates, absolute, absolute_integrals, t_eval,
+                mode.equations,
+                segment.t_start,
+                segment.t_end,
+                segment.x_start,
+                segment.xdot_start,
+                segment.memory,
+                self.components,
+                full,
+                rates,
+                absolute,
+                absolute_integrals,
+                t_eval,
             )  # fmt: skip
         )
-        if not all(np.all(np.isfinite(v)) for v in (outcome.adjoints, outcome.parameter_integrals, outcome.memory_integrals)):
+        if not all(
+            np.all(np.isfinite(v)) for v in (outcome.adjoints, outcome.parameter_integrals, outcome.memory_integrals)
+        ):
             raise NonFiniteError("The adjoint is not finite.", mode=mode.name, time=segment.t_start)
         return outcome
 
@@ -125,7 +137,9 @@ def consistent_adjoint(
         try:
             mu = np.linalg.solve(f_x[ny:, ny:].T, right.T).T
         except np.linalg.LinAlgError:
-            raise ConsistencyError("k_z is singular at the end of a segment.", mode=mode.name, time=segment.t_end) from None
+            raise ConsistencyError(
+                "k_z is singular at the end of a segment.", mode=mode.name, time=segment.t_end
+            ) from None
         full = np.hstack((adjoint, mu))
     rates = np.zeros_like(full)
     rates[:, :ny] = -(full @ f_x + g_x)[:, :ny]

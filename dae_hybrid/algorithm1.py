@@ -94,7 +94,9 @@ def _check_system(sweep: Sweep) -> None:
     if others:
         raise AssumptionError(f"Algorithm 1 knows memory of states only, not {', '.join(others)}.", remedy=GENERAL)
     if np.any(system.initial.derivatives(p)):
-        raise AssumptionError("Algorithm 1 assumes initial values that do not depend on the parameters.", remedy=GENERAL)
+        raise AssumptionError(
+            "Algorithm 1 assumes initial values that do not depend on the parameters.", remedy=GENERAL
+        )
     by_w, by_p, _ = sweep.terminal()
     if np.any(by_w) or np.any(by_p):
         raise AssumptionError("Algorithm 1 is for integral functionals, without terminal value.", remedy=GENERAL)
@@ -104,8 +106,15 @@ def _check_event(event: EventRecord, map_: TransitionLinearisation, ny: int) -> 
     if event.target is None:
         raise AssumptionError("Algorithm 1 assumes a fixed final time.", transition=event.transition, remedy=GENERAL)
     same = np.array_equal(map_.R_w[:ny, :ny], np.eye(ny)) and not np.any(map_.R_w[:ny, ny:])
-    if not same or np.any(map_.R_p[:ny]) or np.any(map_.R_t[:ny]) or not np.array_equal(event.state_minus, event.state_plus):
-        raise AssumptionError("Algorithm 1 assumes continuous states.", transition=event.transition, time=event.time, remedy=GENERAL)
+    if (
+        not same
+        or np.any(map_.R_p[:ny])
+        or np.any(map_.R_t[:ny])
+        or not np.array_equal(event.state_minus, event.state_plus)
+    ):
+        raise AssumptionError(
+            "Algorithm 1 assumes continuous states.", transition=event.transition, time=event.time, remedy=GENERAL
+        )
     moving = np.abs(map_.R_w) @ np.abs(map_.flow_minus) + np.abs(map_.R_t) + np.abs(map_.flow_plus)
     scale = max(float(moving.max(initial=0.0)), abs(map_.rate))
     g = np.abs(map_.integrand_minus) + np.abs(map_.integrand_plus)

@@ -47,8 +47,10 @@ class _Setup:
         adapter: str, options: Mapping[str, Any],
     ) -> None:  # fmt: skip
         if not isinstance(system, HybridSystem):
-            raise OptionError(f"The first argument must be a built HybridSystem, got {type(system).__name__}.",
-                              remedy="Call build() on the model first.")
+            raise OptionError(
+                f"The first argument must be a built HybridSystem, got {type(system).__name__}.",
+                remedy="Call build() on the model first.",
+            )
         self.system = system
         self.span = check_time_span(t_span)
         self.t_eval = check_times(t_eval, self.span)
@@ -63,8 +65,10 @@ class _Setup:
         known = {"*", *self.system.functionals.names, *(n for m in self.system.modes for n in m.variables.names)}
         unknown = sorted(set(self.options.atol) - known)
         if unknown:
-            raise OptionError(f"atol names {', '.join(map(repr, unknown))}, which the model does not have.",
-                              remedy=f"Legal names: {', '.join(sorted(known))}.")
+            raise OptionError(
+                f"atol names {', '.join(map(repr, unknown))}, which the model does not have.",
+                remedy=f"Legal names: {', '.join(sorted(known))}.",
+            )
 
     def open(self, **more: Any) -> Session:
         """A session of this run."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError
 from dae_hybrid.events import Entry, Instant
-from dae_hybrid.integrator import Array, Session, SegmentOutcome, SegmentTask
+from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.options import Options
 from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.trajectory import EventRecord, Interpolant, Segment, Trajectory
@@ -127,8 +127,18 @@ class Automaton:
         n = x.size
         self.parts.append(
             Segment(
-                self.mode.index, task.t0, t, task.x0, x, task.xdot0, xdot, task.memory,
-                rows[:, 0], rows[:, 1 : 1 + n], _Redo(self.reopen, task, t), **kept,
+                self.mode.index,
+                task.t0,
+                t,
+                task.x0,
+                x,
+                task.xdot0,
+                xdot,
+                task.memory,
+                rows[:, 0],
+                rows[:, 1 : 1 + n],
+                _Redo(self.reopen, task, t),
+                **kept,
             )  # fmt: skip
         )
 
@@ -168,8 +178,12 @@ class Automaton:
             x, m = transition.apply(target, t, self.x, self.m, self.p)
             xdot_plus = target.kernels["entry"](t, x, m, self.p)[0]
             if not np.all(np.isfinite(xdot_plus)):
-                raise NonFiniteError("The equations are not finite after the transition.",
-                                     transition=transition.name, mode=target.name, time=t)
+                raise NonFiniteError(
+                    "The equations are not finite after the transition.",
+                    transition=transition.name,
+                    mode=target.name,
+                    time=t,
+                )
         event = EventRecord(
             time=t, index=transition.index, transition=transition.name, source=source.name,
             target=None if transition.target is None else target.name, order=order, guard=guard,
@@ -188,8 +202,14 @@ class Automaton:
         if complete:
             values = values + self.mode.kernels["terminal"](self.t, self.x, self.m, self.p)[0]
             if not np.all(np.isfinite(values)):
-                names = [n for n in self.system.functionals.names if not np.all(np.isfinite(values[self.system.functionals[n]]))]
-                error = NonFiniteError("A functional is NaN or infinite.", variables=names, time=self.t, mode=self.mode.name)
+                names = [
+                    n
+                    for n in self.system.functionals.names
+                    if not np.all(np.isfinite(values[self.system.functionals[n]]))
+                ]
+                error = NonFiniteError(
+                    "A functional is NaN or infinite.", variables=names, time=self.t, mode=self.mode.name
+                )
                 error.trajectory = self._trajectory(complete=False)
                 raise error
         functionals = {name: scalar(values[self.system.functionals[name]]) for name in self.system.functionals.names}

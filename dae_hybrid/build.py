@@ -56,7 +56,9 @@ def _check_declarations(model: HybridModel) -> None:
     if not model.modes:
         raise ModelError(f"Model '{model.name}' has no mode.", remedy="Declare one with m.mode(name, ode={...}).")
     if model.initial_mode is None:
-        raise ModelError(f"Model '{model.name}' has no initial mode.", remedy="Call m.initial(mode, {variable: value}).")
+        raise ModelError(
+            f"Model '{model.name}' has no initial mode.", remedy="Call m.initial(mode, {variable: value})."
+        )
     states = {d.name: d for d in model.of_kind("differential")}
     for name in states:
         if not any(name in mode.ode for mode in model.modes.values()):
@@ -102,7 +104,9 @@ class _ModeBuilder:
         self.guarded = [t for t in self.outgoing if t.guard is not None]
         functionals = list(model.functionals.values())
         where = f"in mode '{mode.name}'"
-        rows = [(f"ode of '{d.name}' {where}", mode.ode[d.name]) for d in lowering.variables if d.kind == "differential"]
+        rows = [
+            (f"ode of '{d.name}' {where}", mode.ode[d.name]) for d in lowering.variables if d.kind == "differential"
+        ]
         rows.append((f"algebraic equations {where}", mode.algebraic))
         guards = [(f"guard of transition '{t.name}'", t.guard) for t in self.guarded]
         integrands = [(f"integrand of functional '{f.name}'", self._part(f.integrand, f.size)) for f in functionals]
@@ -158,7 +162,7 @@ class _ModeBuilder:
         return self.flow(*s.point)[self.ny :]
 
     def _xdot(self, s: Symbols) -> Any:
-        """y' = f and z' from the differentiated algebraic equations."""
+        """Y' = f and z' from the differentiated algebraic equations."""
         equations = self.flow(*s.point)
         f, k = equations[: self.ny], equations[self.ny :]
         if not self.nz:
@@ -171,8 +175,13 @@ class _ModeBuilder:
         """A function of (t, x, m, p); `outputs(s)` are evaluated on symbols that its linear solves allow."""
         s = self.symbols()
         if self.nz > 4 and s.kind is ca.SX:
-            s = Symbols(ca.MX, *(ca.MX.sym(n, v.numel()) for n, v in zip(("t", "x", "xdot", "m", "p"),
-                                                                      (s.t, s.x, s.xdot, s.m, s.p), strict=True)))
+            s = Symbols(
+                ca.MX,
+                *(
+                    ca.MX.sym(n, v.numel())
+                    for n, v in zip(("t", "x", "xdot", "m", "p"), (s.t, s.x, s.xdot, s.m, s.p), strict=True)
+                ),
+            )
         return ca.Function(name, list(s.point), [ca.densify(o) for o in outputs(s)])
 
     def integrator_functions(self) -> dict[str, ca.Function]:
@@ -184,10 +193,9 @@ class _ModeBuilder:
         rates = self._point_function("rates", lambda s: [self._rates(s)])
         complete = self._complete()
         named = {
-            "flow": [equations],
-            "jacobian": [ca.jacobian(equations, s.x)],
+            "flow": [equations, g],
+            "jacobian": [ca.jacobian(equations, s.x), ca.jacobian(g, s.x).T],
             "linearised": blocks,
-            "quadrature": [g],
             "guards": [self.guards(*s.point)],
         }
         functions = {key: ca.Function(f"m{self.index}_{key}", inputs, outputs) for key, outputs in named.items()}
@@ -208,8 +216,10 @@ class _ModeBuilder:
         if not self.nz:
             s = self.symbols()
             return ca.Function("complete", list(s.point), [s.x, xdot(*s.point), ca.densify(s.kind(0, 1))])
-        newton = self._point_function("newton", lambda s: [-linear_solve(
-            ca.jacobian(self.algebraic_part(s), s.x[self.ny :]), self.algebraic_part(s))])
+        newton = self._point_function(
+            "newton",
+            lambda s: [-linear_solve(ca.jacobian(self.algebraic_part(s), s.x[self.ny :]), self.algebraic_part(s))],
+        )
         t, x, m, p = (ca.MX.sym(n, v) for n, v in zip("txmp", (1, self.lowering.n, self.nm, self.np), strict=True))
         point, step = x, ca.MX.zeros(self.nz)
         for _ in range(NEWTON_STEPS):
@@ -368,8 +378,11 @@ def _jump_kernels(
     ny, n = target.ny, target.lowering.n
     m_z = ca.jacobian(m_new, after[ny:])
     k_z, k_m = k_u[:, ny:n], k_u[:, n : n + target.nm]
-    at_new = ca.Function("at_new", [*s.point, after, m_after], [
-        k, k_z + k_m @ m_z, ca.fabs(k_z) + ca.fabs(k_m) @ ca.fabs(m_z), term_sizes(k, joint.u)])
+    at_new = ca.Function(
+        "at_new",
+        [*s.point, after, m_after],
+        [k, k_z + k_m @ m_z, ca.fabs(k_z) + ca.fabs(k_m) @ ca.fabs(m_z), term_sizes(k, joint.u)],
+    )
     results = at_new.call([*s.point, after, m_new])
     by_u = [ca.jacobian(y_new, s.u), ca.jacobian(m_new, s.u), ca.jacobian(m_new, after), ca.jacobian(z_new, s.u), k_u]
     t, x, m, p = s.point
@@ -418,7 +431,9 @@ def _initial(model: HybridModel, mode_index: dict[str, int]) -> InitialMap:
         _check_parameters_only(model, f"initial value of '{name}'", value)
     for d, value in zip(model.of_kind("memory"), memories, strict=True):
         _check_parameters_only(model, f"initial value of memory '{d.name}'", value)
-    values = _of_parameters(model, "values", [ca.vertcat(*states), ca.vertcat(*memories) if memories else ca.MX(0, 1)], [])
+    values = _of_parameters(
+        model, "values", [ca.vertcat(*states), ca.vertcat(*memories) if memories else ca.MX(0, 1)], []
+    )
     p = ca.MX.sym("p", sum(d.size for d in model.of_kind("parameter")))
     y, m = values(p)
     explicit = ca.Function("initial", [p], [ca.densify(e) for e in (y, m, ca.jacobian(y, p), ca.jacobian(m, p))])

@@ -54,10 +54,16 @@ class GradientCheck:
                 rows.append([label, *(f"{table[way][j, i]: .12e}" for way in ways)])
         rows.append(["relative to forward", *(f"{self.difference(way, 'forward'):.1e}" for way in ways)])
         widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(w) if c == 0 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=True)))
-                 for row in rows]
+        lines = [
+            "  ".join(
+                cell.ljust(w) if c == 0 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
         if not self.same_events:
-            lines.append("The perturbed runs went through other transitions: the finite differences are not the derivative.")
+            lines.append(
+                "The perturbed runs went through other transitions: the finite differences are not the derivative."
+            )
         return "\n".join(lines)
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.errors import CompilerWarning
 
-FLAGS = ("-O2", "-fPIC", "-shared")
+FLAGS = ("-O2", "-fno-math-errno", "-fPIC", "-shared")
 COMPILE_TIMEOUT = 600.0
 
 Array = NDArray[np.float64]
@@ -110,7 +110,7 @@ def find_compiler() -> tuple[str, ...] | None:
         if path := shutil.which(name):
             return (path,)
     try:
-        import ziglang  # noqa: F401, PLC0415 - optional extra [compiler]
+        import ziglang  # noqa: F401 - optional extra [compiler]
     except ImportError:
         return None
     return (sys.executable, "-m", "ziglang", "cc")
@@ -136,7 +136,7 @@ def cache_directory() -> Path:
 @cache
 def _private_directory() -> Path:
     """A directory of this process only, for when the cache cannot be written."""
-    import atexit  # noqa: PLC0415
+    import atexit
 
     path = Path(tempfile.mkdtemp(prefix="dae_hybrid-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)

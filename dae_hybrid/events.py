@@ -147,7 +147,11 @@ class Instant:
 
     def _watch_accumulation(self, transition: TransitionMap, t: float) -> None:
         recent = np.diff(self.times[-ZENO_EVENTS - 1 :])
-        if transition.kind != "guard" or recent.size < ZENO_EVENTS or recent[-1] > ZENO_INTERVAL * (self.span[1] - self.span[0]):
+        if (
+            transition.kind != "guard"
+            or recent.size < ZENO_EVENTS
+            or recent[-1] > ZENO_INTERVAL * (self.span[1] - self.span[0])
+        ):
             return
         ratios = recent[1:] / recent[:-1]
         if np.all(ratios < 1.0):

@@ -36,10 +36,9 @@ class Equations:
     `functions` holds, by name (sparse outputs in compressed columns):
 
     ============== =========================================================================
-    flow           F, dense (n)
-    jacobian       F_x, sparse (n, n)
+    flow           F, dense (n), and the integrands g, dense (n_functionals)
+    jacobian       F_x and, transposed, g_x; sparse
     linearised     F_x, F_p, F_m and, transposed, g_x, g_p, g_m; all sparse
-    quadrature     g, the integrands (n_quadratures)
     guards, rates  the guards and their total time derivatives along the flow (n_guards)
     complete       x and x' that satisfy the equations to rounding, near the given x, and the last
                    Newton correction of the algebraic part
@@ -58,11 +57,6 @@ class Equations:
     integrates: bool  # whether any functional has an integrand
     #: where an adapter keeps what it built for these equations, by a key of its own
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
-
-    @property
-    def n_quadratures(self) -> int:
-        """Number of functional components; without an integrand they have g = 0."""
-        return self.functionals.size
 
     @property
     def n_guards(self) -> int:

@@ -89,9 +89,7 @@ class ModeLowering:
         """Start of Newton's method for the algebraic variables."""
         return [float(v) for d in self.variables if d.kind == "algebraic" for v in d.value]  # type: ignore[union-attr]
 
-    def lower(
-        self, name: str, expressions: Sequence[tuple[str, ca.MX]], extra: Sequence[ca.MX] = ()
-    ) -> ca.Function:
+    def lower(self, name: str, expressions: Sequence[tuple[str, ca.MX]], extra: Sequence[ca.MX] = ()) -> ca.Function:
         """A function of (t, x, m, p, *extra) that returns the expressions; each comes with what it is, for errors."""
         rates = [self.model.rates[key] for key in self.mode.ode if key in self.model.rates]
         flows = [self.mode.ode[key] for key in self.mode.ode if key in self.model.rates]
@@ -107,8 +105,11 @@ class ModeLowering:
         t = kind.sym("t")
         x, m, p = (kind.sym(key, size) for key, size in zip("xmp", sizes, strict=True))
         more = [kind.sym(f"extra{i}", s.numel()) for i, s in enumerate(extra)]
-        named = [piece for flat, group in ((x, self.variables), (m, self.memory), (p, self.parameters))
-                 for piece in split(flat, [d.size for d in group])]
+        named = [
+            piece
+            for flat, group in ((x, self.variables), (m, self.memory), (p, self.parameters))
+            for piece in split(flat, [d.size for d in group])
+        ]
         results = function.call([t, *named, *more])
         return ca.Function(name, [t, x, m, p, *more], [ca.densify(r) for r in results])
 

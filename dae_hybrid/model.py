@@ -159,11 +159,14 @@ class HybridModel:
         if of is not None:
             frozen = self.lookup(of, f"of= of memory '{name}'")
             if frozen.kind not in ("differential", "algebraic"):
-                raise ModelError(f"Memory '{name}' must be of a differential or algebraic variable, not a {frozen.kind}.")
+                raise ModelError(
+                    f"Memory '{name}' must be of a differential or algebraic variable, not a {frozen.kind}."
+                )
             size = frozen.size
         if initial is None and (frozen is None or frozen.kind == "algebraic"):
             raise ModelError(
-                f"Memory '{name}' needs an initial value.", remedy="Give initial=, a number or an expression in parameters."
+                f"Memory '{name}' needs an initial value.",
+                remedy="Give initial=, a number or an expression in parameters.",
             )
         start = None if initial is None else self._expression(f"initial value of memory '{name}'", initial, size)
         return self._declare(name, "memory", size, unit, description, initial=start, of=frozen)
@@ -179,7 +182,9 @@ class HybridModel:
         """The value of a variable just after a transition, for memory updates."""
         declared = self.lookup(variable, "post()")
         if declared.kind not in ("differential", "algebraic"):
-            raise ModelError(f"post() needs a differential or algebraic variable; '{declared.name}' is a {declared.kind}.")
+            raise ModelError(
+                f"post() needs a differential or algebraic variable; '{declared.name}' is a {declared.kind}."
+            )
         return self.posts.setdefault(declared.name, ca.MX.sym(f"post({declared.name})", declared.size))
 
     def pre(self, variable: ca.MX | str) -> ca.MX:
@@ -265,8 +270,11 @@ class HybridModel:
             raise UnsupportedError(
                 f"Transition '{name}': implicit resets are not available.", remedy="Give reset={variable: expression}."
             )
-        trigger = {key: self._expression(f"{key} of transition '{name}'", value, 1) for key, value in
-                   (("guard", guard), ("at", at), ("every", every)) if value is not None}
+        trigger = {
+            key: self._expression(f"{key} of transition '{name}'", value, 1)
+            for key, value in (("guard", guard), ("at", at), ("every", every))
+            if value is not None
+        }
         transition = Transition(
             name,
             start,
@@ -311,7 +319,9 @@ class HybridModel:
         if not sizes:
             raise ModelError(f"Functional '{name}' needs an integrand, a terminal value, or both.")
         if len(sizes) > 1 or 0 in sizes:
-            raise ModelError(f"Functional '{name}': integrand and terminal must have one common size, got {sorted(sizes)}.")
+            raise ModelError(
+                f"Functional '{name}': integrand and terminal must have one common size, got {sorted(sizes)}."
+            )
         self.functionals[name] = Functional(name, sizes.pop(), parts[0], parts[1])
 
     def build(self, *, native: bool = True) -> HybridSystem:
@@ -329,7 +339,7 @@ class HybridModel:
         FormulationError
             A mode's equations are not square or not of index 0 or 1.
         """
-        from dae_hybrid.build import build_system  # noqa: PLC0415 - the declarations know no numerics
+        from dae_hybrid.build import build_system
 
         return build_system(self, native=native)
 
@@ -354,7 +364,9 @@ class HybridModel:
     def _mode(self, mode: Mode | str, where: str) -> Mode:
         found = self.modes.get(mode if isinstance(mode, str) else getattr(mode, "name", ""))
         if found is None or (isinstance(mode, Mode) and found is not mode):
-            raise ModelError(f"{where} {mode!r} is not a mode of model '{self.name}'.", remedy=f"Modes: {', '.join(self.modes)}.")
+            raise ModelError(
+                f"{where} {mode!r} is not a mode of model '{self.name}'.", remedy=f"Modes: {', '.join(self.modes)}."
+            )
         return found
 
     def _declare(self, name: str, kind: Kind, size: int, unit: str, description: str, **more: Any) -> ca.MX:
@@ -373,7 +385,9 @@ class HybridModel:
         for key, value in values.items():
             declared = self.lookup(key, where)
             if declared.kind not in kinds:
-                raise ModelError(f"{where}: '{declared.name}' is a {declared.kind} variable, expected {' or '.join(kinds)}.")
+                raise ModelError(
+                    f"{where}: '{declared.name}' is a {declared.kind} variable, expected {' or '.join(kinds)}."
+                )
             if declared.name in found:
                 raise ModelError(f"{where}: '{declared.name}' is given twice.")
             found[declared.name] = self._expression(f"{where}, '{declared.name}'", value, declared.size)
@@ -400,7 +414,9 @@ class HybridModel:
         try:
             expression = value if isinstance(value, ca.MX) else ca.MX(ca.DM(np.array(value, dtype=float)))
         except Exception as reason:
-            raise ModelError(f"{what} must be a number, an array or an expression of this model, got {value!r}.") from reason
+            raise ModelError(
+                f"{what} must be a number, an array or an expression of this model, got {value!r}."
+            ) from reason
         if size is not None and expression.numel() != size:
             if expression.numel() != 1:
                 raise ModelError(f"{what} has {expression.numel()} entries, expected {size}.")

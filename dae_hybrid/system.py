@@ -93,7 +93,8 @@ class HybridSystem:
             for name, value in given.items():
                 if name not in self.parameters:
                     raise ParameterError(
-                        f"Unknown parameter {name!r}.", remedy=f"Parameters: {', '.join(self.parameters.names) or 'none'}."
+                        f"Unknown parameter {name!r}.",
+                        remedy=f"Parameters: {', '.join(self.parameters.names) or 'none'}.",
                     )
                 part = self.parameters[name]
                 values[part] = _numbers(f"parameter '{name}'", value, part.stop - part.start)
@@ -112,7 +113,8 @@ class HybridSystem:
         for name in names:
             if name not in self.parameters:
                 raise ParameterError(
-                    f"wrt: unknown parameter {name!r}.", remedy=f"Parameters: {', '.join(self.parameters.names) or 'none'}."
+                    f"wrt: unknown parameter {name!r}.",
+                    remedy=f"Parameters: {', '.join(self.parameters.names) or 'none'}.",
                 )
             part = self.parameters[name]
             if part.start in indices:
@@ -126,7 +128,8 @@ class HybridSystem:
             return self.functionals.names
         if functional not in self.functionals:
             raise ParameterError(
-                f"Unknown functional {functional!r}.", remedy=f"Functionals: {', '.join(self.functionals.names) or 'none'}."
+                f"Unknown functional {functional!r}.",
+                remedy=f"Functionals: {', '.join(self.functionals.names) or 'none'}.",
             )
         return (functional,)
 

@@ -286,7 +286,7 @@ class Trajectory:
 
         Needs pandas (extra ``[data]``).
         """
-        import pandas as pd  # noqa: PLC0415 - optional extra
+        import pandas as pd
 
         columns: dict[str, Any] = {"t": self.t, "mode": self.modes}
         for name in self.names:
@@ -299,7 +299,7 @@ class Trajectory:
 
     def plot(self, *names: str, axes: Any = None) -> Any:
         """Plot variables over time, jumps drawn as gaps; see `dae_hybrid.plotting.plot_trajectory`."""
-        from dae_hybrid.plotting import plot_trajectory  # noqa: PLC0415 - optional extra
+        from dae_hybrid.plotting import plot_trajectory
 
         return plot_trajectory(self, *names, axes=axes)
 

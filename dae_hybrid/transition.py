@@ -139,7 +139,7 @@ class TransitionMap:
     kernels: Mapping[str, Kernel]
 
     def apply(self, target: ModeSystem, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
-        """x and m after the transition, consistent with the target mode (SR eq. 3, 24).
+        """X and m after the transition, consistent with the target mode (SR eq. 3, 24).
 
         Algebraic variables are continuous where that is consistent; otherwise they solve the target's
         equations, starting from their old values.

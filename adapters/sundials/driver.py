@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_size_t, c_void_p
+import weakref
+from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_long, c_size_t, c_void_p
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -18,11 +19,7 @@ from .library import load
 PAUSED, OUT_OF_MEMORY = 100, -1000
 REACHED_STOP, FOUND_ROOT = 1, 2
 RECORD = {"nothing": 0, "steps": 1, "dense": 2}
-FUNCTIONS = ("flow", "jacobian", "linearised", "quadrature", "guards", "rates", "complete")
-CALLBACKS = (
-    "cv_rhs", "cv_jac", "cv_root", "cv_quad", "cv_sens", "cv_quadsens", "cv_rhs_b", "cv_jac_b", "cv_quad_b",
-    "ida_res", "ida_jac", "ida_root", "ida_quad", "ida_sens", "ida_quadsens", "ida_res_b", "ida_jac_b", "ida_quad_b",
-)  # fmt: skip
+FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
 BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
 COUNTERS = ("flow_calls", "jacobian_calls", "linearised_calls", "guard_calls", "not_finite")
 
@@ -31,8 +28,9 @@ class Api(Structure):
     """`sundials_api` of driver.c."""
 
     _fields_ = [(name, c_void_p) for name in (
-        "array", "matrix", "cvode", "ida", "get_dky", "get_quad_dky", "get_sens_dky", "get_quad_sens_dky",
-        "get_last_step", "get_last_order", "get_current_time", "get_root_info",
+        "array", "matrix", "cvode", "ida", "cvode_reinit", "ida_reinit", "cvode_sens_reinit", "ida_sens_reinit",
+        "set_stop_time", "get_dky", "get_sens_dky", "get_last_step", "get_last_order", "get_current_time",
+        "get_root_info", "get_error_test_failures", "get_newton_failures",
     )]  # fmt: skip
 
 
@@ -49,10 +47,10 @@ class Context(Structure):
         ("api", c_void_p),
         *((name, c_void_p) for name in FUNCTIONS),
         *((name, c_void_p) for name in ("arg", "res", "iw", "w")),
-        *((name, c_int64) for name in ("n", "n_differential", "n_quadratures", "n_memory", "n_parameters", "n_guards",
-                                       "n_directions", "n_wrt")),
+        *((name, c_int64) for name in ("n", "n_differential", "n_functionals", "n_integrals", "n_memory",
+                                       "n_parameters", "n_guards", "n_directions", "n_wrt")),
         *((name, c_void_p) for name in ("parameters", "memory", "parameter_directions", "memory_directions", "wrt")),
-        *((name, Sparse) for name in ("state_jacobian", *BLOCKS)),
+        *((name, Sparse) for name in ("state_jacobian", "integrand_jacobian", *BLOCKS)),
         *((name, c_void_p) for name in ("zero_band", "point", "parameter_gradient")),
         ("point_time", c_double),
         *((name, c_int64) for name in ("point_valid", *COUNTERS)),
@@ -69,11 +67,12 @@ class Run(Structure):
     """`run` of driver.c."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "work", "quadratures", "sensitivities",
-                                        "quadrature_sensitivities", "completed", "guard_values", "roots", "t_eval", "rows")),
+        *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "work", "sensitivities", "sensitivity_rates",
+                                        "completed", "guard_values", "roots", "t_eval", "rows")),
         *((name, c_double) for name in ("t", "t_stop")),
         *((name, c_int64) for name in ("n_eval", "next_eval", "n_rows", "capacity", "width", "record", "dense_order",
-                                       "implicit", "closed_end", "budget", "steps", "root", "start_recorded")),
+                                       "implicit", "closed_end", "budget", "steps", "root", "corrector")),
+        *((name, c_long) for name in ("error_test_failures", "newton_failures")),
     ]  # fmt: skip
 
 
@@ -87,8 +86,9 @@ def driver() -> ctypes.CDLL | None:
     sizes = [library.dh_sizes(i) for i in range(4)]
     if sizes != [ctypes.sizeof(kind) for kind in (Api, Context, BackwardData, Run)]:
         raise AssertionError("driver.c and driver.py disagree on the layout of their structs")
-    library.dh_advance.argtypes = [POINTER(Run)]
-    library.dh_advance.restype = c_int
+    for name in ("dh_begin", "dh_advance"):
+        function = getattr(library, name)
+        function.argtypes, function.restype = [POINTER(Run)], c_int
     library.dh_free_rows.argtypes = [POINTER(Run)]
     library.dh_free_rows.restype = None
     return library
@@ -100,10 +100,13 @@ def api(family: str) -> Api:
     lib = load()
     names = {
         "array": "N_VGetArrayPointer", "matrix": "SUNDenseMatrix_Data", "cvode": "CVode", "ida": "IDASolve",
-        "get_dky": f"{family}GetDky", "get_quad_dky": f"{family}GetQuadDky", "get_sens_dky": f"{family}GetSensDky",
-        "get_quad_sens_dky": f"{family}GetQuadSensDky", "get_last_step": f"{family}GetLastStep",
-        "get_last_order": f"{family}GetLastOrder", "get_current_time": f"{family}GetCurrentTime",
-        "get_root_info": f"{family}GetRootInfo",
+        "cvode_reinit": "CVodeReInit", "ida_reinit": "IDAReInit", "cvode_sens_reinit": "CVodeSensReInit",
+        "ida_sens_reinit": "IDASensReInit", "set_stop_time": f"{family}SetStopTime",
+        "get_dky": f"{family}GetDky", "get_sens_dky": f"{family}GetSensDky",
+        "get_last_step": f"{family}GetLastStep", "get_last_order": f"{family}GetLastOrder",
+        "get_current_time": f"{family}GetCurrentTime", "get_root_info": f"{family}GetRootInfo",
+        "get_error_test_failures": f"{family}GetNumErrTestFails",
+        "get_newton_failures": f"{family}GetNumNonlinSolvConvFails",
     }  # fmt: skip
     return Api(**{key: address(lib, name) for key, name in names.items()})
 
@@ -122,11 +125,15 @@ class Model:
     The arrays are the Python side's view: writing into them is how values reach the callbacks.
     """
 
-    def __init__(self, equations: Equations, family: str, n_directions: int, wrt: tuple[int, ...]) -> None:
+    def __init__(
+        self, equations: Equations, family: str, n_integrals: int, n_directions: int, wrt: tuple[int, ...]
+    ) -> None:
         e = equations
         self.equations = e
         sizes = np.max([f.work_sizes for f in e.functions.values()], axis=0)
-        self._work = [np.zeros(max(int(s), 8), dtype) for s, dtype in zip(sizes, (np.intp, np.intp, np.int64, float), strict=True)]
+        self._work = [
+            np.zeros(max(int(s), 8), dtype) for s, dtype in zip(sizes, (np.intp, np.intp, np.int64, float), strict=True)
+        ]
         self.parameters, self.memory = np.zeros(e.n_parameters), np.zeros(e.n_memory)
         self.parameter_directions = np.zeros((n_directions, e.n_parameters))
         self.memory_directions = np.zeros((n_directions, e.n_memory))
@@ -134,22 +141,21 @@ class Model:
         self.wrt = np.array(wrt, dtype=np.int64)
         self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters)]
         self._patterns: list[Any] = []
-        jacobian = self._sparse("jacobian", 0)
         blocks = {name: self._sparse("linearised", i) for i, name in enumerate(BLOCKS)}
         self.context = Context(
             api=ctypes.addressof(api(family)),
             **{name: e.functions[name].address for name in FUNCTIONS},
             **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
-            n=e.n, n_differential=e.n_differential, n_quadratures=e.n_quadratures, n_memory=e.n_memory,
-            n_parameters=e.n_parameters, n_guards=e.n_guards, n_directions=n_directions, n_wrt=len(wrt),
+            n=e.n, n_differential=e.n_differential, n_functionals=e.functionals.size, n_integrals=n_integrals,
+            n_memory=e.n_memory, n_parameters=e.n_parameters, n_guards=e.n_guards, n_directions=n_directions, n_wrt=len(wrt),
             parameters=self.parameters.ctypes.data, memory=self.memory.ctypes.data,
             parameter_directions=self.parameter_directions.ctypes.data,
             memory_directions=self.memory_directions.ctypes.data, wrt=self.wrt.ctypes.data,
-            state_jacobian=jacobian, **blocks,
+            state_jacobian=self._sparse("jacobian", 0), integrand_jacobian=self._sparse("jacobian", 1), **blocks,
             zero_band=self.zero_band.ctypes.data, point=self._scratch[0].ctypes.data,
             parameter_gradient=self._scratch[1].ctypes.data,
         )  # fmt: skip
-        self.backward_data = [BackwardData(ctypes.addressof(self.context), j) for j in range(e.n_quadratures)]
+        self.backward_data = [BackwardData(ctypes.addressof(self.context), j) for j in range(e.functionals.size)]
 
     def _sparse(self, function: str, output: int) -> Sparse:
         column, row = self.equations.functions[function].pattern(output)
@@ -193,7 +199,11 @@ class Stepper:
         self.model = model
         self._handles = handles  # what the struct points at must live as long as it
         pointers = {k: ctypes.addressof(v) if isinstance(v, ctypes.Array) else v for k, v in handles.items()}
-        self._arrays = [np.zeros(2 * e.n + e.n), np.zeros(2 * max(e.n_guards, 1)), np.zeros(max(e.n_guards, 1), dtype=np.int32)]
+        self._arrays = [
+            np.zeros(2 * e.n + e.n),
+            np.zeros(2 * max(e.n_guards, 1)),
+            np.zeros(max(e.n_guards, 1), dtype=np.int32),
+        ]
         self.completed = self._arrays[0]
         self.run = Run(
             model=model.user_data,
@@ -203,22 +213,34 @@ class Stepper:
             implicit=int(e.implicit),
             **pointers,
         )
-        self._library = driver()
+        library = driver()
+        if library is None:
+            raise AssertionError("the compiled driver is not there")
+        self._library = library
+        weakref.finalize(self, library.dh_free_rows, self.run)
 
-    def start(self, t0: float, t_stop: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int) -> None:
-        """Prepare a segment."""
+    def begin(
+        self, t0: float, t_stop: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int
+    ) -> int:
+        """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
         run = self.run
-        if width != run.width and self._library is not None:
+        if width != run.width:
             self._library.dh_free_rows(run)
-        run.t, run.t_stop, run.n_rows, run.width, run.steps, run.start_recorded = t0, t_stop, 0, width, 0, 0
-        run.record, run.closed_end, run.dense_order, run.next_eval = RECORD[record], int(closed_end), order, 0
+            run.width = width
+        run.t, run.t_stop, run.record, run.closed_end, run.dense_order = t0, t_stop, RECORD[record], closed_end, order
         self._t_eval = t_eval
         run.n_eval, run.t_eval = (0, None) if t_eval is None else (t_eval.size, t_eval.ctypes.data)
+        return int(self._library.dh_begin(run))
 
     def advance(self, budget: int) -> int:
         """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
         self.run.budget = budget
-        return int(self._library.dh_advance(self.run))  # type: ignore[union-attr]
+        return int(self._library.dh_advance(self.run))
+
+    @property
+    def failures(self) -> tuple[int, int]:
+        """Failed error tests and failed Newton iterations of this segment."""
+        return self.run.error_test_failures, self.run.newton_failures
 
     @property
     def t(self) -> float:
@@ -242,7 +264,3 @@ class Stepper:
             return np.zeros((0, run.width))
         flat = np.ctypeslib.as_array(ctypes.cast(run.rows, POINTER(c_double)), (run.n_rows, run.width))
         return flat.copy()
-
-    def __del__(self) -> None:
-        if getattr(self, "_library", None) is not None:
-            self._library.dh_free_rows(self.run)  # type: ignore[union-attr]

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dae_hybrid.errors import ConsistencyError, DaeHybridError, IntegrationError, NonFiniteError, StepLimitError, StepSizeError
+from dae_hybrid.errors import (
+    ConsistencyError,
+    DaeHybridError,
+    IntegrationError,
+    NonFiniteError,
+    StepLimitError,
+    StepSizeError,
+)
 
 _STARVED = "The step size became too small"
 _SENTENCES: dict[str, tuple[type[DaeHybridError], str, str]] = {
@@ -36,7 +43,10 @@ def integration_error(flag: int, name: str, *, not_finite: bool, mode: str, time
         return kind(f"{sentence} ({name})", mode=mode, time=time, remedy=remedy)
     if any(part in key for part in _REPEATED):
         return IntegrationError(
-            f"A function of the mode failed ({name}).", mode=mode, time=time, remedy="Check the equations near this point."
+            f"A function of the mode failed ({name}).",
+            mode=mode,
+            time=time,
+            remedy="Check the equations near this point.",
         )
     if "CONSTR" in key or "NO_RECOVERY" in key:
         return ConsistencyError(f"Consistent values could not be found ({name}).", mode=mode, time=time)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, POINTER, c_double, c_int, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_double, c_int, c_long, c_void_p
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,9 @@ EPS = float(np.finfo(float).eps)
 # what a callback receives: t time, c the factor of x', v vector, V array of vectors, m matrix, o guard
 # values, i the number of directions, d user data and trailing work vectors, _ ignored
 _SIGNATURES = {
-    "cv_rhs": "tvv_", "cv_jac": "tv_m____", "cv_root": "tvo_", "cv_quad": "tvv_", "cv_sens": "itv_VV___",
-    "cv_quadsens": "itvV_V___", "cv_rhs_b": "tvvvd", "cv_jac_b": "tvv_md___", "cv_quad_b": "tvvvd",
-    "ida_res": "tvvv_", "ida_jac": "tcvv_m____", "ida_root": "tvvo_", "ida_quad": "tvvv_",
-    "ida_sens": "itvv_VVV____", "ida_quadsens": "itvvVV_V____", "ida_res_b": "tvvvvvd",
+    "cv_rhs": "tvv_", "cv_jac": "tv_m____", "cv_root": "tvo_", "cv_sens": "itv_VV___", "cv_rhs_b": "tvvvd", "cv_jac_b": "tvv_md___", "cv_quad_b": "tvvvd",
+    "ida_res": "tvvv_", "ida_jac": "tcvv_m____", "ida_root": "tvvo_",
+    "ida_sens": "itvv_VVV____", "ida_res_b": "tvvvvvd",
     "ida_jac_b": "tcvvv__md___", "ida_quad_b": "tvvv_vd",
 }  # fmt: skip
 _TYPES = {"t": c_double, "c": c_double, "o": POINTER(c_double), "i": c_int}
@@ -37,11 +36,15 @@ _TYPES = {"t": c_double, "c": c_double, "o": POINTER(c_double), "i": c_int}
 class Model:
     """The same face as `driver.Model`, evaluating kernels in Python."""
 
-    def __init__(self, equations: Equations, family: str, n_directions: int, wrt: tuple[int, ...]) -> None:
+    def __init__(
+        self, equations: Equations, family: str, n_integrals: int, n_directions: int, wrt: tuple[int, ...]
+    ) -> None:
         del family
         e = equations
+        self.size = e.n + n_integrals
         self.equations = e
-        self.kernels = {name: Kernel(_dense(e.functions[name].function)) for name in FUNCTIONS}
+        matrices = {"jacobian": range(2), "linearised": range(6)}
+        self.kernels = {name: Kernel(_dense(e.functions[name].function), matrices.get(name, ())) for name in FUNCTIONS}
         self.parameters, self.memory = np.zeros(e.n_parameters), np.zeros(e.n_memory)
         self.parameter_directions = np.zeros((n_directions, e.n_parameters))
         self.memory_directions = np.zeros((n_directions, e.n_memory))
@@ -49,7 +52,8 @@ class Model:
         self.wrt = list(wrt)
         self.n_directions = n_directions
         self.calls = dict.fromkeys(COUNTERS, 0)
-        self._mass = (np.arange(e.n) < e.n_differential).astype(float)
+        rows = np.arange(self.size)
+        self._mass = ((rows < e.n_differential) | (rows >= e.n)).astype(float)
         self._point: tuple[float, Array, list[Array]] | None = None
         self._pending: BaseException | None = None
         self._callbacks: dict[str, Any] = {}
@@ -80,8 +84,8 @@ class Model:
 
     def evaluate(self, name: str, t: float, x: Array, xdot: Array | None = None) -> list[Array]:
         """Outputs of a model function."""
-        rate = np.zeros_like(x) if xdot is None else xdot
-        return self.kernels[name](t, x, rate, self.memory, self.parameters)
+        n = self.equations.n
+        return self.kernels[name](t, x[:n], 0.0 if xdot is None else xdot[:n], self.memory, self.parameters)
 
     def _checked(self, *values: Array) -> None:
         if not all(np.all(np.isfinite(v)) for v in values):
@@ -90,14 +94,14 @@ class Model:
 
     def _flow(self, t: float, x: Array, xdot: Array | None) -> Array:
         self.calls["flow_calls"] += 1
-        values = self.evaluate("flow", t, x, xdot)[0]
+        values = np.concatenate(self.evaluate("flow", t, x, xdot))[: self.size]
         self._checked(values)
         return values
 
     def _linearised(self, t: float, x: Array, xdot: Array | None) -> dict[str, Array]:
         if self._point is None or self._point[0] != t or not np.array_equal(self._point[1], x):
             self.calls["linearised_calls"] += 1
-            blocks = [_matrix(block) for block in self.evaluate("linearised", t, x, xdot)]
+            blocks = [block for block in self.evaluate("linearised", t, x, xdot)]
             self._point = None
             self._checked(*blocks)
             self._point = (t, x.copy(), blocks)
@@ -107,13 +111,9 @@ class Model:
 
     def _directional(self, t: float, x: Array, xdot: Array | None, s: list[Array]) -> list[Array]:
         b = self._linearised(t, x, xdot)
-        pairs = zip(s, self.parameter_directions, self.memory_directions, strict=True)
-        return [b["f_x"] @ si + b["f_p"] @ dp + b["f_m"] @ dm for si, dp, dm in pairs]
-
-    def _directional_quadrature(self, t: float, x: Array, xdot: Array | None, s: list[Array]) -> list[Array]:
-        b = self._linearised(t, x, xdot)
-        pairs = zip(s, self.parameter_directions, self.memory_directions, strict=True)
-        return [b["g_x"].T @ si + b["g_p"].T @ dp + b["g_m"].T @ dm for si, dp, dm in pairs]
+        by_x, by_p, by_m = (np.vstack((b[f"f_{v}"], b[f"g_{v}"].T))[: self.size] for v in "xpm")
+        n, pairs = self.equations.n, zip(s, self.parameter_directions, self.memory_directions, strict=True)
+        return [by_x @ si[:n] + by_p @ dp + by_m @ dm for si, dp, dm in pairs]
 
     def _adjoint(self, t: float, x: Array, xdot: Array | None, lam: Array, j: int) -> Array:
         b = self._linearised(t, x, xdot)
@@ -153,12 +153,18 @@ class Model:
 
         def call(*raw: Any) -> int:
             try:
-                function(*(self._view(letter, value, e) for letter, value in zip(signature, raw, strict=True) if letter not in "_i"))
+                function(
+                    *(
+                        self._view(letter, value, e)
+                        for letter, value in zip(signature, raw, strict=True)
+                        if letter not in "_i"
+                    )
+                )
             except FloatingPointError:
                 return RECOVERABLE
             except ArithmeticError:
                 return FATAL
-            except BaseException as error:  # noqa: BLE001 - kept, and raised again by raise_pending
+            except BaseException as error:
                 if self._pending is None:
                     self._pending = error
                 return FATAL
@@ -175,14 +181,16 @@ class Model:
             return np.ctypeslib.as_array(value, (e.n_guards,))
         if letter == "m":
             address = self._library.SUNDenseMatrix_Data(value)
-            return np.ctypeslib.as_array(ctypes.cast(address, POINTER(c_double)), (e.n, e.n)).T
+            return np.ctypeslib.as_array(ctypes.cast(address, POINTER(c_double)), (self.size, self.size)).T
         if letter == "V":
             return [self._vector(v) for v in ctypes.cast(value, POINTER(c_void_p))[: self.n_directions]]
         return self._vector(value)
 
     def _vector(self, handle: int) -> Array:
         length = self._library.N_VGetLength(handle)
-        return np.ctypeslib.as_array(ctypes.cast(self._library.N_VGetArrayPointer(handle), POINTER(c_double)), (length,))
+        return np.ctypeslib.as_array(
+            ctypes.cast(self._library.N_VGetArrayPointer(handle), POINTER(c_double)), (length,)
+        )
 
     def cv_rhs(self, t: float, x: Array, out: Array) -> None:  # noqa: D102
         out[:] = self._flow(t, x, None)
@@ -193,15 +201,9 @@ class Model:
     def cv_root(self, t: float, x: Array, out: Array) -> None:  # noqa: D102
         out[:] = self._guards(t, x, None)
 
-    def cv_quad(self, t: float, x: Array, out: Array) -> None:  # noqa: D102
-        self.ida_quad(t, x, None, out)
-
     def cv_sens(self, t: float, x: Array, s: list[Array], out: list[Array]) -> None:  # noqa: D102
         for target, value in zip(out, self._directional(t, x, None, s), strict=True):
             target[:] = value
-
-    def cv_quadsens(self, t: float, x: Array, s: list[Array], out: list[Array]) -> None:  # noqa: D102
-        self.ida_quadsens(t, x, None, s, s, out)
 
     def cv_rhs_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
         out[:] = -self._adjoint(t, x, None, lam, j)
@@ -217,29 +219,20 @@ class Model:
 
     def ida_jac(self, t: float, cj: float, x: Array, xdot: Array | None, out: Array) -> None:  # noqa: D102
         self.calls["jacobian_calls"] += 1
-        values = _matrix(self.evaluate("jacobian", t, x, xdot)[0])
-        self._checked(values)
-        out[:] = values - cj * np.diag(self._mass)
+        by_x, integrands_by_x = self.evaluate("jacobian", t, x, xdot)
+        n = self.equations.n
+        self._checked(by_x)
+        out[:] = -cj * np.diag(self._mass)
+        out[:, :n] += np.vstack((by_x, integrands_by_x.T))[: self.size]
 
     def ida_root(self, t: float, x: Array, xdot: Array, out: Array) -> None:  # noqa: D102
         out[:] = self._guards(t, x, xdot)
-
-    def ida_quad(self, t: float, x: Array, xdot: Array | None, out: Array) -> None:  # noqa: D102
-        values = self.evaluate("quadrature", t, x, xdot)[0]
-        self._checked(values)
-        out[:] = values
 
     def ida_sens(  # noqa: D102
         self, t: float, x: Array, xdot: Array, s: list[Array], sdot: list[Array], out: list[Array]
     ) -> None:
         for target, value, rate in zip(out, self._directional(t, x, xdot, s), sdot, strict=True):
             target[:] = value - self._mass * rate
-
-    def ida_quadsens(  # noqa: D102
-        self, t: float, x: Array, xdot: Array | None, s: list[Array], _sdot: list[Array], out: list[Array]
-    ) -> None:
-        for target, value in zip(out, self._directional_quadrature(t, x, xdot, s), strict=True):
-            target[:] = value
 
     def ida_res_b(  # noqa: D102
         self, t: float, x: Array, xdot: Array, lam: Array, rate: Array, out: Array, j: int
@@ -256,15 +249,12 @@ class Model:
 
 
 def _dense(function: Any) -> Any:
-    import casadi as ca  # noqa: PLC0415
+    import casadi as ca
 
     kind = ca.SX if function.is_a("SXFunction") else ca.MX
     inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
     return ca.Function(function.name(), inputs, [ca.densify(o) for o in function.call(inputs)])
 
-
-def _matrix(block: Array) -> Array:
-    return block[:, None] if block.ndim == 1 else block
 
 
 class Stepper:
@@ -277,21 +267,32 @@ class Stepper:
         self.library = load()
         self.completed = np.zeros(3 * e.n)
         self.t, self.steps, self.root = 0.0, 0, 0
-        self._vectors = {name: model._vector(handles[name]) for name in ("x", "xdot", "work") if handles[name]}  # noqa: SLF001
-        self._s = [model._vector(v) for v in handles["sensitivities"] or ()]  # noqa: SLF001
+        self._vectors = {name: model._vector(handles[name]) for name in ("x", "xdot", "work") if handles[name]}
+        self._s = [model._vector(v) for v in handles["sensitivities"] or ()]
 
-    def start(self, t0: float, t_stop: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int) -> None:
-        """Prepare a segment."""
+    def begin(
+        self, t0: float, t_stop: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int
+    ) -> int:
+        """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
         self.t, self.t_stop, self.steps, self.record, self.closed_end = t0, t_stop, 0, record, closed_end
         self.t_eval = np.zeros(0) if t_eval is None else t_eval
-        self.next_eval, self.width, self.order = 0, width, order
+        self.next_eval, self.width, self.order, self.failures = 0, width, order, (0, 0)
         self._rows: list[Array] = []
-        if record == "steps":
+        self.model.reset()
+        h, implicit = self.handles, self.family == "IDA"
+        flag = self._call("ReInit", t0, h["x"], *((h["xdot"],) if implicit else ()))
+        if flag >= 0 and h["sensitivities"]:
+            rates = (h["sensitivity_rates"],) if implicit else ()
+            flag = self._call("SensReInit", h["corrector"], h["sensitivities"], *rates)
+        if flag >= 0:
+            flag = self._call("SetStopTime", t_stop)
+        if flag >= 0 and record == "steps":
             if t_eval is None:
                 self._record(t0)
             while self.next_eval < self.t_eval.size and self.t_eval[self.next_eval] <= t0:
                 self._record(float(self.t_eval[self.next_eval]))
                 self.next_eval += 1
+        return flag
 
     def rows(self) -> Array:
         """What was recorded."""
@@ -299,7 +300,7 @@ class Stepper:
 
     def advance(self, budget: int) -> int:
         """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
-        from ctypes import byref  # noqa: PLC0415
+        from ctypes import byref
 
         h, time = self.handles, c_double()
         for _ in range(budget):
@@ -327,8 +328,11 @@ class Stepper:
                     self._record(self.t)
         return PAUSED
 
+    def _call(self, name: str, *arguments: Any) -> int:
+        return int(getattr(self.library, self.family + name)(self.handles["memory"], *arguments))
+
     def _get(self, name: str, *arguments: Any) -> None:
-        flag = getattr(self.library, self.family + name)(self.handles["memory"], *arguments)
+        flag = self._call(name, *arguments)
         if flag < 0:
             raise AssertionError(f"{self.family}{name} returned {flag}")
 
@@ -340,7 +344,8 @@ class Stepper:
             self._get("GetSensDky", t, 0, self.handles["sensitivities"])
 
     def _record(self, t: float) -> None:
-        self._rows.append(np.concatenate(([t], self._vectors["x"], *self._s)))
+        n = self.model.equations.n
+        self._rows.append(np.concatenate(([t], *(v[:n] for v in (self._vectors["x"], *self._s)))))
 
     def _record_outputs(self, limit: float, *, inclusive: bool) -> None:
         while self.next_eval < self.t_eval.size:
@@ -362,7 +367,7 @@ class Stepper:
         row[:3] = self._scalar("GetCurrentTime", c_double), self._scalar("GetLastStep", c_double), order
         for k in range(order + 1):
             self._get("GetDky", row[0], k, self.handles["work"])
-            row[3 + k * n : 3 + (k + 1) * n] = self._vectors["work"]
+            row[3 + k * n : 3 + (k + 1) * n] = self._vectors["work"][:n]
         self._rows.append(row)
 
     def _complete(self, t: float) -> None:
@@ -371,9 +376,9 @@ class Stepper:
         flat = np.concatenate(values)
         self.completed[: flat.size] = flat
         n = self.model.equations.n
-        self._vectors["x"][:] = self.completed[:n]
+        self._vectors["x"][:n] = self.completed[:n]
         if "xdot" in self._vectors:
-            self._vectors["xdot"][:] = self.completed[n : 2 * n]
+            self._vectors["xdot"][:n] = self.completed[n : 2 * n]
 
     def _polish(self) -> None:
         found = (c_int * self.model.equations.n_guards)()
@@ -396,14 +401,11 @@ class Stepper:
         self.t = float(t)
 
     def _finish(self, status: int) -> int:
-        t, h = self.t, self.handles
+        t = self.t
         self._record_outputs(t, inclusive=self.closed_end and status == REACHED_STOP)
         self._fetch(t)
-        if h["quadratures"]:
-            self._get("GetQuadDky", t, 0, h["quadratures"])
-        if h["quadrature_sensitivities"]:
-            self._get("GetQuadSensDky", t, 0, h["quadrature_sensitivities"])
         self._complete(t)
         if self.record == "steps" and not self.t_eval.size:
             self._record(t)
+        self.failures = (self._scalar("GetNumErrTestFails", c_long), self._scalar("GetNumNonlinSolvConvFails", c_long))
         return int(status)

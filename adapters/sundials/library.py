@@ -36,11 +36,8 @@ _SHARED = {
     "SetMaxStep": "i pd", "SetInitStep": "i pd", "SetMaxOrd": "i pi", "SetStopTime": "i pd", "SetMaxNumSteps": "i pl",
     "GetDky": "i pdip", "GetLastStep": "i pp", "GetLastOrder": "i pp", "GetCurrentTime": "i pp", "GetRootInfo": "i pp",
     "GetNumErrTestFails": "i pp", "GetNumNonlinSolvConvFails": "i pp",
-    "QuadInit": "i ppp", "QuadReInit": "i pp", "QuadSVtolerances": "i pdp", "SetQuadErrCon": "i pi", "GetQuadDky": "i pdip",
     "SensInit": {"CVode": "i piipp", "IDA": "i piippp"}, "SensReInit": {"CVode": "i pip", "IDA": "i pipp"},
     "SensEEtolerances": "i p", "SetSensErrCon": "i pi", "SetSensParams": "i pppp", "GetSensDky": "i pdip",
-    "QuadSensInit": "i ppp", "QuadSensReInit": "i pp", "QuadSensEEtolerances": "i p", "SetQuadSensErrCon": "i pi",
-    "GetQuadSensDky": "i pdip",
     "AdjInit": "i pli", "AdjReInit": "i p", "CreateB": {"CVode": "i pip", "IDA": "i pp"},
     "InitB": {"CVode": "i pipdp", "IDA": "i pipdpp"}, "ReInitB": {"CVode": "i pidp", "IDA": "i pidpp"},
     "SVtolerancesB": "i pidp", "SetUserDataB": "i pip", "SetLinearSolverB": "i pipp", "SetJacFnB": "i pip",
@@ -96,7 +93,8 @@ def load() -> ctypes.CDLL:
             function.argtypes = [_TYPES[letter] for letter in arguments]
     except (OSError, AttributeError) as reason:
         raise AdapterError(
-            f"The SUNDIALS library of sundials4py does not offer its C functions here: {reason}.", remedy=_alternatives()
+            f"The SUNDIALS library of sundials4py does not offer its C functions here: {reason}.",
+            remedy=_alternatives(),
         ) from reason
     return library
 
@@ -162,7 +160,7 @@ class Objects(Resources):
 
     def data(self, vector: int, n: int) -> Any:
         """The numbers of a vector as a NumPy view; valid while this object lives."""
-        import numpy as np  # noqa: PLC0415
+        import numpy as np
 
         if n == 0:
             return np.zeros(0)

@@ -6,7 +6,7 @@ differences (IDAS carries x' and an identification of the algebraic rows) are sp
 
 from __future__ import annotations
 
-from ctypes import byref, c_double, c_int, c_long
+from ctypes import byref, c_double, c_int, c_void_p
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,8 @@ def method_of(options: Options) -> str:
 class _Solver:
     """What the forward and the adjoint memory share."""
 
-    def __init__(self, equations: Equations, options: Options, model: Any) -> None:
-        self.equations, self.model = equations, model
+    def __init__(self, equations: Equations, options: Options, n_integrals: int, model: Any) -> None:
+        self.equations, self.model, self.size = equations, model, equations.n + n_integrals
         self.family = "IDA" if equations.implicit else "CVode"
         self.prefix = self.family.removesuffix("ode").lower()  # callbacks are called cv_* and ida_*
         self.method = method_of(options)
@@ -40,7 +40,7 @@ class _Solver:
                 mode=equations.name,
                 remedy="Use method='bdf' (the default).",
             )
-        n = equations.n
+        n = self.size
         self.objects = Objects()
         self.lib = self.objects.library
         self.x, self.work, self.absolute = (self.objects.vector(n) for _ in range(3))
@@ -79,7 +79,7 @@ class _Solver:
         """Create the memory with its right-hand side, linear solver and guards."""
         lib, e, free = self.lib, self.equations, self.name("Free")
         callback = self.model.callback
-        matrix, solver = (None, None) if self.method == "adams" else self.objects.dense_solver(self.x, e.n)
+        matrix, solver = (None, None) if self.method == "adams" else self.objects.dense_solver(self.x, self.size)
         fixed_point = self.objects.fixed_point(self.x) if self.method == "adams" else None
         if e.implicit:
             handle = lib.IDACreate(self.objects.context)
@@ -101,8 +101,9 @@ class _Solver:
         else:
             self.call("SetNonlinearSolver", fixed_point)
         if e.implicit:
-            self.differential_rows = self.objects.vector(e.n)
-            self.objects.data(self.differential_rows, e.n)[:] = np.arange(e.n) < e.n_differential
+            self.differential_rows = self.objects.vector(self.size)
+            rows = np.arange(self.size)
+            self.objects.data(self.differential_rows, self.size)[:] = (rows < e.n_differential) | (rows >= e.n)
             self.call("SetId", self.differential_rows)
             self.call("SetSuppressAlg", 1)
         if guarded and e.n_guards:
@@ -114,25 +115,15 @@ class _Solver:
         """Apply the options and parameters of a run."""
         self.model.parameters[:] = parameters
         self.model.reset()
-        self.absolute_data[:] = options.absolute(self.equations.variables)
+        self.absolute_data[: self.equations.n] = options.absolute(self.equations.variables)
+        if self.size > self.equations.n:
+            self.absolute_data[self.equations.n :] = options.absolute(self.equations.functionals)
         self.call("SVtolerances", options.rtol, self.absolute)
         self.call("SetMaxStep", options.max_step or 0.0)
         self.call("SetInitStep", options.first_step or 0.0)
         self.call("SetMaxOrd", options.max_order or MAX_ORDER[self.method])
         self.call("SetMaxNumSteps", options.max_steps)
         self.not_finite = self.model.counters()["not_finite"]
-
-    def restart(self, t0: float, x0: Array, xdot0: Array, memory: Array) -> None:
-        """Start a segment."""
-        self.model.memory[:] = memory
-        self.model.reset()
-        self.time.value = t0
-        self.x_data[:] = x0
-        if self.xdot_data is None:
-            self.call("ReInit", t0, self.x)
-        else:
-            self.xdot_data[:] = xdot0
-            self.call("ReInit", t0, self.x, self.xdot)
 
     def free(self) -> None:
         """Free everything native now."""
@@ -143,101 +134,84 @@ class _Pointer:
     """A handle and a reference to it, for the functions that free through ``void **``."""
 
     def __init__(self, handle: int | None) -> None:
-        from ctypes import c_void_p  # noqa: PLC0415
+        from ctypes import c_void_p
 
         self.cell = c_void_p(handle)
         self.reference = byref(self.cell)
 
 
 class Forward(_Solver):
-    """Integration with guards, quadratures and, with `n_directions`, forward sensitivities."""
+    """Integration with guards, the functionals' integrals and, with `n_directions`, forward sensitivities.
+
+    The solver's state is (x, q) with q' = g, the integrands; see driver.c.
+    """
 
     def __init__(self, equations: Equations, options: Options, n_directions: int, backend: Any) -> None:
-        family = "IDA" if equations.implicit else "CVode"
-        super().__init__(equations, options, backend.Model(equations, family, n_directions, ()))
-        objects, e = self.objects, equations
-        nq, self.n_directions = e.n_quadratures if e.integrates else 0, n_directions
-        self.q = objects.vector(nq) if nq else None
-        self.q_data = objects.data(self.q, nq) if nq else np.zeros(0)  # type: ignore[arg-type]
-        self.q_absolute = objects.vector(nq) if nq else None
-        ns = n_directions
-        self.s = objects.vectors(ns, e.n) if ns else None
-        self.sdot = objects.vectors(ns, e.n) if ns and e.implicit else None
-        self.qs = objects.vectors(ns, nq) if ns and nq else None
-        self.s_data = [objects.data(v, e.n) for v in self.s or ()]
-        self.sdot_data = [objects.data(v, e.n) for v in self.sdot or ()]
-        self.qs_data = [objects.data(v, nq) for v in self.qs or ()]
+        e, ns = equations, n_directions
+        family = "IDA" if e.implicit else "CVode"
+        n_integrals = e.functionals.size if e.integrates else 0
+        super().__init__(e, options, n_integrals, backend.Model(e, family, n_integrals, ns, ()))
+        objects, size = self.objects, self.size
+        self.s = objects.vectors(ns, size) if ns else None
+        self.sdot = objects.vectors(ns, size) if ns and e.implicit else None
+        self.s_data = [objects.data(v, size) for v in self.s or ()]
+        self.sdot_data = [objects.data(v, size) for v in self.sdot or ()]
         self.corrector = SIMULTANEOUS if options.sensitivity_method == "simultaneous" else STAGGERED
         sensitivity_solver = None
         if ns and self.method == "adams":
             sensitivity_solver = objects.fixed_point(self.x, ns + (self.corrector == SIMULTANEOUS))
         self.create(guarded=True)
-        if nq:
-            self.q_data[:] = 0.0
-            self.call("QuadInit", self.model.callback(f"{self.prefix}_quad"), self.q)
-            self.call("SetQuadErrCon", 1)
         if ns:
-            start = (self.s, self.sdot) if e.implicit else (self.s,)
-            for data in (*self.s_data, *self.sdot_data, *self.qs_data):
+            for data in (*self.s_data, *self.sdot_data):
                 data[:] = 0.0
+            start = (self.s, self.sdot) if e.implicit else (self.s,)
             self.call("SensInit", ns, self.corrector, self.model.callback(f"{self.prefix}_sens"), *start)
             self.call("SensEEtolerances")
             self.call("SetSensErrCon", 1)
             if sensitivity_solver is not None:
                 which = "Sim" if self.corrector == SIMULTANEOUS else "Stg"
                 self.call(f"SetNonlinearSolverSens{which}", sensitivity_solver)
-            if nq:
-                self.call("QuadSensInit", self.model.callback(f"{self.prefix}_quadsens"), self.qs)
-                self.call("QuadSensEEtolerances")
-                self.call("SetQuadSensErrCon", 1)
         self.dense_order = MAX_ORDER[self.method]
         self.stepper = backend.Stepper(
-            self.model, memory=self.memory, x=self.x, xdot=self.xdot, work=self.work, quadratures=self.q,
-            sensitivities=self.s, quadrature_sensitivities=self.qs,
+            self.model, memory=self.memory, x=self.x, xdot=self.xdot, work=self.work, sensitivities=self.s,
+            sensitivity_rates=self.sdot, corrector=self.corrector,
         )  # fmt: skip
 
-    def configure_run(self, options: Options, parameters: Array, directions: Array | None, scales: Array | None) -> None:
+    def configure_run(
+        self, options: Options, parameters: Array, directions: Array | None, scales: Array | None
+    ) -> None:
         """Apply options, parameters and directions of a run."""
         self.configure(options, parameters)
-        if self.q is not None:
-            data = self.objects.data(self.q_absolute, self.q_data.size)  # type: ignore[arg-type]
-            data[:] = options.absolute(self.equations.functionals)
-            self.call("QuadSVtolerances", options.rtol, self.q_absolute)
-        if directions is not None and scales is not None:
+        if directions is not None and scales is not None and self.s is not None:
             self.model.parameter_directions[:] = directions
             self.call("SetSensParams", None, (c_double * scales.size)(*scales), None)
 
     def begin(self, task: SegmentTask) -> None:
         """Start the segment of a task."""
-        self.restart(task.t0, task.x0, task.xdot0, task.memory)
+        n, width = task.equations.n, 1 + task.equations.n
+        self.model.memory[:] = task.memory
         self.model.zero_band[:] = task.zero_band
-        if self.q is not None:
-            self.q_data[:] = task.integrals
-            self.call("QuadReInit", self.q)
-        if self.s is not None and task.sensitivities is not None:
-            self.model.memory_directions[:] = task.memory_directions
-            for data, start in zip(self.s_data, task.sensitivities, strict=True):
-                data[:] = start
-            if self.sdot is None:
-                self.call("SensReInit", self.corrector, self.s)
-            else:
-                for data, start in zip(self.sdot_data, task.sensitivity_rates, strict=True):  # type: ignore[arg-type]
-                    data[:] = start
-                self.call("SensReInit", self.corrector, self.s, self.sdot)
-            if self.qs is not None:
-                for data, start in zip(self.qs_data, task.integral_sensitivities, strict=True):  # type: ignore[arg-type]
-                    data[:] = start
-                self.call("QuadSensReInit", self.qs)
-        self.call("SetStopTime", task.t_stop)
+        self.x_data[:n], self.x_data[n:] = task.x0, task.integrals[: self.size - n]
+        if self.xdot_data is not None:
+            self.xdot_data[:n], self.xdot_data[n:] = task.xdot0, 0.0
+        if task.sensitivities is not None:
+            self._begin_sensitivities(task)
+            width += n * len(self.s_data)
+        if task.record == "dense":
+            width = 3 + (self.dense_order + 1) * n
+        flag = self.stepper.begin(
+            task.t0, task.t_stop, task.record, task.t_eval, task.closed_end, width, self.dense_order
+        )
+        if flag < 0:
+            self.fail(flag, task.t0)
 
-    def failures(self) -> tuple[int, int]:
-        """Failed error tests and failed Newton iterations of this segment."""
-        counts = []
-        for suffix in ("GetNumErrTestFails", "GetNumNonlinSolvConvFails"):
-            value = c_long()
-            self.name(suffix)(self.memory, byref(value))
-            counts.append(int(value.value))
-        return counts[0], counts[1]
+    def _begin_sensitivities(self, task: SegmentTask) -> None:
+        n, count = task.equations.n, self.size - task.equations.n
+        self.model.memory_directions[:] = task.memory_directions
+        for i, data in enumerate(self.s_data):
+            data[:n], data[n:] = task.sensitivities[i], task.integral_sensitivities[i][:count]  # type: ignore[index]
+        for i, data in enumerate(self.sdot_data):
+            data[:n], data[n:] = task.sensitivity_rates[i], 0.0  # type: ignore[index]
 
 
 class Adjoint(_Solver):
@@ -251,7 +225,7 @@ class Adjoint(_Solver):
         self, equations: Equations, options: Options, wrt: tuple[int, ...], components: tuple[int, ...], backend: Any
     ) -> None:
         family = "IDA" if equations.implicit else "CVode"
-        super().__init__(equations, options, backend.Model(equations, family, 0, wrt))
+        super().__init__(equations, options, 0, backend.Model(equations, family, 0, 0, wrt))
         self.components = components
         e, objects, k = equations, self.objects, len(components)
         self.nq = len(wrt) + e.n_memory
@@ -331,7 +305,14 @@ class Adjoint(_Solver):
         return BackwardOutcome(adjoints, integrals[:, :split], integrals[:, split:], samples)
 
     def _forward_pass(self, task: BackwardTask) -> None:
-        self.restart(task.t0, task.x0, task.xdot0, task.memory)
+        self.model.memory[:] = task.memory
+        self.model.reset()
+        self.x_data[:] = task.x0
+        if self.xdot_data is None:
+            self.call("ReInit", task.t0, self.x)
+        else:
+            self.xdot_data[:] = task.xdot0
+            self.call("ReInit", task.t0, self.x, self.xdot)
         self.call("AdjReInit")
         self.call("SetStopTime", task.t1)
         checkpoints = c_int()

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from dae_hybrid.errors import IntegrationError, NonFiniteError, StepLimitError
-from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Capabilities, Equations, SegmentOutcome, SegmentTask
+from dae_hybrid.integrator import (
+    Array,
+    BackwardOutcome,
+    BackwardTask,
+    Capabilities,
+    Equations,
+    SegmentOutcome,
+    SegmentTask,
+)
 from dae_hybrid.options import Options
 
 from . import driver, interpreted
@@ -32,7 +40,9 @@ class SundialsIntegrator:
     """CVODES and IDAS behind the port of `dae_hybrid.integrator`."""
 
     name = "sundials"
-    capabilities = Capabilities(roots=True, algebraic=True, forward=True, adjoint=True, dense=True, methods=("auto", "bdf", "adams"))
+    capabilities = Capabilities(
+        roots=True, algebraic=True, forward=True, adjoint=True, dense=True, methods=("auto", "bdf", "adams")
+    )
 
     def open(
         self,
@@ -144,31 +154,28 @@ class SundialsSession:
         if is_short(task.t0, task.t_stop):
             return _standing_still(task)
         memory.begin(task)
-        width = 1 + e.n * (1 + n_directions)
-        if task.record == "dense":
-            width = 3 + (memory.dense_order + 1) * e.n
-        stepper.start(task.t0, task.t_stop, task.record, task.t_eval, task.closed_end, width, memory.dense_order)
         left = self._options.max_steps - self._counts["steps"]
         status = driver.PAUSED
         while status == driver.PAUSED and left > stepper.steps:
             status = stepper.advance(min(BUDGET, left - stepper.steps))
-        self._counts["steps"] += stepper.steps
-        failed_tests, failed_newton = memory.failures()
-        self._counts.update(error_test_failures=failed_tests, newton_failures=failed_newton)
+        steps, (failed_tests, failed_newton) = stepper.steps, stepper.failures
+        counts = self._counts
+        counts["steps"] += steps
+        counts["error_test_failures"] += failed_tests
+        counts["newton_failures"] += failed_newton
         if status == driver.PAUSED or status < 0:
             raise self._failure(memory, status)
-        n = e.n
-        x, xdot = stepper.completed[:n].copy(), stepper.completed[n : 2 * n].copy()
-        corrections = stepper.completed[2 * n : 3 * n - e.n_differential]
+        n, completed = e.n, stepper.completed.copy()
+        corrections = completed[2 * n : 3 * n - e.n_differential]
         return SegmentOutcome(
             t=stepper.t,
-            x=x,
-            xdot=xdot,
+            x=completed[:n],
+            xdot=completed[n : 2 * n],
             guard=stepper.root if status == driver.FOUND_ROOT else None,
-            integrals=memory.q_data.copy() if memory.q is not None else task.integrals,
+            integrals=memory.x_data[n:].copy() if e.integrates else task.integrals,
             rows=stepper.rows(),
-            correction=float(np.abs(corrections).max()) if corrections.size else 0.0,
-            sensitivities=np.array(memory.s_data) if n_directions else None,
+            correction=max(map(abs, corrections.tolist()), default=0.0),
+            sensitivities=np.array([data[:n] for data in memory.s_data]) if n_directions else None,
             integral_sensitivities=_sensitivities(memory, task) if n_directions else None,
         )
 
@@ -217,7 +224,7 @@ class SundialsSession:
 
 
 def _sensitivities(memory: Forward, task: SegmentTask) -> Array | None:
-    return np.array(memory.qs_data) if memory.qs is not None else task.integral_sensitivities
+    return np.array([data[task.equations.n :] for data in memory.s_data]) if task.equations.integrates else task.integral_sensitivities
 
 
 def _standing_still(task: SegmentTask) -> SegmentOutcome:
@@ -227,5 +234,13 @@ def _standing_still(task: SegmentTask) -> SegmentOutcome:
         sensitivities = () if task.sensitivities is None else task.sensitivities.reshape(-1)
         rows = np.array([[t, *task.x0, *sensitivities] for t in (task.t0, task.t_stop)])
     return SegmentOutcome(
-        task.t_stop, task.x0, task.xdot0, None, task.integrals, rows, 0.0, task.sensitivities, task.integral_sensitivities
+        task.t_stop,
+        task.x0,
+        task.xdot0,
+        None,
+        task.integrals,
+        rows,
+        0.0,
+        task.sensitivities,
+        task.integral_sensitivities,
     )

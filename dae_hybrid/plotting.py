@@ -1,0 +1,174 @@
+"""Pictures of trajectories. Needs matplotlib (extra ``[plot]``), which is imported only when a picture is asked for.
+
+Figures are made as `matplotlib.figure.Figure` objects, without pyplot: nothing is kept in a global list, no
+window opens, and no display is needed. ``figure.savefig("run.png")`` writes one, a notebook shows it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dae_hybrid.errors import DaeHybridError, OptionError
+from dae_hybrid.integrator import Array
+
+if TYPE_CHECKING:
+    from dae_hybrid.trajectory import Trajectory
+
+#: event times, in every figure
+EVENT_LINE = {"color": "0.75", "linewidth": 0.6, "zorder": 0}
+#: more events than this are not drawn as lines: they would hide the picture
+MOST_EVENT_LINES = 200
+WIDTH, PANEL_HEIGHT = 6.4, 1.9  # inches
+
+
+class PlotError(DaeHybridError, ImportError):
+    """Pictures cannot be drawn: matplotlib is missing."""
+
+
+def new_figure(rows: int = 1, columns: int = 1, *, size: tuple[float, float] | None = None, **options: Any) -> Any:
+    """A matplotlib Figure with a grid of axes, without pyplot.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Number of axes; they are ``figure.axes``, row by row.
+    size : (float, float), optional
+        Width and height in inches.
+    **options
+        To `matplotlib.figure.Figure.subplots`, such as ``sharex=True``.
+
+    Raises
+    ------
+    PlotError
+        matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as reason:
+        raise PlotError(
+            "Pictures need matplotlib, which is not installed.",
+            remedy='Install it by: pip install "dae-hybrid[plot]"',
+        ) from reason
+    figure = Figure(figsize=size or (WIDTH * columns, PANEL_HEIGHT * rows + 0.6), layout="constrained")
+    figure.subplots(rows, columns, **options)
+    return figure
+
+
+def with_gaps(trajectory: Trajectory, values: Array) -> tuple[Array, Array]:
+    """Output times and values with NaN between segments, so that a line breaks where the run jumps.
+
+    Parameters
+    ----------
+    trajectory : Trajectory
+    values : ndarray, shape (n_t, ...)
+        Something at its output times, such as ``trajectory["u"]`` or a sensitivity.
+
+    Returns
+    -------
+    t : ndarray, shape (n,)
+    values : ndarray, shape (n, ...)
+        With one row of NaN after every segment but the last.
+    """
+    ends = np.cumsum([len(segment.t) for segment in trajectory.segments])[:-1]
+    return np.insert(trajectory.t, ends, np.nan), np.insert(values, ends, np.nan, axis=0)
+
+
+def mark_events(axes: Any, times: Any) -> None:
+    """Thin vertical lines at event times; none when there are too many to tell apart."""
+    distinct = np.unique(np.asarray(times, dtype=float))
+    if distinct.size <= MOST_EVENT_LINES:
+        for time in distinct:
+            axes.axvline(time, **EVENT_LINE)
+
+
+def plot_trajectory(trajectory: Trajectory, *names: str, axes: Any = None) -> Any:
+    """Draw variables over time, one panel for each; jumps are gaps, event times thin lines.
+
+    Parameters
+    ----------
+    trajectory : Trajectory
+        What `simulate` gave; without ``t_eval`` it has both sides of every event.
+    *names : str
+        Variables and memory states, by default all variables.
+    axes : matplotlib Axes or sequence of them, optional
+        Where to draw: one for all names, or one for each. By default a new figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The figure drawn in.
+
+    Raises
+    ------
+    PlotError
+        matplotlib is not installed.
+    OptionError
+        A name that the trajectory does not have, or as many axes as there are no names for.
+
+    Examples
+    --------
+    >>> import dae_hybrid as dh
+    >>> from dae_hybrid.problems import em_hysteresis
+    >>> sol = dh.simulate(em_hysteresis.system(), (0, 3))
+    >>> figure = sol.plot("u", "z")  # plot_trajectory(sol, "u", "z")
+    >>> [panel.get_ylabel() for panel in figure.axes]
+    ['u', 'z']
+    """
+    names = names or tuple(name for name in trajectory.names if name not in trajectory.system.memory)
+    unknown = [name for name in names if name not in trajectory.names]
+    if unknown:
+        raise OptionError(
+            f"There is no variable {', '.join(map(repr, unknown))} to plot.",
+            remedy=f"Variables: {', '.join(trajectory.names)}.",
+        )
+    if axes is None:
+        figure = new_figure(len(names), sharex=True)
+        panels = list(figure.axes)
+        panels[-1].set_xlabel("t")
+    else:
+        panels = list(np.ravel(np.array(axes, dtype=object)))
+        if len(panels) not in (1, len(names)):
+            raise OptionError(f"{len(panels)} axes for {len(names)} variables: give one for all, or one for each.")
+        figure = panels[0].figure
+    together = len(panels) == 1 and len(names) > 1
+    for panel in panels:
+        mark_events(panel, [event.time for event in trajectory.events])
+    for name, panel in zip(names, panels * len(names) if together else panels, strict=False):
+        _draw(panel, trajectory, name, legend=together)
+        if not together:
+            panel.set_ylabel(trajectory.system.labels.get(name, name))
+    for panel in panels:
+        if panel.get_legend_handles_labels()[1]:
+            panel.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def _line(trajectory: Trajectory, name: str) -> tuple[Array, Array]:
+    """Times (n,) and values (n, size): the outputs and both ends of every segment, NaN between segments."""
+    system, times, values = trajectory.system, [np.zeros(0)], [np.zeros((0, trajectory.width(name)))]
+    for segment in trajectory.segments:
+        # t_eval seldom holds event times: without the ends, a continuous variable would have gaps as well
+        t = np.concatenate(([segment.t_start], segment.t, [segment.t_end], [np.nan]))
+        layout = system.modes[segment.mode].variables
+        if name in layout:
+            x = np.vstack((segment.x_start, segment.values, segment.x_end))[:, layout[name]]
+        elif name in system.memory:
+            x = np.tile(segment.memory[system.memory[name]], (len(t) - 1, 1))
+        else:
+            x = np.full((len(t) - 1, trajectory.width(name)), np.nan)
+        times.append(t)
+        values += [x, np.full((1, x.shape[1]), np.nan)]
+    return np.concatenate(times), np.concatenate(values)
+
+
+def _draw(axes: Any, trajectory: Trajectory, name: str, *, legend: bool) -> None:
+    t, values = _line(trajectory, name)
+    label = trajectory.system.labels.get(name, name)
+    for i, column in enumerate(values.T):
+        if len(values.T) > 1:
+            text = f"{label}[{i}]" if legend else f"{name}[{i}]"
+        else:
+            text = label if legend else None
+        axes.plot(t, column, linewidth=1.2, label=text)

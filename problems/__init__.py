@@ -1,0 +1,54 @@
+"""Worked systems from the literature, each with its reference values.
+
+``names()`` lists them and ``load(name)`` gives the module of one, which offers
+
+============== ==================================================================================
+model()        the declaration, a `HybridModel`, meant to be read
+system()       the built `HybridSystem`, made once
+t_span         the interval of the source
+reference()    values with their source and accuracy
+tolerances     where the source has results to reproduce: rtol and atol to do it at
+figures(...)   the same: its figures
+============== ==================================================================================
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+from dae_hybrid.errors import DaeHybridError
+
+#: name of every problem, which is its module, and what it is
+TITLES = {
+    "hybrid_ode": "a hybrid ODE with hidden discontinuities (Serban and Recuero 2019, section 5.1)",
+    "em_hysteresis": "an oscillator with hysteretic material (Serban and Recuero 2019, section 5.2)",
+}
+
+
+class UnknownProblemError(DaeHybridError, LookupError):
+    """There is no problem of that name."""
+
+
+def names() -> tuple[str, ...]:
+    """Names of all problems."""
+    return tuple(TITLES)
+
+
+def load(name: str) -> ModuleType:
+    """The module of a problem.
+
+    Raises
+    ------
+    UnknownProblemError
+        There is none of that name.
+
+    Examples
+    --------
+    >>> from dae_hybrid import problems
+    >>> problems.load("hybrid_ode").t_span
+    (0.0, 5.0)
+    """
+    if name not in TITLES:
+        raise UnknownProblemError(f"There is no problem {name!r}; there are {', '.join(TITLES)}.")
+    return import_module(f"{__name__}.{name}")

@@ -1,0 +1,124 @@
+"""Reference values of worked problems: numbers, who computed them, and how well."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+FOLDER = Path(__file__).parent / "reference"
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of numbers that somebody computed.
+
+    Attributes
+    ----------
+    columns : dict of ndarray, each of shape (n,)
+        By name; ``table["t"]`` for short.
+    source : str
+        Who or what computed them.
+    accuracy : dict of float
+        Largest absolute error by column, where it was measured; of a column that is not here see `source`.
+    comments : tuple of str
+        The comment lines of the file.
+    """
+
+    columns: Mapping[str, Array]
+    source: str
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    comments: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def stack(self, *names: str) -> Array:
+        """Columns side by side, shape (n, len(names))."""
+        return np.column_stack([self.columns[name] for name in names])
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """A functional, its gradient, events and trajectory by another program, with their measured accuracy.
+
+    Attributes
+    ----------
+    value, value_accuracy : float
+        The functional and its absolute error.
+    gradient, gradient_accuracy : ndarray, shape (n_p,)
+        Its gradient and the absolute error of every component.
+    events, trajectory, sensitivities : Table
+    """
+
+    source: str
+    value: float
+    value_accuracy: float
+    gradient: Array
+    gradient_accuracy: Array
+    events: Table
+    trajectory: Table
+    sensitivities: Table
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What a problem's results are compared with.
+
+    Attributes
+    ----------
+    functional : str
+        Name of the functional.
+    value : float
+        Its value.
+    gradient : ndarray, shape (n_p,)
+        Its gradient, parameters in order of declaration.
+    event_times : ndarray, shape (n_events,)
+    event_time_sensitivity : ndarray, shape (n_events, n_p)
+    events, states : Table
+        Values at the events, and states and sensitivities at chosen times.
+    source : str
+        Who computed them, by what.
+    accuracy : float
+        Relative error of all of the above; below it there is only the rounding to double precision.
+    printed : dict
+        Numbers as the paper prints them, every digit of them: ``"G"``, and gradients by method.
+    ode15s : Measured
+        The same problem by MATLAB's integrator, as Octave has it.
+    """
+
+    functional: str
+    value: float
+    gradient: Array
+    event_times: Array
+    event_time_sensitivity: Array
+    events: Table
+    states: Table
+    source: str
+    accuracy: float
+    printed: Mapping[str, Any]
+    ode15s: Measured
+
+
+def read_table(path: Path, source: str, accuracy: Mapping[str, float] | None = None) -> Table:
+    """A CSV file with comment lines ``#`` and one line of names."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comments = tuple(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
+    rows = list(csv.reader(line for line in lines if not line.startswith("#")))
+    values = np.array([[float(cell) for cell in row] for row in rows[1:]])
+    return Table(dict(zip(rows[0], values.T, strict=True)), source, accuracy or {}, comments)
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file, numbers that are written as strings left as they are."""
+    return json.loads(path.read_text(encoding="utf-8"))
