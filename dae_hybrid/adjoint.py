@@ -54,10 +54,11 @@ class Sweep:
 
         The states' ratio of absolute tolerance to size is applied to dG/dx ~ G/x, dG/dp ~ G/p and dG/dm ~ G/m.
         """
-        atol = self.options.absolute(mode.variables)
-        x = np.maximum(np.abs(segment.x_start), np.abs(segment.x_end))
-        if len(segment.values):
-            x = np.maximum(x, np.abs(segment.values).max(axis=0))
+        n = mode.equations.n
+        atol = self.options.absolute(mode.equations.variables)
+        x = np.maximum(np.abs(segment.x_start[:n]), np.abs(segment.x_end[:n]))
+        if len(segment.states):
+            x = np.maximum(x, np.abs(segment.states).max(axis=0))
         x = np.maximum(x, atol)
         p = np.abs(self.trajectory.parameters[list(self.wrt)])
         m = np.abs(segment.memory)
@@ -78,25 +79,30 @@ class Sweep:
 
     def segment(self, segment: Segment, adjoint: Array, t_eval: Array | None = None) -> BackwardOutcome:
         """Integrate the adjoint of a segment back to its start, from dG/dy (k, n_differential)."""
-        mode = self.system.modes[segment.mode]
+        mode, n = segment.mode, segment.mode.equations.n
         start = round_relative(adjoint, self.options.rtol / 256)
-        full, rates = consistent_adjoint(mode, segment, start, self.trajectory.parameters, self.components)
+        full, rates = start, np.zeros_like(start)
+        if n > mode.differential.size:
+            p = self.trajectory.parameters
+            full, rates = consistent_adjoint(
+                mode, segment.t_end, segment.x_end, segment.memory, start, p, self.components
+            )
         absolute, absolute_integrals = self._absolute(mode, segment)
         outcome = self.session.backward(
             BackwardTask(
                 mode.equations,
                 segment.t_start,
                 segment.t_end,
-                segment.x_start,
-                segment.xdot_start,
+                segment.x_start[:n],
+                segment.xdot_start[:n],
                 segment.memory,
                 self.components,
-                full,
-                rates,
+                full[:, :n],
+                rates[:, :n],
                 absolute,
                 absolute_integrals,
                 t_eval,
-            )  # fmt: skip
+            )
         )
         if not all(
             np.all(np.isfinite(v)) for v in (outcome.adjoints, outcome.parameter_integrals, outcome.memory_integrals)
@@ -125,11 +131,11 @@ def round_relative(values: Array, relative: float) -> Array:
 
 
 def consistent_adjoint(
-    mode: ModeSystem, segment: Segment, adjoint: Array, p: Array, components: tuple[int, ...]
+    mode: ModeSystem, t: float, x: Array, m: Array, adjoint: Array, p: Array, components: tuple[int, ...]
 ) -> tuple[Array, Array]:
-    """(lambda, mu) and their rates at the end of a segment, from lambda: SR eq. 36b for mu, 36a for lambda'."""
+    """(lambda, mu) and their rates at a point, from lambda: SR eq. 36b for mu, 36a for lambda'."""
     ny = mode.differential.size
-    f_x, g_x = mode.kernels["adjoint_point"](segment.t_end, segment.x_end, segment.memory, p)
+    f_x, g_x = mode.kernels["adjoint_point"](t, x, m, p)
     g_x = g_x[list(components)]
     full = adjoint
     if mode.algebraic.size:
@@ -137,13 +143,21 @@ def consistent_adjoint(
         try:
             mu = np.linalg.solve(f_x[ny:, ny:].T, right.T).T
         except np.linalg.LinAlgError:
-            raise ConsistencyError(
-                "k_z is singular at the end of a segment.", mode=mode.name, time=segment.t_end
-            ) from None
+            raise ConsistencyError("k_z is singular.", mode=mode.name, time=t) from None
         full = np.hstack((adjoint, mu))
     rates = np.zeros_like(full)
     rates[:, :ny] = -(full @ f_x + g_x)[:, :ny]
     return full, rates
+
+
+def _completed(segment: Segment, t: float, adjoint: Array, sweep: Sweep) -> Array:
+    """(lambda, mu) at a time of a segment, from lambda."""
+    if not segment.mode.algebraic.size:
+        return adjoint
+    ends = {segment.t_start: segment.x_start, segment.t_end: segment.x_end}
+    x = ends[t] if t in ends else segment.dense(np.array([t]))[0]
+    p = sweep.trajectory.parameters
+    return consistent_adjoint(segment.mode, t, x, segment.memory, adjoint, p, sweep.components)[0]
 
 
 def gradient(sweep: Sweep) -> Array:
@@ -155,7 +169,7 @@ def gradient(sweep: Sweep) -> Array:
     clock = clock if ends_run else np.zeros_like(clock)
     for part in reversed(sweep.trajectory.parts):
         if isinstance(part, Segment):
-            ny = system.modes[part.mode].differential.size
+            ny = part.mode.differential.size
             outcome = sweep.segment(part, adjoint[:, :ny])
             adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
             total = total + outcome.parameter_integrals
@@ -176,12 +190,12 @@ def samples(sweep: Sweep, times: Array, side: str) -> list[Array]:
     clock = clock if sweep.trajectory.events and sweep.trajectory.events[-1].target is None else np.zeros_like(clock)
     for part in reversed(sweep.trajectory.parts):
         if isinstance(part, Segment):
-            ny = system.modes[part.mode].differential.size
+            ny = part.mode.differential.size
             inside = np.flatnonzero((times >= part.t_start) & (times <= part.t_end))
             outcome = sweep.segment(part, adjoint[:, :ny], times[inside][::-1].copy() if inside.size else None)
             for index, value in zip(inside[::-1], outcome.samples, strict=True):
                 if found[index] is None or side == "left":
-                    found[index] = value
+                    found[index] = _completed(part, float(times[index]), value[:, :ny], sweep)
             adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
         else:
             adjoint, _ = sweep.linearise(part).backward(adjoint, clock)

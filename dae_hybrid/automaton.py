@@ -7,20 +7,21 @@ from typing import Any, Protocol
 import numpy as np
 
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError
-from dae_hybrid.events import Entry, Instant
-from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask, Session
+from dae_hybrid.events import Instant
+from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.options import Options
 from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.trajectory import EventRecord, Interpolant, Segment, Trajectory
-from dae_hybrid.transition import TransitionMap
+from dae_hybrid.transition import Arrival, TransitionMap
 
 NONE: frozenset[int] = frozenset()
+NEVER: tuple[float, TransitionMap | None, int] = (np.inf, None, 0)
 
 
 class Companion(Protocol):
     """Something that travels along a run: it adds to each segment's task and sees each outcome and event."""
 
-    def start(self, mode: ModeSystem, t: float, x: Array, m: Array) -> None:
+    def start(self, mode: ModeSystem) -> None:
         """The run starts."""
 
     def extend(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
@@ -55,15 +56,15 @@ class Automaton:
         self.integrals = np.zeros(system.functionals.size)
         self.t = t_span[0]
         self.mode = system.modes[system.initial.mode]
-        self.x, self.m = np.zeros(0), np.zeros(0)
+        self.at = Arrival(*(np.zeros(0) for _ in Arrival._fields))
         self.n_events = 0
 
     def run(self) -> Trajectory:
         """Run to the end; an error carries the trajectory up to it."""
         try:
-            self.x, self.m = self.system.initial.values(self.mode, self.t, self.p)
+            self.at = self.system.initial.apply(self.mode, self.t, self.p)
             if self.companion is not None:
-                self.companion.start(self.mode, self.t, self.x, self.m)
+                self.companion.start(self.mode)
             self._loop()
             self._last_output()
         except DaeHybridError as error:
@@ -72,94 +73,99 @@ class Automaton:
         return self._trajectory(complete=True)
 
     def _loop(self) -> None:
-        end, crossed = self.span[1], NONE
+        end, crossed, instant = self.span[1], NONE, self.instant
         while True:
-            entry = self.instant.enter(self.mode, self.t, self.x, self.m, self.p, crossed)
+            entry = instant.enter(self.mode, self.t, self.at, crossed)
             if entry.fires is not None:
-                if self._fire(entry.fires, entry.xdot, entry.guard, entry.rate, 0):
+                transition, guard, rate = entry.fires
+                if self._fire(transition, guard, rate, 0):
                     return
                 continue
-            due, timed, count = self.instant.due(self.mode, self.t, self.p)
+            due, timed, count = instant.due(self.mode, self.t, self.p) if self.mode.timed else NEVER
             if timed is not None and due <= self.t:
-                if self._fire(timed, entry.xdot, 0.0, 1.0, count):
+                if self._fire(timed, 0.0, 1.0, count):
                     return
                 continue
             if self.t >= end:
                 return
-            outcome = self._segment(min(end, due), due, entry)
-            crossed = NONE if outcome.guard is None else frozenset(self.mode.guarded)
-            if outcome.guard is None:
+            crossing = self._segment(min(end, due), due, entry.zero_band)
+            if crossing is None:
+                crossed = NONE
                 continue
-            fired = self.system.transitions[self.mode.guarded[outcome.guard]]
-            _, h, rate, _ = self.mode.kernels["entry"](self.t, self.x, self.m, self.p)
-            if self._fire(fired, outcome.xdot, float(h[outcome.guard]), float(rate[outcome.guard]), 0):
+            index, guard, rate = crossing
+            crossed = frozenset(self.mode.guarded)
+            if self._fire(self.system.transitions[self.mode.guarded[index]], guard, rate, 0):
                 return
 
-    def _segment(self, t_stop: float, due: float, entry: Entry) -> SegmentOutcome:
-        mode, start, x, m = self.mode, self.t, self.x, self.m
+    def _segment(self, t_stop: float, due: float, zero_band: Array) -> tuple[int, float, float] | None:
+        """Integrate to the next event or stop; which guard crossed, if any."""
+        mode, at, record, t_eval = self.mode, self.at, "steps", None
         self.instant.leave()
-        more = {} if self.companion is None else self.companion.extend(mode, start, x, m)
-        t_eval = None
-        closed = t_stop >= self.span[1] and due > t_stop
         if self.t_eval is not None:
-            first = np.searchsorted(self.t_eval, start, side="left")
+            first = np.searchsorted(self.t_eval, self.t, side="left")
             last = np.searchsorted(self.t_eval, t_stop, side="right")
             t_eval = np.ascontiguousarray(self.t_eval[first:last])
-        record = "nothing" if t_eval is not None and not t_eval.size else "steps"
-        task = SegmentTask(
-            mode.equations, start, t_stop, x, entry.xdot, m, self.integrals, entry.zero_band,
-            record, t_eval, closed, **more,
-        )  # fmt: skip
+            record = "steps" if t_eval.size else "nothing"
+        task = self._task(t_stop, zero_band, record, t_eval, closed=t_stop >= self.span[1] and due > t_stop)
         try:
             outcome = self.session.integrate(task)
         except DaeHybridError as error:
-            rows = getattr(error, "rows", None)
-            if rows is not None and len(rows):
-                self._record(task, float(rows[-1, 0]), rows[-1, 1 : 1 + x.size], entry.xdot, rows, {})
+            self._keep_partial(task, getattr(error, "rows", None))
             error.mode = error.mode or mode.name
             raise
-        self.t, self.x, self.integrals = outcome.t, outcome.x, outcome.integrals
+        x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
         kept = {} if self.companion is None else self.companion.advance(outcome)
-        self._record(task, outcome.t, outcome.x, outcome.xdot, outcome.rows, kept)
-        return outcome
+        self._record(task, outcome.t, x, xdot, outcome.rows, kept)
+        self.t, self.integrals = outcome.t, outcome.integrals
+        if outcome.crossing is None:  # the end of the run or a time event: the guards are looked at again
+            self.at = Arrival(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
+        else:
+            self.at = Arrival(x, at.m, xdot, at.guards, at.rates, at.sizes)
+        return outcome.crossing
+
+    def _task(
+        self, t_stop: float, zero_band: Array, record: Record, t_eval: Array | None, *, closed: bool
+    ) -> SegmentTask:
+        mode, at = self.mode, self.at
+        n = mode.equations.n
+        more = {} if self.companion is None else self.companion.extend(mode, self.t, at.x, at.m)
+        return SegmentTask(
+            mode.equations, self.t, t_stop, at.x[:n], at.xdot[:n], at.m, self.integrals, zero_band,
+            record, t_eval, closed, **more,
+        )  # fmt: skip
 
     def _record(self, task: SegmentTask, t: float, x: Array, xdot: Array, rows: Array, kept: dict[str, Any]) -> None:
-        n = x.size
+        at, n = self.at, task.x0.size
         self.parts.append(
             Segment(
-                self.mode.index,
-                task.t0,
-                t,
-                task.x0,
-                x,
-                task.xdot0,
-                xdot,
-                task.memory,
-                rows[:, 0],
-                rows[:, 1 : 1 + n],
-                _Redo(self.reopen, task, t),
-                **kept,
+                self.mode, self.p, task.t0, t, at.x, x, at.xdot, xdot, task.memory,
+                rows[:, 0], rows[:, 1 : 1 + n], _Redo(self.reopen, task, t), **kept,
             )  # fmt: skip
         )
+
+    def _keep_partial(self, task: SegmentTask, rows: Array | None) -> None:
+        """What a failed segment had computed."""
+        if rows is None or not len(rows):
+            return
+        t, state = float(rows[-1, 0]), rows[-1, 1 : 1 + task.x0.size]
+        x, xdot = self.mode.complete(t, state, np.full_like(state, np.nan), task.memory, self.p)
+        self._record(task, t, x, xdot, rows, {})
+        self.t, self.at = t, self.at._replace(x=x, xdot=xdot)
 
     def _last_output(self) -> None:
         """An output time at the very end, where a transition fired: the value after it."""
         done = sum(len(part.t) for part in self.parts if isinstance(part, Segment))
         if self.t_eval is None or done >= self.t_eval.size or self.t_eval[done] != self.t:
             return
-        entry = self.instant.enter(self.mode, self.t, self.x, self.m, self.p, NONE)
-        more = {} if self.companion is None else self.companion.extend(self.mode, self.t, self.x, self.m)
-        task = SegmentTask(
-            self.mode.equations, self.t, self.t, self.x, entry.xdot, self.m, self.integrals, entry.zero_band, **more
-        )
+        task = self._task(self.t, np.zeros(len(self.mode.guarded)), "steps", None, closed=True)
         outcome = self.session.integrate(task)
         kept = {} if self.companion is None else self.companion.advance(outcome)
-        kept = {name: rows[:1] if name == "sensitivities" else rows for name, rows in kept.items()}
-        self._record(task, self.t, self.x, entry.xdot, outcome.rows[:1], kept)
+        kept = {name: rows[:1] if name == "sensitivity_rows" else rows for name, rows in kept.items()}
+        self._record(task, self.t, self.at.x, self.at.xdot, outcome.rows[:1], kept)
 
-    def _fire(self, transition: TransitionMap, xdot: Array, guard: float, rate: float, count: int) -> bool:
+    def _fire(self, transition: TransitionMap, guard: float, rate: float, count: int) -> bool:
         """Apply a transition and record it; whether the run ends."""
-        t, source = self.t, self.mode
+        t, source, before = self.t, self.mode, self.at
         if transition.kind == "every":
             self.instant.counts[transition.index] = count
         order = self.instant.fired(transition, t)
@@ -171,36 +177,26 @@ class Automaton:
                 time=t,
                 remedy="Raise max_events, or check the guards for chattering.",
             )
-        if transition.target is None:
-            target, x, m, xdot_plus = source, self.x, self.m, xdot
-        else:
+        target, after = source, before
+        if transition.target is not None:
             target = self.system.modes[transition.target]
-            x, m = transition.apply(target, t, self.x, self.m, self.p)
-            xdot_plus = target.kernels["entry"](t, x, m, self.p)[0]
-            if not np.all(np.isfinite(xdot_plus)):
-                raise NonFiniteError(
-                    "The equations are not finite after the transition.",
-                    transition=transition.name,
-                    mode=target.name,
-                    time=t,
-                )
+            after = transition.apply(target, t, before.x, before.m, self.p)
         event = EventRecord(
-            time=t, index=transition.index, transition=transition.name, source=source.name,
-            target=None if transition.target is None else target.name, order=order, guard=guard,
-            direction=0 if transition.kind != "guard" else (1 if rate > 0 else -1), rate=rate, count=count,
-            x_minus=self.x, x_plus=x, xdot_minus=xdot, xdot_plus=xdot_plus, memory_minus=self.m, memory_plus=m,
-            n_differential=(source.differential.size, target.differential.size),
+            t, transition.index, transition.name, source.name, None if transition.target is None else target.name,
+            order, guard, 0 if transition.kind != "guard" else (1 if rate > 0 else -1), rate, count,
+            before.x, after.x, before.xdot, after.xdot, before.m, after.m,
+            (source.differential.size, target.differential.size),
         )  # fmt: skip
         self.parts.append(event)
         if self.companion is not None:
             self.companion.cross(transition, event)
-        self.mode, self.x, self.m = target, x, m
+        self.mode, self.at = target, after
         return transition.target is None
 
     def _trajectory(self, *, complete: bool) -> Trajectory:
         values = self.integrals.copy()
         if complete:
-            values = values + self.mode.kernels["terminal"](self.t, self.x, self.m, self.p)[0]
+            values = values + self.mode.kernels["terminal"](self.t, self.at.x, self.at.m, self.p)[0]
             if not np.all(np.isfinite(values)):
                 names = [
                     n
@@ -215,7 +211,7 @@ class Automaton:
         functionals = {name: scalar(values[self.system.functionals[name]]) for name in self.system.functionals.names}
         return Trajectory(
             self.system, self.span, self.p, tuple(self.parts), self.integrals, functionals if complete else {},
-            self.session.statistics(), self.instant.diagnostics(), (self.t, self.mode.index, self.x, self.m), complete,
+            self.session.statistics(), self.instant.diagnostics(), (self.t, self.mode.index, self.at.x, self.at.m), complete,
         )  # fmt: skip
 
 
@@ -230,7 +226,7 @@ class _Redo:
     def __init__(self, reopen: Any, task: SegmentTask, t_end: float) -> None:
         self.reopen, self.task, self.t_end = reopen, task, t_end
 
-    def __call__(self, segment: Segment) -> Interpolant:
+    def __call__(self) -> Interpolant:
         task = self.task
         again = SegmentTask(
             task.equations, task.t0, self.t_end, task.x0, task.xdot0, task.memory, task.integrals,
@@ -241,6 +237,6 @@ class _Redo:
             rows = session.integrate(again).rows
         finally:
             session.close()
-        if not len(rows):
-            rows = np.concatenate(([self.t_end, self.t_end - task.t0, 0.0], segment.x_end))[None, :]
-        return Interpolant(rows, segment.x_end.size)
+        if not len(rows):  # nothing but rounding
+            rows = np.concatenate(([self.t_end, self.t_end - task.t0, 0.0], task.x0))[None, :]
+        return Interpolant(rows, task.x0.size)

@@ -44,38 +44,41 @@ class Kernel:
         self.function = function
         self.name: str = function.name()
         self._shapes = [(*function.size_out(i), i in matrices) for i in range(function.n_out())]
+        ends = np.cumsum([rows * columns for rows, columns, _ in self._shapes]).tolist()
+        self._size = ends[-1] if ends else 0
+        self._slices = [slice(end - r * c, end) for end, (r, c, _) in zip(ends, self._shapes, strict=True)]
         for i in range(function.n_out()):
             if not function.sparsity_out(i).is_dense():
                 raise AssertionError(f"kernel {self.name}: output {i} is not dense")
-        self._idle: list[tuple[list[Array], list[Array], Any]] = []
+        self._idle: list[tuple[list[Array], Array, Any]] = []
 
-    def _workspace(self) -> tuple[list[Array], list[Array], Any]:
+    def _workspace(self) -> tuple[list[Array], Array, Any]:
         buffer, trigger = self.function.buffer()
         inputs = [np.zeros(self.function.nnz_in(i)) for i in range(self.function.n_in())]
-        outputs = [np.zeros(rows * columns) for rows, columns, _ in self._shapes]
+        output = np.zeros(self._size)
         for i, array in enumerate(inputs):
             if array.size:
                 buffer.set_arg(i, memoryview(array))
-        for i, array in enumerate(outputs):
-            if array.size:
-                buffer.set_res(i, memoryview(array))
-        return inputs, outputs, (trigger, buffer)
+        for i, part in enumerate(self._slices):
+            if part.start < part.stop:
+                buffer.set_res(i, memoryview(output[part]))
+        return inputs, output, (trigger, buffer)
 
     def __call__(self, *arguments: Any) -> list[Array]:
         try:
             workspace = self._idle.pop()
         except IndexError:
             workspace = self._workspace()
-        inputs, outputs, (trigger, _) = workspace
+        inputs, output, (trigger, _) = workspace
         for target, value in zip(inputs, arguments, strict=True):
             target[:] = value
         trigger()
-        results = [
-            array.reshape(columns, rows).T.copy() if matrix else array.copy()
-            for array, (rows, columns, matrix) in zip(outputs, self._shapes, strict=True)
-        ]
+        results = output.copy()
         self._idle.append(workspace)
-        return results
+        return [
+            results[part].reshape(columns, rows).T if matrix else results[part]
+            for part, (rows, columns, matrix) in zip(self._slices, self._shapes, strict=True)
+        ]
 
 
 class NativeFunction:

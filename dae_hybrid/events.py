@@ -7,6 +7,7 @@ transition.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,24 +16,22 @@ from dae_hybrid.errors import ChatteringError, GuardPassedError, NonFiniteError,
 from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array
 from dae_hybrid.system import HybridSystem, ModeSystem
-from dae_hybrid.transition import TransitionMap
+from dae_hybrid.transition import Arrival, TransitionMap
 
 #: a guard within this many roundings of its terms is zero
 ZERO_ROUNDINGS = 256.0
 #: events are accumulating when this many intervals in a row shrink and the last is below ZENO_INTERVAL of the span
 ZENO_EVENTS = 12
 ZENO_INTERVAL = 1e-8
+TINY = float(np.finfo(float).tiny)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The guards of a mode at entry: what fires at once, and the zero band of each guard."""
+    """The guards of a mode at entry: what fires at once (with value and rate of its guard), and the zero bands."""
 
-    fires: TransitionMap | None
-    guard: float
-    rate: float
+    fires: tuple[TransitionMap, float, float] | None
     zero_band: Array
-    xdot: Array
 
 
 @dataclass
@@ -51,32 +50,32 @@ class Instant:
         """Time moves on."""
         self.chain.clear()
 
-    def enter(self, mode: ModeSystem, t: float, x: Array, m: Array, p: Array, crossed: frozenset[int]) -> Entry:
+    def enter(self, mode: ModeSystem, t: float, at: Arrival, crossed: frozenset[int]) -> Entry:
         """Look at every guard of the mode with the state after the transition.
 
-        `crossed` are the transitions whose guards were seen to cross at this instant but have not fired yet.
+        `crossed` are the transitions of the mode in which a guard was located at this instant.
         """
-        xdot, h, rate, size = mode.kernels["entry"](t, x, m, p)
-        if not np.all(np.isfinite(h)):
-            raise NonFiniteError("A guard is NaN or infinite.", mode=mode.name, time=t)
         elapsed = max(abs(t), self.span[1] - self.span[0])
-        band = ZERO_ROUNDINGS * EPS * (size + np.abs(rate) * elapsed) + np.finfo(float).tiny
-        zero = np.abs(h) <= band
-        fires = None
-        for i, index in enumerate(mode.guarded):
+        zero_band = [0.0] * len(mode.guarded)
+        fires: tuple[TransitionMap, float, float] | None = None
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        for i, (index, h, rate, size) in enumerate(values):
             transition = self.system.transitions[index]
-            if zero[i]:
-                moving = abs(rate[i]) * elapsed > band[i]
-                towards = transition.direction * rate[i] > 0 or (transition.direction == 0 and index in crossed)
+            if not math.isfinite(h):
+                raise NonFiniteError(
+                    "The guard is NaN or infinite.", transition=transition.name, mode=mode.name, time=t
+                )
+            band = ZERO_ROUNDINGS * EPS * (size + abs(rate) * elapsed) + TINY
+            if abs(h) <= band:
+                zero_band[i] = band
+                moving = abs(rate) * elapsed > band
+                towards = transition.direction * rate > 0 or (transition.direction == 0 and index in crossed)
                 fire = moving and towards and index not in self.chain
             else:
-                fire = transition.direction * h[i] > 0 and self._passed(transition, mode, t)
+                fire = transition.direction * h > 0 and self._passed(transition, mode, t)
             if fire and fires is None:
-                fires = i
-        zero_band = np.where(zero, band, 0.0)
-        if fires is None:
-            return Entry(None, 0.0, 0.0, zero_band, xdot)
-        return Entry(self.system.transitions[mode.guarded[fires]], float(h[fires]), float(rate[fires]), zero_band, xdot)
+                fires = (transition, h, rate)
+        return Entry(fires, np.array(zero_band))
 
     def _passed(self, transition: TransitionMap, mode: ModeSystem, t: float) -> bool:
         """A guard past its threshold on entry; whether it fires."""
@@ -146,22 +145,20 @@ class Instant:
         )
 
     def _watch_accumulation(self, transition: TransitionMap, t: float) -> None:
-        recent = np.diff(self.times[-ZENO_EVENTS - 1 :])
-        if (
-            transition.kind != "guard"
-            or recent.size < ZENO_EVENTS
-            or recent[-1] > ZENO_INTERVAL * (self.span[1] - self.span[0])
-        ):
+        recent = self.times[-ZENO_EVENTS - 1 :]
+        if transition.kind != "guard" or len(recent) <= ZENO_EVENTS:
             return
-        ratios = recent[1:] / recent[:-1]
-        if np.all(ratios < 1.0):
-            limit = t + recent[-1] * ratios[-1] / (1.0 - ratios[-1])
-            raise ZenoError(
-                f"Events accumulate at about t = {limit:.12g}: the last interval is {recent[-1]:.3g}, each shorter than the one before.",
-                transition=transition.name,
-                time=t,
-                remedy="Model what happens at rest as a mode of its own, entered when the motion has become small.",
-            )
+        last, before = recent[-1] - recent[-2], recent[-2] - recent[-3]
+        if last > ZENO_INTERVAL * (self.span[1] - self.span[0]) or not np.all(np.diff(recent, 2) < 0):
+            return
+        limit = t + last**2 / (before - last)
+        raise ZenoError(
+            f"Events accumulate at about t = {limit:.12g}: the last interval is {last:.3g}, "
+            "each shorter than the one before.",
+            transition=transition.name,
+            time=t,
+            remedy="Model what happens at rest as a mode of its own, entered when the motion has become small.",
+        )
 
     def diagnostics(self) -> tuple[str, ...]:
         """What was noticed."""

@@ -53,6 +53,34 @@ def check_structure(mode: str, algebraic: Sequence[str], k_by_z: ca.Sparsity) ->
     )
 
 
+def solve_explicitly(k: ca.SX, z: ca.SX) -> ca.SX | None:
+    """Solution of 0 = k(z) by substitution, None where the equations do not give z one after the other.
+
+    An equation is used for the one variable that is left in it, if that variable enters linearly with a
+    constant factor, as in ``sigma(...) - z``.
+    """
+    unsolved, equations, solution = list(range(z.numel())), list(range(k.numel())), ca.SX(z)
+    while unsolved:
+        pattern = ca.jacobian(ca.substitute(k, z, solution), z)
+        for i in equations:
+            left = [j for j in unsolved if pattern.sparsity().has_nz(i, j)]
+            if len(left) != 1:
+                continue
+            factor = ca.simplify(pattern[i, left[0]])
+            if not factor.is_constant() or float(factor) == 0.0:
+                continue
+            j = left[0]
+            row = ca.substitute(k, z, solution)[i]
+            value = ca.substitute(row, z[j], 0) / -float(factor)
+            solution = ca.substitute(solution, z[j], value)
+            equations.remove(i)
+            unsolved.remove(j)
+            break
+        else:
+            return None
+    return solution
+
+
 def solve_algebraic(
     system: Callable[[Array], tuple[Array, Array, Array]],
     start: Array,

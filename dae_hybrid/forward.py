@@ -36,9 +36,8 @@ class Directions:
         """Number of directions."""
         return int(self.directions.shape[1])
 
-    def start(self, mode: ModeSystem, t: float, x: Array, m: Array) -> None:
+    def start(self, mode: ModeSystem) -> None:
         """Initial derivatives (SR eq. 2, differentiated)."""
-        del t, x, m
         self.state, self._mode = self.system.initial.derivatives(self.p) @ self.directions, mode
 
     def _by_u(self, mode: ModeSystem, t: float, x: Array, m: Array) -> Array:
@@ -49,14 +48,20 @@ class Directions:
         """Start values of the segment's sensitivities."""
         if not self.count:
             return {}
-        ny, n = mode.differential.size, x.size
+        ny, n = mode.differential.size, mode.equations.n
+        if n == ny:
+            sensitivities, rates = self.state[:ny].T, None
+            return self._fields(sensitivities, rates, ny)
         du = self._by_u(mode, t, x, m)
         rates = np.zeros((self.count, n))
         rates[:, :ny] = (mode.kernels["flow_by_u"](t, x, m, self.p)[0][:ny] @ du).T
+        return self._fields(du[:n].T, rates, ny)
+
+    def _fields(self, sensitivities: Array, rates: Array | None, ny: int) -> dict[str, Any]:
         return {
-            "sensitivities": np.ascontiguousarray(du[:n].T),
+            "sensitivities": sensitivities,
             "sensitivity_rates": rates,
-            "memory_directions": np.ascontiguousarray(self.state[ny:].T),
+            "memory_directions": self.state[ny:].T,
             "integral_sensitivities": self.costs,
         }
 
@@ -69,10 +74,10 @@ class Directions:
         self.state = np.vstack((outcome.sensitivities[:, :ny].T, memory))
         self.costs = outcome.integral_sensitivities
         n = outcome.x.size
-        rows = outcome.rows[:, 1 + n :].reshape(len(outcome.rows), self.count, n) if outcome.rows.size else None
         return {
-            "sensitivities": np.zeros((0, self.count, n)) if rows is None else rows,
+            "sensitivity_rows": outcome.rows[:, 1 + n :].reshape(len(outcome.rows), self.count, n),
             "memory_sensitivities": memory,
+            "directions": self.directions,
         }
 
     def cross(self, transition: TransitionMap, event: EventRecord) -> None:

@@ -99,7 +99,7 @@ class SegmentTask:
 
 @dataclass(frozen=True, slots=True)
 class SegmentOutcome:
-    """Where a segment ended: `guard` is the index of the guard that crossed, None at `t_stop`.
+    """Where a segment ended: `crossing` is (index, value, rate) of the guard that crossed, None at `t_stop`.
 
     x and x' satisfy the equations to rounding. `rows` holds one row per output: t, x and then, with
     sensitivities, dx for every direction; for ``record="dense"`` see `Interpolant`.
@@ -108,7 +108,7 @@ class SegmentOutcome:
     t: float
     x: Array
     xdot: Array
-    guard: int | None
+    crossing: tuple[int, float, float] | None
     integrals: Array
     rows: Array
     correction: float

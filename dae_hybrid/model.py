@@ -324,13 +324,16 @@ class HybridModel:
             )
         self.functionals[name] = Functional(name, sizes.pop(), parts[0], parts[1])
 
-    def build(self, *, native: bool = True) -> HybridSystem:
+    def build(self, *, native: bool = True, eliminate: bool = True) -> HybridSystem:
         """Check the model, differentiate it and compile it.
 
         Parameters
         ----------
         native : bool
             Compile to machine code (default). False runs the same functions interpreted.
+        eliminate : bool
+            Substitute algebraic variables that their equations give explicitly (default), so that the mode
+            is integrated as an ODE. False integrates it as the DAE that was written. Results have the same form.
 
         Raises
         ------
@@ -341,7 +344,7 @@ class HybridModel:
         """
         from dae_hybrid.build import build_system
 
-        return build_system(self, native=native)
+        return build_system(self, native=native, eliminate=eliminate)
 
     # -- lookups ------------------------------------------------------------------------------------
 

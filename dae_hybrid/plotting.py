@@ -6,6 +6,7 @@ window opens, and no display is needed. ``figure.savefig("run.png")`` writes one
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.integrator import Array
 
 if TYPE_CHECKING:
+    from dae_hybrid.results import Gradient
     from dae_hybrid.trajectory import Trajectory
 
 #: event times, in every figure
@@ -56,6 +58,28 @@ def new_figure(rows: int = 1, columns: int = 1, *, size: tuple[float, float] | N
     return figure
 
 
+def save(figure: Any, path: str | Path, *, dpi: int = 150) -> Path:
+    """Write a figure to a file, in the format its suffix names; folders are made where they are missing.
+
+    Raises
+    ------
+    OptionError
+        matplotlib does not know the format.
+    """
+    path = Path(path)
+    legal = figure.canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in legal:
+        raise OptionError(
+            f"A picture cannot be written to {str(path)!r}: its suffix names no known format.",
+            remedy=f"Legal suffixes: {', '.join(f'.{kind}' for kind in sorted(legal))}.",
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # without the version of matplotlib in it, the same picture is the same file
+    plain = {"metadata": {"Software": None}} if path.suffix.lower() == ".png" else {}
+    figure.savefig(path, dpi=dpi, **plain)
+    return path
+
+
 def with_gaps(trajectory: Trajectory, values: Array) -> tuple[Array, Array]:
     """Output times and values with NaN between segments, so that a line breaks where the run jumps.
 
@@ -73,6 +97,44 @@ def with_gaps(trajectory: Trajectory, values: Array) -> tuple[Array, Array]:
     """
     ends = np.cumsum([len(segment.t) for segment in trajectory.segments])[:-1]
     return np.insert(trajectory.t, ends, np.nan), np.insert(values, ends, np.nan, axis=0)
+
+
+def adjoint_lines(
+    gradient: Gradient, t_start: float | None = None, t_end: float | None = None, *, points: int = 60
+) -> tuple[Array, dict[str, Array]]:
+    """Adjoint variables along a run, with NaN between segments, so that a line breaks where they jump.
+
+    Parameters
+    ----------
+    gradient : Gradient
+        What `adjoint_gradient` gave.
+    t_start, t_end : float, optional
+        Part of the run; all of it by default.
+    points : int
+        Points in every segment, both of its ends among them.
+
+    Returns
+    -------
+    t : ndarray, shape (n,)
+    values : dict of ndarray, by variable
+        As `Gradient.adjoint` gives them, at `t`; NaN at the breaks.
+    """
+    run = gradient.trajectory
+    first = run.t_span[0] if t_start is None else t_start
+    last = run.final[0] if t_end is None else t_end
+    spans = [(max(s.t_start, first), min(s.t_end, last)) for s in run.segments]
+    grids = [np.linspace(a, b, points) for a, b in spans if b > a]
+    ends = [float(grid[-1]) for grid in grids]
+    inner = gradient.adjoint(np.concatenate([grid[:-1] for grid in grids]))
+    outer = gradient.adjoint(np.array(ends), side="left")  # a segment ends before the event
+    t = np.concatenate([np.append(grid, np.nan) for grid in grids])[:-1]
+    values = {}
+    for name, inside in inner.items():
+        rows = inside.reshape(len(grids), points - 1, *inside.shape[1:])
+        breaks = np.full_like(outer[name], np.nan)
+        whole = np.concatenate((rows, outer[name][:, None], breaks[:, None]), axis=1)
+        values[name] = whole.reshape(-1, *inside.shape[1:])[:-1]
+    return t, values
 
 
 def mark_events(axes: Any, times: Any) -> None:

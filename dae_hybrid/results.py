@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid.integrator import Array
+from dae_hybrid.system import ModeSystem
 from dae_hybrid.trajectory import EventRecord, Side, Trajectory
 
 
@@ -52,14 +53,14 @@ class ForwardSensitivity:
         return self.trajectory.events
 
     def __getitem__(self, name: str) -> Array:
-        width, system = self.trajectory.width(name), self.trajectory.system
+        width, memory = self.trajectory.width(name), self.trajectory.system.memory
         count, blocks = len(self.parameters), []
         for segment in self.trajectory.segments:
-            layout, rows = system.modes[segment.mode].variables, len(segment.t)
+            layout, rows = segment.mode.variables, len(segment.t)
             if name in layout and segment.sensitivities is not None:
                 blocks.append(np.swapaxes(segment.sensitivities[:, :, layout[name]], 1, 2))
-            elif name in system.memory and segment.memory_sensitivities is not None:
-                blocks.append(np.tile(segment.memory_sensitivities[system.memory[name]], (rows, 1, 1)))
+            elif name in memory and segment.memory_sensitivities is not None:
+                blocks.append(np.tile(segment.memory_sensitivities[memory[name]], (rows, 1, 1)))
             else:
                 blocks.append(np.full((rows, width, count), np.nan))
         values = np.concatenate(blocks) if blocks else np.zeros((0, width, count))
@@ -131,7 +132,7 @@ class Gradient:
             width = self.trajectory.width(name)
             values = np.full((flat.size, width, k), np.nan)
             for i, (mode, sample) in enumerate(zip(owners, found, strict=True)):
-                layout = system.modes[mode].variables
+                layout = mode.variables
                 if name in layout:
                     values[i] = sample[:, layout[name]].T
             values = values[order.reshape(-1)]
@@ -141,7 +142,7 @@ class Gradient:
             result[name] = values[0] if times.ndim == 0 else values
         return result
 
-    def _owners(self, times: Array, side: Side) -> list[int]:
+    def _owners(self, times: Array, side: Side) -> list[ModeSystem]:
         segments = self.trajectory.segments
         starts = np.array([s.t_start for s in segments])
         owner = np.clip(np.searchsorted(starts, times, side=side) - 1, 0, len(segments) - 1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import casadi as ca
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -27,6 +29,7 @@ class ModeSystem:
     closure        k and k_z of the algebraic equations
     closure_by_u   k_u
     quadrature     g
+    explicit       x and x' from (t, y, m, p), for eliminated algebraic variables
     terminal       terminal values and their derivative by u
     adjoint_point  F_x and g_x
     flow_by_u      F_u
@@ -42,8 +45,45 @@ class ModeSystem:
     timed: tuple[int, ...]  # transitions at times
     guess: Array  # start of Newton's method for the algebraic variables
     kernels: Mapping[str, Kernel]
+    explicit: ca.Function | None  # z as a function of (t, y, m, p), where the integrator sees y only
 
-    @property
+    def complete(self, t: float, state: Array, rate: Array, m: Array, p: Array) -> tuple[Array, Array]:
+        """x and x' from the integrator's state."""
+        if self.explicit is None:
+            return state, rate
+        x, xdot = self.kernels["explicit"](t, state, m, p)
+        return x, xdot
+
+    def complete_rows(self, t: Array, states: Array, m: Array, p: Array) -> Array:
+        """(n_t, n) values of x from (n_t, .) states of the integrator."""
+        if self.explicit is None or not len(t):
+            return states
+        z = self.explicit(t[None, :], states.T, np.tile(m[:, None], t.size), np.tile(p[:, None], t.size))
+        return np.hstack((states, np.asarray(z).reshape(self.algebraic.size, t.size).T))
+
+    def complete_sensitivities(
+        self, t: Array, states: Array, rows: Array, m: Array, dm: Array, p: Array, dp: Array
+    ) -> Array:
+        """(n_t, d, n) derivatives of x from (n_t, d, .) derivatives of the integrator's state."""
+        if self.explicit is None or not len(t):
+            return rows
+        by_u = self.explicit_by_u(t[None, :], states.T, np.tile(m[:, None], t.size), np.tile(p[:, None], t.size))
+        nz, ny = self.algebraic.size, self.differential.size
+        by_u = np.asarray(by_u).reshape(nz, t.size, -1)
+        constant = by_u[:, :, ny : ny + m.size] @ dm + by_u[:, :, ny + m.size :] @ dp
+        dz = np.einsum("zty,tdy->tdz", by_u[:, :, :ny], rows) + np.moveaxis(constant, 0, 2)
+        return np.concatenate((rows, dz), axis=2)
+
+    @cached_property
+    def explicit_by_u(self) -> ca.Function:
+        """Derivative of the eliminated variables by (y, m, p)."""
+        if self.explicit is None:
+            raise AssertionError("no variable is eliminated")
+        symbols = [ca.SX.sym(self.explicit.name_in(i), self.explicit.size1_in(i)) for i in range(4)]
+        by_u = ca.jacobian(self.explicit(*symbols), ca.vertcat(*symbols[1:]))
+        return ca.Function("explicit_by_u", symbols, [ca.densify(by_u)])
+
+    @cached_property
     def variables(self) -> Layout:
         """Layout of x = (y, z)."""
         return Layout(self.differential.blocks + self.algebraic.blocks)

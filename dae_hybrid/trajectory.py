@@ -15,7 +15,7 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.integrator import Array
 
 if TYPE_CHECKING:
-    from dae_hybrid.system import HybridSystem
+    from dae_hybrid.system import HybridSystem, ModeSystem
 
 Side = Literal["left", "right"]
 DENSE_COLUMNS = 3  # t_n, h and order come before the derivatives
@@ -122,11 +122,13 @@ class Interpolant:
 class Segment:
     """A smooth piece of the trajectory.
 
-    t (n,) and values (n, n_x) are its outputs; x_start, x_end, xdot_start, xdot_end and memory are exact
-    to the tolerance of the run. `sensitivities` (n, n_directions, n_x) are there after forward analysis.
+    `t` (n_t,) and `values` (n_t, n_x) are its outputs; x_start, x_end and their rates satisfy the mode's
+    equations to rounding. After forward analysis `sensitivities` (n_t, n_directions, n_x) are the
+    derivatives at the outputs and `memory_sensitivities` (n_memory, n_directions) those of the memory.
     """
 
-    mode: int
+    mode: ModeSystem
+    parameters: Array
     t_start: float
     t_end: float
     x_start: Array
@@ -135,15 +137,37 @@ class Segment:
     xdot_end: Array
     memory: Array
     t: Array
-    values: Array
-    interpolate: Callable[[Segment], Interpolant] = field(repr=False)
-    sensitivities: Array | None = None
+    states: Array = field(repr=False)  # (n_t, .), what the integrator integrates: eliminated variables are not in it
+    interpolate: Callable[[], Interpolant] = field(repr=False)
+    sensitivity_rows: Array | None = field(default=None, repr=False)
     memory_sensitivities: Array | None = None
+    directions: Array | None = None
 
     @cached_property
-    def dense(self) -> Interpolant:
-        """Interpolant, made when first asked for by integrating the segment again."""
-        return self.interpolate(self)
+    def values(self) -> Array:
+        """x = (y, z) at the output times, shape (n_t, n_x)."""
+        return self.mode.complete_rows(self.t, self.states, self.memory, self.parameters)
+
+    @cached_property
+    def sensitivities(self) -> Array | None:
+        """dx at the output times, shape (n_t, n_directions, n_x)."""
+        if self.sensitivity_rows is None or self.memory_sensitivities is None or self.directions is None:
+            return None
+        return self.mode.complete_sensitivities(
+            self.t, self.states, self.sensitivity_rows, self.memory, self.memory_sensitivities,
+            self.parameters, self.directions,
+        )  # fmt: skip
+
+    @cached_property
+    def _interpolant(self) -> Interpolant:
+        return self.interpolate()
+
+    def dense(self, t: Array) -> Array:
+        """x at times within the segment, shape (len(t), n_x).
+
+        The interpolant is made when first asked for, by integrating the segment again.
+        """
+        return self.mode.complete_rows(t, self._interpolant(t), self.memory, self.parameters)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +223,7 @@ class Trajectory:
     @cached_property
     def modes(self) -> NDArray[np.str_]:
         """Name of the active mode at every output time, shape (n_t,)."""
-        return np.array([self.system.modes[s.mode].name for s in self.segments for _ in s.t])
+        return np.array([s.mode.name for s in self.segments for _ in s.t])
 
     def width(self, name: str) -> int:
         """Number of entries of a variable or memory."""
@@ -212,7 +236,7 @@ class Trajectory:
         width = self.width(name)
         blocks = []
         for segment in self.segments:
-            layout = self.system.modes[segment.mode].variables
+            layout = segment.mode.variables
             if name in layout:
                 blocks.append(segment.values[:, layout[name]])
             elif name in self.system.memory:
@@ -270,7 +294,7 @@ class Trajectory:
         x = segment.dense(t[here])
         x[t[here] == segment.t_start] = segment.x_start
         x[t[here] == segment.t_end] = segment.x_end
-        self._assign(values, here, self.system.modes[segment.mode].variables, x, segment.memory)
+        self._assign(values, here, segment.mode.variables, x, segment.memory)
 
     def _assign(self, values: dict[str, Array], here: NDArray[np.bool_], layout: Any, x: Array, memory: Array) -> None:
         for name in values:

@@ -19,9 +19,10 @@ One object, `TransitionLinearisation`, carries the numbers and goes both ways.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,22 @@ GRAZING = 1e-10
 if TYPE_CHECKING:
     from dae_hybrid.system import ModeSystem
     from dae_hybrid.trajectory import EventRecord
+
+
+class Arrival(NamedTuple):
+    """A point at which a mode is entered, with the mode's guards there."""
+
+    x: Array
+    m: Array
+    xdot: Array
+    guards: Array
+    rates: Array
+    sizes: Array
+
+
+def all_finite(values: Array) -> bool:
+    """Whether every entry is finite; quick for short arrays."""
+    return math.isfinite(float(values @ values)) or bool(np.all(np.isfinite(values)))
 
 
 def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Array:
@@ -120,7 +137,8 @@ class TransitionMap:
     ============ ============================================== ===================================
     trigger      t, x-, m-, p, clock                            h, h_u
     time         p, clock                                       scheduled time (timed only)
-    jump         t, x-, m-, p                                   y+, start of Newton for z+
+    jump         t, x-, m-, p                                   x+, m+ with continuous z, k+ and the size of its
+                                                                terms, and the target's `entry` there
     after        t, x-, m-, x+, p                               m+, k+, dk+/dz+ with m+ following,
                                                                 sizes of the terms of both
     linear       t, x-, m-, x+, m+, p                           y+_u, m+_u, m+_x+, k+_(x, m, p, t)
@@ -138,21 +156,25 @@ class TransitionMap:
     kind: str  # "guard", "at" or "every"
     kernels: Mapping[str, Kernel]
 
-    def apply(self, target: ModeSystem, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
-        """X and m after the transition, consistent with the target mode (SR eq. 3, 24).
+    def apply(self, target: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Arrival:
+        """The point after the transition, consistent with the target mode (SR eq. 3, 24).
 
         Algebraic variables are continuous where that is consistent; otherwise they solve the target's
         equations, starting from their old values.
         """
-        y, z = self.kernels["jump"](t, x, m, p)
-        after = np.concatenate((y, z))
-        memory, k, _, _, k_size = self.kernels["after"](t, x, m, after, p)
-        if np.any(np.abs(k) > RESIDUAL_ROUNDINGS * EPS * k_size):
-            after = np.concatenate((y, self._solve(target, t, x, m, y, z, p)))
+        after, memory, k, k_size, *entry = self.kernels["jump"](t, x, m, p)
+        if k.size and np.any(~(np.abs(k) <= RESIDUAL_ROUNDINGS * EPS * k_size)):
+            ny = target.differential.size
+            after = np.concatenate((after[:ny], self._solve(target, t, x, m, after[:ny], after[ny:], p)))
             memory = self.kernels["after"](t, x, m, after, p)[0]
-        if not (np.all(np.isfinite(after)) and np.all(np.isfinite(memory))):
+            entry = target.kernels["entry"](t, after, memory, p)
+        if not (all_finite(after) and all_finite(memory)):
             raise NonFiniteError("The reset gives NaN or infinity.", transition=self.name, mode=target.name, time=t)
-        return after, memory
+        if not all_finite(entry[0]):
+            raise NonFiniteError(
+                "The equations are not finite after the transition.", transition=self.name, mode=target.name, time=t
+            )
+        return Arrival(after, memory, *entry)
 
     def _solve(self, target: ModeSystem, t: float, x: Array, m: Array, y: Array, z: Array, p: Array) -> Array:
         def system(trial: Array) -> tuple[Array, Array, Array]:
@@ -263,8 +285,16 @@ class InitialMap:
     mode: int
     explicit: Kernel  # p -> y0, m0, dy0/dp, dm0/dp
 
+    def apply(self, mode: ModeSystem, t: float, p: Array) -> Arrival:
+        """The initial point, consistent with the mode's equations (SR eq. 2)."""
+        x, m = self.values(mode, t, p)
+        entry = mode.kernels["entry"](t, x, m, p)
+        if not all_finite(entry[0]):
+            raise NonFiniteError("The equations are not finite at the initial point.", mode=mode.name, time=t)
+        return Arrival(x, m, *entry)
+
     def values(self, mode: ModeSystem, t: float, p: Array) -> tuple[Array, Array]:
-        """x0 and m0, consistent with the mode's equations (SR eq. 2)."""
+        """x0 and m0."""
         y, m = self.explicit(p)[:2]
         if not (np.all(np.isfinite(y)) and np.all(np.isfinite(m))):
             raise NonFiniteError("The initial values are not finite.", mode=mode.name, time=t)

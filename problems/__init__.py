@@ -8,6 +8,7 @@ system()       the built `HybridSystem`, made once
 t_span         the interval of the source
 reference()    values with their source and accuracy
 tolerances     where the source has results to reproduce: rtol and atol to do it at
+difference_step   the same: relative step of finite differences
 figures(...)   the same: its figures
 ============== ==================================================================================
 """

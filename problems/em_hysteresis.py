@@ -61,6 +61,9 @@ t_span = (0.0, 10.0)
 #: at which the paper's results are reproduced
 tolerances = {"rtol": 1e-10, "atol": 1e-14}
 
+#: relative step of finite differences
+difference_step = 1e-2
+
 DATA = FOLDER / "serban_recuero"
 DELTA = 1e-20  # SR, below eq. 46
 MASS = AREA = 1.0

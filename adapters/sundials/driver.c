@@ -435,11 +435,19 @@ static int complete(run *r, double t) {
   return 0;
 }
 
+static int guards_and_rates(run *r, double t) {
+  context *c = r->model;
+  const double *x = c->api->array(r->x), *xdot = r->completed + c->n;
+  c->res[0] = r->guard_values;
+  if (evaluate(c, c->guards, t, x, xdot)) return FATAL;
+  c->res[0] = r->guard_values + c->n_guards;
+  return evaluate(c, c->rates, t, x, xdot);
+}
+
 /* Newton on the solver's interpolant takes the event time from the bracket's tolerance to rounding. */
 static int polish(run *r) {
   context *c = r->model;
   double now, h, t = r->t;
-  double *value = r->guard_values, *rate = r->guard_values + c->n_guards;
   c->api->get_root_info(r->memory, r->roots);
   for (r->root = 0; r->root < c->n_guards - 1 && !r->roots[r->root]; r->root++) {}
   c->api->get_current_time(r->memory, &now);
@@ -447,12 +455,9 @@ static int polish(run *r) {
   for (int i = 0; i < 4; i++) {
     int flag = c->api->get_dky(r->memory, t, 0, r->x);
     if (!flag) flag = complete(r, t);
+    if (!flag) flag = guards_and_rates(r, t);
     if (flag) return flag;
-    c->res[0] = value;
-    if (evaluate(c, c->guards, t, c->api->array(r->x), r->completed + c->n)) return FATAL;
-    c->res[0] = rate;
-    if (evaluate(c, c->rates, t, c->api->array(r->x), r->completed + c->n)) return FATAL;
-    const double dt = -value[r->root] / rate[r->root];
+    const double dt = -r->guard_values[r->root] / r->guard_values[c->n_guards + r->root];
     if (!(fabs(dt) <= 1e-3 * fabs(h)) || t + dt > now || t + dt < now - h) break;
     t += dt;
     if (fabs(dt) <= DBL_EPSILON * fabs(t)) break;
@@ -467,6 +472,7 @@ static int finish(run *r, int status) {
   int flag = record_outputs(r, t, r->closed_end && status == REACHED_STOP);
   if (!flag) flag = fetch(r, t);
   if (!flag) flag = complete(r, t);
+  if (!flag && status == FOUND_ROOT) flag = guards_and_rates(r, t);
   if (!flag && r->record == RECORD_STEPS && !r->n_eval) flag = record_point(r, t);
   c->api->get_error_test_failures(r->memory, &r->error_test_failures);
   c->api->get_newton_failures(r->memory, &r->newton_failures);

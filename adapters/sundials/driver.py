@@ -204,7 +204,8 @@ class Stepper:
             np.zeros(2 * max(e.n_guards, 1)),
             np.zeros(max(e.n_guards, 1), dtype=np.int32),
         ]
-        self.completed = self._arrays[0]
+        self.completed, self._guard_values = self._arrays[0], self._arrays[1]
+        self._n_guards = e.n_guards
         self.run = Run(
             model=model.user_data,
             completed=self._arrays[0].ctypes.data,
@@ -253,9 +254,10 @@ class Stepper:
         return int(self.run.steps)
 
     @property
-    def root(self) -> int:
-        """Which guard crossed."""
-        return int(self.run.root)
+    def crossing(self) -> tuple[int, float, float]:
+        """Which guard crossed, its value and its rate."""
+        i = self.run.root
+        return i, float(self._guard_values[i]), float(self._guard_values[self._n_guards + i])
 
     def rows(self) -> Array:
         """A copy of what was recorded."""

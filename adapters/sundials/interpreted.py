@@ -380,18 +380,23 @@ class Stepper:
         if "xdot" in self._vectors:
             self._vectors["xdot"][:n] = self.completed[n : 2 * n]
 
+    def _crossing(self, t: float) -> tuple[int, float, float]:
+        """Which guard crossed, its value and its rate."""
+        n = self.model.equations.n
+        x, xdot = self._vectors["x"], self.completed[n : 2 * n]
+        value, rate = (self.model.evaluate(name, t, x, xdot)[0][self.root] for name in ("guards", "rates"))
+        return self.root, float(value), float(rate)
+
     def _polish(self) -> None:
         found = (c_int * self.model.equations.n_guards)()
         self._get("GetRootInfo", found)
         self.root = next((i for i, f in enumerate(found) if f), len(found) - 1)
         now, h = self._scalar("GetCurrentTime", c_double), self._scalar("GetLastStep", c_double)
-        t, n = self.t, self.model.equations.n
+        t = self.t
         for _ in range(4):
             self._get("GetDky", t, 0, self.handles["x"])
             self._complete(t)
-            x, xdot = self._vectors["x"], self.completed[n : 2 * n]
-            value = self.model.evaluate("guards", t, x, xdot)[0][self.root]
-            rate = self.model.evaluate("rates", t, x, xdot)[0][self.root]
+            _, value, rate = self._crossing(t)
             dt = -value / rate if rate else np.inf
             if not abs(dt) <= 1e-3 * abs(h) or t + dt > now or t + dt < now - h:
                 break
@@ -405,6 +410,8 @@ class Stepper:
         self._record_outputs(t, inclusive=self.closed_end and status == REACHED_STOP)
         self._fetch(t)
         self._complete(t)
+        if status == FOUND_ROOT:
+            self.crossing = self._crossing(t)
         if self.record == "steps" and not self.t_eval.size:
             self._record(t)
         self.failures = (self._scalar("GetNumErrTestFails", c_long), self._scalar("GetNumNonlinSolvConvFails", c_long))

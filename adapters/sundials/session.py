@@ -171,7 +171,7 @@ class SundialsSession:
             t=stepper.t,
             x=completed[:n],
             xdot=completed[n : 2 * n],
-            guard=stepper.root if status == driver.FOUND_ROOT else None,
+            crossing=stepper.crossing if status == driver.FOUND_ROOT else None,
             integrals=memory.x_data[n:].copy() if e.integrates else task.integrals,
             rows=stepper.rows(),
             correction=max(map(abs, corrections.tolist()), default=0.0),

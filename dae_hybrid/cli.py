@@ -1,0 +1,236 @@
+"""The command line ``dae-hybrid``: list, run and reproduce the worked problems.
+
+Exit codes: 0 done; 1 a run failed, or a file could not be written; 2 the command was not understood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dae_hybrid import __version__, problems
+from dae_hybrid.api import simulate
+from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.progress import Progress
+from dae_hybrid.reproduce import Reproduction, draw, reproduce, summary
+from dae_hybrid.tables import align
+from dae_hybrid.trajectory import EventRecord, Trajectory
+
+#: an event table wider than this is hard to read
+MOST_COLUMNS = 6
+
+
+class _UsageError(Exception):
+    """What was typed makes no sense; the message is the sentence for the user."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments, ``sys.argv[1:]`` by default.
+
+    Returns
+    -------
+    int
+        The exit code.
+
+    Examples
+    --------
+    >>> from dae_hybrid.cli import main
+    >>> main(["list"])
+    hybrid_ode     a hybrid ODE with hidden discontinuities (Serban and Recuero 2019, section 5.1)
+    em_hysteresis  an oscillator with hysteretic material (Serban and Recuero 2019, section 5.2)
+    0
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has said why, or given the help asked for
+        return int(stop.code or 0)
+    try:
+        arguments.command(arguments)
+        sys.stdout.flush()
+    except (_UsageError, problems.UnknownProblemError) as reason:
+        print(f"dae-hybrid: {reason}", file=sys.stderr)
+        return 2
+    except DaeHybridError as reason:
+        print(f"dae-hybrid: {reason}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as reason:
+        print(f"dae-hybrid: {reason.strerror or reason}: {reason.filename}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("dae-hybrid: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dae-hybrid", description="Simulation and exact derivatives of hybrid DAE systems with memory."
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser("list", help="list the worked problems")
+    command.set_defaults(command=_list)
+
+    command = commands.add_parser("run", help="simulate a problem", description="Simulate a problem.")
+    command.set_defaults(command=_run)
+    command.add_argument("name", metavar="NAME", help="one of those that `dae-hybrid list` lists")
+    command.add_argument("--rtol", type=float, default=1e-8, help="relative tolerance (default %(default)g)")
+    command.add_argument("--atol", type=float, default=1e-12, help="absolute tolerance (default %(default)g)")
+    command.add_argument("--t-end", type=float, metavar="T", help="end of the run (default: that of the source)")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="PARAMETER=VALUE", help="set a parameter; may be repeated"
+    )
+    command.add_argument("--csv", type=Path, metavar="FILE", help="write the trajectory as CSV")
+    command.add_argument("--plot", type=Path, metavar="FILE", help="draw the trajectory (needs matplotlib)")
+
+    command = commands.add_parser(
+        "reproduce",
+        help="compute published results again",
+        description="Compute published results again: a table beside the paper's numbers and exact ones, the same "
+        "as JSON, and the paper's figures (which need matplotlib).",
+    )
+    command.set_defaults(command=_reproduce)
+    command.add_argument("names", nargs="*", metavar="NAME", help="problem to reproduce")
+    command.add_argument("--all", action="store_true", help="all problems that have published results")
+    command.add_argument(
+        "--output", type=Path, default=Path("results"), metavar="DIR", help="folder of the figures (default %(default)s)"
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="where to write JSON (default DIR/results.json)")
+    command.add_argument("--markdown", type=Path, metavar="FILE", help="also write a summary as a Markdown table")
+    return parser
+
+
+def _list(arguments: argparse.Namespace) -> None:  # noqa: ARG001 - every command takes its arguments
+    width = max(map(len, problems.names()))
+    for name in problems.names():
+        print(f"{name:{width}}  {problems.TITLES[name]}")
+
+
+# -- run --------------------------------------------------------------------------------------------
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    problem = problems.load(arguments.name)
+    start, end = problem.t_span
+    span = (start, end if arguments.t_end is None else arguments.t_end)
+    with Progress(arguments.name) as progress:
+        progress.stage("building")
+        system = problem.system()
+        progress.stage("simulating")
+        sol = simulate(
+            system, span, parameters=_assignments(arguments.set), rtol=arguments.rtol, atol=arguments.atol
+        )
+    print(f"{arguments.name}: {problems.TITLES[arguments.name]}")
+    print(f"t from {span[0]:g} to {sol.final[0]:g}, rtol {arguments.rtol:g}, atol {arguments.atol:g}\n")
+    rows = [["functional", "value"]]
+    for name in system.functionals.names:
+        part = system.functionals[name]
+        values = [sol.functionals[name]] if part.stop - part.start == 1 else sol.functionals[name]
+        labels = [name] if len(values) == 1 else [f"{name}[{i}]" for i in range(len(values))]
+        rows += [[label, f"{value:.15g}"] for label, value in zip(labels, values, strict=True)]
+    print(*align(rows), sep="\n")
+    print()
+    print(*(align(_event_rows(sol), left=(2,)) if sol.events else ["no events"]), sep="\n")
+    for line in sol.diagnostics:
+        print(f"note: {line}")
+    if arguments.csv is not None:
+        _write_csv(sol, arguments.csv)
+        print(f"\nwrote {arguments.csv}")
+    if arguments.plot is not None:
+        from dae_hybrid.plotting import save
+
+        save(sol.plot(), arguments.plot)
+        print(f"\nwrote {arguments.plot}")
+
+
+def _assignments(texts: Sequence[str]) -> dict[str, Any]:
+    values = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            values[name.strip()] = float(value)
+        except ValueError:
+            raise _UsageError(f"--set takes PARAMETER=VALUE with a number, got {text!r}.") from None
+    return values
+
+
+def _event_rows(sol: Trajectory) -> list[list[str]]:
+    shown = [name for name in sol.names if name not in sol.system.memory and sol.width(name) == 1][:MOST_COLUMNS]
+    rows = [["#", "time", "transition", *(f"{name} after" for name in shown)]]
+    modes = {mode.name: mode for mode in sol.system.modes}
+
+    def after(event: EventRecord, name: str) -> str:
+        layout = modes[event.source if event.target is None else event.target].variables
+        return f"{event.x_plus[layout[name]][0]:.9g}" if name in layout else ""
+
+    for i, event in enumerate(sol.events, 1):
+        rows.append([str(i), f"{event.time:.12g}", event.transition, *(after(event, name) for name in shown)])
+    return rows
+
+
+def _write_csv(sol: Trajectory, path: Path) -> None:
+    columns = {"t": sol.t, "mode": sol.modes}
+    for name in sol.names:
+        values = sol[name]
+        columns |= {name: values} if values.ndim == 1 else {f"{name}[{i}]": v for i, v in enumerate(values.T)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        # tolist: repr of a Python float has all digits, and no more than needed
+        writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
+
+
+# -- reproduce --------------------------------------------------------------------------------------
+
+
+def _reproduce(arguments: argparse.Namespace) -> None:
+    if arguments.all == bool(arguments.names):
+        raise _UsageError("reproduce takes the name of a problem, or --all.")
+    chosen: dict[str, ModuleType] = {name: problems.load(name) for name in arguments.names or problems.names()}
+    for name, problem in list(chosen.items()):
+        if not hasattr(problem, "figures"):
+            if arguments.names:
+                raise _UsageError(f"Problem {name!r} has no published results to reproduce.")
+            del chosen[name]
+    results: list[Reproduction] = []
+    for name, problem in chosen.items():
+        with Progress(name) as progress:
+            results.append(reproduce(name, problems.TITLES[name], problem, progress.stage))
+        print(results[-1].table(), end="\n\n")
+    path = arguments.json or arguments.output / "results.json"
+    _write(path, json.dumps({result.name: result.as_json() for result in results}, indent=2) + "\n")
+    if arguments.markdown is not None:
+        _write(arguments.markdown, summary(results) + "\n")
+    # last, so that without matplotlib there are the numbers
+    for result in results:
+        with Progress(result.name) as progress:
+            written = list(draw(chosen[result.name], result, arguments.output, progress.stage))
+        for picture, caption in written:
+            print(f"wrote {picture}: {caption}")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

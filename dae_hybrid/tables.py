@@ -1,0 +1,41 @@
+"""Rows of text as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+def align(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """Lines of a table in columns, its first row underlined.
+
+    Parameters
+    ----------
+    rows : sequence of rows of str
+        All of one length; the first is the heading.
+    left : collection of int
+        Columns that are aligned to the left; the others are to the right.
+
+    Examples
+    --------
+    >>> from dae_hybrid.tables import align
+    >>> print(*align([["name", "value"], ["G", "1.5"]]), sep="\\n")
+    name  value
+    ----  -----
+    G       1.5
+    """
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first row is the heading, the first column to the left, the others to the right."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    rule = "|---|" + "---:|" * (len(rows[0]) - 1)
+    return "\n".join([lines[0], rule, *lines[1:]])
