@@ -101,6 +101,7 @@ class Sweep:
                 rates[:, :n],
                 absolute,
                 absolute_integrals,
+                segment.method,
                 t_eval,
             )
         )

@@ -58,6 +58,7 @@ class Automaton:
         self.mode = system.modes[system.initial.mode]
         self.at = Arrival(*(np.zeros(0) for _ in Arrival._fields))
         self.n_events = 0
+        self.outputs = 0  # how many of the output times are done
 
     def run(self) -> Trajectory:
         """Run to the end; an error carries the trajectory up to it."""
@@ -88,7 +89,10 @@ class Automaton:
                 continue
             if self.t >= end:
                 return
-            crossing = self._segment(min(end, due), due, entry.zero_band)
+            t_stop, zero_band = min(end, due), entry.zero_band
+            crossing = self._segment(t_stop, due, zero_band)
+            while crossing is None and self.t < t_stop:  # the integrator paused; nothing has happened
+                crossing = self._segment(t_stop, due, instant.zero_band(self.mode, self.t, self.at))
             if crossing is None:
                 crossed = NONE
                 continue
@@ -102,7 +106,7 @@ class Automaton:
         mode, at, record, t_eval = self.mode, self.at, "steps", None
         self.instant.leave()
         if self.t_eval is not None:
-            first = np.searchsorted(self.t_eval, self.t, side="left")
+            first = max(self.outputs, int(np.searchsorted(self.t_eval, self.t, side="left")))
             last = np.searchsorted(self.t_eval, t_stop, side="right")
             t_eval = np.ascontiguousarray(self.t_eval[first:last])
             record = "steps" if t_eval.size else "nothing"
@@ -115,7 +119,7 @@ class Automaton:
             raise
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
         kept = {} if self.companion is None else self.companion.advance(outcome)
-        self._record(task, outcome.t, x, xdot, outcome.rows, kept)
+        self._record(task, outcome.t, x, xdot, outcome.rows, outcome.method, kept)
         self.t, self.integrals = outcome.t, outcome.integrals
         if outcome.crossing is None:  # the end of the run or a time event: the guards are looked at again
             self.at = Arrival(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
@@ -134,12 +138,15 @@ class Automaton:
             record, t_eval, closed, **more,
         )  # fmt: skip
 
-    def _record(self, task: SegmentTask, t: float, x: Array, xdot: Array, rows: Array, kept: dict[str, Any]) -> None:
+    def _record(
+        self, task: SegmentTask, t: float, x: Array, xdot: Array, rows: Array, method: str, kept: dict[str, Any]
+    ) -> None:
         at, n = self.at, task.x0.size
+        self.outputs += len(rows)
         self.parts.append(
             Segment(
-                self.mode, self.p, task.t0, t, at.x, x, at.xdot, xdot, task.memory,
-                rows[:, 0], rows[:, 1 : 1 + n], _Redo(self.reopen, task, t), **kept,
+                self.mode, self.p, task.t0, t, at.x, x, at.xdot, xdot, task.memory, method,
+                rows[:, 0], rows[:, 1 : 1 + n], _Redo(self.reopen, task, t, method), **kept,
             )  # fmt: skip
         )
 
@@ -149,19 +156,18 @@ class Automaton:
             return
         t, state = float(rows[-1, 0]), rows[-1, 1 : 1 + task.x0.size]
         x, xdot = self.mode.complete(t, state, np.full_like(state, np.nan), task.memory, self.p)
-        self._record(task, t, x, xdot, rows, {})
+        self._record(task, t, x, xdot, rows, self.options.method, {})
         self.t, self.at = t, self.at._replace(x=x, xdot=xdot)
 
     def _last_output(self) -> None:
         """An output time at the very end, where a transition fired: the value after it."""
-        done = sum(len(part.t) for part in self.parts if isinstance(part, Segment))
-        if self.t_eval is None or done >= self.t_eval.size or self.t_eval[done] != self.t:
+        if self.t_eval is None or self.outputs >= self.t_eval.size or self.t_eval[self.outputs] != self.t:
             return
         task = self._task(self.t, np.zeros(len(self.mode.guarded)), "steps", None, closed=True)
         outcome = self.session.integrate(task)
         kept = {} if self.companion is None else self.companion.advance(outcome)
         kept = {name: rows[:1] if name == "sensitivity_rows" else rows for name, rows in kept.items()}
-        self._record(task, self.t, self.at.x, self.at.xdot, outcome.rows[:1], kept)
+        self._record(task, self.t, self.at.x, self.at.xdot, outcome.rows[:1], outcome.method, kept)
 
     def _fire(self, transition: TransitionMap, guard: float, rate: float, count: int) -> bool:
         """Apply a transition and record it; whether the run ends."""
@@ -223,14 +229,14 @@ def scalar(values: Array) -> Any:
 class _Redo:
     """Makes the dense interpolant of a segment by integrating it again."""
 
-    def __init__(self, reopen: Any, task: SegmentTask, t_end: float) -> None:
-        self.reopen, self.task, self.t_end = reopen, task, t_end
+    def __init__(self, reopen: Any, task: SegmentTask, t_end: float, method: str) -> None:
+        self.reopen, self.task, self.t_end, self.method = reopen, task, t_end, method
 
     def __call__(self) -> Interpolant:
         task = self.task
         again = SegmentTask(
             task.equations, task.t0, self.t_end, task.x0, task.xdot0, task.memory, task.integrals,
-            np.full_like(task.zero_band, np.inf), "dense",
+            np.full_like(task.zero_band, np.inf), "dense", method=self.method,
         )  # fmt: skip
         session = self.reopen()
         try:

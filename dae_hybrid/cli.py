@@ -151,12 +151,11 @@ def _run(arguments: argparse.Namespace) -> None:
         print(f"note: {line}")
     if arguments.csv is not None:
         _write_csv(sol, arguments.csv)
-        print(f"\nwrote {arguments.csv}")
+        print(f"wrote {arguments.csv}")
     if arguments.plot is not None:
         from dae_hybrid.plotting import save
 
-        save(sol.plot(), arguments.plot)
-        print(f"\nwrote {arguments.plot}")
+        print(f"wrote {save(sol.plot(), arguments.plot)}")
 
 
 def _assignments(texts: Sequence[str]) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class Instant:
 
         `crossed` are the transitions of the mode in which a guard was located at this instant.
         """
-        elapsed = max(abs(t), self.span[1] - self.span[0])
         zero_band = [0.0] * len(mode.guarded)
+        elapsed = self._elapsed(t)
         fires: tuple[TransitionMap, float, float] | None = None
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         for i, (index, h, rate, size) in enumerate(values):
@@ -65,7 +65,7 @@ class Instant:
                 raise NonFiniteError(
                     "The guard is NaN or infinite.", transition=transition.name, mode=mode.name, time=t
                 )
-            band = ZERO_ROUNDINGS * EPS * (size + abs(rate) * elapsed) + TINY
+            band = _band(size, rate, elapsed)
             if abs(h) <= band:
                 zero_band[i] = band
                 moving = abs(rate) * elapsed > band
@@ -76,6 +76,15 @@ class Instant:
             if fire and fires is None:
                 fires = (transition, h, rate)
         return Entry(fires, np.array(zero_band))
+
+    def _elapsed(self, t: float) -> float:
+        return max(abs(t), self.span[1] - self.span[0])
+
+    def zero_band(self, mode: ModeSystem, t: float, at: Arrival) -> Array:
+        """The zero bands of guards that are at zero in the middle of a segment."""
+        elapsed, values = self._elapsed(t), zip(at.guards, at.rates, at.sizes, strict=True)
+        bands = ((h, _band(size, rate, elapsed)) for h, rate, size in values)
+        return np.array([band if abs(h) <= band else 0.0 for h, band in bands])
 
     def _passed(self, transition: TransitionMap, mode: ModeSystem, t: float) -> bool:
         """A guard past its threshold on entry; whether it fires."""
@@ -166,3 +175,8 @@ class Instant:
             f"Guard of '{name}' was past its threshold on entry into mode '{mode}'; it waits for its next crossing."
             for name, mode in sorted(self.passed)
         )
+
+
+def _band(size: float, rate: float, elapsed: float) -> float:
+    """How far from zero rounding, of the guard's terms or of the time, may take a guard that is zero."""
+    return ZERO_ROUNDINGS * EPS * (size + abs(rate) * elapsed) + TINY

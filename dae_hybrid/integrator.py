@@ -75,7 +75,7 @@ class SegmentTask:
 
     `integrals` are the functionals' integrals so far; error control is relative to the running total.
     `zero_band[i] > 0` marks a guard that starts at zero: it cannot fire before its magnitude has
-    exceeded the band. `sensitivities` are the n_directions start values of dx (n_directions, n), with
+    exceeded the band. `method` fixes the method where it is not None. `sensitivities` are the n_directions start values of dx (n_directions, n), with
     `memory_directions` (n_directions, n_memory) constant. Output goes to `t_eval` (or every step);
     `closed_end` says whether an output time equal to `t_stop` belongs to this segment.
     """
@@ -95,11 +95,14 @@ class SegmentTask:
     sensitivity_rates: Array | None = None
     memory_directions: Array | None = None
     integral_sensitivities: Array | None = None
+    method: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentOutcome:
     """Where a segment ended: `crossing` is (index, value, rate) of the guard that crossed, None at `t_stop`.
+
+    An integrator may stop earlier, to go on in another way with the next task. `method` is the one it used.
 
     x and x' satisfy the equations to rounding. `rows` holds one row per output: t, x and then, with
     sensitivities, dx for every direction; for ``record="dense"`` see `Interpolant`.
@@ -109,6 +112,7 @@ class SegmentOutcome:
     x: Array
     xdot: Array
     crossing: tuple[int, float, float] | None
+    method: str
     integrals: Array
     rows: Array
     correction: float
@@ -136,6 +140,7 @@ class BackwardTask:
     adjoint_rates: Array
     absolute: Array
     absolute_integrals: Array
+    method: str
     t_eval: Array | None = None
 
 

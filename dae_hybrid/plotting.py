@@ -209,15 +209,15 @@ def plot_trajectory(trajectory: Trajectory, *names: str, axes: Any = None) -> An
 
 def _line(trajectory: Trajectory, name: str) -> tuple[Array, Array]:
     """Times (n,) and values (n, size): the outputs and both ends of every segment, NaN between segments."""
-    system, times, values = trajectory.system, [np.zeros(0)], [np.zeros((0, trajectory.width(name)))]
+    memory, times, values = trajectory.system.memory, [np.zeros(0)], [np.zeros((0, trajectory.width(name)))]
     for segment in trajectory.segments:
         # t_eval seldom holds event times: without the ends, a continuous variable would have gaps as well
         t = np.concatenate(([segment.t_start], segment.t, [segment.t_end], [np.nan]))
-        layout = system.modes[segment.mode].variables
+        layout = segment.mode.variables
         if name in layout:
             x = np.vstack((segment.x_start, segment.values, segment.x_end))[:, layout[name]]
-        elif name in system.memory:
-            x = np.tile(segment.memory[system.memory[name]], (len(t) - 1, 1))
+        elif name in memory:
+            x = np.tile(segment.memory[memory[name]], (len(t) - 1, 1))
         else:
             x = np.full((len(t) - 1, trajectory.width(name)), np.nan)
         times.append(t)

@@ -136,6 +136,7 @@ class Segment:
     xdot_start: Array
     xdot_end: Array
     memory: Array
+    method: str
     t: Array
     states: Array = field(repr=False)  # (n_t, .), what the integrator integrates: eliminated variables are not in it
     interpolate: Callable[[], Interpolant] = field(repr=False)

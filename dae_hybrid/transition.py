@@ -31,6 +31,8 @@ from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
 from dae_hybrid.formulation import EPS, RESIDUAL_ROUNDINGS, null_space, solve_algebraic
 from dae_hybrid.integrator import Array
 
+#: a drift within this many roundings of its terms is none
+DRIFT_ROUNDINGS = 64.0
 #: a guard whose rate times the time is below this share of its terms does not cross
 GRAZING = 1e-10
 
@@ -124,6 +126,9 @@ class TransitionLinearisation:
         `clock` (k,) is dG/dt of a cost that reads the event time itself.
         """
         c = after @ self.drift + self.integrand_minus - self.integrand_plus + clock
+        terms = np.abs(self.R_w) @ np.abs(self.flow_minus) + np.abs(self.R_t) + np.abs(self.flow_plus)
+        size = np.abs(after) @ terms + np.abs(self.integrand_minus) + np.abs(self.integrand_plus) + np.abs(clock)
+        c = np.where(np.abs(c) <= DRIFT_ROUNDINGS * EPS * size, 0.0, c)  # nothing but rounding: continuous rates
         before = after @ self.R_w - np.outer(c, self.h_w / self.rate)
         return before, after @ self.R_p - np.outer(c, self.h_p / self.rate)
 
@@ -252,6 +257,8 @@ class TransitionMap:
             _, _, k_z, k_z_size, _ = self.kernels["after"](t, x, m, after, p)
             try:
                 free = null_space(k_z, k_z_size)
+                if len(free) == nz:  # every z satisfies the equations: continuity alone decides
+                    return np.vstack((dy, dm + m_x[:, ny:] @ (z_u @ by_w)))
                 matrix, right = np.vstack((k_z, free)), np.vstack((-right, free @ (z_u @ by_w)))
                 dz, _, rank, _ = np.linalg.lstsq(matrix, right, rcond=None)
             except np.linalg.LinAlgError as reason:

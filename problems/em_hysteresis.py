@@ -102,6 +102,36 @@ def model() -> dh.HybridModel:
     return m
 
 
+def printed_stress(u: Any, u_star: Any, z_star: Any, xi: int, p: Any, *, misprint: bool = False) -> Any:
+    """The stress in the long form of SR eq. 46, for comparison; the model has the short form.
+
+    Parameters
+    ----------
+    u, u_star, z_star : float or ndarray
+        Displacement; displacement and stress at the last reversal.
+    xi : {1, -1}
+        Loading or unloading.
+    p : sequence of 4 floats
+        ka, kb, alpha, beta.
+    misprint : bool
+        With sinh instead of 2 sinh in ui, as printed.
+    """
+    ka, kb, alpha, beta = p
+    u0 = -np.log(DELTA / (ka - kb)) / (2 * alpha)
+    fbar = (ka - kb) / (2 * alpha) * (1 - np.exp(-2 * alpha * u0))
+    bracket = (
+        -2 * beta * u_star
+        + (1 if misprint else 2) * np.sinh(beta * u_star)
+        + kb * u_star
+        + (ka - kb) / alpha * xi * np.exp(-2 * alpha * u0)
+        + xi * fbar
+        - z_star
+    )
+    ui = u_star + 2 * xi * u0 + xi / alpha * np.log(xi * alpha / (ka - kb) * bracket)
+    decay = np.exp(-alpha * (u * xi - ui * xi + 2 * u0)) - np.exp(-2 * alpha * u0)
+    return -2 * beta * u + 2 * np.sinh(beta * u) + kb * u - xi * (ka - kb) / alpha * decay + xi * fbar
+
+
 @cache
 def system() -> dh.HybridSystem:
     """The built model."""

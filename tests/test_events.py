@@ -19,6 +19,7 @@ def on_ramp(
     start: float = 0.0,
     slope: float = 1.0,
     span: tuple[float, float] = (0.0, 1.0),
+    max_step: float | None = None,
     **options: Any,
 ) -> dh.Trajectory:
     """y' = slope; each guard (a function of y and t) only counts, under the names g0, g1, ..."""
@@ -31,7 +32,7 @@ def on_ramp(
         )
     m.initial(run, {y: start})
     m.functional("order", terminal=n)
-    return dh.simulate(m.build(native=False), span, **TIGHT)
+    return dh.simulate(m.build(native=False), span, max_step=max_step, **TIGHT)
 
 
 # -- the table, on entry at t0 -----------------------------------------------------------------------------
@@ -55,19 +56,20 @@ def on_ramp(
 def test_a_guard_crosses_in_its_direction(start: float, slope: float, direction: str, expected: list[float]) -> None:
     sol = on_ramp((lambda y, t: y, direction), start=start, slope=slope)
     np.testing.assert_allclose([e.time for e in sol.events], expected, rtol=1e-12)
-    assert sol.diagnostics == ()
+    past = start * {"rising": 1, "falling": -1, "both": 0}[direction] > 0
+    assert bool(sol.diagnostics) == past
     assert all(e.direction == np.sign(slope) for e in sol.events)
 
 
 def test_past_its_threshold_it_waits_for_the_next_crossing_and_says_so() -> None:
     """sin rises through zero at 2 pi only; from 0.5 on it is past."""
-    sol = on_ramp((lambda y, t: np.sin(y), "rising"), start=0.5, span=(0, 10))
+    sol = on_ramp((lambda y, t: np.sin(y), "rising"), start=0.5, span=(0, 10), max_step=0.5)
     np.testing.assert_allclose([e.time for e in sol.events], [2 * np.pi - 0.5], rtol=1e-12)
     assert len(sol.diagnostics) == 1
     assert "'g0'" in sol.diagnostics[0]
     assert "'run'" in sol.diagnostics[0]
-    fsa = dh.adjoint_gradient(sol.system, (0, 10), rtol=1e-6)
-    assert fsa.diagnostics == sol.diagnostics
+    asa = dh.adjoint_gradient(sol.system, (0, 10), max_step=0.5)
+    assert asa.diagnostics == sol.diagnostics
 
 
 def test_past_its_threshold_it_may_fire() -> None:
@@ -97,6 +99,22 @@ def test_past_its_threshold_it_may_be_an_error() -> None:
     assert error.trajectory.t[-1] == 0.5
 
 
+@pytest.mark.parametrize("on_entry", ["wait", "fire", "error"])
+def test_on_entry_is_about_entry_alone(on_entry: Any) -> None:
+    """Not about the end of the run, nor about a time event that the mode survives."""
+    m = dh.HybridModel("q")
+    y, n = m.differential("y"), m.memory("n", initial=0.0)
+    run, other = m.mode("run", ode={y: 1.0}), m.mode("other", ode={y: 1.0})
+    m.transition(run, run, guard=y - 0.3, direction="rising", memory={n: n + 1}, on_entry=on_entry, name="level")
+    m.transition(run, other, at=0.6, name="leave")
+    m.initial(run, {y: 0.0})
+    system = m.build(native=False)
+    for end in (0.5, 1.0):
+        sol = dh.simulate(system, (0, end), t_eval=[0.1, end])
+        assert [e.transition for e in sol.events] == ["level", "leave"][: 1 + (end > 0.6)]
+        assert sol.diagnostics == ()
+
+
 def test_zero_with_zero_rate_arms_when_it_has_left() -> None:
     """t^3 leaves zero upwards: neither direction fires at t0; then (t - 1)-like crossings count."""
     for direction, expected in (("rising", []), ("falling", [2.0]), ("both", [2.0])):
@@ -105,9 +123,9 @@ def test_zero_with_zero_rate_arms_when_it_has_left() -> None:
 
 
 def test_direction_is_seen_from_the_flow_not_from_the_formula() -> None:
-    up = on_ramp((lambda y, t: np.cos(y), "rising"), span=(0, 10))
-    down = on_ramp((lambda y, t: np.cos(y), "falling"), span=(0, 10))
-    both = on_ramp((lambda y, t: np.cos(y), "both"), span=(0, 10))
+    up = on_ramp((lambda y, t: np.cos(y), "rising"), span=(0, 10), max_step=0.5)
+    down = on_ramp((lambda y, t: np.cos(y), "falling"), span=(0, 10), max_step=0.5)
+    both = on_ramp((lambda y, t: np.cos(y), "both"), span=(0, 10), max_step=0.5)
     np.testing.assert_allclose([e.time for e in up.events], [1.5 * np.pi], rtol=1e-12)
     np.testing.assert_allclose([e.time for e in down.events], [0.5 * np.pi, 2.5 * np.pi], rtol=1e-12)
     np.testing.assert_allclose([e.time for e in both.events], np.array([0.5, 1.5, 2.5]) * np.pi, rtol=1e-12)
@@ -214,7 +232,7 @@ def test_a_self_transition_without_reset_does_not_fire_again() -> None:
 
 
 def test_it_fires_again_after_it_has_left() -> None:
-    sol = on_ramp((lambda y, t: np.sin(10 * y), "both"), start=0.05, span=(0, 1))
+    sol = on_ramp((lambda y, t: np.sin(10 * y), "both"), start=0.05, span=(0, 1), max_step=0.05)
     np.testing.assert_allclose(sol["y"][-1], 1.05)
     np.testing.assert_allclose([e.time + 0.05 for e in sol.events], np.arange(1, 4) * np.pi / 10, rtol=1e-12)
 

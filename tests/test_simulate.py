@@ -553,7 +553,7 @@ def test_very_short_runs(built: Any, models: Any, length: float) -> None:
     for name, variable in (("decay", "y"), ("circuit", "y")):
         sol = dh.simulate(built(getattr(models, name)), (0, length), t_eval=[0.0, length])
         np.testing.assert_array_equal(sol.t, [0.0, length])
-        np.testing.assert_allclose(sol[variable], sol[variable][0], rtol=1e-11)
+        np.testing.assert_allclose(sol[variable], sol[variable][0], rtol=2 * length)
     end = 1.0 + 4e-16
     sol = dh.simulate(built(models.decay), (1.0, end), t_eval=[1.0, end])
     np.testing.assert_array_equal(sol.t, [1.0, end])

@@ -499,6 +499,16 @@ int dh_begin(run *r) {
   return flag;
 }
 
+/* What the run reports, at the point where it was paused. */
+int dh_stop(run *r) {
+  const context *c = r->model;
+  int flag = fetch(r, r->t);
+  if (!flag) flag = complete(r, r->t);
+  c->api->get_error_test_failures(r->memory, &r->error_test_failures);
+  c->api->get_newton_failures(r->memory, &r->newton_failures);
+  return flag;
+}
+
 /* Steps from r->t until the stop time, a root, a failure or the end of the budget (then call again). */
 int dh_advance(run *r) {
   const context *c = r->model;

@@ -86,7 +86,7 @@ def driver() -> ctypes.CDLL | None:
     sizes = [library.dh_sizes(i) for i in range(4)]
     if sizes != [ctypes.sizeof(kind) for kind in (Api, Context, BackwardData, Run)]:
         raise AssertionError("driver.c and driver.py disagree on the layout of their structs")
-    for name in ("dh_begin", "dh_advance"):
+    for name in ("dh_begin", "dh_advance", "dh_stop"):
         function = getattr(library, name)
         function.argtypes, function.restype = [POINTER(Run)], c_int
     library.dh_free_rows.argtypes = [POINTER(Run)]
@@ -237,6 +237,10 @@ class Stepper:
         """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
         self.run.budget = budget
         return int(self._library.dh_advance(self.run))
+
+    def stop(self) -> int:
+        """End the segment where it was paused."""
+        return int(self._library.dh_stop(self.run))
 
     @property
     def failures(self) -> tuple[int, int]:

@@ -328,6 +328,16 @@ class Stepper:
                     self._record(self.t)
         return PAUSED
 
+    def stop(self) -> int:
+        """End the segment where it was paused."""
+        self._fetch(self.t)
+        self._complete(self.t)
+        self._count_failures()
+        return 0
+
+    def _count_failures(self) -> None:
+        self.failures = (self._scalar("GetNumErrTestFails", c_long), self._scalar("GetNumNonlinSolvConvFails", c_long))
+
     def _call(self, name: str, *arguments: Any) -> int:
         return int(getattr(self.library, self.family + name)(self.handles["memory"], *arguments))
 
@@ -414,5 +424,5 @@ class Stepper:
             self.crossing = self._crossing(t)
         if self.record == "steps" and not self.t_eval.size:
             self._record(t)
-        self.failures = (self._scalar("GetNumErrTestFails", c_long), self._scalar("GetNumNonlinSolvConvFails", c_long))
+        self._count_failures()
         return int(status)

@@ -16,29 +16,24 @@ from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Equation
 from dae_hybrid.options import Options
 
 from .flags import integration_error
-from .library import ADAMS, BDF, HERMITE, NORMAL, SIMULTANEOUS, STAGGERED, Objects
+from .library import ADAMS, BDF, HERMITE, NORMAL, POLYNOMIAL, SIMULTANEOUS, STAGGERED, Objects
 
 MAX_ORDER = {"bdf": 5, "adams": 12}
-
-
-def method_of(options: Options) -> str:
-    """The method that ``"auto"`` stands for."""
-    return "bdf" if options.method == "auto" else options.method
 
 
 class _Solver:
     """What the forward and the adjoint memory share."""
 
-    def __init__(self, equations: Equations, options: Options, n_integrals: int, model: Any) -> None:
+    def __init__(self, equations: Equations, method: str, n_integrals: int, model: Any) -> None:
         self.equations, self.model, self.size = equations, model, equations.n + n_integrals
         self.family = "IDA" if equations.implicit else "CVode"
         self.prefix = self.family.removesuffix("ode").lower()  # callbacks are called cv_* and ida_*
-        self.method = method_of(options)
+        self.method = method
         if equations.implicit and self.method == "adams":
             raise UnsupportedError(
                 "method='adams' needs modes without algebraic variables.",
                 mode=equations.name,
-                remedy="Use method='bdf' (the default).",
+                remedy="Use method='bdf' or 'auto' (the default).",
             )
         n = self.size
         self.objects = Objects()
@@ -146,11 +141,11 @@ class Forward(_Solver):
     The solver's state is (x, q) with q' = g, the integrands; see driver.c.
     """
 
-    def __init__(self, equations: Equations, options: Options, n_directions: int, backend: Any) -> None:
+    def __init__(self, equations: Equations, options: Options, method: str, n_directions: int, backend: Any) -> None:
         e, ns = equations, n_directions
         family = "IDA" if e.implicit else "CVode"
         n_integrals = e.functionals.size if e.integrates else 0
-        super().__init__(e, options, n_integrals, backend.Model(e, family, n_integrals, ns, ()))
+        super().__init__(e, method, n_integrals, backend.Model(e, family, n_integrals, ns, ()))
         objects, size = self.objects, self.size
         self.s = objects.vectors(ns, size) if ns else None
         self.sdot = objects.vectors(ns, size) if ns and e.implicit else None
@@ -222,10 +217,16 @@ class Adjoint(_Solver):
     """
 
     def __init__(
-        self, equations: Equations, options: Options, wrt: tuple[int, ...], components: tuple[int, ...], backend: Any
+        self,
+        equations: Equations,
+        options: Options,
+        method: str,
+        wrt: tuple[int, ...],
+        components: tuple[int, ...],
+        backend: Any,
     ) -> None:
         family = "IDA" if equations.implicit else "CVode"
-        super().__init__(equations, options, 0, backend.Model(equations, family, 0, 0, wrt))
+        super().__init__(equations, method, 0, backend.Model(equations, family, 0, 0, wrt))
         self.components = components
         e, objects, k = equations, self.objects, len(components)
         self.nq = len(wrt) + e.n_memory
@@ -236,7 +237,9 @@ class Adjoint(_Solver):
             objects.fixed_point(v) if self.method == "adams" else objects.dense_solver(v, e.n) for v in self.b
         ]
         self.create(guarded=False)
-        self.call("AdjInit", options.checkpoint_steps, HERMITE)
+        # Adams takes steps too long for cubic interpolation: dG/dp would not follow the tolerance (measured)
+        interpolation = POLYNOMIAL if method == "adams" else HERMITE
+        self.call("AdjInit", options.checkpoint_steps, interpolation)
         self.which: list[int] = []  # made after the first forward pass, whose interval they must start in
 
     def _backward_problem(self, j: int, t1: float) -> int:

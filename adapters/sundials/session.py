@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.errors import IntegrationError, NonFiniteError, StepLimitError
+from dae_hybrid.errors import IntegrationError, NonFiniteError, StepLimitError, StepSizeError
 from dae_hybrid.integrator import (
     Array,
     BackwardOutcome,
@@ -22,10 +22,17 @@ from dae_hybrid.options import Options
 
 from . import driver, interpreted
 from .library import load
-from .memory import Adjoint, Forward, method_of
+from .memory import Adjoint, Forward
+from .stiffness import decay_rate
 
 #: steps between two looks at Python's signals
 BUDGET = 20_000
+#: method="auto" starts with Adams where fewer than this many of the fastest decay times make up the segment,
+DECAYS = 500.0
+#: looks again after this many steps,
+LOOK = 500
+#: and changes to BDF where the step has come this close to the fastest decay time: stability holds it down
+STABILITY = 0.25
 #: intervals up to this many roundings long are not integrated
 SHORTEST = 8
 
@@ -73,6 +80,7 @@ class SundialsSession:
         self._leased: dict[Any, Any] = {}
         self._counts: Counter[str] = Counter()
         self._base: dict[int, dict[str, int]] = {}
+        self._stiff: set[int] = set()  # equations that method="auto" has found to be stiff
 
     # -- memories -------------------------------------------------------------------------------------
 
@@ -81,7 +89,7 @@ class SundialsSession:
         if own in self._leased:
             return self._leased[own]
         options = self._options
-        key = ("sundials", method_of(options), *purpose)
+        key = ("sundials", *purpose)
         idle = equations.kept.setdefault(key, [])
         native = all(f.address is not None for f in equations.functions.values())
         backend: Any = driver if native and driver.driver() is not None else interpreted
@@ -89,9 +97,9 @@ class SundialsSession:
             memory = idle.pop()
         except IndexError:
             if purpose[0] == "forward":
-                memory = Forward(equations, options, purpose[1], backend)
+                memory = Forward(equations, options, purpose[1], purpose[2], backend)
             else:
-                memory = Adjoint(equations, options, self._wrt, purpose[2], backend)
+                memory = Adjoint(equations, options, purpose[1], self._wrt, purpose[3], backend)
         if purpose[0] == "forward":
             memory.configure_run(options, self._parameters, self._directions, self._scales)
         else:
@@ -138,8 +146,28 @@ class SundialsSession:
 
     def integrate(self, task: SegmentTask) -> SegmentOutcome:
         """See `dae_hybrid.integrator.Session.integrate`."""
+        method = task.method or self._method(task)
+        try:
+            return self._integrate(task, method)
+        except StepSizeError:
+            if task.method or self._options.method != "auto" or method == "bdf":
+                raise
+        self._stiff.add(id(task.equations))
+        return self._integrate(task, "bdf")
+
+    def _method(self, task: SegmentTask) -> str:
+        """Adams for explicit equations that are not stiff where the segment starts, else BDF."""
+        if self._options.method != "auto":
+            return self._options.method
+        e = task.equations
+        if e.implicit or id(e) in self._stiff:
+            return "bdf"
+        rate = decay_rate(e, task.t0, task.x0, task.memory, self._parameters)
+        return "adams" if rate * (task.t_stop - task.t0) <= DECAYS else "bdf"
+
+    def _integrate(self, task: SegmentTask, method: str) -> SegmentOutcome:
         n_directions = 0 if task.sensitivities is None else len(task.sensitivities)
-        purpose = ("forward", n_directions, self._options.sensitivity_method if n_directions else None)
+        purpose = ("forward", method, n_directions, self._options.sensitivity_method if n_directions else None)
         memory = self._lease(task.equations, purpose)
         try:
             outcome = self._run(memory, task, n_directions)
@@ -148,16 +176,32 @@ class SundialsSession:
             raise
         return outcome
 
+    def _advance(self, memory: Forward, task: SegmentTask) -> int:
+        """Step until something happens; PAUSED at the step limit or where the equations turn out to be stiff."""
+        stepper, left = memory.stepper, self._options.max_steps - self._counts["steps"]
+        watch = memory.method == "adams" and self._options.method == "auto" and task.method is None
+        while left > stepper.steps:
+            before, taken = stepper.t, stepper.steps
+            status = stepper.advance(min(LOOK if watch else BUDGET, left - stepper.steps))
+            if status != driver.PAUSED:
+                return int(status)
+            if watch:
+                n, step = task.equations.n, (stepper.t - before) / (stepper.steps - taken)
+                rate = decay_rate(task.equations, stepper.t, memory.x_data[:n], task.memory, self._parameters)
+                if rate * step > STABILITY:
+                    self._stiff.add(id(task.equations))
+                    return driver.PAUSED
+        return driver.PAUSED
+
     def _run(self, memory: Forward, task: SegmentTask, n_directions: int) -> SegmentOutcome:
         e, stepper = task.equations, memory.stepper
         self._counts["segments"] += 1
         if is_short(task.t0, task.t_stop):
-            return _standing_still(task)
+            return _standing_still(task, memory.method)
         memory.begin(task)
-        left = self._options.max_steps - self._counts["steps"]
-        status = driver.PAUSED
-        while status == driver.PAUSED and left > stepper.steps:
-            status = stepper.advance(min(BUDGET, left - stepper.steps))
+        status = self._advance(memory, task)
+        if status == driver.PAUSED and stepper.steps + self._counts["steps"] < self._options.max_steps:
+            status = stepper.stop()
         steps, (failed_tests, failed_newton) = stepper.steps, stepper.failures
         counts = self._counts
         counts["steps"] += steps
@@ -171,6 +215,7 @@ class SundialsSession:
             t=stepper.t,
             x=completed[:n],
             xdot=completed[n : 2 * n],
+            method=memory.method,
             crossing=stepper.crossing if status == driver.FOUND_ROOT else None,
             integrals=memory.x_data[n:].copy() if e.integrates else task.integrals,
             rows=stepper.rows(),
@@ -214,7 +259,7 @@ class SundialsSession:
             return BackwardOutcome(
                 task.adjoints, np.zeros((k, len(self._wrt))), np.zeros((k, task.equations.n_memory)), samples
             )
-        purpose = ("adjoint", self._wrt, task.components, self._options.checkpoint_steps)
+        purpose = ("adjoint", task.method, self._wrt, task.components, self._options.checkpoint_steps)
         memory = self._lease(task.equations, purpose)
         try:
             return memory.solve(task)  # type: ignore[no-any-return]
@@ -227,20 +272,13 @@ def _sensitivities(memory: Forward, task: SegmentTask) -> Array | None:
     return np.array([data[task.equations.n :] for data in memory.s_data]) if task.equations.integrates else task.integral_sensitivities
 
 
-def _standing_still(task: SegmentTask) -> SegmentOutcome:
+def _standing_still(task: SegmentTask, method: str) -> SegmentOutcome:
     """A segment that is nothing but rounding."""
     rows = np.zeros((0, 1 + task.x0.size))
     if task.record == "steps" and task.t_eval is None:
         sensitivities = () if task.sensitivities is None else task.sensitivities.reshape(-1)
         rows = np.array([[t, *task.x0, *sensitivities] for t in (task.t0, task.t_stop)])
     return SegmentOutcome(
-        task.t_stop,
-        task.x0,
-        task.xdot0,
-        None,
-        task.integrals,
-        rows,
-        0.0,
-        task.sensitivities,
-        task.integral_sensitivities,
-    )
+        task.t_stop, task.x0, task.xdot0, None, method, task.integrals, rows, 0.0,
+        task.sensitivities, task.integral_sensitivities,
+    )  # fmt: skip

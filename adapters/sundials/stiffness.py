@@ -1,0 +1,31 @@
+"""How fast the fastest decay of explicit equations is, for ``method="auto"``."""
+
+from __future__ import annotations
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.codegen import Kernel
+from dae_hybrid.integrator import Array, Equations
+
+#: above this size a bound replaces the eigenvalues
+EIGENVALUES = 30
+
+
+def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> float:
+    """Largest -Re of the eigenvalues of F_x (above 30 states: the smaller of its 1- and infinity-norm).
+
+    Infinite where the Jacobian is not finite.
+    """
+    key = ("sundials", "jacobian")
+    if key not in equations.kept:
+        function = equations.functions["jacobian"].function
+        kind = ca.SX if function.is_a("SXFunction") else ca.MX
+        inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
+        equations.kept[key] = Kernel(ca.Function("jacobian", inputs, [ca.densify(function.call(inputs)[0])]), [0])
+    jacobian = equations.kept[key](t, x, 0.0, m, p)[0]
+    if not np.all(np.isfinite(jacobian)):
+        return np.inf
+    if equations.n > EIGENVALUES:
+        return float(min(np.abs(jacobian).sum(axis=0).max(), np.abs(jacobian).sum(axis=1).max()))
+    return max(0.0, float(-np.linalg.eigvals(jacobian).real.min()))
