@@ -34,6 +34,7 @@ class Sweep:
     wrt: tuple[int, ...]
     clock: Clock
     sizes: Array = field(init=False)
+    _tolerances: dict[int, tuple[Array, Array]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.system: HybridSystem = self.trajectory.system
@@ -49,22 +50,25 @@ class Sweep:
         size = np.maximum(np.abs(values + self.trajectory.integrals), np.abs(by_u) @ np.abs(u))
         return np.asarray(np.where(size > 0, size, 1.0)[list(self.components)])
 
-    def _absolute(self, mode: ModeSystem, segment: Segment) -> tuple[Array, Array]:
-        """Absolute tolerances of the adjoints and of the integrals.
+    def _absolute(self, mode: ModeSystem) -> tuple[Array, Array]:
+        """Absolute tolerances of the adjoints and of the integrals in a mode.
 
         The states' ratio of absolute tolerance to size is applied to dG/dx ~ G/x, dG/dp ~ G/p and dG/dm ~ G/m.
         """
-        n = mode.equations.n
-        atol = self.options.absolute(mode.equations.variables)
-        x = np.maximum(np.abs(segment.x_start[:n]), np.abs(segment.x_end[:n]))
-        if len(segment.states):
-            x = np.maximum(x, np.abs(segment.states).max(axis=0))
-        x = np.maximum(x, atol)
-        p = np.abs(self.trajectory.parameters[list(self.wrt)])
-        m = np.abs(segment.memory)
-        floor = atol / x
-        others = np.concatenate((np.where(p > 0, p, 1.0), np.where(m > 0, m, 1.0)))
-        return np.outer(self.sizes, floor / x), np.outer(self.sizes, floor.min(initial=1.0) / others)
+        if mode.index not in self._tolerances:
+            n, p = mode.equations.n, np.abs(self.trajectory.parameters[list(self.wrt)])
+            atol = self.options.absolute(mode.equations.variables)
+            segments = [s for s in self.trajectory.segments if s.mode is mode]
+            x = np.max([np.abs(v[:n]) for s in segments for v in (s.x_start, s.x_end, *_extremes(s.states))], axis=0)
+            m = np.max([np.abs(s.memory) for s in segments], axis=0)
+            x = np.maximum(x, atol)
+            floor = atol / x
+            others = np.concatenate((np.where(p > 0, p, 1.0), np.where(m > 0, m, 1.0)))
+            self._tolerances[mode.index] = (
+                np.outer(self.sizes, floor / x),
+                np.outer(self.sizes, floor.min(initial=1.0) / others),
+            )
+        return self._tolerances[mode.index]
 
     # -- pieces --------------------------------------------------------------------------------------------
 
@@ -87,7 +91,7 @@ class Sweep:
             full, rates = consistent_adjoint(
                 mode, segment.t_end, segment.x_end, segment.memory, start, p, self.components
             )
-        absolute, absolute_integrals = self._absolute(mode, segment)
+        absolute, absolute_integrals = self._absolute(mode)
         outcome = self.session.backward(
             BackwardTask(
                 mode.equations,
@@ -118,6 +122,10 @@ class Sweep:
         source = self.system.modes[transition.source]
         whole = transition.linearise(source, target, event, self.trajectory.parameters, self.clock(event.count))
         return whole.select(list(self.components))
+
+
+def _extremes(states: Array) -> tuple[Array, ...]:
+    return (states.min(axis=0), states.max(axis=0)) if len(states) else ()
 
 
 def round_relative(values: Array, relative: float) -> Array:

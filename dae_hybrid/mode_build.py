@@ -13,7 +13,7 @@ from dae_hybrid.errors import ModelError
 from dae_hybrid.formulation import check_structure, solve_explicitly
 from dae_hybrid.integrator import Equations
 from dae_hybrid.layout import Layout
-from dae_hybrid.lowering import ModeLowering, Symbols, linear_solve, symbols_for
+from dae_hybrid.lowering import SYMBOLIC_SOLVE, ModeLowering, Symbols, linear_solve, symbols_for
 from dae_hybrid.model import HybridModel
 from dae_hybrid.system import ModeSystem
 
@@ -107,17 +107,27 @@ class ModeBuilder:
         right = ca.jacobian(k, y) @ f + ca.jacobian(k, s.t)
         return ca.vertcat(f, -linear_solve(ca.jacobian(k, z), right))
 
+    def chain(self, s: Symbols) -> Any:
+        """Derivative of u = (y, z, m, p, t) by (y, m, p, t) along the algebraic equations; see `transition.chain`."""
+        n_u = self.lowering.n + self.nm + self.np + 1
+        kept = [*range(self.ny), *range(self.lowering.n, n_u)]
+        selection = ca.DM.eye(n_u)[:, kept]
+        if not self.nz:
+            return s.kind(selection)
+        by_u = ca.jacobian(self.algebraic_part(s), s.u)
+        by_kept = -linear_solve(by_u[:, self.ny : self.lowering.n], by_u[:, kept])
+        return ca.vertcat(selection[: self.ny, :], by_kept, selection[self.lowering.n :, :])
+
+    def solvable(self, s: Symbols) -> Symbols:
+        """Symbols of a kind in which the mode's algebraic equations can be solved."""
+        if self.nz <= SYMBOLIC_SOLVE or s.kind is ca.MX:
+            return s
+        names = ("t", "x", "xdot", "m", "p")
+        return Symbols(ca.MX, *(ca.MX.sym(n, getattr(s, n).numel()) for n in names))
+
     def _point_function(self, name: str, outputs: Any) -> ca.Function:
         """A function of (t, x, m, p); `outputs(s)` are evaluated on symbols that its linear solves allow."""
-        s = self.symbols()
-        if self.nz > 4 and s.kind is ca.SX:
-            s = Symbols(
-                ca.MX,
-                *(
-                    ca.MX.sym(n, v.numel())
-                    for n, v in zip(("t", "x", "xdot", "m", "p"), (s.t, s.x, s.xdot, s.m, s.p), strict=True)
-                ),
-            )
+        s = self.solvable(self.symbols())
         return ca.Function(name, list(s.point), [ca.densify(o) for o in outputs(s)])
 
     def integrator_functions(self) -> dict[str, ca.Function]:

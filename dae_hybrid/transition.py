@@ -28,7 +28,7 @@ import numpy as np
 
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
-from dae_hybrid.formulation import EPS, RESIDUAL_ROUNDINGS, null_space, solve_algebraic
+from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, null_space, solve_algebraic
 from dae_hybrid.integrator import Array
 
 #: a drift within this many roundings of its terms is none
@@ -140,13 +140,15 @@ class TransitionMap:
     ============ ============================================== ===================================
     kernel       inputs                                         outputs
     ============ ============================================== ===================================
-    trigger      t, x-, m-, p, clock                            h, h_u
     time         p, clock                                       scheduled time (timed only)
     jump         t, x-, m-, p                                   x+, m+ with continuous z, k+ and the size of its
                                                                 terms, and the target's `entry` there
     after        t, x-, m-, x+, p                               m+, k+, dk+/dz+ with m+ following,
                                                                 sizes of the terms of both
-    linear       t, x-, m-, x+, m+, p                           y+_u, m+_u, m+_x+, k+_(x, m, p, t)
+    linear       t, x-, m-, x+, m+, p                           y+_u, m+_u, m+_x+, z+_u, k+_(x, m, p, t)
+    tangent      t, x-, m-, x+, m+, p, clock                    the linearisation in one call, for continuous z+:
+                                                                h and (y+, m+) by (w-, p, t), y'-, g-, y'+, g+,
+                                                                dk+/dz+, the sizes of its terms and of h's
     ============ ============================================== ===================================
 
     `clock` is (start time, count): a periodic transition fires for the count-th time at start + count period.
@@ -201,26 +203,19 @@ class TransitionMap:
     ) -> TransitionLinearisation:
         """The linearisation at a recorded event."""
         t, before, m = event.time, event.x_minus, event.memory_minus
-        ny, nm, np_ = source.differential.size, m.size, p.size
-        nw = ny + nm
-        by_w = chain(source, t, before, m, p)
-        h = self.kernels["trigger"](t, before, m, p, clock)[1] @ by_w
-        flow_minus = np.concatenate((event.xdot_minus[:ny], np.zeros(nm)))
-        g_minus = source.kernels["quadrature"](t, before, m, p)[0]
-        if target is None:
-            jump, flow_plus, g_plus = np.eye(nw, nw + np_ + 1), np.zeros(nw), np.zeros_like(g_minus)
-        else:
-            jump = self._jump_derivative(target, event, p, by_w)
-            flow_plus = np.concatenate((event.xdot_plus[: target.differential.size], np.zeros(nm)))
-            g_plus = target.kernels["quadrature"](t, event.x_plus, event.memory_plus, p)[0]
+        nw, np_ = source.differential.size + m.size, p.size
+        out = self.kernels["tangent"](t, before, m, event.x_plus, event.memory_plus, p, clock)
+        h, jump, flow_minus, g_minus, flow_plus, g_plus, k_z, k_z_size, size = out
+        if k_z.size and np.any(~(np.abs(k_z) <= RANK_TOLERANCE * k_z_size)):
+            jump = self._jump_derivative(target, event, p, chain(source, t, before, m, p))  # type: ignore[arg-type]
         rate = float(h[0, :nw] @ flow_minus + h[0, -1])
-        self._refuse_grazing(source, event, rate, p)
+        self._refuse_grazing(event, rate, float(size[0]))
         return TransitionLinearisation(
             h_w=h[0, :nw],
-            h_p=h[0, nw:-1],
+            h_p=h[0, nw : nw + np_],
             rate=rate,
             R_w=jump[:, :nw],
-            R_p=jump[:, nw:-1],
+            R_p=jump[:, nw : nw + np_],
             R_t=jump[:, -1],
             flow_minus=flow_minus,
             flow_plus=flow_plus,
@@ -228,17 +223,15 @@ class TransitionMap:
             integrand_plus=g_plus,
         )
 
-    def _refuse_grazing(self, source: ModeSystem, event: EventRecord, rate: float, p: Array) -> None:
+    def _refuse_grazing(self, event: EventRecord, rate: float, size: float) -> None:
         """The event time is differentiable only where the guard crosses zero at a rate (SR eq. 4)."""
         if self.kind != "guard":
             return
-        _, _, _, sizes = source.kernels["entry"](event.time, event.x_minus, event.memory_minus, p)
-        size = float(sizes[source.guarded.index(self.index)])
-        if not np.isfinite(rate) or rate == 0.0 or abs(rate) * max(abs(event.time), 1e-300) <= GRAZING * size:
+        if not math.isfinite(rate) or rate == 0.0 or abs(rate) * abs(event.time) <= GRAZING * size:
             raise GrazingError(
                 f"The guard touches zero instead of crossing it (rate {rate:.3g}): derivatives do not exist there.",
                 transition=self.name,
-                mode=source.name,
+                mode=event.source,
                 time=event.time,
                 remedy="Change the parameters away from the grazing point, or the guard so that it crosses.",
             )

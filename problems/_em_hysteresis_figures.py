@@ -67,7 +67,7 @@ def _sensitivities(forward: dh.ForwardSensitivity) -> Any:
     runs = {name: plotting.with_gaps(forward.trajectory, forward[name]) for name in STATES}
     # derivatives by beta are zero throughout: no panels for them, a sentence
     columns = [j for j in range(len(forward.parameters)) if any(np.nanmax(np.abs(s[:, j])) > 0 for _, s in runs.values())]
-    figure = plotting.new_figure(len(STATES), len(columns), size=(8.6, 5.6), sharex=True)
+    figure = plotting.new_figure(len(STATES), len(columns), size=(8.0, 5.0), sharex=True)
     panels = iter(figure.axes)
     for name, (t, values) in runs.items():
         shown = ~(t > end)  # keeps NaN, which is where the line breaks

@@ -47,10 +47,10 @@ def test_reference_has_the_shape_of_the_system(problem):
 
 def test_ode15s_is_as_far_from_the_exact_values_as_its_readme_says(problem):
     reference = problem.reference()
-    other = reference.ode15s
-    assert abs(other.value - reference.value) <= other.value_accuracy
-    assert np.all(np.abs(other.gradient - reference.gradient) <= other.gradient_accuracy)
-    assert np.abs(other.events["t_i"] - reference.event_times).max() <= other.events.accuracy["t_i"]
+    other, rounding = reference.ode15s, 1.02  # stated with two digits
+    assert abs(other.value - reference.value) <= rounding * other.value_accuracy
+    assert np.all(np.abs(other.gradient - reference.gradient) <= rounding * other.gradient_accuracy)
+    assert np.abs(other.events["t_i"] - reference.event_times).max() <= rounding * other.events.accuracy["t_i"]
 
 
 def test_the_gradient_check_agrees(problem):

@@ -12,7 +12,7 @@
  * The layout of the structs is mirrored in driver.py; `dh_sizes` lets Python check that they agree. */
 #include <float.h>
 #include <math.h>
-#include <stdlib.h>
+#include <stddef.h>
 #include <string.h>
 
 typedef long long integer;
@@ -21,7 +21,7 @@ typedef int (*casadi_function)(const double **arg, double **res, integer *iw, do
 
 enum { ONE_STEP = 2 };                       /* CV_ONE_STEP == IDA_ONE_STEP */
 enum { REACHED_STOP = 1, FOUND_ROOT = 2 };   /* CV_TSTOP_RETURN, CV_ROOT_RETURN and IDA's twins */
-enum { PAUSED = 100, OUT_OF_MEMORY = -1000 };
+enum { PAUSED = 100, ROWS_FULL = 101 };
 enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
 enum { RECOVERABLE = 1, FATAL = -1 };
 
@@ -350,34 +350,18 @@ int dh_ida_quad_b(double t, vector x, vector xdot, vector xb, vector xbdot, vect
 
 /* ---- the step loop ---------------------------------------------------------------------------------- */
 
-static double *new_row(run *r) {
-  if (r->n_rows == r->capacity) {
-    const integer capacity = r->capacity ? 2 * r->capacity : 256;
-    double *rows = realloc(r->rows, (size_t)(capacity * r->width) * sizeof(double));
-    if (!rows) return 0;
-    r->rows = rows;
-    r->capacity = capacity;
-  }
-  return r->rows + r->n_rows++ * r->width;
-}
-
-void dh_free_rows(run *r) {
-  free(r->rows);
-  r->rows = 0;
-  r->capacity = r->n_rows = 0;
-}
+/* the caller makes room for every output time and for the rows of one step */
+static double *new_row(run *r) { return r->rows + r->n_rows++ * r->width; }
 
 /* a row holds t, x and every sensitivity vector, as they stand in the vectors of the run */
-static int record_point(run *r, double t) {
+static void record_point(run *r, double t) {
   const context *c = r->model;
   double *row = new_row(r);
-  if (!row) return OUT_OF_MEMORY;
   *row++ = t;
   memcpy(row, c->api->array(r->x), (size_t)c->n * sizeof(double));
   row += c->n;
   for (integer i = 0; i < c->n_directions && r->sensitivities; i++, row += c->n)
     memcpy(row, c->api->array(r->sensitivities[i]), (size_t)c->n * sizeof(double));
-  return 0;
 }
 
 /* everything the run reports, taken from the solver's interpolant at t */
@@ -393,9 +377,9 @@ static int record_outputs(run *r, double limit, int inclusive) {
   while (r->next_eval < r->n_eval) {
     const double t = r->t_eval[r->next_eval];
     if (inclusive ? t > limit : t >= limit) break;
-    int flag = fetch(r, t);
-    if (!flag) flag = record_point(r, t);
+    const int flag = fetch(r, t);
     if (flag) return flag;
+    record_point(r, t);
     r->next_eval++;
   }
   return 0;
@@ -406,7 +390,6 @@ static int record_dense(run *r) {
   const context *c = r->model;
   double *row = new_row(r);
   int order = 0;
-  if (!row) return OUT_OF_MEMORY;
   memset(row, 0, (size_t)r->width * sizeof(double));
   c->api->get_current_time(r->memory, &row[0]);
   c->api->get_last_step(r->memory, &row[1]);
@@ -473,7 +456,7 @@ static int finish(run *r, int status) {
   if (!flag) flag = fetch(r, t);
   if (!flag) flag = complete(r, t);
   if (!flag && status == FOUND_ROOT) flag = guards_and_rates(r, t);
-  if (!flag && r->record == RECORD_STEPS && !r->n_eval) flag = record_point(r, t);
+  if (!flag && r->record == RECORD_STEPS && !r->n_eval) record_point(r, t);
   c->api->get_error_test_failures(r->memory, &r->error_test_failures);
   c->api->get_newton_failures(r->memory, &r->newton_failures);
   return flag ? flag : status;
@@ -492,9 +475,9 @@ int dh_begin(run *r) {
                : c->api->cvode_sens_reinit(r->memory, (int)r->corrector, r->sensitivities);
   if (!flag) flag = c->api->set_stop_time(r->memory, r->t_stop);
   if (!flag && r->record == RECORD_STEPS) {
-    if (!r->n_eval) flag = record_point(r, r->t);
-    for (; !flag && r->next_eval < r->n_eval && r->t_eval[r->next_eval] <= r->t; r->next_eval++)
-      flag = record_point(r, r->t_eval[r->next_eval]);
+    if (!r->n_eval) record_point(r, r->t);
+    for (; r->next_eval < r->n_eval && r->t_eval[r->next_eval] <= r->t; r->next_eval++)
+      record_point(r, r->t_eval[r->next_eval]);
   }
   return flag;
 }
@@ -513,6 +496,7 @@ int dh_stop(run *r) {
 int dh_advance(run *r) {
   const context *c = r->model;
   for (integer step = 0; step < r->budget; step++) {
+    if (r->record && !r->n_eval && r->n_rows + 2 > r->capacity) return ROWS_FULL;
     const int status = r->implicit ? c->api->ida(r->memory, r->t_stop, &r->t, r->x, r->xdot, ONE_STEP)
                                    : c->api->cvode(r->memory, r->t_stop, r->x, &r->t, ONE_STEP);
     if (status < 0) return status;
@@ -531,8 +515,9 @@ int dh_advance(run *r) {
     }
     if (r->record == RECORD_STEPS) {
       int flag = r->sensitivities && !r->n_eval ? c->api->get_sens_dky(r->memory, r->t, 0, r->sensitivities) : 0;
-      if (!flag) flag = r->n_eval ? record_outputs(r, r->t, 1) : record_point(r, r->t);
+      if (!flag && r->n_eval) flag = record_outputs(r, r->t, 1);
       if (flag) return flag;
+      if (!r->n_eval) record_point(r, r->t);
     }
   }
   return PAUSED;

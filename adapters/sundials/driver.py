@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_long, c_size_t, c_void_p
 from functools import cache
 from importlib.resources import files
@@ -16,7 +15,7 @@ from dae_hybrid.integrator import Array, Equations
 
 from .library import load
 
-PAUSED, OUT_OF_MEMORY = 100, -1000
+PAUSED, ROWS_FULL = 100, 101
 REACHED_STOP, FOUND_ROOT = 1, 2
 RECORD = {"nothing": 0, "steps": 1, "dense": 2}
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
@@ -89,8 +88,6 @@ def driver() -> ctypes.CDLL | None:
     for name in ("dh_begin", "dh_advance", "dh_stop"):
         function = getattr(library, name)
         function.argtypes, function.restype = [POINTER(Run)], c_int
-    library.dh_free_rows.argtypes = [POINTER(Run)]
-    library.dh_free_rows.restype = None
     return library
 
 
@@ -218,16 +215,15 @@ class Stepper:
         if library is None:
             raise AssertionError("the compiled driver is not there")
         self._library = library
-        weakref.finalize(self, library.dh_free_rows, self.run)
+        self._buffer = np.zeros(0)
 
     def begin(
         self, t0: float, t_stop: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int
     ) -> int:
         """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
         run = self.run
-        if width != run.width:
-            self._library.dh_free_rows(run)
-            run.width = width
+        run.width, run.n_rows = width, 0
+        self._make_room(2 if t_eval is None else t_eval.size + 2)
         run.t, run.t_stop, run.record, run.closed_end, run.dense_order = t0, t_stop, RECORD[record], closed_end, order
         self._t_eval = t_eval
         run.n_eval, run.t_eval = (0, None) if t_eval is None else (t_eval.size, t_eval.ctypes.data)
@@ -235,8 +231,26 @@ class Stepper:
 
     def advance(self, budget: int) -> int:
         """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
-        self.run.budget = budget
-        return int(self._library.dh_advance(self.run))
+        run = self.run
+        taken = run.steps
+        run.budget = budget
+        status = int(self._library.dh_advance(run))
+        while status == ROWS_FULL:
+            self._make_room(2 * run.n_rows + 256)
+            run.budget = budget - (run.steps - taken)
+            status = int(self._library.dh_advance(run))
+        return status
+
+    def _make_room(self, rows: int) -> None:
+        """Room for that many rows, keeping what is there."""
+        run = self.run
+        if rows * run.width > self._buffer.size:
+            kept = run.n_rows * run.width
+            larger = np.empty(rows * run.width)
+            larger[:kept] = self._buffer[:kept]
+            self._buffer = larger
+            run.rows = larger.ctypes.data
+        run.capacity = self._buffer.size // run.width
 
     def stop(self) -> int:
         """End the segment where it was paused."""
@@ -265,8 +279,5 @@ class Stepper:
 
     def rows(self) -> Array:
         """A copy of what was recorded."""
-        run = self.run
-        if not run.n_rows:
-            return np.zeros((0, run.width))
-        flat = np.ctypeslib.as_array(ctypes.cast(run.rows, POINTER(c_double)), (run.n_rows, run.width))
-        return flat.copy()
+        count, width = self.run.n_rows, self.run.width
+        return self._buffer[: count * width].reshape(count, width).copy()

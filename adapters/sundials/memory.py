@@ -233,6 +233,12 @@ class Adjoint(_Solver):
         self.b, self.q_b, self.b_absolute = (objects.vectors(k, size) for size in (e.n, max(self.nq, 1), e.n))
         self.q_absolute = objects.vectors(k, max(self.nq, 1))
         self.bdot = objects.vectors(k, e.n) if e.implicit else None
+        self.b_data, self.bdot_data, self.b_absolute_data = (
+            [objects.data(v, e.n) for v in group or ()] for group in (self.b, self.bdot, self.b_absolute)
+        )
+        self.q_data, self.q_absolute_data = (
+            [objects.data(v, self.nq) for v in group] for group in (self.q_b, self.q_absolute)
+        )
         self.solvers = [
             objects.fixed_point(v) if self.method == "adams" else objects.dense_solver(v, e.n) for v in self.b
         ]
@@ -253,7 +259,7 @@ class Adjoint(_Solver):
             self.call("CreateB", ADAMS if self.method == "adams" else BDF, byref(which))
             self.call("InitB", which.value, callback("cv_rhs_b"), t1, self.b[j])
         index = which.value
-        self.objects.data(self.b_absolute[j], e.n)[:] = 1.0
+        self.b_absolute_data[j][:] = 1.0
         self.call("SVtolerancesB", index, options.rtol, self.b_absolute[j])
         self.call("SetUserDataB", index, self.model.user_data_b(self.components[j]))
         if self.method == "adams":
@@ -279,20 +285,20 @@ class Adjoint(_Solver):
         if not self.which:
             self.which = [self._backward_problem(j, task.t1) for j in range(k)]
         for j, index in enumerate(self.which):
-            self._load(self.b[j], task.adjoints[j])
-            self._load(self.b_absolute[j], task.absolute[j])
+            self.b_data[j][:] = task.adjoints[j]
+            self.b_absolute_data[j][:] = task.absolute[j]
             if self.bdot is None:
                 self.call("ReInitB", index, task.t1, self.b[j])
             else:
-                self._load(self.bdot[j], task.adjoint_rates[j])
+                self.bdot_data[j][:] = task.adjoint_rates[j]
                 self.call("ReInitB", index, task.t1, self.b[j], self.bdot[j])
             self.call("SetMaxNumStepsB", index, self.options.max_steps)
             self.call("SetMaxStepB", index, self.options.max_step or 0.0)
             self.call("SetMaxOrdB", index, self.options.max_order or MAX_ORDER[self.method])
             self.call("SVtolerancesB", index, self.options.rtol, self.b_absolute[j])
             if self.nq:
-                self._load(self.q_b[j], np.zeros(self.nq))
-                self._load(self.q_absolute[j], task.absolute_integrals[j])
+                self.q_data[j][:] = 0.0
+                self.q_absolute_data[j][:] = task.absolute_integrals[j]
                 self.call("QuadReInitB", index, self.q_b[j])
                 self.call("QuadSVtolerancesB", index, self.options.rtol, self.q_absolute[j])
         times = np.zeros(0) if task.t_eval is None else task.t_eval
@@ -303,7 +309,7 @@ class Adjoint(_Solver):
         integrals = np.zeros((k, self.nq))
         for j, index in enumerate(self.which) if self.nq else ():
             self.call("GetQuadB", index, byref(self.time), self.q_b[j])
-            integrals[j] = self.objects.data(self.q_b[j], self.nq)
+            integrals[j] = self.q_data[j]
         split = self.nq - self.equations.n_memory
         return BackwardOutcome(adjoints, integrals[:, :split], integrals[:, split:], samples)
 
@@ -332,7 +338,4 @@ class Adjoint(_Solver):
                 self.call("GetB", index, byref(self.time), self.b[j])
             else:
                 self.call("GetB", index, byref(self.time), self.b[j], self.bdot[j])
-        return np.array([self.objects.data(v, self.equations.n) for v in self.b])
-
-    def _load(self, vector: int, values: Array) -> None:
-        self.objects.data(vector, values.size)[:] = values
+        return np.array(self.b_data)

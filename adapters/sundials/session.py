@@ -80,7 +80,7 @@ class SundialsSession:
         self._leased: dict[Any, Any] = {}
         self._counts: Counter[str] = Counter()
         self._base: dict[int, dict[str, int]] = {}
-        self._stiff: set[int] = set()  # equations that method="auto" has found to be stiff
+        self._auto: dict[int, str] = {}  # what method="auto" has chosen, by equations
 
     # -- memories -------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class SundialsSession:
         except StepSizeError:
             if task.method or self._options.method != "auto" or method == "bdf":
                 raise
-        self._stiff.add(id(task.equations))
+        self._auto[id(task.equations)] = "bdf"
         return self._integrate(task, "bdf")
 
     def _method(self, task: SegmentTask) -> str:
@@ -160,10 +160,11 @@ class SundialsSession:
         if self._options.method != "auto":
             return self._options.method
         e = task.equations
-        if e.implicit or id(e) in self._stiff:
-            return "bdf"
-        rate = decay_rate(e, task.t0, task.x0, task.memory, self._parameters)
-        return "adams" if rate * (task.t_stop - task.t0) <= DECAYS else "bdf"
+        if id(e) not in self._auto:
+            rate = 0.0 if e.implicit else decay_rate(e, task.t0, task.x0, task.memory, self._parameters)
+            stiff = e.implicit or rate * (task.t_stop - task.t0) > DECAYS
+            self._auto[id(e)] = "bdf" if stiff else "adams"
+        return self._auto[id(e)]
 
     def _integrate(self, task: SegmentTask, method: str) -> SegmentOutcome:
         n_directions = 0 if task.sensitivities is None else len(task.sensitivities)
@@ -189,7 +190,7 @@ class SundialsSession:
                 n, step = task.equations.n, (stepper.t - before) / (stepper.steps - taken)
                 rate = decay_rate(task.equations, stepper.t, memory.x_data[:n], task.memory, self._parameters)
                 if rate * step > STABILITY:
-                    self._stiff.add(id(task.equations))
+                    self._auto[id(task.equations)] = "bdf"
                     return driver.PAUSED
         return driver.PAUSED
 
@@ -234,8 +235,6 @@ class SundialsSession:
                 time=stepper.t,
                 remedy="Raise max_steps, loosen rtol, or check for fast modes.",
             )
-        elif status == driver.OUT_OF_MEMORY:
-            error = IntegrationError("No memory left for the output.", mode=memory.equations.name, time=stepper.t)
         else:
             try:
                 memory.fail(status, stepper.t)
