@@ -8,6 +8,7 @@ Events are read from the records, never detected again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -121,7 +122,7 @@ class Sweep:
         target = None if transition.target is None else self.system.modes[transition.target]
         source = self.system.modes[transition.source]
         whole = transition.linearise(source, target, event, self.trajectory.parameters, self.clock(event.count))
-        return whole.select(list(self.components))
+        return whole if len(self.components) == len(whole.integrand_minus) else whole.select(list(self.components))
 
 
 def _extremes(states: Array) -> tuple[Array, ...]:
@@ -134,9 +135,9 @@ def round_relative(values: Array, relative: float) -> Array:
     The integrators' step decisions depend on the last bit of where they start. Started from values rounded
     well below the tolerance, two sweeps that agree to rounding before a segment agree bit by bit after it.
     """
-    bits = np.floor(-np.log2(max(relative, 2.0**-52)))
+    factor = 2.0 ** math.floor(-math.log2(max(relative, 2.0**-52)))
     mantissa, exponent = np.frexp(values)
-    return np.asarray(np.ldexp(np.round(np.ldexp(mantissa, int(bits))), exponent - int(bits)))
+    return np.asarray(np.ldexp(np.rint(mantissa * factor) / factor, exponent))
 
 
 def consistent_adjoint(
@@ -194,7 +195,6 @@ def gradient(sweep: Sweep) -> Array:
 def samples(sweep: Sweep, times: Array, side: str) -> list[Array]:
     """The adjoint at sorted times, each (k, n) in the variables of the mode that is active there."""
     found: list[Array | None] = [None] * times.size
-    system = sweep.system
     adjoint, _, clock = sweep.terminal()
     clock = clock if sweep.trajectory.events and sweep.trajectory.events[-1].target is None else np.zeros_like(clock)
     for part in reversed(sweep.trajectory.parts):

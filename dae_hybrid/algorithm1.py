@@ -74,7 +74,7 @@ def _memory_maps(sweep: Sweep) -> tuple[Array, Array]:
     mode = system.modes[0]
     maps = np.zeros((mode.differential.size, system.memory.size)), np.zeros((mode.algebraic.size, system.memory.size))
     for name in system.memory.names:
-        variable = system.frozen[name]
+        variable = system.frozen[name] or ""
         for layout, matrix in zip((mode.differential, mode.algebraic), maps, strict=True):
             if variable in layout:
                 rows = np.arange(layout[variable].start, layout[variable].stop)
@@ -121,8 +121,8 @@ def _check_event(event: EventRecord, map_: TransitionLinearisation, ny: int) -> 
     jump = np.abs(map_.integrand_minus - map_.integrand_plus) > DRIFT_TOLERANCE * np.maximum(g, 1e-300)
     if np.any(np.abs(map_.drift) > DRIFT_TOLERANCE * scale) or np.any(jump):
         raise AssumptionError(
-            "Algorithm 1 assumes continuous state sensitivities: here the derivatives of the states or the integrand jump, "
-            "or a memorised variable moves at the event.",
+            "Algorithm 1 assumes continuous state sensitivities: here the derivatives of the states or the "
+            "integrand jump, or a memorised variable moves at the event.",
             transition=event.transition,
             time=event.time,
             remedy=GENERAL,

@@ -92,7 +92,7 @@ class Automaton:
             t_stop, zero_band = min(end, due), entry.zero_band
             crossing = self._segment(t_stop, due, zero_band)
             while crossing is None and self.t < t_stop:  # the integrator paused; nothing has happened
-                crossing = self._segment(t_stop, due, instant.zero_band(self.mode, self.t, self.at))
+                crossing = self._segment(t_stop, due, instant.zero_band(self.t, self.at))
             if crossing is None:
                 crossed = NONE
                 continue
@@ -103,7 +103,8 @@ class Automaton:
 
     def _segment(self, t_stop: float, due: float, zero_band: Array) -> tuple[int, float, float] | None:
         """Integrate to the next event or stop; which guard crossed, if any."""
-        mode, at, record, t_eval = self.mode, self.at, "steps", None
+        mode, at, t_eval = self.mode, self.at, None
+        record: Record = "steps"
         self.instant.leave()
         if self.t_eval is not None:
             first = max(self.outputs, int(np.searchsorted(self.t_eval, self.t, side="left")))
@@ -145,9 +146,21 @@ class Automaton:
         self.outputs += len(rows)
         self.parts.append(
             Segment(
-                self.mode, self.p, task.t0, t, at.x, x, at.xdot, xdot, task.memory, method,
-                rows[:, 0], rows[:, 1 : 1 + n], _Redo(self.reopen, task, t, method), **kept,
-            )  # fmt: skip
+                self.mode,
+                self.p,
+                task.t0,
+                t,
+                at.x,
+                x,
+                at.xdot,
+                xdot,
+                task.memory,
+                method,
+                rows[:, 0],
+                rows[:, 1 : 1 + n],
+                _Redo(self.reopen, task, t, method),
+                **kept,
+            )
         )
 
     def _keep_partial(self, task: SegmentTask, rows: Array | None) -> None:
@@ -217,7 +230,8 @@ class Automaton:
         functionals = {name: scalar(values[self.system.functionals[name]]) for name in self.system.functionals.names}
         return Trajectory(
             self.system, self.span, self.p, tuple(self.parts), self.integrals, functionals if complete else {},
-            self.session.statistics(), self.instant.diagnostics(), (self.t, self.mode.index, self.at.x, self.at.m), complete,
+            self.session.statistics(), self.instant.diagnostics(),
+            (self.t, self.mode.index, self.at.x, self.at.m), complete,
         )  # fmt: skip
 
 

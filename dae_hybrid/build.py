@@ -28,7 +28,8 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool) -> Hybrid
     modes = tuple(b.system(compiled, index_of) for b in builders)
     mode_index = {name: i for i, name in enumerate(model.modes)}
     transitions = tuple(
-        build_transition(model, t, index_of[t.name], mode_index, lowerings, builders) for t in model.transitions.values()
+        build_transition(model, t, index_of[t.name], mode_index, lowerings, builders)
+        for t in model.transitions.values()
     )
     parameters = model.of_kind("parameter")
     system = HybridSystem(
@@ -36,7 +37,7 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool) -> Hybrid
         parameters=Layout.of((d.name, d.size) for d in parameters),
         memory=Layout.of((d.name, d.size) for d in model.of_kind("memory")),
         functionals=Layout.of((f.name, f.size) for f in model.functionals.values()),
-        nominal=np.concatenate([d.value for d in parameters if d.value is not None]) if parameters else np.zeros(0),
+        nominal=np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0),
         modes=modes,
         transitions=transitions,
         initial=_initial(model, mode_index),

@@ -109,7 +109,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("names", nargs="*", metavar="NAME", help="problem to reproduce")
     command.add_argument("--all", action="store_true", help="all problems that have published results")
     command.add_argument(
-        "--output", type=Path, default=Path("results"), metavar="DIR", help="folder of the figures (default %(default)s)"
+        "--output",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="folder of the figures (default %(default)s)",
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="where to write JSON (default DIR/results.json)")
     command.add_argument("--markdown", type=Path, metavar="FILE", help="also write a summary as a Markdown table")
@@ -129,13 +133,12 @@ def _run(arguments: argparse.Namespace) -> None:
     problem = problems.load(arguments.name)
     start, end = problem.t_span
     span = (start, end if arguments.t_end is None else arguments.t_end)
+    parameters = _assignments(arguments.set)
     with Progress(arguments.name) as progress:
         progress.stage("building")
         system = problem.system()
         progress.stage("simulating")
-        sol = simulate(
-            system, span, parameters=_assignments(arguments.set), rtol=arguments.rtol, atol=arguments.atol
-        )
+        sol = simulate(system, span, parameters=parameters, rtol=arguments.rtol, atol=arguments.atol)
     print(f"{arguments.name}: {problems.TITLES[arguments.name]}")
     print(f"t from {span[0]:g} to {sol.final[0]:g}, rtol {arguments.rtol:g}, atol {arguments.atol:g}\n")
     rows = [["functional", "value"]]

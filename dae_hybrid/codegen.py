@@ -18,6 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ class Kernel:
         self._idle: list[tuple[list[Array], Array, Any]] = []
 
     def _workspace(self) -> tuple[list[Array], Array, Any]:
+        buffer: Any
         buffer, trigger = self.function.buffer()
         inputs = [np.zeros(self.function.nnz_in(i)) for i in range(self.function.n_in())]
         output = np.zeros(self._size)
@@ -65,6 +67,7 @@ class Kernel:
         return inputs, output, (trigger, buffer)
 
     def __call__(self, *arguments: Any) -> list[Array]:
+        """Outputs for these inputs."""
         try:
             workspace = self._idle.pop()
         except IndexError:
@@ -79,6 +82,13 @@ class Kernel:
             results[part].reshape(columns, rows).T if matrix else results[part]
             for part, (rows, columns, matrix) in zip(self._slices, self._shapes, strict=True)
         ]
+
+
+def densified(function: ca.Function, outputs: int | None = None) -> ca.Function:
+    """The same function with dense outputs; only the first `outputs` where given."""
+    kind: Any = ca.SX if function.is_a("SXFunction") else ca.MX
+    inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
+    return ca.Function(function.name(), inputs, [ca.densify(o) for o in function.call(inputs)[:outputs]])
 
 
 class NativeFunction:
@@ -112,9 +122,7 @@ def find_compiler() -> tuple[str, ...] | None:
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
             return (path,)
-    try:
-        import ziglang  # noqa: F401 - optional extra [compiler]
-    except ImportError:
+    if find_spec("ziglang") is None:  # the extra [compiler]
         return None
     return (sys.executable, "-m", "ziglang", "cc")
 

@@ -80,7 +80,7 @@ class Instant:
     def _elapsed(self, t: float) -> float:
         return max(abs(t), self.span[1] - self.span[0])
 
-    def zero_band(self, mode: ModeSystem, t: float, at: Arrival) -> Array:
+    def zero_band(self, t: float, at: Arrival) -> Array:
         """The zero bands of guards that are at zero in the middle of a segment."""
         elapsed, values = self._elapsed(t), zip(at.guards, at.rates, at.sizes, strict=True)
         bands = ((h, _band(size, rate, elapsed)) for h, rate, size in values)
@@ -147,8 +147,8 @@ class Instant:
             f"More than {self.limit} transitions at one instant; the cycle is {' -> '.join(cycle)}.",
             transition=names[-1],
             time=t,
-            remedy="The two modes point at each other across one surface: a sliding mode. Model the sliding motion as a "
-            "mode of its own."
+            remedy="The two modes point at each other across one surface: a sliding mode. "
+            "Model the sliding motion as a mode of its own."
             if sliding
             else "Check the resets and guards of the cycle, or raise max_transitions_per_instant.",
         )

@@ -74,10 +74,10 @@ class SegmentTask:
     """Integrate from (t0, x0) until `t_stop` or until a guard crosses zero in its direction.
 
     `integrals` are the functionals' integrals so far; error control is relative to the running total.
-    `zero_band[i] > 0` marks a guard that starts at zero: it cannot fire before its magnitude has
-    exceeded the band. `method` fixes the method where it is not None. `sensitivities` are the n_directions start values of dx (n_directions, n), with
-    `memory_directions` (n_directions, n_memory) constant. Output goes to `t_eval` (or every step);
-    `closed_end` says whether an output time equal to `t_stop` belongs to this segment.
+    `zero_band[i] > 0` marks a guard that starts at zero: it cannot fire before its magnitude has exceeded
+    the band. `sensitivities` (n_directions, n) are start values of dx, `memory_directions`
+    (n_directions, n_memory) is constant. Output goes to `t_eval` (or every step); `closed_end` says whether
+    an output time equal to `t_stop` belongs to this segment. `method` fixes the method where it is given.
     """
 
     equations: Equations

@@ -43,9 +43,14 @@ class Symbols:
         return ca.vertcat(self.x, self.m, self.p, self.t)
 
 
+def kind_for(functions: Sequence[ca.Function]) -> Any:
+    """CasADi's SX where every function allows it, MX otherwise."""
+    return ca.SX if all(f.is_a("SXFunction") for f in functions) else ca.MX
+
+
 def symbols_for(functions: Sequence[ca.Function], n: int, nm: int, np_: int, suffix: str = "") -> Symbols:
-    """SX symbols where every function allows it, MX otherwise."""
-    kind = ca.SX if all(f.is_a("SXFunction") for f in functions) else ca.MX
+    """Symbols of the kind that suits the functions."""
+    kind = kind_for(functions)
     names = ("t", "x", "xdot", "m", "p")
     return Symbols(kind, *(kind.sym(name + suffix, size) for name, size in zip(names, (1, n, n, nm, np_), strict=True)))
 
@@ -87,7 +92,7 @@ class ModeLowering:
     @property
     def guess(self) -> list[float]:
         """Start of Newton's method for the algebraic variables."""
-        return [float(v) for d in self.variables if d.kind == "algebraic" for v in d.value]  # type: ignore[union-attr]
+        return [float(v) for d in self.variables if d.kind == "algebraic" for v in d.start]
 
     def lower(self, name: str, expressions: Sequence[tuple[str, ca.MX]], extra: Sequence[ca.MX] = ()) -> ca.Function:
         """A function of (t, x, m, p, *extra) that returns the expressions; each comes with what it is, for errors."""
@@ -100,7 +105,7 @@ class ModeLowering:
         inputs = [*own, *extra]
         self._check_symbols([(what, value) for (what, _), value in zip(expressions, values, strict=True)], inputs)
         function = expanded(ca.Function(name, inputs, values))
-        kind = ca.SX if function.is_a("SXFunction") else ca.MX
+        kind = kind_for([function])
         sizes = (self.n, sum(d.size for d in self.memory), sum(d.size for d in self.parameters))
         t = kind.sym("t")
         x, m, p = (kind.sym(key, size) for key, size in zip("xmp", sizes, strict=True))

@@ -47,7 +47,7 @@ class ModeBuilder:
         s = self.symbols()
         equations = self.flow(*s.point)
         check_structure(
-            mode.name, lowering.algebraic.labels(), ca.jacobian(equations[self.ny :], s.x[self.ny :]).sparsity()
+            mode.name, lowering.algebraic.labels(), ca.jacobian(equations[self.ny :, :], s.x[self.ny :, :]).sparsity()
         )
         self._check_guards()
         self.explicit = self._explicit() if eliminate and self.nz else None
@@ -57,7 +57,7 @@ class ModeBuilder:
         s = self.symbols()
         if s.kind is not ca.SX:
             return None
-        y, z = s.x[: self.ny], s.x[self.ny :]
+        y, z = s.x[: self.ny, :], s.x[self.ny :, :]
         solution = solve_explicitly(self.algebraic_part(s), z)
         return None if solution is None else ca.Function("explicit", [s.t, y, s.m, s.p], [ca.densify(solution)])
 
@@ -95,15 +95,15 @@ class ModeBuilder:
 
     def algebraic_part(self, s: Symbols) -> Any:
         """k(x, m, p, t)."""
-        return self.flow(*s.point)[self.ny :]
+        return self.flow(*s.point)[self.ny :, :]
 
     def _xdot(self, s: Symbols) -> Any:
         """Rates of y, which are f, and of z from the differentiated algebraic equations."""
         equations = self.flow(*s.point)
-        f, k = equations[: self.ny], equations[self.ny :]
+        f, k = equations[: self.ny, :], equations[self.ny :, :]
         if not self.nz:
             return f
-        y, z = s.x[: self.ny], s.x[self.ny :]
+        y, z = s.x[: self.ny, :], s.x[self.ny :, :]
         right = ca.jacobian(k, y) @ f + ca.jacobian(k, s.t)
         return ca.vertcat(f, -linear_solve(ca.jacobian(k, z), right))
 
@@ -142,7 +142,7 @@ class ModeBuilder:
             inputs[1:3] = y, ydot
             s = replace(s, x=ca.vertcat(y, self.explicit(s.t, y, s.m, s.p)))
         state = inputs[1]
-        equations = self.flow(*s.point)[: state.numel()]
+        equations = self.flow(*s.point)[: state.numel(), :]
         g, h = self.integrands(*s.point), self.guards(*s.point)
         by = [ca.jacobian(equations, v) for v in (state, s.p, s.m)]
         integrands_by = [ca.jacobian(g, v).T for v in (state, s.p, s.m)]
@@ -157,8 +157,10 @@ class ModeBuilder:
             named["complete"] = [state, equations, s.kind(0, 1)]
         functions = {key: ca.Function(f"m{self.index}_{key}", inputs, outputs) for key, outputs in named.items()}
         if state.numel() > self.ny:
-            for key, function in (("rates", self._point_function("rates", lambda s: [self._rates(s)])),
-                                  ("complete", self._complete())):
+            for key, function in (
+                ("rates", self._point_function("rates", lambda s: [self._rates(s)])),
+                ("complete", self._complete()),
+            ):
                 w = symbols_for([function], self.lowering.n, self.nm, self.np)
                 functions[key] = ca.Function(
                     f"m{self.index}_{key}", [w.t, w.x, w.xdot, w.m, w.p], function.call(list(w.point))
@@ -174,7 +176,7 @@ class ModeBuilder:
         xdot = self._point_function("xdot", lambda s: [self._xdot(s)])
         newton = self._point_function(
             "newton",
-            lambda s: [-linear_solve(ca.jacobian(self.algebraic_part(s), s.x[self.ny :]), self.algebraic_part(s))],
+            lambda s: [-linear_solve(ca.jacobian(self.algebraic_part(s), s.x[self.ny :, :]), self.algebraic_part(s))],
         )
         t, x, m, p = (ca.MX.sym(n, v) for n, v in zip("txmp", (1, self.lowering.n, self.nm, self.np), strict=True))
         point, step = x, ca.MX.zeros(self.nz)
@@ -186,7 +188,7 @@ class ModeBuilder:
     def kernels(self) -> dict[str, Kernel]:
         """What the core evaluates at points; see `ModeSystem`."""
         s = self.symbols()
-        k, k_z = self.algebraic_part(s), ca.jacobian(self.algebraic_part(s), s.x[self.ny :])
+        k, k_z = self.algebraic_part(s), ca.jacobian(self.algebraic_part(s), s.x[self.ny :, :])
         phi, g, equations = self.terminals(*s.point), self.integrands(*s.point), self.flow(*s.point)
         outputs = {
             "closure": ([k, k_z, term_sizes(k, s.u)], [1]),
@@ -202,7 +204,7 @@ class ModeBuilder:
         }
         found["entry"] = Kernel(self.entry())
         if self.explicit is not None:
-            y = s.x[: self.ny]
+            y = s.x[: self.ny, :]
             x = ca.vertcat(y, self.explicit(s.t, y, s.m, s.p))
             xdot = self._point_function("xdot", lambda s: [self._xdot(s)])
             found["explicit"] = Kernel(ca.Function("extend", [s.t, y, s.m, s.p], [x, xdot(s.t, x, s.m, s.p)]))

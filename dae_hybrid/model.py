@@ -36,6 +36,13 @@ class Declaration:
     unit: str = ""
     description: str = ""
 
+    @property
+    def start(self) -> NDArray[np.float64]:
+        """Nominal value or guess."""
+        if self.value is None:
+            raise AssertionError(f"'{self.name}' has no value")
+        return self.value
+
 
 @dataclass(frozen=True, eq=False)
 class Mode:

@@ -229,8 +229,7 @@ def _draw(axes: Any, trajectory: Trajectory, name: str, *, legend: bool) -> None
     t, values = _line(trajectory, name)
     label = trajectory.system.labels.get(name, name)
     for i, column in enumerate(values.T):
-        if len(values.T) > 1:
-            text = f"{label}[{i}]" if legend else f"{name}[{i}]"
-        else:
-            text = label if legend else None
+        entry = f"[{i}]" if len(values.T) > 1 else ""
+        # a panel of its own has the label at its axis
+        text = f"{label if legend else name}{entry}" if legend or entry else None
         axes.plot(t, column, linewidth=1.2, label=text)

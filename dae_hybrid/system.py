@@ -56,8 +56,10 @@ class ModeSystem:
 
     def complete_rows(self, t: Array, states: Array, m: Array, p: Array) -> Array:
         """(n_t, n) values of x from (n_t, .) states of the integrator."""
-        if self.explicit is None or not len(t):
+        if self.explicit is None:
             return states
+        if not len(t):
+            return np.zeros((0, self.variables.size))
         z = self.explicit(t[None, :], states.T, np.tile(m[:, None], t.size), np.tile(p[:, None], t.size))
         return np.hstack((states, np.asarray(z).reshape(self.algebraic.size, t.size).T))
 
@@ -65,11 +67,13 @@ class ModeSystem:
         self, t: Array, states: Array, rows: Array, m: Array, dm: Array, p: Array, dp: Array
     ) -> Array:
         """(n_t, d, n) derivatives of x from (n_t, d, .) derivatives of the integrator's state."""
-        if self.explicit is None or not len(t):
+        if self.explicit is None:
             return rows
-        by_u = self.explicit_by_u(t[None, :], states.T, np.tile(m[:, None], t.size), np.tile(p[:, None], t.size))
+        if not len(t):
+            return np.zeros((0, rows.shape[1], self.variables.size))
         nz, ny = self.algebraic.size, self.differential.size
-        by_u = np.asarray(by_u).reshape(nz, t.size, -1)
+        constants = (np.tile(v[:, None], t.size) for v in (m, p))
+        by_u = np.asarray(self.explicit_by_u(t[None, :], states.T, *constants)).reshape(nz, t.size, -1)
         constant = by_u[:, :, ny : ny + m.size] @ dm + by_u[:, :, ny + m.size :] @ dp
         dz = np.einsum("zty,tdy->tdz", by_u[:, :, :ny], rows) + np.moveaxis(constant, 0, 2)
         return np.concatenate((rows, dz), axis=2)

@@ -18,7 +18,8 @@ def align(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[s
     Examples
     --------
     >>> from dae_hybrid.tables import align
-    >>> print(*align([["name", "value"], ["G", "1.5"]]), sep="\\n")
+    >>> for line in align([["name", "value"], ["G", "1.5"]]):
+    ...     print(line)
     name  value
     ----  -----
     G       1.5

@@ -109,6 +109,7 @@ class Interpolant:
     n: int
 
     def __call__(self, t: Array) -> Array:
+        """Values at times, shape (len(t), n)."""
         index = np.minimum(np.searchsorted(self.rows[:, 0], t), len(self.rows) - 1)
         offset = t - self.rows[index, 0]
         derivatives = self.rows[index, DENSE_COLUMNS:].reshape(len(t), -1, self.n)

@@ -112,25 +112,33 @@ class TransitionLinearisation:
     @property
     def drift(self) -> Array:
         """R_w wdot- + R_t - wdot+: what a shift of the event time does to the state after it."""
-        return np.asarray(self.R_w @ self.flow_minus + self.R_t - self.flow_plus)
+        return self.R_w @ self.flow_minus + self.R_t - self.flow_plus
 
     def forward(self, before: Array, directions: Array) -> tuple[Array, Array, Array]:
         """Carry dw across: (n_w-, d) and dp (n_p, d) to tau (d,), dw+ (n_w+, d) and dG (k, d)."""
-        tau = -(self.h_w @ before + self.h_p @ directions) / self.rate
-        after = self.R_w @ before + self.R_p @ directions + np.outer(self.drift, tau)
-        return tau, after, np.outer(self.integrand_minus - self.integrand_plus, tau)
+        tau = (self.h_w @ before + self.h_p @ directions) / -self.rate
+        after = self.R_w @ before + self.R_p @ directions + self.drift[:, None] * tau
+        return tau, after, (self.integrand_minus - self.integrand_plus)[:, None] * tau
 
     def backward(self, after: Array, clock: Array) -> tuple[Array, Array]:
         """Carry L = dG/dw back: (k, n_w+) to (k, n_w-) and the share of dG/dp (k, n_p).
 
         `clock` (k,) is dG/dt of a cost that reads the event time itself.
         """
-        c = after @ self.drift + self.integrand_minus - self.integrand_plus + clock
-        terms = np.abs(self.R_w) @ np.abs(self.flow_minus) + np.abs(self.R_t) + np.abs(self.flow_plus)
-        size = np.abs(after) @ terms + np.abs(self.integrand_minus) + np.abs(self.integrand_plus) + np.abs(clock)
-        c = np.where(np.abs(c) <= DRIFT_ROUNDINGS * EPS * size, 0.0, c)  # nothing but rounding: continuous rates
-        before = after @ self.R_w - np.outer(c, self.h_w / self.rate)
-        return before, after @ self.R_p - np.outer(c, self.h_p / self.rate)
+        drift, size = self.drift, self._drift_size
+        c = after @ drift + self.integrand_minus - self.integrand_plus + clock
+        sizes = abs(after) @ size + abs(self.integrand_minus) + abs(self.integrand_plus) + abs(clock)
+        c[abs(c) <= DRIFT_ROUNDINGS * EPS * sizes] = 0.0  # nothing but rounding: rates and integrand are continuous
+        before, share = after @ self.R_w, after @ self.R_p
+        if c.any():
+            weight = (c / self.rate)[:, None]
+            before, share = before - weight * self.h_w, share - weight * self.h_p
+        return before, share
+
+    @property
+    def _drift_size(self) -> Array:
+        """What the drift is summed from, in magnitude."""
+        return np.asarray(abs(self.R_w) @ abs(self.flow_minus) + abs(self.R_t) + abs(self.flow_plus))
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +272,8 @@ class TransitionMap:
                 ) from None
             if rank < nz:
                 raise ConsistencyError(
-                    "Neither the target's equations nor continuity determine the algebraic variables after the transition.",
+                    "Neither the target's equations nor continuity determine the algebraic variables after "
+                    "the transition.",
                     transition=self.name,
                     mode=target.name,
                     time=t,

@@ -9,7 +9,7 @@ import numpy as np
 
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.errors import ModelError
-from dae_hybrid.lowering import ModeLowering, Symbols, split, symbols_for
+from dae_hybrid.lowering import ModeLowering, Symbols, kind_for, split, symbols_for
 from dae_hybrid.mode_build import ModeBuilder, term_sizes
 from dae_hybrid.model import HybridModel, Transition
 from dae_hybrid.transition import TransitionMap
@@ -30,7 +30,7 @@ def build_transition(
     source = lowerings[transition.source.name]
     kind = "guard" if transition.guard is not None else "at" if transition.at is not None else "every"
     clock = ca.MX.sym("clock", CLOCK)
-    schedule = {"guard": ca.MX(0), "at": transition.at, "every": None}[kind]
+    schedule = ca.MX(0) if transition.at is None else transition.at
     if transition.every is not None:
         schedule = clock[0] + clock[1] * transition.every
     if kind != "guard":
@@ -42,7 +42,7 @@ def build_transition(
     jump = None if target is None else _Jump(model, transition, source, target)
     kernels = {"tangent": _tangent(trigger, source_builder, jump)}
     if kind != "guard":
-        kernels["time"] = Kernel(of_parameters(model, "time", [ca.densify(ca.MX(schedule))], [clock]))
+        kernels["time"] = Kernel(of_parameters(model, "time", [ca.densify(schedule)], [clock]))
     if jump is not None:
         kernels |= jump.kernels()
     return TransitionMap(
@@ -67,7 +67,8 @@ class _Jump:
         for key in transition.reset:
             if key not in target.lowering.differential:
                 raise ModelError(
-                    f"The reset gives a value to '{key}', which the target mode '{target.lowering.mode.name}' does not have.",
+                    f"The reset gives a value to '{key}', which the target mode "
+                    f"'{target.lowering.mode.name}' does not have.",
                     transition=name,
                     variables=[key],
                     remedy=f"States of the target: {', '.join(target.lowering.differential.names)}.",
@@ -75,7 +76,7 @@ class _Jump:
         states, starts = [], []
         for d in target.lowering.variables:
             if d.kind == "algebraic":
-                starts.append((f"start of '{d.name}'", d.symbol if d.name in has else ca.MX(ca.DM(d.value))))
+                starts.append((f"start of '{d.name}'", d.symbol if d.name in has else ca.MX(ca.DM(d.start))))
             elif d.name in transition.reset:
                 states.append((f"reset of '{d.name}'", transition.reset[d.name]))
             elif d.name in has:
@@ -112,9 +113,7 @@ class _Jump:
 
     def symbols(self) -> tuple[Symbols, Any, Any]:
         """Flat symbols before, and of x+ and m+."""
-        s = symbols_for(
-            [self.y, self.z, self.m, self.target.flow], self.source.n, self.target.nm, self.target.np
-        )
+        s = symbols_for([self.y, self.z, self.m, self.target.flow], self.source.n, self.target.nm, self.target.np)
         return s, s.kind.sym("after", self.target.lowering.n), s.kind.sym("m_after", self.target.nm)
 
     def closure(self, s: Symbols, after: Any, m_after: Any) -> list[Any]:
@@ -161,7 +160,7 @@ class _Jump:
         start = ca.vertcat(*self.state(s))
         arrive = ca.Function("arrive", list(s.point), [start, *values(*s.point, start)])
         entry = self.target.entry()
-        kind = ca.SX if s.kind is ca.SX and entry.is_a("SXFunction") else ca.MX
+        kind = kind_for([arrive, entry])
         t, x, m, p = (kind.sym(n, v.numel()) for n, v in zip("txmp", s.point, strict=True))
         x_new, m_new, k, k_size = arrive(t, x, m, p)
         return ca.Function(
@@ -180,7 +179,7 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: _Jump | None) -> K
     after, m_after, clock = kind.sym("after", n_after), kind.sym("m_after", source.nm), kind.sym("clock", CLOCK)
     by_w = source.chain(s)
     h = trigger(*s.point, clock)
-    flow_minus = ca.vertcat(source.flow(*s.point)[: source.ny], kind.zeros(source.nm))
+    flow_minus = ca.vertcat(source.flow(*s.point)[: source.ny, :], kind.zeros(source.nm))
     n_w = source.ny + source.nm
     size, g_minus = term_sizes(h, s.u), source.integrands(*s.point)
     if jump is None:
@@ -196,12 +195,10 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: _Jump | None) -> K
         derivative = ca.vertcat(dy, dm)
         point = (s.t, after, m_after, s.p)
         _, k_z, k_z_size, _, _ = jump.closure(s, after, m_after)
-        flow_plus = ca.vertcat(target.flow(*point)[: target.ny], kind.zeros(target.nm))
+        flow_plus = ca.vertcat(target.flow(*point)[: target.ny, :], kind.zeros(target.nm))
         arrival = [flow_plus, target.integrands(*point), k_z, k_z_size]
     outputs = [ca.jacobian(h, s.u) @ by_w, derivative, flow_minus, g_minus, *arrival, size]
-    function = ca.Function(
-        "tangent", [s.t, s.x, s.m, after, m_after, s.p, clock], [ca.densify(o) for o in outputs]
-    )
+    function = ca.Function("tangent", [s.t, s.x, s.m, after, m_after, s.p, clock], [ca.densify(o) for o in outputs])
     return Kernel(function, [0, 1, 6, 7])
 
 

@@ -66,7 +66,8 @@ def _sensitivities(forward: dh.ForwardSensitivity) -> Any:
     end = 4.0
     runs = {name: plotting.with_gaps(forward.trajectory, forward[name]) for name in STATES}
     # derivatives by beta are zero throughout: no panels for them, a sentence
-    columns = [j for j in range(len(forward.parameters)) if any(np.nanmax(np.abs(s[:, j])) > 0 for _, s in runs.values())]
+    largest = np.max([np.nanmax(np.abs(values), axis=0) for _, values in runs.values()], axis=0)
+    columns = np.flatnonzero(largest).tolist()
     figure = plotting.new_figure(len(STATES), len(columns), size=(8.0, 5.0), sharex=True)
     panels = iter(figure.axes)
     for name, (t, values) in runs.items():
@@ -82,7 +83,7 @@ def _sensitivities(forward: dh.ForwardSensitivity) -> Any:
         axes.set_xlabel("time $t$")
     zero = [SYMBOLS[name] for j, name in enumerate(forward.parameters) if j not in columns]
     if zero:
-        figure.suptitle(f"Sensitivities; those to ${', '.join(zero)}$ are zero", fontsize="medium")
+        figure.suptitle(f"Sensitivities; those with respect to ${', '.join(zero)}$ are zero", fontsize="medium")
     figure.align_ylabels()
     return figure
 

@@ -83,10 +83,10 @@ def model() -> dh.HybridModel:
     u_star = m.memory("u_star", of=u, initial=0.0, description="displacement at the last reversal")
     z_star = m.memory("z_star", of=z, initial=0.0, description="stress at the last reversal")
 
-    def limit(w):  # the limiting curve, but for the constant c
+    def limit(w: Any) -> Any:  # the limiting curve, but for the constant c
         return -2 * beta * w + 2 * np.sinh(beta * w) + kb * w
 
-    def stress(xi):
+    def stress(xi: int) -> Any:
         c = xi * (ka - kb + DELTA) / (2 * alpha)
         return limit(u) + c - np.exp(-alpha * xi * (u - u_star)) * (limit(u_star) + c - z_star)
 

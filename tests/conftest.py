@@ -63,7 +63,7 @@ def circuit() -> dh.HybridModel:
     m.transition(first, second, guard=y - c, direction="falling", name="switch")
     m.initial(first, {y: 1.0})
     m.functional("work", integrand=z**2)
-    m.functional("both", integrand=ca.vertcat(z, y * z), terminal=ca.vertcat(y, z))
+    m.functional("both", integrand=ca.vertcat(z * y**2, y * z), terminal=ca.vertcat(y, z))
     return m
 
 

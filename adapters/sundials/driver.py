@@ -144,7 +144,8 @@ class Model:
             **{name: e.functions[name].address for name in FUNCTIONS},
             **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
             n=e.n, n_differential=e.n_differential, n_functionals=e.functionals.size, n_integrals=n_integrals,
-            n_memory=e.n_memory, n_parameters=e.n_parameters, n_guards=e.n_guards, n_directions=n_directions, n_wrt=len(wrt),
+            n_memory=e.n_memory, n_parameters=e.n_parameters, n_guards=e.n_guards, n_directions=n_directions,
+            n_wrt=len(wrt),
             parameters=self.parameters.ctypes.data, memory=self.memory.ctypes.data,
             parameter_directions=self.parameter_directions.ctypes.data,
             memory_directions=self.memory_directions.ctypes.data, wrt=self.wrt.ctypes.data,
@@ -196,18 +197,15 @@ class Stepper:
         self.model = model
         self._handles = handles  # what the struct points at must live as long as it
         pointers = {k: ctypes.addressof(v) if isinstance(v, ctypes.Array) else v for k, v in handles.items()}
-        self._arrays = [
-            np.zeros(2 * e.n + e.n),
-            np.zeros(2 * max(e.n_guards, 1)),
-            np.zeros(max(e.n_guards, 1), dtype=np.int32),
-        ]
-        self.completed, self._guard_values = self._arrays[0], self._arrays[1]
+        self.completed = np.zeros(3 * e.n)
+        self._guard_values = np.zeros(2 * max(e.n_guards, 1))
+        self._roots = np.zeros(max(e.n_guards, 1), dtype=np.int32)
         self._n_guards = e.n_guards
         self.run = Run(
             model=model.user_data,
-            completed=self._arrays[0].ctypes.data,
-            guard_values=self._arrays[1].ctypes.data,
-            roots=self._arrays[2].ctypes.data,
+            completed=self.completed.ctypes.data,
+            guard_values=self._guard_values.ctypes.data,
+            roots=self._roots.ctypes.data,
             implicit=int(e.implicit),
             **pointers,
         )

@@ -13,18 +13,29 @@ from dae_hybrid.errors import (
     StepSizeError,
 )
 
-_STARVED = "The step size became too small"
+_NEAR = "Check the equations near this point."
+_BLOW_UP = "or a solution that blows up."
+_ERROR_TEST = (
+    StepSizeError,
+    "The step size became too small: the error test keeps failing.",
+    f"Look for a discontinuity that is not a transition, {_BLOW_UP}",
+)
+_NEWTON = (
+    StepSizeError,
+    "The step size became too small: Newton's iteration keeps failing.",
+    f"Look for a singular Jacobian, a kink in the equations, {_BLOW_UP}",
+)
 _SENTENCES: dict[str, tuple[type[DaeHybridError], str, str]] = {
-    "TOO_MUCH_WORK": (StepLimitError, "The step limit was reached.", "Raise max_steps, loosen rtol, or check for fast modes."),
-    "TOO_MUCH_ACC": (StepSizeError, "The tolerances ask for more accuracy than double precision has.", "Loosen rtol or atol."),
-    "ERR_FAILURE": (StepSizeError, f"{_STARVED}: the error test keeps failing.", "Look for a discontinuity that is not a transition, or a solution that blows up."),
-    "ERR_FAIL": (StepSizeError, f"{_STARVED}: the error test keeps failing.", "Look for a discontinuity that is not a transition, or a solution that blows up."),
-    "CONV_FAILURE": (StepSizeError, f"{_STARVED}: Newton's iteration keeps failing.", "Look for a singular Jacobian, a kink in the equations, or a solution that blows up."),
-    "CONV_FAIL": (StepSizeError, f"{_STARVED}: Newton's iteration keeps failing.", "Look for a singular Jacobian, a kink in the equations, or a solution that blows up."),
-    "LSETUP_FAIL": (IntegrationError, "The Jacobian could not be evaluated or factorised.", "Check the equations near this point."),
-    "LSOLVE_FAIL": (IntegrationError, "The linear system of a step could not be solved.", "Check the equations near this point."),
+    "TOO_MUCH_WORK": (StepLimitError, "The step limit was reached.", "Raise max_steps, or loosen rtol."),
+    "TOO_MUCH_ACC": (StepSizeError, "The tolerances ask for more than double precision has.", "Loosen rtol or atol."),
+    "ERR_FAILURE": _ERROR_TEST,
+    "ERR_FAIL": _ERROR_TEST,
+    "CONV_FAILURE": _NEWTON,
+    "CONV_FAIL": _NEWTON,
+    "LSETUP_FAIL": (IntegrationError, "The Jacobian could not be evaluated or factorised.", _NEAR),
+    "LSOLVE_FAIL": (IntegrationError, "The linear system of a step could not be solved.", _NEAR),
     "TOO_CLOSE": (StepSizeError, "The interval is too short to integrate.", "Two events lie closer than rounding."),
-}  # fmt: skip
+}
 _REPEATED = ("REPTD", "REP_", "FUNC", "RHS", "RES", "FIRST", "UNREC")
 
 
@@ -36,7 +47,8 @@ def integration_error(flag: int, name: str, *, not_finite: bool, mode: str, time
             "The equations give NaN or infinity and smaller steps do not avoid it.",
             mode=mode,
             time=time,
-            remedy="Check the mode's equations near this point: division by zero, logarithm or root of a negative number, overflow.",
+            remedy="Check the mode's equations near this point for division by zero, logarithms or roots of negative "
+            "numbers, and overflow.",
         )
     if key in _SENTENCES:
         kind, sentence, remedy = _SENTENCES[key]
@@ -46,7 +58,7 @@ def integration_error(flag: int, name: str, *, not_finite: bool, mode: str, time
             f"A function of the mode failed ({name}).",
             mode=mode,
             time=time,
-            remedy="Check the equations near this point.",
+            remedy=_NEAR,
         )
     if "CONSTR" in key or "NO_RECOVERY" in key:
         return ConsistencyError(f"Consistent values could not be found ({name}).", mode=mode, time=time)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.codegen import Kernel
+from dae_hybrid.codegen import Kernel, densified
 from dae_hybrid.integrator import Array, Equations
 
 from .driver import BLOCKS, COUNTERS, FOUND_ROOT, FUNCTIONS, PAUSED, REACHED_STOP
@@ -25,12 +25,22 @@ EPS = float(np.finfo(float).eps)
 # what a callback receives: t time, c the factor of x', v vector, V array of vectors, m matrix, o guard
 # values, i the number of directions, d user data and trailing work vectors, _ ignored
 _SIGNATURES = {
-    "cv_rhs": "tvv_", "cv_jac": "tv_m____", "cv_root": "tvo_", "cv_sens": "itv_VV___", "cv_rhs_b": "tvvvd", "cv_jac_b": "tvv_md___", "cv_quad_b": "tvvvd",
-    "ida_res": "tvvv_", "ida_jac": "tcvv_m____", "ida_root": "tvvo_",
-    "ida_sens": "itvv_VVV____", "ida_res_b": "tvvvvvd",
-    "ida_jac_b": "tcvvv__md___", "ida_quad_b": "tvvv_vd",
-}  # fmt: skip
-_TYPES = {"t": c_double, "c": c_double, "o": POINTER(c_double), "i": c_int}
+    "cv_rhs": "tvv_",
+    "cv_jac": "tv_m____",
+    "cv_root": "tvo_",
+    "cv_sens": "itv_VV___",
+    "cv_rhs_b": "tvvvd",
+    "cv_jac_b": "tvv_md___",
+    "cv_quad_b": "tvvvd",
+    "ida_res": "tvvv_",
+    "ida_jac": "tcvv_m____",
+    "ida_root": "tvvo_",
+    "ida_sens": "itvv_VVV____",
+    "ida_res_b": "tvvvvvd",
+    "ida_jac_b": "tcvvv__md___",
+    "ida_quad_b": "tvvv_vd",
+}
+_TYPES: dict[str, Any] = {"t": c_double, "c": c_double, "o": POINTER(c_double), "i": c_int}
 
 
 class Model:
@@ -44,7 +54,9 @@ class Model:
         self.size = e.n + n_integrals
         self.equations = e
         matrices = {"jacobian": range(2), "linearised": range(6)}
-        self.kernels = {name: Kernel(_dense(e.functions[name].function), matrices.get(name, ())) for name in FUNCTIONS}
+        self.kernels = {
+            name: Kernel(densified(e.functions[name].function), matrices.get(name, ())) for name in FUNCTIONS
+        }
         self.parameters, self.memory = np.zeros(e.n_parameters), np.zeros(e.n_memory)
         self.parameter_directions = np.zeros((n_directions, e.n_parameters))
         self.memory_directions = np.zeros((n_directions, e.n_memory))
@@ -246,15 +258,6 @@ class Model:
 
     def ida_quad_b(self, t: float, x: Array, xdot: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
         out[:] = self._adjoint_quadrature(t, x, xdot, lam, j)
-
-
-def _dense(function: Any) -> Any:
-    import casadi as ca
-
-    kind = ca.SX if function.is_a("SXFunction") else ca.MX
-    inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
-    return ca.Function(function.name(), inputs, [ca.densify(o) for o in function.call(inputs)])
-
 
 
 class Stepper:

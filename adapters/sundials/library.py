@@ -29,7 +29,7 @@ _PROTOTYPES = {
     "SUNLinSol_Dense": "p ppp", "SUNLinSolFree": "i p",
     "SUNNonlinSol_FixedPoint": "p pip", "SUNNonlinSol_FixedPointSens": "p ipip", "SUNNonlinSolFree": "i p",
 }  # fmt: skip
-_SHARED = {
+_SHARED: dict[str, Any] = {
     "ReInit": {"CVode": "i pdp", "IDA": "i pdpp"},
     "SVtolerances": "i pdp", "SetUserData": "i pp", "SetLinearSolver": "i ppp", "SetJacFn": "i pp",
     "RootInit": "i pip", "SetRootDirection": "i pp", "SetNoInactiveRootWarn": "i p",

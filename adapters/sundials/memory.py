@@ -44,14 +44,18 @@ class _Solver:
         self.xdot_data = None if self.xdot is None else self.objects.data(self.xdot, n)
         self.absolute_data = self.objects.data(self.absolute, n)
         self.time = c_double()
+        self._functions: dict[str, Any] = {}
 
     def name(self, suffix: str) -> Any:
         """The library function of this family."""
-        return getattr(self.lib, self.family + suffix)
+        function = self._functions.get(suffix)
+        if function is None:
+            function = self._functions[suffix] = getattr(self.lib, self.family + suffix)
+        return function
 
     def call(self, suffix: str, *arguments: Any) -> int:
         """Call it on this memory; negative return codes become errors."""
-        flag = int(self.name(suffix)(self.memory, *arguments))
+        flag: int = self.name(suffix)(self.memory, *arguments)
         if flag < 0:
             self.fail(flag, self.time.value)
         return flag
@@ -129,7 +133,6 @@ class _Pointer:
     """A handle and a reference to it, for the functions that free through ``void **``."""
 
     def __init__(self, handle: int | None) -> None:
-        from ctypes import c_void_p
 
         self.cell = c_void_p(handle)
         self.reference = byref(self.cell)
@@ -239,7 +242,7 @@ class Adjoint(_Solver):
         self.q_data, self.q_absolute_data = (
             [objects.data(v, self.nq) for v in group] for group in (self.q_b, self.q_absolute)
         )
-        self.solvers = [
+        self.solvers: list[Any] = [
             objects.fixed_point(v) if self.method == "adams" else objects.dense_solver(v, e.n) for v in self.b
         ]
         self.create(guarded=False)

@@ -35,6 +35,7 @@ LOOK = 500
 STABILITY = 0.25
 #: intervals up to this many roundings long are not integrated
 SHORTEST = 8
+EPS = float(np.finfo(float).eps)
 
 
 def create() -> SundialsIntegrator:
@@ -66,7 +67,7 @@ class SundialsIntegrator:
 
 def is_short(t0: float, t1: float) -> bool:
     """Whether an interval is nothing but rounding."""
-    return abs(t1 - t0) <= SHORTEST * np.finfo(float).eps * max(abs(t0), abs(t1))
+    return abs(t1 - t0) <= SHORTEST * EPS * max(abs(t0), abs(t1))
 
 
 class SundialsSession:
@@ -261,14 +262,19 @@ class SundialsSession:
         purpose = ("adjoint", task.method, self._wrt, task.components, self._options.checkpoint_steps)
         memory = self._lease(task.equations, purpose)
         try:
-            return memory.solve(task)  # type: ignore[no-any-return]
+            outcome: BackwardOutcome = memory.solve(task)
+            return outcome
         except BaseException:
             self._discard(task.equations, purpose)
             raise
 
 
 def _sensitivities(memory: Forward, task: SegmentTask) -> Array | None:
-    return np.array([data[task.equations.n :] for data in memory.s_data]) if task.equations.integrates else task.integral_sensitivities
+    return (
+        np.array([data[task.equations.n :] for data in memory.s_data])
+        if task.equations.integrates
+        else task.integral_sensitivities
+    )
 
 
 def _standing_still(task: SegmentTask, method: str) -> SegmentOutcome:

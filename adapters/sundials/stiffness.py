@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import casadi as ca
 import numpy as np
 
-from dae_hybrid.codegen import Kernel
+from dae_hybrid.codegen import Kernel, densified
 from dae_hybrid.integrator import Array, Equations
 
 #: above this size a bound replaces the eigenvalues
@@ -20,9 +19,7 @@ def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> 
     key = ("sundials", "jacobian")
     if key not in equations.kept:
         function = equations.functions["jacobian"].function
-        kind = ca.SX if function.is_a("SXFunction") else ca.MX
-        inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
-        equations.kept[key] = Kernel(ca.Function("jacobian", inputs, [ca.densify(function.call(inputs)[0])]), [0])
+        equations.kept[key] = Kernel(densified(function, outputs=1), [0])
     jacobian = equations.kept[key](t, x, 0.0, m, p)[0]
     if not np.all(np.isfinite(jacobian)):
         return np.inf
