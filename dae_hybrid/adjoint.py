@@ -48,6 +48,8 @@ class Sweep:
         t, mode, x, m = self.trajectory.final
         values, by_u = self.system.modes[mode].kernels["terminal"](t, x, m, self.trajectory.parameters)
         u = np.concatenate((x, m, self.trajectory.parameters, [t]))
+        if not np.all(np.isfinite(by_u)):
+            raise NonFiniteError("The derivative of a terminal value is not finite.", time=t)
         size = np.maximum(np.abs(values + self.trajectory.integrals), np.abs(by_u) @ np.abs(u))
         return np.asarray(np.where(size > 0, size, 1.0)[list(self.components)])
 
@@ -184,8 +186,9 @@ def gradient(sweep: Sweep) -> Array:
             adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
             total = total + outcome.parameter_integrals
         else:
-            adjoint, share = sweep.linearise(part).backward(adjoint, clock)
-            total, clock = total + share[:, wrt], np.zeros_like(clock)
+            adjoint, share, clock = sweep.linearise(part).backward(adjoint, clock)
+            clock = clock if part.order else np.zeros_like(clock)  # the start of the run does not move
+            total = total + share[:, wrt]
     total = total + adjoint @ system.initial.derivatives(sweep.trajectory.parameters)[:, wrt]
     if not np.all(np.isfinite(total)):
         raise NonFiniteError("The gradient is not finite.", time=sweep.trajectory.t_span[0])
@@ -207,6 +210,6 @@ def samples(sweep: Sweep, times: Array, side: str) -> list[Array]:
                     found[index] = _completed(part, float(times[index]), value[:, :ny], sweep)
             adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
         else:
-            adjoint, _ = sweep.linearise(part).backward(adjoint, clock)
-            clock = np.zeros_like(clock)
+            adjoint, _, clock = sweep.linearise(part).backward(adjoint, clock)
+            clock = clock if part.order else np.zeros_like(clock)
     return [value for value in found if value is not None]

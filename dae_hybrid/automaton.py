@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError
-from dae_hybrid.events import Instant
+from dae_hybrid.events import Firing, Instant
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.options import Options
 from dae_hybrid.system import HybridSystem, ModeSystem
@@ -15,7 +15,8 @@ from dae_hybrid.trajectory import EventRecord, Interpolant, Segment, Trajectory
 from dae_hybrid.transition import Arrival, TransitionMap
 
 NONE: frozenset[int] = frozenset()
-NEVER: tuple[float, TransitionMap | None, int] = (np.inf, None, 0)
+#: times closer than this share of the run's time scale are one instant
+SAME_INSTANT = 4e-15
 
 
 class Companion(Protocol):
@@ -74,38 +75,42 @@ class Automaton:
         return self._trajectory(complete=True)
 
     def _loop(self) -> None:
-        end, crossed, instant = self.span[1], NONE, self.instant
+        end, instant = self.span[1], self.instant
+        entering, armed = True, NONE
         while True:
-            entry = instant.enter(self.mode, self.t, self.at, crossed)
-            if entry.fires is not None:
-                transition, guard, rate = entry.fires
-                if self._fire(transition, guard, rate, 0):
+            entry = instant.look(self.mode, self.t, self.at, entering=entering, armed=armed)
+            firing = entry.fires
+            due = np.inf
+            if firing is None and self.mode.timed:
+                due, timed, count = instant.due(self.mode, self.t, self.p)
+                firing = Firing(timed, count=count) if timed is not None and due <= self.t else None
+            if firing is not None:
+                source = self.mode
+                if self._fire(firing):
                     return
-                continue
-            due, timed, count = instant.due(self.mode, self.t, self.p) if self.mode.timed else NEVER
-            if timed is not None and due <= self.t:
-                if self._fire(timed, 0.0, 1.0, count):
-                    return
+                entering, armed = True, armed if self.mode is source else NONE
                 continue
             if self.t >= end:
                 return
-            t_stop, zero_band = min(end, due), entry.zero_band
-            crossing = self._segment(t_stop, due, zero_band)
+            t_stop = min(end, due)
+            crossing, pending = self._segment(t_stop, due, entry.zero_band)
             while crossing is None and self.t < t_stop:  # the integrator paused; nothing has happened
-                crossing = self._segment(t_stop, due, instant.zero_band(self.t, self.at))
-            if crossing is None:
-                crossed = NONE
-                continue
-            index, guard, rate = crossing
-            crossed = frozenset(self.mode.guarded)
-            if self._fire(self.system.transitions[self.mode.guarded[index]], guard, rate, 0):
-                return
+                crossing, pending = self._segment(t_stop, due, pending)
+            entering = False
+            armed = frozenset(i for i, band in zip(self.mode.guarded, pending.tolist(), strict=True) if not band)
+            if crossing is not None:
+                index, guard, rate = crossing
+                source = self.mode
+                if self._fire(Firing(self.system.transitions[source.guarded[index]], guard, rate)):
+                    return
+                entering, armed = True, armed if self.mode is source else NONE
 
-    def _segment(self, t_stop: float, due: float, zero_band: Array) -> tuple[int, float, float] | None:
-        """Integrate to the next event or stop; which guard crossed, if any."""
+    def _segment(self, t_stop: float, due: float, zero_band: Array) -> tuple[tuple[int, float, float] | None, Array]:
+        """Integrate to the next event or stop; which guard crossed, if any, and which never left zero."""
         mode, at, t_eval = self.mode, self.at, None
         record: Record = "steps"
-        self.instant.leave()
+        if t_stop - self.t > self.instant.elapsed(self.t) * SAME_INSTANT:
+            self.instant.leave()
         if self.t_eval is not None:
             first = max(self.outputs, int(np.searchsorted(self.t_eval, self.t, side="left")))
             last = np.searchsorted(self.t_eval, t_stop, side="right")
@@ -126,7 +131,7 @@ class Automaton:
             self.at = Arrival(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
         else:
             self.at = Arrival(x, at.m, xdot, at.guards, at.rates, at.sizes)
-        return outcome.crossing
+        return outcome.crossing, outcome.zero_band
 
     def _task(
         self, t_stop: float, zero_band: Array, record: Record, t_eval: Array | None, *, closed: bool
@@ -182,11 +187,11 @@ class Automaton:
         kept = {name: rows[:1] if name == "sensitivity_rows" else rows for name, rows in kept.items()}
         self._record(task, self.t, self.at.x, self.at.xdot, outcome.rows[:1], outcome.method, kept)
 
-    def _fire(self, transition: TransitionMap, guard: float, rate: float, count: int) -> bool:
+    def _fire(self, firing: Firing) -> bool:
         """Apply a transition and record it; whether the run ends."""
-        t, source, before = self.t, self.mode, self.at
+        t, source, before, transition = self.t, self.mode, self.at, firing.transition
         if transition.kind == "every":
-            self.instant.counts[transition.index] = count
+            self.instant.counts[transition.index] = firing.count
         order = self.instant.fired(transition, t)
         self.n_events += 1
         if self.n_events > self.options.max_events:
@@ -201,11 +206,26 @@ class Automaton:
             target = self.system.modes[transition.target]
             after = transition.apply(target, t, before.x, before.m, self.p)
         event = EventRecord(
-            t, transition.index, transition.name, source.name, None if transition.target is None else target.name,
-            order, guard, 0 if transition.kind != "guard" else (1 if rate > 0 else -1), rate, count,
-            before.x, after.x, before.xdot, after.xdot, before.m, after.m,
-            (source.differential.size, target.differential.size),
-        )  # fmt: skip
+            time=t,
+            index=transition.index,
+            transition=transition.name,
+            source=source.name,
+            target=None if transition.target is None else target.name,
+            order=order,
+            guard=firing.guard,
+            direction=0 if transition.kind != "guard" else (1 if firing.rate > 0 else -1),
+            rate=firing.rate,
+            rate_scale=self.instant.rate_scale(transition, t),
+            count=firing.count,
+            follows=firing.follows,
+            x_minus=before.x,
+            x_plus=after.x,
+            xdot_minus=before.xdot,
+            xdot_plus=after.xdot,
+            memory_minus=before.m,
+            memory_plus=after.m,
+            n_differential=(source.differential.size, target.differential.size),
+        )
         self.parts.append(event)
         if self.companion is not None:
             self.companion.cross(transition, event)

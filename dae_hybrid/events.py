@@ -20,17 +20,32 @@ from dae_hybrid.transition import Arrival, TransitionMap
 
 #: a guard within this many roundings of its terms is zero
 ZERO_ROUNDINGS = 256.0
-#: events are accumulating when this many intervals in a row shrink and the last is below ZENO_INTERVAL of the span
-ZENO_EVENTS = 12
-ZENO_INTERVAL = 1e-8
+#: events accumulate when this many intervals in a row shrink by one ratio, to this spread,
+ZENO_INTERVALS, ZENO_SPREAD = 4, 0.01
+#: and what is left of the series is below this share of the run
+ZENO_REST = 2e-5
 TINY = float(np.finfo(float).tiny)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """The guards of a mode at entry: what fires at once (with value and rate of its guard), and the zero bands."""
+class Firing:
+    """A transition that fires, with value and rate of its guard.
 
-    fires: tuple[TransitionMap, float, float] | None
+    `follows` says that its time is not that of its guard but that of what came before it at the instant.
+    """
+
+    transition: TransitionMap
+    guard: float = 0.0
+    rate: float = 1.0
+    count: int = 0
+    follows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What fires at once, and the zero band of each guard."""
+
+    fires: Firing | None
     zero_band: Array
 
 
@@ -42,49 +57,53 @@ class Instant:
     span: tuple[float, float]
     limit: int
     chain: list[int] = field(default_factory=list)
+    spent: set[int] = field(default_factory=set)  # fired at this instant, their mode not left since
     times: list[float] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # periods that have passed, by periodic transition
     passed: set[tuple[str, str]] = field(default_factory=set)
+    sizes: dict[int, float] = field(default_factory=dict)  # how large each guard has been
 
     def leave(self) -> None:
         """Time moves on."""
         self.chain.clear()
+        self.spent.clear()
 
-    def enter(self, mode: ModeSystem, t: float, at: Arrival, crossed: frozenset[int]) -> Entry:
-        """Look at every guard of the mode with the state after the transition.
+    def elapsed(self, t: float) -> float:
+        """The time scale that rounding is measured by."""
+        return max(abs(t), self.span[1] - self.span[0])
 
-        `crossed` are the transitions of the mode in which a guard was located at this instant.
+    def look(self, mode: ModeSystem, t: float, at: Arrival, *, entering: bool, armed: frozenset[int]) -> Entry:
+        """Look at every guard of the mode.
+
+        `entering` says whether the mode has just been entered (or the run has just started); otherwise a
+        segment has just ended, and `armed` are the transitions whose guards could cross in it.
         """
         zero_band = [0.0] * len(mode.guarded)
-        elapsed = self._elapsed(t)
-        fires: tuple[TransitionMap, float, float] | None = None
+        elapsed = self.elapsed(t)
+        fires: Firing | None = None
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         for i, (index, h, rate, size) in enumerate(values):
-            transition = self.system.transitions[index]
+            transition, fire, passed = self.system.transitions[index], False, False
             if not math.isfinite(h):
                 raise NonFiniteError(
                     "The guard is NaN or infinite.", transition=transition.name, mode=mode.name, time=t
                 )
-            band = _band(size, rate, elapsed)
+            band = ZERO_ROUNDINGS * EPS * (size + abs(rate) * elapsed) + TINY
             if abs(h) <= band:
                 zero_band[i] = band
                 moving = abs(rate) * elapsed > band
-                towards = transition.direction * rate > 0 or (transition.direction == 0 and index in crossed)
-                fire = moving and towards and index not in self.chain
-            else:
-                fire = transition.direction * h > 0 and self._passed(transition, mode, t)
+                towards = transition.direction * rate > 0 or (transition.direction == 0 and index in armed)
+                fire = moving and towards and index not in self.spent and (entering or index in armed)
+            elif entering and transition.direction * h > 0:
+                fire = passed = self._passed(transition, mode, t)
+            self.sizes[index] = max(self.sizes.get(index, 0.0), abs(h))
             if fire and fires is None:
-                fires = (transition, h, rate)
+                fires = Firing(transition, h, rate, follows=passed)
         return Entry(fires, np.array(zero_band))
 
-    def _elapsed(self, t: float) -> float:
-        return max(abs(t), self.span[1] - self.span[0])
-
-    def zero_band(self, t: float, at: Arrival) -> Array:
-        """The zero bands of guards that are at zero in the middle of a segment."""
-        elapsed, values = self._elapsed(t), zip(at.guards, at.rates, at.sizes, strict=True)
-        bands = ((h, _band(size, rate, elapsed)) for h, rate, size in values)
-        return np.array([band if abs(h) <= band else 0.0 for h, band in bands])
+    def rate_scale(self, transition: TransitionMap, t: float) -> float:
+        """How fast the guard would move if it went through its range in the time of the run."""
+        return self.sizes.get(transition.index, 0.0) / self.elapsed(t)
 
     def _passed(self, transition: TransitionMap, mode: ModeSystem, t: float) -> bool:
         """A guard past its threshold on entry; whether it fires."""
@@ -132,6 +151,10 @@ class Instant:
         """Note a firing; its order within the instant. Raises on chattering and Zeno behaviour."""
         order = len(self.chain)
         self.chain.append(transition.index)
+        if transition.target == transition.source:
+            self.spent.add(transition.index)
+        else:
+            self.spent.clear()
         if len(self.chain) > self.limit:
             raise self._chattering(t)
         if order == 0:
@@ -154,16 +177,20 @@ class Instant:
         )
 
     def _watch_accumulation(self, transition: TransitionMap, t: float) -> None:
-        recent = self.times[-ZENO_EVENTS - 1 :]
-        if transition.kind != "guard" or len(recent) <= ZENO_EVENTS:
+        """Intervals that shrink by one ratio add up to a finite time; refuse before they get lost in the steps."""
+        recent = np.diff(self.times[-ZENO_INTERVALS - 1 :])
+        if transition.kind != "guard" or recent.size < ZENO_INTERVALS:
             return
-        last, before = recent[-1] - recent[-2], recent[-2] - recent[-3]
-        if last > ZENO_INTERVAL * (self.span[1] - self.span[0]) or not np.all(np.diff(recent, 2) < 0):
+        ratios = recent[1:] / recent[:-1]
+        ratio = float(ratios[-1])
+        if ratio >= 1.0 or np.ptp(ratios) > ZENO_SPREAD * ratio:
             return
-        limit = t + last**2 / (before - last)
+        rest = recent[-1] * ratio / (1.0 - ratio)
+        if rest > ZENO_REST * (self.span[1] - self.span[0]) or t + rest > self.span[1]:
+            return
         raise ZenoError(
-            f"Events accumulate at about t = {limit:.12g}: the last interval is {last:.3g}, "
-            "each shorter than the one before.",
+            f"Events accumulate at about t = {t + rest:.12g}: the last interval is {recent[-1]:.3g}, "
+            f"each {ratio:.3g} of the one before.",
             transition=transition.name,
             time=t,
             remedy="Model what happens at rest as a mode of its own, entered when the motion has become small.",
@@ -176,7 +203,3 @@ class Instant:
             for name, mode in sorted(self.passed)
         )
 
-
-def _band(size: float, rate: float, elapsed: float) -> float:
-    """How far from zero rounding, of the guard's terms or of the time, may take a guard that is zero."""
-    return ZERO_ROUNDINGS * EPS * (size + abs(rate) * elapsed) + TINY

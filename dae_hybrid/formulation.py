@@ -91,7 +91,8 @@ def solve_algebraic(
 ) -> Array:
     """Damped Newton for k(z) = 0.
 
-    `system(z)` gives the residual, its Jacobian and the size of the residual's terms. Raises
+    `system(z)` gives the residual, its Jacobian (it may have more rows than columns, when the equations
+    are consistent) and the size of the residual's terms. Raises
     `ConsistencyError` when the Jacobian is singular or the iteration does not converge.
     """
     z = start.copy()
@@ -100,7 +101,7 @@ def solve_algebraic(
         if not (np.all(np.isfinite(residual)) and np.all(np.isfinite(jacobian))):
             break
         try:
-            step = -np.linalg.solve(jacobian, residual)
+            step = _newton_step(jacobian, residual)
         except np.linalg.LinAlgError:
             break
         if not np.all(np.isfinite(step)):
@@ -122,6 +123,16 @@ def solve_algebraic(
     if np.all(np.isfinite(residual)) and np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size):
         return z
     raise _inconsistent(residual, mode, variables, time)
+
+
+def _newton_step(jacobian: Array, residual: Array) -> Array:
+    rows, columns = jacobian.shape
+    if rows == columns:
+        return np.asarray(-np.linalg.solve(jacobian, residual))
+    step, _, rank, _ = np.linalg.lstsq(jacobian, -residual, rcond=None)
+    if rank < columns:
+        raise np.linalg.LinAlgError("rank deficient")
+    return np.asarray(step)
 
 
 def _inconsistent(residual: Array, mode: str, variables: Sequence[str], time: float) -> ConsistencyError:

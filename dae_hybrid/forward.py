@@ -84,7 +84,8 @@ class Directions:
         """Carry the derivatives across a transition."""
         target = None if transition.target is None else self.system.modes[transition.target]
         map_ = transition.linearise(self._mode, target, event, self.p, self.clock(event.count))
-        tau, self.state, jump = map_.forward(self.state, self.directions)
+        earlier = self.event_times[-1] if event.order else None
+        tau, self.state, jump = map_.forward(self.state, self.directions, earlier)
         self.costs = self.costs + jump.T
         self.event_times.append(tau)
         self._mode = target or self._mode

@@ -102,6 +102,7 @@ class SegmentTask:
 class SegmentOutcome:
     """Where a segment ended: `crossing` is (index, value, rate) of the guard that crossed, None at `t_stop`.
 
+    `zero_band` is positive for guards that have not left zero since the start.
     An integrator may stop earlier, to go on in another way with the next task. `method` is the one it used.
 
     x and x' satisfy the equations to rounding. `rows` holds one row per output: t, x and then, with
@@ -112,6 +113,7 @@ class SegmentOutcome:
     x: Array
     xdot: Array
     crossing: tuple[int, float, float] | None
+    zero_band: Array
     method: str
     integrals: Array
     rows: Array

@@ -47,7 +47,7 @@ class ModeBuilder:
         s = self.symbols()
         equations = self.flow(*s.point)
         check_structure(
-            mode.name, lowering.algebraic.labels(), ca.jacobian(equations[self.ny :, :], s.x[self.ny :, :]).sparsity()
+            mode.name, lowering.algebraic.labels(), ca.jacobian(equations[self.ny :, :], s.x)[:, self.ny :].sparsity()
         )
         self._check_guards()
         self.explicit = self._explicit() if eliminate and self.nz else None
@@ -103,9 +103,9 @@ class ModeBuilder:
         f, k = equations[: self.ny, :], equations[self.ny :, :]
         if not self.nz:
             return f
-        y, z = s.x[: self.ny, :], s.x[self.ny :, :]
-        right = ca.jacobian(k, y) @ f + ca.jacobian(k, s.t)
-        return ca.vertcat(f, -linear_solve(ca.jacobian(k, z), right))
+        by_x = ca.jacobian(k, s.x)
+        right = by_x[:, : self.ny] @ f + ca.jacobian(k, s.t)
+        return ca.vertcat(f, -linear_solve(by_x[:, self.ny :], right))
 
     def chain(self, s: Symbols) -> Any:
         """Derivative of u = (y, z, m, p, t) by (y, m, p, t) along the algebraic equations; see `transition.chain`."""
@@ -176,7 +176,7 @@ class ModeBuilder:
         xdot = self._point_function("xdot", lambda s: [self._xdot(s)])
         newton = self._point_function(
             "newton",
-            lambda s: [-linear_solve(ca.jacobian(self.algebraic_part(s), s.x[self.ny :, :]), self.algebraic_part(s))],
+            lambda s: [-linear_solve(ca.jacobian(self.algebraic_part(s), s.x)[:, self.ny :], self.algebraic_part(s))],
         )
         t, x, m, p = (ca.MX.sym(n, v) for n, v in zip("txmp", (1, self.lowering.n, self.nm, self.np), strict=True))
         point, step = x, ca.MX.zeros(self.nz)
@@ -188,7 +188,7 @@ class ModeBuilder:
     def kernels(self) -> dict[str, Kernel]:
         """What the core evaluates at points; see `ModeSystem`."""
         s = self.symbols()
-        k, k_z = self.algebraic_part(s), ca.jacobian(self.algebraic_part(s), s.x[self.ny :, :])
+        k, k_z = self.algebraic_part(s), ca.jacobian(self.algebraic_part(s), s.x)[:, self.ny :]
         phi, g, equations = self.terminals(*s.point), self.integrands(*s.point), self.flow(*s.point)
         outputs = {
             "closure": ([k, k_z, term_sizes(k, s.u)], [1]),

@@ -122,7 +122,7 @@ class HybridModel:
         self, name: str, value: ArrayLike, *, size: int | None = None, unit: str = "", description: str = ""
     ) -> ca.MX:
         """Declare a parameter with its nominal value; an array value makes a vector of its length."""
-        nominal = self._numbers(f"parameter '{name}'", value, size)
+        nominal = self._numbers(f"parameter '{name}'", value, None if size is None else self._size(name, size))
         return self._declare(name, "parameter", nominal.size, unit, description, value=nominal)
 
     def differential(self, name: str, *, size: int = 1, unit: str = "", description: str = "") -> ca.MX:
@@ -133,7 +133,7 @@ class HybridModel:
         self, name: str, *, size: int = 1, guess: ArrayLike = 0.0, unit: str = "", description: str = ""
     ) -> ca.MX:
         """Declare an algebraic variable; `guess` is where Newton's method starts at the initial time."""
-        start = np.broadcast_to(self._numbers(f"guess of '{name}'", guess, None), (size,)).copy()
+        start = self._numbers(f"guess of '{name}'", guess, self._size(name, size))
         return self._declare(name, "algebraic", size, unit, description, value=start)
 
     def memory(
@@ -162,7 +162,7 @@ class HybridModel:
         size : int
             Length, taken from `of` where given.
         """
-        frozen = None
+        frozen, size = None, self._size(name, size)
         if of is not None:
             frozen = self.lookup(of, f"of= of memory '{name}'")
             if frozen.kind not in ("differential", "algebraic"):
@@ -384,10 +384,9 @@ class HybridModel:
             raise ModelError(f"A {kind} needs a non-empty name, got {name!r}.")
         if name in self.declarations or name == "t":
             raise ModelError(f"The name '{name}' is taken.", remedy="Names are unique among all symbols; 't' is time.")
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise ModelError(f"size of {kind} '{name}' must be a positive integer, got {size!r}.")
-        symbol = ca.MX.sym(name, int(size))
-        self.declarations[name] = Declaration(name, kind, int(size), symbol, unit=unit, description=description, **more)
+        size = self._size(name, size)
+        symbol = ca.MX.sym(name, size)
+        self.declarations[name] = Declaration(name, kind, size, symbol, unit=unit, description=description, **more)
         return symbol
 
     def _assignments(self, values: Mapping[Any, Any], where: str, kinds: tuple[str, ...]) -> dict[str, ca.MX]:
@@ -402,6 +401,12 @@ class HybridModel:
                 raise ModelError(f"{where}: '{declared.name}' is given twice.")
             found[declared.name] = self._expression(f"{where}, '{declared.name}'", value, declared.size)
         return found
+
+    @staticmethod
+    def _size(name: str, size: Any) -> int:
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+            raise ModelError(f"size of '{name}' must be a positive integer, got {size!r}.")
+        return int(size)
 
     @staticmethod
     def _numbers(what: str, value: ArrayLike, size: int | None) -> NDArray[np.float64]:

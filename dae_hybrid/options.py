@@ -134,7 +134,10 @@ def check_times(t_eval: ArrayLike | None, span: tuple[float, float]) -> NDArray[
     """Output times: finite, increasing, within the span; None asks for the integrator's own steps."""
     if t_eval is None:
         return None
-    times = np.array(t_eval, dtype=float, ndmin=1)
+    try:
+        times = np.array(t_eval, dtype=float, ndmin=1)
+    except (TypeError, ValueError):
+        raise OptionError(f"t_eval must be an array of times, got {t_eval!r}.") from None
     if times.ndim != 1 or times.size == 0 or not np.all(np.isfinite(times)):
         raise OptionError("t_eval must be a non-empty one-dimensional array of finite times.")
     if np.any(np.diff(times) <= 0):

@@ -39,6 +39,11 @@ class EventRecord:
         Sign of the guard's rate: 1 rising, -1 falling; 0 for time events.
     rate : float
         Rate of the guard (SR eq. 4); 1.0 for time events.
+    rate_scale : float
+        How fast the guard would move if it went through the range it has had in the time of the run.
+    follows : bool
+        Whether the transition fired on entry because its guard was past its threshold: its time is that of
+        what came before it, whatever its guard says.
     count : int
         For ``every=``, how many periods have passed; 0 otherwise.
     x_minus, x_plus : ndarray
@@ -58,7 +63,9 @@ class EventRecord:
     guard: float
     direction: int
     rate: float
+    rate_scale: float
     count: int
+    follows: bool
     x_minus: Array
     x_plus: Array
     xdot_minus: Array

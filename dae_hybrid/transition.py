@@ -33,8 +33,8 @@ from dae_hybrid.integrator import Array
 
 #: a drift within this many roundings of its terms is none
 DRIFT_ROUNDINGS = 64.0
-#: a guard whose rate times the time is below this share of its terms does not cross
-GRAZING = 1e-10
+#: a guard whose rate is below this share of its range over the time of the run does not cross
+GRAZING = 1e-9
 
 if TYPE_CHECKING:
     from dae_hybrid.system import ModeSystem
@@ -100,6 +100,7 @@ class TransitionLinearisation:
     flow_plus: Array
     integrand_minus: Array
     integrand_plus: Array
+    follows: bool = False  # the time is that of the event before, not that of the guard
 
     def select(self, components: list[int]) -> TransitionLinearisation:
         """The same transition for some components of the functionals."""
@@ -114,26 +115,37 @@ class TransitionLinearisation:
         """R_w wdot- + R_t - wdot+: what a shift of the event time does to the state after it."""
         return self.R_w @ self.flow_minus + self.R_t - self.flow_plus
 
-    def forward(self, before: Array, directions: Array) -> tuple[Array, Array, Array]:
-        """Carry dw across: (n_w-, d) and dp (n_p, d) to tau (d,), dw+ (n_w+, d) and dG (k, d)."""
-        tau = (self.h_w @ before + self.h_p @ directions) / -self.rate
+    def forward(self, before: Array, directions: Array, earlier: Array | None = None) -> tuple[Array, Array, Array]:
+        """Carry dw across: (n_w-, d) and dp (n_p, d) to tau (d,), dw+ (n_w+, d) and dG (k, d).
+
+        `earlier` is tau of the event before at the same instant, zero where there is none.
+        """
+        if self.follows:
+            tau = np.zeros(directions.shape[1]) if earlier is None else earlier
+        else:
+            tau = self._time(before, directions)
         after = self.R_w @ before + self.R_p @ directions + self.drift[:, None] * tau
         return tau, after, (self.integrand_minus - self.integrand_plus)[:, None] * tau
 
-    def backward(self, after: Array, clock: Array) -> tuple[Array, Array]:
-        """Carry L = dG/dw back: (k, n_w+) to (k, n_w-) and the share of dG/dp (k, n_p).
+    def _time(self, before: Array, directions: Array) -> Array:
+        """dt/dp along the directions (SR eq. 27)."""
+        return np.asarray((self.h_w @ before + self.h_p @ directions) / -self.rate)
 
-        `clock` (k,) is dG/dt of a cost that reads the event time itself.
+    def backward(self, after: Array, clock: Array) -> tuple[Array, Array, Array]:
+        """Carry L = dG/dw back: (k, n_w+) to (k, n_w-), the share of dG/dp (k, n_p), and dG/dt for the event before.
+
+        `clock` (k,) is dG/dt of what reads the time of this event: a terminal value, or an event that follows it.
         """
-        drift, size = self.drift, self._drift_size
-        c = after @ drift + self.integrand_minus - self.integrand_plus + clock
-        sizes = abs(after) @ size + abs(self.integrand_minus) + abs(self.integrand_plus) + abs(clock)
+        c = after @ self.drift + self.integrand_minus - self.integrand_plus + clock
+        sizes = abs(after) @ self._drift_size + abs(self.integrand_minus) + abs(self.integrand_plus) + abs(clock)
         c[abs(c) <= DRIFT_ROUNDINGS * EPS * sizes] = 0.0  # nothing but rounding: rates and integrand are continuous
         before, share = after @ self.R_w, after @ self.R_p
+        if self.follows:
+            return before, share, c
         if c.any():
             weight = (c / self.rate)[:, None]
             before, share = before - weight * self.h_w, share - weight * self.h_p
-        return before, share
+        return before, share, np.zeros_like(c)
 
     @property
     def _drift_size(self) -> Array:
@@ -156,7 +168,7 @@ class TransitionMap:
     linear       t, x-, m-, x+, m+, p                           y+_u, m+_u, m+_x+, z+_u, k+_(x, m, p, t)
     tangent      t, x-, m-, x+, m+, p, clock                    the linearisation in one call, for continuous z+:
                                                                 h and (y+, m+) by (w-, p, t), y'-, g-, y'+, g+,
-                                                                dk+/dz+, the sizes of its terms and of h's
+                                                                dk+/dz+, the sizes of its terms
     ============ ============================================== ===================================
 
     `clock` is (start time, count): a periodic transition fires for the count-th time at start + count period.
@@ -192,10 +204,20 @@ class TransitionMap:
         return Arrival(after, memory, *entry)
 
     def _solve(self, target: ModeSystem, t: float, x: Array, m: Array, y: Array, z: Array, p: Array) -> Array:
-        def system(trial: Array) -> tuple[Array, Array, Array]:
-            _, k, k_z, _, k_size = self.kernels["after"](t, x, m, np.concatenate((y, trial)), p)
-            return k, k_z, k_size
+        def equations(trial: Array) -> list[Array]:
+            return self.kernels["after"](t, x, m, np.concatenate((y, trial)), p)[1:]
 
+        def system(trial: Array) -> tuple[Array, Array, Array]:
+            k, k_z, _, k_size = equations(trial)
+            offset = trial - z
+            sizes = abs(free) @ (abs(trial) + abs(z))
+            return np.concatenate((k, free @ offset)), np.vstack((k_z, free)), np.concatenate((k_size, sizes))
+
+        try:
+            _, k_z, k_z_size, _ = equations(z)
+            free = null_space(k_z, k_z_size) if np.all(np.isfinite(k_z)) else np.zeros((0, z.size))
+        except np.linalg.LinAlgError:
+            free = np.zeros((0, z.size))
         try:
             return solve_algebraic(system, z, mode=target.name, variables=target.algebraic.labels(), time=t)
         except ConsistencyError as error:
@@ -213,11 +235,11 @@ class TransitionMap:
         t, before, m = event.time, event.x_minus, event.memory_minus
         nw, np_ = source.differential.size + m.size, p.size
         out = self.kernels["tangent"](t, before, m, event.x_plus, event.memory_plus, p, clock)
-        h, jump, flow_minus, g_minus, flow_plus, g_plus, k_z, k_z_size, size = out
+        h, jump, flow_minus, g_minus, flow_plus, g_plus, k_z, k_z_size = out
         if k_z.size and np.any(~(np.abs(k_z) <= RANK_TOLERANCE * k_z_size)):
             jump = self._jump_derivative(target, event, p, chain(source, t, before, m, p))  # type: ignore[arg-type]
         rate = float(h[0, :nw] @ flow_minus + h[0, -1])
-        self._refuse_grazing(event, rate, float(size[0]))
+        self._refuse_grazing(event, rate)
         return TransitionLinearisation(
             h_w=h[0, :nw],
             h_p=h[0, nw : nw + np_],
@@ -229,13 +251,14 @@ class TransitionMap:
             flow_plus=flow_plus,
             integrand_minus=g_minus,
             integrand_plus=g_plus,
+            follows=event.follows,
         )
 
-    def _refuse_grazing(self, event: EventRecord, rate: float, size: float) -> None:
+    def _refuse_grazing(self, event: EventRecord, rate: float) -> None:
         """The event time is differentiable only where the guard crosses zero at a rate (SR eq. 4)."""
-        if self.kind != "guard":
+        if self.kind != "guard" or event.follows:
             return
-        if not math.isfinite(rate) or rate == 0.0 or abs(rate) * abs(event.time) <= GRAZING * size:
+        if not math.isfinite(rate) or rate == 0.0 or abs(rate) <= GRAZING * event.rate_scale:
             raise GrazingError(
                 f"The guard touches zero instead of crossing it (rate {rate:.3g}): derivatives do not exist there.",
                 transition=self.name,

@@ -181,7 +181,7 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: _Jump | None) -> K
     h = trigger(*s.point, clock)
     flow_minus = ca.vertcat(source.flow(*s.point)[: source.ny, :], kind.zeros(source.nm))
     n_w = source.ny + source.nm
-    size, g_minus = term_sizes(h, s.u), source.integrands(*s.point)
+    g_minus = source.integrands(*s.point)
     if jump is None:
         derivative = ca.horzcat(kind.eye(n_w), kind.zeros(n_w, source.np + 1))
         arrival = [kind.zeros(n_w), kind.zeros(g_minus.numel()), kind(0, 0), kind(0, 0)]
@@ -197,7 +197,7 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: _Jump | None) -> K
         _, k_z, k_z_size, _, _ = jump.closure(s, after, m_after)
         flow_plus = ca.vertcat(target.flow(*point)[: target.ny, :], kind.zeros(target.nm))
         arrival = [flow_plus, target.integrands(*point), k_z, k_z_size]
-    outputs = [ca.jacobian(h, s.u) @ by_w, derivative, flow_minus, g_minus, *arrival, size]
+    outputs = [ca.jacobian(h, s.u) @ by_w, derivative, flow_minus, g_minus, *arrival]
     function = ca.Function("tangent", [s.t, s.x, s.m, after, m_after, s.p, clock], [ca.densify(o) for o in outputs])
     return Kernel(function, [0, 1, 6, 7])
 

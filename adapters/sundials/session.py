@@ -217,6 +217,7 @@ class SundialsSession:
             t=stepper.t,
             x=completed[:n],
             xdot=completed[n : 2 * n],
+            zero_band=memory.model.zero_band.copy(),
             method=memory.method,
             crossing=stepper.crossing if status == driver.FOUND_ROOT else None,
             integrals=memory.x_data[n:].copy() if e.integrates else task.integrals,
@@ -279,11 +280,24 @@ def _sensitivities(memory: Forward, task: SegmentTask) -> Array | None:
 
 def _standing_still(task: SegmentTask, method: str) -> SegmentOutcome:
     """A segment that is nothing but rounding."""
-    rows = np.zeros((0, 1 + task.x0.size))
-    if task.record == "steps" and task.t_eval is None:
-        sensitivities = () if task.sensitivities is None else task.sensitivities.reshape(-1)
-        rows = np.array([[t, *task.x0, *sensitivities] for t in (task.t0, task.t_stop)])
+    times: list[float] = []
+    if task.record == "steps":
+        asked = [task.t0, task.t_stop] if task.t_eval is None else task.t_eval.tolist()
+        times = [t for t in asked if task.t_eval is None or t < task.t_stop or task.closed_end]
+    sensitivities = [] if task.sensitivities is None else task.sensitivities.reshape(-1).tolist()
+    rows = np.array([[t, *task.x0, *sensitivities] for t in times]).reshape(
+        len(times), 1 + task.x0.size + len(sensitivities)
+    )
     return SegmentOutcome(
-        task.t_stop, task.x0, task.xdot0, None, method, task.integrals, rows, 0.0,
-        task.sensitivities, task.integral_sensitivities,
-    )  # fmt: skip
+        t=task.t_stop,
+        x=task.x0,
+        xdot=task.xdot0,
+        crossing=None,
+        zero_band=task.zero_band,
+        method=method,
+        integrals=task.integrals,
+        rows=rows,
+        correction=0.0,
+        sensitivities=task.sensitivities,
+        integral_sensitivities=task.integral_sensitivities,
+    )

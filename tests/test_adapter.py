@@ -1,0 +1,590 @@
+"""The native adapter: failures keep what there was, fallbacks give the same answers, nothing leaks."""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import casadi as ca
+import numpy as np
+import pytest
+
+import dae_hybrid as dh
+from dae_hybrid import codegen
+from dae_hybrid.adapters.sundials import driver, interpreted, library
+from dae_hybrid.integrator import find_integrator
+
+TIGHT = {"rtol": 1e-9, "atol": 1e-12}
+
+
+# -- failures during a run -------------------------------------------------------------------------------
+
+
+def breaks_down(*, native: bool, algebraic: bool = False, event: bool = True) -> dh.HybridSystem:
+    """y' = -1/sqrt(y) from 1: y = 0 and NaN past it at t = 2/3; an event on the way."""
+    m = dh.HybridModel("breakdown")
+    a = m.parameter("a", 1.0)
+    y = m.differential("y")
+    if algebraic:
+        z = m.algebraic("z", guess=1.0)
+        run = m.mode("run", ode={y: -a / z}, algebraic=[z - ca.sqrt(y)])
+    else:
+        run = m.mode("run", ode={y: -a / ca.sqrt(y)})
+    if event:
+        m.transition(run, run, at=0.25)
+    m.initial(run, {y: 1.0})
+    m.functional("G", integrand=y)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
+@pytest.mark.parametrize("algebraic", [False, True], ids=["ODE", "DAE"])
+@pytest.mark.parametrize("event", [False, True], ids=["no event", "event"])
+def test_what_was_computed_stays_on_the_error(native: bool, algebraic: bool, event: bool) -> None:
+    system = breaks_down(native=native, algebraic=algebraic, event=event)
+    for analysis in (dh.simulate, dh.forward_sensitivity, dh.adjoint_gradient):
+        with pytest.raises(dh.IntegrationError) as caught:
+            analysis(system, (0, 1), **TIGHT)
+        error = caught.value
+        assert error.mode == "run"
+        assert error.time == pytest.approx(2 / 3, abs=1e-3)
+        assert "NaN" in str(error) or "step" in str(error)
+        assert "Check" in str(error) or "Look" in str(error)
+        trajectory = error.trajectory
+        assert trajectory is not None
+        assert not trajectory.complete
+        assert "incomplete" in repr(trajectory)
+        assert dict(trajectory.functionals) == {}
+        assert len(trajectory.events) == event
+        assert trajectory.t[-1] == pytest.approx(2 / 3, abs=1e-2)
+        np.testing.assert_allclose(trajectory["y"][1:-1], (1 - 1.5 * trajectory.t[1:-1]) ** (2 / 3), atol=1e-4)
+
+
+def test_a_partial_trajectory_is_as_useful_as_a_whole_one() -> None:
+    system = breaks_down(native=False)
+    with pytest.raises(dh.IntegrationError) as caught:
+        dh.simulate(system, (0, 1), **TIGHT)
+    trajectory = caught.value.trajectory
+    assert trajectory.final[0] == trajectory.t[-1] > 0.6
+    assert trajectory(0.5)["y"] == pytest.approx(0.25 ** (2 / 3), rel=1e-6)
+    assert len(trajectory.to_dataframe()) == trajectory.t.size
+    with pytest.raises(dh.IntegrationError) as caught:
+        dh.simulate(system, (0, 1), t_eval=[0.1, 0.2, 0.5, 0.9], **TIGHT)
+    np.testing.assert_array_equal(caught.value.trajectory.t, [0.1, 0.2, 0.5])
+
+
+def test_not_finite_from_the_start() -> None:
+    for equation in (lambda y: ca.log(y), lambda y: 1 / (y + 1)):
+        m = dh.HybridModel("q")
+        y = m.differential("y")
+        m.initial(m.mode("run", ode={y: equation(y)}), {y: -1.0})
+        with pytest.raises(dh.NonFiniteError) as caught:
+            dh.simulate(m.build(native=False), (0, 1))
+        assert caught.value.mode == "run"
+        assert caught.value.time == 0.0
+        assert caught.value.trajectory.t.size <= 1
+
+
+def test_a_functional_that_is_not_finite() -> None:
+    for part, where in (("integrand", "G"), ("terminal", "G")):
+        m = dh.HybridModel("q")
+        y = m.differential("y")
+        m.initial(m.mode("run", ode={y: 1.0}), {y: -0.5})
+        m.functional("G", **{part: ca.log(0.2 - y) if part == "integrand" else ca.log(0.2 - y)})
+        with pytest.raises(dh.NonFiniteError) as caught:
+            dh.simulate(m.build(native=False), (0, 1))
+        assert where in caught.value.variables or caught.value.time < 0.8
+        assert caught.value.trajectory is not None
+
+
+def test_a_solution_that_blows_up() -> None:
+    m = dh.HybridModel("q")
+    y = m.differential("y")
+    m.initial(m.mode("run", ode={y: y**2}), {y: 1.0})
+    with pytest.raises(dh.IntegrationError) as caught:
+        dh.simulate(m.build(native=False), (0, 2))
+    assert caught.value.time == pytest.approx(1.0, abs=1e-3)
+    assert caught.value.trajectory["y"][-1] > 1e3
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
+def test_step_limit(native: bool, built: Any, models: Any) -> None:
+    system = built(models.em, native=native)
+    for analysis in (dh.simulate, dh.forward_sensitivity, dh.adjoint_gradient):
+        with pytest.raises(dh.StepLimitError, match="max_steps=50") as caught:
+            analysis(system, (0, 10), max_steps=50)
+        assert caught.value.remedy is not None
+        assert caught.value.trajectory.t.size >= 50
+        assert 0 < caught.value.time < 10
+
+
+def test_the_step_limit_is_of_the_whole_run(built: Any, models: Any) -> None:
+    system = built(models.ball)
+    steps = dh.simulate(system, (0, 3)).statistics["steps"]
+    assert dh.simulate(system, (0, 3), max_steps=steps).complete
+    with pytest.raises(dh.StepLimitError):
+        dh.simulate(system, (0, 3), max_steps=steps - 1)
+
+
+def test_tolerances_beyond_double_precision(built: Any, models: Any) -> None:
+    with pytest.raises(dh.StepSizeError) as caught:
+        dh.simulate(built(models.decay), (0, 3), rtol=1e-30, atol=1e-30)
+    assert "tolerance" in str(caught.value)
+
+
+def test_the_next_solve_is_clean(built: Any, models: Any) -> None:
+    """A failed run leaves nothing behind: not in the pooled memories, not in the statistics."""
+    system = breaks_down(native=True)
+    good = dh.simulate(system, (0, 0.5), **TIGHT)
+    for _ in range(3):
+        with pytest.raises(dh.IntegrationError):
+            dh.simulate(system, (0, 1), **TIGHT)
+        again = dh.simulate(system, (0, 0.5), **TIGHT)
+        np.testing.assert_array_equal(again["y"], good["y"])
+        assert again.statistics == good.statistics
+
+
+# -- exceptions inside callbacks --------------------------------------------------------------------------
+
+
+class UserError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [UserError("mine"), KeyboardInterrupt(), ZeroDivisionError("mine"), FloatingPointError("mine")], ids=repr)
+@pytest.mark.parametrize("name", ["ball", "circuit"], ids=["ODE", "DAE"])
+@pytest.mark.parametrize("function", ["flow", "jacobian", "guards", "quadrature", "linearised", "complete", "rates"])
+def test_exceptions_in_callbacks_reach_the_caller_unchanged(
+    function: str, name: str, error: BaseException, monkeypatch: Any, built: Any, models: Any
+) -> None:
+    system = built(getattr(models, name), native=False)
+    functional = {"ball": "height", "circuit": "work"}[name]
+    if function == "quadrature" and name == "ball":
+        pytest.skip("no integrand")
+    analyses = [lambda: dh.simulate(system, (0, 1))]
+    if function == "linearised":
+        analyses = [
+            lambda: dh.forward_sensitivity(system, (0, 1)), lambda: dh.adjoint_gradient(system, (0, 1), functional)
+        ]  # fmt: skip
+    evaluate = interpreted.Model.evaluate
+    for analysis in analyses:
+        before = analysis()
+        calls = 0
+
+        def failing(self: Any, what: str, *arguments: Any) -> Any:
+            nonlocal calls
+            calls += what == function
+            if what == function and calls == 3:
+                raise error
+            if what == function and calls > 3:
+                raise AssertionError("called again after the exception")
+            return evaluate(self, what, *arguments)
+
+        monkeypatch.setattr(interpreted.Model, "evaluate", failing)
+        try:
+            analysis()
+            fired = calls >= 3
+        except type(error) as caught:
+            assert caught is error
+            fired = True
+        monkeypatch.setattr(interpreted.Model, "evaluate", evaluate)
+        assert fired or calls < 3
+        after = analysis()
+        one, other = (getattr(r, "gradient", None) or r.functionals if not hasattr(r, "value") else r.gradient for r in (before, after))
+        np.testing.assert_equal(np.asarray(one, dtype=object), np.asarray(other, dtype=object))
+
+
+def test_an_exception_in_a_callback_is_not_swallowed(monkeypatch: Any, built: Any, models: Any) -> None:
+    system = built(models.ball, native=False)
+    mine = UserError("mine")
+
+    def failing(*_: Any) -> Any:
+        raise mine
+
+    monkeypatch.setattr(interpreted.Model, "evaluate", failing)
+    with pytest.raises(UserError) as caught:
+        dh.simulate(system, (0, 1))
+    assert caught.value is mine
+
+
+# -- interpreted and compiled -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ball", "circuit", "counter", "em"])
+def test_interpreted_and_compiled_agree(name: str, built: Any, models: Any) -> None:
+    functional = {"ball": "height", "circuit": "both", "counter": "area", "em": "G"}[name]
+    span = (0, 1.2)
+    one, other = (built(getattr(models, name), native=native) for native in (True, False))
+    assert one.native
+    assert not other.native
+    assert "compiled" in repr(one)
+    assert "interpreted" in repr(other)
+    a, b = (dh.simulate(s, span, t_eval=np.linspace(0, 1.2, 7), **TIGHT) for s in (one, other))
+    assert [e.transition for e in a.events] == [e.transition for e in b.events]
+    for variable in a.names:
+        np.testing.assert_allclose(a[variable], b[variable], rtol=1e-10, atol=1e-13, err_msg=variable)
+    np.testing.assert_allclose(a.functionals[functional], b.functionals[functional], rtol=1e-11)
+    times = [0.1, 0.7]
+    for variable in a.names:
+        np.testing.assert_allclose(a(times)[variable], b(times)[variable], rtol=1e-9, atol=1e-12)
+    methods: list[dict[str, Any]] = [{}, {"sensitivity_method": "simultaneous"}]
+    for more in methods:
+        a, b = (dh.forward_sensitivity(s, span, **TIGHT, **more) for s in (one, other))
+        np.testing.assert_allclose(a.gradient[functional], b.gradient[functional], rtol=1e-7, atol=1e-9)
+        np.testing.assert_allclose(a.event_time_sensitivity, b.event_time_sensitivity, rtol=1e-7, atol=1e-9)
+    a, b = (dh.adjoint_gradient(s, span, functional, **TIGHT) for s in (one, other))
+    np.testing.assert_allclose(a.gradient, b.gradient, rtol=1e-7, atol=1e-9)
+
+
+def test_interpreted_adams(built: Any, models: Any) -> None:
+    one, other = (built(models.ball, native=native) for native in (True, False))
+    options = {"method": "adams", **TIGHT}
+    a, b = (dh.simulate(s, (0, 2), **options).functionals["height"] for s in (one, other))
+    assert a == pytest.approx(b, rel=1e-11)
+    a, b = (dh.adjoint_gradient(s, (0, 2), **options).gradient for s in (one, other))
+    np.testing.assert_allclose(a, b, rtol=1e-8)
+
+
+# -- compilers and the cache ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(monkeypatch: Any, tmp_path: Path) -> Iterator[Path]:
+    """An empty cache of compiled models and no memory of compilers or warnings."""
+    caches = (
+        codegen.find_compiler, codegen._warn_once, codegen._private_directory, codegen._compiler_identity, driver.driver
+    )  # fmt: skip
+    for function in caches:
+        function.cache_clear()
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("DAE_HYBRID_CACHE", str(cache))
+    yield cache
+    for function in caches:
+        function.cache_clear()
+
+
+def check_ball(system: dh.HybridSystem, *, native: bool) -> None:
+    assert system.native is native
+    assert dh.simulate(system, (0, 3), **TIGHT).functionals["height"] == pytest.approx(0.06870746096576572, abs=1e-7)
+
+
+def test_the_cache_is_used(fresh: Path, models: Any, monkeypatch: Any) -> None:
+    check_ball(models.ball().build(), native=True)
+    entries = {path: path.stat().st_mtime_ns for path in fresh.iterdir()}
+    assert entries
+    monkeypatch.setattr(codegen, "_compile", lambda *_: pytest.fail("compiled again"))
+    driver.driver.cache_clear()
+    check_ball(models.ball().build(), native=True)
+    assert {path: path.stat().st_mtime_ns for path in fresh.iterdir()} == entries
+
+
+def test_no_compiler(fresh: Path, models: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(codegen, "find_compiler", lambda: None)
+    with pytest.warns(dh.CompilerWarning, match="No C compiler") as caught:
+        check_ball(models.ball().build(), native=False)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_ball(models.ball().build(), native=False)  # warned once
+
+
+@pytest.mark.parametrize("command", ["/bin/false", "/nowhere/cc", "/bin/true"])
+def test_a_compiler_that_fails(command: str, fresh: Path, models: Any, monkeypatch: Any) -> None:
+    """It returns an error, it is not there, it claims success and writes nothing."""
+    monkeypatch.setenv("CC", command)
+    codegen.find_compiler.cache_clear()
+    with pytest.warns(dh.CompilerWarning, match="compiler failed") as caught:
+        check_ball(models.ball().build(), native=False)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_ball(models.ball().build(), native=False)
+    assert not [path for path in fresh.rglob("*") if path.is_file()]
+
+
+def test_compiler_options_in_cc(fresh: Path, models: Any, monkeypatch: Any) -> None:
+    compiler = codegen.find_compiler()
+    if compiler is None:
+        pytest.skip("no compiler")
+    monkeypatch.setenv("CC", " ".join([*compiler, "-DNOTHING=1"]))
+    codegen.find_compiler.cache_clear()
+    assert codegen.find_compiler() == (*compiler, "-DNOTHING=1")
+    check_ball(models.ball().build(), native=True)
+
+
+@pytest.mark.parametrize("kind", ["below a file", "is a file"])
+def test_a_cache_that_cannot_be_written(kind: str, fresh: Path, models: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    monkeypatch.setenv("DAE_HYBRID_CACHE", str(blocker / "cache" if kind == "below a file" else blocker))
+    with pytest.warns(dh.CompilerWarning, match="DAE_HYBRID_CACHE") as caught:
+        check_ball(models.ball().build(), native=True)
+    assert len(caught) == 1
+    assert not fresh.exists()
+
+
+def test_a_cache_of_another_user(fresh: Path, models: Any, monkeypatch: Any) -> None:
+    if os.name != "posix":
+        pytest.skip("needs POSIX owners")
+    fresh.mkdir()
+    monkeypatch.setattr(os, "getuid", lambda: 12345678)
+    with pytest.warns(dh.CompilerWarning, match="another user"):
+        check_ball(models.ball().build(), native=True)
+    assert not list(fresh.iterdir())
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "no seal", "directory"])
+def test_a_damaged_cache_entry(damage: str, fresh: Path, models: Any) -> None:
+    """In another process: a library that is loaded must not be truncated under its own feet."""
+    script = fresh.parent / "build.py"
+    script.write_text(BUILD)
+    run(script, fresh)
+    libraries = sorted(fresh.glob("*.so"))
+    assert libraries
+    for path in libraries:
+        if damage == "truncated":
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        elif damage == "empty":
+            path.write_bytes(b"")
+        elif damage == "garbage":
+            path.write_bytes(os.urandom(2000))
+        elif damage == "no seal":
+            path.with_suffix(".sha256").unlink()
+        else:
+            path.unlink()
+            path.mkdir()
+    done = run(script, fresh, check=damage != "directory")
+    if damage == "directory":  # cannot be replaced: interpreted, with a warning
+        assert "Warning" in done.stderr
+        assert done.returncode == 0
+    assert done.stdout == run(script, fresh, check=damage != "directory").stdout
+
+
+BUILD = """
+import dae_hybrid as dh
+import sys
+
+m = dh.HybridModel("p" + (sys.argv[1] if len(sys.argv) > 1 else ""))
+a = m.parameter("a", 0.5)
+x, v = m.differential("x"), m.differential("v")
+m.initial(m.mode("run", ode={x: v, v: -a * x}), {x: 1.0, v: 0.0})
+m.functional("G", integrand=x)
+sys.stdout.write(dh.simulate(m.build(), (0, 1)).functionals["G"].hex())
+"""
+
+
+def run(script: Path, cache: Path, *, check: bool = True, wait: bool = True) -> Any:
+    environment = {**os.environ, "DAE_HYBRID_CACHE": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, *(["-W", "error"] if check else []), str(script)]
+    if not wait:
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def test_processes_that_build_at_once(fresh: Path) -> None:
+    script = fresh.parent / "build.py"
+    script.write_text(BUILD)
+    processes = [run(script, fresh, wait=False) for _ in range(4)]
+    results = [p.communicate(timeout=120) for p in processes]
+    assert [p.returncode for p in processes] == [0] * 4, results
+    assert len({out for out, _ in results}) == 1
+    assert not list(fresh.glob("build-*"))
+
+
+def test_where_the_cache_is(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.delenv("DAE_HYBRID_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert codegen.cache_directory() == tmp_path / "dae_hybrid"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert codegen.cache_directory() == tmp_path / ".cache" / "dae_hybrid"
+
+
+# -- SUNDIALS itself --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unloaded() -> Iterator[None]:
+    """The library and the adapter as if nobody had asked for them."""
+    library.load.cache_clear()
+    find_integrator.cache_clear()
+    yield
+    library.load.cache_clear()
+    find_integrator.cache_clear()
+
+
+def test_sundials4py_missing(unloaded: None, monkeypatch: Any, built: Any, models: Any) -> None:
+    system = built(models.ball)
+    monkeypatch.setattr(library, "find_spec", lambda name: None)
+    with pytest.raises(dh.AdapterError, match="not installed") as caught:
+        dh.simulate(system, (0, 1))
+    assert "sundials4py >= 7" in str(caught.value)
+    assert isinstance(caught.value, ImportError)
+    monkeypatch.undo()
+    assert dh.simulate(system, (0, 1)).complete
+
+
+@pytest.mark.parametrize("found", ["6.7.0", "8.0.0", "70.1"])
+def test_sundials4py_of_another_major_version(found: str, unloaded: None, monkeypatch: Any, built: Any, models: Any) -> None:
+    system = built(models.ball)
+    monkeypatch.setattr(library, "version", lambda name: found)
+    with pytest.raises(dh.AdapterError, match=found) as caught:
+        dh.simulate(system, (0, 1))
+    assert "7" in str(caught.value.remedy)
+
+
+def test_sundials4py_without_its_metadata(unloaded: None, monkeypatch: Any, built: Any, models: Any) -> None:
+    system = built(models.ball)
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(library, "version", missing)
+    with pytest.raises(dh.AdapterError, match="sundials4py"):
+        dh.simulate(system, (0, 1))
+
+
+def test_a_library_without_the_functions(unloaded: None, monkeypatch: Any, built: Any, models: Any) -> None:
+    system = built(models.ball)
+    other = importlib.util.find_spec("_ctypes").origin
+    if other in (None, "built-in"):
+        pytest.skip("no other shared library at hand")
+    monkeypatch.setattr(library, "find_spec", lambda name: SimpleNamespace(origin=other))
+    with pytest.raises(dh.AdapterError, match="C functions"):
+        dh.simulate(system, (0, 1))
+
+
+def test_importing_the_library_loads_no_solver() -> None:
+    code = "import sys, dae_hybrid; sys.exit('sundials4py' in sys.modules or 'dae_hybrid.adapters.sundials' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+# -- repetition, threads, memory ----------------------------------------------------------------------------
+
+
+def everything(system: dh.HybridSystem, functional: str, parameters: Any = None) -> list[bytes]:
+    """All numbers of three analyses, to the bit."""
+    sol = dh.simulate(system, (0, 1.2), parameters=parameters, **TIGHT)
+    fsa = dh.forward_sensitivity(system, (0, 1.2), parameters=parameters, **TIGHT)
+    asa = dh.adjoint_gradient(system, (0, 1.2), functional, parameters=parameters, **TIGHT)
+    arrays = [sol.t, *(sol[n] for n in sol.names), *(fsa[n] for n in sol.names), fsa.gradient[functional], asa.gradient]
+    return [np.ascontiguousarray(a).tobytes() for a in arrays]
+
+
+CASES = {"ball": "height", "circuit": "both", "counter": "area", "em": "G"}
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_repeated_runs_are_identical(name: str, built: Any, models: Any) -> None:
+    """Also when other parameters, spans, tolerances, orders and steps were used in between."""
+    system = built(getattr(models, name))
+    first = everything(system, CASES[name])
+    other = {system.parameters.names[0]: system.nominal[0] * 1.05}
+    dh.simulate(system, (0, 0.7), parameters=other, rtol=1e-5, max_order=2, max_step=0.01, first_step=1e-4)
+    dh.forward_sensitivity(system, (0, 0.7), parameters=other, rtol=1e-5, max_order=2, max_step=0.01)
+    dh.adjoint_gradient(system, (0, 0.7), CASES[name], parameters=other, rtol=1e-5, max_order=2, max_step=0.01)
+    assert everything(system, CASES[name]) == first
+    assert everything(getattr(models, name)().build(), CASES[name]) == first
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_threads_give_the_same_bits(name: str, built: Any, models: Any) -> None:
+    system = built(getattr(models, name))
+    sets = [{system.parameters.names[0]: system.nominal[0] * (1 + 0.01 * i)} for i in range(8)]
+    serial = [everything(system, CASES[name], p) for p in sets]
+    with ThreadPoolExecutor(4) as pool:
+        parallel = list(pool.map(lambda p: everything(system, CASES[name], p), sets * 2))
+    assert parallel == serial * 2
+
+
+def test_threads_and_interpreted_callbacks(built: Any, models: Any) -> None:
+    system = built(models.circuit, native=False)
+    sets = [{"k": 1.2 + 0.01 * i} for i in range(4)]
+    serial = [everything(system, "work", p) for p in sets]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda p: everything(system, "work", p), sets)) == serial
+
+
+def test_a_failing_thread_does_not_disturb_the_others(built: Any, models: Any) -> None:
+    system = breaks_down(native=True)
+    good = dh.simulate(system, (0, 0.5), **TIGHT)["y"].tobytes()
+
+    def work(i: int) -> Any:
+        try:
+            return dh.simulate(system, (0, 0.5 if i % 2 else 1.0), **TIGHT)["y"].tobytes()
+        except dh.IntegrationError as error:
+            return error.trajectory is not None
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(40))) == [True, good] * 20
+
+
+def resident() -> int:
+    """Resident memory in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_memory_is_flat(built: Any, models: Any) -> None:
+    """2,000 solves and 500 gradients; benchmarks/memory.py does ten times that."""
+    ball, circuit = built(models.ball), built(models.circuit)
+
+    def work(solves: int, gradients: int) -> None:
+        for i in range(solves):
+            dh.simulate(ball if i % 2 else circuit, (0, 1))
+        for i in range(gradients):
+            system, functional = (ball, "height") if i % 2 else (circuit, "work")
+            if i % 4 < 2:
+                dh.adjoint_gradient(system, (0, 1), functional)
+            else:
+                dh.forward_sensitivity(system, (0, 1))
+
+    work(400, 100)
+    gc.collect()
+    before = resident()
+    work(2000, 500)
+    gc.collect()
+    assert resident() - before < 2e6
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+def test_memory_is_flat_over_failures_and_builds(models: Any) -> None:
+    system = breaks_down(native=True)
+
+    def work(count: int) -> None:
+        for _ in range(count):
+            with pytest.raises(dh.IntegrationError):
+                dh.simulate(system, (0, 1))
+            with pytest.raises(dh.IntegrationError):
+                dh.adjoint_gradient(system, (0, 1))
+
+    work(100)
+    gc.collect()
+    before = resident()
+    work(300)
+    gc.collect()
+    assert resident() - before < 4e6
+
+
+def test_systems_are_released(models: Any) -> None:
+    import weakref
+
+    system = models.decay().build(native=False)
+    dh.adjoint_gradient(system, (0, 1), "area")
+    gone = weakref.ref(system)
+    del system
+    gc.collect()
+    assert gone() is None
