@@ -44,19 +44,25 @@ class Sweep:
     # -- tolerances -------------------------------------------------------------------------------------
 
     def _cost_sizes(self) -> Array:
-        """Size of each cost: its value, or what its terminal value is summed from."""
+        """How much of each cost the states make up, to first order: the scale of x . dG/dx."""
         t, mode, x, m = self.trajectory.final
-        values, by_u = self.system.modes[mode].kernels["terminal"](t, x, m, self.trajectory.parameters)
-        u = np.concatenate((x, m, self.trajectory.parameters, [t]))
+        chosen, p = list(self.components), self.trajectory.parameters
+        by_u = self.system.modes[mode].kernels["terminal"](t, x, m, p)[1]
         if not np.all(np.isfinite(by_u)):
-            raise NonFiniteError("The derivative of a terminal value is not finite.", time=t)
-        size = np.maximum(np.abs(values + self.trajectory.integrals), np.abs(by_u) @ np.abs(u))
-        return np.asarray(np.where(size > 0, size, 1.0)[list(self.components)])
+            raise NonFiniteError("The gradient is not finite: a terminal value is not differentiable.", time=t)
+        size = np.abs(by_u[:, : x.size + m.size]) @ np.abs(np.concatenate((x, m)))
+        duration, largest = self.trajectory.t_span[1] - self.trajectory.t_span[0], np.zeros_like(size)
+        for segment in self.trajectory.segments:
+            g_x = segment.mode.kernels["adjoint_point"](segment.t_end, segment.x_end, segment.memory, p)[1]
+            largest = np.maximum(largest, np.abs(g_x) @ np.abs(segment.x_end))
+        size = (size + duration * largest)[chosen]
+        return np.asarray(np.where(np.isfinite(size) & (size > 0), size, 1.0))
 
     def _absolute(self, mode: ModeSystem) -> tuple[Array, Array]:
         """Absolute tolerances of the adjoints and of the integrals in a mode.
 
-        The states' ratio of absolute tolerance to size is applied to dG/dx ~ G/x, dG/dp ~ G/p and dG/dm ~ G/m.
+        The states' ratio of absolute tolerance to size is applied to dG/dx ~ s/x, dG/dp ~ s/p and dG/dm ~ s/m,
+        with s the cost's size of `_cost_sizes`.
         """
         if mode.index not in self._tolerances:
             n, p = mode.equations.n, np.abs(self.trajectory.parameters[list(self.wrt)])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError
-from dae_hybrid.events import Firing, Instant
+from dae_hybrid.events import Entry, Firing, Instant
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.options import Options
 from dae_hybrid.system import HybridSystem, ModeSystem
@@ -93,9 +94,9 @@ class Automaton:
             if self.t >= end:
                 return
             t_stop = min(end, due)
-            crossing, pending = self._segment(t_stop, due, entry.zero_band)
+            crossing, pending = self._segment(t_stop, due, entry)
             while crossing is None and self.t < t_stop:  # the integrator paused; nothing has happened
-                crossing, pending = self._segment(t_stop, due, pending)
+                crossing, pending = self._segment(t_stop, due, replace(entry, zero_band=pending))
             entering = False
             armed = frozenset(i for i, band in zip(self.mode.guarded, pending.tolist(), strict=True) if not band)
             if crossing is not None:
@@ -105,7 +106,7 @@ class Automaton:
                     return
                 entering, armed = True, armed if self.mode is source else NONE
 
-    def _segment(self, t_stop: float, due: float, zero_band: Array) -> tuple[tuple[int, float, float] | None, Array]:
+    def _segment(self, t_stop: float, due: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Array]:
         """Integrate to the next event or stop; which guard crossed, if any, and which never left zero."""
         mode, at, t_eval = self.mode, self.at, None
         record: Record = "steps"
@@ -116,11 +117,11 @@ class Automaton:
             last = np.searchsorted(self.t_eval, t_stop, side="right")
             t_eval = np.ascontiguousarray(self.t_eval[first:last])
             record = "steps" if t_eval.size else "nothing"
-        task = self._task(t_stop, zero_band, record, t_eval, closed=t_stop >= self.span[1] and due > t_stop)
+        task = self._task(t_stop, entry, record, t_eval, closed=t_stop >= self.span[1] and due > t_stop)
         try:
             outcome = self.session.integrate(task)
         except DaeHybridError as error:
-            self._keep_partial(task, getattr(error, "rows", None))
+            self._keep_partial(task, error.rows)
             error.mode = error.mode or mode.name
             raise
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
@@ -134,13 +135,13 @@ class Automaton:
         return outcome.crossing, outcome.zero_band
 
     def _task(
-        self, t_stop: float, zero_band: Array, record: Record, t_eval: Array | None, *, closed: bool
+        self, t_stop: float, entry: Entry, record: Record, t_eval: Array | None, *, closed: bool
     ) -> SegmentTask:
         mode, at = self.mode, self.at
         n = mode.equations.n
         more = {} if self.companion is None else self.companion.extend(mode, self.t, at.x, at.m)
         return SegmentTask(
-            mode.equations, self.t, t_stop, at.x[:n], at.xdot[:n], at.m, self.integrals, zero_band,
+            mode.equations, self.t, t_stop, at.x[:n], at.xdot[:n], at.m, self.integrals, entry.zero_band, entry.departure,
             record, t_eval, closed, **more,
         )  # fmt: skip
 
@@ -181,7 +182,8 @@ class Automaton:
         """An output time at the very end, where a transition fired: the value after it."""
         if self.t_eval is None or self.outputs >= self.t_eval.size or self.t_eval[self.outputs] != self.t:
             return
-        task = self._task(self.t, np.zeros(len(self.mode.guarded)), "steps", None, closed=True)
+        none = np.zeros(len(self.mode.guarded))
+        task = self._task(self.t, Entry(None, none, none), "steps", None, closed=True)
         outcome = self.session.integrate(task)
         kept = {} if self.companion is None else self.companion.advance(outcome)
         kept = {name: rows[:1] if name == "sensitivity_rows" else rows for name, rows in kept.items()}
@@ -270,7 +272,7 @@ class _Redo:
         task = self.task
         again = SegmentTask(
             task.equations, task.t0, self.t_end, task.x0, task.xdot0, task.memory, task.integrals,
-            np.full_like(task.zero_band, np.inf), "dense", method=self.method,
+            np.full_like(task.zero_band, np.inf), np.zeros_like(task.departure), "dense", method=self.method,
         )  # fmt: skip
         session = self.reopen()
         try:

@@ -51,6 +51,7 @@ class DaeHybridError(Exception):
         self.variables = tuple(variables)
         self.remedy = remedy
         self.trajectory: Trajectory | None = None
+        self.rows: Any = None  # outputs of the segment that failed, from the adapter to the automaton
 
     def __str__(self) -> str:
         places = [
@@ -88,9 +89,7 @@ class AdapterError(DaeHybridError, ImportError):
 
 
 class IntegrationError(DaeHybridError, RuntimeError):
-    """The integrator could not go on; `trajectory` holds what it had, `rows` the outputs of the last segment."""
-
-    rows: Any = None
+    """The integrator could not go on; `trajectory` holds what it had."""
 
 
 class NonFiniteError(IntegrationError):

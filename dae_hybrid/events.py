@@ -43,10 +43,11 @@ class Firing:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What fires at once, and the zero band of each guard."""
+    """What fires at once, and for each guard its zero band and the sign it leaves zero with (0 where unknown)."""
 
     fires: Firing | None
     zero_band: Array
+    departure: Array
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Instant:
         `entering` says whether the mode has just been entered (or the run has just started); otherwise a
         segment has just ended, and `armed` are the transitions whose guards could cross in it.
         """
-        zero_band = [0.0] * len(mode.guarded)
+        zero_band, departure = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
         elapsed = self.elapsed(t)
         fires: Firing | None = None
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
@@ -92,6 +93,7 @@ class Instant:
             if abs(h) <= band:
                 zero_band[i] = band
                 moving = abs(rate) * elapsed > band
+                departure[i] = math.copysign(moving, rate)
                 towards = transition.direction * rate > 0 or (transition.direction == 0 and index in armed)
                 fire = moving and towards and index not in self.spent and (entering or index in armed)
             elif entering and transition.direction * h > 0:
@@ -99,7 +101,7 @@ class Instant:
             self.sizes[index] = max(self.sizes.get(index, 0.0), abs(h))
             if fire and fires is None:
                 fires = Firing(transition, h, rate, follows=passed)
-        return Entry(fires, np.array(zero_band))
+        return Entry(fires, np.array(zero_band), np.array(departure))
 
     def rate_scale(self, transition: TransitionMap, t: float) -> float:
         """How fast the guard would move if it went through its range in the time of the run."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import casadi as ca
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
 from dae_hybrid.errors import ConsistencyError, FormulationError
 from dae_hybrid.integrator import Array
@@ -106,7 +107,8 @@ def solve_algebraic(
             break
         if not np.all(np.isfinite(step)):
             break
-        if np.all(np.abs(step) <= 4 * EPS * np.abs(z)) or np.all(np.abs(residual) <= EPS * size):
+        small = np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size)
+        if np.all(np.abs(residual) <= EPS * size) or (small and np.all(np.abs(step) <= 4 * EPS * np.abs(z))):
             return z + step
         damping, norm = 1.0, float(np.linalg.norm(residual))
         while True:
@@ -145,16 +147,27 @@ def _inconsistent(residual: Array, mode: str, variables: Sequence[str], time: fl
     )
 
 
-def null_space(matrix: Array, size: Array) -> Array:
-    """Rows spanning the null space of `matrix`, where `size` bounds the terms it was summed from.
+def closed_by_continuity(matrix: Array, size: Array) -> Array:
+    """Which algebraic variables an arrival leaves to continuity, as rows of the identity.
 
-    Raises `np.linalg.LinAlgError` when the rank cannot be decided.
+    `matrix` is dk+/dz+ with the memory following z+, `size` bounds the terms it was summed from. An equation
+    whose row cancels (SR's z* = z+ can do that) is satisfied by every z+; the variable that it determines
+    between transitions is then continuous. Raises `np.linalg.LinAlgError` where the equations that are left
+    do not determine the other variables, or where it cannot be decided whether a row cancels.
     """
-    if not matrix.size:
-        return np.zeros((0, 0))
-    scale = np.maximum(size.max(axis=1, initial=0.0), np.finfo(float).tiny)
-    _, singular, rows = np.linalg.svd(matrix / scale[:, None])
-    zero = singular <= RANK_TOLERANCE
-    if np.any(~zero & (singular < DOUBTFUL_TOLERANCE)):
-        raise np.linalg.LinAlgError(f"singular values {singular} leave the rank undecided")
-    return np.asarray(rows[zero], dtype=float)
+    n = len(matrix)
+    scale = size.max(axis=1, initial=0.0)
+    relative = np.abs(matrix).max(axis=1, initial=0.0) / np.maximum(scale, np.finfo(float).tiny)
+    cancels = (relative <= RANK_TOLERANCE) & (scale > 0)
+    if np.any(~cancels & (relative < DOUBTFUL_TOLERANCE)):
+        raise np.linalg.LinAlgError(f"rows of relative size {relative} leave it undecided")
+    rows = np.flatnonzero(cancels)
+    own = size[rows] / scale[rows, None]
+    _, columns = linear_sum_assignment(-own)
+    if np.any(own[np.arange(rows.size), columns] <= RANK_TOLERANCE):
+        raise np.linalg.LinAlgError("an equation that cancels contains no variable of its own")
+    rest = np.delete(matrix[~cancels] / scale[~cancels, None], columns, axis=1)
+    singular = np.linalg.svd(rest, compute_uv=False)
+    if singular.size and singular[-1] <= RANK_TOLERANCE * singular[0]:
+        raise np.linalg.LinAlgError("the other equations are singular")
+    return np.eye(n)[columns]

@@ -28,7 +28,7 @@ import numpy as np
 
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
-from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, null_space, solve_algebraic
+from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
 from dae_hybrid.integrator import Array
 
 #: a drift within this many roundings of its terms is none
@@ -214,9 +214,8 @@ class TransitionMap:
             return np.concatenate((k, free @ offset)), np.vstack((k_z, free)), np.concatenate((k_size, sizes))
 
         try:
-            _, k_z, k_z_size, _ = equations(z)
-            free = null_space(k_z, k_z_size) if np.all(np.isfinite(k_z)) else np.zeros((0, z.size))
-        except np.linalg.LinAlgError:
+            free = closed_by_continuity(*equations(z)[1:3])
+        except (np.linalg.LinAlgError, ValueError):  # let Newton's method say what is wrong
             free = np.zeros((0, z.size))
         try:
             return solve_algebraic(system, z, mode=target.name, variables=target.algebraic.labels(), time=t)
@@ -280,7 +279,7 @@ class TransitionMap:
             right[:, columns - p.size - 1 :] += k_u[:, ny + nz + nm :]
             _, _, k_z, k_z_size, _ = self.kernels["after"](t, x, m, after, p)
             try:
-                free = null_space(k_z, k_z_size)
+                free = closed_by_continuity(k_z, k_z_size)
                 if len(free) == nz:  # every z satisfies the equations: continuity alone decides
                     return np.vstack((dy, dm + m_x[:, ny:] @ (z_u @ by_w)))
                 matrix, right = np.vstack((k_z, free)), np.vstack((-right, free @ (z_u @ by_w)))

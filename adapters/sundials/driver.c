@@ -67,11 +67,12 @@ typedef struct {
   sparse f_x, f_p, f_m;                      /* filled together by `linearised` */
   sparse g_x, g_p, g_m;                      /* transposed: one column per integrand */
   double *zero_band;                         /* per guard: |guard| at most this counts as zero until it has left */
+  const double *departure;                   /* sign with which it has to leave zero, 0 where unknown */
   double *point;                             /* n doubles: argument of the cached linearisation */
   double *parameter_gradient;                /* n_parameters doubles of work */
   double point_time;
   integer point_valid;
-  integer flow_calls, jacobian_calls, linearised_calls, guard_calls, not_finite;
+  integer flow_calls, jacobian_calls, linearised_calls, guard_calls, not_finite, returned;
 } context;
 
 typedef struct {
@@ -205,6 +206,7 @@ static int guard_values(context *c, double t, const double *x, const double *xdo
     if (c->zero_band[i] == 0) continue;
     /* exact zeros stay inactive in SUNDIALS' root finding until they have become something else */
     if (fabs(out[i]) <= c->zero_band[i]) out[i] = 0;
+    else if (out[i] * c->departure[i] < 0) { c->returned = i + 1; return FATAL; } /* and back within one step */
     else c->zero_band[i] = 0;
   }
   return 0;

@@ -50,9 +50,9 @@ class Context(Structure):
                                        "n_parameters", "n_guards", "n_directions", "n_wrt")),
         *((name, c_void_p) for name in ("parameters", "memory", "parameter_directions", "memory_directions", "wrt")),
         *((name, Sparse) for name in ("state_jacobian", "integrand_jacobian", *BLOCKS)),
-        *((name, c_void_p) for name in ("zero_band", "point", "parameter_gradient")),
+        *((name, c_void_p) for name in ("zero_band", "departure", "point", "parameter_gradient")),
         ("point_time", c_double),
-        *((name, c_int64) for name in ("point_valid", *COUNTERS)),
+        *((name, c_int64) for name in ("point_valid", *COUNTERS, "returned")),
     ]  # fmt: skip
 
 
@@ -134,7 +134,7 @@ class Model:
         self.parameters, self.memory = np.zeros(e.n_parameters), np.zeros(e.n_memory)
         self.parameter_directions = np.zeros((n_directions, e.n_parameters))
         self.memory_directions = np.zeros((n_directions, e.n_memory))
-        self.zero_band = np.zeros(e.n_guards)
+        self.zero_band, self.departure = np.zeros(e.n_guards), np.zeros(e.n_guards)
         self.wrt = np.array(wrt, dtype=np.int64)
         self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters)]
         self._patterns: list[Any] = []
@@ -150,7 +150,7 @@ class Model:
             parameter_directions=self.parameter_directions.ctypes.data,
             memory_directions=self.memory_directions.ctypes.data, wrt=self.wrt.ctypes.data,
             state_jacobian=self._sparse("jacobian", 0), integrand_jacobian=self._sparse("jacobian", 1), **blocks,
-            zero_band=self.zero_band.ctypes.data, point=self._scratch[0].ctypes.data,
+            zero_band=self.zero_band.ctypes.data, departure=self.departure.ctypes.data, point=self._scratch[0].ctypes.data,
             parameter_gradient=self._scratch[1].ctypes.data,
         )  # fmt: skip
         self.backward_data = [BackwardData(ctypes.addressof(self.context), j) for j in range(e.functionals.size)]
@@ -183,6 +183,11 @@ class Model:
 
     def raise_pending(self) -> None:
         """Compiled callbacks cannot raise."""
+
+    def take_returned(self) -> int | None:
+        """The guard that came back through zero within one step of leaving it, if any; forgets it."""
+        index, self.context.returned = self.context.returned - 1, 0
+        return index if index >= 0 else None
 
     def counters(self) -> dict[str, int]:
         """Calls so far."""

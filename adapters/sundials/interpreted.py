@@ -60,7 +60,8 @@ class Model:
         self.parameters, self.memory = np.zeros(e.n_parameters), np.zeros(e.n_memory)
         self.parameter_directions = np.zeros((n_directions, e.n_parameters))
         self.memory_directions = np.zeros((n_directions, e.n_memory))
-        self.zero_band = np.zeros(e.n_guards)
+        self.zero_band, self.departure = np.zeros(e.n_guards), np.zeros(e.n_guards)
+        self._returned: int | None = None
         self.wrt = list(wrt)
         self.n_directions = n_directions
         self.calls = dict.fromkeys(COUNTERS, 0)
@@ -85,6 +86,11 @@ class Model:
     def counters(self) -> dict[str, int]:
         """Calls so far."""
         return dict(self.calls)
+
+    def take_returned(self) -> int | None:
+        """The guard that came back through zero within one step of leaving it, if any; forgets it."""
+        index, self._returned = self._returned, None
+        return index
 
     def raise_pending(self) -> None:
         """Raise the first exception that a callback left behind."""
@@ -143,6 +149,10 @@ class Model:
             self.calls["not_finite"] += 1
             raise ArithmeticError
         inside = (self.zero_band > 0) & (np.abs(values) <= self.zero_band)
+        back = (self.zero_band > 0) & ~inside & (values * self.departure < 0)
+        if back.any():
+            self._returned = int(np.flatnonzero(back)[0])
+            raise ArithmeticError
         self.zero_band[~inside] = 0.0
         values[inside] = 0.0
         return values

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.errors import UnsupportedError
+from dae_hybrid.errors import UnsupportedError, ZenoError
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Equations, SegmentTask
 from dae_hybrid.options import Options
 
@@ -63,6 +63,16 @@ class _Solver:
     def fail(self, flag: int, time: float) -> None:
         """Raise what a return code means, or the exception a callback left behind."""
         self.model.raise_pending()
+        returned = self.model.take_returned()
+        if returned is not None:
+            raise ZenoError(
+                f"Guard {returned} of the mode left zero and came back through it within one step: events follow "
+                "faster than the steps.",
+                mode=self.equations.name,
+                time=time,
+                remedy="Set max_step, or tolerances that resolve the motion between the events; if the events "
+                "accumulate, model what happens at rest as a mode of its own.",
+            )
         name = self.name("GetReturnFlagName")(flag)
         raise integration_error(
             flag,
@@ -188,7 +198,7 @@ class Forward(_Solver):
         """Start the segment of a task."""
         n, width = task.equations.n, 1 + task.equations.n
         self.model.memory[:] = task.memory
-        self.model.zero_band[:] = task.zero_band
+        self.model.zero_band[:], self.model.departure[:] = task.zero_band, task.departure
         self.x_data[:n], self.x_data[n:] = task.x0, task.integrals[: self.size - n]
         if self.xdot_data is not None:
             self.xdot_data[:n], self.xdot_data[n:] = task.xdot0, 0.0

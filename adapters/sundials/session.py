@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.errors import IntegrationError, NonFiniteError, StepLimitError, StepSizeError
+from dae_hybrid.errors import DaeHybridError, NonFiniteError, StepLimitError, StepSizeError
 from dae_hybrid.integrator import (
     Array,
     BackwardOutcome,
@@ -33,6 +33,8 @@ DECAYS = 500.0
 LOOK = 500
 #: and changes to BDF where the step has come this close to the fastest decay time: stability holds it down
 STABILITY = 0.25
+#: steps below this share of the segment get nowhere
+STARVED = 1e-12
 #: intervals up to this many roundings long are not integrated
 SHORTEST = 8
 EPS = float(np.finfo(float).eps)
@@ -187,8 +189,15 @@ class SundialsSession:
             status = stepper.advance(min(LOOK if watch else BUDGET, left - stepper.steps))
             if status != driver.PAUSED:
                 return int(status)
+            n, step = task.equations.n, (stepper.t - before) / (stepper.steps - taken)
+            if step < STARVED * max(abs(stepper.t), task.t_stop - task.t0):
+                raise StepSizeError(
+                    f"The step size fell to {step:.3g}.",
+                    mode=task.equations.name,
+                    time=stepper.t,
+                    remedy="Look for a solution that blows up, or a discontinuity that is not a transition.",
+                )
             if watch:
-                n, step = task.equations.n, (stepper.t - before) / (stepper.steps - taken)
                 rate = decay_rate(task.equations, stepper.t, memory.x_data[:n], task.memory, self._parameters)
                 if rate * step > STABILITY:
                     self._auto[id(task.equations)] = "bdf"
@@ -201,7 +210,11 @@ class SundialsSession:
         if is_short(task.t0, task.t_stop):
             return _standing_still(task, memory.method)
         memory.begin(task)
-        status = self._advance(memory, task)
+        try:
+            status = self._advance(memory, task)
+        except StepSizeError as error:
+            error.rows = stepper.rows()
+            raise
         if status == driver.PAUSED and stepper.steps + self._counts["steps"] < self._options.max_steps:
             status = stepper.stop()
         steps, (failed_tests, failed_newton) = stepper.steps, stepper.failures
@@ -227,9 +240,9 @@ class SundialsSession:
             integral_sensitivities=_sensitivities(memory, task) if n_directions else None,
         )
 
-    def _failure(self, memory: Forward, status: int) -> IntegrationError:
+    def _failure(self, memory: Forward, status: int) -> DaeHybridError:
         stepper = memory.stepper
-        error: IntegrationError
+        error: DaeHybridError
         if status == driver.PAUSED:
             error = StepLimitError(
                 f"The step limit max_steps={self._options.max_steps} was reached.",
@@ -241,7 +254,7 @@ class SundialsSession:
             try:
                 memory.fail(status, stepper.t)
                 raise AssertionError("fail() raises")
-            except IntegrationError as raised:
+            except DaeHybridError as raised:
                 error = raised
         if not isinstance(error, NonFiniteError) and memory.model.counters()["not_finite"] > memory.not_finite:
             error.message += " On the way the equations gave NaN or infinity."
