@@ -36,6 +36,7 @@ class Sweep:
     clock: Clock
     sizes: Array = field(init=False)
     _tolerances: dict[int, tuple[Array, Array]] = field(init=False, default_factory=dict)
+    _sizes: dict[str, Array] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.system: HybridSystem = self.trajectory.system
@@ -61,23 +62,38 @@ class Sweep:
     def _absolute(self, mode: ModeSystem) -> tuple[Array, Array]:
         """Absolute tolerances of the adjoints and of the integrals in a mode.
 
-        The states' ratio of absolute tolerance to size is applied to dG/dx ~ s/x, dG/dp ~ s/p and dG/dm ~ s/m,
+        The states' ratio of absolute tolerance to size, at most rtol, is applied to dG/dx ~ s/x, dG/dp ~ s/p and dG/dm ~ s/m,
         with s the cost's size of `_cost_sizes`.
         """
         if mode.index not in self._tolerances:
-            n, p = mode.equations.n, np.abs(self.trajectory.parameters[list(self.wrt)])
-            atol = self.options.absolute(mode.equations.variables)
-            segments = [s for s in self.trajectory.segments if s.mode is mode]
-            x = np.max([np.abs(v[:n]) for s in segments for v in (s.x_start, s.x_end, *_extremes(s.states))], axis=0)
-            m = np.max([np.abs(s.memory) for s in segments], axis=0)
-            x = np.maximum(x, atol)
-            floor = atol / x
-            others = np.concatenate((np.where(p > 0, p, 1.0), np.where(m > 0, m, 1.0)))
+            p = np.abs(self.trajectory.parameters[list(self.wrt)])
+            layout, memory = mode.equations.variables, self.system.memory
+            x, m = (
+                np.concatenate([np.zeros(0), *(self._size_of(n) for n in names)])
+                for names in (layout.names, memory.names)
+            )
+            floor = np.minimum(self.options.absolute(layout) / x, self.options.rtol)
+            others = np.concatenate((np.where(p > 0, p, 1.0), m))
             self._tolerances[mode.index] = (
                 np.outer(self.sizes, floor / x),
-                np.outer(self.sizes, floor.min(initial=1.0) / others),
+                np.outer(self.sizes, floor.min(initial=self.options.rtol) / others),
             )
         return self._tolerances[mode.index]
+
+    def _size_of(self, name: str) -> Array:
+        """How large a variable or memory is along the run, or moves; one where it is always zero."""
+        if name not in self._sizes:
+            size = np.zeros(self.trajectory.width(name))
+            for s in self.trajectory.segments:
+                layout = s.mode.equations.variables
+                if name in layout:
+                    part, span = layout[name], s.t_end - s.t_start
+                    values = (s.x_start, s.x_end, span * s.xdot_start, span * s.xdot_end, *_extremes(s.states))
+                    size = np.max([size, *(np.abs(v[part]) for v in values)], axis=0)
+                elif name in self.system.memory:
+                    size = np.maximum(size, np.abs(s.memory[self.system.memory[name]]))
+            self._sizes[name] = np.where(size > 0, size, 1.0)
+        return self._sizes[name]
 
     # -- pieces --------------------------------------------------------------------------------------------
 

@@ -134,9 +134,7 @@ class Automaton:
             self.at = Arrival(x, at.m, xdot, at.guards, at.rates, at.sizes)
         return outcome.crossing, outcome.zero_band
 
-    def _task(
-        self, t_stop: float, entry: Entry, record: Record, t_eval: Array | None, *, closed: bool
-    ) -> SegmentTask:
+    def _task(self, t_stop: float, entry: Entry, record: Record, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at
         n = mode.equations.n
         more = {} if self.companion is None else self.companion.extend(mode, self.t, at.x, at.m)
@@ -150,6 +148,8 @@ class Automaton:
     ) -> None:
         at, n = self.at, task.x0.size
         self.outputs += len(rows)
+        for array in (rows, at.x, x, at.xdot, xdot, task.memory):
+            array.flags.writeable = False
         self.parts.append(
             Segment(
                 self.mode,
@@ -175,7 +175,8 @@ class Automaton:
             return
         t, state = float(rows[-1, 0]), rows[-1, 1 : 1 + task.x0.size]
         x, xdot = self.mode.complete(t, state, np.full_like(state, np.nan), task.memory, self.p)
-        self._record(task, t, x, xdot, rows, self.options.method, {})
+        method = "bdf" if self.options.method == "auto" else self.options.method
+        self._record(task, t, x, xdot, rows, method, {})
         self.t, self.at = t, self.at._replace(x=x, xdot=xdot)
 
     def _last_output(self) -> None:
@@ -207,6 +208,8 @@ class Automaton:
         if transition.target is not None:
             target = self.system.modes[transition.target]
             after = transition.apply(target, t, before.x, before.m, self.p)
+        for array in (after.x, after.xdot, after.m):
+            array.flags.writeable = False
         event = EventRecord(
             time=t,
             index=transition.index,
@@ -236,6 +239,8 @@ class Automaton:
 
     def _trajectory(self, *, complete: bool) -> Trajectory:
         values = self.integrals.copy()
+        for array in (self.integrals, self.p):
+            array.flags.writeable = False
         if complete:
             values = values + self.mode.kernels["terminal"](self.t, self.at.x, self.at.m, self.p)[0]
             if not np.all(np.isfinite(values)):

@@ -174,10 +174,7 @@ class ModeBuilder:
     def _complete(self) -> ca.Function:
         """Newton for the algebraic part and x' at the result; also the last correction."""
         xdot = self._point_function("xdot", lambda s: [self._xdot(s)])
-        newton = self._point_function(
-            "newton",
-            lambda s: [-linear_solve(ca.jacobian(self.algebraic_part(s), s.x)[:, self.ny :], self.algebraic_part(s))],
-        )
+        newton = self._newton()
         t, x, m, p = (ca.MX.sym(n, v) for n, v in zip("txmp", (1, self.lowering.n, self.nm, self.np), strict=True))
         point, step = x, ca.MX.zeros(self.nz)
         for _ in range(NEWTON_STEPS):
@@ -209,6 +206,33 @@ class ModeBuilder:
             xdot = self._point_function("xdot", lambda s: [self._xdot(s)])
             found["explicit"] = Kernel(ca.Function("extend", [s.t, y, s.m, s.p], [x, xdot(s.t, x, s.m, s.p)]))
         return found
+
+    def _solved(self) -> dict[str, ca.Function]:
+        """Algebraic variables at outputs, and their derivatives by (y, m, p); see `ModeSystem`."""
+        n = self.lowering.n if self.explicit is None else self.ny
+        t, state, m, p = (ca.MX.sym(k, v) for k, v in zip(("t", "x", "m", "p"), (1, n, self.nm, self.np), strict=True))
+        if not self.nz:
+            return dict.fromkeys(("solved", "solved_by_u"), ca.Function("solved", [t, state, m, p], [ca.MX(0, 1)]))
+        x = state
+        if self.explicit is not None:
+            x = ca.vertcat(state, self.explicit(t, state, m, p))
+        else:
+            newton = self._newton()
+            for _ in range(NEWTON_STEPS):
+                x = x + ca.vertcat(ca.MX.zeros(self.ny), newton(t, x, m, p))
+        rows = slice(self.ny, self.lowering.n)
+        by_w = self._point_function("by_w", lambda s: [self.chain(s)[rows, : self.ny + self.nm + self.np]])
+        return {
+            "solved": ca.Function("solved", [t, state, m, p], [x[self.ny :, :]]),
+            "solved_by_u": ca.Function("solved_by_u", [t, state, m, p], [by_w(t, x, m, p)]),
+        }
+
+    def _newton(self) -> ca.Function:
+        """One Newton correction of the algebraic variables."""
+        return self._point_function(
+            "newton",
+            lambda s: [-linear_solve(ca.jacobian(self.algebraic_part(s), s.x)[:, self.ny :], self.algebraic_part(s))],
+        )
 
     def entry(self) -> ca.Function:
         """x', guards, their rates and the sizes of their terms at a point."""
@@ -246,6 +270,7 @@ class ModeBuilder:
             guess=np.array(lowering.guess, dtype=float),
             kernels=self.kernels(),
             explicit=self.explicit,
+            **self._solved(),
         )
 
 

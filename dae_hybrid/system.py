@@ -46,6 +46,8 @@ class ModeSystem:
     guess: Array  # start of Newton's method for the algebraic variables
     kernels: Mapping[str, Kernel]
     explicit: ca.Function | None  # z as a function of (t, y, m, p), where the integrator sees y only
+    solved: ca.Function  # z from (t, integrator's state, m, p): explicit, or by Newton's method from the state
+    solved_by_u: ca.Function  # its derivative by (y, m, p)
 
     def complete(self, t: float, state: Array, rate: Array, m: Array, p: Array) -> tuple[Array, Array]:
         """x and x' from the integrator's state."""
@@ -56,36 +58,29 @@ class ModeSystem:
 
     def complete_rows(self, t: Array, states: Array, m: Array, p: Array) -> Array:
         """(n_t, n) values of x from (n_t, .) states of the integrator."""
-        if self.explicit is None:
+        if not self.algebraic.size:
             return states
         if not len(t):
             return np.zeros((0, self.variables.size))
-        z = self.explicit(t[None, :], states.T, np.tile(m[:, None], t.size), np.tile(p[:, None], t.size))
-        return np.hstack((states, np.asarray(z).reshape(self.algebraic.size, t.size).T))
+        constants = (np.tile(v[:, None], t.size) for v in (m, p))
+        z = np.asarray(self.solved(t[None, :], states.T, *constants)).reshape(self.algebraic.size, t.size)
+        return np.hstack((states[:, : self.differential.size], z.T))
 
     def complete_sensitivities(
         self, t: Array, states: Array, rows: Array, m: Array, dm: Array, p: Array, dp: Array
     ) -> Array:
         """(n_t, d, n) derivatives of x from (n_t, d, .) derivatives of the integrator's state."""
-        if self.explicit is None:
+        if not self.algebraic.size:
             return rows
         if not len(t):
             return np.zeros((0, rows.shape[1], self.variables.size))
         nz, ny = self.algebraic.size, self.differential.size
         constants = (np.tile(v[:, None], t.size) for v in (m, p))
-        by_u = np.asarray(self.explicit_by_u(t[None, :], states.T, *constants)).reshape(nz, t.size, -1)
+        rows = rows[:, :, :ny]
+        by_u = np.asarray(self.solved_by_u(t[None, :], states.T, *constants)).reshape(nz, t.size, -1)
         constant = by_u[:, :, ny : ny + m.size] @ dm + by_u[:, :, ny + m.size :] @ dp
         dz = np.einsum("zty,tdy->tdz", by_u[:, :, :ny], rows) + np.moveaxis(constant, 0, 2)
         return np.concatenate((rows, dz), axis=2)
-
-    @cached_property
-    def explicit_by_u(self) -> ca.Function:
-        """Derivative of the eliminated variables by (y, m, p)."""
-        if self.explicit is None:
-            raise AssertionError("no variable is eliminated")
-        symbols = [ca.SX.sym(self.explicit.name_in(i), self.explicit.size1_in(i)) for i in range(4)]
-        by_u = ca.jacobian(self.explicit(*symbols), ca.vertcat(*symbols[1:]))
-        return ca.Function("explicit_by_u", symbols, [ca.densify(by_u)])
 
     @cached_property
     def variables(self) -> Layout:

@@ -155,7 +155,9 @@ class Segment:
     @cached_property
     def values(self) -> Array:
         """x = (y, z) at the output times, shape (n_t, n_x)."""
-        return self.mode.complete_rows(self.t, self.states, self.memory, self.parameters)
+        values = self.mode.complete_rows(self.t, self.states, self.memory, self.parameters)
+        values.flags.writeable = False
+        return values
 
     @cached_property
     def sensitivities(self) -> Array | None:
@@ -221,7 +223,9 @@ class Trajectory:
     @cached_property
     def t(self) -> Array:
         """Output times, shape (n_t,)."""
-        return np.concatenate([s.t for s in self.segments]) if self.segments else np.zeros(0)
+        times = np.concatenate([s.t for s in self.segments]) if self.segments else np.zeros(0)
+        times.flags.writeable = False
+        return times
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -43,6 +43,14 @@ _SIGNATURES = {
 _TYPES: dict[str, Any] = {"t": c_double, "c": c_double, "o": POINTER(c_double), "i": c_int}
 
 
+class _Recoverable(Exception):
+    """The solver may try a smaller step."""
+
+
+class _Fatal(Exception):
+    """The solver has to stop."""
+
+
 class Model:
     """The same face as `driver.Model`, evaluating kernels in Python."""
 
@@ -108,7 +116,7 @@ class Model:
     def _checked(self, *values: Array) -> None:
         if not all(np.all(np.isfinite(v)) for v in values):
             self.calls["not_finite"] += 1
-            raise FloatingPointError
+            raise _Recoverable
 
     def _flow(self, t: float, x: Array, xdot: Array | None) -> Array:
         self.calls["flow_calls"] += 1
@@ -147,12 +155,12 @@ class Model:
         values = self.evaluate("guards", t, x, xdot)[0]
         if not np.all(np.isfinite(values)):
             self.calls["not_finite"] += 1
-            raise ArithmeticError
+            raise _Fatal
         inside = (self.zero_band > 0) & (np.abs(values) <= self.zero_band)
         back = (self.zero_band > 0) & ~inside & (values * self.departure < 0)
         if back.any():
             self._returned = int(np.flatnonzero(back)[0])
-            raise ArithmeticError
+            raise _Fatal
         self.zero_band[~inside] = 0.0
         values[inside] = 0.0
         return values
@@ -174,6 +182,8 @@ class Model:
         e = self.equations
 
         def call(*raw: Any) -> int:
+            if self._pending is not None:  # SUNDIALS may call again before it gives up
+                return FATAL
             try:
                 function(
                     *(
@@ -182,13 +192,12 @@ class Model:
                         if letter not in "_i"
                     )
                 )
-            except FloatingPointError:
+            except _Recoverable:
                 return RECOVERABLE
-            except ArithmeticError:
+            except _Fatal:
                 return FATAL
-            except BaseException as error:
-                if self._pending is None:
-                    self._pending = error
+            except BaseException as error:  # noqa: BLE001 - kept, and raised again by raise_pending
+                self._pending = error
                 return FATAL
             return 0
 

@@ -18,7 +18,7 @@ VERSION = 7
 BDF, ADAMS = 2, 1
 NORMAL, ONE_STEP = 1, 2
 SIMULTANEOUS, STAGGERED = 1, 2
-HERMITE, POLYNOMIAL = 1, 2
+HERMITE = 1
 
 # one letter per argument: p pointer, d double, i int, l long, n sunindextype, s string; the first is the result
 _PROTOTYPES = {

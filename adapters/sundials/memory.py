@@ -16,9 +16,10 @@ from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Equation
 from dae_hybrid.options import Options
 
 from .flags import integration_error
-from .library import ADAMS, BDF, HERMITE, NORMAL, POLYNOMIAL, SIMULTANEOUS, STAGGERED, Objects
+from .library import ADAMS, BDF, HERMITE, NORMAL, SIMULTANEOUS, STAGGERED, Objects
 
 MAX_ORDER = {"bdf": 5, "adams": 12}
+FORWARD_PASS_ORDER = 5
 
 
 class _Solver:
@@ -256,9 +257,7 @@ class Adjoint(_Solver):
             objects.fixed_point(v) if self.method == "adams" else objects.dense_solver(v, e.n) for v in self.b
         ]
         self.create(guarded=False)
-        # Adams takes steps too long for cubic interpolation: dG/dp would not follow the tolerance (measured)
-        interpolation = POLYNOMIAL if method == "adams" else HERMITE
-        self.call("AdjInit", options.checkpoint_steps, interpolation)
+        self.call("AdjInit", options.checkpoint_steps, HERMITE)
         self.which: list[int] = []  # made after the first forward pass, whose interval they must start in
 
     def _backward_problem(self, j: int, t1: float) -> int:
@@ -290,6 +289,9 @@ class Adjoint(_Solver):
         """Apply options and parameters of a run."""
         self.configure(options, parameters)
         self.options = options
+        # Higher orders take steps too long for the cubic interpolation of the forward pass, and the gradient does not
+        # follow the tolerance; SUNDIALS' polynomial interpolation fails now and then (both measured on SR 5.2).
+        self.call("SetMaxOrd", min(FORWARD_PASS_ORDER, options.max_order or FORWARD_PASS_ORDER))
 
     def solve(self, task: BackwardTask) -> BackwardOutcome:
         """Integrate the segment forwards with checkpoints, then its adjoints backwards."""

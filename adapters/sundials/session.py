@@ -191,18 +191,25 @@ class SundialsSession:
                 return int(status)
             n, step = task.equations.n, (stepper.t - before) / (stepper.steps - taken)
             if step < STARVED * max(abs(stepper.t), task.t_stop - task.t0):
-                raise StepSizeError(
-                    f"The step size fell to {step:.3g}.",
-                    mode=task.equations.name,
-                    time=stepper.t,
-                    remedy="Look for a solution that blows up, or a discontinuity that is not a transition.",
-                )
+                raise self._starved(memory, task, step)
             if watch:
                 rate = decay_rate(task.equations, stepper.t, memory.x_data[:n], task.memory, self._parameters)
                 if rate * step > STABILITY:
                     self._auto[id(task.equations)] = "bdf"
                     return driver.PAUSED
         return driver.PAUSED
+
+    def _starved(self, memory: Forward, task: SegmentTask, step: float) -> DaeHybridError:
+        place: dict[str, Any] = {"mode": task.equations.name, "time": memory.stepper.t}
+        if memory.model.counters()["not_finite"] > memory.not_finite:
+            return NonFiniteError(
+                "The equations give NaN or infinity and smaller steps do not avoid it.", **place,
+                remedy="Check the mode's equations and integrands near this point.",
+            )  # fmt: skip
+        return StepSizeError(
+            f"The step size fell to {step:.3g}.", **place,
+            remedy="Look for a solution that blows up, or a discontinuity that is not a transition.",
+        )  # fmt: skip
 
     def _run(self, memory: Forward, task: SegmentTask, n_directions: int) -> SegmentOutcome:
         e, stepper = task.equations, memory.stepper
@@ -212,7 +219,7 @@ class SundialsSession:
         memory.begin(task)
         try:
             status = self._advance(memory, task)
-        except StepSizeError as error:
+        except (StepSizeError, NonFiniteError) as error:
             error.rows = stepper.rows()
             raise
         if status == driver.PAUSED and stepper.steps + self._counts["steps"] < self._options.max_steps:
