@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from dae_hybrid import adjoint as adjoint_analysis
 from dae_hybrid.algorithm1 import serban_recuero
 from dae_hybrid.automaton import Automaton, scalar
-from dae_hybrid.errors import OptionError, ParameterError
+from dae_hybrid.errors import OptionError, ParameterError, UnsupportedError
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, Session, find_integrator
 from dae_hybrid.options import Method, Options, SensitivityMethod, check_time_span, check_times
@@ -58,6 +58,13 @@ class _Setup:
         self.options = Options.of(options)
         self._check_tolerance_names()
         self.integrator: Integrator = find_integrator(adapter)
+        for mode in system.modes if self.options.method == "adams" else ():
+            if mode.equations.implicit:
+                raise UnsupportedError(
+                    "method='adams' needs modes without algebraic variables.",
+                    mode=mode.name,
+                    remedy="Use method='bdf' or 'auto' (the default).",
+                )
 
     def _check_tolerance_names(self) -> None:
         if not isinstance(self.options.atol, Mapping):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -256,14 +257,15 @@ class Automaton:
                 raise error
         functionals = {name: scalar(values[self.system.functionals[name]]) for name in self.system.functionals.names}
         return Trajectory(
-            self.system, self.span, self.p, tuple(self.parts), self.integrals, functionals if complete else {},
-            self.session.statistics(), self.instant.diagnostics(),
+            self.system, self.span, self.p, tuple(self.parts), self.integrals,
+            MappingProxyType(functionals if complete else {}), MappingProxyType(self.session.statistics()), self.instant.diagnostics(),
             (self.t, self.mode.index, self.at.x, self.at.m), complete,
         )  # fmt: skip
 
 
 def scalar(values: Array) -> Any:
     """A float for one entry, the array otherwise."""
+    values.flags.writeable = False
     return float(values[0]) if values.size == 1 else values
 
 
@@ -282,6 +284,10 @@ class _Redo:
         session = self.reopen()
         try:
             rows = session.integrate(again).rows
+        except DaeHybridError as error:  # the last segment of a failed run: as far as it goes
+            if error.rows is None:
+                raise
+            rows = error.rows
         finally:
             session.close()
         if not len(rows):  # nothing but rounding

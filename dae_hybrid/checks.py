@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid.api import RunOptions, _the_functional, adjoint_gradient, forward_sensitivity, simulate
-from dae_hybrid.errors import AssumptionError
+from dae_hybrid.errors import AssumptionError, OptionError
 from dae_hybrid.integrator import Array
 from dae_hybrid.system import HybridSystem
 
@@ -97,6 +97,11 @@ def check_gradient(
     >>> check.difference("forward", "adjoint") < 1e-7
     True
     """
+    if not isinstance(system, HybridSystem):
+        raise OptionError(
+            f"The first argument must be a built HybridSystem, got {type(system).__name__}.",
+            remedy="Call build() on the model first.",
+        )
     name = _the_functional(system, functional)
     common: dict[str, Any] = {"adapter": adapter, **options}
     indices = system.parameter_indices(wrt)

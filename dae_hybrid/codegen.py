@@ -217,6 +217,8 @@ def _compile(command: Sequence[str], source: str, entry: Path) -> str | None:
             )
             if done.returncode != 0:
                 return f"'{' '.join(command)}' returned {done.returncode}: {done.stderr.strip()[:500]}"
+            if not built.is_file():
+                return f"'{' '.join(command)}' wrote no library"
             mark = Path(scratch) / "model.sha256"
             mark.write_bytes(_seal(built.read_bytes()))
             built.replace(entry)

@@ -163,14 +163,12 @@ class UserError(Exception):
 
 @pytest.mark.parametrize("error", [UserError("mine"), KeyboardInterrupt(), ZeroDivisionError("mine"), FloatingPointError("mine")], ids=repr)
 @pytest.mark.parametrize("name", ["ball", "circuit"], ids=["ODE", "DAE"])
-@pytest.mark.parametrize("function", ["flow", "jacobian", "guards", "quadrature", "linearised", "complete", "rates"])
+@pytest.mark.parametrize("function", ["flow", "jacobian", "guards", "linearised", "complete", "rates"])
 def test_exceptions_in_callbacks_reach_the_caller_unchanged(
     function: str, name: str, error: BaseException, monkeypatch: Any, built: Any, models: Any
 ) -> None:
     system = built(getattr(models, name), native=False)
     functional = {"ball": "height", "circuit": "work"}[name]
-    if function == "quadrature" and name == "ball":
-        pytest.skip("no integrand")
     analyses = [lambda: dh.simulate(system, (0, 1))]
     if function == "linearised":
         analyses = [
@@ -200,8 +198,9 @@ def test_exceptions_in_callbacks_reach_the_caller_unchanged(
         monkeypatch.setattr(interpreted.Model, "evaluate", evaluate)
         assert fired or calls < 3
         after = analysis()
-        one, other = (getattr(r, "gradient", None) or r.functionals if not hasattr(r, "value") else r.gradient for r in (before, after))
-        np.testing.assert_equal(np.asarray(one, dtype=object), np.asarray(other, dtype=object))
+        one, other = (r.functionals if hasattr(r, "functionals") else {functional: r.gradient} for r in (before, after))
+        for key in one:
+            np.testing.assert_array_equal(one[key], other[key])
 
 
 def test_an_exception_in_a_callback_is_not_swallowed(monkeypatch: Any, built: Any, models: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dae_hybrid as dh
-from dae_hybrid.formulation import null_space, solve_algebraic
+from dae_hybrid.formulation import closed_by_continuity, solve_algebraic
 from dae_hybrid.transition import TransitionLinearisation, chain
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)
@@ -38,7 +39,8 @@ def test_backward_is_the_transpose_of_forward(map_: TransitionLinearisation, d: 
     (m, n), p, k = map_.R_w.shape, map_.h_p.size, map_.integrand_minus.size
     before, directions, after = rng.normal(size=(n, d)), rng.normal(size=(p, d)), rng.normal(size=(k, m))
     tau, jumped, cost = map_.forward(before, directions)
-    back, share = map_.backward(after, np.zeros(k))
+    back, share, earlier = map_.backward(after, np.zeros(k))
+    np.testing.assert_array_equal(earlier, 0)
     assert tau.shape == (d,)
     assert jumped.shape == (m, d)
     assert cost.shape == (k, d)
@@ -57,8 +59,8 @@ def test_a_cost_that_reads_the_event_time(map_: TransitionLinearisation, seed: i
     before, directions, clock = rng.normal(size=(n, 2)), rng.normal(size=(p, 2)), rng.normal(size=k)
     tau, _, _ = map_.forward(before, directions)
     zero = np.zeros((k, m))
-    with_clock, share = map_.backward(zero, clock)
-    without, share_without = map_.backward(zero, np.zeros(k))
+    with_clock, share, _ = map_.backward(zero, clock)
+    without, share_without, _ = map_.backward(zero, np.zeros(k))
     difference = (with_clock - without) @ before + (share - share_without) @ directions
     np.testing.assert_allclose(difference, np.outer(clock, tau), rtol=1e-9, atol=1e-9)
 
@@ -76,10 +78,36 @@ def test_a_transition_that_does_nothing(map_: TransitionLinearisation) -> None:
     tau, after, cost = nothing.forward(before, directions)
     np.testing.assert_allclose(after, before, atol=1e-13 * (1 + np.abs(tau).max()))
     np.testing.assert_array_equal(cost, 0)
-    back, share = nothing.backward(np.eye(n)[: map_.integrand_minus.size], np.zeros(min(n, map_.integrand_minus.size)))\
-        if map_.integrand_minus.size <= n else (np.eye(n), np.zeros((n, p)))
-    np.testing.assert_allclose(back, np.eye(n)[: len(back)], atol=1e-12)
+    back, share, _ = nothing.backward(np.tile(np.eye(n)[0], (map_.integrand_minus.size, 1)), 0 * map_.integrand_minus)
+    np.testing.assert_allclose(back, np.tile(np.eye(n)[0], (map_.integrand_minus.size, 1)), atol=1e-12)
     np.testing.assert_allclose(share, 0, atol=1e-12)
+
+
+@QUICK
+@given(linearisations(), linearisations(), st.integers(0, 2**32 - 1))
+def test_an_event_that_follows_another_has_its_time(
+    first: TransitionLinearisation, second: TransitionLinearisation, seed: int
+) -> None:
+    """Two maps of one instant, the second at the time of the first: the pair is dual as well."""
+    rng = np.random.default_rng(seed)
+    (m, n), p, k, last = first.R_w.shape, first.h_p.size, first.integrand_minus.size, second.R_w.shape[0]
+    second = dataclasses.replace(
+        second, h_w=np.zeros(m), h_p=np.zeros(p), R_w=rng.normal(size=(last, m)), R_p=rng.normal(size=(last, p)),
+        flow_minus=rng.normal(size=m), integrand_minus=rng.normal(size=k), integrand_plus=rng.normal(size=k),
+        follows=True, rate=np.nan,
+    )  # fmt: skip
+    before, directions, after = rng.normal(size=(n, 2)), rng.normal(size=(p, 2)), rng.normal(size=(k, last))
+    tau, between, cost = first.forward(before, directions)
+    same, end, more = second.forward(between, directions, tau)
+    np.testing.assert_array_equal(same, tau)
+    back, share, clock = second.backward(after, np.zeros(k))
+    back, further, none = first.backward(back, clock)
+    np.testing.assert_array_equal(none, 0)
+    np.testing.assert_allclose(
+        after @ end + cost + more, back @ before + (share + further) @ directions, rtol=1e-8, atol=1e-8 / abs(first.rate)
+    )
+    tau, _, _ = second.forward(between, directions)
+    np.testing.assert_array_equal(tau, 0)  # nothing before it: the start of the run
 
 
 def test_components_can_be_selected() -> None:
@@ -104,7 +132,7 @@ def test_a_jump_by_hand() -> None:
     )  # fmt: skip
     _, after, _ = map_.forward(np.eye(2), np.zeros((2, 2)))
     np.testing.assert_allclose(after, [[-e, 0], [-(1 + e) * g / v, -e]])
-    back, _ = map_.backward(np.array([[0.0, 1.0]]), np.zeros(1))
+    back, _, _ = map_.backward(np.array([[0.0, 1.0]]), np.zeros(1))
     np.testing.assert_allclose(back, after[1:])
 
 
@@ -128,7 +156,7 @@ def perturbed_maps(system: dh.HybridSystem, span: Any, index: int) -> tuple[Any,
 
         if z.size:
             z = solve_algebraic(residual, z, mode="", variables=(), time=t)
-        x, memory = map_.apply(target, t, np.concatenate((y, z)), m, q)
+        x, memory, *_ = map_.apply(target, t, np.concatenate((y, z)), m, q)
         return np.concatenate((x[: target.differential.size], memory))
 
     w0 = np.concatenate((event.state_minus, event.memory_minus))
@@ -191,24 +219,29 @@ def test_chain_is_the_implicit_function_theorem(with_memory: dh.HybridSystem) ->
 
 @QUICK
 @given(st.integers(1, 5), st.integers(0, 5), st.integers(0, 2**32 - 1), st.floats(1e-8, 1e8))
-def test_null_space(n: int, rank: int, seed: int, scale: float) -> None:
-    rank = min(rank, n)
+def test_what_continuity_closes(n: int, cancelled: int, seed: int, scale: float) -> None:
+    """Rows that cancel leave one variable each to continuity; with them the matrix is regular, whatever its scale."""
+    cancelled = min(cancelled, n)
     rng = np.random.default_rng(seed)
-    matrix = scale * rng.normal(size=(n, rank)) @ rng.normal(size=(rank, n))
-    size = np.full((n, n), 10 * scale)
-    try:
-        free = null_space(matrix, size)
-    except np.linalg.LinAlgError:
-        return  # undecided is said, not guessed
-    assert free.shape == (n - rank, n)
-    np.testing.assert_allclose(matrix @ free.T, 0, atol=1e-9 * scale)
+    size = scale * (np.eye(n) + 0.1 * rng.uniform(size=(n, n)))
+    matrix = size.copy()
+    rows = rng.permutation(n)[:cancelled]
+    matrix[rows] = 1e-14 * scale * rng.normal(size=(cancelled, n))
+    kept = closed_by_continuity(matrix, size)
+    assert kept.shape == (cancelled, n)
+    np.testing.assert_array_equal(np.flatnonzero(kept.sum(axis=0)), np.sort(rows))
+    assert np.linalg.matrix_rank(np.vstack((matrix / scale, kept)), tol=1e-6) == n
 
 
-def test_null_space_refuses_to_guess() -> None:
-    with pytest.raises(np.linalg.LinAlgError, match="undecided"):
-        null_space(np.diag([1.0, 1e-10]), np.ones((2, 2)))
-    assert null_space(np.zeros((0, 0)), np.zeros((0, 0))).shape == (0, 0)
-    np.testing.assert_array_equal(null_space(np.zeros((2, 2)), np.zeros((2, 2))).shape, (2, 2))
+def test_continuity_refuses_to_guess() -> None:
+    for matrix, size in (
+        (np.diag([1.0, 1e-10]), np.eye(2)),  # cancels or not?
+        (np.ones((2, 2)), np.ones((2, 2))),  # nothing cancels, and still singular
+        (np.diag([0.0, 0.0]), np.array([[1.0, 0.0], [1.0, 0.0]])),  # both are about the first variable
+    ):
+        with pytest.raises(np.linalg.LinAlgError):
+            closed_by_continuity(matrix, size)
+    assert closed_by_continuity(np.zeros((0, 0)), np.zeros((0, 0))).shape == (0, 0)
 
 
 def test_newton_is_damped() -> None:

@@ -24,6 +24,7 @@ enum { REACHED_STOP = 1, FOUND_ROOT = 2 };   /* CV_TSTOP_RETURN, CV_ROOT_RETURN 
 enum { PAUSED = 100, ROWS_FULL = 101 };
 enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
 enum { RECOVERABLE = 1, FATAL = -1 };
+enum { POLISH = 10000 };                     /* roundings that the polished event time may move by */
 
 typedef struct {
   double *(*array)(vector);
@@ -443,7 +444,8 @@ static int polish(run *r) {
     if (!flag) flag = guards_and_rates(r, t);
     if (flag) return flag;
     const double dt = -r->guard_values[r->root] / r->guard_values[c->n_guards + r->root];
-    if (!(fabs(dt) <= 1e-3 * fabs(h)) || t + dt > now || t + dt < now - h) break;
+    /* the root is known to 100 roundings: whatever lies farther away is another one */
+    if (!(fabs(t + dt - r->t) <= POLISH * DBL_EPSILON * (fabs(now) + fabs(h))) || t + dt > now || t + dt < now - h) break;
     t += dt;
     if (fabs(dt) <= DBL_EPSILON * fabs(t)) break;
   }

@@ -11,6 +11,7 @@ from dae_hybrid.errors import (
     NonFiniteError,
     StepLimitError,
     StepSizeError,
+    ZenoError,
 )
 
 _NEAR = "Check the equations near this point."
@@ -36,6 +37,20 @@ _SENTENCES: dict[str, tuple[type[DaeHybridError], str, str]] = {
     "LSOLVE_FAIL": (IntegrationError, "The linear system of a step could not be solved.", _NEAR),
     "TOO_CLOSE": (StepSizeError, "The interval is too short to integrate.", "Two events lie closer than rounding."),
 }
+
+
+def unresolved_guard(index: int, *, mode: str, time: float) -> ZenoError:
+    """A guard went through zero and back within the accuracy of one step."""
+    return ZenoError(
+        f"Guard {index} of the mode left zero and came back through it within one step: events follow faster than "
+        "the steps.",
+        mode=mode,
+        time=time,
+        remedy="Set max_step, or tolerances that resolve the motion between the events; if the events accumulate, "
+        "model what happens at rest as a mode of its own.",
+    )
+
+
 _REPEATED = ("REPTD", "REP_", "FUNC", "RHS", "RES", "FIRST", "UNREC")
 
 

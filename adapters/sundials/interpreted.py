@@ -20,6 +20,7 @@ from .driver import BLOCKS, COUNTERS, FOUND_ROOT, FUNCTIONS, PAUSED, REACHED_STO
 from .library import ONE_STEP, load
 
 RECOVERABLE, FATAL = 1, -1
+POLISH = 10_000  # as in driver.c
 EPS = float(np.finfo(float).eps)
 
 # what a callback receives: t time, c the factor of x', v vector, V array of vectors, m matrix, o guard
@@ -185,18 +186,16 @@ class Model:
             if self._pending is not None:  # SUNDIALS may call again before it gives up
                 return FATAL
             try:
-                function(
-                    *(
-                        self._view(letter, value, e)
-                        for letter, value in zip(signature, raw, strict=True)
-                        if letter not in "_i"
-                    )
-                )
+                arguments = [
+                    self._view(letter, v, e) for letter, v in zip(signature, raw, strict=True) if letter not in "_i"
+                ]
+                with np.errstate(all="ignore"):  # whatever is not finite is looked at afterwards
+                    function(*arguments)
             except _Recoverable:
                 return RECOVERABLE
             except _Fatal:
                 return FATAL
-            except BaseException as error:  # noqa: BLE001 - kept, and raised again by raise_pending
+            except BaseException as error:
                 self._pending = error
                 return FATAL
             return 0
@@ -430,7 +429,7 @@ class Stepper:
             self._complete(t)
             _, value, rate = self._crossing(t)
             dt = -value / rate if rate else np.inf
-            if not abs(dt) <= 1e-3 * abs(h) or t + dt > now or t + dt < now - h:
+            if not abs(t + dt - self.t) <= POLISH * EPS * (abs(now) + abs(h)) or t + dt > now or t + dt < now - h:
                 break
             t += dt
             if abs(dt) <= EPS * abs(t):

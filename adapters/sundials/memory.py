@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.errors import UnsupportedError, ZenoError
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Equations, SegmentTask
 from dae_hybrid.options import Options
 
-from .flags import integration_error
+from .flags import integration_error, unresolved_guard
 from .library import ADAMS, BDF, HERMITE, NORMAL, SIMULTANEOUS, STAGGERED, Objects
 
 MAX_ORDER = {"bdf": 5, "adams": 12}
@@ -30,12 +29,6 @@ class _Solver:
         self.family = "IDA" if equations.implicit else "CVode"
         self.prefix = self.family.removesuffix("ode").lower()  # callbacks are called cv_* and ida_*
         self.method = method
-        if equations.implicit and self.method == "adams":
-            raise UnsupportedError(
-                "method='adams' needs modes without algebraic variables.",
-                mode=equations.name,
-                remedy="Use method='bdf' or 'auto' (the default).",
-            )
         n = self.size
         self.objects = Objects()
         self.lib = self.objects.library
@@ -66,14 +59,7 @@ class _Solver:
         self.model.raise_pending()
         returned = self.model.take_returned()
         if returned is not None:
-            raise ZenoError(
-                f"Guard {returned} of the mode left zero and came back through it within one step: events follow "
-                "faster than the steps.",
-                mode=self.equations.name,
-                time=time,
-                remedy="Set max_step, or tolerances that resolve the motion between the events; if the events "
-                "accumulate, model what happens at rest as a mode of its own.",
-            )
+            raise unresolved_guard(returned, mode=self.equations.name, time=time)
         name = self.name("GetReturnFlagName")(flag)
         raise integration_error(
             flag,

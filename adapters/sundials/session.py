@@ -21,6 +21,7 @@ from dae_hybrid.integrator import (
 from dae_hybrid.options import Options
 
 from . import driver, interpreted
+from .flags import unresolved_guard
 from .library import load
 from .memory import Adjoint, Forward
 from .stiffness import decay_rate
@@ -231,6 +232,11 @@ class SundialsSession:
         counts["newton_failures"] += failed_newton
         if status == driver.PAUSED or status < 0:
             raise self._failure(memory, status)
+        crossing = stepper.crossing if status == driver.FOUND_ROOT else None
+        if crossing is not None and e.directions[crossing[0]] * crossing[2] < 0:  # the flow says otherwise
+            error = unresolved_guard(crossing[0], mode=e.name, time=stepper.t)
+            error.rows = stepper.rows()
+            raise error
         n, completed = e.n, stepper.completed.copy()
         corrections = completed[2 * n : 3 * n - e.n_differential]
         return SegmentOutcome(
@@ -239,7 +245,7 @@ class SundialsSession:
             xdot=completed[n : 2 * n],
             zero_band=memory.model.zero_band.copy(),
             method=memory.method,
-            crossing=stepper.crossing if status == driver.FOUND_ROOT else None,
+            crossing=crossing,
             integrals=memory.x_data[n:].copy() if e.integrates else task.integrals,
             rows=stepper.rows(),
             correction=max(map(abs, corrections.tolist()), default=0.0),
