@@ -62,8 +62,8 @@ class Sweep:
     def _absolute(self, mode: ModeSystem) -> tuple[Array, Array]:
         """Absolute tolerances of the adjoints and of the integrals in a mode.
 
-        The states' ratio of absolute tolerance to size, at most rtol, is applied to dG/dx ~ s/x, dG/dp ~ s/p and dG/dm ~ s/m,
-        with s the cost's size of `_cost_sizes`.
+        The states' ratio of absolute tolerance to size, at most rtol, is applied to dG/dx ~ s/x, dG/dp ~ s/p and
+        dG/dm ~ s/m, with s the cost's size of `_cost_sizes`.
         """
         if mode.index not in self._tolerances:
             p = np.abs(self.trajectory.parameters[list(self.wrt)])

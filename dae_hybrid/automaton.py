@@ -140,9 +140,20 @@ class Automaton:
         n = mode.equations.n
         more = {} if self.companion is None else self.companion.extend(mode, self.t, at.x, at.m)
         return SegmentTask(
-            mode.equations, self.t, t_stop, at.x[:n], at.xdot[:n], at.m, self.integrals, entry.zero_band, entry.departure,
-            record, t_eval, closed, **more,
-        )  # fmt: skip
+            equations=mode.equations,
+            t0=self.t,
+            t_stop=t_stop,
+            x0=at.x[:n],
+            xdot0=at.xdot[:n],
+            memory=at.m,
+            integrals=self.integrals,
+            zero_band=entry.zero_band,
+            departure=entry.departure,
+            record=record,
+            t_eval=t_eval,
+            closed_end=closed,
+            **more,
+        )
 
     def _record(
         self, task: SegmentTask, t: float, x: Array, xdot: Array, rows: Array, method: str, kept: dict[str, Any]
@@ -257,10 +268,17 @@ class Automaton:
                 raise error
         functionals = {name: scalar(values[self.system.functionals[name]]) for name in self.system.functionals.names}
         return Trajectory(
-            self.system, self.span, self.p, tuple(self.parts), self.integrals,
-            MappingProxyType(functionals if complete else {}), MappingProxyType(self.session.statistics()), self.instant.diagnostics(),
-            (self.t, self.mode.index, self.at.x, self.at.m), complete,
-        )  # fmt: skip
+            system=self.system,
+            t_span=self.span,
+            parameters=self.p,
+            parts=tuple(self.parts),
+            integrals=self.integrals,
+            functionals=MappingProxyType(functionals if complete else {}),
+            statistics=MappingProxyType(self.session.statistics()),
+            diagnostics=self.instant.diagnostics(),
+            final=(self.t, self.mode.index, self.at.x, self.at.m),
+            complete=complete,
+        )
 
 
 def scalar(values: Array) -> Any:

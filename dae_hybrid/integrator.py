@@ -74,11 +74,12 @@ class SegmentTask:
     """Integrate from (t0, x0) until `t_stop` or until a guard crosses zero in its direction.
 
     `integrals` are the functionals' integrals so far; error control is relative to the running total.
-    `zero_band[i] > 0` marks a guard that starts at zero: it cannot fire before its magnitude has exceeded
-    the band, and `departure[i]` is the sign it has to leave with (0 where unknown): leaving with the other
-    one means that it crossed back within a step, which is an error. `sensitivities` (n_directions, n) are start values of dx, `memory_directions`
-    (n_directions, n_memory) is constant. Output goes to `t_eval` (or every step); `closed_end` says whether
-    an output time equal to `t_stop` belongs to this segment. `method` fixes the method where it is given.
+    `zero_band[i] > 0` marks a guard that starts at zero: it cannot fire before its magnitude has exceeded the
+    band, and `departure[i]` is the sign it has to leave with (0 where unknown): leaving with the other one means
+    that it crossed back within a step, which is an error. `sensitivities` (n_directions, n) are start values of
+    dx, `memory_directions` (n_directions, n_memory) is constant. Output goes to `t_eval` (or every step);
+    `closed_end` says whether an output time equal to `t_stop` belongs to this segment. `method` fixes the method
+    where it is given.
     """
 
     equations: Equations

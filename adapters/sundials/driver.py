@@ -150,8 +150,8 @@ class Model:
             parameter_directions=self.parameter_directions.ctypes.data,
             memory_directions=self.memory_directions.ctypes.data, wrt=self.wrt.ctypes.data,
             state_jacobian=self._sparse("jacobian", 0), integrand_jacobian=self._sparse("jacobian", 1), **blocks,
-            zero_band=self.zero_band.ctypes.data, departure=self.departure.ctypes.data, point=self._scratch[0].ctypes.data,
-            parameter_gradient=self._scratch[1].ctypes.data,
+            zero_band=self.zero_band.ctypes.data, departure=self.departure.ctypes.data,
+            point=self._scratch[0].ctypes.data, parameter_gradient=self._scratch[1].ctypes.data,
         )  # fmt: skip
         self.backward_data = [BackwardData(ctypes.addressof(self.context), j) for j in range(e.functionals.size)]
 

@@ -234,9 +234,9 @@ class SundialsSession:
             raise self._failure(memory, status)
         crossing = stepper.crossing if status == driver.FOUND_ROOT else None
         if crossing is not None and e.directions[crossing[0]] * crossing[2] < 0:  # the flow says otherwise
-            error = unresolved_guard(crossing[0], mode=e.name, time=stepper.t)
-            error.rows = stepper.rows()
-            raise error
+            unresolved = unresolved_guard(crossing[0], mode=e.name, time=stepper.t)
+            unresolved.rows = stepper.rows()
+            raise unresolved
         n, completed = e.n, stepper.completed.copy()
         corrections = completed[2 * n : 3 * n - e.n_differential]
         return SegmentOutcome(
