@@ -53,7 +53,9 @@ def watch(what: str, work: Callable[[dh.HybridSystem, int], None], system: dh.Hy
     for i in range(count):
         work(system, i)
         if (i + 1) % max(count // 5, 1) == 0:
-            print(f"  {i + 1:6d} {what:10s} {resident() / 1e6:8.2f} MB  {time.perf_counter() - start:6.1f} s", flush=True)
+            print(
+                f"  {i + 1:6d} {what:10s} {resident() / 1e6:8.2f} MB  {time.perf_counter() - start:6.1f} s", flush=True
+            )
 
 
 def main(solves: int = 20_000, gradients: int = 5_000) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -36,7 +37,6 @@ class Sweep:
     clock: Clock
     sizes: Array = field(init=False)
     _tolerances: dict[int, tuple[Array, Array]] = field(init=False, default_factory=dict)
-    _sizes: dict[str, Array] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.system: HybridSystem = self.trajectory.system
@@ -69,7 +69,7 @@ class Sweep:
             p = np.abs(self.trajectory.parameters[list(self.wrt)])
             layout, memory = mode.equations.variables, self.system.memory
             x, m = (
-                np.concatenate([np.zeros(0), *(self._size_of(n) for n in names)])
+                np.concatenate([np.zeros(0), *(self._extent[n] for n in names)])
                 for names in (layout.names, memory.names)
             )
             floor = np.minimum(self.options.absolute(layout) / x, self.options.rtol)
@@ -80,20 +80,20 @@ class Sweep:
             )
         return self._tolerances[mode.index]
 
-    def _size_of(self, name: str) -> Array:
-        """How large a variable or memory is along the run, or moves; one where it is always zero."""
-        if name not in self._sizes:
-            size = np.zeros(self.trajectory.width(name))
-            for s in self.trajectory.segments:
-                layout = s.mode.equations.variables
-                if name in layout:
-                    part, span = layout[name], s.t_end - s.t_start
-                    values = (s.x_start, s.x_end, span * s.xdot_start, span * s.xdot_end, *_extremes(s.states))
-                    size = np.max([size, *(np.abs(v[part]) for v in values)], axis=0)
-                elif name in self.system.memory:
-                    size = np.maximum(size, np.abs(s.memory[self.system.memory[name]]))
-            self._sizes[name] = np.where(size > 0, size, 1.0)
-        return self._sizes[name]
+    @cached_property
+    def _extent(self) -> dict[str, Array]:
+        """How large each variable and memory is along the run, or moves; one where it is always zero."""
+        extent: dict[str, Array] = {}
+        for s in self.trajectory.segments:
+            layout, n, span = s.mode.equations.variables, s.mode.equations.n, s.t_end - s.t_start
+            ends = np.abs((s.x_start[:n], s.x_end[:n], span * s.xdot_start[:n], span * s.xdot_end[:n])).max(axis=0)
+            if len(s.states):
+                ends = np.maximum(ends, np.maximum(s.states.max(axis=0), -s.states.min(axis=0)))
+            for blocks, values in ((layout, ends), (self.system.memory, np.abs(s.memory))):
+                for name in blocks.names:
+                    part = values[blocks[name]]
+                    extent[name] = np.maximum(extent[name], part) if name in extent else part
+        return {name: np.where(size > 0, size, 1.0) for name, size in extent.items()}
 
     # -- pieces --------------------------------------------------------------------------------------------
 
@@ -147,10 +147,6 @@ class Sweep:
         source = self.system.modes[transition.source]
         whole = transition.linearise(source, target, event, self.trajectory.parameters, self.clock(event.count))
         return whole if len(self.components) == len(whole.integrand_minus) else whole.select(list(self.components))
-
-
-def _extremes(states: Array) -> tuple[Array, ...]:
-    return (states.min(axis=0), states.max(axis=0)) if len(states) else ()
 
 
 def round_relative(values: Array, relative: float) -> Array:

@@ -180,18 +180,21 @@ class Instant:
 
     def _watch_accumulation(self, transition: TransitionMap, t: float) -> None:
         """Intervals that shrink by one ratio add up to a finite time; refuse before they get lost in the steps."""
-        recent = np.diff(self.times[-ZENO_INTERVALS - 1 :])
-        if transition.kind != "guard" or recent.size < ZENO_INTERVALS:
+        recent = self.times[-ZENO_INTERVALS - 1 :]
+        if transition.kind != "guard" or len(recent) <= ZENO_INTERVALS:
             return
-        ratios = recent[1:] / recent[:-1]
-        ratio = float(ratios[-1])
-        if ratio >= 1.0 or np.ptp(ratios) > ZENO_SPREAD * ratio:
+        last, before = recent[-1] - recent[-2], recent[-2] - recent[-3]
+        if last >= before:
             return
-        rest = recent[-1] * ratio / (1.0 - ratio)
+        rest = last * last / (before - last)
         if rest > ZENO_REST * (self.span[1] - self.span[0]) or t + rest > self.span[1]:
             return
+        intervals = np.diff(recent)
+        ratios, ratio = intervals[1:] / intervals[:-1], last / before
+        if np.ptp(ratios) > ZENO_SPREAD * ratio:
+            return
         raise ZenoError(
-            f"Events accumulate at about t = {t + rest:.12g}: the last interval is {recent[-1]:.3g}, "
+            f"Events accumulate at about t = {t + rest:.12g}: the last interval is {last:.3g}, "
             f"each {ratio:.3g} of the one before.",
             transition=transition.name,
             time=t,

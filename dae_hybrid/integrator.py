@@ -120,7 +120,6 @@ class SegmentOutcome:
     method: str
     integrals: Array
     rows: Array
-    correction: float
     sensitivities: Array | None = None
     integral_sensitivities: Array | None = None
 

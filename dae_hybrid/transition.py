@@ -31,6 +31,8 @@ from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
 from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
 from dae_hybrid.integrator import Array
 
+#: up to this many numbers Python is quicker than NumPy
+SHORT = 16
 #: a drift within this many roundings of its terms is none
 DRIFT_ROUNDINGS = 64.0
 #: a guard whose rate is below this share of its range over the time of the run does not cross
@@ -53,8 +55,18 @@ class Arrival(NamedTuple):
 
 
 def all_finite(values: Array) -> bool:
-    """Whether every entry is finite."""
+    """Whether every entry is finite; quick for short arrays."""
+    if values.size <= SHORT:
+        return all(map(math.isfinite, values.tolist()))
     return bool(np.isfinite(values).all())
+
+
+def vanishes(values: Array, sizes: Array, roundings: float) -> bool:
+    """Whether every entry is zero to this many roundings of its terms; NaN is not."""
+    if values.size <= SHORT:
+        limit = roundings * EPS
+        return all(abs(v) <= limit * s for v, s in zip(values.ravel().tolist(), sizes.ravel().tolist(), strict=True))
+    return bool(np.all(np.abs(values) <= roundings * EPS * sizes))
 
 
 def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Array:
@@ -190,7 +202,7 @@ class TransitionMap:
         equations, starting from their old values.
         """
         after, memory, k, k_size, *entry = self.kernels["jump"](t, x, m, p)
-        if k.size and np.any(~(np.abs(k) <= RESIDUAL_ROUNDINGS * EPS * k_size)):
+        if not vanishes(k, k_size, RESIDUAL_ROUNDINGS):
             ny = target.differential.size
             after = np.concatenate((after[:ny], self._solve(target, t, x, m, after[:ny], after[ny:], p)))
             memory = self.kernels["after"](t, x, m, after, p)[0]
@@ -235,7 +247,7 @@ class TransitionMap:
         nw, np_ = source.differential.size + m.size, p.size
         out = self.kernels["tangent"](t, before, m, event.x_plus, event.memory_plus, p, clock)
         h, jump, flow_minus, g_minus, flow_plus, g_plus, k_z, k_z_size = out
-        if k_z.size and np.any(~(np.abs(k_z) <= RANK_TOLERANCE * k_z_size)):
+        if not vanishes(k_z, k_z_size, RANK_TOLERANCE / EPS):
             jump = self._jump_derivative(target, event, p, chain(source, t, before, m, p))  # type: ignore[arg-type]
         rate = float(h[0, :nw] @ flow_minus + h[0, -1])
         self._refuse_grazing(event, rate)

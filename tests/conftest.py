@@ -110,9 +110,7 @@ def counter() -> dh.HybridModel:
 @pytest.fixture(scope="session")
 def models() -> SimpleNamespace:
     """Declarations by name, to be called or handed to `built`."""
-    return SimpleNamespace(
-        decay=decay, oscillator=oscillator, ball=ball, circuit=circuit, em=em, counter=counter
-    )
+    return SimpleNamespace(decay=decay, oscillator=oscillator, ball=ball, circuit=circuit, em=em, counter=counter)
 
 
 @pytest.fixture(scope="session")

@@ -96,14 +96,14 @@ def test_not_finite_from_the_start() -> None:
 
 
 def test_a_functional_that_is_not_finite() -> None:
-    for part, where in (("integrand", "G"), ("terminal", "G")):
+    for part in ("integrand", "terminal"):
         m = dh.HybridModel("q")
         y = m.differential("y")
         m.initial(m.mode("run", ode={y: 1.0}), {y: -0.5})
-        m.functional("G", **{part: ca.log(0.2 - y) if part == "integrand" else ca.log(0.2 - y)})
+        m.functional("G", **{part: ca.log(0.2 - y)})
         with pytest.raises(dh.NonFiniteError) as caught:
             dh.simulate(m.build(native=False), (0, 1))
-        assert where in caught.value.variables or caught.value.time < 0.8
+        assert "G" in caught.value.variables or caught.value.time < 0.8
         assert caught.value.trajectory is not None
 
 
@@ -161,7 +161,9 @@ class UserError(Exception):
     pass
 
 
-@pytest.mark.parametrize("error", [UserError("mine"), KeyboardInterrupt(), ZeroDivisionError("mine"), FloatingPointError("mine")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [UserError("mine"), KeyboardInterrupt(), ZeroDivisionError("mine"), FloatingPointError("mine")], ids=repr
+)
 @pytest.mark.parametrize("name", ["ball", "circuit"], ids=["ODE", "DAE"])
 @pytest.mark.parametrize("function", ["flow", "jacobian", "guards", "linearised", "complete", "rates"])
 def test_exceptions_in_callbacks_reach_the_caller_unchanged(
@@ -169,7 +171,7 @@ def test_exceptions_in_callbacks_reach_the_caller_unchanged(
 ) -> None:
     system = built(getattr(models, name), native=False)
     functional = {"ball": "height", "circuit": "work"}[name]
-    analyses = [lambda: dh.simulate(system, (0, 1))]
+    analyses = [lambda: dh.simulate(system, (0, 1), method="bdf")]
     if function == "linearised":
         analyses = [
             lambda: dh.forward_sensitivity(system, (0, 1)), lambda: dh.adjoint_gradient(system, (0, 1), functional)
@@ -189,14 +191,13 @@ def test_exceptions_in_callbacks_reach_the_caller_unchanged(
             return evaluate(self, what, *arguments)
 
         monkeypatch.setattr(interpreted.Model, "evaluate", failing)
+        reached = None
         try:
             analysis()
-            fired = calls >= 3
-        except type(error) as caught:
-            assert caught is error
-            fired = True
+        except BaseException as caught:
+            reached = caught
         monkeypatch.setattr(interpreted.Model, "evaluate", evaluate)
-        assert fired or calls < 3
+        assert (reached is error) if calls >= 3 else (reached is None)
         after = analysis()
         one, other = (r.functionals if hasattr(r, "functionals") else {functional: r.gradient} for r in (before, after))
         for key in one:
@@ -436,7 +437,9 @@ def test_sundials4py_missing(unloaded: None, monkeypatch: Any, built: Any, model
 
 
 @pytest.mark.parametrize("found", ["6.7.0", "8.0.0", "70.1"])
-def test_sundials4py_of_another_major_version(found: str, unloaded: None, monkeypatch: Any, built: Any, models: Any) -> None:
+def test_sundials4py_of_another_major_version(
+    found: str, unloaded: None, monkeypatch: Any, built: Any, models: Any
+) -> None:
     system = built(models.ball)
     monkeypatch.setattr(library, "version", lambda name: found)
     with pytest.raises(dh.AdapterError, match=found) as caught:
@@ -466,7 +469,7 @@ def test_a_library_without_the_functions(unloaded: None, monkeypatch: Any, built
 
 
 def test_importing_the_library_loads_no_solver() -> None:
-    code = "import sys, dae_hybrid; sys.exit('sundials4py' in sys.modules or 'dae_hybrid.adapters.sundials' in sys.modules)"
+    code = "import sys, dae_hybrid; sys.exit(any('sundials' in name for name in sys.modules))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 

@@ -185,7 +185,9 @@ def test_two_balls_that_land_together() -> None:
     fly = m.mode("fly", ode={y: v, v: [-10.0, -10.0]})
     for i in range(2):
         keep = np.eye(2)[1 - i]
-        m.transition(fly, fly, guard=y[i], direction="falling", reset={v: v * keep - 0.5 * v * (1 - keep)}, name=f"b{i}")
+        m.transition(
+            fly, fly, guard=y[i], direction="falling", reset={v: v * keep - 0.5 * v * (1 - keep)}, name=f"b{i}"
+        )
     m.initial(fly, {y: 1.25, v: 0.0})
     sol = dh.simulate(m.build(native=False), (0, 0.8), **TIGHT)
     assert [(e.transition, e.order) for e in sol.events] == [("b0", 0), ("b1", 1)]
@@ -291,12 +293,24 @@ def test_zeno(built: Any, models: Any) -> None:
 def test_a_ball_never_falls_through_the_floor_in_silence(built: Any, models: Any) -> None:
     """Flights shorter than a step, at loose tolerance too: an error or a ball above the floor."""
     for e in (0.9, 0.7, 0.3, 0.1, 0.01):
-        for rtol in (1e-4, 1e-8):
+        for rtol in (1e-3, 1e-4, 1e-6, 1e-8):
             try:
                 sol = dh.simulate(built(models.ball), (0, 12), parameters={"e": e}, rtol=rtol, atol=rtol)
-            except (dh.ZenoError, dh.ChatteringError):
+            except dh.ZenoError:
                 continue
             assert np.all(sol["y"] > -1e-3), f"e = {e}, rtol = {rtol}: y = {sol['y'].min()}"
+
+
+@pytest.mark.xfail(strict=True, reason="the error says 'Guard 0 of the mode' and leaves `transition` empty")
+@pytest.mark.parametrize("analysis", [dh.simulate, dh.forward_sensitivity, dh.adjoint_gradient])
+def test_a_flight_too_short_to_resolve_names_its_transition(analysis: Any, built: Any, models: Any) -> None:
+    with pytest.raises(dh.ZenoError) as caught:
+        analysis(built(models.ball), (0, 12), parameters={"e": 0.9}, rtol=1e-4, atol=1e-4)
+    error = caught.value
+    assert error.transition == "bounce"
+    assert error.mode == "flight"
+    assert error.time == pytest.approx(8.43, abs=0.05)
+    assert len(error.trajectory.events) > 30
 
 
 def test_limit_of_events(built: Any, models: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import dataclasses
 import os
 import subprocess
 import sys
@@ -645,7 +644,10 @@ def memory_of_continuous_states() -> dh.HybridModel:
         first = a * y + b * sign - np.exp(-2 * gap) * (a * y_star + b * sign - z_star[0])
         return [z[0] - first, z[1] - z_star[1] - b * gap * (1 + z_star[0])]
 
-    up, down = (m.mode(n, ode={y: v, v: np.cos(3 * m.time) - z[0] - z[1]}, algebraic=law(s)) for n, s in (("up", 1), ("down", -1)))
+    up, down = (
+        m.mode(n, ode={y: v, v: np.cos(3 * m.time) - z[0] - z[1]}, algebraic=law(s))
+        for n, s in (("up", 1), ("down", -1))
+    )
     m.transition(up, down, guard=v, direction="falling")
     m.transition(down, up, guard=v, direction="rising")
     m.initial(up, {y: 0.0, v: 0.1})
@@ -672,10 +674,7 @@ def outside_algorithm_one() -> dict[str, tuple[Callable[[], dh.HybridModel], str
             m = dh.HybridModel("q")
             a = m.parameter("a", 1.0)
             y = m.differential("y")
-            if "of" in change:
-                s = m.memory("s", of=y, initial=0.5)
-            else:
-                s = m.memory("s", initial=0.5)
+            s = m.memory("s", of=y if "of" in change else None, initial=0.5)
             run = m.mode("run", ode={y: a + s})
             other = m.mode("other", ode={y: change.get("rate", 1.0) * (a + s)})
             target = change.get("target", other)
@@ -847,3 +846,120 @@ def test_check_gradient_says_when_the_runs_differ(built: Any, models: Any) -> No
     check = dh.check_gradient(built(models.counter), (0, 0.75 + 1e-7), "end", step=1e-3, wrt="k")
     assert not check.same_events
     assert "other transitions" in str(check)
+
+
+# -- the same system, other machinery ------------------------------------------------------------------------
+
+
+def eliminable(*, factor: bool) -> dh.HybridModel:
+    """Algebraic variables given explicitly (eliminated at build), or hidden behind a factor (left to IDAS)."""
+    m = dh.HybridModel("eliminable")
+    k, c, q = m.parameter("k", 1.2), m.parameter("c", 0.5), m.parameter("q", 2.0)
+    y, z, w = m.differential("y"), m.algebraic("z"), m.algebraic("w")
+    held, n = m.memory("held", of=z, initial=0.1), m.memory("n", initial=0.0)
+    f = 1 + y**2 if factor else 1
+    a = m.mode("a", ode={y: -z - w / 5}, algebraic=[f * (z - k * y - held / 3), f * (w - z**2)])
+    b = m.mode("b", ode={y: -w}, algebraic=[f * (w - q * y - held * m.time / 5), f * (z - w**2 - y)])
+    m.transition(
+        a, b, guard=z - c - 0.3, direction="falling", reset={y: y + z / 5}, memory={n: m.post(z) * w + m.der(y)}
+    )
+    m.transition(b, a, guard=w - 0.3 * c, direction="falling", reset={y: y + 0.5})
+    m.initial(a, {y: k / 1.2})
+    m.functional("G", integrand=z * w + n, terminal=w * y + z)
+    return m
+
+
+def explicit() -> dh.HybridModel:
+    return eliminable(factor=False)
+
+
+def implicit() -> dh.HybridModel:
+    return eliminable(factor=True)
+
+
+def test_eliminated_variables_are_as_good_as_solved_ones(built: Any, compare_gradients: Any) -> None:
+    """States, sensitivities, records, adjoints (mu scales with the equation) and every method."""
+    tight, times = {"rtol": 1e-10, "atol": 1e-12}, np.linspace(0, 2, 21)
+    one, other = (
+        dh.forward_sensitivity(built(declare), (0, 2), t_eval=times, **tight) for declare in (explicit, implicit)
+    )
+    for name in one.trajectory.names:
+        np.testing.assert_allclose(one.trajectory[name], other.trajectory[name], atol=5e-9, err_msg=name)
+        np.testing.assert_allclose(one.trajectory(times)[name], other.trajectory[name], atol=5e-9, err_msg=name)
+        np.testing.assert_allclose(one[name], other[name], atol=2e-8, err_msg=name)
+    for left, right in zip(one.events, other.events, strict=True):
+        for side in ("x_minus", "x_plus", "xdot_minus", "xdot_plus", "memory_minus", "memory_plus"):
+            np.testing.assert_allclose(getattr(left, side), getattr(right, side), atol=1e-8, err_msg=side)
+    first, second = (
+        dh.adjoint_gradient(built(declare), (0, 2), **tight).adjoint(times) for declare in (explicit, implicit)
+    )
+    for name in first:
+        scale = 1.0 if name == "y" else 1 + one.trajectory["y"] ** 2
+        np.testing.assert_allclose(first[name], second[name] * scale, atol=1e-6, err_msg=name)
+    compare_gradients(built(explicit), (0, 2), "G")
+    compare_gradients(built(explicit), (0, 2), "G", method="adams")
+    compare_gradients(built(implicit), (0, 2), "G")
+
+
+def stiff_and_not() -> dh.HybridModel:
+    """A slow mode, then one with a rate of 1e5: what "auto" is for."""
+    m = dh.HybridModel("stiff")
+    k, c = m.parameter("k", 1e5), m.parameter("c", 0.5)
+    y, x = m.differential("y"), m.differential("x")
+    slow = m.mode("slow", ode={y: -y, x: y})
+    fast = m.mode("fast", ode={y: -y / 5, x: -k * (x - y)})
+    m.transition(slow, fast, guard=y - c, direction="falling")
+    m.initial(slow, {y: 1.0, x: 0.0})
+    m.functional("G", integrand=x**2, terminal=x + y)
+    return m
+
+
+def test_auto(built: Any, compare_gradients: Any) -> None:
+    system = built(stiff_and_not)
+    ways = {
+        method: compare_gradients(system, (0, 3), "G", method=method, fd_tolerance=1e-4, tolerance=1e-6)
+        for method in ("auto", "bdf")
+    }
+    np.testing.assert_allclose(
+        ways["auto"].adjoint.gradient,
+        ways["bdf"].adjoint.gradient,
+        atol=1e-6 * np.abs(ways["bdf"].adjoint.gradient).max(),
+    )
+    steps = {
+        m: dh.simulate(system, (0, 3), method=m, rtol=1e-6, atol=1e-8).statistics["steps"] for m in ("auto", "bdf")
+    }
+    assert steps["auto"] < 3 * steps["bdf"]
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
+@pytest.mark.parametrize("size", [0, 1, 6], ids=["ODE", "one", "six"])
+def test_functions_that_cannot_be_expanded(size: int, native: bool, compare_gradients: Any) -> None:
+    """A spline from CasADi has no SX form: everything goes through MX."""
+    grid = np.linspace(-1, 3, 9)
+    spline = ca.interpolant("spline", "bspline", [grid], np.sin(grid))
+    m = dh.HybridModel("spline")
+    a, y = m.parameter("a", 0.7), m.differential("y")
+    if size:
+        z = m.algebraic("z", size=size)
+        held = m.memory("held", of=z, initial=np.zeros(size))
+        run = m.mode("run", ode={y: -a * ca.sum1(z) / size}, algebraic=[3 * z - spline(y) - z**3 / 9 - held / 7])
+    else:
+        run = m.mode("run", ode={y: -a * spline(y)})
+    m.transition(run, run, guard=y - 0.9, direction="falling", reset={y: y + 0.1 * (z[0] if size else 1)})
+    m.transition(run, run, at=0.5)
+    m.initial(run, {y: 1.0})
+    m.functional("G", integrand=spline(y) ** 2, terminal=y)
+    compare_gradients(m.build(native=native), (0, 1.2), "G", fd_tolerance=1e-4)
+
+
+def test_many_states(compare_gradients: Any) -> None:
+    n = 40
+    m = dh.HybridModel("strip")
+    k, u = m.parameter("k", 1.0), m.differential("u", size=n)
+    diffusion = 20 * k * (ca.vertcat(u[1:], 0) - 2 * u + ca.vertcat(0, u[:-1]))
+    on, off = m.mode("on", ode={u: diffusion + ca.sin(u)}), m.mode("off", ode={u: diffusion - u})
+    m.transition(on, off, guard=u[n // 2] - 1.5, direction="rising")
+    m.initial(on, {u: np.linspace(0, 2, n)})
+    m.functional("G", integrand=ca.sumsqr(u))
+    compared = compare_gradients(m.build(), (0, 5), "G", rtol=1e-9, atol=1e-11, tolerance=1e-6, fd_tolerance=1e-4)
+    assert len(compared.adjoint.trajectory.events) == 1

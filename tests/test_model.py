@@ -373,7 +373,8 @@ def test_an_algebraic_variable_without_equation() -> None:
 
 def test_index_two_is_refused_with_advice() -> None:
     error = build_fails(
-        lambda m: m.mode("third", ode={m.y: m.z}, algebraic=[m.y - 1]), "structurally singular", "index 2", "differentiate",
+        lambda m: m.mode("third", ode={m.y: m.z}, algebraic=[m.y - 1]),
+        "structurally singular", "index 2", "differentiate",
         error=dh.FormulationError,
     )  # fmt: skip
     assert error.mode == "third"

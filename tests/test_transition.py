@@ -47,7 +47,9 @@ def test_backward_is_the_transpose_of_forward(map_: TransitionLinearisation, d: 
     assert back.shape == (k, n)
     assert share.shape == (k, p)
     scale = 1 + np.abs(after) @ np.abs(jumped) + np.abs(cost)
-    assert np.all(np.abs(after @ jumped + cost - back @ before - share @ directions) < 1e-10 * scale * (1 + abs(1 / map_.rate)))
+    assert np.all(
+        np.abs(after @ jumped + cost - back @ before - share @ directions) < 1e-10 * scale * (1 + abs(1 / map_.rate))
+    )
 
 
 @QUICK
@@ -104,7 +106,10 @@ def test_an_event_that_follows_another_has_its_time(
     back, further, none = first.backward(back, clock)
     np.testing.assert_array_equal(none, 0)
     np.testing.assert_allclose(
-        after @ end + cost + more, back @ before + (share + further) @ directions, rtol=1e-8, atol=1e-8 / abs(first.rate)
+        after @ end + cost + more,
+        back @ before + (share + further) @ directions,
+        rtol=1e-8,
+        atol=1e-8 / abs(first.rate),
     )
     tau, _, _ = second.forward(between, directions)
     np.testing.assert_array_equal(tau, 0)  # nothing before it: the start of the run

@@ -38,6 +38,7 @@ typedef struct {
   int (*set_stop_time)(void *, double);
   int (*get_dky)(void *, double, int, vector);
   int (*get_sens_dky)(void *, double, int, vector *);
+  int (*get_current_sens)(void *, vector **);
   int (*get_last_step)(void *, double *);
   int (*get_last_order)(void *, int *);
   int (*get_current_time)(void *, double *);
@@ -356,16 +357,18 @@ int dh_ida_quad_b(double t, vector x, vector xdot, vector xb, vector xbdot, vect
 /* the caller makes room for every output time and for the rows of one step */
 static double *new_row(run *r) { return r->rows + r->n_rows++ * r->width; }
 
-/* a row holds t, x and every sensitivity vector, as they stand in the vectors of the run */
-static void record_point(run *r, double t) {
+/* a row holds t, x as it stands in the vector of the run, and every sensitivity vector */
+static void record_values(run *r, double t, const vector *sensitivities) {
   const context *c = r->model;
   double *row = new_row(r);
   *row++ = t;
   memcpy(row, c->api->array(r->x), (size_t)c->n * sizeof(double));
   row += c->n;
-  for (integer i = 0; i < c->n_directions && r->sensitivities; i++, row += c->n)
-    memcpy(row, c->api->array(r->sensitivities[i]), (size_t)c->n * sizeof(double));
+  for (integer i = 0; i < c->n_directions && sensitivities; i++, row += c->n)
+    memcpy(row, c->api->array(sensitivities[i]), (size_t)c->n * sizeof(double));
 }
+
+static void record_point(run *r, double t) { record_values(r, t, r->sensitivities); }
 
 /* everything the run reports, taken from the solver's interpolant at t */
 static int fetch(run *r, double t) {
@@ -518,10 +521,11 @@ int dh_advance(run *r) {
       return finish(r, status);
     }
     if (r->record == RECORD_STEPS) {
-      int flag = r->sensitivities && !r->n_eval ? c->api->get_sens_dky(r->memory, r->t, 0, r->sensitivities) : 0;
+      vector *now = 0; /* the corrector's own vectors: no interpolation, no copy */
+      int flag = r->sensitivities && !r->n_eval ? c->api->get_current_sens(r->memory, &now) : 0;
       if (!flag && r->n_eval) flag = record_outputs(r, r->t, 1);
       if (flag) return flag;
-      if (!r->n_eval) record_point(r, r->t);
+      if (!r->n_eval) record_values(r, r->t, now);
     }
   }
   return PAUSED;

@@ -28,8 +28,8 @@ class Api(Structure):
 
     _fields_ = [(name, c_void_p) for name in (
         "array", "matrix", "cvode", "ida", "cvode_reinit", "ida_reinit", "cvode_sens_reinit", "ida_sens_reinit",
-        "set_stop_time", "get_dky", "get_sens_dky", "get_last_step", "get_last_order", "get_current_time",
-        "get_root_info", "get_error_test_failures", "get_newton_failures",
+        "set_stop_time", "get_dky", "get_sens_dky", "get_current_sens", "get_last_step", "get_last_order",
+        "get_current_time", "get_root_info", "get_error_test_failures", "get_newton_failures",
     )]  # fmt: skip
 
 
@@ -100,6 +100,7 @@ def api(family: str) -> Api:
         "cvode_reinit": "CVodeReInit", "ida_reinit": "IDAReInit", "cvode_sens_reinit": "CVodeSensReInit",
         "ida_sens_reinit": "IDASensReInit", "set_stop_time": f"{family}SetStopTime",
         "get_dky": f"{family}GetDky", "get_sens_dky": f"{family}GetSensDky",
+        "get_current_sens": "IDAGetCurrentYSens" if family == "IDA" else "CVodeGetCurrentStateSens",
         "get_last_step": f"{family}GetLastStep", "get_last_order": f"{family}GetLastOrder",
         "get_current_time": f"{family}GetCurrentTime", "get_root_info": f"{family}GetRootInfo",
         "get_error_test_failures": f"{family}GetNumErrTestFails",

@@ -238,7 +238,6 @@ class SundialsSession:
             unresolved.rows = stepper.rows()
             raise unresolved
         n, completed = e.n, stepper.completed.copy()
-        corrections = completed[2 * n : 3 * n - e.n_differential]
         return SegmentOutcome(
             t=stepper.t,
             x=completed[:n],
@@ -248,7 +247,6 @@ class SundialsSession:
             crossing=crossing,
             integrals=memory.x_data[n:].copy() if e.integrates else task.integrals,
             rows=stepper.rows(),
-            correction=max(map(abs, corrections.tolist()), default=0.0),
             sensitivities=np.array([data[:n] for data in memory.s_data]) if n_directions else None,
             integral_sensitivities=_sensitivities(memory, task) if n_directions else None,
         )
@@ -323,7 +321,6 @@ def _standing_still(task: SegmentTask, method: str) -> SegmentOutcome:
         method=method,
         integrals=task.integrals,
         rows=rows,
-        correction=0.0,
         sensitivities=task.sensitivities,
         integral_sensitivities=task.integral_sensitivities,
     )
