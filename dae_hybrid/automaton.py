@@ -124,6 +124,8 @@ class Automaton:
         except DaeHybridError as error:
             self._keep_partial(task, error.rows)
             error.mode = error.mode or mode.name
+            if error.guard is not None:
+                error.transition = self.system.transitions[mode.guarded[error.guard]].name
             raise
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
         kept = {} if self.companion is None else self.companion.advance(outcome)

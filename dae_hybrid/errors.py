@@ -51,7 +51,9 @@ class DaeHybridError(Exception):
         self.variables = tuple(variables)
         self.remedy = remedy
         self.trajectory: Trajectory | None = None
-        self.rows: Any = None  # outputs of the segment that failed, from the adapter to the automaton
+        # from the adapter to the automaton: outputs of the segment that failed, and which guard is at fault
+        self.rows: Any = None
+        self.guard: int | None = None
 
     def __str__(self) -> str:
         places = [

@@ -301,7 +301,6 @@ def test_a_ball_never_falls_through_the_floor_in_silence(built: Any, models: Any
             assert np.all(sol["y"] > -1e-3), f"e = {e}, rtol = {rtol}: y = {sol['y'].min()}"
 
 
-@pytest.mark.xfail(strict=True, reason="the error says 'Guard 0 of the mode' and leaves `transition` empty")
 @pytest.mark.parametrize("analysis", [dh.simulate, dh.forward_sensitivity, dh.adjoint_gradient])
 def test_a_flight_too_short_to_resolve_names_its_transition(analysis: Any, built: Any, models: Any) -> None:
     with pytest.raises(dh.ZenoError) as caught:

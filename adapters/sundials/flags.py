@@ -41,14 +41,15 @@ _SENTENCES: dict[str, tuple[type[DaeHybridError], str, str]] = {
 
 def unresolved_guard(index: int, *, mode: str, time: float) -> ZenoError:
     """A guard went through zero and back within the accuracy of one step."""
-    return ZenoError(
-        f"Guard {index} of the mode left zero and came back through it within one step: events follow faster than "
-        "the steps.",
+    error = ZenoError(
+        "The guard left zero and came back through it within one step: events follow faster than the steps.",
         mode=mode,
         time=time,
         remedy="Set max_step, or tolerances that resolve the motion between the events; if the events accumulate, "
         "model what happens at rest as a mode of its own.",
     )
+    error.guard = index
+    return error
 
 
 _REPEATED = ("REPTD", "REP_", "FUNC", "RHS", "RES", "FIRST", "UNREC")
