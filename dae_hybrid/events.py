@@ -1,8 +1,22 @@
 """What happens at an instant: which guards are armed, which fire, when the next time event is due.
 
-The rules are those of the table in the user's guide ("Transitions"): a guard fires when it crosses zero
-in its direction; on entry into a mode every guard of that mode is looked at with the state after the
-transition.
+A transition fires when its guard crosses zero in its direction while its source mode is active. On entry into
+a mode (and at the start) every guard of that mode is looked at with the state after the transition:
+
+====================================== ====================================================================
+guard on entry                         what happens
+====================================== ====================================================================
+on the side it has yet to cross from   armed
+zero to rounding, moving in its        fires at once, as the next record of the same instant
+direction
+zero, and not                          armed once it has left zero
+past its threshold                     waits for its next crossing and says so in `diagnostics`; or fires, or
+                                       is an error, as the transition's ``on_entry`` says
+====================================== ====================================================================
+
+When a segment ends without a transition of its own (a time event, the end of the run) the guards are looked at
+again: those that were armed and are zero now have crossed. Transitions of one instant fire one after the other, each
+seeing what the one before left.
 """
 
 from __future__ import annotations

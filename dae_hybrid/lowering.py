@@ -13,9 +13,10 @@ from typing import Any
 
 import casadi as ca
 
+from dae_hybrid.declarations import Declaration, Mode
 from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
-from dae_hybrid.model import Declaration, HybridModel, Mode
+from dae_hybrid.model import HybridModel
 
 #: up to this many unknowns a linear system is solved symbolically, above by CasADi's sparse QR
 SYMBOLIC_SOLVE = 4

@@ -8,10 +8,11 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen import Kernel
+from dae_hybrid.declarations import Transition
 from dae_hybrid.errors import ModelError
 from dae_hybrid.lowering import ModeLowering, Symbols, kind_for, split, symbols_for
 from dae_hybrid.mode_build import ModeBuilder, term_sizes
-from dae_hybrid.model import HybridModel, Transition
+from dae_hybrid.model import HybridModel
 from dae_hybrid.transition import TransitionMap
 
 CLOCK = 2  # (start time, count)
