@@ -329,6 +329,8 @@ class HybridModel:
         return symbol
 
     def _assignments(self, values: Mapping[Any, Any], where: str, kinds: tuple[str, ...]) -> dict[str, ca.MX]:
+        if not isinstance(values, Mapping):
+            raise ModelError(f"{where} must be a mapping of variable to expression, got {type(values).__name__}.")
         found: dict[str, ca.MX] = {}
         for key, value in values.items():
             declared = self.lookup(key, where)
@@ -366,6 +368,8 @@ class HybridModel:
     @staticmethod
     def _expression(what: str, value: Any, size: int | None) -> ca.MX:
         try:
+            if isinstance(value, list | tuple) and any(isinstance(v, ca.MX) for v in value):
+                value = ca.vertcat(*value)
             expression = value if isinstance(value, ca.MX) else ca.MX(ca.DM(np.array(value, dtype=float)))
         except Exception as reason:
             raise ModelError(

@@ -206,11 +206,19 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: _Jump | None) -> K
 def check_parameters_only(model: HybridModel, what: str, expression: Any, *more: ca.MX) -> None:
     """Refuse an expression that depends on anything but parameters."""
     allowed = {d.symbol.__hash__() for d in model.of_kind("parameter")} | {s.__hash__() for s in more}
-    wrong = [s.name() for s in ca.symvar(ca.MX(expression)) if s.__hash__() not in allowed]
+    own = {d.symbol.__hash__() for d in model.declarations.values()} | {model.time.__hash__()}
+    wrong = [s for s in ca.symvar(ca.MX(expression)) if s.__hash__() not in allowed]
+    names = [s.name() for s in wrong]
+    if any(s.__hash__() not in own for s in wrong):
+        raise ModelError(
+            f"{what} uses {', '.join(names)}, which model '{model.name}' does not declare.",
+            variables=names,
+            remedy="Use the symbols of this model.",
+        )
     if wrong:
         raise ModelError(
-            f"{what} uses {', '.join(wrong)}; it may depend on parameters only.",
-            variables=wrong,
+            f"{what} uses {', '.join(names)}; it may depend on parameters only.",
+            variables=names,
             remedy="Declare what it needs with m.parameter; for a condition on variables use guard=.",
         )
 

@@ -560,3 +560,23 @@ def test_options_are_frozen() -> None:
     with pytest.raises(AttributeError):
         options.rtol = 1.0  # type: ignore[misc]
     assert dh.Options(max_order=12, method="adams").max_order == 12
+
+
+def test_lists_of_expressions_are_vectors() -> None:
+    m = dh.HybridModel("lists")
+    a, b = m.parameter("a", 2.0), m.parameter("b", 3.0)
+    y = m.differential("y", size=2)
+    m.initial(m.mode("run", ode={y: [-a * y[0], 0.0]}), {y: [a, b]})
+    m.functional("ends", terminal=[y[0], y[1]])
+    sol = dh.simulate(m.build(native=False), (0, 1), rtol=1e-10)
+    np.testing.assert_allclose(sol.functionals["ends"], [2 * np.exp(-2), 3], rtol=1e-8)
+
+
+def test_a_schedule_of_another_model() -> None:
+    k = dh.HybridModel("other").parameter("k", 1.0)
+    build_fails(lambda m: m.transition("run", "run", at=k), "k", "does not declare")
+
+
+def test_equations_that_are_no_mapping() -> None:
+    m = dh.HybridModel("q")
+    raises(dh.ModelError, lambda: m.mode("a", ode=[1.0]), "ode", "mapping")  # type: ignore[arg-type]

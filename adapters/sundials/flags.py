@@ -58,7 +58,7 @@ _REPEATED = ("REPTD", "REP_", "FUNC", "RHS", "RES", "FIRST", "UNREC")
 def integration_error(flag: int, name: str, *, not_finite: bool, mode: str, time: float) -> IntegrationError | Any:
     """The error for a negative return code."""
     key = name.removeprefix("CV_").removeprefix("IDA_")
-    if not_finite:
+    if not_finite and not key.startswith("ERR_FAIL"):
         return NonFiniteError(
             "The equations give NaN or infinity and smaller steps do not avoid it.",
             mode=mode,
