@@ -48,7 +48,9 @@ except _PackageNotFoundError:  # a checkout that is not installed
 
 # In a checkout, adapters/ and problems/ lie beside this folder; an installed package has them inside.
 if not (_Path(__file__).parent / "adapters").is_dir():
-    __path__.append(str(_Path(__file__).resolve().parent.parent))
+    from dae_hybrid._checkout import install as _install
+
+    _install(_Path(__file__).resolve().parent.parent)
 
 # CasADi's own NumPy behaviour, without its once-a-session notice about it.
 if hasattr(_casadi.GlobalOptions, "setNumpyMode"):

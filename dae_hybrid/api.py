@@ -36,6 +36,7 @@ class RunOptions(TypedDict, total=False):
     max_events: int
     max_transitions_per_instant: int
     sensitivity_method: SensitivityMethod
+    suppress_algebraic: bool
     checkpoint_steps: int
 
 

@@ -195,7 +195,9 @@ class Automaton:
 
     def _last_output(self) -> None:
         """An output time at the very end, where a transition fired: the value after it."""
-        if self.t_eval is None or self.outputs >= self.t_eval.size or self.t_eval[self.outputs] != self.t:
+        nothing = not any(isinstance(part, Segment) for part in self.parts)
+        missing = self.t_eval is not None and self.outputs < self.t_eval.size and self.t_eval[self.outputs] == self.t
+        if not (nothing or missing):
             return
         none = np.zeros(len(self.mode.guarded))
         task = self._task(self.t, Entry(None, none, none), "steps", None, closed=True)

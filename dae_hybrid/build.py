@@ -32,12 +32,14 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool) -> Hybrid
         for t in model.transitions.values()
     )
     parameters = model.of_kind("parameter")
-    system = HybridSystem(
+    nominal = np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0)
+    nominal.flags.writeable = False
+    return HybridSystem(
         name=model.name,
         parameters=Layout.of((d.name, d.size) for d in parameters),
         memory=Layout.of((d.name, d.size) for d in model.of_kind("memory")),
         functionals=Layout.of((f.name, f.size) for f in model.functionals.values()),
-        nominal=np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0),
+        nominal=nominal,
         modes=modes,
         transitions=transitions,
         initial=_initial(model, mode_index),
@@ -45,7 +47,6 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool) -> Hybrid
         frozen={d.name: None if d.of is None else d.of.name for d in model.of_kind("memory")},
         labels={d.name: f"{d.name} [{d.unit}]" if d.unit else d.name for d in model.declarations.values()},
     )
-    return system
 
 
 def _check_declarations(model: HybridModel) -> None:

@@ -46,14 +46,16 @@ class GradientCheck:
 
     def __str__(self) -> str:
         ways = list(self.gradients)
-        rows = [["", *ways]]
+        rows = [["", *ways, "adjoint - forward"]]
         table = {way: np.atleast_2d(values) for way, values in self.gradients.items()}
         k = len(table[ways[0]])
         for j in range(k):
             for i, name in enumerate(self.parameters):
                 label = f"d{self.functional}{f'[{j}]' if k > 1 else ''}/d{name}"
-                rows.append([label, *(f"{table[way][j, i]: .12e}" for way in ways)])
-        rows.append(["relative to forward", *(f"{self.difference(way, 'forward'):.1e}" for way in ways)])
+                one, other = table["adjoint"][j, i], table["forward"][j, i]
+                relative = abs(one - other) / (max(abs(one), abs(other)) or 1.0)
+                rows.append([label, *(f"{table[way][j, i]: .12e}" for way in ways), f"{relative:.1e}"])
+        rows.append(["relative to the largest", *(f"{self.difference(way, 'forward'):.1e}" for way in ways), ""])
         widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
         lines = [
             "  ".join(

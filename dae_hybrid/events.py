@@ -35,7 +35,7 @@ from dae_hybrid.transition import Arrival, TransitionMap
 #: a guard within this many roundings of its terms is zero
 ZERO_ROUNDINGS = 256.0
 #: events accumulate when this many intervals in a row shrink by one ratio, to this spread,
-ZENO_INTERVALS, ZENO_SPREAD = 4, 0.01
+ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO = 4, 0.01, 0.999
 #: and what is left of the series is below this share of the run
 ZENO_REST = 2e-5
 TINY = float(np.finfo(float).tiny)
@@ -198,7 +198,7 @@ class Instant:
         if transition.kind != "guard" or len(recent) <= ZENO_INTERVALS:
             return
         last, before = recent[-1] - recent[-2], recent[-2] - recent[-3]
-        if last >= before:
+        if last > ZENO_RATIO * before:
             return
         rest = last * last / (before - last)
         if rest > ZENO_REST * (self.span[1] - self.span[0]) or t + rest > self.span[1]:

@@ -110,11 +110,11 @@ def solve_algebraic(
         small = np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size)
         if np.all(np.abs(residual) <= EPS * size) or (small and np.all(np.abs(step) <= 4 * EPS * np.abs(z))):
             return z + step
-        damping, norm = 1.0, float(np.linalg.norm(residual))
+        damping, norm = 1.0, float(np.abs(residual).max())
         while True:
             trial = z + damping * step
             new = system(trial)
-            if np.all(np.isfinite(new[0])) and float(np.linalg.norm(new[0])) < norm:
+            if np.all(np.isfinite(new[0])) and float(np.abs(new[0]).max()) < norm:
                 z, (residual, jacobian, size) = trial, new
                 break
             damping /= 2

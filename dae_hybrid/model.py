@@ -41,7 +41,7 @@ class HybridModel:
     >>> m.functional("height", terminal=y)
     >>> sol = dh.simulate(m.build(), (0, 1), rtol=1e-10)
     >>> len(sol.events), round(sol.functionals["height"], 6)
-    (1, 0.228142)
+    (1, 0.468004)
     """
 
     name: str
@@ -180,7 +180,9 @@ class HybridModel:
         source, target : Mode or str
             Where it leads from and to; ``target=None`` ends the run.
         guard : scalar expression
-            Fires when it crosses zero in `direction`. In pre-transition quantities: states, algebraic
+            Fires when it crosses zero in `direction`. It is looked at after every step of the integrator: one that
+            passes through zero and back within a step goes unseen, so set ``max_step`` where a guard moves faster
+            than the state. In pre-transition quantities: states, algebraic
             variables, derivatives (`der`), memory, parameters, time.
         at, every : expression in parameters
             Fires at a time, or at start time + k period, k = 1, 2, ...; exactly one of `guard`,
@@ -367,6 +369,8 @@ class HybridModel:
 
     @staticmethod
     def _expression(what: str, value: Any, size: int | None) -> ca.MX:
+        if isinstance(value, ca.SX):
+            raise ModelError(f"{what} is a CasADi SX expression; the symbols of a model are MX.")
         try:
             if isinstance(value, list | tuple) and any(isinstance(v, ca.MX) for v in value):
                 value = ca.vertcat(*value)

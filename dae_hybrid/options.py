@@ -16,6 +16,7 @@ from dae_hybrid.layout import Layout
 Method = Literal["auto", "bdf", "adams"]
 SensitivityMethod = Literal["staggered", "simultaneous"]
 DEFAULT_ATOL = 1e-10
+SHORTEST_SPAN = 1e-200
 
 
 def _positive(name: str, value: object) -> float:
@@ -43,7 +44,8 @@ class Options:
     atol : float or mapping of str to float
         Absolute tolerance, one for all or by name of variables and functionals (key ``"*"`` for the others).
     method : {"auto", "bdf", "adams"}
-        Integration method. ``"auto"`` is ``"bdf"``; ``"adams"`` is for modes without algebraic variables.
+        Integration method. ``"auto"`` takes Adams for explicit modes that are not stiff, BDF for all others, and
+        looks again along the run; ``"adams"`` is for modes without (implicit) algebraic variables.
     max_step, first_step : float or None
         Largest step and first step after every start; None lets the integrator choose.
     max_steps : int
@@ -56,6 +58,9 @@ class Options:
         Longest chain of transitions at one instant.
     sensitivity_method : {"staggered", "simultaneous"}
         Corrector of forward sensitivity analysis.
+    suppress_algebraic : bool
+        Leave (implicit) algebraic variables out of the error test. Cheaper where they move with the state; where
+        they move faster, steps pass over them and gradients are wrong.
     checkpoint_steps : int
         Steps between two checkpoints of the adjoint's forward pass.
     """
@@ -70,10 +75,12 @@ class Options:
     max_events: int = 100_000
     max_transitions_per_instant: int = 100
     sensitivity_method: SensitivityMethod = "staggered"
+    suppress_algebraic: bool = False
     checkpoint_steps: int = 200
 
     def __post_init__(self) -> None:
-        _positive("rtol", self.rtol)
+        if _positive("rtol", self.rtol) >= 1.0:
+            raise OptionError(f"rtol must be below 1, got {self.rtol!r}.")
         if isinstance(self.atol, Mapping):
             for name, value in self.atol.items():
                 _positive(f"atol[{name!r}]", value)
@@ -81,6 +88,8 @@ class Options:
             _positive("atol", self.atol)
         _choice("method", self.method, get_args(Method))
         _choice("sensitivity_method", self.sensitivity_method, get_args(SensitivityMethod))
+        if not isinstance(self.suppress_algebraic, bool):
+            raise OptionError(f"suppress_algebraic must be True or False, got {self.suppress_algebraic!r}.")
         for name in ("max_step", "first_step"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
@@ -124,6 +133,8 @@ def check_time_span(t_span: object) -> tuple[float, float]:
         raise OptionError(f"t_span must be two numbers (start, end), got {t_span!r}.") from None
     if not (math.isfinite(t0) and math.isfinite(tf)):
         raise OptionError(f"t_span must be finite, got ({t0}, {tf}).")
+    if 0 < tf - t0 < SHORTEST_SPAN:
+        raise OptionError(f"t_span ({t0}, {tf}) is too short to integrate.", remedy="Choose other units of time.")
     if tf <= t0:
         kind = "empty" if tf == t0 else "reversed"
         raise OptionError(f"t_span ({t0}, {tf}) is {kind}; the end must come after the start.")

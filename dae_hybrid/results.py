@@ -121,8 +121,8 @@ class Gradient:
             By name: (n,) for scalars, (n, size) for vectors, with a trailing axis k for a vector functional;
             without the leading axis for a scalar `t`. NaN where the active mode does not have the variable.
         """
+        self.trajectory(t, side)  # checks the times and the side
         times = np.array(t, dtype=float)
-        self.trajectory(times, side)  # checks the times and the side
         flat, order = np.unique(times.reshape(-1), return_inverse=True)
         found = self._samples(flat, side)
         system, k = self.trajectory.system, np.size(self.value)

@@ -181,6 +181,13 @@ class Segment:
         return self.mode.complete_rows(t, self._interpolant(t), self.memory, self.parameters)
 
 
+def _times(t: ArrayLike) -> Array:
+    try:
+        return np.array(t, dtype=float)
+    except (TypeError, ValueError):
+        raise OptionError(f"Times must be numbers, got {t!r}.") from None
+
+
 @dataclass(frozen=True, eq=False)
 class Trajectory:
     """A hybrid trajectory. Immutable.
@@ -281,7 +288,7 @@ class Trajectory:
         """
         if side not in ("left", "right"):
             raise OptionError(f"side must be 'left' or 'right', got {side!r}.")
-        times = np.array(t, dtype=float)
+        times = _times(t)
         flat = times.reshape(-1)
         start, end = self.t_span[0], self.final[0]
         if not np.all((flat >= start) & (flat <= end)):

@@ -24,6 +24,7 @@ enum { REACHED_STOP = 1, FOUND_ROOT = 2 };   /* CV_TSTOP_RETURN, CV_ROOT_RETURN 
 enum { PAUSED = 100, ROWS_FULL = 101 };
 enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
 enum { RECOVERABLE = 1, FATAL = -1 };
+enum { SOLVES = 10 };                        /* of three Newton steps each */
 enum { POLISH = 10000 };                     /* roundings that the polished event time may move by */
 
 typedef struct {
@@ -72,6 +73,9 @@ typedef struct {
   const double *departure;                   /* sign with which it has to leave zero, 0 where unknown */
   double *point;                             /* n doubles: argument of the cached linearisation */
   double *parameter_gradient;                /* n_parameters doubles of work */
+  double *interpolated;                      /* 5 n doubles: a state of the forward pass, solved; and work */
+  double interpolated_time;
+  integer interpolated_valid;
   double point_time;
   integer point_valid;
   integer flow_calls, jacobian_calls, linearised_calls, guard_calls, not_finite, returned;
@@ -174,6 +178,35 @@ static void scatter_column(const sparse *a, integer j, double *out) {
   for (integer k = a->column[j]; k < a->column[j + 1]; k++) out[a->row[k]] += a->value[k];
 }
 
+/* The forward pass interpolates x between its steps. That is as good as the tolerance for y, but not for algebraic
+ * variables, which may move faster than the steps: solve for them again. */
+static int linearise_interpolated(context *c, double t, const double *x) {
+  const integer n = c->n, nz = n - c->n_differential;
+  if (!nz) return linearise(c, t, x, 0);
+  if (c->interpolated_valid && c->interpolated_time == t && !memcmp(c->interpolated, x, (size_t)n * sizeof(double)))
+    return linearise(c, t, c->interpolated + n, 0);
+  double *at = c->interpolated + n, *next = at + n, *correction = next + 2 * n;
+  memcpy(c->interpolated, x, (size_t)n * sizeof(double));
+  memcpy(at, x, (size_t)n * sizeof(double));
+  c->interpolated_valid = 0;
+  for (int k = 0; k < SOLVES; k++) {
+    c->res[0] = next;
+    c->res[1] = next + n;
+    c->res[2] = correction;
+    if (evaluate(c, c->complete, t, at, 0)) return FATAL;
+    if (checked(c, next, n)) return RECOVERABLE;
+    memcpy(at, next, (size_t)n * sizeof(double));
+    int converged = 1;
+    for (integer i = 0; i < nz; i++)
+      if (!(fabs(correction[i]) <= 1e-11 * fabs(at[c->n_differential + i]) + DBL_MIN)) converged = 0;
+    if (!converged) continue;
+    c->interpolated_time = t;
+    c->interpolated_valid = 1;
+    return linearise(c, t, at, 0);
+  }
+  return RECOVERABLE;
+}
+
 /* ---- what both families share -------------------------------------------------------------------- */
 
 static int fill_jacobian(context *c, double t, const double *x, const double *xdot, double cj, double *dense) {
@@ -235,7 +268,8 @@ static int directional(context *c, double t, const double *x, const double *xdot
 /* sign * (F_x^T lambda + g_x^T); SR eq. 12, 20, 36 */
 static int adjoint(backward_data *b, double t, const double *x, const double *xdot, const double *lambda, double sign, double *out) {
   context *c = b->model;
-  const int flag = linearise(c, t, x, xdot);
+  (void)xdot;
+  const int flag = linearise_interpolated(c, t, x);
   if (flag) return flag;
   memset(out, 0, (size_t)c->n * sizeof(double));
   scatter_column(&c->g_x, b->component, out);
@@ -245,7 +279,8 @@ static int adjoint(backward_data *b, double t, const double *x, const double *xd
 
 static int adjoint_jacobian(context *c, double t, const double *x, const double *xdot, double sign, double cj, double *dense) {
   const integer n = c->n;
-  const int flag = linearise(c, t, x, xdot);
+  (void)xdot;
+  const int flag = linearise_interpolated(c, t, x);
   if (flag) return flag;
   memset(dense, 0, (size_t)(n * n) * sizeof(double));
   for (integer j = 0; j < n; j++)
@@ -257,7 +292,8 @@ static int adjoint_jacobian(context *c, double t, const double *x, const double 
 /* SR eq. 33 to 35: parameters first, then memory. The minus undoes the direction of integration. */
 static int adjoint_quadrature(backward_data *b, double t, const double *x, const double *xdot, const double *lambda, double *out) {
   context *c = b->model;
-  const int flag = linearise(c, t, x, xdot);
+  (void)xdot;
+  const int flag = linearise_interpolated(c, t, x);
   if (flag) return flag;
   memset(c->parameter_gradient, 0, (size_t)c->n_parameters * sizeof(double));
   scatter_column(&c->g_p, b->component, c->parameter_gradient);
@@ -474,7 +510,7 @@ int dh_begin(run *r) {
   context *c = r->model;
   r->n_rows = r->next_eval = r->steps = 0;
   r->error_test_failures = r->newton_failures = 0;
-  c->point_valid = 0;
+  c->point_valid = c->interpolated_valid = 0;
   int flag = r->implicit ? c->api->ida_reinit(r->memory, r->t, r->x, r->xdot) : c->api->cvode_reinit(r->memory, r->t, r->x);
   if (!flag && r->sensitivities)
     flag = r->implicit

@@ -50,7 +50,9 @@ class Context(Structure):
                                        "n_parameters", "n_guards", "n_directions", "n_wrt")),
         *((name, c_void_p) for name in ("parameters", "memory", "parameter_directions", "memory_directions", "wrt")),
         *((name, Sparse) for name in ("state_jacobian", "integrand_jacobian", *BLOCKS)),
-        *((name, c_void_p) for name in ("zero_band", "departure", "point", "parameter_gradient")),
+        *((name, c_void_p) for name in ("zero_band", "departure", "point", "parameter_gradient", "interpolated")),
+        ("interpolated_time", c_double),
+        ("interpolated_valid", c_int64),
         ("point_time", c_double),
         *((name, c_int64) for name in ("point_valid", *COUNTERS, "returned")),
     ]  # fmt: skip
@@ -137,7 +139,7 @@ class Model:
         self.memory_directions = np.zeros((n_directions, e.n_memory))
         self.zero_band, self.departure = np.zeros(e.n_guards), np.zeros(e.n_guards)
         self.wrt = np.array(wrt, dtype=np.int64)
-        self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters)]
+        self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters), np.zeros(5 * e.n)]
         self._patterns: list[Any] = []
         blocks = {name: self._sparse("linearised", i) for i, name in enumerate(BLOCKS)}
         self.context = Context(
@@ -153,6 +155,7 @@ class Model:
             state_jacobian=self._sparse("jacobian", 0), integrand_jacobian=self._sparse("jacobian", 1), **blocks,
             zero_band=self.zero_band.ctypes.data, departure=self.departure.ctypes.data,
             point=self._scratch[0].ctypes.data, parameter_gradient=self._scratch[1].ctypes.data,
+            interpolated=self._scratch[2].ctypes.data,
         )  # fmt: skip
         self.backward_data = [BackwardData(ctypes.addressof(self.context), j) for j in range(e.functionals.size)]
 
@@ -164,7 +167,7 @@ class Model:
 
     def reset(self) -> None:
         """Forget the cached linearisation; needed whenever parameters, memory or directions change."""
-        self.context.point_valid = 0
+        self.context.point_valid = self.context.interpolated_valid = 0
 
     def callback(self, name: str) -> int:
         """Address of a callback for SUNDIALS."""

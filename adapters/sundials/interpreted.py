@@ -21,6 +21,8 @@ from .interpreted_loop import Stepper as Stepper
 from .library import load
 
 RECOVERABLE, FATAL = 1, -1
+SOLVES = 10  # as in driver.c
+TINY = float(np.finfo(float).tiny)
 POLISH = 10_000  # as in driver.c
 EPS = float(np.finfo(float).eps)
 
@@ -143,12 +145,25 @@ class Model:
         n, pairs = self.equations.n, zip(s, self.parameter_directions, self.memory_directions, strict=True)
         return [by_x @ si[:n] + by_p @ dp + by_m @ dm for si, dp, dm in pairs]
 
-    def _adjoint(self, t: float, x: Array, xdot: Array | None, lam: Array, j: int) -> Array:
-        b = self._linearised(t, x, xdot)
+    def _interpolated(self, t: float, x: Array) -> dict[str, Array]:
+        """The linearisation at an interpolated state, its algebraic variables solved for again."""
+        ny = self.equations.n_differential
+        if self.equations.n > ny:
+            for _ in range(SOLVES):
+                x, _, correction = self.evaluate("complete", t, x)
+                self._checked(x)
+                if np.all(np.abs(correction) <= 1e-11 * np.abs(x[ny:]) + TINY):
+                    break
+            else:
+                raise _Recoverable
+        return self._linearised(t, x, None)
+
+    def _adjoint(self, t: float, x: Array, lam: Array, j: int) -> Array:
+        b = self._interpolated(t, x)
         return np.asarray(b["f_x"].T @ lam + b["g_x"][:, j])
 
-    def _adjoint_quadrature(self, t: float, x: Array, xdot: Array | None, lam: Array, j: int) -> Array:
-        b = self._linearised(t, x, xdot)
+    def _adjoint_quadrature(self, t: float, x: Array, lam: Array, j: int) -> Array:
+        b = self._interpolated(t, x)
         by_p, by_m = b["f_p"].T @ lam + b["g_p"][:, j], b["f_m"].T @ lam + b["g_m"][:, j]
         return -np.concatenate((by_p[self.wrt], by_m))
 
@@ -218,6 +233,7 @@ class Model:
         return self.vector(value)
 
     def vector(self, handle: int) -> Array:
+        """The numbers of a SUNDIALS vector."""
         length = self._library.N_VGetLength(handle)
         return np.ctypeslib.as_array(
             ctypes.cast(self._library.N_VGetArrayPointer(handle), POINTER(c_double)), (length,)
@@ -237,13 +253,13 @@ class Model:
             target[:] = value
 
     def cv_rhs_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
-        out[:] = -self._adjoint(t, x, None, lam, j)
+        out[:] = -self._adjoint(t, x, lam, j)
 
     def cv_jac_b(self, t: float, x: Array, _lam: Array, out: Array, _j: int) -> None:  # noqa: D102
-        out[:] = -self._linearised(t, x, None)["f_x"].T
+        out[:] = -self._interpolated(t, x)["f_x"].T
 
     def cv_quad_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
-        out[:] = self._adjoint_quadrature(t, x, None, lam, j)
+        out[:] = self._adjoint_quadrature(t, x, lam, j)
 
     def ida_res(self, t: float, x: Array, xdot: Array, out: Array) -> None:  # noqa: D102
         out[:] = self._flow(t, x, xdot) - self._mass * xdot
@@ -268,12 +284,12 @@ class Model:
     def ida_res_b(  # noqa: D102
         self, t: float, x: Array, xdot: Array, lam: Array, rate: Array, out: Array, j: int
     ) -> None:
-        out[:] = self._adjoint(t, x, xdot, lam, j) + self._mass * rate
+        out[:] = self._adjoint(t, x, lam, j) + self._mass * rate
 
     def ida_jac_b(  # noqa: D102
         self, t: float, cj: float, x: Array, xdot: Array, _lam: Array, out: Array, _j: int
     ) -> None:
-        out[:] = self._linearised(t, x, xdot)["f_x"].T + cj * np.diag(self._mass)
+        out[:] = self._interpolated(t, x)["f_x"].T + cj * np.diag(self._mass)
 
     def ida_quad_b(self, t: float, x: Array, xdot: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
-        out[:] = self._adjoint_quadrature(t, x, xdot, lam, j)
+        out[:] = self._adjoint_quadrature(t, x, lam, j)

@@ -101,7 +101,6 @@ class _Solver:
             rows = np.arange(self.size)
             self.objects.data(self.differential_rows, self.size)[:] = (rows < e.n_differential) | (rows >= e.n)
             self.call("SetId", self.differential_rows)
-            self.call("SetSuppressAlg", 1)
         if guarded and e.n_guards:
             self.call("RootInit", e.n_guards, callback(f"{self.prefix}_root"))
             self.call("SetRootDirection", (c_int * e.n_guards)(*e.directions))
@@ -115,6 +114,8 @@ class _Solver:
         if self.size > self.equations.n:
             self.absolute_data[self.equations.n :] = options.absolute(self.equations.functionals)
         self.call("SVtolerances", options.rtol, self.absolute)
+        if self.equations.implicit:
+            self.call("SetSuppressAlg", int(options.suppress_algebraic))
         self.call("SetMaxStep", options.max_step or 0.0)
         self.call("SetInitStep", options.first_step or 0.0)
         self.call("SetMaxOrd", options.max_order or MAX_ORDER[self.method])

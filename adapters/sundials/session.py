@@ -30,10 +30,8 @@ from .stiffness import decay_rate
 BUDGET = 20_000
 #: method="auto" starts with Adams where fewer than this many of the fastest decay times make up the segment,
 DECAYS = 500.0
-#: looks again after this many steps,
+#: and looks again after this many steps, to change to BDF where that is no longer so
 LOOK = 500
-#: and changes to BDF where the step has come this close to the fastest decay time: stability holds it down
-STABILITY = 0.25
 #: steps below this share of the segment get nowhere
 STARVED = 1e-12
 #: intervals up to this many roundings long are not integrated
@@ -195,7 +193,7 @@ class SundialsSession:
                 raise self._starved(memory, task, step)
             if watch:
                 rate = decay_rate(task.equations, stepper.t, memory.x_data[:n], task.memory, self._parameters)
-                if rate * step > STABILITY:
+                if rate * (task.t_stop - stepper.t) > DECAYS:
                     self._auto[id(task.equations)] = "bdf"
                     return driver.PAUSED
         return driver.PAUSED
