@@ -66,6 +66,8 @@ typedef struct {
   const double *parameter_directions;        /* n_parameters x n_directions, column by column */
   const double *memory_directions;           /* n_memory x n_directions */
   const integer *wrt;                        /* parameters whose gradient is wanted */
+  const double *weights;                     /* n_wrt + n_memory: the guide of the backward pass, see `adjoint` */
+  double *integrands;                        /* n_wrt + n_memory doubles of work */
   sparse state_jacobian, integrand_jacobian; /* F_x and, transposed, g_x; filled by `jacobian` */
   sparse f_x, f_p, f_m;                      /* filled together by `linearised` */
   sparse g_x, g_p, g_m;                      /* transposed: one column per integrand */
@@ -265,34 +267,9 @@ static int directional(context *c, double t, const double *x, const double *xdot
   return 0;
 }
 
-/* sign * (F_x^T lambda + g_x^T); SR eq. 12, 20, 36 */
-static int adjoint(backward_data *b, double t, const double *x, const double *xdot, const double *lambda, double sign, double *out) {
-  context *c = b->model;
-  (void)xdot;
-  const int flag = linearise_interpolated(c, t, x);
-  if (flag) return flag;
-  memset(out, 0, (size_t)c->n * sizeof(double));
-  scatter_column(&c->g_x, b->component, out);
-  for (integer j = 0; j < c->n; j++) out[j] = sign * (out[j] + column_dot(&c->f_x, j, lambda));
-  return 0;
-}
-
-static int adjoint_jacobian(context *c, double t, const double *x, const double *xdot, double sign, double cj, double *dense) {
-  const integer n = c->n;
-  (void)xdot;
-  const int flag = linearise_interpolated(c, t, x);
-  if (flag) return flag;
-  memset(dense, 0, (size_t)(n * n) * sizeof(double));
-  for (integer j = 0; j < n; j++)
-    for (integer k = c->f_x.column[j]; k < c->f_x.column[j + 1]; k++) dense[c->f_x.row[k] * n + j] = sign * c->f_x.value[k];
-  for (integer i = 0; i < c->n_differential; i++) dense[i * n + i] += cj;
-  return 0;
-}
-
 /* SR eq. 33 to 35: parameters first, then memory. The minus undoes the direction of integration. */
-static int adjoint_quadrature(backward_data *b, double t, const double *x, const double *xdot, const double *lambda, double *out) {
+static int adjoint_quadrature(backward_data *b, double t, const double *x, const double *lambda, double *out) {
   context *c = b->model;
-  (void)xdot;
   const int flag = linearise_interpolated(c, t, x);
   if (flag) return flag;
   memset(c->parameter_gradient, 0, (size_t)c->n_parameters * sizeof(double));
@@ -303,6 +280,39 @@ static int adjoint_quadrature(backward_data *b, double t, const double *x, const
   memset(memory, 0, (size_t)c->n_memory * sizeof(double));
   scatter_column(&c->g_m, b->component, memory);
   for (integer i = 0; i < c->n_memory; i++) memory[i] = -(memory[i] + column_dot(&c->f_m, i, lambda));
+  return 0;
+}
+
+/* sign * (F_x^T lambda + g_x^T), SR eq. 12, 20, 36; behind it the guide: one weighted sum of the integrands of eq. 33
+ * to 35. SUNDIALS chooses the order by the states alone, and where lambda stands still the integrals would be summed at
+ * order one; the guide is a state that moves as they do. */
+static int adjoint(backward_data *b, double t, const double *x, const double *lambda, double sign, double *out) {
+  context *c = b->model;
+  const int flag = adjoint_quadrature(b, t, x, lambda, c->integrands);
+  if (flag) return flag;
+  memset(out, 0, (size_t)c->n * sizeof(double));
+  scatter_column(&c->g_x, b->component, out);
+  for (integer j = 0; j < c->n; j++) out[j] = sign * (out[j] + column_dot(&c->f_x, j, lambda));
+  out[c->n] = 0;
+  for (integer i = 0; i < c->n_wrt + c->n_memory; i++) out[c->n] += c->weights[i] * c->integrands[i];
+  return 0;
+}
+
+static int adjoint_jacobian(context *c, double t, const double *x, double sign, double cj, double *dense) {
+  const integer n = c->n, size = n + 1;
+  const int flag = linearise_interpolated(c, t, x);
+  if (flag) return flag;
+  memset(dense, 0, (size_t)(size * size) * sizeof(double));
+  for (integer j = 0; j < n; j++)
+    for (integer k = c->f_x.column[j]; k < c->f_x.column[j + 1]; k++)
+      dense[c->f_x.row[k] * size + j] = sign * c->f_x.value[k];
+  for (integer i = 0; i < c->n_wrt + c->n_memory; i++) {
+    const sparse *a = i < c->n_wrt ? &c->f_p : &c->f_m;
+    const integer j = i < c->n_wrt ? c->wrt[i] : i - c->n_wrt;
+    for (integer k = a->column[j]; k < a->column[j + 1]; k++) dense[a->row[k] * size + n] -= c->weights[i] * a->value[k];
+  }
+  for (integer i = 0; i < c->n_differential; i++) dense[i * size + i] += cj;
+  dense[n * size + n] -= cj;
   return 0;
 }
 
@@ -328,16 +338,16 @@ int dh_cv_sens(int ns, double t, vector y, vector ydot, vector *s, vector *sdot,
 }
 
 int dh_cv_rhs_b(double t, vector y, vector yb, vector ybdot, void *data) {
-  return adjoint(data, t, ARRAY_B(y), 0, ARRAY_B(yb), -1, ARRAY_B(ybdot));
+  return adjoint(data, t, ARRAY_B(y), ARRAY_B(yb), -1, ARRAY_B(ybdot));
 }
 
 int dh_cv_jac_b(double t, vector y, vector yb, vector fyb, void *jac, void *data, vector a, vector b, vector c) {
   (void)yb, (void)fyb, (void)a, (void)b, (void)c;
-  return adjoint_jacobian(((backward_data *)data)->model, t, ARRAY_B(y), 0, -1, 0, MATRIX_B(jac));
+  return adjoint_jacobian(((backward_data *)data)->model, t, ARRAY_B(y), -1, 0, MATRIX_B(jac));
 }
 
 int dh_cv_quad_b(double t, vector y, vector yb, vector qbdot, void *data) {
-  return adjoint_quadrature(data, t, ARRAY_B(y), 0, ARRAY_B(yb), ARRAY_B(qbdot));
+  return adjoint_quadrature(data, t, ARRAY_B(y), ARRAY_B(yb), ARRAY_B(qbdot));
 }
 
 int dh_ida_res(double t, vector x, vector xdot, vector out, void *data) {
@@ -371,21 +381,23 @@ int dh_ida_res_b(double t, vector x, vector xdot, vector xb, vector xbdot, vecto
   const backward_data *b = data;
   double *residual = ARRAY_B(out);
   const double *rate = ARRAY_B(xbdot);
-  const int flag = adjoint(data, t, ARRAY_B(x), ARRAY_B(xdot), ARRAY_B(xb), 1, residual);
+  (void)xdot;
+  const int flag = adjoint(data, t, ARRAY_B(x), ARRAY_B(xb), 1, residual);
   if (flag) return flag;
   for (integer i = 0; i < b->model->n_differential; i++) residual[i] += rate[i];
+  residual[b->model->n] -= rate[b->model->n];
   return 0;
 }
 
 int dh_ida_jac_b(double t, double cj, vector x, vector xdot, vector xb, vector xbdot, vector r, void *jac, void *data,
                  vector a, vector b, vector c) {
-  (void)xb, (void)xbdot, (void)r, (void)a, (void)b, (void)c;
-  return adjoint_jacobian(((backward_data *)data)->model, t, ARRAY_B(x), ARRAY_B(xdot), 1, cj, MATRIX_B(jac));
+  (void)xdot, (void)xb, (void)xbdot, (void)r, (void)a, (void)b, (void)c;
+  return adjoint_jacobian(((backward_data *)data)->model, t, ARRAY_B(x), 1, cj, MATRIX_B(jac));
 }
 
 int dh_ida_quad_b(double t, vector x, vector xdot, vector xb, vector xbdot, vector out, void *data) {
-  (void)xbdot;
-  return adjoint_quadrature(data, t, ARRAY_B(x), ARRAY_B(xdot), ARRAY_B(xb), ARRAY_B(out));
+  (void)xdot, (void)xbdot;
+  return adjoint_quadrature(data, t, ARRAY_B(x), ARRAY_B(xb), ARRAY_B(out));
 }
 
 /* ---- the step loop ---------------------------------------------------------------------------------- */

@@ -48,7 +48,8 @@ class Context(Structure):
         *((name, c_void_p) for name in ("arg", "res", "iw", "w")),
         *((name, c_int64) for name in ("n", "n_differential", "n_functionals", "n_integrals", "n_memory",
                                        "n_parameters", "n_guards", "n_directions", "n_wrt")),
-        *((name, c_void_p) for name in ("parameters", "memory", "parameter_directions", "memory_directions", "wrt")),
+        *((name, c_void_p) for name in ("parameters", "memory", "parameter_directions", "memory_directions", "wrt",
+                                        "weights", "integrands")),
         *((name, Sparse) for name in ("state_jacobian", "integrand_jacobian", *BLOCKS)),
         *((name, c_void_p) for name in ("zero_band", "departure", "point", "parameter_gradient", "interpolated")),
         ("interpolated_time", c_double),
@@ -139,6 +140,7 @@ class Model:
         self.memory_directions = np.zeros((n_directions, e.n_memory))
         self.zero_band, self.departure = np.zeros(e.n_guards), np.zeros(e.n_guards)
         self.wrt = np.array(wrt, dtype=np.int64)
+        self.weights, self._integrands = np.zeros(len(wrt) + e.n_memory), np.zeros(len(wrt) + e.n_memory)
         self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters), np.zeros(5 * e.n)]
         self._patterns: list[Any] = []
         blocks = {name: self._sparse("linearised", i) for i, name in enumerate(BLOCKS)}
@@ -152,6 +154,7 @@ class Model:
             parameters=self.parameters.ctypes.data, memory=self.memory.ctypes.data,
             parameter_directions=self.parameter_directions.ctypes.data,
             memory_directions=self.memory_directions.ctypes.data, wrt=self.wrt.ctypes.data,
+            weights=self.weights.ctypes.data, integrands=self._integrands.ctypes.data,
             state_jacobian=self._sparse("jacobian", 0), integrand_jacobian=self._sparse("jacobian", 1), **blocks,
             zero_band=self.zero_band.ctypes.data, departure=self.departure.ctypes.data,
             point=self._scratch[0].ctypes.data, parameter_gradient=self._scratch[1].ctypes.data,

@@ -75,6 +75,7 @@ class Model:
         self.zero_band, self.departure = np.zeros(e.n_guards), np.zeros(e.n_guards)
         self._returned: int | None = None
         self.wrt = list(wrt)
+        self.weights = np.zeros(len(wrt) + e.n_memory)
         self.n_directions = n_directions
         self.calls = dict.fromkeys(COUNTERS, 0)
         rows = np.arange(self.size)
@@ -160,10 +161,24 @@ class Model:
 
     def _adjoint(self, t: float, x: Array, lam: Array, j: int) -> Array:
         b = self._interpolated(t, x)
-        return np.asarray(b["f_x"].T @ lam + b["g_x"][:, j])
+        return np.asarray(b["f_x"].T @ lam[: self.equations.n] + b["g_x"][:, j])
+
+    def _guide(self, t: float, x: Array, lam: Array, j: int) -> float:
+        """The weighted sum of the integrands that guides the order of the backward pass; see driver.c."""
+        return float(self.weights @ self._adjoint_quadrature(t, x, lam, j))
+
+    def _adjoint_jacobian(self, t: float, x: Array, sign: float, cj: float, out: Array) -> None:
+        b, n, ny = self._interpolated(t, x), self.equations.n, self.equations.n_differential
+        out[:] = 0.0
+        out[:n, :n] = sign * b["f_x"].T
+        by = np.hstack((b["f_p"][:, self.wrt], b["f_m"]))
+        out[n, :n] = -by @ self.weights
+        out[range(ny), range(ny)] += cj
+        out[n, n] -= cj
 
     def _adjoint_quadrature(self, t: float, x: Array, lam: Array, j: int) -> Array:
         b = self._interpolated(t, x)
+        lam = lam[: self.equations.n]
         by_p, by_m = b["f_p"].T @ lam + b["g_p"][:, j], b["f_m"].T @ lam + b["g_m"][:, j]
         return -np.concatenate((by_p[self.wrt], by_m))
 
@@ -226,8 +241,8 @@ class Model:
         if letter == "o":
             return np.ctypeslib.as_array(value, (e.n_guards,))
         if letter == "m":
-            address = self._library.SUNDenseMatrix_Data(value)
-            return np.ctypeslib.as_array(ctypes.cast(address, POINTER(c_double)), (self.size, self.size)).T
+            address, n = self._library.SUNDenseMatrix_Data(value), self._library.SUNDenseMatrix_Rows(value)
+            return np.ctypeslib.as_array(ctypes.cast(address, POINTER(c_double)), (n, n)).T
         if letter == "V":
             return [self.vector(v) for v in ctypes.cast(value, POINTER(c_void_p))[: self.n_directions]]
         return self.vector(value)
@@ -253,10 +268,11 @@ class Model:
             target[:] = value
 
     def cv_rhs_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
-        out[:] = -self._adjoint(t, x, lam, j)
+        n = self.equations.n
+        out[:n], out[n] = -self._adjoint(t, x, lam, j), self._guide(t, x, lam, j)
 
     def cv_jac_b(self, t: float, x: Array, _lam: Array, out: Array, _j: int) -> None:  # noqa: D102
-        out[:] = -self._interpolated(t, x)["f_x"].T
+        self._adjoint_jacobian(t, x, -1.0, 0.0, out)
 
     def cv_quad_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
         out[:] = self._adjoint_quadrature(t, x, lam, j)
@@ -284,12 +300,14 @@ class Model:
     def ida_res_b(  # noqa: D102
         self, t: float, x: Array, xdot: Array, lam: Array, rate: Array, out: Array, j: int
     ) -> None:
-        out[:] = self._adjoint(t, x, lam, j) + self._mass * rate
+        n = self.equations.n
+        out[:n] = self._adjoint(t, x, lam, j) + self._mass * rate[:n]
+        out[n] = self._guide(t, x, lam, j) - rate[n]
 
     def ida_jac_b(  # noqa: D102
         self, t: float, cj: float, x: Array, xdot: Array, _lam: Array, out: Array, _j: int
     ) -> None:
-        out[:] = self._interpolated(t, x)["f_x"].T + cj * np.diag(self._mass)
+        self._adjoint_jacobian(t, x, 1.0, cj, out)
 
     def ida_quad_b(self, t: float, x: Array, xdot: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
         out[:] = self._adjoint_quadrature(t, x, lam, j)

@@ -231,17 +231,21 @@ class Adjoint(_Solver):
         self.components = components
         e, objects, k = equations, self.objects, len(components)
         self.nq = len(wrt) + e.n_memory
-        self.b, self.q_b, self.b_absolute = (objects.vectors(k, size) for size in (e.n, max(self.nq, 1), e.n))
-        self.q_absolute = objects.vectors(k, max(self.nq, 1))
-        self.bdot = objects.vectors(k, e.n) if e.implicit else None
+        size = e.n + 1  # the adjoint and its guide, see driver.c
+        self.b, self.b_absolute = objects.vectors(k, size), objects.vectors(k, size)
+        self.q_b, self.q_absolute = objects.vectors(k, max(self.nq, 1)), objects.vectors(k, max(self.nq, 1))
+        self.bdot = objects.vectors(k, size) if e.implicit else None
         self.b_data, self.bdot_data, self.b_absolute_data = (
-            [objects.data(v, e.n) for v in group or ()] for group in (self.b, self.bdot, self.b_absolute)
+            [objects.data(v, size) for v in group or ()] for group in (self.b, self.bdot, self.b_absolute)
         )
+        self.backward_rows = objects.vector(size)
+        rows = np.arange(size)
+        objects.data(self.backward_rows, size)[:] = (rows < e.n_differential) | (rows == e.n)
         self.q_data, self.q_absolute_data = (
             [objects.data(v, self.nq) for v in group] for group in (self.q_b, self.q_absolute)
         )
         self.solvers: list[Any] = [
-            objects.fixed_point(v) if self.method == "adams" else objects.dense_solver(v, e.n) for v in self.b
+            objects.fixed_point(v) if self.method == "adams" else objects.dense_solver(v, size) for v in self.b
         ]
         self.create(guarded=False)
         self.call("AdjInit", options.checkpoint_steps, HERMITE)
@@ -252,7 +256,7 @@ class Adjoint(_Solver):
         if e.implicit:
             self.call("CreateB", byref(which))
             self.call("InitB", which.value, callback("ida_res_b"), t1, self.b[j], self.bdot[j])  # type: ignore[index]
-            self.call("SetIdB", which.value, self.differential_rows)
+            self.call("SetIdB", which.value, self.backward_rows)
             self.call("SetSuppressAlgB", which.value, 1)
         else:
             self.call("CreateB", ADAMS if self.method == "adams" else BDF, byref(which))
@@ -286,13 +290,16 @@ class Adjoint(_Solver):
         n, k = self.equations.n, len(self.components)
         if not self.which:
             self.which = [self._backward_problem(j, task.t1) for j in range(k)]
+        if self.nq:  # all integrals on the scale of the first component's tolerances
+            self.model.weights[:] = task.absolute_integrals[0].min() / task.absolute_integrals[0]
         for j, index in enumerate(self.which):
-            self.b_data[j][:] = task.adjoints[j]
-            self.b_absolute_data[j][:] = task.absolute[j]
+            self.b_data[j][:n], self.b_data[j][n] = task.adjoints[j], 0.0
+            self.b_absolute_data[j][:n] = task.absolute[j]
+            self.b_absolute_data[j][n] = task.absolute_integrals[j].min(initial=1.0)
             if self.bdot is None:
                 self.call("ReInitB", index, task.t1, self.b[j])
             else:
-                self.bdot_data[j][:] = task.adjoint_rates[j]
+                self.bdot_data[j][:n], self.bdot_data[j][n] = task.adjoint_rates[j], 0.0
                 self.call("ReInitB", index, task.t1, self.b[j], self.bdot[j])
             self.call("SetMaxNumStepsB", index, self.options.max_steps)
             self.call("SetMaxStepB", index, self.options.max_step or 0.0)
@@ -340,4 +347,4 @@ class Adjoint(_Solver):
                 self.call("GetB", index, byref(self.time), self.b[j])
             else:
                 self.call("GetB", index, byref(self.time), self.b[j], self.bdot[j])
-        return np.array(self.b_data)
+        return np.array([data[: self.equations.n] for data in self.b_data])
