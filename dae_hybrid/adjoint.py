@@ -20,7 +20,7 @@ from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session
 from dae_hybrid.options import Options
 from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.trajectory import EventRecord, Segment, Trajectory
-from dae_hybrid.transition import TransitionLinearisation, chain
+from dae_hybrid.transition import TransitionLinearisation, all_finite, chain
 
 Clock = Callable[[int], Array]
 
@@ -135,7 +135,7 @@ class Sweep:
             )
         )
         if not all(
-            np.all(np.isfinite(v)) for v in (outcome.adjoints, outcome.parameter_integrals, outcome.memory_integrals)
+            all_finite(v.ravel()) for v in (outcome.adjoints, outcome.parameter_integrals, outcome.memory_integrals)
         ):
             raise NonFiniteError("The adjoint is not finite.", mode=mode.name, time=segment.t_start)
         return outcome

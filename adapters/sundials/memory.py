@@ -250,6 +250,7 @@ class Adjoint(_Solver):
         self.create(guarded=False)
         self.call("AdjInit", options.checkpoint_steps, HERMITE)
         self.which: list[int] = []  # made after the first forward pass, whose interval they must start in
+        self.scales: Array | None = None  # the absolute tolerances that are set, of the run's options
 
     def _backward_problem(self, j: int, t1: float) -> int:
         which, callback, e, options = c_int(), self.model.callback, self.equations, self.options
@@ -279,7 +280,7 @@ class Adjoint(_Solver):
     def configure_run(self, options: Options, parameters: Array) -> None:
         """Apply options and parameters of a run."""
         self.configure(options, parameters)
-        self.options = options
+        self.options, self.scales = options, None
         # Higher orders take steps too long for the cubic interpolation of the forward pass, and the gradient does not
         # follow the tolerance; SUNDIALS' polynomial interpolation fails now and then (both measured on SR 5.2).
         self.call("SetMaxOrd", min(FORWARD_PASS_ORDER, options.max_order or FORWARD_PASS_ORDER))
@@ -290,26 +291,18 @@ class Adjoint(_Solver):
         n, k = self.equations.n, len(self.components)
         if not self.which:
             self.which = [self._backward_problem(j, task.t1) for j in range(k)]
-        if self.nq:  # all integrals on the scale of the first component's tolerances
-            self.model.weights[:] = task.absolute_integrals[0].min() / task.absolute_integrals[0]
+        if task.absolute is not self.scales:
+            self._configure_backward(task)
         for j, index in enumerate(self.which):
             self.b_data[j][:n], self.b_data[j][n] = task.adjoints[j], 0.0
-            self.b_absolute_data[j][:n] = task.absolute[j]
-            self.b_absolute_data[j][n] = task.absolute_integrals[j].min(initial=1.0)
             if self.bdot is None:
                 self.call("ReInitB", index, task.t1, self.b[j])
             else:
                 self.bdot_data[j][:n], self.bdot_data[j][n] = task.adjoint_rates[j], 0.0
                 self.call("ReInitB", index, task.t1, self.b[j], self.bdot[j])
-            self.call("SetMaxNumStepsB", index, self.options.max_steps)
-            self.call("SetMaxStepB", index, self.options.max_step or 0.0)
-            self.call("SetMaxOrdB", index, self.options.max_order or MAX_ORDER[self.method])
-            self.call("SVtolerancesB", index, self.options.rtol, self.b_absolute[j])
             if self.nq:
                 self.q_data[j][:] = 0.0
-                self.q_absolute_data[j][:] = task.absolute_integrals[j]
                 self.call("QuadReInitB", index, self.q_b[j])
-                self.call("QuadSVtolerancesB", index, self.options.rtol, self.q_absolute[j])
         times = np.zeros(0) if task.t_eval is None else task.t_eval
         samples = np.zeros((times.size, k, n))
         for i, t in enumerate(times):
@@ -321,6 +314,23 @@ class Adjoint(_Solver):
             integrals[j] = self.q_data[j]
         split = self.nq - self.equations.n_memory
         return BackwardOutcome(adjoints, integrals[:, :split], integrals[:, split:], samples)
+
+    def _configure_backward(self, task: BackwardTask) -> None:
+        """Apply the run's options and the task's tolerances, which SUNDIALS copies, to the backward problems."""
+        n, options = self.equations.n, self.options
+        if self.nq:  # all integrals on the scale of the first component's tolerances
+            self.model.weights[:] = task.absolute_integrals[0].min() / task.absolute_integrals[0]
+        for j, index in enumerate(self.which):
+            self.b_absolute_data[j][:n] = task.absolute[j]
+            self.b_absolute_data[j][n] = task.absolute_integrals[j].min(initial=1.0)
+            self.call("SetMaxNumStepsB", index, options.max_steps)
+            self.call("SetMaxStepB", index, options.max_step or 0.0)
+            self.call("SetMaxOrdB", index, options.max_order or MAX_ORDER[self.method])
+            self.call("SVtolerancesB", index, options.rtol, self.b_absolute[j])
+            if self.nq:
+                self.q_absolute_data[j][:] = task.absolute_integrals[j]
+                self.call("QuadSVtolerancesB", index, options.rtol, self.q_absolute[j])
+        self.scales = task.absolute
 
     def _forward_pass(self, task: BackwardTask) -> None:
         self.model.memory[:] = task.memory
