@@ -204,7 +204,7 @@ class Model:
         if name not in self._callbacks:
             signature = _SIGNATURES[name]
             prototype = CFUNCTYPE(c_int, *(_TYPES.get(letter, c_void_p) for letter in signature))
-            self._callbacks[name] = prototype(self._trampoline(getattr(self, name), signature))
+            self._callbacks[name] = prototype(self._trampoline(getattr(self, f"_{name}"), signature))
         address = ctypes.cast(self._callbacks[name], c_void_p).value
         if address is None:
             raise AssertionError(name)
@@ -254,33 +254,33 @@ class Model:
             ctypes.cast(self._library.N_VGetArrayPointer(handle), POINTER(c_double)), (length,)
         )
 
-    def cv_rhs(self, t: float, x: Array, out: Array) -> None:  # noqa: D102
+    def _cv_rhs(self, t: float, x: Array, out: Array) -> None:
         out[:] = self._flow(t, x, None)
 
-    def cv_jac(self, t: float, x: Array, out: Array) -> None:  # noqa: D102
-        self.ida_jac(t, 0.0, x, None, out)
+    def _cv_jac(self, t: float, x: Array, out: Array) -> None:
+        self._ida_jac(t, 0.0, x, None, out)
 
-    def cv_root(self, t: float, x: Array, out: Array) -> None:  # noqa: D102
+    def _cv_root(self, t: float, x: Array, out: Array) -> None:
         out[:] = self._guards(t, x, None)
 
-    def cv_sens(self, t: float, x: Array, s: list[Array], out: list[Array]) -> None:  # noqa: D102
+    def _cv_sens(self, t: float, x: Array, s: list[Array], out: list[Array]) -> None:
         for target, value in zip(out, self._directional(t, x, None, s), strict=True):
             target[:] = value
 
-    def cv_rhs_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
+    def _cv_rhs_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:
         n = self.equations.n
         out[:n], out[n] = -self._adjoint(t, x, lam, j), self._guide(t, x, lam, j)
 
-    def cv_jac_b(self, t: float, x: Array, _lam: Array, out: Array, _j: int) -> None:  # noqa: D102
+    def _cv_jac_b(self, t: float, x: Array, _lam: Array, out: Array, _j: int) -> None:
         self._adjoint_jacobian(t, x, -1.0, 0.0, out)
 
-    def cv_quad_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
+    def _cv_quad_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:
         out[:] = self._adjoint_quadrature(t, x, lam, j)
 
-    def ida_res(self, t: float, x: Array, xdot: Array, out: Array) -> None:  # noqa: D102
+    def _ida_res(self, t: float, x: Array, xdot: Array, out: Array) -> None:
         out[:] = self._flow(t, x, xdot) - self._mass * xdot
 
-    def ida_jac(self, t: float, cj: float, x: Array, xdot: Array | None, out: Array) -> None:  # noqa: D102
+    def _ida_jac(self, t: float, cj: float, x: Array, xdot: Array | None, out: Array) -> None:
         self.calls["jacobian_calls"] += 1
         by_x, integrands_by_x = self.evaluate("jacobian", t, x, xdot)
         n = self.equations.n
@@ -288,26 +288,20 @@ class Model:
         out[:] = -cj * np.diag(self._mass)
         out[:, :n] += np.vstack((by_x, integrands_by_x.T))[: self.size]
 
-    def ida_root(self, t: float, x: Array, xdot: Array, out: Array) -> None:  # noqa: D102
+    def _ida_root(self, t: float, x: Array, xdot: Array, out: Array) -> None:
         out[:] = self._guards(t, x, xdot)
 
-    def ida_sens(  # noqa: D102
-        self, t: float, x: Array, xdot: Array, s: list[Array], sdot: list[Array], out: list[Array]
-    ) -> None:
+    def _ida_sens(self, t: float, x: Array, xdot: Array, s: list[Array], sdot: list[Array], out: list[Array]) -> None:
         for target, value, rate in zip(out, self._directional(t, x, xdot, s), sdot, strict=True):
             target[:] = value - self._mass * rate
 
-    def ida_res_b(  # noqa: D102
-        self, t: float, x: Array, xdot: Array, lam: Array, rate: Array, out: Array, j: int
-    ) -> None:
+    def _ida_res_b(self, t: float, x: Array, xdot: Array, lam: Array, rate: Array, out: Array, j: int) -> None:
         n = self.equations.n
         out[:n] = self._adjoint(t, x, lam, j) + self._mass * rate[:n]
         out[n] = self._guide(t, x, lam, j) - rate[n]
 
-    def ida_jac_b(  # noqa: D102
-        self, t: float, cj: float, x: Array, xdot: Array, _lam: Array, out: Array, _j: int
-    ) -> None:
+    def _ida_jac_b(self, t: float, cj: float, x: Array, xdot: Array, _lam: Array, out: Array, _j: int) -> None:
         self._adjoint_jacobian(t, x, 1.0, cj, out)
 
-    def ida_quad_b(self, t: float, x: Array, xdot: Array, lam: Array, out: Array, j: int) -> None:  # noqa: D102
+    def _ida_quad_b(self, t: float, x: Array, xdot: Array, lam: Array, out: Array, j: int) -> None:
         out[:] = self._adjoint_quadrature(t, x, lam, j)

@@ -84,8 +84,8 @@ class _Solver:
         pointer = _Pointer(handle)
         self.memory = self.objects.own(handle, lambda: free(pointer.reference), "solver memory")
         self.x_data[:] = 0.0
-        if e.implicit:
-            self.xdot_data[:] = 0.0  # type: ignore[index]
+        if self.xdot_data is not None:
+            self.xdot_data[:] = 0.0
             self.call("Init", callback("ida_res"), 0.0, self.x, self.xdot)
         else:
             self.call("Init", callback("cv_rhs"), 0.0, self.x)
@@ -131,7 +131,6 @@ class _Pointer:
     """A handle and a reference to it, for the functions that free through ``void **``."""
 
     def __init__(self, handle: int | None) -> None:
-
         self.cell = c_void_p(handle)
         self.reference = byref(self.cell)
 
@@ -202,6 +201,7 @@ class Forward(_Solver):
             self.fail(flag, task.t0)
 
     def _begin_sensitivities(self, task: SegmentTask) -> None:
+        # a task with sensitivities has the other fields too, which its type does not say
         n, count = task.equations.n, self.size - task.equations.n
         self.model.memory_directions[:] = task.memory_directions
         for i, data in enumerate(self.s_data):
@@ -253,18 +253,16 @@ class Adjoint(_Solver):
         self.scales: Array | None = None  # the absolute tolerances that are set, of the run's options
 
     def _backward_problem(self, j: int, t1: float) -> int:
-        which, callback, e, options = c_int(), self.model.callback, self.equations, self.options
-        if e.implicit:
+        which, callback = c_int(), self.model.callback
+        if self.bdot is not None:
             self.call("CreateB", byref(which))
-            self.call("InitB", which.value, callback("ida_res_b"), t1, self.b[j], self.bdot[j])  # type: ignore[index]
+            self.call("InitB", which.value, callback("ida_res_b"), t1, self.b[j], self.bdot[j])
             self.call("SetIdB", which.value, self.backward_rows)
             self.call("SetSuppressAlgB", which.value, 1)
         else:
             self.call("CreateB", ADAMS if self.method == "adams" else BDF, byref(which))
             self.call("InitB", which.value, callback("cv_rhs_b"), t1, self.b[j])
         index = which.value
-        self.b_absolute_data[j][:] = 1.0
-        self.call("SVtolerancesB", index, options.rtol, self.b_absolute[j])
         self.call("SetUserDataB", index, self.model.user_data_b(self.components[j]))
         if self.method == "adams":
             self.call("SetNonlinearSolverB", index, self.solvers[j])

@@ -117,8 +117,12 @@ class SundialsSession:
         memory.free()
 
     def _count(self, memory: Any) -> None:
-        base = self._base.pop(id(memory))
-        self._counts.update({name: value - base[name] for name, value in memory.model.counters().items()})
+        self._counts.update(self._since_lease(memory))
+        del self._base[id(memory)]
+
+    def _since_lease(self, memory: Any) -> dict[str, int]:
+        base = self._base[id(memory)]
+        return {name: value - base[name] for name, value in memory.model.counters().items()}
 
     def close(self) -> None:
         """Give the memories back to their pools."""
@@ -131,8 +135,7 @@ class SundialsSession:
         """Counters, in SciPy's names where SciPy has one."""
         counts = Counter(self._counts)
         for memory in self._leased.values():
-            base = self._base[id(memory)]
-            counts.update({name: value - base[name] for name, value in memory.model.counters().items()})
+            counts.update(self._since_lease(memory))
         return {
             "steps": counts["steps"],
             "nfev": counts["flow_calls"],
