@@ -9,11 +9,13 @@ Events are read from the records, never detected again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.errors import ConsistencyError, NonFiniteError
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session
@@ -22,7 +24,7 @@ from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.trajectory import EventRecord, Segment, Trajectory
 from dae_hybrid.transition import TransitionLinearisation, all_finite, chain
 
-Clock = Callable[[int], Array]
+NONE = np.zeros(0)
 
 
 @dataclass
@@ -34,7 +36,6 @@ class Sweep:
     options: Options
     components: tuple[int, ...]
     wrt: tuple[int, ...]
-    clock: Clock
     sizes: Array = field(init=False)
     _tolerances: dict[int, tuple[Array, Array]] = field(init=False, default_factory=dict)
 
@@ -98,13 +99,14 @@ class Sweep:
     # -- pieces --------------------------------------------------------------------------------------------
 
     def terminal(self) -> tuple[Array, Array, Array]:
-        """dG/dw, dG/dp and dG/dt of the terminal values at the final point."""
+        """dG/dw, dG/dp and dG/dt of the terminal values at the final point; dG/dt is zero where the end is given."""
         t, mode, x, m = self.trajectory.final
         final, p = self.system.modes[mode], self.trajectory.parameters
         by_u = final.kernels["terminal"](t, x, m, p)[1][list(self.components)]
         total = by_u @ chain(final, t, x, m, p)
         n_w = final.differential.size + m.size
-        return total[:, :n_w], total[:, n_w:-1], total[:, -1]
+        clock = total[:, -1] if self.trajectory.ended_by_event else np.zeros(len(total))
+        return total[:, :n_w], total[:, n_w:-1], clock
 
     def segment(self, segment: Segment, adjoint: Array, t_eval: Array | None = None) -> BackwardOutcome:
         """Integrate the adjoint of a segment back to its start, from dG/dy (k, n_differential)."""
@@ -142,10 +144,7 @@ class Sweep:
 
     def linearise(self, event: EventRecord) -> TransitionLinearisation:
         """The linearised transition of a record, for the components of this sweep."""
-        transition = self.system.transitions[event.index]
-        target = None if transition.target is None else self.system.modes[transition.target]
-        source = self.system.modes[transition.source]
-        whole = transition.linearise(source, target, event, self.trajectory.parameters, self.clock(event.count))
+        whole = self.system.linearise(event, self.trajectory.parameters, self.trajectory.t_span[0])
         return whole if len(self.components) == len(whole.integrand_minus) else whole.select(list(self.components))
 
 
@@ -190,24 +189,40 @@ def _completed(segment: Segment, t: float, adjoint: Array, sweep: Sweep) -> Arra
     return consistent_adjoint(segment.mode, t, x, segment.memory, adjoint, p, sweep.components)[0]
 
 
-def gradient(sweep: Sweep) -> Array:
-    """dG/dp, shape (k, n_wrt)."""
-    system, wrt = sweep.system, list(sweep.wrt)
-    adjoint, by_p, clock = sweep.terminal()
-    total = by_p[:, wrt]
-    ends_run = bool(sweep.trajectory.events) and sweep.trajectory.events[-1].target is None
-    clock = clock if ends_run else np.zeros_like(clock)
+class _Part(NamedTuple):
+    """One part of a trajectory, gone through backwards."""
+
+    part: Segment | EventRecord
+    adjoint: Array  # dG/dw before it
+    share: Array  # what it adds to dG/dp, (k, n_wrt)
+    samples: Array
+
+
+def _backwards(
+    sweep: Sweep, adjoint: Array, clock: Array, t_eval: Callable[[Segment], Array | None] = lambda segment: None
+) -> Iterator[_Part]:
+    """Go through the trajectory from its end; `t_eval` gives the times, decreasing, to sample in a segment."""
+    wrt = list(sweep.wrt)
     for part in reversed(sweep.trajectory.parts):
         if isinstance(part, Segment):
             ny = part.mode.differential.size
-            outcome = sweep.segment(part, adjoint[:, :ny])
+            outcome = sweep.segment(part, adjoint[:, :ny], t_eval(part))
             adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
-            total = total + outcome.parameter_integrals
+            yield _Part(part, adjoint, outcome.parameter_integrals, outcome.samples)
         else:
             adjoint, share, clock = sweep.linearise(part).backward(adjoint, clock)
             clock = clock if part.order else np.zeros_like(clock)  # the start of the run does not move
-            total = total + share[:, wrt]
-    total = total + adjoint @ system.initial.derivatives(sweep.trajectory.parameters)[:, wrt]
+            yield _Part(part, adjoint, share[:, wrt], NONE)
+
+
+def gradient(sweep: Sweep) -> Array:
+    """dG/dp, shape (k, n_wrt)."""
+    wrt = list(sweep.wrt)
+    adjoint, by_p, clock = sweep.terminal()
+    total = by_p[:, wrt]
+    for step in _backwards(sweep, adjoint, clock):
+        adjoint, total = step.adjoint, total + step.share
+    total = total + adjoint @ sweep.system.initial.derivatives(sweep.trajectory.parameters)[:, wrt]
     if not np.all(np.isfinite(total)):
         raise NonFiniteError("The gradient is not finite.", time=sweep.trajectory.t_span[0])
     return np.asarray(total)
@@ -215,19 +230,19 @@ def gradient(sweep: Sweep) -> Array:
 
 def samples(sweep: Sweep, times: Array, side: str) -> list[Array]:
     """The adjoint at sorted times, each (k, n) in the variables of the mode that is active there."""
+
+    def inside(segment: Segment) -> NDArray[np.intp]:
+        return np.flatnonzero((times >= segment.t_start) & (times <= segment.t_end))[::-1]
+
+    def t_eval(segment: Segment) -> Array | None:
+        return times[inside(segment)] if inside(segment).size else None
+
     found: list[Array | None] = [None] * times.size
     adjoint, _, clock = sweep.terminal()
-    clock = clock if sweep.trajectory.events and sweep.trajectory.events[-1].target is None else np.zeros_like(clock)
-    for part in reversed(sweep.trajectory.parts):
+    for part, _, _, sampled in _backwards(sweep, adjoint, clock, t_eval):
         if isinstance(part, Segment):
             ny = part.mode.differential.size
-            inside = np.flatnonzero((times >= part.t_start) & (times <= part.t_end))
-            outcome = sweep.segment(part, adjoint[:, :ny], times[inside][::-1].copy() if inside.size else None)
-            for index, value in zip(inside[::-1], outcome.samples, strict=True):
+            for index, value in zip(inside(part), sampled, strict=True):
                 if found[index] is None or side == "left":
                     found[index] = _completed(part, float(times[index]), value[:, :ny], sweep)
-            adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
-        else:
-            adjoint, _, clock = sweep.linearise(part).backward(adjoint, clock)
-            clock = clock if part.order else np.zeros_like(clock)
     return [value for value in found if value is not None]

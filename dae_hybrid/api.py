@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike
 from dae_hybrid import adjoint as adjoint_analysis
 from dae_hybrid.algorithm1 import serban_recuero
 from dae_hybrid.automaton import Automaton, scalar
-from dae_hybrid.errors import OptionError, ParameterError, UnsupportedError
+from dae_hybrid.errors import OptionError, UnsupportedError
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, Session, find_integrator
 from dae_hybrid.options import Method, Options, SensitivityMethod, check_time_span, check_times
 from dae_hybrid.results import ForwardSensitivity, Gradient
-from dae_hybrid.system import HybridSystem
+from dae_hybrid.system import HybridSystem, check_built
 from dae_hybrid.trajectory import Side, Trajectory
 
 Parameters = Mapping[str, ArrayLike] | ArrayLike | None
@@ -47,11 +47,7 @@ class _Setup:
         self, system: HybridSystem, t_span: Sequence[float], parameters: Parameters, t_eval: ArrayLike | None,
         adapter: str, options: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        if not isinstance(system, HybridSystem):
-            raise OptionError(
-                f"The first argument must be a built HybridSystem, got {type(system).__name__}.",
-                remedy="Call build() on the model first.",
-            )
+        check_built(system)
         self.system = system
         self.span = check_time_span(t_span)
         self.t_eval = check_times(t_eval, self.span)
@@ -81,10 +77,6 @@ class _Setup:
     def open(self, **more: Any) -> Session:
         """A session of this run."""
         return self.integrator.open(self.options, self.p, **more)
-
-    def clock(self, count: int) -> Array:
-        """What a trigger needs to know of time events."""
-        return np.array([self.span[0], float(count)])
 
     def run(self, directions: Directions | None = None) -> Trajectory:
         """Simulate, carrying directions where given."""
@@ -184,7 +176,7 @@ def forward_sensitivity(
     """
     setup = _Setup(system, t_span, parameters, t_eval, adapter, options)
     indices = list(system.parameter_indices(wrt))
-    directions = Directions(system, setup.p, np.eye(system.parameters.size)[:, indices], setup.clock)
+    directions = Directions(system, setup.p, np.eye(system.parameters.size)[:, indices], setup.span[0])
     trajectory = setup.run(directions)
     gradient = directions.gradient(trajectory)
     count = len(indices)
@@ -233,14 +225,14 @@ def adjoint_gradient(
     setup = _Setup(system, t_span, parameters, t_eval, adapter, options)
     if algorithm not in ("general", "serban-recuero"):
         raise OptionError(f"algorithm must be 'general' or 'serban-recuero', got {algorithm!r}.")
-    name = _the_functional(system, functional)
+    name = system.functional_name(functional)
     indices = system.parameter_indices(wrt)
     part = system.functionals[name]
     components = tuple(range(part.start, part.stop))
     trajectory = setup.run()
 
     def sweep(session: Session) -> adjoint_analysis.Sweep:
-        return adjoint_analysis.Sweep(trajectory, session, setup.options, components, indices, setup.clock)
+        return adjoint_analysis.Sweep(trajectory, session, setup.options, components, indices)
 
     def samples(times: Array, side: Side) -> list[Array]:
         return _with(setup, indices, lambda session: adjoint_analysis.samples(sweep(session), times, side))
@@ -268,17 +260,6 @@ def _with(setup: _Setup, wrt: tuple[int, ...], use: Callable[[Session], Any]) ->
         return use(session)
     finally:
         session.close()
-
-
-def _the_functional(system: HybridSystem, functional: str | None) -> str:
-    if functional is not None:
-        return system.functional_names(functional)[0]
-    if len(system.functionals.names) != 1:
-        raise ParameterError(
-            f"Name the functional: model '{system.name}' has {len(system.functionals.names)}.",
-            remedy=f"Functionals: {', '.join(system.functionals.names) or 'none'}.",
-        )
-    return system.functionals.names[0]
 
 
 def _labels(system: HybridSystem, indices: list[int]) -> tuple[str, ...]:

@@ -10,10 +10,11 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dae_hybrid.api import RunOptions, _the_functional, adjoint_gradient, forward_sensitivity, simulate
-from dae_hybrid.errors import AssumptionError, OptionError
+from dae_hybrid.api import RunOptions, adjoint_gradient, forward_sensitivity, simulate
+from dae_hybrid.errors import AssumptionError
 from dae_hybrid.integrator import Array
-from dae_hybrid.system import HybridSystem
+from dae_hybrid.system import HybridSystem, check_built
+from dae_hybrid.tables import align
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +57,8 @@ class GradientCheck:
                 relative = abs(one - other) / (max(abs(one), abs(other)) or 1.0)
                 rows.append([label, *(f"{table[way][j, i]: .12e}" for way in ways), f"{relative:.1e}"])
         rows.append(["relative to the largest", *(f"{self.difference(way, 'forward'):.1e}" for way in ways), ""])
-        widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if c == 0 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
+        heading, _, *body = align(rows)
+        lines = [heading, *body]
         if not self.same_events:
             lines.append(
                 "The perturbed runs went through other transitions: the finite differences are not the derivative."
@@ -99,12 +95,8 @@ def check_gradient(
     >>> check.difference("forward", "adjoint") < 1e-7
     True
     """
-    if not isinstance(system, HybridSystem):
-        raise OptionError(
-            f"The first argument must be a built HybridSystem, got {type(system).__name__}.",
-            remedy="Call build() on the model first.",
-        )
-    name = _the_functional(system, functional)
+    check_built(system)
+    name = system.functional_name(functional)
     common: dict[str, Any] = {"adapter": adapter, **options}
     indices = system.parameter_indices(wrt)
     forward = forward_sensitivity(system, t_span, wrt=wrt, parameters=parameters, **common)

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from dae_hybrid import __version__, problems
 from dae_hybrid.api import simulate
 from dae_hybrid.errors import DaeHybridError
@@ -142,11 +144,8 @@ def _run(arguments: argparse.Namespace) -> None:
     print(f"{arguments.name}: {problems.TITLES[arguments.name]}")
     print(f"t from {span[0]:g} to {sol.final[0]:g}, rtol {arguments.rtol:g}, atol {arguments.atol:g}\n")
     rows = [["functional", "value"]]
-    for name in system.functionals.names:
-        part = system.functionals[name]
-        values = [sol.functionals[name]] if part.stop - part.start == 1 else sol.functionals[name]
-        labels = [name] if len(values) == 1 else [f"{name}[{i}]" for i in range(len(values))]
-        rows += [[label, f"{value:.15g}"] for label, value in zip(labels, values, strict=True)]
+    values = np.concatenate([np.zeros(0), *(np.atleast_1d(sol.functionals[n]) for n in system.functionals.names)])
+    rows += [[label, f"{value:.15g}"] for label, value in zip(system.functionals.labels(), values, strict=True)]
     print(*align(rows), sep="\n")
     print()
     print(*(align(_event_rows(sol), left=(2,)) if sol.events else ["no events"]), sep="\n")
@@ -187,10 +186,7 @@ def _event_rows(sol: Trajectory) -> list[list[str]]:
 
 
 def _write_csv(sol: Trajectory, path: Path) -> None:
-    columns = {"t": sol.t, "mode": sol.modes}
-    for name in sol.names:
-        values = sol[name]
-        columns |= {name: values} if values.ndim == 1 else {f"{name}[{i}]": v for i, v in enumerate(values.T)}
+    columns = sol.columns()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

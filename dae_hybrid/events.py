@@ -30,7 +30,7 @@ from dae_hybrid.errors import ChatteringError, GuardPassedError, NonFiniteError,
 from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array
 from dae_hybrid.system import HybridSystem, ModeSystem
-from dae_hybrid.transition import Arrival, TransitionMap
+from dae_hybrid.transition import Arrival, TransitionMap, clock
 
 #: a guard within this many roundings of its terms is zero
 ZERO_ROUNDINGS = 256.0
@@ -153,15 +153,11 @@ class Instant:
         return best
 
     def _scheduled(self, transition: TransitionMap, count: int, p: Array, t: float) -> float:
-        time = float(transition.kernels["time"](p, self.clock(count))[0][0])
+        time = float(transition.kernels["time"](p, clock(self.span[0], count))[0][0])
         if not np.isfinite(time) or (transition.kind == "every" and count and time <= self.span[0]):
             what = "period is not positive" if transition.kind == "every" else "time is not finite"
             raise NonFiniteError(f"The {what}: scheduled {time}.", transition=transition.name, time=t)
         return time
-
-    def clock(self, count: int) -> Array:
-        """(start time, count), what a trigger needs to know of time events."""
-        return np.array([self.span[0], float(count)])
 
     def fired(self, transition: TransitionMap, t: float) -> int:
         """Note a firing; its order within the instant. Raises on chattering and Zeno behaviour."""

@@ -23,9 +23,9 @@ class Directions:
     the derivative of the functionals so far, shape (d, k); `event_times` one row of dt_i per event.
     """
 
-    def __init__(self, system: HybridSystem, parameters: Array, directions: Array, clock: Any) -> None:
+    def __init__(self, system: HybridSystem, parameters: Array, directions: Array, start: float) -> None:
         self.system, self.p, self.directions = system, parameters, directions
-        self.clock = clock
+        self.t_start = start
         self.state = np.zeros((0, directions.shape[1]))
         self.costs = np.zeros((directions.shape[1], system.functionals.size))
         self.event_times: list[Array] = []
@@ -82,13 +82,12 @@ class Directions:
 
     def cross(self, transition: TransitionMap, event: EventRecord) -> None:
         """Carry the derivatives across a transition."""
-        target = None if transition.target is None else self.system.modes[transition.target]
-        map_ = transition.linearise(self._mode, target, event, self.p, self.clock(event.count))
+        map_ = self.system.linearise(event, self.p, self.t_start)
         earlier = self.event_times[-1] if event.order else None
         tau, self.state, jump = map_.forward(self.state, self.directions, earlier)
         self.costs = self.costs + jump.T
         self.event_times.append(tau)
-        self._mode = target or self._mode
+        self._mode = self._mode if transition.target is None else self.system.modes[transition.target]
 
     def gradient(self, trajectory: Trajectory) -> Array:
         """Derivatives of the functionals, shape (k, d)."""
@@ -96,8 +95,7 @@ class Directions:
         final = self.system.modes[mode]
         by_u = final.kernels["terminal"](t, x, m, self.p)[1]
         total = self.costs.T + by_u @ self._by_u(final, t, x, m)
-        last = trajectory.events[-1] if trajectory.events else None
-        if last is not None and last.target is None:  # the final time depends on the parameters
+        if trajectory.ended_by_event:
             total = total + np.outer(by_u @ chain(final, t, x, m, self.p)[:, -1], self.event_times[-1])
         if not np.all(np.isfinite(total)):
             raise NonFiniteError("The gradient is not finite.", mode=final.name, time=t)

@@ -37,13 +37,13 @@ class ModeBuilder:
         guards = [(f"guard of transition '{t.name}'", t.guard) for t in self.guarded]
         integrands = [(f"integrand of functional '{f.name}'", self._part(f.integrand, f.size)) for f in functionals]
         terminals = [(f"terminal value of functional '{f.name}'", self._part(f.terminal, f.size)) for f in functionals]
+        self.ny, self.nz = lowering.differential.size, lowering.algebraic.size
+        self.nm = sum(d.size for d in lowering.memory)
+        self.np = sum(d.size for d in lowering.parameters)
         self.flow = self._stack("flow", rows)
         self.guards = self._stack("guards", guards)
         self.integrands = self._stack("integrands", integrands)
         self.terminals = self._stack("terminals", terminals)
-        self.ny, self.nz = lowering.differential.size, lowering.algebraic.size
-        self.nm = sum(d.size for d in lowering.memory)
-        self.np = sum(d.size for d in lowering.parameters)
         s = self.symbols()
         equations = self.flow(*s.point)
         check_structure(
@@ -68,11 +68,8 @@ class ModeBuilder:
     def _stack(self, name: str, rows: list[tuple[str, Any]]) -> ca.Function:
         """One function (t, x, m, p) -> column, checked row by row so that errors name the equation."""
         function = self.lowering.lower(name, rows or [(name, ca.MX(0, 1))])
-        s = symbols_for([function], self.lowering.n, *self._outer_sizes())
+        s = symbols_for([function], self.lowering.n, self.nm, self.np)
         return ca.Function(name, list(s.point), [ca.vertcat(*function.call(list(s.point)))])
-
-    def _outer_sizes(self) -> tuple[int, int]:
-        return sum(d.size for d in self.lowering.memory), sum(d.size for d in self.lowering.parameters)
 
     def _check_guards(self) -> None:
         for i, transition in enumerate(self.guarded):
@@ -89,7 +86,7 @@ class ModeBuilder:
     def symbols(self, suffix: str = "") -> Symbols:
         """Flat symbols that suit all functions of the mode."""
         functions = (self.flow, self.guards, self.integrands, self.terminals)
-        return symbols_for(functions, self.lowering.n, *self._outer_sizes(), suffix)
+        return symbols_for(functions, self.lowering.n, self.nm, self.np, suffix)
 
     # -- derivatives ------------------------------------------------------------------------------
 

@@ -125,10 +125,10 @@ class Options:
         return cls(**given)
 
 
-def check_time_span(t_span: object) -> tuple[float, float]:
+def check_time_span(t_span: Any) -> tuple[float, float]:
     """Two finite times, the second after the first."""
     try:
-        t0, tf = (float(t) for t in t_span)  # type: ignore[attr-defined]
+        t0, tf = (float(t) for t in t_span)
     except (TypeError, ValueError):
         raise OptionError(f"t_span must be two numbers (start, end), got {t_span!r}.") from None
     if not (math.isfinite(t0) and math.isfinite(tf)):

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid.integrator import Array
-from dae_hybrid.system import ModeSystem
 from dae_hybrid.trajectory import EventRecord, Side, Trajectory
 
 
@@ -126,7 +125,7 @@ class Gradient:
         flat, order = np.unique(times.reshape(-1), return_inverse=True)
         found = self._samples(flat, side)
         system, k = self.trajectory.system, np.size(self.value)
-        owners = self._owners(flat, side)
+        owners = [self.trajectory.segments[i].mode for i in self.trajectory.owners(flat, side)]
         result: dict[str, Array] = {}
         for name in (n for n in self.trajectory.names if n not in system.memory):
             width = self.trajectory.width(name)
@@ -141,12 +140,6 @@ class Gradient:
             values = values[:, 0] if width == 1 else values
             result[name] = values[0] if times.ndim == 0 else values
         return result
-
-    def _owners(self, times: Array, side: Side) -> list[ModeSystem]:
-        segments = self.trajectory.segments
-        starts = np.array([s.t_start for s in segments])
-        owner = np.clip(np.searchsorted(starts, times, side=side) - 1, 0, len(segments) - 1)
-        return [segments[i].mode for i in owner]
 
     def __repr__(self) -> str:
         return f"<Gradient of '{self.functional}' = {self.value} by {', '.join(self.parameters)}: {self.gradient}>"

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import casadi as ca
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid.codegen import Kernel
-from dae_hybrid.errors import ParameterError
+from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.integrator import Array, Equations
 from dae_hybrid.layout import Layout
-from dae_hybrid.transition import InitialMap, TransitionMap
+from dae_hybrid.transition import InitialMap, TransitionLinearisation, TransitionMap, clock
+
+if TYPE_CHECKING:
+    from dae_hybrid.trajectory import EventRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,21 +164,37 @@ class HybridSystem:
             indices.extend(range(part.start, part.stop))
         return tuple(indices)
 
-    def functional_names(self, functional: str | None) -> tuple[str, ...]:
-        """The functional of that name, or all of them."""
+    def functional_name(self, functional: str | None) -> str:
+        """That name, checked; None is the only functional of the model."""
+        names = self.functionals.names
+        remedy = f"Functionals: {', '.join(names) or 'none'}."
         if functional is None:
-            return self.functionals.names
+            if len(names) != 1:
+                raise ParameterError(f"Name the functional: model '{self.name}' has {len(names)}.", remedy=remedy)
+            return names[0]
         if functional not in self.functionals:
-            raise ParameterError(
-                f"Unknown functional {functional!r}.",
-                remedy=f"Functionals: {', '.join(self.functionals.names) or 'none'}.",
-            )
-        return (functional,)
+            raise ParameterError(f"Unknown functional {functional!r}.", remedy=remedy)
+        return functional
+
+    def linearise(self, event: EventRecord, p: Array, start: float) -> TransitionLinearisation:
+        """The linearised transition of a record, of a run that began at `start`."""
+        transition = self.transitions[event.index]
+        target = None if transition.target is None else self.modes[transition.target]
+        return transition.linearise(self.modes[transition.source], target, event, p, clock(start, event.count))
 
     def __repr__(self) -> str:
         return (
             f"<HybridSystem '{self.name}': {len(self.modes)} modes, {len(self.transitions)} transitions, "
             f"{self.parameters.size} parameters, {'compiled' if self.native else 'interpreted'}>"
+        )
+
+
+def check_built(system: object) -> None:
+    """Refuse anything that is not a built system."""
+    if not isinstance(system, HybridSystem):
+        raise OptionError(
+            f"The first argument must be a built HybridSystem, got {type(system).__name__}.",
+            remedy="Call build() on the model first.",
         )
 
 

@@ -227,6 +227,11 @@ class Trajectory:
         """One record per transition, in order."""
         return tuple(part for part in self.parts if isinstance(part, EventRecord))
 
+    @property
+    def ended_by_event(self) -> bool:
+        """Whether a transition ended the run, so that its final time depends on the parameters."""
+        return bool(self.events) and self.events[-1].target is None
+
     @cached_property
     def t(self) -> Array:
         """Output times, shape (n_t,)."""
@@ -294,9 +299,7 @@ class Trajectory:
         if not np.all((flat >= start) & (flat <= end)):
             raise OptionError(f"Dense output is available from {start} to {end}, got {flat.min()} to {flat.max()}.")
         values = {name: np.full((flat.size, self.width(name)), np.nan) for name in self.names}
-        starts = np.array([s.t_start for s in self.segments])
-        owner = np.searchsorted(starts, flat, side=side) - 1 if self.segments else np.full(flat.size, -1)
-        owner = np.clip(owner, 0, len(self.segments) - 1)
+        owner = self.owners(flat, side)
         for index in np.unique(owner) if self.segments else ():
             here = owner == index
             self._fill(values, here, self.segments[index], flat)
@@ -309,6 +312,11 @@ class Trajectory:
             block = block[:, 0] if block.shape[1] == 1 else block
             shaped[name] = block[0] if times.ndim == 0 else block
         return shaped
+
+    def owners(self, t: Array, side: Side) -> NDArray[np.intp]:
+        """Index of the segment that each time belongs to; an event's time to the one after it, or before ("left")."""
+        starts = np.array([s.t_start for s in self.segments])
+        return np.clip(np.searchsorted(starts, t, side=side) - 1, 0, len(self.segments) - 1)
 
     def _fill(self, values: dict[str, Array], here: NDArray[np.bool_], segment: Segment, t: Array) -> None:
         x = segment.dense(t[here])
@@ -325,6 +333,14 @@ class Trajectory:
             else:
                 values[name][here] = np.nan
 
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """One column per entry, each (n_t,): ``t``, ``mode``, every variable and memory; ``x[0]``, ... of a vector."""
+        columns: dict[str, NDArray[Any]] = {"t": self.t, "mode": self.modes}
+        for name in self.names:
+            values = self[name]
+            columns |= {name: values} if values.ndim == 1 else {f"{name}[{i}]": v for i, v in enumerate(values.T)}
+        return columns
+
     def to_dataframe(self) -> Any:
         """A pandas DataFrame: one row per output time, columns ``t``, ``mode`` and every variable.
 
@@ -332,14 +348,7 @@ class Trajectory:
         """
         import pandas as pd
 
-        columns: dict[str, Any] = {"t": self.t, "mode": self.modes}
-        for name in self.names:
-            values = self[name]
-            if values.ndim == 1:
-                columns[name] = values
-            else:
-                columns.update({f"{name}[{i}]": values[:, i] for i in range(values.shape[1])})
-        return pd.DataFrame(columns)
+        return pd.DataFrame(self.columns())
 
     def plot(self, *names: str, axes: Any = None) -> Any:
         """Plot variables over time, jumps drawn as gaps; see `dae_hybrid.plotting.plot_trajectory`."""

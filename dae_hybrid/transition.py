@@ -61,6 +61,11 @@ def all_finite(values: Array) -> bool:
     return bool(np.isfinite(values).all())
 
 
+def clock(start: float, count: int) -> Array:
+    """What a trigger needs to know of time events: the start of the run and how many periods have passed."""
+    return np.array([start, float(count)])
+
+
 def vanishes(values: Array, sizes: Array, roundings: float) -> bool:
     """Whether every entry is zero to this many roundings of its terms; NaN is not."""
     if values.size <= SHORT:

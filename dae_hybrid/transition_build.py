@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import casadi as ca
-import numpy as np
 
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.declarations import Transition
@@ -229,5 +228,5 @@ def of_parameters(model: HybridModel, name: str, outputs: list[Any], extra: list
     named = ca.Function(name, [*(d.symbol for d in parameters), *extra], outputs)
     p = ca.MX.sym("p", sum(d.size for d in parameters))
     more = [ca.MX.sym(f"extra{i}", e.numel()) for i, e in enumerate(extra)]
-    pieces = ca.vertsplit(p, [0, *np.cumsum([d.size for d in parameters]).tolist()]) if parameters else []
+    pieces = split(p, [d.size for d in parameters])
     return ca.Function(name, [p, *more], [ca.densify(o) for o in named.call([*pieces, *more])])
