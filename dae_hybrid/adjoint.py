@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from dae_hybrid.errors import ConsistencyError, NonFiniteError
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session
+from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.options import Options
 from dae_hybrid.system import HybridSystem, ModeSystem
-from dae_hybrid.trajectory import EventRecord, Segment, Trajectory
+from dae_hybrid.trajectory import EventRecord, KnotRecord, MeasurementRecord, Segment, Trajectory
 from dae_hybrid.transition import TransitionLinearisation, all_finite, chain
 
 NONE = np.zeros(0)
@@ -96,6 +97,11 @@ class Sweep:
                     extent[name] = np.maximum(extent[name], part) if name in extent else part
         return {name: np.where(size > 0, size, 1.0) for name, size in extent.items()}
 
+    def initial_derivatives(self) -> Array:
+        """d(y0, m0)/dp."""
+        run, initial = self.trajectory, self.system.initial
+        return initial.derivatives(self.system.modes[initial.mode], run.t_span[0], run.initial, run.parameters)
+
     # -- pieces --------------------------------------------------------------------------------------------
 
     def terminal(self) -> tuple[Array, Array, Array]:
@@ -141,6 +147,28 @@ class Sweep:
         ):
             raise NonFiniteError("The adjoint is not finite.", mode=mode.name, time=segment.t_start)
         return outcome
+
+    def land(self, segment: Segment, adjoint: Array) -> tuple[Array, Array]:
+        """Transpose of the projection onto the constraints of index 2 that ends a segment; also the share of dG/dp."""
+        if not segment.mode.invariants:
+            return adjoint, np.zeros((len(adjoint), len(self.wrt)))
+        p, nw = self.trajectory.parameters, adjoint.shape[1]
+        direction, by_wp = segment.mode.onto_constraints(segment.t_end, segment.x_end, segment.memory, p)
+        weight = adjoint @ direction
+        return adjoint - weight @ by_wp[:, :nw], -weight @ by_wp[:, nw:][:, list(self.wrt)]
+
+    def measured(self, record: MeasurementRecord) -> tuple[Array, Array]:
+        """What a measurement adds to dG/dw and to dG/dp."""
+        refuse_disturbed(self.system, record)
+        p, measurement, wrt = self.trajectory.parameters, self.system.measurements[record.index], list(self.wrt)
+        by_u = measurement.at(record.mode.index)(record.time, record.x, record.memory, p)[1]
+        rows = np.zeros((self.system.functionals.size, by_u.shape[1]))
+        rows[measurement.components] = by_u
+        rows = rows[list(self.components)]
+        total = rows @ chain(record.mode, record.time, record.x, record.memory, p)
+        n_w = record.mode.differential.size + record.memory.size
+        share = total[:, n_w:-1] + np.outer(measurement_rate(rows, record), measurement.time(p)[1][0])
+        return total[:, :n_w], share[:, wrt]
 
     def linearise(self, event: EventRecord) -> TransitionLinearisation:
         """The linearised transition of a record, for the components of this sweep."""
@@ -192,7 +220,7 @@ def _completed(segment: Segment, t: float, adjoint: Array, sweep: Sweep) -> Arra
 class _Part(NamedTuple):
     """One part of a trajectory, gone through backwards."""
 
-    part: Segment | EventRecord
+    part: Segment | EventRecord | KnotRecord | MeasurementRecord
     adjoint: Array  # dG/dw before it
     share: Array  # what it adds to dG/dp, (k, n_wrt)
     samples: Array
@@ -205,10 +233,21 @@ def _backwards(
     wrt = list(sweep.wrt)
     for part in reversed(sweep.trajectory.parts):
         if isinstance(part, Segment):
+            adjoint, landing = sweep.land(part, adjoint)
             ny = part.mode.differential.size
             outcome = sweep.segment(part, adjoint[:, :ny], t_eval(part))
             adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
-            yield _Part(part, adjoint, outcome.parameter_integrals, outcome.samples)
+            yield _Part(part, adjoint, outcome.parameter_integrals + landing, outcome.samples)
+        elif isinstance(part, KnotRecord):
+            entries = adjoint.shape[1] - sweep.system.memory.size + part.entries
+            share = adjoint[:, entries] @ part.by_parameters[:, wrt]
+            adjoint = adjoint.copy()
+            adjoint[:, entries] = 0.0
+            yield _Part(part, adjoint, share, NONE)
+        elif isinstance(part, MeasurementRecord):
+            gained, share = sweep.measured(part)
+            adjoint = adjoint + gained
+            yield _Part(part, adjoint, share, NONE)
         else:
             adjoint, share, clock = sweep.linearise(part).backward(adjoint, clock)
             clock = clock if part.order else np.zeros_like(clock)  # the start of the run does not move
@@ -222,7 +261,7 @@ def gradient(sweep: Sweep) -> Array:
     total = by_p[:, wrt]
     for step in _backwards(sweep, adjoint, clock):
         adjoint, total = step.adjoint, total + step.share
-    total = total + adjoint @ sweep.system.initial.derivatives(sweep.trajectory.parameters)[:, wrt]
+    total = total + adjoint @ sweep.initial_derivatives()[:, wrt]
     if not np.all(np.isfinite(total)):
         raise NonFiniteError("The gradient is not finite.", time=sweep.trajectory.t_span[0])
     return np.asarray(total)

@@ -12,8 +12,9 @@ from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError
 from dae_hybrid.events import Entry, Firing, Instant
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.options import Options
+from dae_hybrid.stops import Stops, settle
 from dae_hybrid.system import HybridSystem, ModeSystem
-from dae_hybrid.trajectory import EventRecord, Interpolant, Segment, Trajectory
+from dae_hybrid.trajectory import EventRecord, Interpolant, KnotRecord, MeasurementRecord, Segment, Trajectory
 from dae_hybrid.transition import Arrival, TransitionMap
 
 NONE: frozenset[int] = frozenset()
@@ -24,17 +25,23 @@ SAME_INSTANT = 4e-15
 class Companion(Protocol):
     """Something that travels along a run: it adds to each segment's task and sees each outcome and event."""
 
-    def start(self, mode: ModeSystem) -> None:
-        """The run starts."""
+    def start(self, mode: ModeSystem, t: float, x: Array) -> None:
+        """The run starts at a point."""
 
     def extend(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
         """Further fields of the segment's task."""
 
-    def advance(self, outcome: SegmentOutcome) -> dict[str, Any]:
-        """A segment is done; further fields of its record."""
+    def advance(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
+        """A segment is done, at a consistent point x; further fields of its record."""
 
     def cross(self, transition: TransitionMap, event: EventRecord) -> None:
         """A transition has fired."""
+
+    def turn(self, knot: KnotRecord) -> None:
+        """Signals have passed a knot."""
+
+    def measure(self, record: MeasurementRecord) -> None:
+        """A measurement has been taken."""
 
 
 class Automaton:
@@ -55,21 +62,26 @@ class Automaton:
         self.span, self.t_eval, self.options, self.companion = t_span, t_eval, options, companion
         self.reopen = reopen
         self.instant = Instant(system, t_span, options.max_transitions_per_instant)
-        self.parts: list[Segment | EventRecord] = []
+        self.stops = Stops(system, t_span, parameters)
+        self.parts: list[Segment | EventRecord | KnotRecord | MeasurementRecord] = []
         self.integrals = np.zeros(system.functionals.size)
         self.t = t_span[0]
         self.mode = system.modes[system.initial.mode]
         self.at = Arrival(*(np.zeros(0) for _ in Arrival._fields))
         self.n_events = 0
+        self.x0 = np.zeros(0)
         self.outputs = 0  # how many of the output times are done
 
     def run(self) -> Trajectory:
         """Run to the end; an error carries the trajectory up to it."""
         try:
             self.at = self.system.initial.apply(self.mode, self.t, self.p)
+            self.x0 = self.at.x
             if self.companion is not None:
-                self.companion.start(self.mode)
+                self.companion.start(self.mode, self.t, self.at.x)
             self._loop()
+            self._measure()
+            self.stops.finish(self.t)
             self._last_output()
         except DaeHybridError as error:
             error.trajectory = self._trajectory(complete=False)
@@ -78,10 +90,10 @@ class Automaton:
 
     def _loop(self) -> None:
         end, instant = self.span[1], self.instant
-        entering, armed = True, NONE
+        entering, armed, jumped = True, NONE, NONE
         while True:
-            entry = instant.look(self.mode, self.t, self.at, entering=entering, armed=armed)
-            firing = entry.fires
+            entry = instant.look(self.mode, self.t, self.at, entering=entering, armed=armed, jumped=jumped)
+            firing, jumped = entry.fires, NONE
             due = np.inf
             if firing is None and self.mode.timed:
                 due, timed, count = instant.due(self.mode, self.t, self.p)
@@ -92,9 +104,10 @@ class Automaton:
                     return
                 entering, armed = True, armed if self.mode is source else NONE
                 continue
+            self._measure()
             if self.t >= end:
                 return
-            t_stop = min(end, due)
+            t_stop = min(end, due, self.stops.next(self.t))
             crossing, pending = self._segment(t_stop, due, entry)
             while crossing is None and self.t < t_stop:  # the integrator paused; nothing has happened
                 crossing, pending = self._segment(t_stop, due, replace(entry, zero_band=pending))
@@ -106,6 +119,43 @@ class Automaton:
                 if self._fire(Firing(self.system.transitions[source.guarded[index]], guard, rate)):
                     return
                 entering, armed = True, armed if self.mode is source else NONE
+            elif self.stops.knots_at(self.t):
+                jumped = self._turn(armed)
+
+    def _turn(self, armed: frozenset[int]) -> frozenset[int]:
+        """Signals take their next coefficients; the transitions whose guards changed sign with them."""
+        mode, before = self.mode, self.at
+        entries, values, by_p = self.stops.coefficients(self.t)
+        memory = before.m.copy()
+        memory[entries] = values
+        x = settle(mode, self.t, before.x, memory, self.p, self.options)
+        memory.flags.writeable = False
+        knot = KnotRecord(self.t, entries, by_p)
+        self.parts.append(knot)
+        if self.companion is not None:
+            self.companion.turn(knot)
+        self.at = Arrival(x, memory, *mode.kernels["entry"](self.t, x, memory, self.p))
+        changed = np.sign(self.at.guards) - np.sign(before.guards)
+        directions = (self.system.transitions[i].direction for i in mode.guarded)
+        return frozenset(
+            i
+            for i, change, direction in zip(mode.guarded, changed.tolist(), directions, strict=True)
+            if i in armed and abs(change) == 2 and change * direction >= 0
+        )
+
+    def _measure(self) -> None:
+        """Take the measurements of this time; all its transitions have fired."""
+        for index in self.stops.measurements_at(self.t):
+            measurement = self.system.measurements[index]
+            value = measurement.at(self.mode.index)(self.t, self.at.x, self.at.m, self.p)[0]
+            self.integrals = self.integrals.copy()
+            self.integrals[measurement.components] += value
+            record = MeasurementRecord(
+                self.t, index, self.mode, self.at.x, self.at.xdot, self.at.m, self.instant.movable(self.t)
+            )
+            self.parts.append(record)
+            if self.companion is not None:
+                self.companion.measure(record)
 
     def _segment(self, t_stop: float, due: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Array]:
         """Integrate to the next event or stop; which guard crossed, if any, and which never left zero."""
@@ -128,7 +178,7 @@ class Automaton:
                 error.transition = self.system.transitions[mode.guarded[error.guard]].name
             raise
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
-        kept = {} if self.companion is None else self.companion.advance(outcome)
+        kept = {} if self.companion is None else self.companion.advance(outcome, x, at.m)
         self._record(task, outcome.t, x, xdot, outcome.rows, outcome.method, kept)
         self.t, self.integrals = outcome.t, outcome.integrals
         if outcome.crossing is None:  # the end of the run or a time event: the guards are looked at again
@@ -202,7 +252,7 @@ class Automaton:
         none = np.zeros(len(self.mode.guarded))
         task = self._task(self.t, Entry(None, none, none), "steps", None, closed=True)
         outcome = self.session.integrate(task)
-        kept = {} if self.companion is None else self.companion.advance(outcome)
+        kept = {} if self.companion is None else self.companion.advance(outcome, self.at.x, self.at.m)
         kept = {name: rows[:1] if name == "sensitivity_rows" else rows for name, rows in kept.items()}
         self._record(task, self.t, self.at.x, self.at.xdot, outcome.rows[:1], outcome.method, kept)
 
@@ -220,10 +270,12 @@ class Automaton:
                 time=t,
                 remedy="Raise max_events, or check the guards for chattering.",
             )
-        target, after = source, before
+        target, after, xi = source, before, np.zeros(0)
         if transition.target is not None:
             target = self.system.modes[transition.target]
-            after = transition.apply(target, t, before.x, before.m, self.p)
+            after, xi = transition.apply(target, t, before.x, before.m, self.p, self.options)
+        if "cost" in transition.kernels:
+            self.integrals = self.integrals + transition.kernels["cost"](t, before.x, before.m, xi, self.p)[0]
         for array in (after.x, after.xdot, after.m):
             array.flags.writeable = False
         event = EventRecord(
@@ -246,6 +298,8 @@ class Automaton:
             memory_minus=before.m,
             memory_plus=after.m,
             n_differential=(source.differential.size, target.differential.size),
+            xi=xi,
+            unknowns=transition.named_unknowns(target, xi),
         )
         self.parts.append(event)
         if self.companion is not None:
@@ -280,6 +334,7 @@ class Automaton:
             functionals=MappingProxyType(functionals if complete else {}),
             statistics=MappingProxyType(self.session.statistics()),
             diagnostics=self.instant.diagnostics(),
+            initial=self.x0,
             final=(self.t, self.mode.index, self.at.x, self.at.m),
             complete=complete,
         )

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen import Kernel, compile_functions
 from dae_hybrid.errors import ModelError
+from dae_hybrid.initial_build import build_initial
 from dae_hybrid.layout import Layout
-from dae_hybrid.lowering import ModeLowering
+from dae_hybrid.lowering import ModeLowering, symbols_for
+from dae_hybrid.measurement import Measurement
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
+from dae_hybrid.signals import SignalTable
 from dae_hybrid.system import HybridSystem
-from dae_hybrid.transition import InitialMap
 from dae_hybrid.transition_build import build_transition, check_parameters_only, of_parameters
 
 
-def build_system(model: HybridModel, *, native: bool, eliminate: bool) -> HybridSystem:
+def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: bool) -> HybridSystem:
     """See `HybridModel.build`."""
     _check_declarations(model)
     lowerings = {name: ModeLowering(model, mode) for name, mode in model.modes.items()}
-    builders = [ModeBuilder(model, lowerings[name], i, eliminate=eliminate) for i, name in enumerate(model.modes)]
+    builders = [
+        ModeBuilder(model, lowerings[name], i, eliminate=eliminate, direct=direct) for i, name in enumerate(model.modes)
+    ]
     compiled = compile_functions(
         {f"{b.index}:{key}": f for b in builders for key, f in b.integrator_functions().items()}, native=native
     )
@@ -34,84 +40,83 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool) -> Hybrid
     parameters = model.of_kind("parameter")
     nominal = np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0)
     nominal.flags.writeable = False
+    memory = Layout.of((d.name, d.size) for d in model.of_kind("memory"))
+    functionals = Layout.of((f.name, f.size) for f in model.functionals.values())
+    signals = _signals(model, memory)
     return HybridSystem(
         name=model.name,
         parameters=Layout.of((d.name, d.size) for d in parameters),
-        memory=Layout.of((d.name, d.size) for d in model.of_kind("memory")),
-        functionals=Layout.of((f.name, f.size) for f in model.functionals.values()),
+        memory=memory,
+        functionals=functionals,
         nominal=nominal,
         modes=modes,
         transitions=transitions,
-        initial=_initial(model, mode_index),
+        initial=build_initial(model, mode_index, builders, signals),
+        signals=signals,
+        measurements=_measurements(model, functionals, builders),
         native=all(f.address is not None for f in compiled.values()),
         frozen={d.name: None if d.of is None else d.of.name for d in model.of_kind("memory")},
         labels={d.name: f"{d.name} [{d.unit}]" if d.unit else d.name for d in model.declarations.values()},
     )
 
 
+def _signals(model: HybridModel, memory: Layout) -> tuple[SignalTable, ...]:
+    tables = []
+    for d in model.of_kind("memory"):
+        if d.signal is None:
+            continue
+        check_parameters_only(model, f"values of signal '{d.name}'", d.signal.values)
+        values = of_parameters(model, "values", [d.signal.values], [])
+        p = ca.MX.sym("p", values.numel_in(0))
+        column = values(p)
+        kernel = Kernel(ca.Function("values", [p], [ca.densify(v) for v in (column, ca.jacobian(column, p))]), [1])
+        tables.append(SignalTable(d.signal, memory[d.name], kernel))
+    return tuple(tables)
+
+
+def _measurements(model: HybridModel, functionals: Layout, builders: list[ModeBuilder]) -> tuple[Measurement, ...]:
+    found = []
+    for functional in model.functionals.values():
+        for when, value in functional.at_times:
+            what = f"measurement time of functional '{functional.name}'"
+            check_parameters_only(model, what, when)
+            time = of_parameters(model, "time", [when], [])
+            p = ca.MX.sym("p", time.numel_in(0))
+            at = time(p)
+            kernel = Kernel(ca.Function("time", [p], [ca.densify(v) for v in (at, ca.jacobian(at, p))]), [1])
+            label = f"measurement of functional '{functional.name}'"
+            make = partial(_measured, builders, label, value)
+            found.append(Measurement(functional.name, functionals[functional.name], kernel, make))
+    return tuple(found)
+
+
+def _measured(builders: list[ModeBuilder], label: str, value: ca.MX, mode: int) -> Kernel:
+    """The measured value and its derivative by u in a mode."""
+    builder = builders[mode]
+    function = builder.stack("measured", [(f"{label} in mode '{builder.lowering.mode.name}'", value)])
+    s = symbols_for([function], builder.lowering.n, builder.nm, builder.np)
+    result = function(*s.point)
+    return Kernel(ca.Function("measured", list(s.point), [ca.densify(v) for v in (result, ca.jacobian(result, s.u))]), [1])
+
+
 def _check_declarations(model: HybridModel) -> None:
     if not model.modes:
         raise ModelError(f"Model '{model.name}' has no mode.", remedy="Declare one with m.mode(name, ode={...}).")
-    if model.initial_mode is None:
+    if model.start is None:
         raise ModelError(
             f"Model '{model.name}' has no initial mode.", remedy="Call m.initial(mode, {variable: value})."
         )
-    states = {d.name: d for d in model.of_kind("differential")}
-    for name in states:
-        if not any(name in mode.ode for mode in model.modes.values()):
-            raise ModelError(f"State '{name}' has no equation in any mode.", variables=[name])
-    missing = [name for name in model.initial_mode.ode if name not in model.initial_values]
-    if missing:
-        raise ModelError(
-            f"No initial value for {', '.join(missing)}.",
-            mode=model.initial_mode.name,
-            variables=missing,
-            remedy="Every differential variable of the initial mode needs one in m.initial.",
-        )
-    extra = [name for name in model.initial_values if name not in model.initial_mode.ode]
-    if extra:
-        raise ModelError(
-            f"Initial value for {', '.join(extra)}, which the initial mode does not have.",
-            mode=model.initial_mode.name,
-            variables=extra,
-        )
-    _check_algebraic_used(model)
-
-
-def _check_algebraic_used(model: HybridModel) -> None:
-    used = {
-        s.__hash__() for mode in model.modes.values() for s in ca.symvar(ca.vertcat(*mode.ode.values(), mode.algebraic))
-    }
-    for declared in model.of_kind("algebraic"):
-        if declared.symbol.__hash__() not in used:
+    used = {s.__hash__() for mode in model.modes.values() for s in ca.symvar(mode.everything)}
+    for d in model.of_kind("differential"):
+        rate = model.rates.get(d.name)
+        if not any(d.name in mode.ode for mode in model.modes.values()) and (
+            rate is None or rate.__hash__() not in used
+        ):
+            raise ModelError(f"State '{d.name}' has no equation in any mode.", variables=[d.name])
+    for d in model.of_kind("algebraic"):
+        if d.symbol.__hash__() not in used:
             raise ModelError(
-                f"Algebraic variable '{declared.name}' appears in no equation.",
-                variables=[declared.name],
+                f"Algebraic variable '{d.name}' appears in no equation.",
+                variables=[d.name],
                 remedy="Give the modes that have it an equation in algebraic=.",
             )
-
-
-def _initial(model: HybridModel, mode_index: dict[str, int]) -> InitialMap:
-    mode = model.initial_mode
-    if mode is None:  # refused by _check_declarations
-        raise AssertionError("no initial mode")
-    memories = []
-    for d in model.of_kind("memory"):
-        if d.initial is not None:
-            memories.append(d.initial)
-        elif d.of is not None and d.of.name in mode.ode:
-            memories.append(model.initial_values[d.of.name])
-        else:
-            raise ModelError(f"Memory '{d.name}' needs an initial value: the initial mode does not have its variable.")
-    states = [model.initial_values[d.name] for d in model.of_kind("differential") if d.name in mode.ode]
-    for name, value in model.initial_values.items():
-        check_parameters_only(model, f"initial value of '{name}'", value)
-    for d, value in zip(model.of_kind("memory"), memories, strict=True):
-        check_parameters_only(model, f"initial value of memory '{d.name}'", value)
-    values = of_parameters(
-        model, "values", [ca.vertcat(*states), ca.vertcat(*memories) if memories else ca.MX(0, 1)], []
-    )
-    p = ca.MX.sym("p", sum(d.size for d in model.of_kind("parameter")))
-    y, m = values(p)
-    explicit = ca.Function("initial", [p], [ca.densify(e) for e in (y, m, ca.jacobian(y, p), ca.jacobian(m, p))])
-    return InitialMap(mode_index[mode.name], Kernel(explicit, [2, 3]))

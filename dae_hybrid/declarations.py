@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import casadi as ca
 import numpy as np
 from numpy.typing import NDArray
 
-Kind = Literal["parameter", "differential", "algebraic", "memory"]
+Kind = Literal["parameter", "differential", "algebraic", "memory", "unknown"]
 Direction = Literal["rising", "falling", "both"]
 OnEntry = Literal["wait", "fire", "error"]
+Interpolation = Literal["linear", "previous", "cubic"]
 DIRECTIONS: dict[str, int] = {"rising": 1, "falling": -1, "both": 0}
+
+
+def no_equations() -> ca.MX:
+    """An empty column."""
+    return ca.MX(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,9 +29,10 @@ class Declaration:
     kind: Kind
     size: int
     symbol: ca.MX
-    value: NDArray[np.float64] | None = None  # parameters: nominal value; algebraic: guess
-    initial: Any = None  # memory: initial value, an expression in parameters
+    value: NDArray[np.float64] | None = None  # parameters: nominal value; algebraic, unknown: guess
+    initial: Any = None  # memory: initial value
     of: Declaration | None = None  # memory: the variable it freezes
+    signal: SignalData | None = None  # memory: the signal whose coefficients it holds
     unit: str = ""
     description: str = ""
 
@@ -38,12 +45,30 @@ class Declaration:
 
 
 @dataclass(frozen=True, eq=False)
+class SignalData:
+    """Data of an input: knots, values there (an expression in parameters), how to interpolate and to extrapolate."""
+
+    name: str
+    knots: NDArray[np.float64]
+    values: ca.MX
+    kind: Interpolation
+    hold: bool  # the first and the last value hold outside the data
+
+
+@dataclass(frozen=True, eq=False)
 class Mode:
     """Smooth equations, active until a transition fires."""
 
     name: str
-    ode: dict[str, ca.MX]
-    algebraic: ca.MX
+    ode: dict[str, ca.MX] = field(default_factory=dict)
+    residual: ca.MX = field(default_factory=no_equations)
+    algebraic: ca.MX = field(default_factory=no_equations)
+    constraint: ca.MX = field(default_factory=no_equations)
+
+    @property
+    def everything(self) -> ca.MX:
+        """All equations in one column."""
+        return ca.vertcat(*self.ode.values(), self.residual, self.algebraic, self.constraint)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,16 +82,32 @@ class Transition:
     at: ca.MX | None
     every: ca.MX | None
     direction: int
+    on_entry: OnEntry
     reset: dict[str, ca.MX]
     memory: dict[str, ca.MX]
-    on_entry: OnEntry
+    equations: ca.MX  # implicit resets, T(post, pre, p, t) = 0
+    project: tuple[Declaration, ...]  # variables that move onto the target's constraint
+    metric: ca.MX | None
+    guess: dict[str, ca.MX]  # where Newton's method starts for values after the transition
+
+
+@dataclass(frozen=True, eq=False)
+class Initial:
+    """How a run starts: explicit values, equations T0 = 0, and where Newton's method starts."""
+
+    mode: Mode
+    values: dict[str, ca.MX]
+    equations: ca.MX
+    guess: dict[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True, eq=False)
 class Functional:
-    """A cost: integral over the run plus terminal value."""
+    """A cost: the sum of its parts."""
 
     name: str
     size: int
     integrand: ca.MX | None
     terminal: ca.MX | None
+    at_times: tuple[tuple[ca.MX, ca.MX], ...] = ()  # time, value
+    at_events: tuple[tuple[str, ca.MX], ...] = ()  # transition, value

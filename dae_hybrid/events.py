@@ -87,11 +87,14 @@ class Instant:
         """The time scale that rounding is measured by."""
         return max(abs(t), self.span[1] - self.span[0])
 
-    def look(self, mode: ModeSystem, t: float, at: Arrival, *, entering: bool, armed: frozenset[int]) -> Entry:
+    def look(
+        self, mode: ModeSystem, t: float, at: Arrival, *, entering: bool, armed: frozenset[int], jumped: frozenset[int] = frozenset()
+    ) -> Entry:
         """Look at every guard of the mode.
 
         `entering` says whether the mode has just been entered (or the run has just started); otherwise a
-        segment has just ended, and `armed` are the transitions whose guards could cross in it.
+        segment has just ended, and `armed` are the transitions whose guards could cross in it. `jumped` are those
+        whose guards changed sign with a signal: they fire.
         """
         zero_band, departure = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
         elapsed = self.elapsed(t)
@@ -110,6 +113,8 @@ class Instant:
                 departure[i] = math.copysign(moving, rate)
                 towards = transition.direction * rate > 0 or (transition.direction == 0 and index in armed)
                 fire = moving and towards and index not in self.spent and (entering or index in armed)
+            elif index in jumped:
+                fire = passed = True
             elif entering and transition.direction * h > 0:
                 fire = passed = self._passed(transition, mode, t)
             self.sizes[index] = max(self.sizes.get(index, 0.0), abs(h))
@@ -120,6 +125,12 @@ class Instant:
     def rate_scale(self, transition: TransitionMap, t: float) -> float:
         """How fast the guard would move if it went through its range in the time of the run."""
         return self.sizes.get(transition.index, 0.0) / self.elapsed(t)
+
+    def movable(self, t: float) -> bool:
+        """Whether a transition of this instant fired at a time that depends on the parameters."""
+        if not self.times or self.times[-1] != t:
+            return False
+        return any(self.system.transitions[i].movable for i in self.chain)
 
     def _passed(self, transition: TransitionMap, mode: ModeSystem, t: float) -> bool:
         """A guard past its threshold on entry; whether it fires."""

@@ -1,7 +1,14 @@
 """Formulations of a mode: structure, consistent values, derivatives of the algebraic part.
 
-ODE modes have no algebraic equations. Hessenberg index-1 modes have as many algebraic equations
-``0 = k(y, z, m, p, t)`` as algebraic variables z, with k_z nonsingular (SR eq. 22).
+Every mode is brought to ``y' = f(x, m, p, t)``, ``0 = K(x, m, p, t)`` with x = (y, z) and K_z nonsingular:
+
+* an ODE has no K;
+* Hessenberg index 1 (SR eq. 22) has it as it stands;
+* implicit equations 0 = F(y', y, z, m, p, t) (SR eq. 1) take y' = v with v a further algebraic variable, and F for
+  K: then K_z is [F_y' | F_z];
+* Hessenberg index 2 (SR eq. 15) has the hidden constraint k_y f + k_t for K; k itself is an invariant, kept by
+  projection along D = f_z K_z^-1 E (E selects the rows of the hidden constraint), for which k_y D = I. Without
+  index-1 rows D is B (CB)^-1 in SR's notation.
 """
 
 from __future__ import annotations
@@ -11,6 +18,8 @@ from collections.abc import Callable, Sequence
 import casadi as ca
 import numpy as np
 from scipy.optimize import linear_sum_assignment
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from dae_hybrid.errors import ConsistencyError, FormulationError
 from dae_hybrid.integrator import Array
@@ -24,34 +33,56 @@ RESIDUAL_ROUNDINGS = 1e4
 EPS = float(np.finfo(float).eps)
 
 
-def check_structure(mode: str, algebraic: Sequence[str], k_by_z: ca.Sparsity) -> None:
-    """Refuse algebraic equations that cannot determine the algebraic variables, naming what does not match."""
-    rows, columns = k_by_z.shape
-    if rows != columns:
+def check_structure(mode: str, algebraic: Sequence[str], rows: Sequence[str], hidden: int, by_z: ca.Sparsity) -> None:
+    """Refuse equations that cannot determine the algebraic variables, naming what does not match.
+
+    `rows` says what each equation is; the last `hidden` of them are time derivatives of constraints.
+    """
+    n_rows, n_columns = by_z.shape
+    if n_rows != n_columns:
+        listed = ", ".join(rows) or "none"
         raise FormulationError(
-            f"{rows} algebraic equations for {columns} algebraic variables ({', '.join(algebraic) or 'none'}).",
+            f"{n_rows} equations ({listed}) for {n_columns} algebraic variables and derivatives "
+            f"({', '.join(algebraic) or 'none'}).",
             mode=mode,
             variables=algebraic,
-            remedy="Give one equation per algebraic variable that the mode's equations use.",
+            remedy="Give one equation per algebraic variable, and per derivative of a residual, that the mode's "
+            "equations use; a constraint counts as one.",
         )
-    if rows == 0 or ca.sprank(ca.DM(k_by_z, 1)) == rows:
+    if n_rows == 0 or ca.sprank(ca.DM(by_z, 1)) == n_rows:
         return
-    row_index = set(k_by_z.row())
-    empty_rows = [i for i in range(rows) if i not in row_index]
-    column_pointer = k_by_z.colind()
-    empty_columns = [algebraic[j] for j in range(columns) if column_pointer[j] == column_pointer[j + 1]]
-    details = []
-    if empty_rows:
-        details.append(f"equation(s) {', '.join(map(str, empty_rows))} contain no algebraic variable")
-    if empty_columns:
-        details.append(f"no algebraic equation contains {', '.join(empty_columns)}")
-    raise FormulationError(
-        "The algebraic equations cannot determine the algebraic variables: k_z is structurally singular"
-        + (f" ({'; '.join(details)})." if details else "."),
-        mode=mode,
-        variables=empty_columns or algebraic,
-        remedy="This is a DAE of index 2 or higher: differentiate the constraint until it contains the variable.",
+    loose_rows, loose_columns = unmatched(by_z)
+    names = [algebraic[j] for j in loose_columns]
+    message = (
+        f"The equations cannot determine {', '.join(names)}: structurally, nothing is left for "
+        f"{', '.join(rows[i] for i in loose_rows)} to determine."
     )
+    if any(i >= n_rows - hidden for i in loose_rows):
+        raise FormulationError(
+            message + " The time derivative of a constraint contains no variable that could keep it: the index is 3 "
+            "or higher.",
+            mode=mode,
+            variables=names,
+            remedy="Reduce the index: replace the constraint by its time derivative (in mechanics, the velocity "
+            "constraint for the position constraint), or add both with a further multiplier (Gear, Gupta and "
+            "Leimkuhler).",
+        )
+    raise FormulationError(
+        message,
+        mode=mode,
+        variables=names,
+        remedy="[F_y' | F_z] is structurally singular: an equation is missing for these variables, and another one "
+        "is too much.",
+    )
+
+
+def unmatched(pattern: ca.Sparsity) -> tuple[list[int], list[int]]:
+    """Rows and columns that a largest matching leaves over."""
+    columns, rows = pattern.get_col(), pattern.row()
+    graph = csr_matrix((np.ones(len(rows)), (rows, columns)), shape=pattern.shape)
+    matched = maximum_bipartite_matching(graph, perm_type="column")  # column of each row, -1 where there is none
+    free = set(range(pattern.shape[1])) - set(matched.tolist())
+    return [i for i, j in enumerate(matched) if j < 0], sorted(free)
 
 
 def solve_explicitly(k: ca.SX, z: ca.SX) -> ca.SX | None:
@@ -89,24 +120,26 @@ def solve_algebraic(
     mode: str,
     variables: Sequence[str],
     time: float,
+    equations: Sequence[str] = (),
 ) -> Array:
     """Damped Newton for k(z) = 0.
 
     `system(z)` gives the residual, its Jacobian (it may have more rows than columns, when the equations
-    are consistent) and the size of the residual's terms. Raises
+    are consistent) and the size of the residual's terms; `equations` are their names for errors. Raises
     `ConsistencyError` when the Jacobian is singular or the iteration does not converge.
     """
     z = start.copy()
     residual, jacobian, size = system(z)
+
+    def fail(reason: str = "") -> ConsistencyError:
+        return _inconsistent(residual, size, reason, equations, mode, variables, time)
+
     for _ in range(50):
         if not (np.all(np.isfinite(residual)) and np.all(np.isfinite(jacobian))):
             break
-        try:
-            step = _newton_step(jacobian, residual)
-        except np.linalg.LinAlgError:
-            break
-        if not np.all(np.isfinite(step)):
-            break
+        step = _newton_step(jacobian, residual)
+        if step is None or not np.all(np.isfinite(step)):
+            raise fail(singular_names(jacobian, equations, variables))
         small = np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size)
         if np.all(np.abs(residual) <= EPS * size) or (small and np.all(np.abs(step) <= 4 * EPS * np.abs(z))):
             return z + step
@@ -121,25 +154,85 @@ def solve_algebraic(
             if damping < 1e-6:
                 if np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size):
                     return z
-                raise _inconsistent(residual, mode, variables, time)
+                raise fail()
     if np.all(np.isfinite(residual)) and np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size):
         return z
-    raise _inconsistent(residual, mode, variables, time)
+    raise fail()
 
 
-def _newton_step(jacobian: Array, residual: Array) -> Array:
+def _newton_step(jacobian: Array, residual: Array) -> Array | None:
+    """The step, None where the matrix is singular."""
     rows, columns = jacobian.shape
     if rows == columns:
-        return np.asarray(-np.linalg.solve(jacobian, residual))
-    step, _, rank, _ = np.linalg.lstsq(jacobian, -residual, rcond=None)
+        try:
+            return np.asarray(-np.linalg.solve(jacobian, residual))
+        except np.linalg.LinAlgError:
+            return None
+    try:
+        step, _, rank, _ = np.linalg.lstsq(jacobian, -residual, rcond=None)
+    except np.linalg.LinAlgError:
+        return None
+    return None if rank < columns else np.asarray(step)
+
+
+def solve_linear(matrix: Array, right: Array, right_size: Array) -> tuple[Array, Array, Array]:
+    """Solution of a linear system that may have more rows than unknowns, what is left of each row, and its scale.
+
+    `right_size` bounds the terms that the right-hand side was summed from. The rows are brought to one size first,
+    which is also that of what is left. Raises `np.linalg.LinAlgError` where the matrix is singular.
+    """
+    scale = np.abs(matrix).max(axis=1, initial=0.0)
+    scale = np.where(scale > 0, scale, 1.0)[:, None]
+    matrix, right, right_size = matrix / scale, right / scale, right_size / scale
+    rows, columns = matrix.shape
+    if rows == columns:
+        if reciprocal_condition(matrix) <= RANK_TOLERANCE:
+            raise np.linalg.LinAlgError("singular")
+        return np.linalg.solve(matrix, right), np.zeros_like(right), np.ones_like(right)
+    if not columns:
+        return np.zeros((0, right.shape[1])), -right, right_size
+    solution, _, rank, _ = np.linalg.lstsq(matrix, right, rcond=RANK_TOLERANCE)
     if rank < columns:
         raise np.linalg.LinAlgError("rank deficient")
-    return np.asarray(step)
+    terms = np.abs(matrix) @ np.abs(solution) + right_size
+    return solution, matrix @ solution - right, np.broadcast_to(terms.max(axis=0, initial=0.0), terms.shape)
 
 
-def _inconsistent(residual: Array, mode: str, variables: Sequence[str], time: float) -> ConsistencyError:
+def reciprocal_condition(matrix: Array) -> float:
+    """Smallest over largest singular value, the rows brought to one size; 0 where the matrix is not finite."""
+    if not matrix.size:
+        return 1.0
+    if not np.all(np.isfinite(matrix)):
+        return 0.0
+    scale = np.abs(matrix).max(axis=1)
+    singular = np.linalg.svd(matrix / np.where(scale > 0, scale, 1.0)[:, None], compute_uv=False)
+    return float(singular[-1] / singular[0]) if singular[0] > 0 else 0.0
+
+
+def singular_names(matrix: Array, equations: Sequence[str], variables: Sequence[str]) -> str:
+    """Which equations depend on each other and which variables they leave open, from the null vectors."""
+    if not np.all(np.isfinite(matrix)):
+        return "the derivatives of the equations are not finite"
+    left, _, right = np.linalg.svd(matrix)
+    text = f"their matrix is singular (condition {1 / max(reciprocal_condition(matrix), 1e-300):.1e})"
+
+    def large(vector: Array, names: Sequence[str]) -> list[str]:
+        return [name for name, share in zip(names, np.abs(vector), strict=False) if share > 0.1 * np.abs(vector).max()]
+
+    text += f", it leaves {', '.join(large(right[-1], variables))} open"
+    return text + (f"; {', '.join(large(left[:, -1], equations))} depend on each other" if len(equations) else "")
+
+
+def _inconsistent(
+    residual: Array, size: Array, reason: str, equations: Sequence[str], mode: str, variables: Sequence[str], time: float
+) -> ConsistencyError:
+    off = np.abs(residual) > RESIDUAL_ROUNDINGS * EPS * size
+    named = [f"{name} ({r:.3g})" for name, r, bad in zip(equations, residual, off, strict=False) if bad]
+    text = f"Newton's method stops at residual {residual}"
+    if named:
+        text += f"; not satisfied: {', '.join(named)}"
     return ConsistencyError(
-        f"No consistent values of {', '.join(variables)} found: Newton's method stops at residual {residual}.",
+        f"No consistent values of {', '.join(variables)} found: {reason or text}.",
         mode=mode,
         time=time,
         variables=variables,
@@ -147,27 +240,34 @@ def _inconsistent(residual: Array, mode: str, variables: Sequence[str], time: fl
     )
 
 
-def closed_by_continuity(matrix: Array, size: Array) -> Array:
+def closed_by_continuity(matrix: Array, size: Array, algebraic: slice = slice(None)) -> Array:
     """Which algebraic variables an arrival leaves to continuity, as rows of the identity.
 
-    `matrix` is dk+/dz+ with the memory following z+, `size` bounds the terms it was summed from. An equation
+    `matrix` is the derivative of the arrival's equations by its unknowns with the memory following, `size` bounds
+    the terms it was summed from, `algebraic` says where z+ stands among the unknowns. An equation
     whose row cancels (SR's z* = z+ can do that) is satisfied by every z+; the variable that it determines
     between transitions is then continuous. Raises `np.linalg.LinAlgError` where the equations that are left
     do not determine the other variables, or where it cannot be decided whether a row cancels.
     """
-    n = len(matrix)
+    n = matrix.shape[1]
     scale = size.max(axis=1, initial=0.0)
     relative = np.abs(matrix).max(axis=1, initial=0.0) / np.maximum(scale, np.finfo(float).tiny)
     cancels = (relative <= RANK_TOLERANCE) & (scale > 0)
     if np.any(~cancels & (relative < DOUBTFUL_TOLERANCE)):
         raise np.linalg.LinAlgError(f"rows of relative size {relative} leave it undecided")
-    rows = np.flatnonzero(cancels)
-    own = size[rows] / scale[rows, None]
-    _, columns = linear_sum_assignment(-own)
-    if np.any(own[np.arange(rows.size), columns] <= RANK_TOLERANCE):
+    rows, candidates = np.flatnonzero(cancels), np.arange(n)[algebraic]
+    own = size[np.ix_(rows, candidates)] / scale[rows, None]
+    if rows.size > candidates.size:
+        raise np.linalg.LinAlgError("more equations cancel than there are algebraic variables")
+    _, chosen = linear_sum_assignment(-own)
+    if np.any(own[np.arange(rows.size), chosen] <= RANK_TOLERANCE):
         raise np.linalg.LinAlgError("an equation that cancels contains no variable of its own")
-    rest = np.delete(matrix[~cancels] / scale[~cancels, None], columns, axis=1)
+    columns = candidates[chosen]
+    determining = ~cancels & (scale > 0)
+    rest = np.delete(matrix[determining] / scale[determining, None], columns, axis=1)
+    if rest.shape[0] < rest.shape[1]:
+        raise np.linalg.LinAlgError(f"{rest.shape[0]} equations are left for {rest.shape[1]} values")
     singular = np.linalg.svd(rest, compute_uv=False)
     if singular.size and singular[-1] <= RANK_TOLERANCE * singular[0]:
-        raise np.linalg.LinAlgError("the other equations are singular")
+        raise np.linalg.LinAlgError(f"the equations are singular (condition {singular[0] / max(singular[-1], 1e-300):.1e})")
     return np.eye(n)[columns]

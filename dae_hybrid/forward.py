@@ -12,7 +12,8 @@ import numpy as np
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.integrator import Array, SegmentOutcome
 from dae_hybrid.system import HybridSystem, ModeSystem
-from dae_hybrid.trajectory import EventRecord, Trajectory
+from dae_hybrid.measurement import measurement_rate, refuse_disturbed
+from dae_hybrid.trajectory import EventRecord, KnotRecord, MeasurementRecord, Trajectory
 from dae_hybrid.transition import TransitionMap, chain
 
 
@@ -36,9 +37,9 @@ class Directions:
         """Number of directions."""
         return int(self.directions.shape[1])
 
-    def start(self, mode: ModeSystem) -> None:
+    def start(self, mode: ModeSystem, t: float, x: Array) -> None:
         """Initial derivatives (SR eq. 2, differentiated)."""
-        self.state, self._mode = self.system.initial.derivatives(self.p) @ self.directions, mode
+        self.state, self._mode = self.system.initial.derivatives(mode, t, x, self.p) @ self.directions, mode
 
     def _by_u(self, mode: ModeSystem, t: float, x: Array, m: Array) -> Array:
         """Derivatives of u = (x, m, p, t) along the directions at fixed t, shape (n_u, d)."""
@@ -65,13 +66,16 @@ class Directions:
             "integral_sensitivities": self.costs,
         }
 
-    def advance(self, outcome: SegmentOutcome) -> dict[str, Any]:
+    def advance(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
         """Take over what the segment ends with."""
         if outcome.sensitivities is None or outcome.integral_sensitivities is None:
             return {}
         ny = self._mode.differential.size
         memory = self.state[ny:]
         self.state = np.vstack((outcome.sensitivities[:, :ny].T, memory))
+        if self._mode.invariants:
+            direction, by_wp = self._mode.onto_constraints(outcome.t, x, m, self.p)
+            self.state = self.state - direction @ (by_wp @ np.vstack((self.state, self.directions)))
         self.costs = outcome.integral_sensitivities
         n = outcome.x.size
         return {
@@ -88,6 +92,22 @@ class Directions:
         self.costs = self.costs + jump.T
         self.event_times.append(tau)
         self._mode = self._mode if transition.target is None else self.system.modes[transition.target]
+
+    def turn(self, knot: KnotRecord) -> None:
+        """The memory of signals follows their values."""
+        ny = self._mode.differential.size
+        self.state = self.state.copy()
+        self.state[ny + knot.entries] = knot.by_parameters @ self.directions
+
+    def measure(self, record: MeasurementRecord) -> None:
+        """Add what a measurement contributes."""
+        refuse_disturbed(self.system, record)
+        measurement, mode = self.system.measurements[record.index], record.mode
+        by_u = measurement.at(mode.index)(record.time, record.x, record.memory, self.p)[1]
+        gained = by_u @ self._by_u(mode, record.time, record.x, record.memory)
+        gained = gained + np.outer(measurement_rate(by_u, record), measurement.time(self.p)[1][0] @ self.directions)
+        self.costs = self.costs.copy()
+        self.costs[:, measurement.components] += gained.T
 
     def gradient(self, trajectory: Trajectory) -> Array:
         """Derivatives of the functionals, shape (k, d)."""

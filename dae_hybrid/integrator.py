@@ -42,6 +42,8 @@ class Equations:
     guards, rates  the guards and their total time derivatives along the flow (n_guards)
     complete       x and x' that satisfy the equations to rounding, near the given x, and the last
                    Newton correction of the algebraic part
+    drift          how far the differential variables are from the constraints that the solution stays on
+                   (n_differential); only where there are such constraints
     ============== =========================================================================
     """
 
@@ -55,6 +57,7 @@ class Equations:
     variables: Layout
     functionals: Layout
     integrates: bool  # whether any functional has an integrand
+    index: int = 1  # 2 where the algebraic rows do not determine the algebraic variables but their derivatives do
     #: where an adapter keeps what it built for these equations, by a key of its own
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import casadi as ca
+import numpy as np
 
 from dae_hybrid.declarations import Declaration, Mode
 from dae_hybrid.errors import ModelError
@@ -23,7 +24,7 @@ SYMBOLIC_SOLVE = 4
 
 
 @dataclass(frozen=True)
-class Symbols:
+class Flat:
     """Flat symbols of one type (SX or MX) for one mode."""
 
     kind: Any
@@ -49,11 +50,11 @@ def kind_for(functions: Sequence[ca.Function]) -> Any:
     return ca.SX if all(f.is_a("SXFunction") for f in functions) else ca.MX
 
 
-def symbols_for(functions: Sequence[ca.Function], n: int, nm: int, np_: int, suffix: str = "") -> Symbols:
-    """Symbols of the kind that suits the functions."""
+def symbols_for(functions: Sequence[ca.Function], n: int, nm: int, np_: int, suffix: str = "") -> Flat:
+    """Flat of the kind that suits the functions."""
     kind = kind_for(functions)
     names = ("t", "x", "xdot", "m", "p")
-    return Symbols(kind, *(kind.sym(name + suffix, size) for name, size in zip(names, (1, n, n, nm, np_), strict=True)))
+    return Flat(kind, *(kind.sym(name + suffix, size) for name, size in zip(names, (1, n, n, nm, np_), strict=True)))
 
 
 def expanded(function: ca.Function) -> ca.Function:
@@ -75,14 +76,28 @@ def linear_solve(matrix: Any, right: Any) -> Any:
 
 
 class ModeLowering:
-    """Lowers expressions of one mode, and knows which variables the mode has."""
+    """Lowers expressions of one mode, and knows which variables the mode has.
+
+    A derivative that a residual uses becomes an algebraic variable ``der(y)`` of its own, with y' = der(y): the
+    implicit equations then read 0 = F(der(y), y, z) and are of the form of Hessenberg index 1, with [F_y' | F_z]
+    for k_z. Their adjoint is SR eq. 12 with L = -F_y'^T lambda as a state of its own, whose index stays one.
+    """
 
     def __init__(self, model: HybridModel, mode: Mode) -> None:
         self.model = model
         self.mode = mode
-        differential = [d for d in model.of_kind("differential") if d.name in mode.ode]
-        used = {s.__hash__() for s in ca.symvar(ca.vertcat(*mode.ode.values(), mode.algebraic))}
-        algebraic = [d for d in model.of_kind("algebraic") if d.symbol.__hash__() in used]
+        used = {s.__hash__() for s in ca.symvar(mode.everything)}
+        self.implicit = [
+            d for d in model.of_kind("differential") if d.name not in mode.ode and self._rate_hash(d) in used
+        ]
+        differential = [d for d in model.of_kind("differential") if d.name in mode.ode or d in self.implicit]
+        rates = [
+            Declaration(
+                f"der({d.name})", "algebraic", d.size, model.rates[d.name], np.zeros(d.size), unit=f"{d.unit}/s" * bool(d.unit)
+            )
+            for d in self.implicit
+        ]
+        algebraic = [*rates, *(d for d in model.of_kind("algebraic") if d.symbol.__hash__() in used)]
         self.variables: list[Declaration] = [*differential, *algebraic]
         self.differential = Layout.of((d.name, d.size) for d in differential)
         self.algebraic = Layout.of((d.name, d.size) for d in algebraic)
@@ -90,10 +105,23 @@ class ModeLowering:
         self.parameters = model.of_kind("parameter")
         self.n = self.differential.size + self.algebraic.size
 
+    def _rate_hash(self, declared: Declaration) -> int | None:
+        rate = self.model.rates.get(declared.name)
+        return None if rate is None else int(rate.__hash__())
+
     @property
     def guess(self) -> list[float]:
         """Start of Newton's method for the algebraic variables."""
         return [float(v) for d in self.variables if d.kind == "algebraic" for v in d.start]
+
+    def flow(self) -> list[tuple[str, ca.MX]]:
+        """Rates of the differential variables, one row each."""
+        where = f"in mode '{self.mode.name}'"
+        rates = {d.name: self.model.rates[d.name] for d in self.implicit}
+        return [
+            (f"ode of '{name}' {where}", self.mode.ode[name] if name in self.mode.ode else rates[name])
+            for name in self.differential.names
+        ]
 
     def lower(self, name: str, expressions: Sequence[tuple[str, ca.MX]], extra: Sequence[ca.MX] = ()) -> ca.Function:
         """A function of (t, x, m, p, *extra) that returns the expressions; each comes with what it is, for errors."""
@@ -130,7 +158,9 @@ class ModeLowering:
                     continue
                 if key in own:
                     declared = own[key]
-                    missing = "ode=" if declared.kind == "differential" else "algebraic="
+                    if declared.kind == "unknown":
+                        raise ModelError(f"{what} cannot use the unknown '{declared.name}' here.", mode=self.mode.name)
+                    missing = "ode= or residual=" if declared.kind == "differential" else "algebraic="
                     raise ModelError(
                         f"{what} uses '{declared.name}', which has no equation in this mode.",
                         mode=self.mode.name,

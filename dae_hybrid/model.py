@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import casadi as ca
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from dae_hybrid.declarations import DIRECTIONS, Declaration, Direction, Functional, Kind, Mode, OnEntry, Transition
-from dae_hybrid.errors import ModelError, UnsupportedError
+from dae_hybrid.declarations import DIRECTIONS, Declaration, Direction, Functional, Initial, Mode, OnEntry, Transition
+from dae_hybrid.errors import ModelError
+from dae_hybrid.expressions import equations, expression, matrix, numbers
+from dae_hybrid.symbols import Symbols
 
 if TYPE_CHECKING:
     from dae_hybrid.system import HybridSystem
 
 
 @dataclass
-class HybridModel:
+class HybridModel(Symbols):
     """A hybrid DAE system, stated as on paper.
 
-    Declare symbols (`parameter`, `differential`, `algebraic`, `memory`), combine them to CasADi
+    Declare symbols (`parameter`, `differential`, `algebraic`, `memory`, `signal`), combine them to CasADi
     expressions, give each mode its equations, say what makes the system change mode, and `build`.
-    In equations `mode(ode={y: f, ...}, algebraic=[k, ...])` states y' = f and 0 = k
-    (Serban and Recuero 2019, eq. 22).
 
     Examples
     --------
@@ -44,118 +41,59 @@ class HybridModel:
     (1, 0.468004)
     """
 
-    name: str
-    time: ca.MX = field(default_factory=lambda: ca.MX.sym("t"), init=False)
-    declarations: dict[str, Declaration] = field(default_factory=dict, init=False)
     modes: dict[str, Mode] = field(default_factory=dict, init=False)
     transitions: dict[str, Transition] = field(default_factory=dict, init=False)
     functionals: dict[str, Functional] = field(default_factory=dict, init=False)
-    initial_mode: Mode | None = field(default=None, init=False)
-    initial_values: dict[str, ca.MX] = field(default_factory=dict, init=False)
-    rates: dict[str, ca.MX] = field(default_factory=dict, init=False)
-    posts: dict[str, ca.MX] = field(default_factory=dict, init=False)
+    start: Initial | None = field(default=None, init=False)
 
-    # -- symbols ------------------------------------------------------------------------------------
+    # -- modes --------------------------------------------------------------------------------------
 
-    def parameter(
-        self, name: str, value: ArrayLike, *, size: int | None = None, unit: str = "", description: str = ""
-    ) -> ca.MX:
-        """Declare a parameter with its nominal value; an array value makes a vector of its length."""
-        nominal = self._numbers(f"parameter '{name}'", value, None if size is None else self._size(name, size))
-        return self._declare(name, "parameter", nominal.size, unit, description, value=nominal)
-
-    def differential(self, name: str, *, size: int = 1, unit: str = "", description: str = "") -> ca.MX:
-        """Declare a state whose time derivative the modes give."""
-        return self._declare(name, "differential", size, unit, description)
-
-    def algebraic(
-        self, name: str, *, size: int = 1, guess: ArrayLike = 0.0, unit: str = "", description: str = ""
-    ) -> ca.MX:
-        """Declare an algebraic variable; `guess` is where Newton's method starts at the initial time."""
-        start = self._numbers(f"guess of '{name}'", guess, self._size(name, size))
-        return self._declare(name, "algebraic", size, unit, description, value=start)
-
-    def memory(
+    def mode(
         self,
         name: str,
         *,
-        of: ca.MX | None = None,
-        initial: Any = None,
-        size: int = 1,
-        unit: str = "",
-        description: str = "",
-    ) -> ca.MX:
-        """Declare a memory state: constant within a mode, updated by transitions.
+        ode: Mapping[Any, Any] | None = None,
+        residual: Sequence[Any] | ca.MX | None = None,
+        algebraic: Sequence[Any] | ca.MX | None = None,
+        constraint: Sequence[Any] | ca.MX | None = None,
+    ) -> Mode:
+        """Declare a mode by its equations; the forms may be mixed.
 
         Parameters
         ----------
         name : str
             Its name.
-        of : symbol, optional
-            Freeze this differential or algebraic variable at entry into a mode: SR's ``y*``, ``z*``
-            (Serban and Recuero 2019, section 4). Without it, transitions update the memory by their
-            ``memory=`` argument.
-        initial : number, array or expression in parameters
-            Value in the initial mode. May be left out with `of` a differential variable: then it is
-            that variable's initial value.
-        size : int
-            Length, taken from `of` where given.
+        ode : mapping of variable to expression
+            ``y' = f(y, z, m, p, t)``.
+        residual : sequence of expressions
+            ``0 = F(y', y, z, m, p, t)`` with derivatives `der(y)` (Serban and Recuero 2019, eq. 1). The matrix
+            [F_y' | F_z] must be nonsingular: index 0 or 1. The derivatives of its variables become outputs,
+            named ``der(y)``.
+        algebraic : sequence of expressions
+            ``0 = k(y, z, m, p, t)`` with k_z nonsingular: Hessenberg index 1 (eq. 22).
+        constraint : sequence of expressions
+            ``0 = k(y, m, p, t)`` without algebraic variables: Hessenberg index 2 (eq. 15); k_y f_z must be
+            nonsingular. Equations of `residual` and `algebraic` that contain neither derivatives nor algebraic
+            variables are constraints too.
+
+        Raises
+        ------
+        ModelError
+            The name is taken, or something is not an expression of this model. Whether the equations fit the
+            variables is looked at by `build`.
         """
-        frozen, size = None, self._size(name, size)
-        if of is not None:
-            frozen = self.lookup(of, f"of= of memory '{name}'")
-            if frozen.kind not in ("differential", "algebraic"):
-                raise ModelError(
-                    f"Memory '{name}' must be of a differential or algebraic variable, not a {frozen.kind}."
-                )
-            size = frozen.size
-        if initial is None and (frozen is None or frozen.kind == "algebraic"):
-            raise ModelError(
-                f"Memory '{name}' needs an initial value.",
-                remedy="Give initial=, a number or an expression in parameters.",
-            )
-        start = None if initial is None else self._expression(f"initial value of memory '{name}'", initial, size)
-        return self._declare(name, "memory", size, unit, description, initial=start, of=frozen)
-
-    def der(self, variable: ca.MX | str) -> ca.MX:
-        """The time derivative of a differential variable, for guards, resets and functionals."""
-        declared = self.lookup(variable, "der()")
-        if declared.kind != "differential":
-            raise ModelError(f"der() needs a differential variable; '{declared.name}' is a {declared.kind}.")
-        return self.rates.setdefault(declared.name, ca.MX.sym(f"der({declared.name})", declared.size))
-
-    def post(self, variable: ca.MX | str) -> ca.MX:
-        """The value of a variable just after a transition, for memory updates."""
-        declared = self.lookup(variable, "post()")
-        if declared.kind not in ("differential", "algebraic"):
-            raise ModelError(
-                f"post() needs a differential or algebraic variable; '{declared.name}' is a {declared.kind}."
-            )
-        return self.posts.setdefault(declared.name, ca.MX.sym(f"post({declared.name})", declared.size))
-
-    def pre(self, variable: ca.MX | str) -> ca.MX:
-        """The value of a variable just before a transition: the plain symbol."""
-        return self.lookup(variable, "pre()").symbol
-
-    # -- behaviour ----------------------------------------------------------------------------------
-
-    def mode(self, name: str, *, ode: Mapping[Any, Any], algebraic: Sequence[Any] = (), **other: Any) -> Mode:
-        """Declare a mode by its equations ``y' = f`` (`ode`) and ``0 = k`` (`algebraic`)."""
-        if other:
-            raise UnsupportedError(
-                f"Mode '{name}': {', '.join(sorted(other))}= is not available.",
-                remedy="State the mode in the form ode={y: f}, algebraic=[k].",
-            )
         if name in self.modes:
             raise ModelError(f"Mode '{name}' is declared twice.")
-        if not ode:
-            raise ModelError(f"Mode '{name}' has no differential equation.")
-        rows = [self._expression(f"algebraic equation {i} of mode '{name}'", k, None) for i, k in enumerate(algebraic)]
         mode = Mode(
             name,
-            self._assignments(ode, f"ode of mode '{name}'", ("differential",)),
-            ca.vertcat(*(ca.vec(k) for k in rows)) if rows else ca.MX(0, 1),
+            self.assignments(ode or {}, f"ode of mode '{name}'", ("differential",)),
+            *(
+                equations(f"{kind} equation of mode '{name}':", given)
+                for kind, given in (("residual", residual), ("algebraic", algebraic), ("constraint", constraint))
+            ),
         )
+        if not mode.ode and not mode.residual.numel():
+            raise ModelError(f"Mode '{name}' has no differential equation.")
         self.modes[name] = mode
         return mode
 
@@ -168,8 +106,11 @@ class HybridModel:
         at: Any = None,
         every: Any = None,
         direction: Direction = "both",
-        reset: Mapping[Any, Any] | None = None,
+        reset: Mapping[Any, Any] | Sequence[Any] | None = None,
         memory: Mapping[Any, Any] | None = None,
+        project: Sequence[Any] | None = None,
+        metric: Any = None,
+        guess: Mapping[Any, Any] | None = None,
         on_entry: OnEntry = "wait",
         name: str | None = None,
     ) -> Transition:
@@ -189,10 +130,23 @@ class HybridModel:
             `at`, `every` is given.
         direction : {"rising", "falling", "both"}
             Direction of the crossing.
-        reset : mapping of variable to expression, optional
-            New values of differential variables in terms of the old ones; what is not named is continuous.
+        reset : mapping of variable to expression, or sequence of equations, optional
+            A mapping gives new values of differential variables in terms of the old ones. A sequence states
+            ``0 = T(post, pre, p, t)`` (Serban and Recuero 2019, eq. 3c, 16c) with `post`, `pre` and `unknown`; the
+            target's equations and constraints join in. What is not named (has no `post`) is continuous.
         memory : mapping of memory to expression, optional
-            Updates of memory declared without ``of=``; may use `post`.
+            Updates of memory declared without ``of=``; may use `post` and `unknown`.
+        project : sequence of variables, optional
+            Move these differential variables, after the reset, to the nearest point that satisfies the target's
+            constraints: the rest stay.
+        metric : number, vector or matrix expression, optional
+            What "nearest" means for `project`: the mass matrix, or its diagonal, in pre-transition values; identity
+            by default.
+        guess : mapping of variable to expression, optional
+            Where Newton's method starts for values after the transition, in pre-transition values. By default the
+            values before (algebraic variables and variables of implicit resets), and the declared guess for
+            unknowns. Where an implicit reset has several solutions, the one that Newton's method reaches from
+            there is taken.
         on_entry : {"wait", "fire", "error"}
             What happens when the guard is already past its threshold on entry into `source`: wait
             for the next crossing, fire at once, or raise `GuardPassedError`.
@@ -214,15 +168,14 @@ class HybridModel:
             raise ModelError(f"Transition '{name}': direction must be rising, falling or both, got {direction!r}.")
         if on_entry not in ("wait", "fire", "error"):
             raise ModelError(f"Transition '{name}': on_entry must be wait, fire or error, got {on_entry!r}.")
-        if reset is not None and not isinstance(reset, Mapping):
-            raise UnsupportedError(
-                f"Transition '{name}': implicit resets are not available.", remedy="Give reset={variable: expression}."
-            )
         trigger = {
-            key: self._expression(f"{key} of transition '{name}'", value, 1)
+            key: expression(f"{key} of transition '{name}'", value, 1)
             for key, value in (("guard", guard), ("at", at), ("every", every))
             if value is not None
         }
+        explicit = reset is None or isinstance(reset, Mapping)
+        moved = tuple(self.lookup(v, f"project of transition '{name}'") for v in project or ())
+        self._check_projection(name, moved, metric, explicit=explicit)
         transition = Transition(
             name,
             start,
@@ -231,48 +184,149 @@ class HybridModel:
             trigger.get("at"),
             trigger.get("every"),
             DIRECTIONS[direction],
-            self._assignments(reset or {}, f"reset of transition '{name}'", ("differential",)),
-            self._assignments(memory or {}, f"memory of transition '{name}'", ("memory",)),
             on_entry,
+            self.assignments(reset or {}, f"reset of transition '{name}'", ("differential",)) if explicit else {},
+            self.assignments(memory or {}, f"memory of transition '{name}'", ("memory",)),
+            equations(f"reset equation of transition '{name}':", None if explicit else reset),
+            moved,
+            None if metric is None else matrix(f"metric of transition '{name}'", metric),
+            self.assignments(guess or {}, f"guess of transition '{name}'", ("differential", "algebraic", "unknown")),
         )
+        if end is None and (reset or memory or moved):
+            raise ModelError(f"Transition '{name}' ends the run: reset=, memory= and project= have no meaning.")
         for key in transition.memory:
-            if self.declarations[key].of is not None:
-                raise ModelError(f"Transition '{name}' updates memory '{key}', which already is of= a variable.")
+            if self.declarations[key].of is not None or self.declarations[key].signal is not None:
+                raise ModelError(f"Transition '{name}' updates memory '{key}', which already is of= a variable, or a signal's.")
         self.transitions[name] = transition
         return transition
 
-    def initial(self, mode: Mode | str, values: Mapping[Any, Any]) -> None:
-        """Start in `mode` with these values of its differential variables, numbers or expressions in parameters.
+    def _check_projection(self, name: str, moved: tuple[Declaration, ...], metric: Any, *, explicit: bool) -> None:
+        for declared in moved:
+            if declared.kind != "differential":
+                raise ModelError(
+                    f"project of transition '{name}': '{declared.name}' is a {declared.kind}, expected a differential."
+                )
+        if len(set(moved)) < len(moved):
+            raise ModelError(f"project of transition '{name}' names a variable twice.")
+        if moved and not explicit:
+            raise ModelError(f"Transition '{name}' has both project= and an implicit reset: state one of them.")
+        if metric is not None and not moved:
+            raise ModelError(f"Transition '{name}' has a metric= without project=.")
 
-        Algebraic variables follow from the mode's equations.
+    # -- start --------------------------------------------------------------------------------------
+
+    def initial(
+        self,
+        mode: Mode | str,
+        values: Mapping[Any, Any] | Sequence[Any] | None = None,
+        *,
+        equations: Sequence[Any] | ca.MX | None = None,
+        guess: Mapping[Any, Any] | None = None,
+    ) -> None:
+        """Say where a run starts.
+
+        Parameters
+        ----------
+        mode : Mode or str
+            The initial mode.
+        values : mapping of variable to expression in parameters, or sequence of equations
+            Initial values of differential variables. What is not given follows from `equations` and, in index 2,
+            from the constraints; algebraic variables follow from the mode's equations.
+        equations : sequence of expressions, optional
+            ``0 = T0(y', y, z, p, t)`` at the initial time (Serban and Recuero 2019, eq. 2), such as ``der(y)`` for a
+            steady state. A sequence as `values` means the same.
+        guess : mapping of variable to numbers, optional
+            Where Newton's method starts; 0 for differential variables and the declared guess for algebraic ones.
+
+        Raises
+        ------
+        ModelError
+            Called twice, or something is not of this model.
         """
-        if self.initial_mode is not None:
+        if self.start is not None:
             raise ModelError("initial() is called twice.", remedy="A model has one initial mode.")
-        self.initial_values = self._assignments(values, "initial()", ("differential",))
-        self.initial_mode = self._mode(mode, "initial mode")
+        if values is not None and not isinstance(values, Mapping):
+            if equations is not None:
+                raise ModelError("initial() got equations twice.", remedy="Give values as a mapping.")
+            values, equations = None, values
+        starts: dict[str, Any] = {}
+        for key, value in (guess or {}).items():
+            rate = self.rate_name(key)
+            declared = self.lookup(key if rate is None else rate, "guess of initial()")
+            starts[declared.name if rate is None else f"der({rate})"] = numbers(
+                f"guess of '{declared.name}'", value, declared.size
+            )
+        self.start = Initial(
+            self._mode(mode, "initial mode"),
+            self.assignments(values or {}, "initial()", ("differential",)),
+            _equations("initial equation", equations),
+            starts,
+        )
 
-    def functional(self, name: str, *, integrand: Any = None, terminal: Any = None) -> None:
-        """Declare a functional, scalar or vector: the integral of `integrand` plus `terminal` at the end of the run.
+    # -- functionals ----------------------------------------------------------------------------------
 
-        Both may use states, algebraic variables, derivatives, memory, parameters and time
-        (Serban and Recuero 2019, eq. 7, 29).
+    def functional(
+        self,
+        name: str,
+        *,
+        integrand: Any = None,
+        terminal: Any = None,
+        at_times: Mapping[Any, Any] | Sequence[tuple[Any, Any]] | None = None,
+        at_events: Mapping[Any, Any] | None = None,
+    ) -> None:
+        """Declare a functional, scalar or vector: the sum of its parts.
+
+        Every part may use states, algebraic variables, derivatives, memory, parameters and time, and all parts have
+        one size.
+
+        Parameters
+        ----------
+        integrand : expression
+            Integrated over the run (Serban and Recuero 2019, eq. 7, 29).
+        terminal : expression
+            Evaluated at the end of the run, which may be a transition.
+        at_times : mapping of time to expression, or sequence of such pairs
+            Evaluated at times, numbers or expressions in parameters, such as misfits to measurements. At the time
+            of an event the value after it counts.
+        at_events : mapping of transition to expression
+            Added whenever the transition fires; in pre-transition values, `post` and `unknown`.
         """
         if name in self.functionals:
             raise ModelError(f"Functional '{name}' is declared twice.")
+        pairs = list(at_times.items()) if isinstance(at_times, Mapping) else list(at_times or ())
+        times = [expression(f"measurement time of functional '{name}'", when, 1) for when, _ in pairs]
+        fired = {self._transition(key, name): part for key, part in (at_events or {}).items()}
         parts = [
-            None if part is None else ca.vec(self._expression(f"{kind} of functional '{name}'", part, None))
-            for kind, part in (("integrand", integrand), ("terminal", terminal))
+            None if part is None else expression(f"{kind} of functional '{name}'", part, None)
+            for kind, part in (
+                ("integrand", integrand),
+                ("terminal", terminal),
+                *(("measurement", value) for _, value in pairs),
+                *(("cost at an event", value) for value in fired.values()),
+            )
         ]
         sizes = {part.numel() for part in parts if part is not None}
         if not sizes:
-            raise ModelError(f"Functional '{name}' needs an integrand, a terminal value, or both.")
-        if len(sizes) > 1 or 0 in sizes:
             raise ModelError(
-                f"Functional '{name}': integrand and terminal must have one common size, got {sorted(sizes)}."
+                f"Functional '{name}' needs an integrand, a terminal value, at_times or at_events, or several of them."
             )
-        self.functionals[name] = Functional(name, sizes.pop(), parts[0], parts[1])
+        if len(sizes) > 1 or 0 in sizes:
+            raise ModelError(f"Functional '{name}': all parts must have one common size, got {sorted(sizes)}.")
+        more = parts[2:]
+        self.functionals[name] = Functional(
+            name,
+            sizes.pop(),
+            parts[0],
+            parts[1],
+            tuple(zip(times, more[: len(times)], strict=True)),
+            tuple(zip(fired, more[len(times) :], strict=True)),
+        )
 
-    def build(self, *, native: bool = True, eliminate: bool = True) -> HybridSystem:
+    # -- build ------------------------------------------------------------------------------------------
+
+    def build(
+        self, *, native: bool = True, eliminate: bool = True, index2: Literal["reduced", "direct"] = "reduced"
+    ) -> HybridSystem:
         """Check the model, differentiate it and compile it.
 
         Parameters
@@ -282,35 +336,31 @@ class HybridModel:
         eliminate : bool
             Substitute algebraic variables that their equations give explicitly (default), so that the mode
             is integrated as an ODE. False integrates it as the DAE that was written. Results have the same form.
+        index2 : {"reduced", "direct"}
+            Modes of index 2 are integrated with the constraint's time derivative in its place, and kept on the
+            constraint by projection (default); or as they stand, which is fragile at tight tolerances.
 
         Raises
         ------
         ModelError
             The declarations do not make a model; names the one at fault.
         FormulationError
-            A mode's equations are not square or not of index 0 or 1.
+            A mode's equations are not square, or of an index above 2.
         """
         from dae_hybrid.build import build_system
 
-        return build_system(self, native=native, eliminate=eliminate)
+        if index2 not in ("reduced", "direct"):
+            raise ModelError(f"index2 must be 'reduced' or 'direct', got {index2!r}.")
+        return build_system(self, native=native, eliminate=eliminate, direct=index2 == "direct")
 
-    # -- lookups ------------------------------------------------------------------------------------
-
-    def lookup(self, variable: Any, where: str) -> Declaration:
-        """The declaration of a symbol or name."""
-        if isinstance(variable, str):
-            if variable in self.declarations:
-                return self.declarations[variable]
-        elif isinstance(variable, ca.MX) and variable.is_symbolic():
-            found = self.declarations.get(variable.name())
-            if found is not None and found.symbol.__hash__() == variable.__hash__():
-                return found
-        known = ", ".join(self.declarations) or "none"
-        raise ModelError(f"{where}: {variable} is not declared in model '{self.name}'.", remedy=f"Declared: {known}.")
-
-    def of_kind(self, kind: Kind) -> list[Declaration]:
-        """Declarations of one kind, in order."""
-        return [d for d in self.declarations.values() if d.kind == kind]
+    def _transition(self, key: Any, functional: str) -> str:
+        name = key if isinstance(key, str) else getattr(key, "name", None)
+        if name not in self.transitions or (isinstance(key, Transition) and self.transitions[name] is not key):
+            raise ModelError(
+                f"at_events of functional '{functional}': {key!r} is not a transition of model '{self.name}'.",
+                remedy=f"Transitions: {', '.join(self.transitions) or 'none'}.",
+            )
+        return name
 
     def _mode(self, mode: Mode | str, where: str) -> Mode:
         found = self.modes.get(mode if isinstance(mode, str) else getattr(mode, "name", ""))
@@ -320,69 +370,5 @@ class HybridModel:
             )
         return found
 
-    def _declare(self, name: str, kind: Kind, size: int, unit: str, description: str, **more: Any) -> ca.MX:
-        if not isinstance(name, str) or not name:
-            raise ModelError(f"A {kind} needs a non-empty name, got {name!r}.")
-        if name in self.declarations or name == "t":
-            raise ModelError(f"The name '{name}' is taken.", remedy="Names are unique among all symbols; 't' is time.")
-        size = self._size(name, size)
-        symbol = ca.MX.sym(name, size)
-        self.declarations[name] = Declaration(name, kind, size, symbol, unit=unit, description=description, **more)
-        return symbol
 
-    def _assignments(self, values: Mapping[Any, Any], where: str, kinds: tuple[str, ...]) -> dict[str, ca.MX]:
-        if not isinstance(values, Mapping):
-            raise ModelError(f"{where} must be a mapping of variable to expression, got {type(values).__name__}.")
-        found: dict[str, ca.MX] = {}
-        for key, value in values.items():
-            declared = self.lookup(key, where)
-            if declared.kind not in kinds:
-                raise ModelError(
-                    f"{where}: '{declared.name}' is a {declared.kind} variable, expected {' or '.join(kinds)}."
-                )
-            if declared.name in found:
-                raise ModelError(f"{where}: '{declared.name}' is given twice.")
-            found[declared.name] = self._expression(f"{where}, '{declared.name}'", value, declared.size)
-        return found
-
-    @staticmethod
-    def _size(name: str, size: Any) -> int:
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise ModelError(f"size of '{name}' must be a positive integer, got {size!r}.")
-        return int(size)
-
-    @staticmethod
-    def _numbers(what: str, value: ArrayLike, size: int | None) -> NDArray[np.float64]:
-        try:
-            array = np.array(value, dtype=float, ndmin=1)
-        except (TypeError, ValueError):
-            raise ModelError(f"{what} must be a number or an array of numbers, got {value!r}.") from None
-        if array.ndim != 1 or array.size == 0:
-            raise ModelError(f"{what} must be a number or a non-empty one-dimensional array, got shape {array.shape}.")
-        if size is not None:
-            if array.size not in (1, size):
-                raise ModelError(f"{what} has {array.size} values, expected {size}.")
-            array = np.broadcast_to(array, (size,)).copy()
-        if not np.all(np.isfinite(array)):
-            raise ModelError(f"{what} must be finite, got {value!r}.")
-        return array
-
-    @staticmethod
-    def _expression(what: str, value: Any, size: int | None) -> ca.MX:
-        if isinstance(value, ca.SX):
-            raise ModelError(f"{what} is a CasADi SX expression; the symbols of a model are MX.")
-        try:
-            if isinstance(value, list | tuple) and any(isinstance(v, ca.MX) for v in value):
-                value = ca.vertcat(*value)
-            expression = value if isinstance(value, ca.MX) else ca.MX(ca.DM(np.array(value, dtype=float)))
-        except Exception as reason:
-            raise ModelError(
-                f"{what} must be a number, an array or an expression of this model, got {value!r}."
-            ) from reason
-        if size is not None and expression.numel() != size:
-            if expression.numel() != 1:
-                raise ModelError(f"{what} has {expression.numel()} entries, expected {size}.")
-            expression = ca.repmat(expression, size, 1)
-        if expression.is_constant() and not all(math.isfinite(v) for v in np.asarray(ca.evalf(expression)).ravel()):
-            raise ModelError(f"{what} must be finite, got {value!r}.")
-        return ca.densify(ca.vec(expression))
+_equations = equations  # `initial` has a keyword of that name

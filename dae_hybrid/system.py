@@ -15,9 +15,12 @@ from dae_hybrid.codegen import Kernel
 from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.integrator import Array, Equations
 from dae_hybrid.layout import Layout
-from dae_hybrid.transition import InitialMap, TransitionLinearisation, TransitionMap, clock
+from dae_hybrid.measurement import Measurement
+from dae_hybrid.signals import SignalTable
+from dae_hybrid.transition import TransitionLinearisation, TransitionMap, clock
 
 if TYPE_CHECKING:
+    from dae_hybrid.initial import InitialMap
     from dae_hybrid.trajectory import EventRecord
 
 
@@ -32,7 +35,10 @@ class ModeSystem:
     closure        k and k_z of the algebraic equations
     closure_by_u   k_u
     quadrature     g
-    explicit       x and x' from (t, y, m, p), for eliminated algebraic variables
+    landing        x, x' from (t, y, m, p), for eliminated algebraic variables
+    invariants     k, k_u and the size of the terms of k: the constraints of index 2
+    direction      D, see `formulation`
+    multipliers    lambda, mu, zeta and lambda' from (t, x, m, p, dG/dy, weights of the functionals)
     terminal       terminal values and their derivative by u
     adjoint_point  F_x and g_x
     flow_by_u      F_u
@@ -49,41 +55,60 @@ class ModeSystem:
     guess: Array  # start of Newton's method for the algebraic variables
     kernels: Mapping[str, Kernel]
     explicit: ca.Function | None  # z as a function of (t, y, m, p), where the integrator sees y only
-    solved: ca.Function  # z from (t, integrator's state, m, p): explicit, or by Newton's method from the state
-    solved_by_u: ca.Function  # its derivative by (y, m, p)
+    solved: ca.Function  # x from (t, integrator's state, m, p), consistent
+    solved_by_w: ca.Function  # its derivative by (y, m, p)
+    invariants: tuple[str, ...]  # names of the constraints that the state is kept on
 
     def complete(self, t: float, state: Array, rate: Array, m: Array, p: Array) -> tuple[Array, Array]:
-        """x and x' from the integrator's state."""
+        """x and x' from what the integrator ends a segment with."""
         if self.explicit is None:
             return state, rate
-        x, xdot = self.kernels["explicit"](t, state, m, p)
+        x, xdot, _ = self.kernels["landing"](t, state, m, p)
         return x, xdot
+
+    def land(self, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
+        """x and x' that satisfy the equations and constraints to rounding, from x nearby."""
+        landed, rates, _ = self.kernels["landing"](t, x[: self.equations.n], m, p)
+        return landed, rates
+
+    @property
+    def plain(self) -> bool:
+        """Whether the integrator's state is all of x, as it is."""
+        return not self.algebraic.size and not self.invariants
 
     def complete_rows(self, t: Array, states: Array, m: Array, p: Array) -> Array:
         """(n_t, n) values of x from (n_t, .) states of the integrator."""
-        if not self.algebraic.size:
+        if self.plain:
             return states
         if not len(t):
             return np.zeros((0, self.variables.size))
         constants = (np.tile(v[:, None], t.size) for v in (m, p))
-        z = np.asarray(self.solved(t[None, :], states.T, *constants)).reshape(self.algebraic.size, t.size)
-        return np.hstack((states[:, : self.differential.size], z.T))
+        return np.asarray(self.solved(t[None, :], states.T, *constants)).reshape(self.variables.size, t.size).T
 
     def complete_sensitivities(
         self, t: Array, states: Array, rows: Array, m: Array, dm: Array, p: Array, dp: Array
     ) -> Array:
         """(n_t, d, n) derivatives of x from (n_t, d, .) derivatives of the integrator's state."""
-        if not self.algebraic.size:
+        if self.plain:
             return rows
+        n, ny = self.variables.size, self.differential.size
         if not len(t):
-            return np.zeros((0, rows.shape[1], self.variables.size))
-        nz, ny = self.algebraic.size, self.differential.size
+            return np.zeros((0, rows.shape[1], n))
         constants = (np.tile(v[:, None], t.size) for v in (m, p))
-        rows = rows[:, :, :ny]
-        by_u = np.asarray(self.solved_by_u(t[None, :], states.T, *constants)).reshape(nz, t.size, -1)
-        constant = by_u[:, :, ny : ny + m.size] @ dm + by_u[:, :, ny + m.size :] @ dp
-        dz = np.einsum("zty,tdy->tdz", by_u[:, :, :ny], rows) + np.moveaxis(constant, 0, 2)
-        return np.concatenate((rows, dz), axis=2)
+        by_w = np.asarray(self.solved_by_w(t[None, :], states.T, *constants)).reshape(n, t.size, -1)
+        constant = by_w[:, :, ny : ny + m.size] @ dm + by_w[:, :, ny + m.size :] @ dp
+        return np.einsum("xty,tdy->tdx", by_w[:, :, :ny], rows[:, :, :ny]) + np.moveaxis(constant, 0, 2)
+
+    def onto_constraints(self, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
+        """The projection of dw = d(y, m) onto the constraints of index 2: dw - D (k_w dw + k_p dp).
+
+        D with zero rows for the memory (n_w, n_k), and (k_w, k_p) (n_k, n_w + n_p).
+        """
+        ny, n = self.differential.size, self.variables.size
+        by_u = self.kernels["invariants"](t, x, m, p)[1]
+        direction = np.zeros((ny + m.size, len(by_u)))
+        direction[:ny] = self.kernels["direction"](t, x, m, p)[0]
+        return direction, np.hstack((by_u[:, :ny], by_u[:, n:-1]))
 
     @cached_property
     def variables(self) -> Layout:
@@ -116,6 +141,8 @@ class HybridSystem:
     modes: tuple[ModeSystem, ...]
     transitions: tuple[TransitionMap, ...]
     initial: InitialMap
+    signals: tuple[SignalTable, ...]
+    measurements: tuple[Measurement, ...]
     native: bool
     frozen: Mapping[str, str | None]  # memory to the variable it is of, None for general memory
     labels: Mapping[str, str]  # "name [unit]" or description, for plots

@@ -52,6 +52,8 @@ class EventRecord:
         Their time derivatives.
     memory_minus, memory_plus : ndarray
         Memory before and after.
+    unknowns : dict
+        Values of the reset's own unknowns, such as impulses, by name.
     """
 
     time: float
@@ -73,6 +75,8 @@ class EventRecord:
     memory_minus: Array
     memory_plus: Array
     n_differential: tuple[int, int]  # of source and target
+    xi: Array  # what the transition solved for; see `TransitionMap`
+    unknowns: Mapping[str, Any]
 
     @property
     def state_minus(self) -> Array:
@@ -106,6 +110,32 @@ class EventRecord:
 
     def __repr__(self) -> str:
         return f"<event t={self.time:.12g} '{self.transition}'{f' (order {self.order})' if self.order else ''}>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnotRecord:
+    """A knot of signals: their coefficients in the memory change, nothing else does.
+
+    `entries` are the places in the memory, `by_parameters` (n_entries, n_parameters) the derivative of what stands
+    there afterwards.
+    """
+
+    time: float
+    entries: Array
+    by_parameters: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasurementRecord:
+    """A measurement that was taken: which one of the system's, where, and whether an event fell on its time."""
+
+    time: float
+    index: int
+    mode: ModeSystem
+    x: Array
+    xdot: Array
+    memory: Array
+    disturbed: bool
 
 
 @dataclass(frozen=True)
@@ -209,11 +239,12 @@ class Trajectory:
     system: HybridSystem
     t_span: tuple[float, float]
     parameters: Array
-    parts: tuple[Segment | EventRecord, ...]
+    parts: tuple[Segment | EventRecord | KnotRecord | MeasurementRecord, ...]
     integrals: Array
     functionals: Mapping[str, Any]
     statistics: Mapping[str, int]
     diagnostics: tuple[str, ...]
+    initial: Array  # x at the start
     final: tuple[float, int, Array, Array]  # t, mode, x, memory
     complete: bool = True
 

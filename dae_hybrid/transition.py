@@ -22,19 +22,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dae_hybrid.arrival import arrival_derivative
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
 from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
 from dae_hybrid.integrator import Array
+from dae_hybrid.layout import Layout
+from dae_hybrid.options import Options
 
 #: up to this many numbers Python is quicker than NumPy
 SHORT = 16
 #: a drift within this many roundings of its terms is none
 DRIFT_ROUNDINGS = 64.0
+#: after an explicit reset, a state this many tolerances off a constraint is on it but for the integrator's error
+SLACK = 1e3
 #: a guard whose rate is below this share of its range over the time of the run does not cross
 GRAZING = 1e-9
 
@@ -104,7 +109,9 @@ class TransitionLinearisation:
     """A transition linearised at one of its firings; see the module for the symbols.
 
     Shapes: h_w (n_w-), h_p (n_p), R_w (n_w+, n_w-), R_p (n_w+, n_p), R_t (n_w+), flow_minus (n_w-),
-    flow_plus (n_w+), integrand_minus and integrand_plus (k).
+    flow_plus (n_w+), integrand_minus and integrand_plus (k). `cost` (k, n_w- + n_p + 1) is the derivative of the
+    costs of this event by (w-, p, t), None where it has none. `condition` is that of the equations for the
+    values after, 1 where they are given.
     """
 
     h_w: Array
@@ -118,6 +125,8 @@ class TransitionLinearisation:
     integrand_minus: Array
     integrand_plus: Array
     follows: bool = False  # the time is that of the event before, not that of the guard
+    cost: Array | None = None
+    condition: float = 1.0
 
     def select(self, components: list[int]) -> TransitionLinearisation:
         """The same transition for some components of the functionals."""
@@ -125,6 +134,7 @@ class TransitionLinearisation:
             self,
             integrand_minus=self.integrand_minus[components],
             integrand_plus=self.integrand_plus[components],
+            cost=None if self.cost is None else self.cost[components],
         )
 
     @property
@@ -142,7 +152,19 @@ class TransitionLinearisation:
         else:
             tau = self._time(before, directions)
         after = self.R_w @ before + self.R_p @ directions + self.drift[:, None] * tau
-        return tau, after, (self.integrand_minus - self.integrand_plus)[:, None] * tau
+        gained = (self.integrand_minus - self.integrand_plus)[:, None] * tau
+        if self.cost is not None:
+            nw = before.shape[0]
+            gained = gained + self.cost[:, :nw] @ before + self.cost[:, nw:-1] @ directions
+            gained = gained + self._cost_rate[:, None] * tau
+        return tau, after, gained
+
+    @property
+    def _cost_rate(self) -> Array:
+        """What a shift of the event time does to the costs of this event."""
+        if self.cost is None:
+            return np.zeros_like(self.integrand_minus)
+        return np.asarray(self.cost[:, : self.flow_minus.size] @ self.flow_minus + self.cost[:, -1])
 
     def _time(self, before: Array, directions: Array) -> Array:
         """dt/dp along the directions (SR eq. 27)."""
@@ -154,9 +176,12 @@ class TransitionLinearisation:
         `clock` (k,) is dG/dt of what reads the time of this event: a terminal value, or an event that follows it.
         """
         c = after @ self.drift + self.integrand_minus - self.integrand_plus + clock
+        before, share = after @ self.R_w, after @ self.R_p
+        if self.cost is not None:
+            nw = before.shape[1]
+            c, before, share = c + self._cost_rate, before + self.cost[:, :nw], share + self.cost[:, nw:-1]
         sizes = abs(after) @ self._drift_size + abs(self.integrand_minus) + abs(self.integrand_plus) + abs(clock)
         c[abs(c) <= DRIFT_ROUNDINGS * EPS * sizes] = 0.0  # nothing but rounding: rates and integrand are continuous
-        before, share = after @ self.R_w, after @ self.R_p
         if self.follows:
             return before, share, c
         if c.any():
@@ -174,21 +199,25 @@ class TransitionLinearisation:
 class TransitionMap:
     """One transition of the built system.
 
-    ============ ============================================== ===================================
-    kernel       inputs                                         outputs
-    ============ ============================================== ===================================
-    time         p, clock                                       scheduled time (timed only)
-    jump         t, x-, m-, p                                   x+, m+ with continuous z, k+ and the size of its
-                                                                terms, and the target's `entry` there
-    after        t, x-, m-, x+, p                               m+, k+, dk+/dz+ with m+ following,
-                                                                sizes of the terms of both
-    linear       t, x-, m-, x+, m+, p                           y+_u, m+_u, m+_x+, z+_u, k+_(x, m, p, t)
-    tangent      t, x-, m-, x+, m+, p, clock                    the linearisation in one call, for continuous z+:
-                                                                h and (y+, m+) by (w-, p, t), y'-, g-, y'+, g+,
-                                                                dk+/dz+, the sizes of its terms
-    ============ ============================================== ===================================
+    ============ =================================== =====================================================
+    kernel       inputs                              outputs
+    ============ =================================== =====================================================
+    time         p, clock                            scheduled time (timed only)
+    jump         t, x-, m-, p                        x+, m+, xi, Phi and the size of its terms at the start of xi,
+                                                     and the target's `entry` there
+    after        t, x-, m-, xi, p                    x+, m+, Phi, dPhi/dxi with m+ following, sizes of the terms
+                                                     of both
+    linear       t, x-, m-, xi, p                    y+, m+ and Phi, each by u- and by xi; sizes of the terms of
+                                                     dPhi/dxi; the start of z+ by u-
+    cost         t, x-, m-, xi, p                    costs of all functionals, by u-, by xi (where there are any)
+    tangent      t, x-, m-, x+, m+, p, clock         h by (w-, p, t); where xi is z+ and z+ is continuous (y+, m+)
+                                                     by (w-, p, t); y'-, g-, y'+, g+; where xi is z+ dPhi/dxi and
+                                                     the sizes of its terms
+    ============ =================================== =====================================================
 
-    `clock` is (start time, count): a periodic transition fires for the count-th time at start + count period.
+    xi are the unknowns of the arrival: the entries `free` of y+, then z+, then the reset's own `unknowns`, then
+    multipliers of a projection; Phi(xi) = 0 are its equations. `clock` is (start time, count): a periodic
+    transition fires for the count-th time at start + count period.
     """
 
     name: str
@@ -199,18 +228,27 @@ class TransitionMap:
     on_entry: str
     kind: str  # "guard", "at" or "every"
     kernels: Mapping[str, Kernel]
+    free: tuple[int, ...]
+    unknowns: Layout
+    labels: tuple[str, ...]  # of the entries of xi
+    simple: bool  # xi is z+ alone
+    constrained: bool  # the target's constraints are among the equations for xi
+    movable: bool  # its time depends on the parameters or the state
 
-    def apply(self, target: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Arrival:
-        """The point after the transition, consistent with the target mode (SR eq. 3, 24).
+    def apply(self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options) -> tuple[Arrival, Array]:
+        """The point after the transition, consistent with the target mode (SR eq. 3, 16, 24), and xi.
 
         Algebraic variables are continuous where that is consistent; otherwise they solve the target's
         equations, starting from their old values.
         """
-        after, memory, k, k_size, *entry = self.kernels["jump"](t, x, m, p)
-        if not vanishes(k, k_size, RESIDUAL_ROUNDINGS):
-            ny = target.differential.size
-            after = np.concatenate((after[:ny], self._solve(target, t, x, m, after[:ny], after[ny:], p)))
-            memory = self.kernels["after"](t, x, m, after, p)[0]
+        after, memory, xi, phi, phi_size, *entry = self.kernels["jump"](t, x, m, p)
+        moved = False
+        if not vanishes(phi, phi_size, RESIDUAL_ROUNDINGS):
+            xi, moved = self._solve(target, t, x, m, xi, p), True
+            after, memory = self.kernels["after"](t, x, m, xi, p)[:2]
+        if target.invariants and all_finite(after):
+            after, moved = self._on_constraints(target, t, after, memory, p, options), True
+        if moved:
             entry = target.kernels["entry"](t, after, memory, p)
         if not (all_finite(after) and all_finite(memory)):
             raise NonFiniteError("The reset gives NaN or infinity.", transition=self.name, mode=target.name, time=t)
@@ -218,31 +256,71 @@ class TransitionMap:
             raise NonFiniteError(
                 "The equations are not finite after the transition.", transition=self.name, mode=target.name, time=t
             )
-        return Arrival(after, memory, *entry)
+        return Arrival(after, memory, *entry), xi
 
-    def _solve(self, target: ModeSystem, t: float, x: Array, m: Array, y: Array, z: Array, p: Array) -> Array:
+    def _on_constraints(
+        self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options
+    ) -> Array:
+        """x+ on the target's constraints to rounding; refuses where it is not there to tolerance."""
+        ny = target.differential.size
+        landed = target.land(t, x, m, p)[0]
+        allowed = options.absolute(target.differential) + options.rtol * np.abs(x[:ny])
+        if not np.all(np.abs(landed[:ny] - x[:ny]) <= SLACK * allowed):
+            k = target.kernels["invariants"](t, x, m, p)[0]
+            raise ConsistencyError(
+                f"The state after the transition does not satisfy {', '.join(target.invariants)} of mode "
+                f"'{target.name}': {k}.",
+                transition=self.name,
+                mode=target.name,
+                time=t,
+                variables=target.differential.names,
+                remedy="Give a reset that leads onto the constraint: equations reset=[...] with post(), or project=.",
+            )
+        return landed
+
+    def z(self, target: ModeSystem) -> slice:
+        """Where z+ stands in xi."""
+        return slice(len(self.free), len(self.free) + target.algebraic.size)
+
+    def _solve(self, target: ModeSystem, t: float, x: Array, m: Array, start: Array, p: Array) -> Array:
         def equations(trial: Array) -> list[Array]:
-            return self.kernels["after"](t, x, m, np.concatenate((y, trial)), p)[1:]
+            return self.kernels["after"](t, x, m, trial, p)[2:]
 
         def system(trial: Array) -> tuple[Array, Array, Array]:
-            k, k_z, _, k_size = equations(trial)
-            offset = trial - z
-            sizes = abs(free) @ (abs(trial) + abs(z))
-            return np.concatenate((k, free @ offset)), np.vstack((k_z, free)), np.concatenate((k_size, sizes))
+            phi, by_xi, _, phi_size = equations(trial)
+            offset = trial - start
+            sizes = abs(kept) @ (abs(trial) + abs(start))
+            return np.concatenate((phi, kept @ offset)), np.vstack((by_xi, kept)), np.concatenate((phi_size, sizes))
 
         try:
-            free = closed_by_continuity(*equations(z)[1:3])
+            kept = closed_by_continuity(*equations(start)[1:3], self.z(target))
         except (np.linalg.LinAlgError, ValueError):  # let Newton's method say what is wrong
-            free = np.zeros((0, z.size))
+            kept = np.zeros((0, start.size))
         try:
-            return solve_algebraic(system, z, mode=target.name, variables=target.algebraic.labels(), time=t)
+            return solve_algebraic(system, start, mode=target.name, variables=self.labels, time=t)
         except ConsistencyError as error:
             error.transition = self.name
             error.remedy = (
-                "Neither the target's algebraic equations nor continuity determine its algebraic variables. "
-                "Check reset=, memory= and the equations of the target mode."
+                "The reset, the target's equations and continuity do not determine these values, or Newton's method "
+                "does not find them from where it starts: check reset=, memory= and the target's equations, or steer "
+                "it with guess=."
             )
             raise
+
+    def named_unknowns(self, target: ModeSystem, xi: Array) -> Mapping[str, Any]:
+        """The reset's own unknowns by name."""
+        if not self.unknowns.size:
+            return {}
+        begin = len(self.free) + target.algebraic.size
+        values = xi[begin : begin + self.unknowns.size]
+        parts = {name: values[self.unknowns[name]] for name in self.unknowns.names}
+        return {name: float(part[0]) if part.size == 1 else part for name, part in parts.items()}
+
+    def xi(self, event: EventRecord, target: ModeSystem) -> Array:
+        """The unknowns of a recorded arrival."""
+        if self.simple:
+            return event.x_plus[target.differential.size :]
+        return event.xi
 
     def linearise(
         self, source: ModeSystem, target: ModeSystem | None, event: EventRecord, p: Array, clock: Array
@@ -251,11 +329,20 @@ class TransitionMap:
         t, before, m = event.time, event.x_minus, event.memory_minus
         nw, np_ = source.differential.size + m.size, p.size
         out = self.kernels["tangent"](t, before, m, event.x_plus, event.memory_plus, p, clock)
-        h, jump, flow_minus, g_minus, flow_plus, g_plus, k_z, k_z_size = out
-        if not vanishes(k_z, k_z_size, RANK_TOLERANCE / EPS):
-            jump = self._jump_derivative(target, event, p, chain(source, t, before, m, p))  # type: ignore[arg-type]
+        h, jump, flow_minus, g_minus, flow_plus, g_plus, by_xi, by_xi_size = out
         rate = float(h[0, :nw] @ flow_minus + h[0, -1])
         self._refuse_grazing(event, rate)
+        condition, cost, xi, dxi = 1.0, None, np.zeros(0), np.zeros((0, nw + np_ + 1))
+        costs = "cost" in self.kernels
+        plain = self.simple and not costs and vanishes(by_xi, by_xi_size, RANK_TOLERANCE / EPS)
+        by_w = None if plain else chain(source, t, before, m, p)
+        if by_w is not None and target is not None:
+            when = None if event.follows else -h[0, :-1] / rate
+            jump, dxi, condition = arrival_derivative(self, source, target, event, p, by_w, when, flow_minus)
+            xi = self.xi(event, target)
+        if by_w is not None and costs:
+            _, by_u, by_xi = self.kernels["cost"](t, before, m, xi, p)
+            cost = by_u @ by_w + by_xi @ dxi
         return TransitionLinearisation(
             h_w=h[0, :nw],
             h_p=h[0, nw : nw + np_],
@@ -268,6 +355,8 @@ class TransitionMap:
             integrand_minus=g_minus,
             integrand_plus=g_plus,
             follows=event.follows,
+            cost=cost,
+            condition=condition,
         )
 
     def _refuse_grazing(self, event: EventRecord, rate: float) -> None:
@@ -282,81 +371,3 @@ class TransitionMap:
                 time=event.time,
                 remedy="Change the parameters away from the grazing point, or the guard so that it crosses.",
             )
-
-    def _jump_derivative(self, target: ModeSystem, event: EventRecord, p: Array, by_w: Array) -> Array:
-        """d(y+, m+)/d(w-, p, t) with z+ from the target's equations, or from continuity where they leave it open."""
-        t, x, m, after = event.time, event.x_minus, event.memory_minus, event.x_plus
-        ny, nz = target.differential.size, target.algebraic.size
-        y_u, m_u, m_x, z_u, k_u = self.kernels["linear"](t, x, m, after, event.memory_plus, p)
-        dy, dm = y_u @ by_w, m_u @ by_w + m_x[:, :ny] @ (y_u @ by_w)
-        if nz:
-            nm, columns = m.size, by_w.shape[1]
-            k_m = k_u[:, ny + nz : ny + nz + nm]
-            right = k_u[:, :ny] @ dy + k_m @ dm
-            right[:, columns - p.size - 1 :] += k_u[:, ny + nz + nm :]
-            _, _, k_z, k_z_size, _ = self.kernels["after"](t, x, m, after, p)
-            try:
-                free = closed_by_continuity(k_z, k_z_size)
-                if len(free) == nz:  # every z satisfies the equations: continuity alone decides
-                    return np.vstack((dy, dm + m_x[:, ny:] @ (z_u @ by_w)))
-                matrix, right = np.vstack((k_z, free)), np.vstack((-right, free @ (z_u @ by_w)))
-                dz, _, rank, _ = np.linalg.lstsq(matrix, right, rcond=None)
-            except np.linalg.LinAlgError as reason:
-                raise ConsistencyError(
-                    f"Cannot decide what determines the algebraic variables after the transition: {reason}.",
-                    transition=self.name,
-                    mode=target.name,
-                    time=t,
-                    variables=target.algebraic.names,
-                ) from None
-            if rank < nz:
-                raise ConsistencyError(
-                    "Neither the target's equations nor continuity determine the algebraic variables after "
-                    "the transition.",
-                    transition=self.name,
-                    mode=target.name,
-                    time=t,
-                    variables=target.algebraic.names,
-                )
-            dm = dm + m_x[:, ny:] @ dz
-        return np.vstack((dy, dm))
-
-
-@dataclass(frozen=True, eq=False)
-class InitialMap:
-    """Initial values and their derivatives by the parameters.
-
-    `explicit` gives y0, m0, their derivatives by p, and the memory's derivative by z0; a memory of an
-    algebraic variable always has an explicit initial value, so y0 and m0 never depend on z0.
-    """
-
-    mode: int
-    explicit: Kernel  # p -> y0, m0, dy0/dp, dm0/dp
-
-    def apply(self, mode: ModeSystem, t: float, p: Array) -> Arrival:
-        """The initial point, consistent with the mode's equations (SR eq. 2)."""
-        x, m = self.values(mode, t, p)
-        entry = mode.kernels["entry"](t, x, m, p)
-        if not all_finite(entry[0]):
-            raise NonFiniteError("The equations are not finite at the initial point.", mode=mode.name, time=t)
-        return Arrival(x, m, *entry)
-
-    def values(self, mode: ModeSystem, t: float, p: Array) -> tuple[Array, Array]:
-        """x0 and m0."""
-        y, m = self.explicit(p)[:2]
-        if not (np.all(np.isfinite(y)) and np.all(np.isfinite(m))):
-            raise NonFiniteError("The initial values are not finite.", mode=mode.name, time=t)
-        if not mode.algebraic.size:
-            return y, m
-
-        def system(z: Array) -> tuple[Array, Array, Array]:
-            k, k_z, size = mode.kernels["closure"](t, np.concatenate((y, z)), m, p)
-            return k, k_z, size
-
-        z = solve_algebraic(system, mode.guess, mode=mode.name, variables=mode.algebraic.labels(), time=t)
-        return np.concatenate((y, z)), m
-
-    def derivatives(self, p: Array) -> Array:
-        """d(y0, m0)/dp, shape (n_differential + n_memory, n_parameters)."""
-        _, _, by_p, memory_by_p = self.explicit(p)
-        return np.vstack((by_p, memory_by_p))

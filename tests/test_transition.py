@@ -161,7 +161,7 @@ def perturbed_maps(system: dh.HybridSystem, span: Any, index: int) -> tuple[Any,
 
         if z.size:
             z = solve_algebraic(residual, z, mode="", variables=(), time=t)
-        x, memory, *_ = map_.apply(target, t, np.concatenate((y, z)), m, q)
+        x, memory, *_ = map_.apply(target, t, np.concatenate((y, z)), m, q, dh.Options())[0]
         return np.concatenate((x[: target.differential.size], memory))
 
     w0 = np.concatenate((event.state_minus, event.memory_minus))

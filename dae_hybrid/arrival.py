@@ -1,0 +1,143 @@
+"""The derivative of an arrival: what follows a transition, by what was before it.
+
+The unknowns xi of an arrival solve Phi(xi; w-, p, t) = 0, so dxi = -Phi_xi^-1 Phi_(w, p, t), and (y+, m+) follow.
+Equations that are too many (a constraint that the reset satisfies by itself) must be satisfied whatever the
+parameters: along every admissible perturbation, one that stays on the source's constraints and on the guard.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dae_hybrid.errors import ConsistencyError
+from dae_hybrid.formulation import closed_by_continuity, reciprocal_condition, solve_linear
+from dae_hybrid.integrator import Array
+
+if TYPE_CHECKING:
+    from dae_hybrid.system import ModeSystem
+    from dae_hybrid.trajectory import EventRecord
+    from dae_hybrid.transition import TransitionMap
+
+#: an equation too many whose derivative is below this share of its terms is satisfied
+EXCESS_TOLERANCE = 1e-7
+
+
+class ArrivalDerivative(NamedTuple):
+    """(y+, m+) and xi by (w-, p, t), and the condition of the equations for xi."""
+
+    jump: Array
+    xi: Array
+    condition: float
+
+
+def arrival_derivative(
+    transition: TransitionMap,
+    source: ModeSystem,
+    target: ModeSystem,
+    event: EventRecord,
+    p: Array,
+    by_w: Array,
+    when: Array | None,
+    flow_minus: Array,
+) -> ArrivalDerivative:
+    """The derivative at a recorded event.
+
+    `by_w` is the chain of the source, `when` the derivative of the event time by (w-, p), None where the transition
+    only follows another one, `flow_minus` the rates of w-.
+
+    Raises
+    ------
+    ConsistencyError
+        The equations of the arrival are singular, or too many and not satisfied by neighbouring arrivals.
+    """
+    t, x, m = event.time, event.x_minus, event.memory_minus
+    xi = transition.xi(event, target)
+    y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u = transition.kernels["linear"](t, x, m, xi, p)
+    right, right_size = -phi_u @ by_w, abs(phi_u) @ abs(by_w)
+    excess, sizes = np.zeros((0, right.shape[1])), np.zeros((0, right.shape[1]))
+    condition = 1.0
+    dxi = np.zeros((xi.size, right.shape[1]))
+    if xi.size:
+        z = transition.z(target)
+        try:
+            kept = closed_by_continuity(phi_xi, phi_xi_size, z)
+            matrix = np.vstack((phi_xi, kept))
+            continuous = kept[:, z] @ z_u @ by_w
+            dxi, excess, sizes = solve_linear(
+                matrix, np.vstack((right, continuous)), np.vstack((right_size, abs(continuous)))
+            )
+        except np.linalg.LinAlgError as reason:
+            raise _undetermined(transition, target, t, f"{reason}") from None
+        condition = 1.0 / reciprocal_condition(matrix)
+        if len(matrix) == xi.size:
+            excess, sizes = excess[:0], sizes[:0]
+    jump = np.vstack((y_u @ by_w + y_xi @ dxi, m_u @ by_w + m_xi @ dxi))
+    if target.invariants and not transition.constrained:
+        rows, row_sizes = _constraint_rows(target, event, p, jump)
+        excess, sizes = np.vstack((excess, rows)), np.vstack((sizes, row_sizes))
+    if len(excess):
+        _refuse_excess(transition, source, target, event, p, excess, sizes, when, flow_minus)
+    return ArrivalDerivative(jump, dxi, condition)
+
+
+def _undetermined(transition: TransitionMap, target: ModeSystem, t: float, reason: str) -> ConsistencyError:
+    return ConsistencyError(
+        f"The equations after the transition do not determine {', '.join(transition.labels)}: {reason}.",
+        transition=transition.name,
+        mode=target.name,
+        time=t,
+        variables=transition.labels,
+        remedy="Check reset=, memory= and the equations of the target mode: the matrix of SR eq. 4 or 17 is singular.",
+    )
+
+
+def _constraint_rows(target: ModeSystem, event: EventRecord, p: Array, jump: Array) -> tuple[Array, Array]:
+    """The target's constraints after the transition by (w-, p, t), and the size of their terms."""
+    ny, n, nm = target.differential.size, target.variables.size, event.memory_plus.size
+    k_u = target.kernels["invariants"](event.time, event.x_plus, event.memory_plus, p)[1]
+    by_after, direct = np.hstack((k_u[:, :ny], k_u[:, n : n + nm])), k_u[:, n + nm :]
+    rows, sizes = by_after @ jump, abs(by_after) @ abs(jump)
+    columns = slice(jump.shape[1] - direct.shape[1], None)
+    rows[:, columns] += direct
+    sizes[:, columns] += abs(direct)
+    return rows, sizes
+
+
+def _refuse_excess(
+    transition: TransitionMap,
+    source: ModeSystem,
+    target: ModeSystem,
+    event: EventRecord,
+    p: Array,
+    excess: Array,
+    sizes: Array,
+    when: Array | None,
+    flow_minus: Array,
+) -> None:
+    """Equations that neighbouring arrivals do not satisfy."""
+    nw = flow_minus.size
+    drift, drift_size = excess[:, :nw] @ flow_minus + excess[:, -1], sizes[:, :nw] @ abs(flow_minus) + sizes[:, -1]
+    rows, scale = excess[:, :-1], sizes[:, :-1].max(axis=1, initial=0.0)
+    if when is None:
+        rows = np.hstack((rows, drift[:, None]))
+    else:
+        rows = rows + np.outer(drift, when)
+        scale = scale + drift_size * abs(when).max(initial=0.0)
+    if source.invariants:
+        held = source.onto_constraints(event.time, event.x_minus, event.memory_minus, p)[1]
+        if when is None:
+            held = np.hstack((held, np.zeros((len(held), 1))))
+        rows = rows - np.linalg.lstsq(held.T, rows.T, rcond=None)[0].T @ held
+    left = abs(rows).max(axis=1, initial=0.0)
+    if np.any(left > EXCESS_TOLERANCE * scale):
+        raise ConsistencyError(
+            "The values after the transition satisfy the target's constraints at these parameters, but not at others "
+            f"(derivative {left.max():.3g}): no derivative exists.",
+            transition=transition.name,
+            mode=target.name,
+            time=event.time,
+            variables=target.differential.names,
+            remedy="Give a reset that leads onto the constraint for every parameter: equations with post(), or project=.",
+        )

@@ -1,0 +1,135 @@
+"""The start of a run: consistent values and their derivatives (SR eq. 2).
+
+The unknowns are what is not given of x0 = (y0, z0). The equations Phi(x0) = 0 are T0 = 0, the constraints of index 2
+and the mode's K. There may be more equations than unknowns where they agree, at every value of the parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dae_hybrid.arrival import EXCESS_TOLERANCE
+from dae_hybrid.codegen import Kernel
+from dae_hybrid.errors import ConsistencyError, NonFiniteError
+from dae_hybrid.formulation import RANK_TOLERANCE, reciprocal_condition, singular_names, solve_algebraic, solve_linear
+from dae_hybrid.integrator import Array
+from dae_hybrid.signals import SignalTable
+from dae_hybrid.system import ModeSystem
+from dae_hybrid.transition import Arrival, all_finite
+
+
+@dataclass(frozen=True, eq=False)
+class InitialMap:
+    """Initial values and their derivatives by the parameters.
+
+    ============ =================== =======================================================
+    kernel       inputs              outputs
+    ============ =================== =======================================================
+    start        p                   x0 with given values and guesses, and its derivative
+    equations    t, x0, held, p      m0, Phi, Phi_x, sizes of the terms of Phi
+    linear       t, x0, held, p      Phi and m0, each by x0, held and p
+    ============ =================== =======================================================
+
+    `held` is the memory with the coefficients of signals at the initial time; its other entries are not used.
+    """
+
+    mode: int
+    start: Kernel
+    equations: Kernel
+    linear: Kernel
+    free: tuple[int, ...]  # entries of x0 that are not given
+    labels: tuple[str, ...]  # of the equations
+    signals: tuple[SignalTable, ...]
+
+    def _held(self, n_memory: int, t: float, p: Array) -> tuple[Array, Array]:
+        held, by_p = np.zeros(n_memory), np.zeros((n_memory, p.size))
+        for signal in self.signals:
+            held[signal.memory], by_p[signal.memory] = signal.coefficients(signal.interval(t), p)
+        return held, by_p
+
+    def apply(self, mode: ModeSystem, t: float, p: Array) -> Arrival:
+        """The initial point, consistent with the mode's equations."""
+        x, m = self.values(mode, t, p)
+        entry = mode.kernels["entry"](t, x, m, p)
+        if not all_finite(entry[0]):
+            raise NonFiniteError("The equations are not finite at the initial point.", mode=mode.name, time=t)
+        return Arrival(x, m, *entry)
+
+    def values(self, mode: ModeSystem, t: float, p: Array) -> tuple[Array, Array]:
+        """x0 and m0."""
+        start, held = self.start(p)[0], self._held(mode.equations.n_memory, t, p)[0]
+        if not np.all(np.isfinite(start)):
+            raise NonFiniteError("The initial values are not finite.", mode=mode.name, time=t)
+
+        x, free = start.copy(), list(self.free)
+
+        def system(trial: Array) -> tuple[Array, Array, Array]:
+            x[free] = trial
+            _, phi, by_x, sizes = self.equations(t, x, held, p)
+            return phi, by_x[:, free], sizes
+
+        if self.labels:
+            names = [mode.variables.labels()[i] for i in free]
+            try:
+                x[free] = solve_algebraic(
+                    system, start[free], mode=mode.name, variables=names, time=t, equations=self.labels
+                )
+            except ConsistencyError as error:
+                error.remedy = (
+                    "The initial conditions and the mode's equations do not agree, or Newton's method does not find "
+                    "the values from where it starts: leave out what follows from other equations, or give guess=."
+                )
+                raise
+        m = self.equations(t, x, held, p)[0]
+        if not np.all(np.isfinite(m)):
+            raise NonFiniteError("The initial values are not finite.", mode=mode.name, time=t)
+        if mode.algebraic.size:
+            _check_index(mode, t, x, m, p)
+        return x, m
+
+    def derivatives(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Array:
+        """d(y0, m0)/dp, shape (n_differential + n_memory, n_parameters)."""
+        held, held_by_p = self._held(mode.equations.n_memory, t, p)
+        phi_x, phi_held, phi_p, m_x, m_held, m_p = self.linear(t, x, held, p)
+        by_p, free = self.start(p)[1].copy(), list(self.free)
+        by_p[free] = 0.0
+        right = -(phi_p + phi_held @ held_by_p + phi_x @ by_p)
+        right_size = np.abs(phi_p) + np.abs(phi_held) @ np.abs(held_by_p) + np.abs(phi_x) @ np.abs(by_p)
+        try:
+            by_p[free], excess, sizes = solve_linear(phi_x[:, free], right, right_size)
+        except np.linalg.LinAlgError:
+            names = singular_names(phi_x[:, free], self.labels, [mode.variables.labels()[i] for i in free])
+            raise ConsistencyError(
+                f"The initial values are not differentiable: {names}.",
+                mode=mode.name,
+                time=t,
+                variables=mode.variables.names,
+            ) from None
+        off = np.any(np.abs(excess) > EXCESS_TOLERANCE * sizes, axis=1)
+        if np.any(off):
+            raise ConsistencyError(
+                "The initial conditions agree at these parameters, but not at others: no derivative exists. In "
+                f"conflict: {', '.join(label for label, bad in zip(self.labels, off, strict=True) if bad)}.",
+                mode=mode.name,
+                time=t,
+                variables=mode.variables.names,
+                remedy="Leave out the initial values that follow from the constraints.",
+            )
+        m_by_p = m_x @ by_p + m_held @ held_by_p + m_p
+        return np.vstack((by_p[: mode.differential.size], m_by_p))
+
+
+def _check_index(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> None:
+    """Refuse a start at which [F_y' | F_z], or C B in index 2, is numerically singular."""
+    _, by_z, _ = mode.kernels["closure"](t, x, m, p)
+    if reciprocal_condition(by_z) > RANK_TOLERANCE:
+        return
+    raise ConsistencyError(
+        f"[F_y' | F_z] is singular at the initial point: {singular_names(by_z, (), mode.algebraic.labels())}.",
+        mode=mode.name,
+        time=t,
+        variables=mode.algebraic.names,
+        remedy="The index is higher than 1 there (higher than 2 with constraints): check the equations and the values.",
+    )

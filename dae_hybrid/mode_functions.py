@@ -1,0 +1,253 @@
+"""The equations of one mode as functions of flat vectors: formulated, differentiated, solved at points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import casadi as ca
+
+from dae_hybrid.errors import FormulationError, ModelError
+from dae_hybrid.formulation import check_structure, solve_explicitly
+from dae_hybrid.layout import Layout
+from dae_hybrid.lowering import SYMBOLIC_SOLVE, Flat, ModeLowering, linear_solve, symbols_for
+from dae_hybrid.model import HybridModel
+
+NEWTON_STEPS = 3  # from the integrator's tolerance to rounding
+
+
+class ModeFunctions:
+    """The equations of one mode as functions of (t, x, m, p), and what follows from them."""
+
+    def __init__(self, model: HybridModel, lowering: ModeLowering, index: int, *, eliminate: bool, direct: bool) -> None:
+        self.model, self.lowering, self.index = model, lowering, index
+        mode = lowering.mode
+        self.outgoing = [t for t in model.transitions.values() if t.source is mode]
+        self.guarded = [t for t in self.outgoing if t.guard is not None]
+        functionals = list(model.functionals.values())
+        guards = [(f"guard of transition '{t.name}'", t.guard) for t in self.guarded]
+        integrands = [(f"integrand of functional '{f.name}'", self._part(f.integrand, f.size)) for f in functionals]
+        terminals = [(f"terminal value of functional '{f.name}'", self._part(f.terminal, f.size)) for f in functionals]
+        self.ny, self.nz = lowering.differential.size, lowering.algebraic.size
+        self.nm = sum(d.size for d in lowering.memory)
+        self.np = sum(d.size for d in lowering.parameters)
+        self.direct = direct
+        self._formulate()
+        self.guards = self.stack("guards", guards)
+        self.integrands = self.stack("integrands", integrands)
+        self.terminals = self.stack("terminals", terminals)
+        self._check_guards()
+        self.explicit = self._explicit() if eliminate and self.nz and not (direct and self.nk) else None
+
+    def _formulate(self) -> None:
+        """`flow` (f, K), `stated` (f and the equations as they stand) and `invariants` k; see `formulation`."""
+        lowering, mode = self.lowering, self.lowering.mode
+        where, ny = f"of mode '{mode.name}'", self.ny
+        f = self.stack("rates", lowering.flow())
+        kinds = (("residual", mode.residual), ("algebraic", mode.algebraic), ("constraint", mode.constraint))
+        labels = [f"{kind} equation {i}" for kind, rows in kinds for i in range(rows.numel())]
+        given = self.stack("given", [(f"{kind} equations {where}", rows) for kind, rows in kinds])
+        s = symbols_for([f, given], lowering.n, self.nm, self.np)
+        rates, rows = f(*s.point), given(*s.point)
+        by_x = ca.jacobian(rows, s.x)
+        by_z = by_x[:, ny:].sparsity()
+        with_z = set(by_z.row())
+        for i, label in enumerate(labels):
+            if label.startswith("constraint") and i in with_z:
+                names = [lowering.algebraic.labels()[j] for j in range(self.nz) if by_z.has_nz(i, j)]
+                raise FormulationError(
+                    f"{label[0].upper()}{label[1:]} contains {', '.join(names)}.",
+                    mode=mode.name,
+                    variables=names,
+                    remedy="A constraint has no algebraic variable in it; state the equation in algebraic=.",
+                )
+        index1 = sorted(with_z)
+        index2 = [i for i in range(len(labels)) if i not in with_z]
+        self.nk = len(index2)
+        self.constraint_labels = tuple(labels[i] for i in index2)
+        hidden = by_x[index2, :ny] @ rates + ca.jacobian(rows[index2, :], s.t) if index2 else s.kind(0, 1)
+        closure = ca.vertcat(rows[index1, :] if index1 else s.kind(0, 1), hidden)
+        check_structure(
+            mode.name,
+            lowering.algebraic.labels(),
+            [labels[i] for i in index1] + [f"the time derivative of {labels[i]}" for i in index2],
+            self.nk,
+            ca.jacobian(closure, s.x)[:, ny:].sparsity(),
+        )
+        k = rows[index2, :] if index2 else s.kind(0, 1)
+        stated = ca.vertcat(rates, rows[index1 + index2, :]) if labels else rates
+
+        def function(name: str, value: Any) -> ca.Function:
+            return ca.Function(name, list(s.point), [ca.densify(value)])
+
+        self.flow = function("flow", ca.vertcat(rates, closure))
+        self.stated = function("stated", stated)
+        self.invariants = function("invariants", k)
+
+    def _explicit(self) -> ca.Function | None:
+        """Algebraic variables as functions of (t, y, m, p), where the equations give them one after the other."""
+        s = self.symbols()
+        if s.kind is not ca.SX:
+            return None
+        y, z = s.x[: self.ny, :], s.x[self.ny :, :]
+        solution = solve_explicitly(self.algebraic_part(s), z)
+        return None if solution is None else ca.Function("explicit", [s.t, y, s.m, s.p], [ca.densify(solution)])
+
+    @staticmethod
+    def _part(expression: ca.MX | None, size: int) -> ca.MX:
+        return ca.MX.zeros(size) if expression is None else expression
+
+    def stack(self, name: str, rows: list[tuple[str, Any]]) -> ca.Function:
+        """One function (t, x, m, p) -> column, checked row by row so that errors name the equation."""
+        function = self.lowering.lower(name, rows or [(name, ca.MX(0, 1))])
+        s = symbols_for([function], self.lowering.n, self.nm, self.np)
+        return ca.Function(name, list(s.point), [ca.vertcat(*function.call(list(s.point)))])
+
+    def _check_guards(self) -> None:
+        for i, transition in enumerate(self.guarded):
+            s = self.symbols()
+            row = self.guards(*s.point)[i]
+            moving = ca.jacobian(row, ca.vertcat(s.t, s.x)).nnz() > 0
+            if not moving and ca.jacobian(row, s.m)[:, self._signal_entries()].nnz() == 0:
+                raise ModelError(
+                    "The guard depends on no variable and not on time: it can never cross zero.",
+                    transition=transition.name,
+                    mode=self.lowering.mode.name,
+                    remedy="Write the guard as an expression that changes along the run; for a fixed time use at=.",
+                )
+
+    def _signal_entries(self) -> list[int]:
+        """Entries of the memory that change along the run by themselves."""
+        layout = Layout.of((d.name, d.size) for d in self.lowering.memory)
+        names = [d.name for d in self.lowering.memory if d.signal is not None]
+        return [i for name in names for i in range(layout[name].start, layout[name].stop)]
+
+    def symbols(self, suffix: str = "") -> Flat:
+        """Flat symbols that suit all functions of the mode."""
+        functions = (self.flow, self.guards, self.integrands, self.terminals)
+        return symbols_for(functions, self.lowering.n, self.nm, self.np, suffix)
+
+    # -- derivatives ------------------------------------------------------------------------------
+
+    def algebraic_part(self, s: Flat) -> Any:
+        """k(x, m, p, t)."""
+        return self.flow(*s.point)[self.ny :, :]
+
+    def xdot(self, s: Flat) -> Any:
+        """Rates of y, which are f, and of z from the differentiated algebraic equations."""
+        equations = self.flow(*s.point)
+        f, k = equations[: self.ny, :], equations[self.ny :, :]
+        if not self.nz:
+            return f
+        by_x = ca.jacobian(k, s.x)
+        right = by_x[:, : self.ny] @ f + ca.jacobian(k, s.t)
+        return ca.vertcat(f, -linear_solve(by_x[:, self.ny :], right))
+
+    def chain(self, s: Flat) -> Any:
+        """Derivative of u = (y, z, m, p, t) by (y, m, p, t) along the algebraic equations; see `transition.chain`."""
+        n_u = self.lowering.n + self.nm + self.np + 1
+        kept = [*range(self.ny), *range(self.lowering.n, n_u)]
+        selection = ca.DM.eye(n_u)[:, kept]
+        if not self.nz:
+            return s.kind(selection)
+        by_u = ca.jacobian(self.algebraic_part(s), s.u)
+        by_kept = -linear_solve(by_u[:, self.ny : self.lowering.n], by_u[:, kept])
+        return ca.vertcat(selection[: self.ny, :], by_kept, selection[self.lowering.n :, :])
+
+    def solvable(self, s: Flat) -> Flat:
+        """Flat of a kind in which the mode's algebraic equations can be solved."""
+        if self.nz <= SYMBOLIC_SOLVE or s.kind is ca.MX:
+            return s
+        names = ("t", "x", "xdot", "m", "p")
+        return Flat(ca.MX, *(ca.MX.sym(n, getattr(s, n).numel()) for n in names))
+
+    def point_function(self, name: str, outputs: Any) -> ca.Function:
+        """A function of (t, x, m, p); `outputs(s)` are evaluated on symbols that its linear solves allow."""
+        s = self.solvable(self.symbols())
+        return ca.Function(name, list(s.point), [ca.densify(o) for o in outputs(s)])
+
+    def invariant_part(self, s: Flat) -> Any:
+        """The constraints k(y, m, p, t) of index 2."""
+        return self.invariants(*s.point)
+
+    def direction(self, s: Flat) -> Any:
+        """D = f_z K_z^-1 E, along which y moves onto the constraints: k_y D = I; see `formulation`."""
+        by_z = ca.jacobian(self.flow(*s.point), s.x)[:, self.ny :]
+        columns = s.kind(ca.DM.eye(self.nz)[:, self.nz - self.nk :])
+        return by_z[: self.ny, :] @ linear_solve(by_z[self.ny :, :], columns)
+
+    def guard_rates(self, s: Flat) -> Any:
+        h = self.guards(*s.point)
+        return ca.jacobian(h, s.x) @ self.xdot(s) + ca.jacobian(h, s.t)
+
+    def newton(self) -> ca.Function:
+        """One Newton correction of the algebraic variables."""
+        return self.point_function(
+            "newton",
+            lambda s: [-linear_solve(ca.jacobian(self.algebraic_part(s), s.x)[:, self.ny :], self.algebraic_part(s))],
+        )
+
+    def landing(self) -> ca.Function:
+        """(t, state, m, p) -> x, x', last correction of z: the consistent point next to an integrator's state.
+
+        The state is y where the algebraic variables are eliminated, x where they are not.
+        """
+        n, ny = self.lowering.n, self.ny
+        eliminated = self.explicit is not None
+        sizes = (1, ny if eliminated else n, self.nm, self.np)
+        t, state, m, p = (ca.MX.sym(k, v) for k, v in zip(("t", "x", "m", "p"), sizes, strict=True))
+        xdot = self.point_function("xdot", lambda s: [self.xdot(s)])
+        newton = None if eliminated else self.newton()
+        onto = self.point_function("onto", lambda s: [-self.direction(s) @ self.invariant_part(s)]) if self.nk else None
+
+        def completed(y: Any) -> Any:
+            return ca.vertcat(y, self.explicit(t, y, m, p)) if self.explicit is not None else y
+
+        point, step = completed(state), ca.MX.zeros(self.nz)
+        for _ in range(NEWTON_STEPS if self.nk or newton is not None else 0):
+            if onto is not None:
+                point = point + ca.vertcat(onto(t, point, m, p), ca.MX.zeros(self.nz))
+            if newton is None:
+                point = completed(point[:ny])
+            else:
+                step = newton(t, point, m, p)
+                point = point + ca.vertcat(ca.MX.zeros(ny), step)
+        return ca.Function("landing", [t, state, m, p], [point, xdot(t, point, m, p), step])
+
+    def multipliers(self) -> ca.Function:
+        """(t, x, m, p, L, e) -> lambda, (mu of index-1 rows, mu of constraints), zeta, lambda': the adjoint as SR state it.
+
+        L = dG/dy is the adjoint of (f, K), e selects components of the functionals. With (alpha, zeta) =
+        -K_z^-T (g_z + f_z^T L), lambda = L + k_y^T zeta is the projection above SR eq. 21, and mu of the constraints
+        is -zeta', which is SR's mu_f of the lines after eq. 21.
+        """
+        s = self.solvable(self.symbols())
+        ny, nk = self.ny, self.nk
+        adjoint, e = s.kind.sym("L", ny), s.kind.sym("e", self.integrands.numel_out(0))
+        equations, g = self.flow(*s.point), self.integrands(*s.point)
+        f_x, g_x = ca.jacobian(equations, s.x), ca.jacobian(g, s.x)
+        mu = -linear_solve(f_x[ny:, ny:].T, g_x[:, ny:].T @ e + f_x[:ny, ny:].T @ adjoint)
+        rate = -(f_x[:ny, :ny].T @ adjoint + f_x[ny:, :ny].T @ mu + g_x[:, :ny].T @ e)
+        xdot = self.xdot(s)
+        mu_rate = ca.jacobian(mu, s.x) @ xdot + ca.jacobian(mu, s.t) + ca.jacobian(mu, adjoint) @ rate
+        k_y = ca.jacobian(self.invariant_part(s), s.x)[:, :ny]
+        zeta, zeta_rate = mu[self.nz - nk :, :], mu_rate[self.nz - nk :, :]
+        lam = adjoint + k_y.T @ zeta
+        multiplier = ca.vertcat(mu[: self.nz - nk, :], -zeta_rate)
+        stated_x = ca.jacobian(self.stated(*s.point), s.x)[:, :ny]
+        lam_rate = -(stated_x.T @ ca.vertcat(lam, multiplier) + g_x[:, :ny].T @ e)
+        return ca.Function(
+            "multipliers", [*s.point, adjoint, e], [ca.densify(v) for v in (lam, multiplier, zeta, lam_rate)]
+        )
+
+    def entry(self) -> ca.Function:
+        """x', guards, their rates and the sizes of their terms at a point."""
+        return self.point_function("entry", self._entry)
+
+    def _entry(self, s: Flat) -> list[Any]:
+        h = self.guards(*s.point)
+        return [self.xdot(s), h, self.guard_rates(s), term_sizes(h, s.u)]
+
+
+def term_sizes(values: Any, u: Any) -> Any:
+    """Size of what each value is summed from, to first order: |dv/du| |u|. Rounding is a multiple of it."""
+    return ca.fabs(ca.jacobian(values, u)) @ ca.fabs(u) + ca.fabs(values)

@@ -1,0 +1,81 @@
+"""Inputs from data: coefficients of the current interval, held in memory and changed at knots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from scipy.interpolate import CubicSpline
+
+from dae_hybrid.codegen import Kernel
+from dae_hybrid.declarations import SignalData
+from dae_hybrid.errors import OptionError
+from dae_hybrid.integrator import Array
+
+
+@dataclass(frozen=True, eq=False)
+class SignalTable:
+    """A signal's coefficients (knot, c_0, c_1, ...), f = sum of c_k (t - knot)^k, by interval.
+
+    Interval i reaches from knot i to knot i + 1; -1 is before the data and the last one after them.
+    """
+
+    data: SignalData
+    memory: slice  # where the coefficients are in the memory
+    values: Kernel  # p -> values at the knots, and their derivative
+    _runs: dict[bytes, tuple[Array, Array, Array]] = field(default_factory=dict, repr=False)
+
+    def check(self, span: tuple[float, float]) -> None:
+        """Refuse a run that leaves the data."""
+        first, last = self.data.knots[0], self.data.knots[-1]
+        if not self.data.hold and not (first <= span[0] and span[1] <= last):
+            raise OptionError(
+                f"Signal '{self.data.name}' has data from {first:g} to {last:g}, the run goes from {span[0]:g} to "
+                f"{span[1]:g}.",
+                remedy="Give data for the whole run, or declare the signal with outside='hold'.",
+            )
+
+    def interval(self, t: float) -> int:
+        """Index of the interval that starts at or before t."""
+        return int(np.searchsorted(self.data.knots, t, side="right")) - 1
+
+    def next_knot(self, t: float) -> float:
+        """The next knot after t, infinity after the last."""
+        i = self.interval(t) + 1
+        return float(self.data.knots[i]) if i < self.data.knots.size else np.inf
+
+    def coefficients(self, interval: int, p: Array) -> tuple[Array, Array]:
+        """(n_coefficients,) and their derivative (n_coefficients, n_parameters)."""
+        knots, kind = self.data.knots, self.data.kind
+        values, by_p, cubic = self._values(p)
+        n = self.memory.stop - self.memory.start
+        row, derivative = np.zeros(n), np.zeros((n, p.size))
+        i = min(max(interval, 0), knots.size - 1)
+        row[0], row[1], derivative[1] = knots[i], values[i], by_p[i]
+        if 0 <= interval < knots.size - 1:
+            if kind == "linear":
+                width = knots[i + 1] - knots[i]
+                row[2], derivative[2] = (values[i + 1] - values[i]) / width, (by_p[i + 1] - by_p[i]) / width
+            elif kind == "cubic":
+                row[2:] = cubic[i]
+                if by_p.any():
+                    derivative[2:] = self._splines[i] @ by_p
+        return row, derivative
+
+    def _values(self, p: Array) -> tuple[Array, Array, Array]:
+        key = p.tobytes()
+        if key not in self._runs:
+            values, by_p = self.values(p)
+            cubic = np.zeros((0, 3))
+            if self.data.kind == "cubic":
+                cubic = np.asarray(CubicSpline(self.data.knots, values).c[2::-1].T)
+            self._runs.clear()
+            self._runs[key] = (values, by_p, cubic)
+        return self._runs[key]
+
+    @cached_property
+    def _splines(self) -> Array:
+        """c_1, c_2, c_3 of every interval as linear functions of all values, (n_intervals, 3, n_values)."""
+        splines = CubicSpline(self.data.knots, np.eye(self.data.knots.size)).c[2::-1]
+        return np.asarray(np.moveaxis(splines, 1, 0))

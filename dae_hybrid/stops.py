@@ -1,0 +1,96 @@
+"""Times at which a run stops although no transition fires: knots of signals, and measurements."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dae_hybrid.errors import ConsistencyError, EventError, NonFiniteError, OptionError
+from dae_hybrid.formulation import solve_algebraic
+from dae_hybrid.integrator import Array
+from dae_hybrid.options import Options
+from dae_hybrid.system import HybridSystem, ModeSystem
+from dae_hybrid.transition import SLACK
+
+
+class Stops:
+    """The stops of one run."""
+
+    def __init__(self, system: HybridSystem, span: tuple[float, float], parameters: Array) -> None:
+        self.system, self.p = system, parameters
+        for signal in system.signals:
+            signal.check(span)
+        times = [measurement.when(parameters) for measurement in system.measurements]
+        for measurement, t in zip(system.measurements, times, strict=True):
+            if not span[0] <= t <= span[1]:
+                raise OptionError(
+                    f"Functional '{measurement.functional}' is measured at t = {t}, outside the run from {span[0]} to "
+                    f"{span[1]}.",
+                    remedy="Simulate up to the last measurement, or leave it out of the functional.",
+                )
+        order = sorted(range(len(times)), key=times.__getitem__)
+        self._waiting = [(times[i], i) for i in order]
+        self._done = 0
+
+    def next(self, t: float) -> float:
+        """The next stop after t."""
+        knots = (signal.next_knot(t) for signal in self.system.signals)
+        ahead = (when for when, _ in self._waiting[self._done : self._done + 1])
+        return min((*knots, *ahead), default=np.inf)
+
+    def measurements_at(self, t: float) -> list[int]:
+        """The measurements due at t, each handed out once."""
+        found = []
+        while self._done < len(self._waiting) and self._waiting[self._done][0] <= t:
+            found.append(self._waiting[self._done][1])
+            self._done += 1
+        return found
+
+    def finish(self, t: float) -> None:
+        """Refuse a run that ended before its last measurement."""
+        if self._done < len(self._waiting):
+            when, index = self._waiting[self._done]
+            raise EventError(
+                f"The run ended at t = {t}, before functional '{self.system.measurements[index].functional}' was measured "
+                f"at t = {when}.",
+                time=t,
+                remedy="Leave the measurement out, or change what ends the run.",
+            )
+
+    def knots_at(self, t: float) -> bool:
+        """Whether a signal has a knot at t."""
+        return any(t == s.data.knots[max(s.interval(t), 0)] for s in self.system.signals)
+
+    def coefficients(self, t: float) -> tuple[Array, Array, Array]:
+        """Places in the memory, values and derivatives by the parameters, of all signals from t on."""
+        found = [(s.memory, *s.coefficients(s.interval(t), self.p)) for s in self.system.signals]
+        entries = np.concatenate([np.arange(memory.start, memory.stop) for memory, _, _ in found])
+        return entries, np.concatenate([v for _, v, _ in found]), np.vstack([d for *_, d in found])
+
+
+def settle(mode: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options) -> Array:
+    """x with the algebraic variables solved for again, after the memory has changed."""
+    if not mode.algebraic.size:
+        return x
+    ny = mode.differential.size
+
+    def system(z: Array) -> tuple[Array, Array, Array]:
+        k, by_z, sizes = mode.kernels["closure"](t, np.concatenate((x[:ny], z)), m, p)
+        return k, by_z, sizes
+
+    z = solve_algebraic(system, x[ny:], mode=mode.name, variables=mode.algebraic.labels(), time=t)
+    settled = np.concatenate((x[:ny], z))
+    if not np.all(np.isfinite(settled)):
+        raise NonFiniteError("The equations are not finite at a knot of a signal.", mode=mode.name, time=t)
+    if mode.invariants:
+        landed = mode.land(t, settled, m, p)[0]
+        allowed = SLACK * (options.absolute(mode.differential) + options.rtol * np.abs(x[:ny]))
+        if not np.all(np.abs(landed[:ny] - x[:ny]) <= allowed):
+            raise ConsistencyError(
+                "A signal jumps and takes a constraint with it: the state cannot follow.",
+                mode=mode.name,
+                time=t,
+                variables=mode.differential.names,
+                remedy="Use a continuous signal (kind='linear' or 'cubic') in constraints.",
+            )
+        settled = landed
+    return settled
