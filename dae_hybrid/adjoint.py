@@ -8,7 +8,6 @@ Events are read from the records, never detected again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.errors import ConsistencyError, NonFiniteError
+from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
+from dae_hybrid.multipliers import consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.options import Options
 from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.trajectory import EventRecord, KnotRecord, MeasurementRecord, Segment, Trajectory
@@ -119,7 +119,16 @@ class Sweep:
         mode, n = segment.mode, segment.mode.equations.n
         start = round_relative(adjoint, self.options.rtol / 256)
         full, rates = start, np.zeros_like(start)
-        if n > mode.differential.size:
+        restart = None
+        if mode.equations.index == 2:
+            m, p, t = segment.memory, self.trajectory.parameters, segment.t_end
+
+            def restart(x: Array) -> tuple[Array, Array]:
+                landed = mode.land(t, x, m, p)[0]
+                return stated_adjoint(mode, t, landed, m, start, p, self.components)[:2]
+
+            full, rates = restart(segment.x_end)
+        elif n > mode.differential.size:
             p = self.trajectory.parameters
             full, rates = consistent_adjoint(
                 mode, segment.t_end, segment.x_end, segment.memory, start, p, self.components
@@ -140,6 +149,7 @@ class Sweep:
                 absolute_integrals,
                 segment.method,
                 t_eval,
+                restart,
             )
         )
         if not all(
@@ -149,12 +159,20 @@ class Sweep:
         return outcome
 
     def land(self, segment: Segment, adjoint: Array) -> tuple[Array, Array]:
-        """Transpose of the projection onto the constraints of index 2 that ends a segment; also the share of dG/dp."""
-        if not segment.mode.invariants:
+        """Transpose of the projection onto the constraints of index 2 that ends a segment; also the share of dG/dp.
+
+        In the direct form lambda is moved on to satisfy SR eq. 20b, by the projection above eq. 21.
+        """
+        mode, t, x, m = segment.mode, segment.t_end, segment.x_end, segment.memory
+        if not mode.invariants:
             return adjoint, np.zeros((len(adjoint), len(self.wrt)))
         p, nw = self.trajectory.parameters, adjoint.shape[1]
-        direction, by_wp = segment.mode.onto_constraints(segment.t_end, segment.x_end, segment.memory, p)
+        direction, by_wp = mode.onto_constraints(t, x, m, p)
         weight = adjoint @ direction
+        if mode.equations.index == 2:
+            ny = mode.differential.size
+            landed = adjoint[:, :ny] - weight @ by_wp[:, :ny]
+            weight = weight - stated_adjoint(mode, t, x, m, landed, p, self.components)[2]
         return adjoint - weight @ by_wp[:, :nw], -weight @ by_wp[:, nw:][:, list(self.wrt)]
 
     def measured(self, record: MeasurementRecord) -> tuple[Array, Array]:
@@ -174,47 +192,6 @@ class Sweep:
         """The linearised transition of a record, for the components of this sweep."""
         whole = self.system.linearise(event, self.trajectory.parameters, self.trajectory.t_span[0])
         return whole if len(self.components) == len(whole.integrand_minus) else whole.select(list(self.components))
-
-
-def round_relative(values: Array, relative: float) -> Array:
-    """Values rounded to a relative precision, a power of two.
-
-    The integrators' step decisions depend on the last bit of where they start. Started from values rounded
-    well below the tolerance, two sweeps that agree to rounding before a segment agree bit by bit after it.
-    """
-    factor = 2.0 ** math.floor(-math.log2(max(relative, 2.0**-52)))
-    mantissa, exponent = np.frexp(values)
-    return np.asarray(np.ldexp(np.rint(mantissa * factor) / factor, exponent))
-
-
-def consistent_adjoint(
-    mode: ModeSystem, t: float, x: Array, m: Array, adjoint: Array, p: Array, components: tuple[int, ...]
-) -> tuple[Array, Array]:
-    """(lambda, mu) and their rates at a point, from lambda: SR eq. 36b for mu, 36a for lambda'."""
-    ny = mode.differential.size
-    f_x, g_x = mode.kernels["adjoint_point"](t, x, m, p)
-    g_x = g_x[list(components)]
-    full = adjoint
-    if mode.algebraic.size:
-        right = -(adjoint @ f_x[:ny, ny:] + g_x[:, ny:])
-        try:
-            mu = np.linalg.solve(f_x[ny:, ny:].T, right.T).T
-        except np.linalg.LinAlgError:
-            raise ConsistencyError("k_z is singular.", mode=mode.name, time=t) from None
-        full = np.hstack((adjoint, mu))
-    rates = np.zeros_like(full)
-    rates[:, :ny] = -(full @ f_x + g_x)[:, :ny]
-    return full, rates
-
-
-def _completed(segment: Segment, t: float, adjoint: Array, sweep: Sweep) -> Array:
-    """(lambda, mu) at a time of a segment, from lambda."""
-    if not segment.mode.algebraic.size:
-        return adjoint
-    ends = {segment.t_start: segment.x_start, segment.t_end: segment.x_end}
-    x = ends[t] if t in ends else segment.dense(np.array([t]))[0]
-    p = sweep.trajectory.parameters
-    return consistent_adjoint(segment.mode, t, x, segment.memory, adjoint, p, sweep.components)[0]
 
 
 class _Part(NamedTuple):
@@ -285,3 +262,14 @@ def samples(sweep: Sweep, times: Array, side: str) -> list[Array]:
                 if found[index] is None or side == "left":
                     found[index] = _completed(part, float(times[index]), value[:, :ny], sweep)
     return [value for value in found if value is not None]
+
+
+def _completed(segment: Segment, t: float, adjoint: Array, sweep: Sweep) -> Array:
+    """(lambda, mu) at a time of a segment, from lambda."""
+    if not segment.mode.algebraic.size:
+        return adjoint
+    ends = {segment.t_start: segment.x_start, segment.t_end: segment.x_end}
+    x = ends[t] if t in ends else segment.dense(np.array([t]))[0]
+    p = sweep.trajectory.parameters
+    complete = stated_adjoint if segment.mode.invariants else consistent_adjoint
+    return complete(segment.mode, t, x, segment.memory, adjoint, p, sweep.components)[0]

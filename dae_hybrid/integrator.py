@@ -11,7 +11,7 @@ segment, ``p`` the parameters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -133,7 +133,9 @@ class BackwardTask:
 
     `components` (k) are the functional components. `adjoints` (k, n) and `adjoint_rates` (k, n) are
     consistent values at `t1`; `absolute` (k, n) and `absolute_integrals` (k, n_wrt + n_memory) their
-    absolute tolerances. `t_eval`, decreasing, asks for the adjoint at these times.
+    absolute tolerances. `t_eval`, decreasing, asks for the adjoint at these times. `restart`, where it is given, makes
+    adjoints and rates that are consistent with the state that a repeated forward pass has at `t1`: in index 2 a
+    start that is off by the tolerance puts an error of tolerance over step size into the multipliers.
     """
 
     equations: Equations
@@ -149,6 +151,7 @@ class BackwardTask:
     absolute_integrals: Array
     method: str
     t_eval: Array | None = None
+    restart: Callable[[Array], tuple[Array, Array]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -308,7 +308,7 @@ def test_memory_needs_a_beginning_and_one_update() -> None:
     raises(dh.ModelError, lambda: m.memory("s", initial=[1.0, 2.0, 3.0], size=2), "'s'", "3 entries")
     s = m.memory("s", of=m.y)
     raises(dh.ModelError, lambda: m.transition(m.run, m.run, at=1.0, memory={s: 1.0}), "'s'", "of=")
-    build_fails(lambda m: m.memory("s", initial=m.y), "initial value of memory 's'", "y")
+    build_fails(lambda m: m.memory("s", initial=m.memory("r", initial=0.0)), "initial value of a memory uses a memory")
 
 
 def test_memory_of_a_state_the_initial_mode_lacks() -> None:
