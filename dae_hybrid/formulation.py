@@ -85,12 +85,23 @@ def unmatched(pattern: ca.Sparsity) -> tuple[list[int], list[int]]:
     return [i for i, j in enumerate(matched) if j < 0], sorted(free)
 
 
-def solve_explicitly(k: ca.SX, z: ca.SX) -> ca.SX | None:
-    """Solution of 0 = k(z) by substitution, None where the equations do not give z one after the other.
+def solve_explicitly(k: ca.SX, z: ca.SX, largest: int) -> ca.SX | None:
+    """Solution of 0 = k(z) as an expression, None where there is none.
 
     An equation is used for the one variable that is left in it, if that variable enters linearly with a
-    constant factor, as in ``sigma(...) - z``.
+    constant factor, as in ``sigma(...) - z``. Where that does not lead to the end, up to `largest` equations that are
+    affine in z are solved together.
     """
+    solution = _by_substitution(k, z)
+    if solution is not None:
+        return solution
+    by_z = ca.jacobian(k, z)
+    if z.numel() > largest or ca.depends_on(by_z, z):
+        return None
+    return -ca.solve(by_z, ca.substitute(k, z, 0))
+
+
+def _by_substitution(k: ca.SX, z: ca.SX) -> ca.SX | None:
     unsolved, equations, solution = list(range(z.numel())), list(range(k.numel())), ca.SX(z)
     while unsolved:
         pattern = ca.jacobian(ca.substitute(k, z, solution), z)

@@ -41,7 +41,7 @@ class Equations:
     linearised     F_x, F_p, F_m and, transposed, g_x, g_p, g_m; all sparse
     guards, rates  the guards and their total time derivatives along the flow (n_guards)
     complete       x and x' that satisfy the equations to rounding, near the given x, and the last
-                   Newton correction of the algebraic part
+                   Newton correction of the algebraic part, relative to the size of its terms
     drift          how far the differential variables are from the constraints that the solution stays on
                    (n_differential); only where there are such constraints
     ============== =========================================================================
@@ -58,6 +58,7 @@ class Equations:
     functionals: Layout
     integrates: bool  # whether any functional has an integrand
     index: int = 1  # 2 where the algebraic rows do not determine the algebraic variables but their derivatives do
+    constrained: bool = False  # whether the solution stays on constraints of the differential variables alone
     #: where an adapter keeps what it built for these equations, by a key of its own
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 

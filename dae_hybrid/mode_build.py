@@ -129,6 +129,7 @@ class ModeBuilder(ModeFunctions):
             variables=variables if self.explicit is None else lowering.differential,
             functionals=Layout.of((f.name, f.size) for f in self.model.functionals.values()),
             index=2 if self.direct and self.nk else 1,
+            constrained=self.nk > 0,
             integrates=any(f.integrand is not None for f in self.model.functionals.values()),
         )
         return ModeSystem(

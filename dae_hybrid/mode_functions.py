@@ -84,12 +84,12 @@ class ModeFunctions:
         self.invariants = function("invariants", k)
 
     def _explicit(self) -> ca.Function | None:
-        """Algebraic variables as functions of (t, y, m, p), where the equations give them one after the other."""
+        """Algebraic variables as functions of (t, y, m, p), where the equations give them."""
         s = self.symbols()
         if s.kind is not ca.SX:
             return None
         y, z = s.x[: self.ny, :], s.x[self.ny :, :]
-        solution = solve_explicitly(self.algebraic_part(s), z)
+        solution = solve_explicitly(self.algebraic_part(s), z, SYMBOLIC_SOLVE)
         return None if solution is None else ca.Function("explicit", [s.t, y, s.m, s.p], [ca.densify(solution)])
 
     @staticmethod
@@ -181,13 +181,25 @@ class ModeFunctions:
 
     def newton(self) -> ca.Function:
         """One Newton correction of the algebraic variables."""
-        return self.point_function(
-            "newton",
-            lambda s: [-linear_solve(ca.jacobian(self.algebraic_part(s), s.x)[:, self.ny :], self.algebraic_part(s))],
-        )
+
+        def step(s: Flat) -> list[Any]:
+            k = self.algebraic_part(s)
+            return [-linear_solve(ca.jacobian(k, s.x)[:, self.ny :], k)]
+
+        return self.point_function("newton", step)
+
+    def _rounding(self) -> ca.Function:
+        """What rounding of the algebraic variables is a multiple of: their size, and that of what they are solved from."""
+
+        def scale(s: Flat) -> list[Any]:
+            k = self.algebraic_part(s)
+            inverse = linear_solve(ca.jacobian(k, s.x)[:, self.ny :], s.kind.eye(self.nz))
+            return [ca.fabs(s.x[self.ny :, :]) + ca.fabs(inverse) @ term_sizes(k, s.u)]
+
+        return self.point_function("rounding", scale)
 
     def landing(self) -> ca.Function:
-        """(t, state, m, p) -> x, x', last correction of z: the consistent point next to an integrator's state.
+        """(t, state, m, p) -> x, x', last correction of z over its scale: the consistent point next to a state.
 
         The state is y where the algebraic variables are eliminated, x where they are not.
         """
@@ -211,6 +223,8 @@ class ModeFunctions:
             else:
                 step = newton(t, point, m, p)
                 point = point + ca.vertcat(ca.MX.zeros(ny), step)
+        if newton is not None:
+            step = ca.fabs(step) / self._rounding()(t, point, m, p)
         return ca.Function("landing", [t, state, m, p], [point, xdot(t, point, m, p), step])
 
     def multipliers(self) -> ca.Function:

@@ -25,6 +25,7 @@ enum { PAUSED = 100, ROWS_FULL = 101 };
 enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
 enum { RECOVERABLE = 1, FATAL = -1 };
 enum { SOLVES = 10 };                        /* of three Newton steps each */
+#define CONVERGED 1e-11                      /* last relative correction of algebraic variables */
 enum { POLISH = 10000 };                     /* roundings that the polished event time may move by */
 
 typedef struct {
@@ -200,7 +201,7 @@ static int linearise_interpolated(context *c, double t, const double *x) {
     memcpy(at, next, (size_t)n * sizeof(double));
     int converged = 1;
     for (integer i = 0; i < nz; i++)
-      if (!(fabs(correction[i]) <= 1e-11 * fabs(at[c->n_differential + i]) + DBL_MIN)) converged = 0;
+      if (!(correction[i] <= CONVERGED)) converged = 0;
     if (!converged) continue;
     c->interpolated_time = t;
     c->interpolated_valid = 1;

@@ -21,8 +21,7 @@ from .interpreted_loop import Stepper as Stepper
 from .library import load
 
 RECOVERABLE, FATAL = 1, -1
-SOLVES = 10  # as in driver.c
-TINY = float(np.finfo(float).tiny)
+SOLVES, CONVERGED = 10, 1e-11  # as in driver.c
 POLISH = 10_000  # as in driver.c
 EPS = float(np.finfo(float).eps)
 
@@ -153,7 +152,7 @@ class Model:
             for _ in range(SOLVES):
                 x, _, correction = self.evaluate("complete", t, x)
                 self._checked(x)
-                if np.all(np.abs(correction) <= 1e-11 * np.abs(x[ny:]) + TINY):
+                if np.all(correction <= CONVERGED):
                     break
             else:
                 raise _Recoverable

@@ -118,7 +118,7 @@ class _Solver:
             self.absolute_data[self.equations.n :] = options.absolute(self.equations.functionals)
         self.call("SVtolerances", options.rtol, self.absolute)
         if self.equations.implicit:
-            self.call("SetSuppressAlg", int(options.suppress_algebraic or self.equations.index == 2))
+            self.call("SetSuppressAlg", int(options.suppress_algebraic or self.equations.constrained))
         self.call("SetMaxStep", options.max_step or 0.0)
         self.call("SetInitStep", options.first_step or 0.0)
         self.call("SetMaxOrd", options.max_order or MAX_ORDER[self.method])
@@ -126,10 +126,10 @@ class _Solver:
         self.not_finite = self.model.counters()["not_finite"]
 
     def _free_algebraic(self, absolute: Array) -> None:
-        """In index 2 rounding and the corrector's error reach algebraic variables divided by the step size, and a
-        convergence test on them fails at small steps; what they do to y is tested there. They are solved for again,
-        from the hidden constraint, wherever they are reported."""
-        if self.equations.index == 2:
+        """In index 2 the corrector's error reaches algebraic variables divided by the step size, or through the
+        derivatives of the constraints, and tests on them fail at small steps. What they do to y is tested there, and
+        they are solved for again wherever they are reported."""
+        if self.equations.constrained:
             absolute[self.equations.n_differential : self.equations.n] = UNTESTED
 
     def free(self) -> None:
