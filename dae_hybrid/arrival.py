@@ -74,8 +74,9 @@ def arrival_derivative(
         if len(matrix) == xi.size:
             excess, sizes = excess[:0], sizes[:0]
     jump = np.vstack((y_u @ by_w + y_xi @ dxi, m_u @ by_w + m_xi @ dxi))
-    if target.invariants and not transition.constrained:
-        rows, row_sizes = _constraint_rows(target, event, p, jump)
+    others = [i for i in range(len(target.invariants)) if i not in transition.helping]
+    if others:
+        rows, row_sizes = (values[others] for values in _constraint_rows(target, event, p, jump))
         excess, sizes = np.vstack((excess, rows)), np.vstack((sizes, row_sizes))
     if len(excess):
         _refuse_excess(transition, source, target, event, p, excess, sizes, when, flow_minus)

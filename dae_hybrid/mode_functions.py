@@ -225,7 +225,8 @@ class ModeFunctions:
                 point = point + ca.vertcat(ca.MX.zeros(ny), step)
         if newton is not None:
             step = ca.fabs(step) / self._rounding()(t, point, m, p)
-        return ca.Function("landing", [t, state, m, p], [point, xdot(t, point, m, p), step])
+        outputs = [ca.densify(v) for v in (point, xdot(t, point, m, p), step)]
+        return ca.Function("landing", [t, state, m, p], outputs)
 
     def multipliers(self) -> ca.Function:
         """(t, x, m, p, L, e) -> lambda, (mu of index-1 rows, mu of constraints), zeta, lambda': the adjoint as SR state it.

@@ -232,7 +232,8 @@ class TransitionMap:
     unknowns: Layout
     labels: tuple[str, ...]  # of the entries of xi
     simple: bool  # xi is z+ alone
-    constrained: bool  # the target's constraints are among the equations for xi
+    helping: tuple[int, ...]  # the target's constraints that are among the equations for xi
+    equations: tuple[str, ...]  # names of the equations for xi
     movable: bool  # its time depends on the parameters or the state
 
     def apply(self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options) -> tuple[Arrival, Array]:
@@ -297,7 +298,7 @@ class TransitionMap:
         except (np.linalg.LinAlgError, ValueError):  # let Newton's method say what is wrong
             kept = np.zeros((0, start.size))
         try:
-            return solve_algebraic(system, start, mode=target.name, variables=self.labels, time=t)
+            return solve_algebraic(system, start, mode=target.name, variables=self.labels, time=t, equations=self.equations)
         except ConsistencyError as error:
             error.transition = self.name
             error.remedy = (

@@ -63,7 +63,8 @@ def build_transition(
         unknowns=Layout.of(() if jump is None else ((d.name, d.size) for d in jump.unknowns)),
         labels=() if jump is None else jump.labels,
         simple=jump is None or jump.simple,
-        constrained=jump is not None and jump.constrained,
+        helping=() if jump is None else jump.helping,
+        equations=() if jump is None else jump.equation_labels,
         movable=kind == "guard" or ca.depends_on(schedule, ca.vertcat(*(d.symbol for d in model.of_kind("parameter")))),
     )
 
@@ -92,10 +93,10 @@ class _Jump:
         open_names += [d.name for d in transition.project]
         self.free = [i for n in open_names for i in range(layout[n].start, layout[n].stop)]
         self.nu = sum(d.size for d in self.unknowns)
-        self.nv = target.nk if transition.project else 0
+        self.helping = self._helping_constraints()
+        self.nv = len(self.helping) if transition.project else 0
         self.n_xi = len(self.free) + target.nz + self.nu + self.nv
         self._lower(open_names)
-        self.constrained = self._constrained()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -103,6 +104,17 @@ class _Jump:
         y, z = self.target.lowering.differential.labels(), self.target.lowering.algebraic.labels()
         unknowns = Layout.of((d.name, d.size) for d in self.unknowns).labels()
         return (*(y[i] for i in self.free), *z, *unknowns, *(f"projection multiplier {i}" for i in range(self.nv)))
+
+    @property
+    def equation_labels(self) -> tuple[str, ...]:
+        """Names of the rows of Phi."""
+        target, stationary = self.target, len(self.free) if self.transition.project else 0
+        return (
+            *(f"reset equation {i}" for i in range(self.transition.equations.numel())),
+            *(f"nearest value of {self.labels[i]}" for i in range(stationary)),
+            *(target.constraint_labels[i] for i in self.helping),
+            *(f"equation {i} of the target" for i in range(target.nz)),
+        )
 
     @property
     def simple(self) -> bool:
@@ -184,25 +196,24 @@ class _Jump:
             return d.symbol
         return ca.MX(ca.DM(np.zeros(d.size) if d.value is None else d.value))
 
-    def _constrained(self) -> bool:
-        """Whether the target's constraints help to determine y+; refuses a wrong number of equations."""
+    def _helping_constraints(self) -> tuple[int, ...]:
+        """The target's constraints that contain what the reset leaves open; refuses too few equations."""
         target, name = self.target, self.transition.name
+        s = target.symbols()
+        pattern = ca.jacobian(target.invariant_part(s), s.x)[:, self.free].sparsity() if self.free else ca.Sparsity(0, 0)
+        helping = tuple(sorted(set(pattern.row())))
         rows, wanted = self.transition.equations.numel(), len(self.free) + self.nu
-        if self.transition.project:
-            return True
-        if rows == wanted and (not rows or not target.nk):
-            return False
-        if rows in (wanted, wanted - target.nk):
-            return bool(target.nk)
+        if self.transition.project or rows + len(helping) >= wanted:
+            return helping
         layout = target.lowering.differential.labels()
         unknowns = [*(f"post({layout[i]})" for i in self.free), *(d.name for d in self.unknowns)]
         raise FormulationError(
-            f"The reset has {rows} equations and {target.nk} constraints of the target for {wanted} unknowns "
+            f"The reset has {rows} equations and {len(helping)} constraints of the target for {wanted} unknowns "
             f"({', '.join(unknowns) or 'none'}).",
             transition=name,
             variables=unknowns,
             remedy="State one equation for every post() value and unknown that they contain; what has no post() is "
-            "continuous, and the target's constraints count.",
+            "continuous, and the target's constraints on these values count.",
         )
 
     # -- functions of flat vectors ------------------------------------------------------------------------
@@ -253,8 +264,8 @@ class _Jump:
         rows = self.t.call([*s.point, *inputs])
         if self.transition.project:
             rows.append(self._stationary(s, xi, after, m_after))
-        if self.constrained:
-            rows.append(target.invariant_part(joint))
+        if self.helping:
+            rows.append(target.invariant_part(joint)[list(self.helping), :])
         return ca.vertcat(*rows, target.algebraic_part(joint))
 
     def _stationary(self, s: Flat, xi: Any, after: Any, m_after: Any) -> Any:
@@ -275,7 +286,7 @@ class _Jump:
             )
         at = s.kind.sym("at", after.numel())
         k = self.target.invariants(s.t, at, m_after, s.p)
-        by_y = ca.substitute(ca.jacobian(k, at), at, after)[:, self.free]
+        by_y = ca.substitute(ca.jacobian(k, at), at, after)[list(self.helping), self.free]
         return metric @ (xi[:count, :] - self.start(s)[0][self.free, :]) - by_y.T @ xi[self.n_xi - self.nv :, :]
 
     def costs(self, s: Flat, xi: Any) -> Any:

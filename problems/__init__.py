@@ -24,6 +24,8 @@ from dae_hybrid.errors import DaeHybridError
 TITLES = {
     "hybrid_ode": "a hybrid ODE with hidden discontinuities (Serban and Recuero 2019, section 5.1)",
     "em_hysteresis": "an oscillator with hysteretic material (Serban and Recuero 2019, section 5.2)",
+    "rocket": "a sounding rocket in implicit form, throttled at an acceleration (index 1, closed form)",
+    "ball_on_rope": "a ball that a rope catches and releases (ODE and index 2, impulses)",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,3 +122,43 @@ def read_table(path: Path, source: str, accuracy: Mapping[str, float] | None = N
 def read_json(path: Path) -> Any:
     """A JSON file, numbers that are written as strings left as they are."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, eq=False)
+class Exact:
+    """Results of a problem with a closed form, or computed independently to many digits.
+
+    Attributes
+    ----------
+    values : dict of float
+        By functional.
+    gradients : dict of ndarray, each (n_p,)
+        By functional, parameters in order of declaration.
+    event_times : ndarray, shape (n_events,)
+    event_time_sensitivity : ndarray, shape (n_events, n_p)
+    final : dict of float
+        Variables at the end of the run.
+    source : str
+        Who computed them, by what.
+    accuracy : float
+        Relative error of all of the above; below it there is only the rounding to double precision.
+    """
+
+    values: Mapping[str, float]
+    gradients: Mapping[str, Array]
+    event_times: Array
+    event_time_sensitivity: Array
+    final: Mapping[str, float]
+    source: str
+    accuracy: float
+
+
+def complex_step(function: Callable[[Any], Mapping[str, Any]], p: Array) -> dict[str, Array]:
+    """Derivatives of every entry of `function(p)`, shape (n_p, ...): exact to rounding for analytic functions."""
+    rows: dict[str, list[Any]] = {}
+    for i in range(p.size):
+        shifted = p.astype(complex)
+        shifted[i] += 1e-30j
+        for name, value in function(shifted).items():
+            rows.setdefault(name, []).append(np.imag(value) / 1e-30)
+    return {name: np.array(row) for name, row in rows.items()}
