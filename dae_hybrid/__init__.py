@@ -34,10 +34,11 @@ from dae_hybrid.errors import UnsupportedError as UnsupportedError
 from dae_hybrid.errors import ZenoError as ZenoError
 from dae_hybrid.model import HybridModel as HybridModel
 from dae_hybrid.options import Options as Options
+from dae_hybrid.records import EventRecord as EventRecord
 from dae_hybrid.results import ForwardSensitivity as ForwardSensitivity
 from dae_hybrid.results import Gradient as Gradient
+from dae_hybrid.solvability import Solvability as Solvability
 from dae_hybrid.system import HybridSystem as HybridSystem
-from dae_hybrid.trajectory import EventRecord as EventRecord
 from dae_hybrid.trajectory import Segment as Segment
 from dae_hybrid.trajectory import Trajectory as Trajectory
 

@@ -21,8 +21,9 @@ from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.multipliers import consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.options import Options
+from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.system import HybridSystem, ModeSystem
-from dae_hybrid.trajectory import EventRecord, KnotRecord, MeasurementRecord, Segment, Trajectory
+from dae_hybrid.trajectory import Segment, Trajectory
 from dae_hybrid.transition import TransitionLinearisation, all_finite, chain
 
 NONE = np.zeros(0)

@@ -22,7 +22,8 @@ import numpy as np
 from dae_hybrid.adjoint import Sweep
 from dae_hybrid.errors import AssumptionError
 from dae_hybrid.integrator import Array
-from dae_hybrid.trajectory import EventRecord, Segment
+from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.trajectory import Segment
 from dae_hybrid.transition import TransitionLinearisation, chain
 
 #: a drift below this share of the rates involved is rounding (the event time is exact to rounding)
@@ -45,14 +46,15 @@ def serban_recuero(sweep: Sweep) -> Array:
     frozen_y, frozen_z = _memory_maps(sweep)
     lam, total = np.zeros((k, ny)), np.zeros((k, len(wrt)))
     a, b = np.zeros((k, frozen_z.shape[0])), np.zeros((k, ny))
-    parts = list(sweep.trajectory.parts)
     pending: Array | None = None
-    for part in reversed(parts):
+    for part in reversed(sweep.trajectory.parts):
         if isinstance(part, Segment):
             outcome = sweep.segment(part, lam)
-            lam, pending = outcome.adjoints[:, :ny], outcome.memory_integrals
+            lam = outcome.adjoints[:, :ny]
+            pending = outcome.memory_integrals if pending is None else pending + outcome.memory_integrals
             total = total + outcome.parameter_integrals
             continue
+        assert isinstance(part, EventRecord)  # _check_system refuses the others
         _check_event(part, sweep.linearise(part), ny)
         integrals = np.zeros((k, system.memory.size)) if pending is None else pending
         i, j = integrals @ frozen_y.T, integrals @ frozen_z.T
@@ -84,7 +86,7 @@ def _memory_maps(sweep: Sweep) -> tuple[Array, Array]:
 
 
 def _check_system(sweep: Sweep) -> None:
-    system, p = sweep.system, sweep.trajectory.parameters
+    system = sweep.system
     modes = {(m.differential, m.algebraic) for m in system.modes}
     if len(modes) != 1:
         raise AssumptionError("Algorithm 1 needs the same variables in every mode.", remedy=GENERAL)
@@ -97,6 +99,10 @@ def _check_system(sweep: Sweep) -> None:
         raise AssumptionError(
             "Algorithm 1 assumes initial values that do not depend on the parameters.", remedy=GENERAL
         )
+    if any(isinstance(part, KnotRecord | MeasurementRecord) for part in sweep.trajectory.parts):
+        raise AssumptionError("Algorithm 1 knows neither signals nor measurements.", remedy=GENERAL)
+    if any(mode.invariants for mode in system.modes):
+        raise AssumptionError("Algorithm 1 is for Hessenberg index 1.", remedy=GENERAL)
     by_w, by_p, _ = sweep.terminal()
     if np.any(by_w) or np.any(by_p):
         raise AssumptionError("Algorithm 1 is for integral functionals, without terminal value.", remedy=GENERAL)

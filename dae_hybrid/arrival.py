@@ -16,8 +16,8 @@ from dae_hybrid.formulation import closed_by_continuity, reciprocal_condition, s
 from dae_hybrid.integrator import Array
 
 if TYPE_CHECKING:
+    from dae_hybrid.records import EventRecord
     from dae_hybrid.system import ModeSystem
-    from dae_hybrid.trajectory import EventRecord
     from dae_hybrid.transition import TransitionMap
 
 #: an equation too many whose derivative is below this share of its terms is satisfied
@@ -140,5 +140,5 @@ def _refuse_excess(
             mode=target.name,
             time=event.time,
             variables=target.differential.names,
-            remedy="Give a reset that leads onto the constraint for every parameter: equations with post(), or project=.",
+            remedy="Give a reset that always leads onto the constraint: equations with post(), or project=.",
         )

@@ -8,16 +8,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError
+from dae_hybrid.errors import DaeHybridError, EventError, IntegrationError, NonFiniteError
 from dae_hybrid.events import Entry, Firing, Instant
+from dae_hybrid.formulation import reciprocal_condition, singular_names
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.options import Options
+from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.stops import Stops, settle
 from dae_hybrid.system import HybridSystem, ModeSystem
-from dae_hybrid.trajectory import EventRecord, Interpolant, KnotRecord, MeasurementRecord, Segment, Trajectory
+from dae_hybrid.trajectory import Interpolant, Segment, Trajectory
 from dae_hybrid.transition import Arrival, TransitionMap
 
 NONE: frozenset[int] = frozenset()
+#: where the reciprocal condition of [F_y' | F_z] is below this as a run fails, that is why
+NEARLY_SINGULAR = 1e-6
 #: times closer than this share of the run's time scale are one instant
 SAME_INSTANT = 4e-15
 
@@ -174,6 +178,7 @@ class Automaton:
         except DaeHybridError as error:
             self._keep_partial(task, error.rows)
             error.mode = error.mode or mode.name
+            self._explain(error)
             if error.guard is not None:
                 error.transition = self.system.transitions[mode.guarded[error.guard]].name
             raise
@@ -186,6 +191,17 @@ class Automaton:
         else:
             self.at = Arrival(x, at.m, xdot, at.guards, at.rates, at.sizes)
         return outcome.crossing, outcome.zero_band
+
+    def _explain(self, error: DaeHybridError) -> None:
+        """Say where a segment failed because the algebraic variables are not determined any more."""
+        mode, x = self.mode, self.at.x
+        if not isinstance(error, IntegrationError) or not mode.algebraic.size or not np.all(np.isfinite(x)):
+            return
+        by_z = mode.kernels["closure"](self.t, x, self.at.m, self.p)[1]
+        reciprocal = reciprocal_condition(by_z)
+        if reciprocal < NEARLY_SINGULAR:
+            open_names = singular_names(by_z, (), mode.algebraic.labels())
+            error.message += f" Near t = {self.t:.9g} [F_y' | F_z] becomes singular: {open_names}."
 
     def _task(self, t_stop: float, entry: Entry, record: Record, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at

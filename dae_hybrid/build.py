@@ -96,7 +96,9 @@ def _measured(builders: list[ModeBuilder], label: str, value: ca.MX, mode: int) 
     function = builder.stack("measured", [(f"{label} in mode '{builder.lowering.mode.name}'", value)])
     s = symbols_for([function], builder.lowering.n, builder.nm, builder.np)
     result = function(*s.point)
-    return Kernel(ca.Function("measured", list(s.point), [ca.densify(v) for v in (result, ca.jacobian(result, s.u))]), [1])
+    return Kernel(
+        ca.Function("measured", list(s.point), [ca.densify(v) for v in (result, ca.jacobian(result, s.u))]), [1]
+    )
 
 
 def _check_declarations(model: HybridModel) -> None:

@@ -21,9 +21,10 @@ from dae_hybrid import __version__, problems
 from dae_hybrid.api import simulate
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.progress import Progress
+from dae_hybrid.records import EventRecord
 from dae_hybrid.reproduce import Reproduction, draw, reproduce, summary
 from dae_hybrid.tables import align
-from dae_hybrid.trajectory import EventRecord, Trajectory
+from dae_hybrid.trajectory import Trajectory
 
 #: an event table wider than this is hard to read
 MOST_COLUMNS = 6
@@ -49,9 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Examples
     --------
     >>> from dae_hybrid.cli import main
-    >>> main(["list"])
-    hybrid_ode     a hybrid ODE with hidden discontinuities (Serban and Recuero 2019, section 5.1)
-    em_hysteresis  an oscillator with hysteretic material (Serban and Recuero 2019, section 5.2)
+    >>> main(["list"])  # doctest: +ELLIPSIS
+    hybrid_ode       a hybrid ODE with hidden discontinuities (Serban and Recuero 2019, section 5.1)
+    em_hysteresis    an oscillator with hysteretic material (Serban and Recuero 2019, section 5.2)
+    ...
     0
     """
     try:

@@ -88,7 +88,14 @@ class Instant:
         return max(abs(t), self.span[1] - self.span[0])
 
     def look(
-        self, mode: ModeSystem, t: float, at: Arrival, *, entering: bool, armed: frozenset[int], jumped: frozenset[int] = frozenset()
+        self,
+        mode: ModeSystem,
+        t: float,
+        at: Arrival,
+        *,
+        entering: bool,
+        armed: frozenset[int],
+        jumped: frozenset[int] = frozenset(),
     ) -> Entry:
         """Look at every guard of the mode.
 

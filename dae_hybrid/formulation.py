@@ -235,7 +235,13 @@ def singular_names(matrix: Array, equations: Sequence[str], variables: Sequence[
 
 
 def _inconsistent(
-    residual: Array, size: Array, reason: str, equations: Sequence[str], mode: str, variables: Sequence[str], time: float
+    residual: Array,
+    size: Array,
+    reason: str,
+    equations: Sequence[str],
+    mode: str,
+    variables: Sequence[str],
+    time: float,
 ) -> ConsistencyError:
     off = np.abs(residual) > RESIDUAL_ROUNDINGS * EPS * size
     named = [f"{name} ({r:.3g})" for name, r, bad in zip(equations, residual, off, strict=False) if bad]
@@ -280,5 +286,7 @@ def closed_by_continuity(matrix: Array, size: Array, algebraic: slice = slice(No
         raise np.linalg.LinAlgError(f"{rest.shape[0]} equations are left for {rest.shape[1]} values")
     singular = np.linalg.svd(rest, compute_uv=False)
     if singular.size and singular[-1] <= RANK_TOLERANCE * singular[0]:
-        raise np.linalg.LinAlgError(f"the equations are singular (condition {singular[0] / max(singular[-1], 1e-300):.1e})")
+        raise np.linalg.LinAlgError(
+            f"the equations are singular (condition {singular[0] / max(singular[-1], 1e-300):.1e})"
+        )
     return np.eye(n)[columns]

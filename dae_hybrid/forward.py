@@ -11,9 +11,10 @@ import numpy as np
 
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.integrator import Array, SegmentOutcome
-from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
-from dae_hybrid.trajectory import EventRecord, KnotRecord, MeasurementRecord, Trajectory
+from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.system import HybridSystem, ModeSystem
+from dae_hybrid.trajectory import Trajectory
 from dae_hybrid.transition import TransitionMap, chain
 
 

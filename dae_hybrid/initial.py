@@ -89,6 +89,14 @@ class InitialMap:
             _check_index(mode, t, x, m, p)
         return x, m
 
+    def matrix(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Array:
+        """Derivative of the equations by what is not given: the matrix below SR eq. 2."""
+        return self.equations(t, x, self._held(mode.equations.n_memory, t, p)[0], p)[2][:, list(self.free)]
+
+    def memory(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Array:
+        """m0."""
+        return self.equations(t, x, self._held(mode.equations.n_memory, t, p)[0], p)[0]
+
     def derivatives(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Array:
         """d(y0, m0)/dp, shape (n_differential + n_memory, n_parameters)."""
         held, held_by_p = self._held(mode.equations.n_memory, t, p)

@@ -37,7 +37,7 @@ def build_initial(
     entries = [i for name in given for i in range(layout[name].start, layout[name].stop)]
     lower, none = lowering.lower, [("none", ca.MX(0, 1))]
     values = lower("given", [(f"initial value of '{n}'", initial.values[n]) for n in given] or none)
-    memories = lower("m0", _memories(model, initial, builder) or none)
+    memories = lower("m0", _memories(model, builder) or none)
     stated = lower("stated", [("initial equations", initial.equations)])
     s = symbols_for([values, memories, stated, builder.flow, builder.invariants], lowering.n, builder.nm, builder.np)
     held = s.kind.sym("held", builder.nm)
@@ -85,7 +85,9 @@ def _check_names(initial: Initial, builder: ModeBuilder) -> None:
     known = {d.name for d in builder.lowering.variables}
     lost = [name for name in initial.guess if name not in known]
     if lost:
-        raise ModelError(f"Guess for {', '.join(lost)}, which the initial mode does not have.", mode=mode, variables=lost)
+        raise ModelError(
+            f"Guess for {', '.join(lost)}, which the initial mode does not have.", mode=mode, variables=lost
+        )
 
 
 def _check_count(initial: Initial, builder: ModeBuilder, short: int, given: list[str]) -> None:
@@ -130,7 +132,7 @@ def _labels(initial: Initial, builder: ModeBuilder) -> tuple[str, ...]:
     )
 
 
-def _memories(model: HybridModel, initial: Initial, builder: ModeBuilder) -> list[tuple[str, ca.MX]]:
+def _memories(model: HybridModel, builder: ModeBuilder) -> list[tuple[str, ca.MX]]:
     rows = []
     for d in model.of_kind("memory"):
         if d.signal is not None:
@@ -149,10 +151,7 @@ def _start(initial: Initial, builder: ModeBuilder, values: ca.Function, entries:
     """x0 where Newton's method starts."""
     lowering = builder.lowering
     guess = np.concatenate(
-        [
-            initial.guess.get(d.name, np.zeros(d.size) if d.value is None else d.value)
-            for d in lowering.variables
-        ]
+        [initial.guess.get(d.name, np.zeros(d.size) if d.value is None else d.value) for d in lowering.variables]
     )
     p = ca.MX.sym("p", builder.np)
     zeros = (ca.DM.zeros(1), ca.DM.zeros(lowering.n), ca.DM.zeros(builder.nm))

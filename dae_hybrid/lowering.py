@@ -93,7 +93,12 @@ class ModeLowering:
         differential = [d for d in model.of_kind("differential") if d.name in mode.ode or d in self.implicit]
         rates = [
             Declaration(
-                f"der({d.name})", "algebraic", d.size, model.rates[d.name], np.zeros(d.size), unit=f"{d.unit}/s" * bool(d.unit)
+                f"der({d.name})",
+                "algebraic",
+                d.size,
+                model.rates[d.name],
+                np.zeros(d.size),
+                unit=f"{d.unit}/s" * bool(d.unit),
             )
             for d in self.implicit
         ]

@@ -13,8 +13,8 @@ from dae_hybrid.errors import EventError
 from dae_hybrid.integrator import Array
 
 if TYPE_CHECKING:
+    from dae_hybrid.records import MeasurementRecord
     from dae_hybrid.system import HybridSystem
-    from dae_hybrid.trajectory import MeasurementRecord
 
 
 @dataclass(frozen=True, eq=False)

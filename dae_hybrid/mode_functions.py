@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import casadi as ca
+import numpy as np
 
 from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.formulation import check_structure, solve_explicitly
@@ -12,13 +13,16 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import SYMBOLIC_SOLVE, Flat, ModeLowering, linear_solve, symbols_for
 from dae_hybrid.model import HybridModel
 
+TINY = float(np.finfo(float).tiny)
 NEWTON_STEPS = 3  # from the integrator's tolerance to rounding
 
 
 class ModeFunctions:
     """The equations of one mode as functions of (t, x, m, p), and what follows from them."""
 
-    def __init__(self, model: HybridModel, lowering: ModeLowering, index: int, *, eliminate: bool, direct: bool) -> None:
+    def __init__(
+        self, model: HybridModel, lowering: ModeLowering, index: int, *, eliminate: bool, direct: bool
+    ) -> None:
         self.model, self.lowering, self.index = model, lowering, index
         mode = lowering.mode
         self.outgoing = [t for t in model.transitions.values() if t.source is mode]
@@ -176,6 +180,7 @@ class ModeFunctions:
         return by_z[: self.ny, :] @ linear_solve(by_z[self.ny :, :], columns)
 
     def guard_rates(self, s: Flat) -> Any:
+        """Total time derivatives of the guards (SR eq. 4)."""
         h = self.guards(*s.point)
         return ca.jacobian(h, s.x) @ self.xdot(s) + ca.jacobian(h, s.t)
 
@@ -189,7 +194,7 @@ class ModeFunctions:
         return self.point_function("newton", step)
 
     def _rounding(self) -> ca.Function:
-        """What rounding of the algebraic variables is a multiple of: their size, and that of what they are solved from."""
+        """What rounding of the algebraic variables is a multiple of: their size and that of their equations' terms."""
 
         def scale(s: Flat) -> list[Any]:
             k = self.algebraic_part(s)
@@ -224,13 +229,14 @@ class ModeFunctions:
                 step = newton(t, point, m, p)
                 point = point + ca.vertcat(ca.MX.zeros(ny), step)
         if newton is not None:
-            step = ca.fabs(step) / self._rounding()(t, point, m, p)
+            step = ca.fabs(step) / (self._rounding()(t, point, m, p) + TINY)
         outputs = [ca.densify(v) for v in (point, xdot(t, point, m, p), step)]
         return ca.Function("landing", [t, state, m, p], outputs)
 
     def multipliers(self) -> ca.Function:
-        """(t, x, m, p, L, e) -> lambda, (mu of index-1 rows, mu of constraints), zeta, lambda': the adjoint as SR state it.
+        """(t, x, m, p, L, e) -> lambda, (mu of index-1 rows, mu of constraints), zeta, lambda'.
 
+        The adjoint as SR state it.
         L = dG/dy is the adjoint of (f, K), e selects components of the functionals. With (alpha, zeta) =
         -K_z^-T (g_z + f_z^T L), lambda = L + k_y^T zeta is the projection above SR eq. 21, and mu of the constraints
         is -zeta', which is SR's mu_f of the lines after eq. 21.

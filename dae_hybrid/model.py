@@ -196,7 +196,9 @@ class HybridModel(Symbols):
             raise ModelError(f"Transition '{name}' ends the run: reset=, memory= and project= have no meaning.")
         for key in transition.memory:
             if self.declarations[key].of is not None or self.declarations[key].signal is not None:
-                raise ModelError(f"Transition '{name}' updates memory '{key}', which already is of= a variable, or a signal's.")
+                raise ModelError(
+                    f"Transition '{name}' updates memory '{key}', which already is of= a variable, or a signal's."
+                )
         self.transitions[name] = transition
         return transition
 
@@ -296,30 +298,26 @@ class HybridModel(Symbols):
         pairs = list(at_times.items()) if isinstance(at_times, Mapping) else list(at_times or ())
         times = [expression(f"measurement time of functional '{name}'", when, 1) for when, _ in pairs]
         fired = {self._transition(key, name): part for key, part in (at_events or {}).items()}
-        parts = [
+        whole = [
             None if part is None else expression(f"{kind} of functional '{name}'", part, None)
-            for kind, part in (
-                ("integrand", integrand),
-                ("terminal", terminal),
-                *(("measurement", value) for _, value in pairs),
-                *(("cost at an event", value) for value in fired.values()),
-            )
+            for kind, part in (("integrand", integrand), ("terminal", terminal))
         ]
-        sizes = {part.numel() for part in parts if part is not None}
+        measured = [expression(f"measurement of functional '{name}'", value, None) for _, value in pairs]
+        costs = [expression(f"cost at an event of functional '{name}'", value, None) for value in fired.values()]
+        sizes = {part.numel() for part in (*whole, *measured, *costs) if part is not None}
         if not sizes:
             raise ModelError(
                 f"Functional '{name}' needs an integrand, a terminal value, at_times or at_events, or several of them."
             )
         if len(sizes) > 1 or 0 in sizes:
             raise ModelError(f"Functional '{name}': all parts must have one common size, got {sorted(sizes)}.")
-        more = parts[2:]
         self.functionals[name] = Functional(
             name,
             sizes.pop(),
-            parts[0],
-            parts[1],
-            tuple(zip(times, more[: len(times)], strict=True)),
-            tuple(zip(fired, more[len(times) :], strict=True)),
+            whole[0],
+            whole[1],
+            tuple(zip(times, measured, strict=True)),
+            tuple(zip(fired, costs, strict=True)),
         )
 
     # -- build ------------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ def _line(trajectory: Trajectory, name: str) -> tuple[Array, Array]:
         if name in layout:
             x = np.vstack((segment.x_start, segment.values, segment.x_end))[:, layout[name]]
         elif name in memory:
-            x = np.tile(segment.memory[memory[name]], (len(t) - 1, 1))
+            x = trajectory.held(name, segment.memory, t[:-1])
         else:
             x = np.full((len(t) - 1, trajectory.width(name)), np.nan)
         times.append(t)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid.integrator import Array
-from dae_hybrid.trajectory import EventRecord, Side, Trajectory
+from dae_hybrid.records import EventRecord
+from dae_hybrid.trajectory import Side, Trajectory
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +60,12 @@ class ForwardSensitivity:
             if name in layout and segment.sensitivities is not None:
                 blocks.append(np.swapaxes(segment.sensitivities[:, :, layout[name]], 1, 2))
             elif name in memory and segment.memory_sensitivities is not None:
-                blocks.append(np.tile(segment.memory_sensitivities[memory[name]], (rows, 1, 1)))
+                signal = self.trajectory.system.signal(name)
+                if signal is None:
+                    blocks.append(np.tile(segment.memory_sensitivities[memory[name]], (rows, 1, 1)))
+                else:
+                    held = signal.sensitivities(segment.memory, segment.memory_sensitivities, segment.t)
+                    blocks.append(held[:, None, :])
             else:
                 blocks.append(np.full((rows, width, count), np.nan))
         values = np.concatenate(blocks) if blocks else np.zeros((0, width, count))

@@ -45,6 +45,16 @@ class SignalTable:
         i = self.interval(t) + 1
         return float(self.data.knots[i]) if i < self.data.knots.size else np.inf
 
+    def evaluate(self, memory: Array, t: Array) -> Array:
+        """Values at times of the interval whose coefficients stand in the memory."""
+        knot, *coefficients = memory[self.memory]
+        return np.polynomial.polynomial.polyval(t - knot, coefficients)
+
+    def sensitivities(self, memory: Array, dm: Array, t: Array) -> Array:
+        """Derivatives (len(t), d) at these times, from those of the memory (n_memory, d)."""
+        offset = t - memory[self.memory][0]
+        return np.asarray(np.polynomial.polynomial.polyval(offset, dm[self.memory][1:], tensor=True).T)
+
     def coefficients(self, interval: int, p: Array) -> tuple[Array, Array]:
         """(n_coefficients,) and their derivative (n_coefficients, n_parameters)."""
         knots, kind = self.data.knots, self.data.kind

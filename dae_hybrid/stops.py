@@ -50,8 +50,8 @@ class Stops:
         if self._done < len(self._waiting):
             when, index = self._waiting[self._done]
             raise EventError(
-                f"The run ended at t = {t}, before functional '{self.system.measurements[index].functional}' was measured "
-                f"at t = {when}.",
+                f"The run ended at t = {t}, before functional '{self.system.measurements[index].functional}' was "
+                f"measured at t = {when}.",
                 time=t,
                 remedy="Leave the measurement out, or change what ends the run.",
             )

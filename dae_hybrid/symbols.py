@@ -52,7 +52,7 @@ class Symbols:
     def unknown(
         self, name: str, *, size: int = 1, guess: ArrayLike = 0.0, unit: str = "", description: str = ""
     ) -> ca.MX:
-        """Declare an unknown of implicit resets, such as the impulse of an impact; `EventRecord.unknowns` has its value.
+        """Declare an unknown of implicit resets, such as an impulse; `EventRecord.unknowns` has its value.
 
         `guess` is where Newton's method starts.
         """
@@ -165,7 +165,7 @@ class Symbols:
     # -- derivatives and sides --------------------------------------------------------------------------
 
     def der(self, variable: ca.MX | str) -> ca.MX:
-        """The time derivative of a differential variable, for residuals, guards, resets and functionals; or of a signal."""
+        """The time derivative of a differential variable (for residuals, guards, resets, functionals) or a signal."""
         for value, rate in self.signals.values():
             if isinstance(variable, ca.MX) and value.__hash__() == variable.__hash__():
                 return rate

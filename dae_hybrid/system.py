@@ -21,7 +21,7 @@ from dae_hybrid.transition import TransitionLinearisation, TransitionMap, clock
 
 if TYPE_CHECKING:
     from dae_hybrid.initial import InitialMap
-    from dae_hybrid.trajectory import EventRecord
+    from dae_hybrid.records import EventRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,6 +202,10 @@ class HybridSystem:
         if functional not in self.functionals:
             raise ParameterError(f"Unknown functional {functional!r}.", remedy=remedy)
         return functional
+
+    def signal(self, name: str) -> SignalTable | None:
+        """The signal of that name, None where it is something else."""
+        return next((signal for signal in self.signals if signal.data.name == name), None)
 
     def linearise(self, event: EventRecord, p: Array, start: float) -> TransitionLinearisation:
         """The linearised transition of a record, of a run that began at `start`."""

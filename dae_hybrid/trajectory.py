@@ -13,129 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.errors import OptionError
 from dae_hybrid.integrator import Array
+from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
 if TYPE_CHECKING:
+    from dae_hybrid.solvability import SolvabilityReport
     from dae_hybrid.system import HybridSystem, ModeSystem
 
 Side = Literal["left", "right"]
 DENSE_COLUMNS = 3  # t_n, h and order come before the derivatives
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EventRecord:
-    """One firing of a transition, both sides named.
-
-    Attributes
-    ----------
-    time : float
-    transition, source : str
-    target : str or None
-        None where the transition ends the run.
-    order : int
-        0 for the first transition of an instant, 1 for the next, ...
-    guard : float
-        Value of the guard before the transition, zero to rounding; 0.0 for time events.
-    direction : int
-        Sign of the guard's rate: 1 rising, -1 falling; 0 for time events.
-    rate : float
-        Rate of the guard (SR eq. 4); 1.0 for time events.
-    rate_scale : float
-        How fast the guard would move if it went through the range it has had in the time of the run.
-    follows : bool
-        Whether the transition fired on entry because its guard was past its threshold: its time is that of
-        what came before it, whatever its guard says.
-    count : int
-        For ``every=``, how many periods have passed; 0 otherwise.
-    x_minus, x_plus : ndarray
-        (y, z) before and after, in the source's and the target's variables.
-    xdot_minus, xdot_plus : ndarray
-        Their time derivatives.
-    memory_minus, memory_plus : ndarray
-        Memory before and after.
-    unknowns : dict
-        Values of the reset's own unknowns, such as impulses, by name.
-    """
-
-    time: float
-    index: int
-    transition: str
-    source: str
-    target: str | None
-    order: int
-    guard: float
-    direction: int
-    rate: float
-    rate_scale: float
-    count: int
-    follows: bool
-    x_minus: Array
-    x_plus: Array
-    xdot_minus: Array
-    xdot_plus: Array
-    memory_minus: Array
-    memory_plus: Array
-    n_differential: tuple[int, int]  # of source and target
-    xi: Array  # what the transition solved for; see `TransitionMap`
-    unknowns: Mapping[str, Any]
-
-    @property
-    def state_minus(self) -> Array:
-        """Differential state before."""
-        return self.x_minus[: self.n_differential[0]]
-
-    @property
-    def state_plus(self) -> Array:
-        """Differential state after."""
-        return self.x_plus[: self.n_differential[1]]
-
-    @property
-    def derivative_minus(self) -> Array:
-        """Derivative of the differential state before."""
-        return self.xdot_minus[: self.n_differential[0]]
-
-    @property
-    def derivative_plus(self) -> Array:
-        """Derivative of the differential state after."""
-        return self.xdot_plus[: self.n_differential[1]]
-
-    @property
-    def algebraic_minus(self) -> Array:
-        """Algebraic variables before."""
-        return self.x_minus[self.n_differential[0] :]
-
-    @property
-    def algebraic_plus(self) -> Array:
-        """Algebraic variables after."""
-        return self.x_plus[self.n_differential[1] :]
-
-    def __repr__(self) -> str:
-        return f"<event t={self.time:.12g} '{self.transition}'{f' (order {self.order})' if self.order else ''}>"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KnotRecord:
-    """A knot of signals: their coefficients in the memory change, nothing else does.
-
-    `entries` are the places in the memory, `by_parameters` (n_entries, n_parameters) the derivative of what stands
-    there afterwards.
-    """
-
-    time: float
-    entries: Array
-    by_parameters: Array
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MeasurementRecord:
-    """A measurement that was taken: which one of the system's, where, and whether an event fell on its time."""
-
-    time: float
-    index: int
-    mode: ModeSystem
-    x: Array
-    xdot: Array
-    memory: Array
-    disturbed: bool
 
 
 @dataclass(frozen=True)
@@ -272,7 +157,7 @@ class Trajectory:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every variable and memory that `sol[name]` knows."""
+        """Every variable, memory and signal that `sol[name]` knows."""
         seen = {name: None for mode in self.system.modes for name in mode.variables.names}
         return (*seen, *self.system.memory.names)
 
@@ -281,8 +166,17 @@ class Trajectory:
         """Name of the active mode at every output time, shape (n_t,)."""
         return np.array([s.mode.name for s in self.segments for _ in s.t])
 
+    def held(self, name: str, memory: Array, t: Array) -> Array:
+        """Values of a memory, or of a signal whose coefficients stand in it, at times: (len(t), width)."""
+        signal = self.system.signal(name)
+        if signal is not None:
+            return signal.evaluate(memory, t)[:, None]
+        return np.tile(memory[self.system.memory[name]], (len(t), 1))
+
     def width(self, name: str) -> int:
-        """Number of entries of a variable or memory."""
+        """Number of entries of a variable, memory or signal."""
+        if self.system.signal(name) is not None:
+            return 1
         for layout in (*(mode.variables for mode in self.system.modes), self.system.memory):
             if name in layout:
                 return layout[name].stop - layout[name].start
@@ -296,7 +190,7 @@ class Trajectory:
             if name in layout:
                 blocks.append(segment.values[:, layout[name]])
             elif name in self.system.memory:
-                blocks.append(np.tile(segment.memory[self.system.memory[name]], (len(segment.t), 1)))
+                blocks.append(self.held(name, segment.memory, segment.t))
             else:
                 blocks.append(np.full((len(segment.t), width), np.nan))
         values = np.concatenate(blocks) if blocks else np.zeros((0, width))
@@ -337,7 +231,8 @@ class Trajectory:
         ends = self.parts and isinstance(self.parts[-1], EventRecord) and side == "right"
         if ends or not self.segments:
             mode, x, memory = self.system.modes[self.final[1]], self.final[2], self.final[3]
-            self._assign(values, flat == end, mode.variables, x[None, :], memory)
+            at_end = flat == end
+            self._assign(values, at_end, mode.variables, x[None, :], memory, flat[at_end])
         shaped = {}
         for name, block in values.items():
             block = block[:, 0] if block.shape[1] == 1 else block
@@ -353,14 +248,16 @@ class Trajectory:
         x = segment.dense(t[here])
         x[t[here] == segment.t_start] = segment.x_start
         x[t[here] == segment.t_end] = segment.x_end
-        self._assign(values, here, segment.mode.variables, x, segment.memory)
+        self._assign(values, here, segment.mode.variables, x, segment.memory, t[here])
 
-    def _assign(self, values: dict[str, Array], here: NDArray[np.bool_], layout: Any, x: Array, memory: Array) -> None:
+    def _assign(
+        self, values: dict[str, Array], here: NDArray[np.bool_], layout: Any, x: Array, memory: Array, t: Array
+    ) -> None:
         for name in values:
             if name in layout:
                 values[name][here] = x[:, layout[name]]
             elif name in self.system.memory:
-                values[name][here] = memory[self.system.memory[name]]
+                values[name][here] = self.held(name, memory, t)
             else:
                 values[name][here] = np.nan
 
@@ -380,6 +277,21 @@ class Trajectory:
         import pandas as pd
 
         return pd.DataFrame(self.columns())
+
+    def solvability(self) -> SolvabilityReport:
+        """The conditions for a solution and its derivatives at the start and at every transition, as numbers.
+
+        Examples
+        --------
+        >>> import dae_hybrid as dh
+        >>> from dae_hybrid.problems import hybrid_ode
+        >>> sol = dh.simulate(hybrid_ode.system(), hybrid_ode.t_span, rtol=1e-10)
+        >>> [round(point.rate, 3) for point in sol.solvability()[1:]]
+        [3.167, -5.889, 3.894]
+        """
+        from dae_hybrid.solvability import solvability
+
+        return solvability(self)
 
     def plot(self, *names: str, axes: Any = None) -> Any:
         """Plot variables over time, jumps drawn as gaps; see `dae_hybrid.plotting.plot_trajectory`."""

@@ -44,8 +44,8 @@ SLACK = 1e3
 GRAZING = 1e-9
 
 if TYPE_CHECKING:
+    from dae_hybrid.records import EventRecord
     from dae_hybrid.system import ModeSystem
-    from dae_hybrid.trajectory import EventRecord
 
 
 class Arrival(NamedTuple):
@@ -236,7 +236,9 @@ class TransitionMap:
     equations: tuple[str, ...]  # names of the equations for xi
     movable: bool  # its time depends on the parameters or the state
 
-    def apply(self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options) -> tuple[Arrival, Array]:
+    def apply(
+        self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options
+    ) -> tuple[Arrival, Array]:
         """The point after the transition, consistent with the target mode (SR eq. 3, 16, 24), and xi.
 
         Algebraic variables are continuous where that is consistent; otherwise they solve the target's
@@ -259,9 +261,7 @@ class TransitionMap:
             )
         return Arrival(after, memory, *entry), xi
 
-    def _on_constraints(
-        self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options
-    ) -> Array:
+    def _on_constraints(self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options) -> Array:
         """x+ on the target's constraints to rounding; refuses where it is not there to tolerance."""
         ny = target.differential.size
         landed = target.land(t, x, m, p)[0]
@@ -294,11 +294,14 @@ class TransitionMap:
             return np.concatenate((phi, kept @ offset)), np.vstack((by_xi, kept)), np.concatenate((phi_size, sizes))
 
         try:
-            kept = closed_by_continuity(*equations(start)[1:3], self.z(target))
+            _, by_start, by_start_size, _ = equations(start)
+            kept = closed_by_continuity(by_start, by_start_size, self.z(target))
         except (np.linalg.LinAlgError, ValueError):  # let Newton's method say what is wrong
             kept = np.zeros((0, start.size))
         try:
-            return solve_algebraic(system, start, mode=target.name, variables=self.labels, time=t, equations=self.equations)
+            return solve_algebraic(
+                system, start, mode=target.name, variables=self.labels, time=t, equations=self.equations
+            )
         except ConsistencyError as error:
             error.transition = self.name
             error.remedy = (

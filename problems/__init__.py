@@ -25,6 +25,7 @@ TITLES = {
     "hybrid_ode": "a hybrid ODE with hidden discontinuities (Serban and Recuero 2019, section 5.1)",
     "em_hysteresis": "an oscillator with hysteretic material (Serban and Recuero 2019, section 5.2)",
     "rocket": "a sounding rocket in implicit form, throttled at an acceleration (index 1, closed form)",
+    "menegotto_pinto": "steel in a cyclic test (input from data, memory beyond the last reversal)",
     "ball_on_rope": "a ball that a rope catches and releases (ODE and index 2, impulses)",
 }
 

@@ -7,8 +7,8 @@ distance reaches L the rope takes an impulse P along itself, and the ball swings
     swing    x' = vx - x mu, y' = vy - y mu, vx' = -x z,  vy' = -g - y z,
              0 = (x^2 + y^2 - L^2) / 2,      0 = x vx + y vy - L L'
 
-The swing is a DAE of Hessenberg index 2 (Serban and Recuero 2019, section 3.3, the form they name for "stabilized index
-reduction of the index-3 equations of motion in multibody system problems", after Gear, Gupta and Leimkuhler): the
+The swing is a DAE of Hessenberg index 2 (Serban and Recuero 2019, section 3.3, the form they name for "stabilized
+index reduction of the index-3 equations of motion in multibody system problems", after Gear, Gupta and Leimkuhler): the
 constraints contain neither the tension z nor the multiplier mu, they depend on time and on the parameters L0 and w, and
 their time derivatives give z and mu (which is zero). The impact is an implicit reset T(post, pre, p, t) = 0 (eq. 16c)
 with the impulse as an unknown of its own,
@@ -19,8 +19,8 @@ where the second line is the constraint of the swing and is not repeated. The ro
 algebraic variable, falls to zero. Parameters are g, L0, w and the speed v0 at the start.
 
 Costs are the integral of x^2 + z^2/10 over both modes, the sum of the squared impulses, and a value at the end.
-`reference` has all of them, their gradients, and the event times with their derivatives, to 20 digits, by Taylor series in
-polar coordinates with 60-digit arithmetic (``reference/ball_on_rope/make_reference.py``).
+`reference` has all of them, their gradients, and the event times with their derivatives, to 20 digits, by Taylor series
+in polar coordinates with 60-digit arithmetic (``reference/ball_on_rope/make_reference.py``).
 
 References
 ----------
@@ -69,9 +69,7 @@ def model() -> dh.HybridModel:
         constraint=[(x**2 + y**2 - length**2) / 2, x * vx + y * vy + length * w],
     )
     impact = [m.post(vx) - (vx + P * x), m.post(vy) - (vy + P * y)]
-    taut = m.transition(
-        flight, swing, guard=x**2 + y**2 - length**2, direction="rising", reset=impact, name="taut"
-    )
+    taut = m.transition(flight, swing, guard=x**2 + y**2 - length**2, direction="rising", reset=impact, name="taut")
     m.transition(swing, flight, guard=z, direction="falling", name="slack")
 
     m.initial(flight, {x: START[0], y: START[1], vx: v0, vy: 0.0})

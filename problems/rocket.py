@@ -6,8 +6,8 @@ Mass M, velocity v and height h obey the balance of momentum and the definition 
 
 written as they stand: F(y', y, z, p, t) = 0 (Serban and Recuero 2019, eq. 1), where F_y' depends on the state. In mode
 "full" the flow f is an algebraic variable with f = q. When the acceleration v' has risen to a, a limit for the payload,
-the engine is throttled: in mode "throttled" v' = a takes the place of f = q and f is whatever that needs. The guard is a
-derivative, so that its rate contains v'' (SR eq. 4, 6b). When the mass has fallen to M_b the tank is empty, the
+the engine is throttled: in mode "throttled" v' = a takes the place of f = q and f is whatever that needs. The guard is
+a derivative, so that its rate contains v'' (SR eq. 4, 6b). When the mass has fallen to M_b the tank is empty, the
 first stage, of mass M_s, is dropped, and the payload coasts, an ODE without mass; the run ends where it is highest.
 
 All of it has a closed form. With a + g = b:

@@ -48,7 +48,7 @@ def reproduced(tmp_path_factory):
 
 def test_list(capsys):
     assert main(["list"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["hybrid_ode", "em_hysteresis"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(problems.names())
 
 
 def test_run_prints_functionals_and_events(capsys):
@@ -203,7 +203,9 @@ def test_finite_differences_over_another_sequence_of_events_are_refused(tmp_path
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        pytest.param(["run", "pendulum"], "no problem 'pendulum'; there are hybrid_ode, em_hysteresis.", id="run"),
+        pytest.param(
+            ["run", "pendulum"], "no problem 'pendulum'; there are hybrid_ode, em_hysteresis, rocket, ", id="run"
+        ),
         pytest.param(["reproduce", "pendulum"], "no problem 'pendulum'", id="reproduce"),
         pytest.param(["reproduce"], "takes the name of a problem, or --all", id="reproduce nothing"),
         pytest.param(["reproduce", "--all", "hybrid_ode"], "takes the name of a problem, or --all", id="both"),

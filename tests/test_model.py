@@ -308,7 +308,7 @@ def test_memory_needs_a_beginning_and_one_update() -> None:
     raises(dh.ModelError, lambda: m.memory("s", initial=[1.0, 2.0, 3.0], size=2), "'s'", "3 entries")
     s = m.memory("s", of=m.y)
     raises(dh.ModelError, lambda: m.transition(m.run, m.run, at=1.0, memory={s: 1.0}), "'s'", "of=")
-    build_fails(lambda m: m.memory("s", initial=m.memory("r", initial=0.0)), "initial value of a memory uses a memory")
+    build_fails(lambda m: m.memory("s", initial=m.memory("r2", initial=0.0)), "initial value of a memory uses a memory")
 
 
 def test_memory_of_a_state_the_initial_mode_lacks() -> None:
@@ -348,7 +348,8 @@ def test_functional_sizes() -> None:
 
 def test_count_of_algebraic_equations() -> None:
     more = build_fails(
-        lambda m: m.mode("third", ode={m.y: 1.0}, algebraic=[m.z - m.y, m.z + m.y]), "2 equations", "1 algebraic variables", "z",
+        lambda m: m.mode("third", ode={m.y: 1.0}, algebraic=[m.z - m.y, m.z + m.y]),
+        "2 equations", "1 algebraic variables", "z",
         error=dh.FormulationError,
     )  # fmt: skip
     assert more.mode == "third"
@@ -357,7 +358,8 @@ def test_count_of_algebraic_equations() -> None:
         error=dh.FormulationError,
     )  # fmt: skip
     build_fails(
-        lambda m: m.mode("third", ode={m.y: 1.0}, algebraic=[m.y]), "1 equations (the time derivative of algebraic equation 0)",
+        lambda m: m.mode("third", ode={m.y: 1.0}, algebraic=[m.y]),
+        "1 equations (the time derivative of algebraic equation 0)",
         error=dh.FormulationError,
     )  # fmt: skip
 

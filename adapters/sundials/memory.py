@@ -126,9 +126,12 @@ class _Solver:
         self.not_finite = self.model.counters()["not_finite"]
 
     def _free_algebraic(self, absolute: Array) -> None:
-        """In index 2 the corrector's error reaches algebraic variables divided by the step size, or through the
-        derivatives of the constraints, and tests on them fail at small steps. What they do to y is tested there, and
-        they are solved for again wherever they are reported."""
+        """Take algebraic variables that follow from constraints out of every test.
+
+        The corrector's error reaches them divided by the step size, or through the derivatives of the constraints, and
+        tests on them fail at small steps. What they do to y is tested there, and they are solved for again wherever
+        they are reported.
+        """
         if self.equations.constrained:
             absolute[self.equations.n_differential : self.equations.n] = UNTESTED
 

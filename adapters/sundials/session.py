@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dae_hybrid.codegen import Kernel
-from dae_hybrid.errors import DaeHybridError, NonFiniteError, StepLimitError, StepSizeError
+from dae_hybrid.errors import DaeHybridError, IntegrationError, NonFiniteError, StepLimitError, StepSizeError
 from dae_hybrid.integrator import (
     Array,
     BackwardOutcome,
@@ -158,7 +158,10 @@ class SundialsSession:
         method = task.method or self._method(task)
         try:
             return self._integrate(task, method)
-        except StepSizeError:
+        except IntegrationError as error:
+            _advise(error, task.equations)
+            if not isinstance(error, StepSizeError):
+                raise
             if task.method or self._options.method != "auto" or method == "bdf":
                 raise
         self._auto[id(task.equations)] = "bdf"
@@ -309,9 +312,19 @@ class SundialsSession:
         try:
             outcome: BackwardOutcome = memory.solve(task)
             return outcome
-        except BaseException:
+        except BaseException as error:
             self._discard(task.equations, purpose)
+            if isinstance(error, IntegrationError):
+                _advise(error, task.equations)
             raise
+
+
+def _advise(error: IntegrationError, equations: Equations) -> None:
+    if equations.index == 2:
+        error.remedy = (
+            "Index 2 as it stands has its limits at tight tolerances: build with index2='reduced' (the default), or "
+            "loosen rtol."
+        )
 
 
 def _sensitivities(memory: Forward, task: SegmentTask) -> Array | None:

@@ -138,7 +138,7 @@ def reference(order: int, step: mpf, width: mpf) -> dict[str, Any]:
     return result
 
 
-def convert(a: Any, digits: int) -> Any:  # noqa: ANN401
+def convert(a: Any, digits: int) -> Any:
     """Replace the numbers in nested lists and dictionaries by strings."""
     if isinstance(a, dict):
         return {k: convert(v, digits) for k, v in a.items()}
