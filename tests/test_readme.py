@@ -26,7 +26,7 @@ def cells(table: str) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def tables():
     written = re.search(r"<!-- results: begin[^\n]*\n(.*?)<!-- results: end -->", README, re.DOTALL)
-    results = [reproduce(name, problems.TITLES[name], problems.load(name)) for name in problems.names()]
+    results = [reproduce(name, problems.TITLES[name], problems.load(name)) for name in ("hybrid_ode", "em_hysteresis")]
     return cells(written[1]), cells(summary(results))
 
 
