@@ -178,7 +178,7 @@ class Jump:
 
     def start(self, s: Flat) -> tuple[Any, Any]:
         """All y+ (where left open, where Newton's method starts) and the start of xi."""
-        y = ca.vertcat(*self.y.call(list(s.point)))
+        y: Any = ca.vertcat(*self.y.call(list(s.point)))
         z, u = (ca.vertcat(*function.call(list(s.point))) for function in (self.z, self.u))
         parts = [y[self.free, :] if self.free else s.kind(0, 1), z, u, s.kind(ca.DM.zeros(self.nv))]
         return y, ca.vertcat(*parts)
