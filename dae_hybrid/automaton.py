@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dae_hybrid.errors import DaeHybridError, EventError, IntegrationError, NonFiniteError
+from dae_hybrid.errors import ConsistencyError, DaeHybridError, EventError, IntegrationError, NonFiniteError
 from dae_hybrid.events import Entry, Firing, Instant
 from dae_hybrid.formulation import reciprocal_condition, singular_names
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
@@ -179,7 +179,7 @@ class Automaton:
             self._keep_partial(task, error.rows)
             error.mode = error.mode or mode.name
             self._explain(error)
-            if error.guard is not None:
+            if error.guard is not None and error.guard < len(mode.guarded):
                 error.transition = self.system.transitions[mode.guarded[error.guard]].name
             raise
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
@@ -190,7 +190,20 @@ class Automaton:
             self.at = Arrival(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
         else:
             self.at = Arrival(x, at.m, xdot, at.guards, at.rates, at.sizes)
-        return outcome.crossing, outcome.zero_band
+        if outcome.crossing is not None and outcome.crossing[0] >= len(mode.guarded):
+            raise self._pole()
+        return outcome.crossing, outcome.zero_band[: len(mode.guarded)]
+
+    def _pole(self) -> ConsistencyError:
+        """[F_y' | F_z] has become singular on the way, and the algebraic variables are infinite."""
+        mode = self.mode
+        return ConsistencyError(
+            f"[F_y' | F_z] becomes singular: {', '.join(mode.algebraic.names)} cannot be determined any more.",
+            mode=mode.name,
+            time=self.t,
+            variables=mode.algebraic.names,
+            remedy="The index is higher there: end the mode before by a transition, or check its equations.",
+        )
 
     def _explain(self, error: DaeHybridError) -> None:
         """Say where a segment failed because the algebraic variables are not determined any more."""
@@ -215,8 +228,8 @@ class Automaton:
             xdot0=at.xdot[:n],
             memory=at.m,
             integrals=self.integrals,
-            zero_band=entry.zero_band,
-            departure=entry.departure,
+            zero_band=_padded(entry.zero_band, mode.equations.n_guards),
+            departure=_padded(entry.departure, mode.equations.n_guards),
             record=record,
             t_eval=t_eval,
             closed_end=closed,
@@ -354,6 +367,11 @@ class Automaton:
             final=(self.t, self.mode.index, self.at.x, self.at.m),
             complete=complete,
         )
+
+
+def _padded(values: Array, size: int) -> Array:
+    """Zeros behind the values, up to a size."""
+    return values if values.size == size else np.concatenate((values, np.zeros(size - values.size)))
 
 
 def scalar(values: Array) -> Any:

@@ -85,8 +85,8 @@ def unmatched(pattern: ca.Sparsity) -> tuple[list[int], list[int]]:
     return [i for i, j in enumerate(matched) if j < 0], sorted(free)
 
 
-def solve_explicitly(k: ca.SX, z: ca.SX, largest: int) -> ca.SX | None:
-    """Solution of 0 = k(z) as an expression, None where there is none.
+def solve_explicitly(k: ca.SX, z: ca.SX, largest: int) -> tuple[ca.SX, ca.SX] | None:
+    """Solution of 0 = k(z) as an expression, and what must not become zero for it (a column); None if there is none.
 
     An equation is used for the one variable that is left in it, if that variable enters linearly with a
     constant factor, as in ``sigma(...) - z``. Where that does not lead to the end, up to `largest` equations that are
@@ -94,11 +94,11 @@ def solve_explicitly(k: ca.SX, z: ca.SX, largest: int) -> ca.SX | None:
     """
     solution = _by_substitution(k, z)
     if solution is not None:
-        return solution
+        return solution, ca.SX(0, 1)
     by_z = ca.jacobian(k, z)
     if z.numel() > largest or ca.depends_on(by_z, z):
         return None
-    return -ca.solve(by_z, ca.substitute(k, z, 0))
+    return -ca.solve(by_z, ca.substitute(k, z, 0)), ca.det(by_z)
 
 
 def _by_substitution(k: ca.SX, z: ca.SX) -> ca.SX | None:

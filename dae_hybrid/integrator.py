@@ -39,7 +39,8 @@ class Equations:
     flow           F, dense (n), and the integrands g, dense (n_functionals)
     jacobian       F_x and, transposed, g_x; sparse
     linearised     F_x, F_p, F_m and, transposed, g_x, g_p, g_m; all sparse
-    guards, rates  the guards and their total time derivatives along the flow (n_guards)
+    guards, rates  the guards and their total time derivatives along the flow (n_guards); behind the guards of
+                   transitions stand quantities whose zeros end a run
     complete       x and x' that satisfy the equations to rounding, near the given x, and the last
                    Newton correction of the algebraic part, relative to the size of its terms
     drift          how far the differential variables are from the constraints that the solution stays on

@@ -29,10 +29,12 @@ class ModeBuilder(ModeFunctions):
         if self.explicit is not None:
             y, ydot = s.kind.sym("y", self.ny), s.kind.sym("ydot", self.ny)
             inputs[1:3] = y, ydot
-            s = replace(s, x=ca.vertcat(y, self.explicit(s.t, y, s.m, s.p)))
+            z, poles = self.explicit(s.t, y, s.m, s.p)
+            s = replace(s, x=ca.vertcat(y, z))
         state = inputs[1]
         equations = (self.stated if self.direct else self.flow)(*s.point)[: state.numel(), :]
         g, h = self.integrands(*s.point), self.guards(*s.point)
+        h = ca.vertcat(h, poles) if self.poles else h
         by = [ca.jacobian(equations, v) for v in (state, s.p, s.m)]
         integrands_by = [ca.jacobian(g, v).T for v in (state, s.p, s.m)]
         named = {
@@ -113,6 +115,13 @@ class ModeBuilder(ModeFunctions):
             "solved_by_w": ca.Function("solved_by_w", [t, state, m, p], [derivative(t, x, m, p)]),
         }
 
+    def _in_words(self) -> str:
+        if not self.nz:
+            return "ODE"
+        if self.nk:
+            return f"Hessenberg index 2 ({self.nk} constraint{'s' * (self.nk > 1)})"
+        return "implicit, index 0 or 1" if self.lowering.implicit else "Hessenberg index 1"
+
     def system(self, compiled: dict[str, NativeFunction], index_of: dict[str, int]) -> ModeSystem:
         """The finished mode."""
         lowering = self.lowering
@@ -124,7 +133,7 @@ class ModeBuilder(ModeFunctions):
             n_differential=self.ny,
             n_memory=self.nm,
             n_parameters=self.np,
-            directions=tuple(t.direction for t in self.guarded),
+            directions=(*(t.direction for t in self.guarded), *(0,) * self.poles),
             functions={key.removeprefix(prefix): f for key, f in compiled.items() if key.startswith(prefix)},
             variables=variables if self.explicit is None else lowering.differential,
             functionals=Layout.of((f.name, f.size) for f in self.model.functionals.values()),
@@ -142,6 +151,7 @@ class ModeBuilder(ModeFunctions):
             timed=tuple(index_of[t.name] for t in self.outgoing if t.guard is None),
             guess=np.array(lowering.guess, dtype=float),
             kernels=self.kernels(),
+            formulation=self._in_words(),
             explicit=self.explicit,
             invariants=self.constraint_labels,
             **self._solved(),

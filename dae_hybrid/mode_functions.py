@@ -40,6 +40,7 @@ class ModeFunctions:
         self.integrands = self.stack("integrands", integrands)
         self.terminals = self.stack("terminals", terminals)
         self._check_guards()
+        self.poles = 0  # how many quantities must not become zero: determinants of what was solved for z
         self.explicit = self._explicit() if eliminate and self.nz and not (direct and self.nk) else None
 
     def _formulate(self) -> None:
@@ -88,13 +89,16 @@ class ModeFunctions:
         self.invariants = function("invariants", k)
 
     def _explicit(self) -> ca.Function | None:
-        """Algebraic variables as functions of (t, y, m, p), where the equations give them."""
+        """Algebraic variables, where the equations give them, and what must not become zero for that."""
         s = self.symbols()
         if s.kind is not ca.SX:
             return None
         y, z = s.x[: self.ny, :], s.x[self.ny :, :]
-        solution = solve_explicitly(self.algebraic_part(s), z, SYMBOLIC_SOLVE)
-        return None if solution is None else ca.Function("explicit", [s.t, y, s.m, s.p], [ca.densify(solution)])
+        found = solve_explicitly(self.algebraic_part(s), z, SYMBOLIC_SOLVE)
+        if found is None:
+            return None
+        self.poles = found[1].numel()
+        return ca.Function("explicit", [s.t, y, s.m, s.p], [ca.densify(v) for v in found])
 
     @staticmethod
     def _part(expression: ca.MX | None, size: int) -> ca.MX:
@@ -217,7 +221,7 @@ class ModeFunctions:
         onto = self.point_function("onto", lambda s: [-self.direction(s) @ self.invariant_part(s)]) if self.nk else None
 
         def completed(y: Any) -> Any:
-            return ca.vertcat(y, self.explicit(t, y, m, p)) if self.explicit is not None else y
+            return ca.vertcat(y, self.explicit(t, y, m, p)[0]) if self.explicit is not None else y
 
         point, step = completed(state), ca.MX.zeros(self.nz)
         for _ in range(NEWTON_STEPS if self.nk or newton is not None else 0):

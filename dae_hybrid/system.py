@@ -17,6 +17,7 @@ from dae_hybrid.integrator import Array, Equations
 from dae_hybrid.layout import Layout
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.signals import SignalTable
+from dae_hybrid.tables import align
 from dae_hybrid.transition import TransitionLinearisation, TransitionMap, clock
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class ModeSystem:
     timed: tuple[int, ...]  # transitions at times
     guess: Array  # start of Newton's method for the algebraic variables
     kernels: Mapping[str, Kernel]
+    formulation: str  # in words
     explicit: ca.Function | None  # z as a function of (t, y, m, p), where the integrator sees y only
     solved: ca.Function  # x from (t, integrator's state, m, p), consistent
     solved_by_w: ca.Function  # its derivative by (y, m, p)
@@ -212,6 +214,27 @@ class HybridSystem:
         transition = self.transitions[event.index]
         target = None if transition.target is None else self.modes[transition.target]
         return transition.linearise(self.modes[transition.source], target, event, p, clock(start, event.count))
+
+    def describe(self) -> str:
+        """What `build` found: every mode with its formulation and variables, as a table.
+
+        Examples
+        --------
+        >>> from dae_hybrid.problems import ball_on_rope
+        >>> print(ball_on_rope.system().describe())  # doctest: +NORMALIZE_WHITESPACE
+        mode    formulation                       differential  algebraic  integrated as
+        flight  Hessenberg index 1                x, y, vx, vy  z          ODE
+        swing   Hessenberg index 2 (2 constraints) x, y, vx, vy  z, mu     ODE, reduced
+        """
+        rows = [["mode", "formulation", "differential", "algebraic", "integrated as"]]
+        for mode in self.modes:
+            form = "ODE" if mode.equations.n == mode.differential.size else "DAE"
+            if mode.invariants:
+                form += ", as it stands" if mode.equations.index == 2 else ", reduced"
+            names = (", ".join(layout.names) for layout in (mode.differential, mode.algebraic))
+            rows.append([mode.name, mode.formulation, *names, form])
+        heading, _, *body = align(rows, left=range(5))
+        return "\n".join(line.rstrip() for line in (heading, *body))
 
     def __repr__(self) -> str:
         return (

@@ -203,9 +203,7 @@ def test_finite_differences_over_another_sequence_of_events_are_refused(tmp_path
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        pytest.param(
-            ["run", "pendulum"], "no problem 'pendulum'; there are hybrid_ode, em_hysteresis", id="run"
-        ),
+        pytest.param(["run", "pendulum"], "no problem 'pendulum'; there are hybrid_ode, em_hysteresis", id="run"),
         pytest.param(["reproduce", "pendulum"], "no problem 'pendulum'", id="reproduce"),
         pytest.param(["reproduce"], "takes the name of a problem, or --all", id="reproduce nothing"),
         pytest.param(["reproduce", "--all", "hybrid_ode"], "takes the name of a problem, or --all", id="both"),
