@@ -10,7 +10,7 @@ import numpy as np
 
 from dae_hybrid.errors import ConsistencyError, DaeHybridError, EventError, IntegrationError, NonFiniteError
 from dae_hybrid.events import Entry, Firing, Instant
-from dae_hybrid.formulation import reciprocal_condition, singular_names
+from dae_hybrid.formulation import collapsed
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
@@ -20,8 +20,6 @@ from dae_hybrid.trajectory import Interpolant, Segment, Trajectory
 from dae_hybrid.transition import Arrival, TransitionMap
 
 NONE: frozenset[int] = frozenset()
-#: where the reciprocal condition of [F_y' | F_z] is below this as a run fails, that is why
-NEARLY_SINGULAR = 1e-6
 #: times closer than this share of the run's time scale are one instant
 SAME_INSTANT = 4e-15
 
@@ -178,7 +176,7 @@ class Automaton:
         except DaeHybridError as error:
             self._keep_partial(task, error.rows)
             error.mode = error.mode or mode.name
-            self._explain(error)
+            self._explain(error, task.t0, at)
             if error.guard is not None and error.guard < len(mode.guarded):
                 error.transition = self.system.transitions[mode.guarded[error.guard]].name
             raise
@@ -205,16 +203,16 @@ class Automaton:
             remedy="The index is higher there: end the mode before by a transition, or check its equations.",
         )
 
-    def _explain(self, error: DaeHybridError) -> None:
+    def _explain(self, error: DaeHybridError, start: float, entered: Arrival) -> None:
         """Say where a segment failed because the algebraic variables are not determined any more."""
-        mode, x = self.mode, self.at.x
-        if not isinstance(error, IntegrationError) or not mode.algebraic.size or not np.all(np.isfinite(x)):
+        mode, now = self.mode, self.at.x
+        if not isinstance(error, IntegrationError) or not mode.algebraic.size or not np.all(np.isfinite(now)):
             return
-        by_z = mode.kernels["closure"](self.t, x, self.at.m, self.p)[1]
-        reciprocal = reciprocal_condition(by_z)
-        if reciprocal < NEARLY_SINGULAR:
-            open_names = singular_names(by_z, (), mode.algebraic.labels())
-            error.message += f" Near t = {self.t:.9g} [F_y' | F_z] becomes singular: {open_names}."
+        before = mode.kernels["closure"](start, entered.x, entered.m, self.p)[1]
+        by_z = mode.kernels["closure"](self.t, now, self.at.m, self.p)[1]
+        if collapsed(by_z, before):
+            open_names = ", ".join(mode.algebraic.names)
+            error.message += f" Near t = {self.t:.9g} [F_y' | F_z] becomes singular, which leaves {open_names} open."
 
     def _task(self, t_stop: float, entry: Entry, record: Record, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at

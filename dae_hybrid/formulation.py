@@ -28,6 +28,8 @@ from dae_hybrid.integrator import Array
 RANK_TOLERANCE = 1e-11
 #: between RANK_TOLERANCE and this the rank cannot be decided
 DOUBTFUL_TOLERANCE = 1e-8
+#: a matrix whose smallest singular value falls below this share of what it was is becoming singular
+COLLAPSED = 1e-5
 #: a residual below this many roundings of its terms is zero
 RESIDUAL_ROUNDINGS = 1e4
 EPS = float(np.finfo(float).eps)
@@ -218,6 +220,16 @@ def reciprocal_condition(matrix: Array) -> float:
     scale = np.abs(matrix).max(axis=1)
     singular = np.linalg.svd(matrix / np.where(scale > 0, scale, 1.0)[:, None], compute_uv=False)
     return float(singular[-1] / singular[0]) if singular[0] > 0 else 0.0
+
+
+def collapsed(matrix: Array, before: Array) -> bool:
+    """Whether a matrix has lost its smallest singular value against what it was before."""
+    if not (np.all(np.isfinite(matrix)) and np.all(np.isfinite(before))):
+        return True
+    scale = np.abs(before).max(axis=1)
+    scale = np.where(scale > 0, scale, 1.0)[:, None]
+    now, then = (np.linalg.svd(m / scale, compute_uv=False)[-1] for m in (matrix, before))
+    return bool(now < COLLAPSED * then)
 
 
 def singular_names(matrix: Array, equations: Sequence[str], variables: Sequence[str]) -> str:
