@@ -1,0 +1,31 @@
+"""docs/ says what is so: its code runs, its links lead somewhere, its table has the form the benchmark writes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_runs(page: Path) -> None:
+    names: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(block, names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).is_file(), target
+
+
+def test_the_convergence_table_shows_that_errors_follow_the_tolerance() -> None:
+    rows = [line.split("|")[1:-1] for line in (DOCS / "convergence.md").read_text(encoding="utf-8").splitlines()]
+    slopes = [row[-1].strip() for row in rows if len(row) == 6 and row[1].strip() in ("value", "FSA", "ASA")]
+    assert len(slopes) >= 27
+    assert all(0.5 < float(slope) < 1.5 for slope in slopes)
