@@ -1,4 +1,4 @@
-"""Error against tolerance for every formulation: ``python benchmarks/convergence.py`` writes docs/convergence.md and .png.
+"""Error against tolerance, every formulation: ``python benchmarks/convergence.py`` writes docs/convergence.md and .png.
 
 State, event times and both gradients of the worked problems with independent reference values, at rtol 1e-4 to 1e-11
 (atol a tenth of it), and the slope of log error over log rtol: 1 means that the error follows the tolerance.
@@ -137,8 +137,8 @@ def main() -> None:
     folder = parser.parse_args().output
     cases = list(results())
     text = (
-        "# Error against tolerance\n\nWritten by `python benchmarks/convergence.py`. Errors are relative to the largest "
-        "component of independent reference values; atol is a tenth of rtol (EM: 1e-4 of it). The slope is that of log "
+        "# Error against tolerance\n\nWritten by `python benchmarks/convergence.py`. Errors are relative to the "
+        "largest component of independent reference values; atol is a tenth of rtol (EM: 1e-4 of it). The slope is that of log "
         "error over log rtol from 1e-4 to 1e-11.\n\n"
         f"{table(cases)}\n\n![Errors of gradients over the tolerance](convergence.png)\n"
     )
