@@ -137,9 +137,10 @@ def main() -> None:
     folder = parser.parse_args().output
     cases = list(results())
     text = (
-        "# Error against tolerance\n\nWritten by `python benchmarks/convergence.py`. Errors are relative to the "
-        "largest component of independent reference values; atol is a tenth of rtol (EM: 1e-4 of it). The slope is that of log "
-        "error over log rtol from 1e-4 to 1e-11.\n\n"
+        "# Error against tolerance\n\n"
+        "Written by `python benchmarks/convergence.py`. Errors are relative to the largest component of independent "
+        "reference values; atol is a tenth of rtol (EM: 1e-4 of it). The slope is that of log error over log rtol from "
+        "1e-4 to 1e-11.\n\n"
         f"{table(cases)}\n\n![Errors of gradients over the tolerance](convergence.png)\n"
     )
     (folder / "convergence.md").write_text(text, encoding="utf-8")
