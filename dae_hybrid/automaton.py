@@ -8,15 +8,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dae_hybrid.dense import Redo
 from dae_hybrid.errors import ConsistencyError, DaeHybridError, EventError, IntegrationError, NonFiniteError
-from dae_hybrid.events import Entry, Firing, Instant
+from dae_hybrid.events import Entry, Firing, Instant, signs
 from dae_hybrid.formulation import collapsed
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.stops import Stops, settle
 from dae_hybrid.system import HybridSystem, ModeSystem
-from dae_hybrid.trajectory import Interpolant, Segment, Trajectory
+from dae_hybrid.trajectory import Segment, Trajectory
 from dae_hybrid.transition import Arrival, TransitionMap
 
 NONE: frozenset[int] = frozenset()
@@ -72,6 +73,7 @@ class Automaton:
         self.at = Arrival(*(np.zeros(0) for _ in Arrival._fields))
         self.n_events = 0
         self.x0 = np.zeros(0)
+        self.sides: dict[int, int] = {}  # of guards that a signal holds at zero: which side they came from
         self.outputs = 0  # how many of the output times are done
 
     def run(self) -> Trajectory:
@@ -94,6 +96,8 @@ class Automaton:
         end, instant = self.span[1], self.instant
         entering, armed, jumped = True, NONE, NONE
         while True:
+            if self.t < end and self.stops.pass_knots(self.t):
+                jumped = self._turn(armed)
             entry = instant.look(self.mode, self.t, self.at, entering=entering, armed=armed, jumped=jumped)
             firing, jumped = entry.fires, NONE
             due = np.inf
@@ -121,8 +125,6 @@ class Automaton:
                 if self._fire(Firing(self.system.transitions[source.guarded[index]], guard, rate)):
                     return
                 entering, armed = True, armed if self.mode is source else NONE
-            elif self.stops.knots_at(self.t):
-                jumped = self._turn(armed)
 
     def _turn(self, armed: frozenset[int]) -> frozenset[int]:
         """Signals take their next coefficients; the transitions whose guards changed sign with them."""
@@ -137,13 +139,18 @@ class Automaton:
         if self.companion is not None:
             self.companion.turn(knot)
         self.at = Arrival(x, memory, *mode.kernels["entry"](self.t, x, memory, self.p))
-        changed = np.sign(self.at.guards) - np.sign(before.guards)
-        directions = (self.system.transitions[i].direction for i in mode.guarded)
-        return frozenset(
-            i
-            for i, change, direction in zip(mode.guarded, changed.tolist(), directions, strict=True)
-            if i in armed and abs(change) == 2 and change * direction >= 0
-        )
+        return self._jumped(before, armed)
+
+    def _jumped(self, before: Arrival, armed: frozenset[int]) -> frozenset[int]:
+        """Transitions whose guards have changed sign at a knot, or on a plateau at zero that ended there."""
+        jumped = set()
+        for i, old, new in zip(self.mode.guarded, signs(before), signs(self.at), strict=True):
+            side = old if old and i in armed else self.sides.pop(i, 0)
+            if not new:
+                self.sides[i] = side
+            elif side * new < 0 and self.system.transitions[i].direction * new >= 0:
+                jumped.add(i)
+        return frozenset(jumped)
 
     def _measure(self) -> None:
         """Take the measurements of this time; all its transitions have fired."""
@@ -255,7 +262,7 @@ class Automaton:
                 method,
                 rows[:, 0],
                 rows[:, 1 : 1 + n],
-                _Redo(self.reopen, task, t, method),
+                Redo(self.reopen, task, t, method),
                 **kept,
             )
         )
@@ -332,6 +339,7 @@ class Automaton:
         if self.companion is not None:
             self.companion.cross(transition, event)
         self.mode, self.at = target, after
+        self.sides.clear()
         return transition.target is None
 
     def _trajectory(self, *, complete: bool) -> Trajectory:
@@ -376,29 +384,3 @@ def scalar(values: Array) -> Any:
     """A float for one entry, the array otherwise."""
     values.flags.writeable = False
     return float(values[0]) if values.size == 1 else values
-
-
-class _Redo:
-    """Makes the dense interpolant of a segment by integrating it again."""
-
-    def __init__(self, reopen: Any, task: SegmentTask, t_end: float, method: str) -> None:
-        self.reopen, self.task, self.t_end, self.method = reopen, task, t_end, method
-
-    def __call__(self) -> Interpolant:
-        task = self.task
-        again = SegmentTask(
-            task.equations, task.t0, self.t_end, task.x0, task.xdot0, task.memory, task.integrals,
-            np.full_like(task.zero_band, np.inf), np.zeros_like(task.departure), "dense", method=self.method,
-        )  # fmt: skip
-        session = self.reopen()
-        try:
-            rows = session.integrate(again).rows
-        except DaeHybridError as error:  # the last segment of a failed run: as far as it goes
-            if error.rows is None:
-                raise
-            rows = error.rows
-        finally:
-            session.close()
-        if not len(rows):  # nothing but rounding
-            rows = np.concatenate(([self.t_end, self.t_end - task.t0, 0.0], task.x0))[None, :]
-        return Interpolant(rows, task.x0.size)

@@ -235,3 +235,9 @@ class Instant:
             f"Guard of '{name}' was past its threshold on entry into mode '{mode}'; it waits for its next crossing."
             for name, mode in sorted(self.passed)
         )
+
+
+def signs(at: Arrival) -> list[int]:
+    """Sign of every guard, 0 where it is zero to rounding."""
+    band = ZERO_ROUNDINGS * EPS * at.sizes + TINY
+    return [int(s) for s in np.where(np.abs(at.guards) <= band, 0.0, np.sign(at.guards))]

@@ -30,6 +30,7 @@ class Stops:
         order = sorted(range(len(times)), key=times.__getitem__)
         self._waiting = [(times[i], i) for i in order]
         self._done = 0
+        self._intervals = [signal.interval(span[0]) for signal in system.signals]
 
     def next(self, t: float) -> float:
         """The next stop after t."""
@@ -56,9 +57,11 @@ class Stops:
                 remedy="Leave the measurement out, or change what ends the run.",
             )
 
-    def knots_at(self, t: float) -> bool:
-        """Whether a signal has a knot at t."""
-        return any(t == s.data.knots[max(s.interval(t), 0)] for s in self.system.signals)
+    def pass_knots(self, t: float) -> bool:
+        """Whether a signal has come into another interval since this was asked last."""
+        now = [signal.interval(t) for signal in self.system.signals]
+        passed, self._intervals = now != self._intervals, now
+        return passed
 
     def coefficients(self, t: float) -> tuple[Array, Array, Array]:
         """Places in the memory, values and derivatives by the parameters, of all signals from t on."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import factorial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dae_hybrid.dense import Interpolant
 from dae_hybrid.errors import OptionError
 from dae_hybrid.integrator import Array
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
@@ -20,25 +20,6 @@ if TYPE_CHECKING:
     from dae_hybrid.system import HybridSystem, ModeSystem
 
 Side = Literal["left", "right"]
-DENSE_COLUMNS = 3  # t_n, h and order come before the derivatives
-
-
-@dataclass(frozen=True)
-class Interpolant:
-    """The integrator's own interpolant: rows of t_n, h, order and the derivatives at t_n, valid on [t_n - h, t_n]."""
-
-    rows: Array
-    n: int
-
-    def __call__(self, t: Array) -> Array:
-        """Values at times, shape (len(t), n)."""
-        index = np.minimum(np.searchsorted(self.rows[:, 0], t), len(self.rows) - 1)
-        offset = t - self.rows[index, 0]
-        derivatives = self.rows[index, DENSE_COLUMNS:].reshape(len(t), -1, self.n)
-        values = np.zeros((len(t), self.n))
-        for k in range(derivatives.shape[1] - 1, -1, -1):
-            values = values * offset[:, None] + derivatives[:, k] / factorial(k)
-        return values
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,59 @@
+"""Dense output: a segment's own interpolant, made when it is first asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import factorial
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.integrator import Array, SegmentTask
+
+DENSE_COLUMNS = 3  # t_n, h and order come before the derivatives
+
+
+@dataclass(frozen=True)
+class Interpolant:
+    """The integrator's own interpolant: rows of t_n, h, order and the derivatives at t_n, valid on [t_n - h, t_n]."""
+
+    rows: Array
+    n: int
+
+    def __call__(self, t: Array) -> Array:
+        """Values at times, shape (len(t), n)."""
+        index = np.minimum(np.searchsorted(self.rows[:, 0], t), len(self.rows) - 1)
+        offset = t - self.rows[index, 0]
+        derivatives = self.rows[index, DENSE_COLUMNS:].reshape(len(t), -1, self.n)
+        values = np.zeros((len(t), self.n))
+        for k in range(derivatives.shape[1] - 1, -1, -1):
+            values = values * offset[:, None] + derivatives[:, k] / factorial(k)
+        return values
+
+
+class Redo:
+    """Makes the dense interpolant of a segment by integrating it again."""
+
+    def __init__(self, reopen: Any, task: SegmentTask, t_end: float, method: str) -> None:
+        self.reopen, self.task, self.t_end, self.method = reopen, task, t_end, method
+
+    def __call__(self) -> Interpolant:
+        """Integrate the segment again and keep every step."""
+        task = self.task
+        again = SegmentTask(
+            task.equations, task.t0, self.t_end, task.x0, task.xdot0, task.memory, task.integrals,
+            np.full_like(task.zero_band, np.inf), np.zeros_like(task.departure), "dense", method=self.method,
+        )  # fmt: skip
+        session = self.reopen()
+        try:
+            rows = session.integrate(again).rows
+        except DaeHybridError as error:  # the last segment of a failed run: as far as it goes
+            if error.rows is None:
+                raise
+            rows = error.rows
+        finally:
+            session.close()
+        if not len(rows):  # nothing but rounding
+            rows = np.concatenate(([self.t_end, self.t_end - task.t0, 0.0], task.x0))[None, :]
+        return Interpolant(rows, task.x0.size)
