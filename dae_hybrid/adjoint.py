@@ -178,8 +178,9 @@ class Sweep:
 
     def measured(self, record: MeasurementRecord) -> tuple[Array, Array]:
         """What a measurement adds to dG/dw and to dG/dp."""
-        refuse_disturbed(self.system, record)
         p, measurement, wrt = self.trajectory.parameters, self.system.measurements[record.index], list(self.wrt)
+        if set(self.components) & set(range(measurement.components.start, measurement.components.stop)):
+            refuse_disturbed(self.system, record)
         by_u = measurement.at(record.mode.index)(record.time, record.x, record.memory, p)[1]
         rows = np.zeros((self.system.functionals.size, by_u.shape[1]))
         rows[measurement.components] = by_u
@@ -218,7 +219,8 @@ def _backwards(
             yield _Part(part, adjoint, outcome.parameter_integrals + landing, outcome.samples)
         elif isinstance(part, KnotRecord):
             entries = adjoint.shape[1] - sweep.system.memory.size + part.entries
-            share = adjoint[:, entries] @ part.by_parameters[:, wrt]
+            by_p = sweep.system.knot_derivatives(part, sweep.trajectory.parameters)
+            share = adjoint[:, entries] @ by_p[:, wrt]
             adjoint = adjoint.copy()
             adjoint[:, entries] = 0.0
             yield _Part(part, adjoint, share, NONE)

@@ -109,6 +109,8 @@ def _check_system(sweep: Sweep) -> None:
 
 
 def _check_event(event: EventRecord, map_: TransitionLinearisation, ny: int) -> None:
+    if map_.cost is not None and np.any(map_.cost):
+        raise AssumptionError("Algorithm 1 knows no costs at events.", transition=event.transition, remedy=GENERAL)
     if event.target is None:
         raise AssumptionError("Algorithm 1 assumes a fixed final time.", transition=event.transition, remedy=GENERAL)
     same = np.array_equal(map_.R_w[:ny, :ny], np.eye(ny)) and not np.any(map_.R_w[:ny, ny:])

@@ -10,9 +10,10 @@ import numpy as np
 
 from dae_hybrid.dense import Redo
 from dae_hybrid.errors import ConsistencyError, DaeHybridError, EventError, IntegrationError, NonFiniteError
-from dae_hybrid.events import Entry, Firing, Instant, signs
+from dae_hybrid.events import SAME_INSTANT, Entry, Firing, Instant, signs
 from dae_hybrid.formulation import collapsed
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
+from dae_hybrid.measurement import Measurement
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.stops import Stops, settle
@@ -21,8 +22,6 @@ from dae_hybrid.trajectory import Segment, Trajectory
 from dae_hybrid.transition import Arrival, TransitionMap
 
 NONE: frozenset[int] = frozenset()
-#: times closer than this share of the run's time scale are one instant
-SAME_INSTANT = 4e-15
 
 
 class Companion(Protocol):
@@ -96,7 +95,7 @@ class Automaton:
         end, instant = self.span[1], self.instant
         entering, armed, jumped = True, NONE, NONE
         while True:
-            if self.t < end and self.stops.pass_knots(self.t):
+            if self.stops.signals and self.stops.pass_knots(self.t):
                 jumped = self._turn(armed)
             entry = instant.look(self.mode, self.t, self.at, entering=entering, armed=armed, jumped=jumped)
             firing, jumped = entry.fires, NONE
@@ -129,12 +128,13 @@ class Automaton:
     def _turn(self, armed: frozenset[int]) -> frozenset[int]:
         """Signals take their next coefficients; the transitions whose guards changed sign with them."""
         mode, before = self.mode, self.at
-        entries, values, by_p = self.stops.coefficients(self.t)
+        intervals = self.stops.intervals
+        entries, values = self.stops.coefficients()
         memory = before.m.copy()
         memory[entries] = values
         x = settle(mode, self.t, before.x, memory, self.p, self.options)
         memory.flags.writeable = False
-        knot = KnotRecord(self.t, entries, by_p)
+        knot = KnotRecord(self.t, entries, tuple(intervals))
         self.parts.append(knot)
         if self.companion is not None:
             self.companion.turn(knot)
@@ -154,17 +154,39 @@ class Automaton:
 
     def _measure(self) -> None:
         """Take the measurements of this time; all its transitions have fired."""
+        if not self.stops.waiting:
+            return
         for index in self.stops.measurements_at(self.t):
             measurement = self.system.measurements[index]
             value = measurement.at(self.mode.index)(self.t, self.at.x, self.at.m, self.p)[0]
             self.integrals = self.integrals.copy()
             self.integrals[measurement.components] += value
             record = MeasurementRecord(
-                self.t, index, self.mode, self.at.x, self.at.xdot, self.at.m, self.instant.movable(self.t)
+                self.t, index, self.mode, self.at.x, self.at.xdot, self.at.m, self._is_disturbed(measurement)
             )
             self.parts.append(record)
             if self.companion is not None:
                 self.companion.measure(record)
+
+    def _is_disturbed(self, measurement: Measurement) -> bool:
+        """Whether a measurement falls on an event or a knot and one of the two moves with the parameters."""
+        happened = self.instant.happened(self.t)
+        at_something = bool(happened) or self.stops.is_knot(self.t)
+        return any(t.movable for t in happened) or (at_something and measurement.movable)
+
+    def _disturb_measurements(self, transition: TransitionMap) -> None:
+        """Measurements that rounding alone puts before this event are at its time."""
+        close = SAME_INSTANT * self.instant.elapsed(self.t)
+        for i in range(len(self.parts) - 1, -1, -1):
+            part = self.parts[i]
+            if isinstance(part, MeasurementRecord):
+                movable = transition.movable or self.system.measurements[part.index].movable
+                if movable and self.t - part.time <= close and not part.disturbed:
+                    self.parts[i] = replace(part, disturbed=True)
+                    if self.companion is not None:
+                        self.companion.measure(replace(part, disturbed=True))
+            elif not (isinstance(part, Segment) and self.t - part.t_start <= close):
+                return
 
     def _segment(self, t_stop: float, due: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Array]:
         """Integrate to the next event or stop; which guard crossed, if any, and which never left zero."""
@@ -293,6 +315,8 @@ class Automaton:
     def _fire(self, firing: Firing) -> bool:
         """Apply a transition and record it; whether the run ends."""
         t, source, before, transition = self.t, self.mode, self.at, firing.transition
+        if self.stops.measured:
+            self._disturb_measurements(transition)
         if transition.kind == "every":
             self.instant.counts[transition.index] = firing.count
         order = self.instant.fired(transition, t)
@@ -325,6 +349,7 @@ class Automaton:
             rate_scale=self.instant.rate_scale(transition, t),
             count=firing.count,
             follows=firing.follows,
+            at_knot=transition.movable and not firing.follows and self.stops.is_knot(t),
             x_minus=before.x,
             x_plus=after.x,
             xdot_minus=before.xdot,
@@ -355,7 +380,10 @@ class Automaton:
                     if not np.all(np.isfinite(values[self.system.functionals[n]]))
                 ]
                 error = NonFiniteError(
-                    "A functional is NaN or infinite.", variables=names, time=self.t, mode=self.mode.name
+                    f"The functional {', '.join(names)} is NaN or infinite.",
+                    variables=names,
+                    time=self.t,
+                    mode=self.mode.name,
                 )
                 error.trajectory = self._trajectory(complete=False)
                 raise error

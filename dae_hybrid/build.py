@@ -69,8 +69,8 @@ def _signals(model: HybridModel, memory: Layout) -> tuple[SignalTable, ...]:
         values = of_parameters(model, "values", [d.signal.values], [])
         p = ca.MX.sym("p", values.numel_in(0))
         column = values(p)
-        kernel = Kernel(ca.Function("values", [p], [ca.densify(v) for v in (column, ca.jacobian(column, p))]), [1])
-        tables.append(SignalTable(d.signal, memory[d.name], kernel))
+        by_p = Kernel(ca.Function("values_by_p", [p], [ca.densify(ca.jacobian(column, p))]), [0])
+        tables.append(SignalTable(d.signal, memory[d.name], Kernel(values), by_p))
     return tuple(tables)
 
 

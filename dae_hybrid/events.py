@@ -34,6 +34,8 @@ from dae_hybrid.transition import Arrival, TransitionMap, clock
 
 #: a guard within this many roundings of its terms is zero
 ZERO_ROUNDINGS = 256.0
+#: times closer than this share of the run's time scale are one instant
+SAME_INSTANT = 4e-15
 #: events accumulate when this many intervals in a row shrink by one ratio, to this spread,
 ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO = 4, 0.01, 0.999
 #: and what is left of the series is below this share of the run
@@ -72,6 +74,7 @@ class Instant:
     span: tuple[float, float]
     limit: int
     chain: list[int] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)  # the chain of the instant before
     spent: set[int] = field(default_factory=set)  # fired at this instant, their mode not left since
     times: list[float] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # periods that have passed, by periodic transition
@@ -80,6 +83,7 @@ class Instant:
 
     def leave(self) -> None:
         """Time moves on."""
+        self.last = list(self.chain)
         self.chain.clear()
         self.spent.clear()
 
@@ -133,11 +137,11 @@ class Instant:
         """How fast the guard would move if it went through its range in the time of the run."""
         return self.sizes.get(transition.index, 0.0) / self.elapsed(t)
 
-    def movable(self, t: float) -> bool:
-        """Whether a transition of this instant fired at a time that depends on the parameters."""
-        if not self.times or self.times[-1] != t:
-            return False
-        return any(self.system.transitions[i].movable for i in self.chain)
+    def happened(self, t: float) -> list[TransitionMap]:
+        """The transitions of this instant."""
+        if not self.times or abs(self.times[-1] - t) > SAME_INSTANT * self.elapsed(t):
+            return []
+        return [self.system.transitions[i] for i in self.chain or self.last]
 
     def _passed(self, transition: TransitionMap, mode: ModeSystem, t: float) -> bool:
         """A guard past its threshold on entry; whether it fires."""

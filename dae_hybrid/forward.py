@@ -98,7 +98,7 @@ class Directions:
         """The memory of signals follows their values."""
         ny = self._mode.differential.size
         self.state = self.state.copy()
-        self.state[ny + knot.entries] = knot.by_parameters @ self.directions
+        self.state[ny + knot.entries] = self.system.knot_derivatives(knot, self.p) @ self.directions
 
     def measure(self, record: MeasurementRecord) -> None:
         """Add what a measurement contributes."""

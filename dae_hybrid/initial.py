@@ -43,11 +43,17 @@ class InitialMap:
     labels: tuple[str, ...]  # of the equations
     signals: tuple[SignalTable, ...]
 
-    def _held(self, n_memory: int, t: float, p: Array) -> tuple[Array, Array]:
-        held, by_p = np.zeros(n_memory), np.zeros((n_memory, p.size))
+    def _held(self, n_memory: int, t: float, p: Array) -> Array:
+        held = np.zeros(n_memory)
         for signal in self.signals:
-            held[signal.memory], by_p[signal.memory] = signal.coefficients(signal.interval(t), p)
-        return held, by_p
+            held[signal.memory] = signal.coefficients(signal.interval(t), p)
+        return held
+
+    def _held_by_p(self, n_memory: int, t: float, p: Array) -> Array:
+        by_p = np.zeros((n_memory, p.size))
+        for signal in self.signals:
+            by_p[signal.memory] = signal.derivatives(signal.interval(t), p)
+        return by_p
 
     def apply(self, mode: ModeSystem, t: float, p: Array) -> Arrival:
         """The initial point, consistent with the mode's equations."""
@@ -59,7 +65,7 @@ class InitialMap:
 
     def values(self, mode: ModeSystem, t: float, p: Array) -> tuple[Array, Array]:
         """x0 and m0."""
-        start, held = self.start(p)[0], self._held(mode.equations.n_memory, t, p)[0]
+        start, held = self.start(p)[0], self._held(mode.equations.n_memory, t, p)
         if not np.all(np.isfinite(start)):
             raise NonFiniteError("The initial values are not finite.", mode=mode.name, time=t)
 
@@ -91,15 +97,16 @@ class InitialMap:
 
     def matrix(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Array:
         """Derivative of the equations by what is not given: the matrix below SR eq. 2."""
-        return self.equations(t, x, self._held(mode.equations.n_memory, t, p)[0], p)[2][:, list(self.free)]
+        return self.equations(t, x, self._held(mode.equations.n_memory, t, p), p)[2][:, list(self.free)]
 
     def memory(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Array:
         """m0."""
-        return self.equations(t, x, self._held(mode.equations.n_memory, t, p)[0], p)[0]
+        return self.equations(t, x, self._held(mode.equations.n_memory, t, p), p)[0]
 
     def derivatives(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Array:
         """d(y0, m0)/dp, shape (n_differential + n_memory, n_parameters)."""
-        held, held_by_p = self._held(mode.equations.n_memory, t, p)
+        held = self._held(mode.equations.n_memory, t, p)
+        held_by_p = self._held_by_p(mode.equations.n_memory, t, p)
         phi_x, phi_held, phi_p, m_x, m_held, m_p = self.linear(t, x, held, p)
         by_p, free = self.start(p)[1].copy(), list(self.free)
         by_p[free] = 0.0

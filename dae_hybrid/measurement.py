@@ -33,6 +33,11 @@ class Measurement:
             self._made[mode] = self.make(mode)
         return self._made[mode]
 
+    @property
+    def movable(self) -> bool:
+        """Whether the time depends on the parameters."""
+        return bool(self.time.function.jac_sparsity(0, 0).nnz())
+
     def when(self, p: Array) -> float:
         """The time."""
         return float(self.time(p)[0][0])
@@ -48,8 +53,8 @@ def refuse_disturbed(system: HybridSystem, record: MeasurementRecord) -> None:
     """A measurement at the very time of an event that moves with the parameters has no derivative."""
     if record.disturbed:
         raise EventError(
-            f"Functional '{system.measurements[record.index].functional}' is measured at the time of an event: it has "
-            "only one-sided derivatives there.",
+            f"Functional '{system.measurements[record.index].functional}' is measured at the time of an event or "
+            "a knot, and one of the two moves with the parameters: it has only one-sided derivatives there.",
             mode=record.mode.name,
             time=record.time,
             remedy="Shift the measurement, or use at_events= to measure at the event.",

@@ -61,6 +61,8 @@ class ModeBuilder(ModeFunctions):
             outputs = function.call(list(w.point))
             if key == "drift":
                 outputs = [outputs[0][: self.ny, :] - w.x[: self.ny, :]]
+            elif key == "complete" and state.numel() == self.ny:
+                outputs = [outputs[0][: self.ny, :], outputs[1][: self.ny, :], w.kind(0, 1)]
             functions[key] = ca.Function(f"m{self.index}_{key}", [w.t, w.x, w.xdot, w.m, w.p], outputs)
         return functions
 

@@ -295,7 +295,9 @@ class HybridModel(Symbols):
         """
         if name in self.functionals:
             raise ModelError(f"Functional '{name}' is declared twice.")
-        pairs = list(at_times.items()) if isinstance(at_times, Mapping) else list(at_times or ())
+        pairs = _pairs(at_times, name)
+        if not isinstance(at_events or {}, Mapping):
+            raise ModelError(f"at_events of functional '{name}' must be a mapping of transition to expression.")
         times = [expression(f"measurement time of functional '{name}'", when, 1) for when, _ in pairs]
         fired = {self._transition(key, name): part for key, part in (at_events or {}).items()}
         whole = [
@@ -367,6 +369,15 @@ class HybridModel(Symbols):
                 f"{where} {mode!r} is not a mode of model '{self.name}'.", remedy=f"Modes: {', '.join(self.modes)}."
             )
         return found
+
+
+def _pairs(at_times: Any, functional: str) -> list[tuple[Any, Any]]:
+    try:
+        return [(t, value) for t, value in (at_times.items() if isinstance(at_times, Mapping) else at_times or ())]
+    except (TypeError, ValueError):
+        raise ModelError(
+            f"at_times of functional '{functional}' must be a mapping of time to expression, or pairs of them."
+        ) from None
 
 
 _equations = equations  # `initial` has a keyword of that name

@@ -35,6 +35,8 @@ class EventRecord:
     follows : bool
         Whether the transition fired on entry because its guard was past its threshold: its time is that of
         what came before it, whatever its guard says.
+    at_knot : bool
+        Whether a transition whose time moves with the parameters fired at the very time of a signal's knot.
     count : int
         For ``every=``, how many periods have passed; 0 otherwise.
     x_minus, x_plus : ndarray
@@ -59,6 +61,7 @@ class EventRecord:
     rate_scale: float
     count: int
     follows: bool
+    at_knot: bool
     x_minus: Array
     x_plus: Array
     xdot_minus: Array
@@ -107,13 +110,12 @@ class EventRecord:
 class KnotRecord:
     """A knot of signals: their coefficients in the memory change, nothing else does.
 
-    `entries` are the places in the memory, `by_parameters` (n_entries, n_parameters) the derivative of what stands
-    there afterwards.
+    `entries` are the places of all signals in the memory, `intervals` the intervals that begin, by signal.
     """
 
     time: float
     entries: Array
-    by_parameters: Array
+    intervals: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

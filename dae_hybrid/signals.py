@@ -23,8 +23,9 @@ class SignalTable:
 
     data: SignalData
     memory: slice  # where the coefficients are in the memory
-    values: Kernel  # p -> values at the knots, and their derivative
-    _runs: dict[bytes, tuple[Array, Array, Array]] = field(default_factory=dict, repr=False)
+    values: Kernel  # p -> values at the knots
+    values_by_p: Kernel  # p -> their derivatives
+    _runs: dict[tuple[str, bytes], tuple[Array, Array]] = field(default_factory=dict, repr=False)
 
     def check(self, span: tuple[float, float]) -> None:
         """Refuse a run that leaves the data."""
@@ -55,34 +56,48 @@ class SignalTable:
         offset = t - memory[self.memory][0]
         return np.asarray(np.polynomial.polynomial.polyval(offset, dm[self.memory][1:], tensor=True).T)
 
-    def coefficients(self, interval: int, p: Array) -> tuple[Array, Array]:
-        """(n_coefficients,) and their derivative (n_coefficients, n_parameters)."""
+    def coefficients(self, interval: int, p: Array) -> Array:
+        """(n_coefficients,) of an interval."""
         knots, kind = self.data.knots, self.data.kind
-        values, by_p, cubic = self._values(p)
-        n = self.memory.stop - self.memory.start
-        row, derivative = np.zeros(n), np.zeros((n, p.size))
+        values, cubic = self._at(p)
+        row = np.zeros(self.memory.stop - self.memory.start)
         i = min(max(interval, 0), knots.size - 1)
-        row[0], row[1], derivative[1] = knots[i], values[i], by_p[i]
+        row[0], row[1] = knots[i], values[i]
         if 0 <= interval < knots.size - 1:
             if kind == "linear":
-                width = knots[i + 1] - knots[i]
-                row[2], derivative[2] = (values[i + 1] - values[i]) / width, (by_p[i + 1] - by_p[i]) / width
+                row[2] = (values[i + 1] - values[i]) / (knots[i + 1] - knots[i])
             elif kind == "cubic":
                 row[2:] = cubic[i]
-                if by_p.any():
-                    derivative[2:] = self._splines[i] @ by_p
-        return row, derivative
+        return row
 
-    def _values(self, p: Array) -> tuple[Array, Array, Array]:
-        key = p.tobytes()
+    def derivatives(self, interval: int, p: Array) -> Array:
+        """Derivatives of an interval's coefficients, (n_coefficients, n_parameters)."""
+        knots, kind, by_p = self.data.knots, self.data.kind, self._by_p(p)
+        derivative = np.zeros((self.memory.stop - self.memory.start, p.size))
+        i = min(max(interval, 0), knots.size - 1)
+        derivative[1] = by_p[i]
+        if 0 <= interval < knots.size - 1:
+            if kind == "linear":
+                derivative[2] = (by_p[i + 1] - by_p[i]) / (knots[i + 1] - knots[i])
+            elif kind == "cubic" and by_p.any():
+                derivative[2:] = self._splines[i] @ by_p
+        return derivative
+
+    def _at(self, p: Array) -> tuple[Array, Array]:
+        key = ("values", p.tobytes())
         if key not in self._runs:
-            values, by_p = self.values(p)
-            cubic = np.zeros((0, 3))
+            values, cubic = self.values(p)[0], np.zeros((0, 3))
             if self.data.kind == "cubic":
                 cubic = np.asarray(CubicSpline(self.data.knots, values).c[2::-1].T)
             self._runs.clear()
-            self._runs[key] = (values, by_p, cubic)
+            self._runs[key] = (values, cubic)
         return self._runs[key]
+
+    def _by_p(self, p: Array) -> Array:
+        key = ("derivatives", p.tobytes())
+        if key not in self._runs:
+            self._runs[key] = (self.values_by_p(p)[0], np.zeros(0))
+        return self._runs[key][0]
 
     @cached_property
     def _splines(self) -> Array:

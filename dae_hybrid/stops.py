@@ -16,7 +16,7 @@ class Stops:
     """The stops of one run."""
 
     def __init__(self, system: HybridSystem, span: tuple[float, float], parameters: Array) -> None:
-        self.system, self.p = system, parameters
+        self.system, self.p, self.signals, self.end = system, parameters, system.signals, span[1]
         for signal in system.signals:
             signal.check(span)
         times = [measurement.when(parameters) for measurement in system.measurements]
@@ -28,28 +28,31 @@ class Stops:
                     remedy="Simulate up to the last measurement, or leave it out of the functional.",
                 )
         order = sorted(range(len(times)), key=times.__getitem__)
-        self._waiting = [(times[i], i) for i in order]
+        self.waiting = [(times[i], i) for i in order]
         self._done = 0
-        self._intervals = [signal.interval(span[0]) for signal in system.signals]
+        self.measured = bool(times)
+        self.intervals = [signal.interval(span[0]) for signal in system.signals]
 
     def next(self, t: float) -> float:
         """The next stop after t."""
-        knots = (signal.next_knot(t) for signal in self.system.signals)
-        ahead = (when for when, _ in self._waiting[self._done : self._done + 1])
+        if not self.waiting and not self.signals:
+            return np.inf
+        knots = (signal.next_knot(t) for signal in self.signals)
+        ahead = (when for when, _ in self.waiting[self._done : self._done + 1])
         return min((*knots, *ahead), default=np.inf)
 
     def measurements_at(self, t: float) -> list[int]:
         """The measurements due at t, each handed out once."""
         found = []
-        while self._done < len(self._waiting) and self._waiting[self._done][0] <= t:
-            found.append(self._waiting[self._done][1])
+        while self._done < len(self.waiting) and self.waiting[self._done][0] <= t:
+            found.append(self.waiting[self._done][1])
             self._done += 1
         return found
 
     def finish(self, t: float) -> None:
         """Refuse a run that ended before its last measurement."""
-        if self._done < len(self._waiting):
-            when, index = self._waiting[self._done]
+        if self._done < len(self.waiting):
+            when, index = self.waiting[self._done]
             raise EventError(
                 f"The run ended at t = {t}, before functional '{self.system.measurements[index].functional}' was "
                 f"measured at t = {when}.",
@@ -58,16 +61,27 @@ class Stops:
             )
 
     def pass_knots(self, t: float) -> bool:
-        """Whether a signal has come into another interval since this was asked last."""
-        now = [signal.interval(t) for signal in self.system.signals]
-        passed, self._intervals = now != self._intervals, now
+        """Whether a signal has come into another interval since this was asked last.
+
+        At the end of the run a continuous signal stays in the interval that ends there, whose rate it has.
+        """
+        ended = t >= self.end
+        now = [
+            before if ended and signal.data.kind != "previous" else signal.interval(t)
+            for signal, before in zip(self.signals, self.intervals, strict=True)
+        ]
+        passed, self.intervals = now != self.intervals, now
         return passed
 
-    def coefficients(self, t: float) -> tuple[Array, Array, Array]:
-        """Places in the memory, values and derivatives by the parameters, of all signals from t on."""
-        found = [(s.memory, *s.coefficients(s.interval(t), self.p)) for s in self.system.signals]
-        entries = np.concatenate([np.arange(memory.start, memory.stop) for memory, _, _ in found])
-        return entries, np.concatenate([v for _, v, _ in found]), np.vstack([d for *_, d in found])
+    def is_knot(self, t: float) -> bool:
+        """Whether a signal has a knot at t."""
+        return any(t in signal.data.knots for signal in self.signals)
+
+    def coefficients(self) -> tuple[Array, Array]:
+        """Places in the memory and values of all signals in their present intervals."""
+        found = [(s.memory, s.coefficients(i, self.p)) for s, i in zip(self.signals, self.intervals, strict=True)]
+        entries = np.concatenate([np.arange(memory.start, memory.stop) for memory, _ in found])
+        return entries, np.concatenate([values for _, values in found])
 
 
 def settle(mode: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options) -> Array:

@@ -149,7 +149,10 @@ class Symbols:
             raise ModelError(f"Signal '{name}': kind='cubic' needs four knots or more, got {knots.size}.")
         if outside not in ("error", "hold"):
             raise ModelError(f"Signal '{name}': outside must be 'error' or 'hold', got {outside!r}.")
-        if not isinstance(values, ca.MX):
+        symbolic = isinstance(values, ca.MX) or (
+            isinstance(values, list | tuple) and any(isinstance(v, ca.MX) for v in values)
+        )
+        if not symbolic:
             values = numbers(what, values)
         column = expression(what, values, None)
         if column.numel() != knots.size:
@@ -210,6 +213,9 @@ class Symbols:
             found = self.declarations.get(variable.name())
             if found is not None and found.symbol.__hash__() == variable.__hash__():
                 return found
+        for name, (value, _) in self.signals.items():
+            if isinstance(variable, ca.MX) and value.__hash__() == variable.__hash__():
+                raise ModelError(f"{where}: '{name}' is a signal, an input from data, and not a variable.")
         known = ", ".join(self.declarations) or "none"
         raise ModelError(f"{where}: {variable} is not declared in model '{self.name}'.", remedy=f"Declared: {known}.")
 

@@ -22,7 +22,7 @@ from dae_hybrid.transition import TransitionLinearisation, TransitionMap, clock
 
 if TYPE_CHECKING:
     from dae_hybrid.initial import InitialMap
-    from dae_hybrid.records import EventRecord
+    from dae_hybrid.records import EventRecord, KnotRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +208,11 @@ class HybridSystem:
     def signal(self, name: str) -> SignalTable | None:
         """The signal of that name, None where it is something else."""
         return next((signal for signal in self.signals if signal.data.name == name), None)
+
+    def knot_derivatives(self, knot: KnotRecord, p: Array) -> Array:
+        """Derivatives of what a knot writes into the memory, (n_entries, n_parameters)."""
+        pairs = zip(self.signals, knot.intervals, strict=True)
+        return np.vstack([signal.derivatives(interval, p) for signal, interval in pairs])
 
     def linearise(self, event: EventRecord, p: Array, start: float) -> TransitionLinearisation:
         """The linearised transition of a record, of a run that began at `start`."""

@@ -28,7 +28,7 @@ import numpy as np
 
 from dae_hybrid.arrival import arrival_derivative
 from dae_hybrid.codegen import Kernel
-from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
+from dae_hybrid.errors import ConsistencyError, EventError, GrazingError, NonFiniteError
 from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
 from dae_hybrid.integrator import Array
 from dae_hybrid.layout import Layout
@@ -336,6 +336,14 @@ class TransitionMap:
         h, jump, flow_minus, g_minus, flow_plus, g_plus, by_xi, by_xi_size = out
         rate = float(h[0, :nw] @ flow_minus + h[0, -1])
         self._refuse_grazing(event, rate)
+        if event.at_knot:
+            raise EventError(
+                "The event falls on a knot of a signal, to the last bit: there are only one-sided derivatives.",
+                transition=self.name,
+                mode=event.source,
+                time=event.time,
+                remedy="Change the parameters a little, or move the knot.",
+            )
         condition, cost, xi, dxi = 1.0, None, np.zeros(0), np.zeros((0, nw + np_ + 1))
         costs = "cost" in self.kernels
         plain = self.simple and not costs and vanishes(by_xi, by_xi_size, RANK_TOLERANCE / EPS)

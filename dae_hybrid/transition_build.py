@@ -64,8 +64,13 @@ def build_transition(
         simple=jump is None or jump.simple,
         helping=() if jump is None else jump.helping,
         equations=() if jump is None else jump.equation_labels,
-        movable=kind == "guard" or ca.depends_on(schedule, ca.vertcat(*(d.symbol for d in model.of_kind("parameter")))),
+        movable=_is_movable(trigger),
     )
+
+
+def _is_movable(trigger: ca.Function) -> bool:
+    """Whether the time of a transition depends on anything but time."""
+    return any(trigger.jac_sparsity(0, i).nnz() for i in (1, 2, 3))
 
 
 def _costs_at_the_end(model: HybridModel, transition: Transition, source: ModeLowering) -> Kernel | None:

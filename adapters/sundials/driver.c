@@ -21,7 +21,7 @@ typedef int (*casadi_function)(const double **arg, double **res, integer *iw, do
 
 enum { ONE_STEP = 2 };                       /* CV_ONE_STEP == IDA_ONE_STEP */
 enum { REACHED_STOP = 1, FOUND_ROOT = 2 };   /* CV_TSTOP_RETURN, CV_ROOT_RETURN and IDA's twins */
-enum { PAUSED = 100, ROWS_FULL = 101 };
+enum { PAUSED = 100, ROWS_FULL = 101, TOO_MUCH_WORK = -1 };
 enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
 enum { RECOVERABLE = 1, FATAL = -1 };
 enum { SOLVES = 10 };                        /* of three Newton steps each */
@@ -106,12 +106,25 @@ typedef struct {
   long error_test_failures, newton_failures;
 } run;
 
+typedef struct {                             /* the checkpointed pass before a backward one */
+  context *model;
+  void *memory;
+  vector x, xdot, work;
+  const double *absolute;
+  double *previous;                          /* 2 n doubles: x and x' at the last step */
+  double rtol, t0, t1, limit, max_step;      /* max_step comes back as what would have kept the limit */
+  integer implicit, budget;
+  int (*cvode)(void *, double, vector, double *, int, int *);
+  int (*ida)(void *, double, double *, vector, vector, int, int *);
+} pass;
+
 size_t dh_sizes(int which) {
   switch (which) {
     case 0: return sizeof(sundials_api);
     case 1: return sizeof(context);
     case 2: return sizeof(backward_data);
-    default: return sizeof(run);
+    case 3: return sizeof(run);
+    default: return sizeof(pass);
   }
 }
 
@@ -578,4 +591,54 @@ int dh_advance(run *r) {
     }
   }
   return PAUSED;
+}
+
+/* ---- the checkpointed pass ---------------------------------------------------------------------------- */
+
+/* The backward pass sees x through cubic interpolation between the steps, which are chosen for the accuracy of a higher
+ * order: on smooth motion they become so long that the cubic is wrong by far more than the tolerance. So its error is
+ * measured in the middle of every step against the solver's own polynomial, in units of the tolerance. */
+int dh_pass(pass *p) {
+  const context *c = p->model;
+  const integer n = c->n, tested = c->n_differential;
+  double *x0 = p->previous, *rate0 = p->previous + n, before = p->t0, t = p->t0, longest = HUGE_VAL;
+  const double *work = c->api->array(p->work);
+  int checkpoints, first = 1, exceeded = 0;
+  memcpy(x0, c->api->array(p->x), (size_t)n * sizeof(double));
+  for (integer step = 0;; step++) {
+    if (step >= p->budget) return TOO_MUCH_WORK;
+    const int status = p->implicit ? p->ida(p->memory, p->t1, &t, p->x, p->xdot, ONE_STEP, &checkpoints)
+                                   : p->cvode(p->memory, p->t1, p->x, &t, ONE_STEP, &checkpoints);
+    if (status < 0) return status;
+    const double *x1 = c->api->array(p->x), h = t - before;
+    int flag = 0;
+    if (first) {
+      flag = c->api->get_dky(p->memory, before, 1, p->work);
+      if (flag) return flag;
+      memcpy(rate0, work, (size_t)n * sizeof(double));
+      first = 0;
+    }
+    double error = 0;
+    flag = c->api->get_dky(p->memory, before + h / 2, 0, p->work);
+    if (flag) return flag;
+    for (integer i = 0; i < tested; i++) x0[i] = (x0[i] + x1[i]) / 2 + h / 8 * rate0[i] - work[i];
+    for (integer i = 0; i < tested; i++) rate0[i] = p->absolute[i] + p->rtol * fabs(work[i]);
+    flag = c->api->get_dky(p->memory, t, 1, p->work);
+    if (flag) return flag;
+    for (integer i = 0; i < tested; i++) {
+      const double off = fabs(x0[i] - h / 8 * work[i]) / rate0[i];
+      if (!(off <= error)) error = off;
+    }
+    if (!(error <= p->limit)) {
+      const double shorter = fabs(h) * 0.9 * sqrt(sqrt(p->limit / error));
+      if (shorter < longest) longest = shorter;
+      exceeded = 1;
+    }
+    memcpy(x0, x1, (size_t)n * sizeof(double));
+    memcpy(rate0, work, (size_t)n * sizeof(double));
+    before = t;
+    if (status == REACHED_STOP || t >= p->t1) break;
+  }
+  p->max_step = longest;
+  return exceeded ? PAUSED : 0;
 }

@@ -15,7 +15,7 @@ from dae_hybrid.integrator import Array, Equations
 
 from .library import load
 
-PAUSED, ROWS_FULL = 100, 101
+PAUSED, ROWS_FULL, TOO_MUCH_WORK = 100, 101, -1
 REACHED_STOP, FOUND_ROOT = 1, 2
 RECORD = {"nothing": 0, "steps": 1, "dense": 2}
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
@@ -78,6 +78,17 @@ class Run(Structure):
     ]  # fmt: skip
 
 
+class Pass(Structure):
+    """`pass` of driver.c."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "work", "absolute", "previous")),
+        *((name, c_double) for name in ("rtol", "t0", "t1", "limit", "max_step")),
+        *((name, c_int64) for name in ("implicit", "budget")),
+        *((name, c_void_p) for name in ("cvode", "ida")),
+    ]
+
+
 @cache
 def driver() -> ctypes.CDLL | None:
     """The compiled driver, None without a working compiler."""
@@ -85,12 +96,13 @@ def driver() -> ctypes.CDLL | None:
     if library is None:
         return None
     library.dh_sizes.restype = c_size_t
-    sizes = [library.dh_sizes(i) for i in range(4)]
-    if sizes != [ctypes.sizeof(kind) for kind in (Api, Context, BackwardData, Run)]:
+    sizes = [library.dh_sizes(i) for i in range(5)]
+    if sizes != [ctypes.sizeof(kind) for kind in (Api, Context, BackwardData, Run, Pass)]:
         raise AssertionError("driver.c and driver.py disagree on the layout of their structs")
     for name in ("dh_begin", "dh_advance", "dh_stop"):
         function = getattr(library, name)
         function.argtypes, function.restype = [POINTER(Run)], c_int
+    library.dh_pass.argtypes, library.dh_pass.restype = [POINTER(Pass)], c_int
     return library
 
 
@@ -291,3 +303,28 @@ class Stepper:
         """A copy of what was recorded."""
         count, width = self.run.n_rows, self.run.width
         return self._buffer[: count * width].reshape(count, width).copy()
+
+
+class ForwardPass:
+    """The compiled loop of a checkpointed pass on one solver memory; see `dh_pass` in driver.c."""
+
+    def __init__(self, model: Model, absolute: Array, **handles: Any) -> None:
+        library, lib = driver(), load()
+        if library is None:
+            raise AssertionError("the compiled driver is not there")
+        self._library, self._kept = library, (model, absolute, np.zeros(2 * model.equations.n))
+        self.run = Pass(
+            model=model.user_data,
+            absolute=absolute.ctypes.data,
+            previous=self._kept[2].ctypes.data,
+            implicit=int(model.equations.implicit),
+            cvode=address(lib, "CVodeF"),
+            ida=address(lib, "IDASolveF"),
+            **handles,
+        )
+
+    def advance(self, t0: float, t1: float, rtol: float, limit: float, budget: int) -> tuple[int, float]:
+        """Run to t1: SUNDIALS' return code, or PAUSED and the longest step that keeps the interpolation's limit."""
+        run = self.run
+        run.t0, run.t1, run.rtol, run.limit, run.budget = t0, t1, rtol, limit, budget
+        return int(self._library.dh_pass(run)), float(run.max_step)

@@ -17,6 +17,7 @@ from dae_hybrid.codegen import Kernel, densified
 from dae_hybrid.integrator import Array, Equations
 
 from .driver import BLOCKS, COUNTERS, FUNCTIONS
+from .interpreted_loop import ForwardPass as ForwardPass
 from .interpreted_loop import Stepper as Stepper
 from .library import load
 

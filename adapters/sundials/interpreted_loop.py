@@ -10,7 +10,7 @@ import numpy as np
 
 from dae_hybrid.integrator import Array
 
-from .driver import FOUND_ROOT, PAUSED, REACHED_STOP
+from .driver import FOUND_ROOT, PAUSED, REACHED_STOP, TOO_MUCH_WORK
 from .library import ONE_STEP, load
 
 if TYPE_CHECKING:
@@ -187,3 +187,47 @@ class Stepper:
             self._record(t)
         self._count_failures()
         return int(status)
+
+
+class ForwardPass:
+    """The same face as `driver.ForwardPass`; the loop of `dh_pass` in Python."""
+
+    def __init__(self, model: Model, absolute: Array, **handles: Any) -> None:
+        self.model, self.absolute, self.handles = model, absolute, handles
+        self.family = "IDA" if model.equations.implicit else "CVode"
+        self.library = load()
+
+    def advance(self, t0: float, t1: float, rtol: float, limit: float, budget: int) -> tuple[int, float]:
+        """Run to t1: SUNDIALS' return code, or PAUSED and the longest step that keeps the interpolation's limit."""
+        h, tested = self.handles, self.model.equations.n_differential
+        x, work = self.model.vector(h["x"])[:tested], self.model.vector(h["work"])[:tested]
+        time, checkpoints, before, longest = c_double(t0), c_int(), t0, np.inf
+        x0, rate0 = x.copy(), None
+        for _ in range(budget):
+            if self.family == "IDA":
+                status = self.library.IDASolveF(
+                    h["memory"], t1, byref(time), h["x"], h["xdot"], ONE_STEP, byref(checkpoints)
+                )
+            else:
+                status = self.library.CVodeF(h["memory"], t1, h["x"], byref(time), ONE_STEP, byref(checkpoints))
+            if status < 0:
+                return int(status), 0.0
+            t, step = time.value, time.value - before
+            rate0 = self._dky(before, 1, work) if rate0 is None else rate0
+            middle, rate = self._dky(before + step / 2, 0, work), self._dky(t, 1, work)
+            cubic = (x0 + x) / 2 + step / 8 * (rate0 - rate)
+            error = float(
+                np.max(np.abs(cubic - middle) / (self.absolute[:tested] + rtol * np.abs(middle)), initial=0.0)
+            )
+            if not error <= limit:
+                longest = min(longest, 0.9 * abs(step) * (limit / error) ** 0.25)
+            x0, rate0, before = x.copy(), rate, t
+            if status == REACHED_STOP or t >= t1:
+                return (0 if longest == np.inf else PAUSED), longest
+        return TOO_MUCH_WORK, 0.0
+
+    def _dky(self, t: float, k: int, work: Array) -> Array:
+        flag = getattr(self.library, f"{self.family}GetDky")(self.handles["memory"], t, k, self.handles["work"])
+        if flag < 0:
+            raise AssertionError(f"{self.family}GetDky returned {flag}")
+        return work.copy()

@@ -11,14 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from dae_hybrid.errors import StepSizeError
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Equations, SegmentTask
 from dae_hybrid.options import Options
 
+from .driver import PAUSED
 from .flags import integration_error, unresolved_guard
 from .library import ADAMS, BDF, HERMITE, NORMAL, SIMULTANEOUS, STAGGERED, Objects
 
 MAX_ORDER = {"bdf": 5, "adams": 12}
 FORWARD_PASS_ORDER = 5
+#: cubic interpolation of the forward pass may be off by this many tolerances; where it is not, the pass is repeated in
+#: shorter steps, at most this often; the next segment starts with steps that may be longer by a factor
+INTERPOLATION, REPEATS, FORGET = 100.0, 20, 1.5
 #: absolute tolerance of what takes no part in any test
 UNTESTED = 1e100
 
@@ -261,6 +266,9 @@ class Adjoint(_Solver):
             objects.fixed_point(v) if self.method == "adams" else objects.dense_solver(v, size) for v in self.b
         ]
         self.create(guarded=False)
+        self.loop = backend.ForwardPass(
+            self.model, self.absolute_data, memory=self.memory, x=self.x, xdot=self.xdot, work=self.work
+        )
         self.call("AdjInit", options.checkpoint_steps, HERMITE)
         self.which: list[int] = []  # made after the first forward pass, whose interval they must start in
         self.scales: Array | None = None  # the absolute tolerances that are set, of the run's options
@@ -291,7 +299,7 @@ class Adjoint(_Solver):
     def configure_run(self, options: Options, parameters: Array) -> None:
         """Apply options and parameters of a run."""
         self.configure(options, parameters)
-        self.options, self.scales = options, None
+        self.options, self.scales, self.longest = options, None, np.inf
         # Higher orders take steps too long for the cubic interpolation of the forward pass, and the gradient does not
         # follow the tolerance; SUNDIALS' polynomial interpolation fails now and then (both measured on SR 5.2).
         self.call("SetMaxOrd", min(FORWARD_PASS_ORDER, options.max_order or FORWARD_PASS_ORDER))
@@ -348,22 +356,35 @@ class Adjoint(_Solver):
         self.scales = task.absolute
 
     def _forward_pass(self, task: BackwardTask) -> None:
+        """Integrate the segment with checkpoints, in steps that cubic interpolation is good enough for."""
         self.model.memory[:] = task.memory
-        self.model.reset()
-        self.x_data[:] = task.x0
-        if self.xdot_data is None:
-            self.call("ReInit", task.t0, self.x)
-        else:
-            self.xdot_data[:] = task.xdot0
-            self.call("ReInit", task.t0, self.x, self.xdot)
-        self.call("AdjReInit")
-        self.call("SetStopTime", task.t1)
-        checkpoints = c_int()
-        self.time.value = task.t0
-        if self.xdot is None:
-            self.call("F", task.t1, self.x, byref(self.time), NORMAL, byref(checkpoints))
-        else:
-            self.call("SolveF", task.t1, byref(self.time), self.x, self.xdot, NORMAL, byref(checkpoints))
+        own = self.options.max_step or np.inf
+        self.longest = min(own, FORGET * self.longest)
+        for _ in range(REPEATS):
+            self.call("SetMaxStep", 0.0 if self.longest == np.inf else self.longest)
+            self.model.reset()
+            self.x_data[:] = task.x0
+            self.time.value = task.t0
+            if self.xdot_data is None:
+                self.call("ReInit", task.t0, self.x)
+            else:
+                self.xdot_data[:] = task.xdot0
+                self.call("ReInit", task.t0, self.x, self.xdot)
+            self.call("AdjReInit")
+            self.call("SetStopTime", task.t1)
+            budget = self.options.max_steps
+            status, longest = self.loop.advance(task.t0, task.t1, self.options.rtol, INTERPOLATION, budget)
+            if status < 0:
+                self.fail(status, task.t0)
+            if status != PAUSED:
+                return
+            self.longest = min(longest, self.longest / 2)
+        raise StepSizeError(
+            "The forward pass of the adjoint cannot be interpolated well enough, however short its steps.",
+            mode=task.equations.name,
+            time=task.t0,
+            remedy="Loosen rtol, or look for a discontinuity that is not a transition.",
+        )
 
     def _at(self, t: float) -> Array:
         self.call("B" if self.xdot is None else "SolveB", t, NORMAL)
