@@ -20,6 +20,8 @@ from dae_hybrid.system import HybridSystem, check_built
 from dae_hybrid.trajectory import Side, Trajectory
 
 Parameters = Mapping[str, ArrayLike] | ArrayLike | None
+#: tightest tolerance of the direct form of index 2 (measured: below it events on multipliers go astray)
+DIRECT_RTOL = 1e-11
 Algorithm = Literal["general", "serban-recuero"]
 
 
@@ -54,6 +56,7 @@ class _Setup:
         self.p = system.parameter_vector(parameters)
         self.options = Options.of(options)
         self._check_tolerance_names()
+        self._check_index()
         self.integrator: Integrator = find_integrator(adapter)
         for mode in system.modes if self.options.method == "adams" else ():
             if mode.equations.implicit:
@@ -62,6 +65,15 @@ class _Setup:
                     mode=mode.name,
                     remedy="Use method='bdf' or 'auto' (the default).",
                 )
+
+    def _check_index(self) -> None:
+        tight = [mode for mode in self.system.modes if mode.equations.index == 2 and self.options.rtol < DIRECT_RTOL]
+        if tight:
+            raise UnsupportedError(
+                f"Index 2 as it stands is not reliable below rtol {DIRECT_RTOL:g}, got {self.options.rtol:g}.",
+                mode=tight[0].name,
+                remedy="Build with index2='reduced' (the default), or loosen rtol.",
+            )
 
     def _check_tolerance_names(self) -> None:
         if not isinstance(self.options.atol, Mapping):

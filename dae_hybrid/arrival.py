@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dae_hybrid.errors import ConsistencyError
-from dae_hybrid.formulation import closed_by_continuity, reciprocal_condition, solve_linear
+from dae_hybrid.formulation import closed_by_continuity, reciprocal_condition, refuse_multiple_root, solve_linear
 from dae_hybrid.integrator import Array
+from dae_hybrid.options import Options
 
 if TYPE_CHECKING:
     from dae_hybrid.records import EventRecord
     from dae_hybrid.system import ModeSystem
     from dae_hybrid.transition import TransitionMap
 
+#: algebraic variables beyond this multiple of what their tolerances are made for are enormous
+ENORMOUS = 1e6
 #: an equation too many whose derivative is below this share of its terms is satisfied
 EXCESS_TOLERANCE = 1e-7
 
@@ -54,7 +57,7 @@ def arrival_derivative(
     """
     t, x, m = event.time, event.x_minus, event.memory_minus
     xi = transition.xi(event, target)
-    y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u = transition.kernels["linear"](t, x, m, xi, p)
+    y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u, entries = transition.kernels["linear"](t, x, m, xi, p)
     right, right_size = -phi_u @ by_w, abs(phi_u) @ abs(by_w)
     excess, sizes = np.zeros((0, right.shape[1])), np.zeros((0, right.shape[1]))
     condition = 1.0
@@ -64,6 +67,8 @@ def arrival_derivative(
         try:
             kept = closed_by_continuity(phi_xi, phi_xi_size, z)
             matrix = np.vstack((phi_xi, kept))
+            if not transition.simple:
+                refuse_multiple_root(matrix, np.vstack((entries, kept)))
             continuous = kept[:, z] @ z_u @ by_w
             dxi, excess, sizes = solve_linear(
                 matrix, np.vstack((right, continuous)), np.vstack((right_size, abs(continuous)))
@@ -119,20 +124,24 @@ def _refuse_excess(
 ) -> None:
     """Equations that neighbouring arrivals do not satisfy."""
     nw = flow_minus.size
+    # relative changes: derivatives by quantities of any size are compared
+    scale = np.concatenate((event.x_minus[: source.differential.size], event.memory_minus, p, [1.0]))
+    scale = np.where(scale != 0, np.abs(scale), 1.0)
     drift, drift_size = excess[:, :nw] @ flow_minus + excess[:, -1], sizes[:, :nw] @ abs(flow_minus) + sizes[:, -1]
-    rows, scale = excess[:, :-1], sizes[:, :-1].max(axis=1, initial=0.0)
     if when is None:
-        rows = np.hstack((rows, drift[:, None]))
+        rows, sizes = np.hstack((excess[:, :-1], drift[:, None])), np.hstack((sizes[:, :-1], drift_size[:, None]))
     else:
-        rows = rows + np.outer(drift, when)
-        scale = scale + drift_size * abs(when).max(initial=0.0)
+        rows, sizes = excess[:, :-1] + np.outer(drift, when), sizes[:, :-1] + np.outer(drift_size, abs(when))
+        scale = scale[:-1]
+    rows, sizes = rows * scale, sizes * scale
     if source.invariants:
         held = source.onto_constraints(event.time, event.x_minus, event.memory_minus, p)[1]
         if when is None:
             held = np.hstack((held, np.zeros((len(held), 1))))
+        held = held * scale
         rows = rows - np.linalg.lstsq(held.T, rows.T, rcond=None)[0].T @ held
     left = abs(rows).max(axis=1, initial=0.0)
-    if np.any(left > EXCESS_TOLERANCE * scale):
+    if np.any(left > EXCESS_TOLERANCE * sizes.max(axis=1, initial=0.0)):
         raise ConsistencyError(
             "The values after the transition satisfy the target's constraints at these parameters, but not at others "
             f"(derivative {left.max():.3g}): no derivative exists.",
@@ -141,4 +150,34 @@ def _refuse_excess(
             time=event.time,
             variables=target.differential.names,
             remedy="Give a reset that always leads onto the constraint: equations with post(), or project=.",
+        )
+
+
+def refuse_singular_entry(
+    mode: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options, transition: str | None
+) -> None:
+    """Refuse to enter a mode where the algebraic variables are large only because a matrix vanishes.
+
+    They are then determined by less than the tolerance of the state, and far larger than their own tolerance.
+    """
+    ny = mode.differential.size
+    by_u = mode.kernels["closure_by_u"](t, x, m, p)[0]
+    try:
+        by_y = np.abs(np.linalg.solve(by_u[:, ny : x.size], by_u[:, :ny]))
+    except np.linalg.LinAlgError:
+        by_y = np.full((x.size - ny, ny), np.inf)
+    absolute, z = options.absolute(mode.variables), np.abs(x[ny:])
+    with np.errstate(invalid="ignore"):
+        open_to = by_y @ (absolute[:ny] + options.rtol * np.abs(x[:ny]))
+    lost = ~(open_to <= z) & ~(z <= ENORMOUS * np.maximum(absolute[ny:] / options.rtol, 1.0))
+    if np.any(lost | ~np.isfinite(open_to)):
+        names = [label for label, bad in zip(mode.algebraic.labels(), lost, strict=True) if bad]
+        raise ConsistencyError(
+            f"[F_y' | F_z] is singular, to the accuracy of the state, where the mode is entered: it does not determine "
+            f"{', '.join(names or mode.algebraic.names)}.",
+            transition=transition,
+            mode=mode.name,
+            time=t,
+            variables=names or mode.algebraic.names,
+            remedy="The index is higher there (C B vanishes, in index 2): check the mode's equations and the values.",
         )

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from dae_hybrid.dense import Redo
-from dae_hybrid.errors import ConsistencyError, DaeHybridError, EventError, IntegrationError, NonFiniteError
+from dae_hybrid.diagnosis import explain, pole
+from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError
 from dae_hybrid.events import SAME_INSTANT, Entry, Firing, Instant, signs
-from dae_hybrid.formulation import collapsed
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.options import Options
@@ -205,7 +205,7 @@ class Automaton:
         except DaeHybridError as error:
             self._keep_partial(task, error.rows)
             error.mode = error.mode or mode.name
-            self._explain(error, task.t0, at)
+            explain(error, mode, self.p, (task.t0, at), (self.t, self.at))
             if error.guard is not None and error.guard < len(mode.guarded):
                 error.transition = self.system.transitions[mode.guarded[error.guard]].name
             raise
@@ -218,30 +218,8 @@ class Automaton:
         else:
             self.at = Arrival(x, at.m, xdot, at.guards, at.rates, at.sizes)
         if outcome.crossing is not None and outcome.crossing[0] >= len(mode.guarded):
-            raise self._pole()
+            raise pole(mode, self.t)
         return outcome.crossing, outcome.zero_band[: len(mode.guarded)]
-
-    def _pole(self) -> ConsistencyError:
-        """[F_y' | F_z] has become singular on the way, and the algebraic variables are infinite."""
-        mode = self.mode
-        return ConsistencyError(
-            f"[F_y' | F_z] becomes singular: {', '.join(mode.algebraic.names)} cannot be determined any more.",
-            mode=mode.name,
-            time=self.t,
-            variables=mode.algebraic.names,
-            remedy="The index is higher there: end the mode before by a transition, or check its equations.",
-        )
-
-    def _explain(self, error: DaeHybridError, start: float, entered: Arrival) -> None:
-        """Say where a segment failed because the algebraic variables are not determined any more."""
-        mode, now = self.mode, self.at.x
-        if not isinstance(error, IntegrationError) or not mode.algebraic.size or not np.all(np.isfinite(now)):
-            return
-        before = mode.kernels["closure"](start, entered.x, entered.m, self.p)[1]
-        by_z = mode.kernels["closure"](self.t, now, self.at.m, self.p)[1]
-        if collapsed(by_z, before):
-            open_names = ", ".join(mode.algebraic.names)
-            error.message += f" Near t = {self.t:.9g} [F_y' | F_z] becomes singular, which leaves {open_names} open."
 
     def _task(self, t_stop: float, entry: Entry, record: Record, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at

@@ -28,6 +28,8 @@ from dae_hybrid.integrator import Array
 RANK_TOLERANCE = 1e-11
 #: between RANK_TOLERANCE and this the rank cannot be decided
 DOUBTFUL_TOLERANCE = 1e-8
+#: a matrix below this share of the terms of its entries belongs to a multiple root
+MULTIPLE_ROOT = 1e-5
 #: a matrix whose smallest singular value falls below this share of what it was is becoming singular
 COLLAPSED = 1e-5
 #: a residual below this many roundings of its terms is zero
@@ -144,8 +146,17 @@ def solve_algebraic(
     z = start.copy()
     residual, jacobian, size = system(z)
 
+    def zero() -> bool:
+        """Whether every residual is rounding, its own or that of the values it is made from."""
+        if not (np.all(np.isfinite(residual)) and np.all(np.isfinite(jacobian))):
+            return False
+        carried = size if jacobian.size == 0 else size + np.abs(jacobian) @ (np.abs(np.linalg.pinv(jacobian)) @ size)
+        return bool(np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * carried))
+
     def fail(reason: str = "") -> ConsistencyError:
-        return _inconsistent(residual, size, reason, equations, mode, variables, time)
+        fixed = ~np.any(jacobian, axis=1)  # nothing can be done about these: they are in conflict with what is given
+        blamed = fixed if np.any(fixed & (np.abs(residual) > RESIDUAL_ROUNDINGS * EPS * size)) else ~fixed | fixed
+        return _inconsistent(np.where(blamed, residual, 0.0), size, reason, equations, mode, variables, time)
 
     for _ in range(50):
         if not (np.all(np.isfinite(residual)) and np.all(np.isfinite(jacobian))):
@@ -165,10 +176,10 @@ def solve_algebraic(
                 break
             damping /= 2
             if damping < 1e-6:
-                if np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size):
+                if zero():
                     return z
                 raise fail()
-    if np.all(np.isfinite(residual)) and np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size):
+    if zero():
         return z
     raise fail()
 
@@ -200,15 +211,27 @@ def solve_linear(matrix: Array, right: Array, right_size: Array) -> tuple[Array,
     rows, columns = matrix.shape
     if rows == columns:
         if reciprocal_condition(matrix) <= RANK_TOLERANCE:
-            raise np.linalg.LinAlgError("singular")
+            raise np.linalg.LinAlgError("their matrix is singular")
         return np.linalg.solve(matrix, right), np.zeros_like(right), np.ones_like(right)
     if not columns:
         return np.zeros((0, right.shape[1])), -right, right_size
     solution, _, rank, _ = np.linalg.lstsq(matrix, right, rcond=RANK_TOLERANCE)
     if rank < columns:
-        raise np.linalg.LinAlgError("rank deficient")
+        raise np.linalg.LinAlgError(f"their matrix has rank {rank} of {columns}")
     terms = np.abs(matrix) @ np.abs(solution) + right_size
     return solution, matrix @ solution - right, np.broadcast_to(terms.max(axis=0, initial=0.0), terms.shape)
+
+
+def refuse_multiple_root(matrix: Array, sizes: Array) -> None:
+    """Raise `np.linalg.LinAlgError` where a matrix is singular against what its entries are summed from.
+
+    At a multiple root Newton's method stops at about the square root of rounding, where a matrix that should be
+    singular still is a regular one, of entries that have almost cancelled.
+    """
+    scale = sizes.max(axis=1, initial=0.0)
+    smallest = np.linalg.svd(matrix / np.where(scale > 0, scale, 1.0)[:, None], compute_uv=False)[-1]
+    if not smallest > MULTIPLE_ROOT:
+        raise np.linalg.LinAlgError(f"their matrix almost cancels (to {smallest:.1e} of its terms), a multiple root")
 
 
 def reciprocal_condition(matrix: Array) -> float:
@@ -261,7 +284,7 @@ def _inconsistent(
     if named:
         text += f"; not satisfied: {', '.join(named)}"
     return ConsistencyError(
-        f"No consistent values of {', '.join(variables)} found: {reason or text}.",
+        f"No consistent values of {', '.join(variables) or 'anything'} found: {reason or text}.",
         mode=mode,
         time=time,
         variables=variables,

@@ -13,7 +13,14 @@ import numpy as np
 from dae_hybrid.arrival import EXCESS_TOLERANCE
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.errors import ConsistencyError, NonFiniteError
-from dae_hybrid.formulation import RANK_TOLERANCE, reciprocal_condition, singular_names, solve_algebraic, solve_linear
+from dae_hybrid.formulation import (
+    RANK_TOLERANCE,
+    reciprocal_condition,
+    refuse_multiple_root,
+    singular_names,
+    solve_algebraic,
+    solve_linear,
+)
 from dae_hybrid.integrator import Array
 from dae_hybrid.signals import SignalTable
 from dae_hybrid.system import ModeSystem
@@ -29,7 +36,7 @@ class InitialMap:
     ============ =================== =======================================================
     start        p                   x0 with given values and guesses, and its derivative
     equations    t, x0, held, p      m0, Phi, Phi_x, sizes of the terms of Phi
-    linear       t, x0, held, p      Phi and m0, each by x0, held and p
+    linear       t, x0, held, p      Phi and m0, each by x0, held and p; sizes of the terms of Phi_x
     ============ =================== =======================================================
 
     `held` is the memory with the coefficients of signals at the initial time; its other entries are not used.
@@ -107,17 +114,19 @@ class InitialMap:
         """d(y0, m0)/dp, shape (n_differential + n_memory, n_parameters)."""
         held = self._held(mode.equations.n_memory, t, p)
         held_by_p = self._held_by_p(mode.equations.n_memory, t, p)
-        phi_x, phi_held, phi_p, m_x, m_held, m_p = self.linear(t, x, held, p)
+        phi_x, phi_held, phi_p, m_x, m_held, m_p, entries = self.linear(t, x, held, p)
         by_p, free = self.start(p)[1].copy(), list(self.free)
         by_p[free] = 0.0
         right = -(phi_p + phi_held @ held_by_p + phi_x @ by_p)
         right_size = np.abs(phi_p) + np.abs(phi_held) @ np.abs(held_by_p) + np.abs(phi_x) @ np.abs(by_p)
         try:
+            if free:
+                refuse_multiple_root(phi_x[:, free], entries[:, free])
             by_p[free], excess, sizes = solve_linear(phi_x[:, free], right, right_size)
-        except np.linalg.LinAlgError:
-            names = singular_names(phi_x[:, free], self.labels, [mode.variables.labels()[i] for i in free])
+        except np.linalg.LinAlgError as reason:
+            open_names = [mode.variables.labels()[i] for i in free]
             raise ConsistencyError(
-                f"The initial values are not differentiable: {names}.",
+                f"The initial values {', '.join(open_names)} are not differentiable: {reason}.",
                 mode=mode.name,
                 time=t,
                 variables=mode.variables.names,

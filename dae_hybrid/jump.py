@@ -13,7 +13,7 @@ from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import SYMBOLIC_SOLVE, Flat, ModeLowering, kind_for, split, symbols_for
 from dae_hybrid.mode_build import ModeBuilder
-from dae_hybrid.mode_functions import term_sizes
+from dae_hybrid.mode_functions import entry_sizes, term_sizes
 from dae_hybrid.model import HybridModel
 
 
@@ -41,10 +41,10 @@ class Jump:
         open_names += [d.name for d in transition.project]
         self.free = [i for n in open_names for i in range(layout[n].start, layout[n].stop)]
         self.nu = sum(d.size for d in self.unknowns)
+        self._lower(open_names)
         self.helping = self._helping_constraints()
         self.nv = len(self.helping) if transition.project else 0
         self.n_xi = len(self.free) + target.nz + self.nu + self.nv
-        self._lower(open_names)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -99,14 +99,15 @@ class Jump:
 
     def _lower(self, open_names: list[str]) -> None:
         transition, target, name = self.transition, self.target, self.transition.name
-        states, starts = [], []
+        states, given, starts, before = [], [], [], []
         for d in target.lowering.variables:
             if d.kind == "algebraic":
                 starts.append((f"start of '{d.name}'", self._start(d)))
-            elif d.name in transition.reset:
-                states.append((f"reset of '{d.name}'", transition.reset[d.name]))
-            elif d.name in self.has or d.name in open_names:
-                states.append((f"value of '{d.name}'", self._start(d) if d.name in open_names else d.symbol))
+                before.append((f"value of '{d.name}'", self._before(d)))
+            elif d.name in transition.reset or d.name in self.has or d.name in open_names:
+                value = transition.reset.get(d.name, self._before(d))
+                given.append((f"value of '{d.name}'", value))
+                states.append((f"reset of '{d.name}'", transition.guess.get(d.name, value)))
             else:
                 raise ModelError(
                     f"State '{d.name}' of the target mode has no value: the source mode does not have it.",
@@ -125,7 +126,9 @@ class Jump:
         rates = [self.model.posts[f"der({n})"] for n in self.rated]
         lower = self.source.lower
         self.y = lower("jump_y", states)
+        self.given = lower("given_y", given)
         self.z = lower("jump_z", starts or none)
+        self.z_before = lower("z_before", before or none)
         self.u = lower("jump_u", [(f"guess of '{d.name}'", self._start(d)) for d in self.unknowns] or none)
         self.m = lower("jump_m", updates or none, [*self.posts, *unknown])
         self.t = lower("jump_t", [(f"reset of '{name}'", transition.equations)], [*self.posts, *unknown, *rates])
@@ -140,8 +143,10 @@ class Jump:
 
     def _start(self, d: Declaration) -> ca.MX:
         """Where Newton's method starts for a variable, in values before."""
-        if d.name in self.transition.guess:
-            return self.transition.guess[d.name]
+        return self.transition.guess.get(d.name, self._before(d))
+
+    def _before(self, d: Declaration) -> ca.MX:
+        """The value before the transition, where there is one."""
         if d.name in self.has:
             return d.symbol
         return ca.MX(ca.DM(np.zeros(d.size) if d.value is None else d.value))
@@ -153,7 +158,7 @@ class Jump:
         by_x = ca.jacobian(target.invariant_part(s), s.x)
         helping = tuple(sorted(set(by_x[:, self.free].sparsity().row()))) if self.free else ()
         rows, wanted = self.transition.equations.numel(), len(self.free) + self.nu
-        if self.transition.project or rows + len(helping) >= wanted:
+        if self.transition.project or (rows + len(helping) >= wanted and (wanted or not rows)):
             return helping
         layout = target.lowering.differential.labels()
         unknowns = [*(f"post({layout[i]})" for i in self.free), *(d.name for d in self.unknowns)]
@@ -170,22 +175,29 @@ class Jump:
 
     def symbols(self) -> tuple[Flat, Any, Any]:
         """Flat symbols before, of xi and of m+."""
-        functions = [self.y, self.z, self.u, self.m, self.t, self.metric, self.cost, self.target.flow]
-        s = symbols_for([*functions, self.target.invariants], self.source.n, self.target.nm, self.target.np)
+        functions = [self.y, self.given, self.z, self.z_before, self.u, self.m, self.t, self.metric, self.cost]
+        s = symbols_for(
+            [*functions, self.target.flow, self.target.invariants], self.source.n, self.target.nm, self.target.np
+        )
         if self.n_xi > SYMBOLIC_SOLVE:
             s = self.target.solvable(s)
         return s, s.kind.sym("xi", self.n_xi), s.kind.sym("m_after", self.target.nm)
 
-    def start(self, s: Flat) -> tuple[Any, Any]:
-        """All y+ (where left open, where Newton's method starts) and the start of xi."""
-        y: Any = ca.vertcat(*self.y.call(list(s.point)))
-        z, u = (ca.vertcat(*function.call(list(s.point))) for function in (self.z, self.u))
+    def start(self, s: Flat, *, continuous: bool = False) -> Any:
+        """Where Newton's method starts for xi; with the z before if `continuous`."""
+        functions = (self.y, self.z_before if continuous else self.z, self.u)
+        columns: list[Any] = [ca.vertcat(*function.call(list(s.point))) for function in functions]
+        y, z, u = columns
         parts = [y[self.free, :] if self.free else s.kind(0, 1), z, u, s.kind(ca.DM.zeros(self.nv))]
-        return y, ca.vertcat(*parts)
+        return ca.vertcat(*parts)
+
+    def values_given(self, s: Flat) -> Any:
+        """y+ as the reset gives it; where it leaves y+ open the value before."""
+        return ca.vertcat(*self.given.call(list(s.point)))
 
     def after(self, s: Flat, xi: Any) -> Any:
         """x+ with xi."""
-        y, count = s.kind(self.start(s)[0]), len(self.free)
+        y, count = s.kind(self.values_given(s)), len(self.free)
         if count:
             y[self.free, :] = xi[:count, :]
         return ca.vertcat(y, xi[count : count + self.target.nz, :])
@@ -237,7 +249,7 @@ class Jump:
         at = s.kind.sym("at", after.numel())
         k = self.target.invariants(s.t, at, m_after, s.p)
         by_y = ca.substitute(ca.jacobian(k, at), at, after)[list(self.helping), self.free]
-        return metric @ (xi[:count, :] - self.start(s)[0][self.free, :]) - by_y.T @ xi[self.n_xi - self.nv :, :]
+        return metric @ (xi[:count, :] - self.values_given(s)[self.free, :]) - by_y.T @ xi[self.n_xi - self.nv :, :]
 
     def costs(self, s: Flat, xi: Any) -> Any:
         """Costs of all functionals at this transition."""
@@ -265,17 +277,18 @@ class Jump:
         at_new = at.call([*s.point, xi, m_new])
         after = ca.Function("after", [t, x, m, xi, p], [ca.densify(e) for e in (self.after(s, xi), m_new, *at_new)])
         total = self.phi(s, xi, m_new)
-        z_start = self.start(s)[1][len(self.free) : len(self.free) + self.target.nz, :]
+        z_before = ca.vertcat(*self.z_before.call(list(s.point)))
         y_new = self.after(s, xi)[: self.target.ny, :]
         linear = [
             *(ca.jacobian(v, w) for v in (y_new, m_new, total) for w in (s.u, xi)),
             at_new[2],
-            ca.jacobian(z_start, s.u),
+            ca.jacobian(z_before, s.u),
+            entry_sizes(ca.jacobian(total, xi), ca.vertcat(xi, s.u)),
         ]
         found = {
             "jump": Kernel(self._arrival(after)),
             "after": Kernel(after, [3, 4]),
-            "linear": Kernel(ca.Function("linear", [t, x, m, xi, p], [ca.densify(e) for e in linear]), range(8)),
+            "linear": Kernel(ca.Function("linear", [t, x, m, xi, p], [ca.densify(e) for e in linear]), range(9)),
         }
         if self.has_cost:
             cost = self.costs(s, xi)
@@ -286,9 +299,9 @@ class Jump:
     def _arrival(self, after: ca.Function) -> ca.Function:
         """The whole arrival in one call, for the usual case that the start of xi solves the equations."""
         s, _, _ = self.symbols()
-        start = self.start(s)[1]
-        x_new, m_new, phi, _, _, phi_size = after(s.t, s.x, s.m, start, s.p)
-        arrive = ca.Function("arrive", list(s.point), [x_new, m_new, start, phi, phi_size])
+        first = self.start(s, continuous=True)
+        x_new, m_new, phi, _, _, phi_size = after(s.t, s.x, s.m, first, s.p)
+        arrive = ca.Function("arrive", list(s.point), [x_new, m_new, first, phi, phi_size, self.start(s)])
         entry = self.target.entry()
         kind = kind_for([arrive, entry])
         t, x, m, p = (kind.sym(n, v.numel()) for n, v in zip("txmp", s.point, strict=True))

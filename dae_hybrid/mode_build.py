@@ -54,8 +54,10 @@ class ModeBuilder(ModeFunctions):
             landed.append(("rates", ca.Function("rates", [inputs[0], state, *inputs[3:]], [ca.densify(rates)])))
         else:
             landed.append(("rates", self.point_function("rates", lambda s: [self.guard_rates(s)])))
-        if self.nk:
+        if self.nk:  # what the integrator has is off the constraints, and in index 2 its z is worse than its y
             landed.append(("drift", landing))
+            landed[1] = ("rates", self._on_the_constraints(landing, "guard_rates", state.numel()))
+            landed.append(("guards", self._on_the_constraints(landing, "guards", state.numel())))
         for key, function in landed:
             w = symbols_for([function], state.numel(), self.nm, self.np)
             outputs = function.call(list(w.point))
@@ -65,6 +67,21 @@ class ModeBuilder(ModeFunctions):
                 outputs = [outputs[0][: self.ny, :], outputs[1][: self.ny, :], w.kind(0, 1)]
             functions[key] = ca.Function(f"m{self.index}_{key}", [w.t, w.x, w.xdot, w.m, w.p], outputs)
         return functions
+
+    def _on_the_constraints(self, landing: ca.Function, name: str, n_state: int) -> ca.Function:
+        """Guards, or their rates, at the consistent point next to an integrator's state."""
+        poles = self.poles
+
+        def values(s: Flat) -> list[Any]:
+            h = self.guards(*s.point)
+            if poles and self.explicit is not None:
+                h = ca.vertcat(h, self.explicit(s.t, s.x[: self.ny, :], s.m, s.p)[1])
+            return [h if name == "guards" else ca.jacobian(h, s.x) @ self.xdot(s) + ca.jacobian(h, s.t)]
+
+        at = self.point_function(name, values)
+        sizes = (1, n_state, self.nm, self.np)
+        t, state, m, p = (ca.MX.sym(k, v) for k, v in zip(("t", "x", "m", "p"), sizes, strict=True))
+        return ca.Function(name, [t, state, m, p], [at(t, landing(t, state, m, p)[0], m, p)])
 
     def kernels(self) -> dict[str, Kernel]:
         """What the core evaluates at points; see `ModeSystem`."""
@@ -156,5 +173,6 @@ class ModeBuilder(ModeFunctions):
             formulation=self._in_words(),
             explicit=self.explicit,
             invariants=self.constraint_labels,
+            fragile=self.nz > 0 and (self.explicit is None or self.poles > 0),
             **self._solved(),
         )

@@ -276,3 +276,8 @@ class ModeFunctions:
 def term_sizes(values: Any, u: Any) -> Any:
     """Size of what each value is summed from, to first order: |dv/du| |u|. Rounding is a multiple of it."""
     return ca.fabs(ca.jacobian(values, u)) @ ca.fabs(u) + ca.fabs(values)
+
+
+def entry_sizes(matrix: Any, u: Any) -> Any:
+    """Size of what each entry of a matrix is summed from; an entry far below it is zero but for cancellation."""
+    return ca.reshape(term_sizes(ca.vec(ca.densify(matrix)), u), *matrix.shape)

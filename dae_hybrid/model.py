@@ -192,7 +192,7 @@ class HybridModel(Symbols):
             None if metric is None else matrix(f"metric of transition '{name}'", metric),
             self.assignments(guess or {}, f"guess of transition '{name}'", ("differential", "algebraic", "unknown")),
         )
-        if end is None and (reset or memory or moved):
+        if end is None and (transition.reset or transition.equations.numel() or transition.memory or moved):
             raise ModelError(f"Transition '{name}' ends the run: reset=, memory= and project= have no meaning.")
         for key in transition.memory:
             if self.declarations[key].of is not None or self.declarations[key].signal is not None:

@@ -180,7 +180,11 @@ class Symbols:
         return self.rates.setdefault(declared.name, ca.MX.sym(f"der({declared.name})", declared.size))
 
     def post(self, variable: ca.MX | str) -> ca.MX:
-        """The value just after a transition of a variable or its derivative, for implicit resets and memory updates."""
+        """The value just after a transition.
+
+        Of a variable for implicit resets, memory updates and costs at events; of a derivative (`der`) for implicit
+        resets and costs at events.
+        """
         rate = self.rate_name(variable)
         if rate is not None:
             return self.posts.setdefault(f"der({rate})", ca.MX.sym(f"post(der({rate}))", self.declarations[rate].size))

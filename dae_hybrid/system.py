@@ -60,6 +60,7 @@ class ModeSystem:
     solved: ca.Function  # x from (t, integrator's state, m, p), consistent
     solved_by_w: ca.Function  # its derivative by (y, m, p)
     invariants: tuple[str, ...]  # names of the constraints that the state is kept on
+    fragile: bool  # whether [F_y' | F_z] could become singular, as far as the structure says
 
     def complete(self, t: float, state: Array, rate: Array, m: Array, p: Array) -> tuple[Array, Array]:
         """x and x' from what the integrator ends a segment with."""

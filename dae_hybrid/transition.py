@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dae_hybrid.arrival import arrival_derivative
+from dae_hybrid.arrival import arrival_derivative, refuse_singular_entry
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.errors import ConsistencyError, EventError, GrazingError, NonFiniteError
 from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
@@ -39,7 +39,7 @@ SHORT = 16
 #: a drift within this many roundings of its terms is none
 DRIFT_ROUNDINGS = 64.0
 #: after an explicit reset, a state this many tolerances off a constraint is on it but for the integrator's error
-SLACK = 1e3
+SLACK = 2.0
 #: a guard whose rate is below this share of its range over the time of the run does not cross
 GRAZING = 1e-9
 
@@ -203,8 +203,8 @@ class TransitionMap:
     kernel       inputs                              outputs
     ============ =================================== =====================================================
     time         p, clock                            scheduled time (timed only)
-    jump         t, x-, m-, p                        x+, m+, xi, Phi and the size of its terms at the start of xi,
-                                                     and the target's `entry` there
+    jump         t, x-, m-, p                        x+, m+, xi, Phi and the size of its terms with continuous z+,
+                                                     where Newton's method starts else, and the target's `entry`
     after        t, x-, m-, xi, p                    x+, m+, Phi, dPhi/dxi with m+ following, sizes of the terms
                                                      of both
     linear       t, x-, m-, xi, p                    y+, m+ and Phi, each by u- and by xi; sizes of the terms of
@@ -244,10 +244,10 @@ class TransitionMap:
         Algebraic variables are continuous where that is consistent; otherwise they solve the target's
         equations, starting from their old values.
         """
-        after, memory, xi, phi, phi_size, *entry = self.kernels["jump"](t, x, m, p)
+        after, memory, xi, phi, phi_size, start, *entry = self.kernels["jump"](t, x, m, p)
         moved = False
         if not vanishes(phi, phi_size, RESIDUAL_ROUNDINGS):
-            xi, moved = self._solve(target, t, x, m, xi, p), True
+            xi, moved = self._solve(target, t, x, m, start, xi, p), True
             after, memory = self.kernels["after"](t, x, m, xi, p)[:2]
         if target.invariants and all_finite(after):
             after, moved = self._on_constraints(target, t, after, memory, p, options), True
@@ -255,6 +255,8 @@ class TransitionMap:
             entry = target.kernels["entry"](t, after, memory, p)
         if not (all_finite(after) and all_finite(memory)):
             raise NonFiniteError("The reset gives NaN or infinity.", transition=self.name, mode=target.name, time=t)
+        if target.fragile and all_finite(after):
+            refuse_singular_entry(target, t, after, memory, p, options, self.name)
         if not all_finite(entry[0]):
             raise NonFiniteError(
                 "The equations are not finite after the transition.", transition=self.name, mode=target.name, time=t
@@ -283,14 +285,16 @@ class TransitionMap:
         """Where z+ stands in xi."""
         return slice(len(self.free), len(self.free) + target.algebraic.size)
 
-    def _solve(self, target: ModeSystem, t: float, x: Array, m: Array, start: Array, p: Array) -> Array:
+    def _solve(
+        self, target: ModeSystem, t: float, x: Array, m: Array, start: Array, continuous: Array, p: Array
+    ) -> Array:
         def equations(trial: Array) -> list[Array]:
             return self.kernels["after"](t, x, m, trial, p)[2:]
 
         def system(trial: Array) -> tuple[Array, Array, Array]:
             phi, by_xi, _, phi_size = equations(trial)
-            offset = trial - start
-            sizes = abs(kept) @ (abs(trial) + abs(start))
+            offset = trial - continuous
+            sizes = abs(kept) @ (abs(trial) + abs(continuous))
             return np.concatenate((phi, kept @ offset)), np.vstack((by_xi, kept)), np.concatenate((phi_size, sizes))
 
         try:

@@ -94,7 +94,8 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Ke
     """`tangent` of `TransitionMap`."""
     functions = [trigger, source.flow, source.integrands]
     if jump is not None:
-        functions += [jump.y, jump.z, jump.u, jump.m, jump.t, jump.metric, jump.target.flow, jump.target.integrands]
+        functions += [jump.given, jump.z_before, jump.u, jump.m, jump.t, jump.metric]
+        functions += [jump.target.flow, jump.target.integrands]
         functions.append(jump.target.invariants)
     s = symbols_for(functions, source.lowering.n, source.nm, source.np)
     s = source.solvable(s)
@@ -115,11 +116,11 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Ke
         derivative, k_z, k_z_size = kind(0, 0), kind(0, 0), kind(0, 0)
         if jump.simple:  # xi is z+, which is continuous where the equations leave it open
             xi = kind.sym("z", target.nz)
-            y_new, start = jump.start(s)
+            y_new, before = jump.values_given(s), ca.vertcat(*jump.z_before.call(list(s.point)))
             m_new = jump.memory(s, xi)
             z = after[target.ny :, :]
             _, k_z, k_z_size = (ca.substitute(v, xi, z) for v in jump.phi_by_xi(s, xi, m_after))
-            dm = ca.substitute(ca.jacobian(m_new, s.u) + ca.jacobian(m_new, xi) @ ca.jacobian(start, s.u), xi, z)
+            dm = ca.substitute(ca.jacobian(m_new, s.u) + ca.jacobian(m_new, xi) @ ca.jacobian(before, s.u), xi, z)
             derivative = ca.vertcat(ca.jacobian(y_new, s.u) @ by_w, dm @ by_w)
         arrival = [flow_plus, target.integrands(*point), k_z, k_z_size]
     outputs = [ca.jacobian(h, s.u) @ by_w, derivative, flow_minus, g_minus, *arrival]

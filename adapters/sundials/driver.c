@@ -104,6 +104,7 @@ typedef struct {
   integer n_rows, capacity, width;
   integer record, dense_order, implicit, closed_end, budget, steps, root, corrector;
   long error_test_failures, newton_failures;
+  double loose;                              /* how far algebraic variables were from what the equations say */
 } run;
 
 typedef struct {                             /* the checkpointed pass before a backward one */
@@ -481,6 +482,14 @@ static int complete(run *r, double t) {
   c->res[2] = r->completed + 2 * c->n;
   if (evaluate(c, c->complete, t, x, 0)) return FATAL;
   if (!all_finite(r->completed, 2 * c->n)) { c->not_finite++; return FATAL; }
+  double off = 0, scale = 0;
+  for (integer i = 0; i < c->n_differential; i++) scale = fmax(scale, fabs(r->completed[c->n + i]));
+  for (integer i = c->n_differential; i < c->n; i++) {
+    scale = fmax(scale, fabs(r->completed[i]));
+    off = fmax(off, fabs(r->completed[i] - x[i]));
+  }
+  if (off > r->loose * scale) r->loose = off / scale;
+  for (integer i = 0; i < c->n - c->n_differential; i++) r->loose = fmax(r->loose, r->completed[2 * c->n + i]);
   memcpy(x, r->completed, (size_t)c->n * sizeof(double));
   if (r->xdot) memcpy(c->api->array(r->xdot), r->completed + c->n, (size_t)c->n * sizeof(double));
   return 0;
@@ -536,6 +545,7 @@ int dh_begin(run *r) {
   context *c = r->model;
   r->n_rows = r->next_eval = r->steps = 0;
   r->error_test_failures = r->newton_failures = 0;
+  r->loose = 0;
   c->point_valid = c->interpolated_valid = 0;
   int flag = r->implicit ? c->api->ida_reinit(r->memory, r->t, r->x, r->xdot) : c->api->cvode_reinit(r->memory, r->t, r->x);
   if (!flag && r->sensitivities)

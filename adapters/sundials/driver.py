@@ -75,6 +75,7 @@ class Run(Structure):
         *((name, c_int64) for name in ("n_eval", "next_eval", "n_rows", "capacity", "width", "record", "dense_order",
                                        "implicit", "closed_end", "budget", "steps", "root", "corrector")),
         *((name, c_long) for name in ("error_test_failures", "newton_failures")),
+        ("loose", c_double),
     ]  # fmt: skip
 
 
@@ -282,6 +283,11 @@ class Stepper:
     def failures(self) -> tuple[int, int]:
         """Failed error tests and failed Newton iterations of this segment."""
         return self.run.error_test_failures, self.run.newton_failures
+
+    @property
+    def loose(self) -> float:
+        """How far algebraic variables have been from what the equations say, relative to them and to the rates."""
+        return float(self.run.loose)
 
     @property
     def t(self) -> float:

@@ -40,6 +40,7 @@ class Stepper:
         self.t, self.t_stop, self.steps, self.record, self.closed_end = t0, t_stop, 0, record, closed_end
         self.t_eval = np.zeros(0) if t_eval is None else t_eval
         self.next_eval, self.width, self.order, self.failures = 0, width, order, (0, 0)
+        self.loose = 0.0
         self._rows: list[Array] = []
         self.model.reset()
         h, implicit = self.handles, self.family == "IDA"
@@ -146,7 +147,12 @@ class Stepper:
         self.completed[:] = 0.0
         flat = np.concatenate(values)
         self.completed[: flat.size] = flat
-        n = self.model.equations.n
+        n, ny = self.model.equations.n, self.model.equations.n_differential
+        scale = float(max(np.abs(flat[:n][ny:]).max(initial=0.0), np.abs(flat[n : n + ny]).max(initial=0.0)))
+        off = float(np.abs(flat[ny:n] - self._vectors["x"][ny:n]).max(initial=0.0))
+        if off > self.loose * scale:
+            self.loose = off / scale
+        self.loose = max(self.loose, float(flat[2 * n :].max(initial=0.0)))
         self._vectors["x"][:n] = self.completed[:n]
         if "xdot" in self._vectors:
             self._vectors["xdot"][:n] = self.completed[n : 2 * n]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dae_hybrid.codegen import Kernel, densified
 from dae_hybrid.errors import StepSizeError
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Equations, SegmentTask
 from dae_hybrid.options import Options
@@ -137,7 +138,7 @@ class _Solver:
         tests on them fail at small steps. What they do to y is tested there, and they are solved for again wherever
         they are reported.
         """
-        if self.equations.constrained:
+        if self.equations.index == 2:
             absolute[self.equations.n_differential : self.equations.n] = UNTESTED
 
     def free(self) -> None:
@@ -184,6 +185,8 @@ class Forward(_Solver):
             if sensitivity_solver is not None:
                 which = "Sim" if self.corrector == SIMULTANEOUS else "Stg"
                 self.call(f"SetNonlinearSolverSens{which}", sensitivity_solver)
+        if e.implicit and n_integrals:
+            self._flow = Kernel(densified(e.functions["flow"].function))
         self.dense_order = MAX_ORDER[self.method]
         self.stepper = backend.Stepper(
             self.model, memory=self.memory, x=self.x, xdot=self.xdot, work=self.work, sensitivities=self.s,
@@ -206,7 +209,9 @@ class Forward(_Solver):
         self.model.zero_band[:], self.model.departure[:] = task.zero_band, task.departure
         self.x_data[:n], self.x_data[n:] = task.x0, task.integrals[: self.size - n]
         if self.xdot_data is not None:
-            self.xdot_data[:n], self.xdot_data[n:] = task.xdot0, 0.0
+            self.xdot_data[:n] = task.xdot0
+            if self.size > n:  # IDA takes its first step from the rates, those of the integrals too
+                self.xdot_data[n:] = self._flow(task.t0, task.x0, task.xdot0, task.memory, self.model.parameters)[1]
         if task.sensitivities is not None:
             self._begin_sensitivities(task)
             width += n * len(self.s_data)

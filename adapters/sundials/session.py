@@ -36,6 +36,8 @@ LOOK = 500
 #: a state that is kept on constraints is looked at after this many steps, and brought back where it has left them by
 #: this many tolerances (measured on a pendulum: from 1 on the error is that of the integration)
 DRIFT_LOOK, DRIFT = 100, 1.0
+#: multipliers of index 2 as it stands that are off by this share are not to be trusted
+LOOSE = 0.1
 #: steps below this share of the segment get nowhere
 STARVED = 1e-12
 #: intervals up to this many roundings long are not integrated
@@ -196,13 +198,16 @@ class SundialsSession:
         drifts = task.equations.constrained and task.record != "dense" and task.equations.index == 1
         while left > stepper.steps:
             before, taken = stepper.t, stepper.steps
-            budget = DRIFT_LOOK if drifts else LOOK if watch else BUDGET
+            budget = DRIFT_LOOK if task.equations.constrained else LOOK if watch else BUDGET
             status = stepper.advance(min(budget, left - stepper.steps))
             if status != driver.PAUSED:
                 return int(status)
             n, step = task.equations.n, (stepper.t - before) / (stepper.steps - taken)
             if step < STARVED * max(abs(stepper.t), task.t_stop - task.t0):
                 raise self._starved(memory, task, step)
+            if task.equations.index == 2:
+                stepper.stop()
+                _refuse_loose(memory)
             if drifts and self._has_drifted(memory, task):
                 return driver.PAUSED
             if watch:
@@ -260,6 +265,7 @@ class SundialsSession:
             unresolved = unresolved_guard(crossing[0], mode=e.name, time=stepper.t)
             unresolved.rows = stepper.rows()
             raise unresolved
+        _refuse_loose(memory)
         n, completed = e.n, stepper.completed.copy()
         return SegmentOutcome(
             t=stepper.t,
@@ -325,6 +331,18 @@ def _advise(error: IntegrationError, equations: Equations) -> None:
             "Index 2 as it stands has its limits at tight tolerances: build with index2='reduced' (the default), or "
             "loosen rtol."
         )
+
+
+def _refuse_loose(memory: Forward) -> None:
+    """In index 2 as it stands nothing tests the multipliers as such; see `Forward._free_algebraic`."""
+    if memory.equations.index == 2 and not memory.stepper.loose <= LOOSE:
+        error = StepSizeError(
+            "The multipliers of index 2 have come loose from the equations.",
+            mode=memory.equations.name,
+            time=memory.stepper.t,
+        )
+        error.rows = memory.stepper.rows()
+        raise error
 
 
 def _sensitivities(memory: Forward, task: SegmentTask) -> Array | None:
