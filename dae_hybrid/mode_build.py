@@ -44,44 +44,48 @@ class ModeBuilder(ModeFunctions):
             "guards": [h],
         }
         functions = {key: ca.Function(f"m{self.index}_{key}", inputs, outputs) for key, outputs in named.items()}
-        landing = self.landing()
-        landed = [("complete", landing)]
-        if state.numel() == self.ny and not self.nk:
-            plain = [state, equations, s.kind(0, 1)]
-            landed = [("complete", ca.Function("complete", [inputs[0], state, *inputs[3:]], plain))]
-        if state.numel() == self.ny:
-            rates = ca.jacobian(h, state) @ self.flow(*s.point)[: self.ny, :] + ca.jacobian(h, s.t)
-            landed.append(("rates", ca.Function("rates", [inputs[0], state, *inputs[3:]], [ca.densify(rates)])))
-        else:
-            landed.append(("rates", self.point_function("rates", lambda s: [self.guard_rates(s)])))
-        if self.nk:  # what the integrator has is off the constraints, and in index 2 its z is worse than its y
-            landed.append(("drift", landing))
-            landed[1] = ("rates", self._on_the_constraints(landing, "guard_rates", state.numel()))
-            landed.append(("guards", self._on_the_constraints(landing, "guards", state.numel())))
-        for key, function in landed:
+        for key, function in self._at_points(inputs, h, equations).items():
             w = symbols_for([function], state.numel(), self.nm, self.np)
-            outputs = function.call(list(w.point))
-            if key == "drift":
-                outputs = [outputs[0][: self.ny, :] - w.x[: self.ny, :]]
-            elif key == "complete" and state.numel() == self.ny:
-                outputs = [outputs[0][: self.ny, :], outputs[1][: self.ny, :], w.kind(0, 1)]
-            functions[key] = ca.Function(f"m{self.index}_{key}", [w.t, w.x, w.xdot, w.m, w.p], outputs)
+            inner = [w.t, w.x, w.xdot, w.m, w.p]
+            functions[key] = ca.Function(f"m{self.index}_{key}", inner, function.call(list(w.point)))
         return functions
 
-    def _on_the_constraints(self, landing: ca.Function, name: str, n_state: int) -> ca.Function:
-        """Guards, or their rates, at the consistent point next to an integrator's state."""
-        poles = self.poles
+    def _at_points(self, inputs: list[Any], h: Any, equations: Any) -> dict[str, ca.Function]:
+        """The functions of (t, X, m, p) that solve for something: `complete`, `rates`, and on constraints `drift`."""
+        t, state, _, m, p = inputs
+        landing, eliminated = self.landing(), state.numel() == self.ny
+        if self.nk:  # the integrator's X is off the constraints, and in index 2 its z is worse than its y
+            point = [ca.MX.sym(k, v.numel()) for k, v in zip("txmp", (t, state, m, p), strict=True)]
+            x, xdot, correction = landing(*point)
+            own = (x[: self.ny], xdot[: self.ny], ca.MX(0, 1)) if eliminated else (x, xdot, correction)
+            return {
+                "complete": ca.Function("complete", point, list(own)),
+                "drift": ca.Function("drift", point, [x[: self.ny] - point[1][: self.ny]]),
+                "guards": self._on_the_constraints(point, x, "guards"),
+                "rates": self._on_the_constraints(point, x, "rates"),
+            }
+        if not eliminated:
+            return {
+                "complete": landing,
+                "rates": self.point_function("rates", lambda s: [self.guard_rates(s)]),
+            }
+        along = ca.jacobian(h, state) @ equations + ca.jacobian(h, t)
+        return {
+            "complete": ca.Function("complete", [t, state, m, p], [state, equations, ca.densify(0 * state[:0, :])]),
+            "rates": ca.Function("rates", [t, state, m, p], [ca.densify(along)]),
+        }
+
+    def _on_the_constraints(self, point: list[Any], x: Any, name: str) -> ca.Function:
+        """Guards, or their rates, at the consistent point x next to an integrator's state."""
 
         def values(s: Flat) -> list[Any]:
             h = self.guards(*s.point)
-            if poles and self.explicit is not None:
+            if self.poles and self.explicit is not None:
                 h = ca.vertcat(h, self.explicit(s.t, s.x[: self.ny, :], s.m, s.p)[1])
             return [h if name == "guards" else ca.jacobian(h, s.x) @ self.xdot(s) + ca.jacobian(h, s.t)]
 
-        at = self.point_function(name, values)
-        sizes = (1, n_state, self.nm, self.np)
-        t, state, m, p = (ca.MX.sym(k, v) for k, v in zip(("t", "x", "m", "p"), sizes, strict=True))
-        return ca.Function(name, [t, state, m, p], [at(t, landing(t, state, m, p)[0], m, p)])
+        t, _, m, p = point
+        return ca.Function(name, point, [self.point_function(name, values)(t, x, m, p)])
 
     def kernels(self) -> dict[str, Kernel]:
         """What the core evaluates at points; see `ModeSystem`."""
