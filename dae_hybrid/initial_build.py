@@ -111,9 +111,11 @@ def _check_rank(
     if ca.sprank(ca.DM(pattern, 1)) == len(free):
         return
     every = _variable_labels(builder)
-    names = [every[free[j]] for j in unmatched(pattern)[1]]
+    rows, columns = unmatched(pattern)
+    names = [every[free[j]] for j in columns]
+    loose = ", ".join(labels[i] for i in rows) or "nothing"
     raise FormulationError(
-        f"The initial conditions ({', '.join(labels)}) cannot determine {', '.join(names)}.",
+        f"The initial conditions cannot determine {', '.join(names)}; {loose} is left over.",
         mode=initial.mode.name,
         variables=names,
         remedy="Some of them state the same thing twice, and something else is missing.",

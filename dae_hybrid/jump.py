@@ -10,6 +10,7 @@ import numpy as np
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.declarations import Declaration, Transition
 from dae_hybrid.errors import FormulationError, ModelError
+from dae_hybrid.formulation import unmatched
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import SYMBOLIC_SOLVE, Flat, ModeLowering, kind_for, split, symbols_for
 from dae_hybrid.mode_build import ModeBuilder
@@ -277,6 +278,7 @@ class Jump:
         at_new = at.call([*s.point, xi, m_new])
         after = ca.Function("after", [t, x, m, xi, p], [ca.densify(e) for e in (self.after(s, xi), m_new, *at_new)])
         total = self.phi(s, xi, m_new)
+        self._check_rank(ca.jacobian(total, xi).sparsity())
         z_before = ca.vertcat(*self.z_before.call(list(s.point)))
         y_new = self.after(s, xi)[: self.target.ny, :]
         linear = [
@@ -295,6 +297,20 @@ class Jump:
             outputs = [cost, ca.jacobian(cost, s.u), ca.jacobian(cost, xi)]
             found["cost"] = Kernel(ca.Function("cost", [t, x, m, xi, p], [ca.densify(e) for e in outputs]), [1, 2])
         return found
+
+    def _check_rank(self, pattern: ca.Sparsity) -> None:
+        """Refuse equations that cannot determine what they should, whatever their values."""
+        if ca.sprank(ca.DM(pattern, 1)) == self.n_xi:
+            return
+        rows, columns = unmatched(pattern)
+        names = [self.labels[j] for j in columns]
+        raise FormulationError(
+            f"The reset and the target's equations cannot determine {', '.join(names)}; "
+            f"{', '.join(self.equation_labels[i] for i in rows) or 'nothing'} is left over.",
+            transition=self.transition.name,
+            variables=names,
+            remedy="Some of the equations state the same thing twice, and something else is missing.",
+        )
 
     def _arrival(self, after: ca.Function) -> ca.Function:
         """The whole arrival in one call, for the usual case that the start of xi solves the equations."""

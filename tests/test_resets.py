@@ -620,10 +620,6 @@ UNSOLVABLE: dict[str, tuple[Callable[..., Any], str]] = {
         lambda m, y, v, P, e: [m.post(v) + e * v + P, 2 * m.post(v) + 2 * P - 1],
         "singular.*leaves v, P open; reset equation 0, reset equation 1 depend on each other",
     ),
-    "nothing for one unknown": (
-        lambda m, y, v, P, e: [m.post(v) + e * v, m.post(v) + e * v, P + m.unknown("Q") - v],
-        "singular.*leaves P, Q open; reset equation 0, reset equation 1 depend on each other",
-    ),
     "a condition on values before": (
         lambda m, y, v, P, e: [m.post(v) + e * v, v - 5], r"not satisfied: .*reset equation 1 \(-9"
     ),
@@ -639,6 +635,16 @@ def test_resets_that_cannot_be_solved(what: str) -> None:
     assert (caught.value.transition, caught.value.mode) == ("hit", "air")
     assert caught.value.time == pytest.approx(np.sqrt(2 / 9.81))
     assert caught.value.trajectory is not None
+
+
+def test_a_structurally_singular_reset_is_refused_at_build() -> None:
+    def twice(m: Any, y: Any, v: Any, P: Any, e: Any) -> Any:
+        return {"reset": [m.post(v) + e * v, m.post(v) + e * v, P + m.unknown("Q") - v]}
+
+    model = falling(twice)
+    with pytest.raises(dh.FormulationError, match=r"cannot determine [PQ]; reset equation [01] is left over") as caught:
+        model.build(native=False)
+    assert caught.value.transition == "hit"
 
 
 def test_more_equations_than_unknowns_that_agree_at_the_nominal_parameters_only() -> None:
