@@ -299,8 +299,13 @@ class Jump:
         return found
 
     def _check_rank(self, pattern: ca.Sparsity) -> None:
-        """Refuse equations that cannot determine what they should, whatever their values."""
-        if ca.sprank(ca.DM(pattern, 1)) == self.n_xi:
+        """Refuse equations that cannot determine what they should, whatever their values.
+
+        Algebraic variables may be left to continuity, which is decided where the transition fires.
+        """
+        begin = len(self.free)
+        continuous = ca.DM.eye(self.n_xi)[begin : begin + self.target.nz, :].sparsity()
+        if ca.sprank(ca.DM(ca.vertcat(pattern, continuous), 1)) == self.n_xi:
             return
         rows, columns = unmatched(pattern)
         names = [self.labels[j] for j in columns]
