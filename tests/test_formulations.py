@@ -618,3 +618,57 @@ def test_a_variable_that_is_not_in_every_mode(bad: Blank) -> None:
     bad.m.functional("pull", integrand=z)
     with pytest.raises(ModelError, match=r"(?s)integrand of functional 'pull' uses 'z'.*no equation.*'free'"):
         bad.m.build()
+
+
+# -- multipliers that enter nonlinearly -----------------------------------------------------------------------------
+
+
+def drive(**form: Any) -> dh.HybridSystem:
+    """w = c y^2 with y = t, driven by z + z^3/3 = 2 c t."""
+    m = dh.HybridModel("drive")
+    c = m.parameter("c", 3.0)
+    y, w, z = m.differential("y"), m.differential("w"), m.algebraic("z")
+    m.initial(m.mode("only", ode={y: 1.0, w: z + z**3 / 3}, constraint=[w - c * y**2]), {y: 0.0})
+    m.functional("E", terminal=z)
+    return m.build(**form)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_step": 0.05}, {"max_step": 0.01}], ids=str)
+def test_a_multiplier_that_enters_nonlinearly(options: dict[str, float]) -> None:
+    exact = 2 * np.sinh(np.arcsinh(9.0 * 2) / 3)
+    system = drive()
+    for run in (dh.forward_sensitivity, dh.adjoint_gradient):
+        result = run(system, (0, 2), **options)
+        sol = result.trajectory
+        gradient = result.gradient["E"] if run is dh.forward_sensitivity else result.gradient
+        assert sol.functionals["E"] == pytest.approx(exact, rel=1e-6)
+        assert gradient[0] == pytest.approx(4 / (1 + exact**2), rel=1e-5)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
+def test_multipliers_that_come_loose_are_refused_in_the_direct_form(native: bool) -> None:
+    with pytest.raises(dh.StepSizeError, match="come loose") as caught:
+        dh.simulate(drive(index2="direct", native=native), (0, 2), max_step=0.05)
+    assert "index2='reduced'" in str(caught.value)
+    assert caught.value.trajectory is not None
+
+
+def test_the_direct_form_has_a_tightest_tolerance() -> None:
+    with pytest.raises(dh.UnsupportedError, match="below rtol 1e-11"):
+        dh.simulate(drive(index2="direct"), (0, 1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("form", [{}, {"eliminate": False}, {"index2": "direct"}], ids=str)
+def test_an_event_on_a_constraint_happens_once_and_on_its_guard(form: dict[str, Any]) -> None:
+    """y' = 1 - y^2 on the unit circle."""
+    m = dh.HybridModel("circle")
+    x, y, z, n = m.differential("x"), m.differential("y"), m.algebraic("z"), m.memory("n", initial=0.0)
+    run = m.mode("run", ode={x: -x * z, y: 1.0 - y * z}, constraint=[x**2 + y**2 - 1.0])
+    m.transition(run, run, guard=y - 0.9, direction="rising", memory={n: n + 1})
+    m.initial(run, {x: 0.6, y: 0.8})
+    m.functional("passages", terminal=n)
+    system = m.build(**form)
+    for rtol in (1e-4, 1e-6, 1e-8, 1e-10):
+        sol = dh.simulate(system, (0, 1), rtol=rtol, atol=rtol / 100)
+        assert sol.functionals["passages"] == 1
+        assert sol.events[0].state_minus[1] == pytest.approx(0.9, rel=1e-13)

@@ -982,3 +982,24 @@ def test_algebraic_variables_that_move_faster_than_the_state(native: bool) -> No
     for rtol, limit in ((1e-6, 2e-5), (1e-8, 2e-7), (1e-10, 2e-9)):
         asa = dh.adjoint_gradient(system, (0, 4), rtol=rtol, atol=rtol / 100)
         assert asa.gradient == pytest.approx([exact], rel=limit)
+
+
+# -- the adjoint's forward pass ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
+@pytest.mark.parametrize("form", ["ode", "index 2"])
+def test_adjoint_on_polynomial_motion(form: str, native: bool) -> None:
+    """y = a t^4/4: a multistep method takes steps of any length on it, but cubic interpolation is not exact."""
+    m = dh.HybridModel("polynomial")
+    a, y, x = m.parameter("a", 1.0), m.differential("y"), m.differential("x")
+    if form == "index 2":
+        u = m.algebraic("u")
+        m.initial(m.mode("run", ode={y: a * m.time**3, x: u}, constraint=[x - a * m.time**2]), {y: 0.0})
+    else:
+        m.initial(m.mode("run", ode={y: a * m.time**3, x: 2 * a * m.time}), {y: 0.0, x: 0.0})
+    m.functional("G", integrand=y**2 * x)
+    system, exact = m.build(native=native), 3 * 2.0**11 / (16 * 11)
+    for rtol in (1e-5, 1e-7, 1e-9, 1e-11):
+        asa = dh.adjoint_gradient(system, (0, 2), rtol=rtol, atol=rtol / 100)
+        assert asa.gradient[0] == pytest.approx(exact, rel=300 * rtol)

@@ -576,3 +576,30 @@ def test_a_signal_is_no_memory_to_update() -> None:
 def test_algorithm_one_refuses_signals(driven_system: Any) -> None:
     with pytest.raises(dh.AssumptionError):
         dh.adjoint_gradient(driven_system("linear", "numbers"), (0, 2), "G", algorithm="serban-recuero")
+
+
+# -- guards at knots --------------------------------------------------------------------------------------------
+
+
+def test_a_protocol_that_holds_reverses_where_it_goes_back() -> None:
+    m = dh.HybridModel("hold")
+    s, y = m.signal("s", [0, 1, 2, 3, 4, 5, 6], [0, 1, 1, 2, 2, 0, 0]), m.differential("y")
+    up, down = m.mode("up", ode={y: s}), m.mode("down", ode={y: s})
+    m.transition(up, down, guard=m.der(s), direction="falling")
+    m.transition(down, up, guard=m.der(s), direction="rising")
+    m.initial(up, {y: 0.0})
+    assert [e.time for e in dh.simulate(m.build(native=False), (0, 6)).events] == [4.0]
+
+
+def test_a_guard_that_crosses_at_a_knot_does_not_hide_it() -> None:
+    m = dh.HybridModel("both")
+    a = m.parameter("a", 1.0)
+    s, y = m.signal("s", [0.0, 1.0, 2.0], a * np.array([1.0, 1.0, 0.0])), m.differential("y")
+    one, two = m.mode("one", ode={y: s}), m.mode("two", ode={y: s})
+    m.transition(one, two, guard=m.time - 1, direction="rising")
+    m.initial(one, {y: 0.0})
+    m.functional("G", terminal=y)
+    system = m.build(native=False)
+    asa = dh.adjoint_gradient(system, (0, 2), rtol=1e-10)
+    assert asa.value == pytest.approx(1.5, rel=1e-9)
+    assert asa.gradient == pytest.approx([1.5], rel=1e-9)
