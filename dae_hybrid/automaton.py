@@ -263,6 +263,7 @@ class Automaton:
                 rows[:, 0],
                 rows[:, 1 : 1 + n],
                 Redo(self.reopen, task, t, method),
+                rows[:, 0] if task.record == "steps" and task.t_eval is None else None,
                 **kept,
             )
         )

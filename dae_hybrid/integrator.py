@@ -137,7 +137,8 @@ class BackwardTask:
     consistent values at `t1`; `absolute` (k, n) and `absolute_integrals` (k, n_wrt + n_memory) their
     absolute tolerances. `t_eval`, decreasing, asks for the adjoint at these times. `restart`, where it is given, makes
     adjoints and rates that are consistent with the state that a repeated forward pass has at `t1`: in index 2 a
-    start that is off by the tolerance puts an error of tolerance over step size into the multipliers.
+    start that is off by the tolerance puts an error of tolerance over step size into the multipliers. `stretches`
+    (time, longest step), in decreasing time, bound the steps from the one before (or `t1`) down to each time.
     """
 
     equations: Equations
@@ -154,6 +155,7 @@ class BackwardTask:
     method: str
     t_eval: Array | None = None
     restart: Callable[[Array], tuple[Array, Array]] | None = None
+    stretches: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

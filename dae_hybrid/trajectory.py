@@ -44,6 +44,7 @@ class Segment:
     t: Array
     states: Array = field(repr=False)  # (n_t, .), what the integrator integrates: eliminated variables are not in it
     interpolate: Callable[[], Interpolant] = field(repr=False)
+    steps: Array | None = field(default=None, repr=False)  # times between the integrator's steps, where kept
     sensitivity_rows: Array | None = field(default=None, repr=False)
     memory_sensitivities: Array | None = None
     directions: Array | None = None

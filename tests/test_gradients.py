@@ -1003,3 +1003,31 @@ def test_adjoint_on_polynomial_motion(form: str, native: bool) -> None:
     for rtol in (1e-5, 1e-7, 1e-9, 1e-11):
         asa = dh.adjoint_gradient(system, (0, 2), rtol=rtol, atol=rtol / 100)
         assert asa.gradient[0] == pytest.approx(exact, rel=300 * rtol)
+
+
+def test_adjoint_does_not_step_over_what_the_forward_run_has_resolved() -> None:
+    """An integrand that is a pulse: going backwards the adjoint is zero before it is met, and nothing limits the steps."""
+    m = dh.HybridModel("pulse")
+    a, c = m.parameter("a", 0.1), m.parameter("c", 47.3)
+    x, w = m.differential("x"), m.differential("w")
+    m.initial(m.mode("run", ode={x: -a * x, w: -a * w + ca.exp(-(((m.time - c) / 2) ** 2)) * x}), {x: 1.0, w: 0.0})
+    m.functional("J", integrand=ca.exp(-((m.time - 60) ** 2)) * w**2)
+    system = m.build()
+    for rtol in (1e-4, 1e-6, 1e-8, 1e-10):
+        forward = dh.forward_sensitivity(system, (0, 100), rtol=rtol, atol=1e-4 * rtol).gradient["J"]
+        adjoint = dh.adjoint_gradient(system, (0, 100), rtol=rtol, atol=1e-4 * rtol).gradient
+        assert adjoint[0] == pytest.approx(forward[0], rel=1e2 * rtol)
+
+
+def test_adjoint_behind_a_fast_transient() -> None:
+    """A transient of 1e-4 before a smooth stretch of 100: interpolation needs short steps in the one only."""
+    m = dh.HybridModel("transient")
+    k, a, b = m.parameter("k", 1e4), m.parameter("a", 1.0), m.parameter("b", 1e-3)
+    x, y = m.differential("x"), m.differential("y")
+    m.initial(m.mode("run", ode={x: -k * (x - (a + b * m.time**2)), y: -b * y + x}), {x: 0.0, y: 0.0})
+    m.functional("J", integrand=x**2 * y * 1e-3, terminal=y)
+    system = m.build()
+    for rtol in (1e-6, 1e-8, 1e-10):
+        forward = dh.forward_sensitivity(system, (0, 100), rtol=rtol, atol=1e-4 * rtol)
+        adjoint = dh.adjoint_gradient(system, (0, 100), rtol=rtol, atol=1e-4 * rtol, max_steps=100_000)
+        assert np.abs(adjoint.gradient / forward.gradient["J"] - 1)[1:].max() < 1e2 * rtol

@@ -21,10 +21,12 @@ from .flags import integration_error, unresolved_guard
 from .library import ADAMS, BDF, HERMITE, NORMAL, SIMULTANEOUS, STAGGERED, Objects
 
 MAX_ORDER = {"bdf": 5, "adams": 12}
-FORWARD_PASS_ORDER = 5
+FORWARD_PASS_ORDER, CAUTIOUS_ORDER = 5, 3
 #: cubic interpolation of the forward pass may be off by this many tolerances; where it is not, the pass is repeated in
 #: shorter steps, at most this often; the next segment starts with steps that may be longer by a factor
 INTERPOLATION, REPEATS, FORGET = 100.0, 20, 1.5
+#: and where that would mean more steps than this, the order is reduced instead
+MANY = 2e4
 #: absolute tolerance of what takes no part in any test
 UNTESTED = 1e100
 
@@ -305,9 +307,18 @@ class Adjoint(_Solver):
         """Apply options and parameters of a run."""
         self.configure(options, parameters)
         self.options, self.scales, self.longest = options, None, np.inf
-        # Higher orders take steps too long for the cubic interpolation of the forward pass, and the gradient does not
-        # follow the tolerance; SUNDIALS' polynomial interpolation fails now and then (both measured on SR 5.2).
-        self.call("SetMaxOrd", min(FORWARD_PASS_ORDER, options.max_order or FORWARD_PASS_ORDER))
+        self.cautious = False
+        self._set_cautious(False)
+
+    def _set_cautious(self, cautious: bool) -> None:
+        """Choose the highest order of the forward pass: one whose error test covers cubic interpolation, or more.
+
+        Orders above FORWARD_PASS_ORDER take steps too long for cubic interpolation, and the gradient does not follow
+        the tolerance; SUNDIALS' polynomial interpolation fails now and then (both measured on SR 5.2).
+        """
+        self.cautious = cautious
+        order = CAUTIOUS_ORDER if cautious else FORWARD_PASS_ORDER
+        self.call("SetMaxOrd", min(order, self.options.max_order or order))
 
     def solve(self, task: BackwardTask) -> BackwardOutcome:
         """Integrate the segment forwards with checkpoints, then its adjoints backwards."""
@@ -330,6 +341,7 @@ class Adjoint(_Solver):
             if self.nq:
                 self.q_data[j][:] = 0.0
                 self.call("QuadReInitB", index, self.q_b[j])
+        self.stretches, self.bound = list(task.stretches), 0.0
         times = np.zeros(0) if task.t_eval is None else task.t_eval
         samples = np.zeros((times.size, k, n))
         for i, t in enumerate(times):
@@ -383,7 +395,10 @@ class Adjoint(_Solver):
                 self.fail(status, task.t0)
             if status != PAUSED:
                 return
-            self.longest = min(longest, self.longest / 2)
+            if not self.cautious and task.t1 - task.t0 > MANY * longest:
+                self._set_cautious(True)  # the trouble is local: a fast transient before a long smooth stretch
+            else:
+                self.longest = min(longest, self.longest / 2)
         raise StepSizeError(
             "The forward pass of the adjoint cannot be interpolated well enough, however short its steps.",
             mode=task.equations.name,
@@ -392,7 +407,19 @@ class Adjoint(_Solver):
         )
 
     def _at(self, t: float) -> Array:
-        self.call("B" if self.xdot is None else "SolveB", t, NORMAL)
+        """The adjoints at t, integrated stretch by stretch."""
+        solve = "B" if self.xdot is None else "SolveB"
+        while self.stretches:
+            end, longest = self.stretches[0]
+            if longest != self.bound:
+                self.bound = longest
+                for index in self.which:
+                    self.call("SetMaxStepB", index, min(longest, self.options.max_step or longest))
+            if end <= t:
+                break
+            self.call(solve, end, NORMAL)
+            self.stretches.pop(0)
+        self.call(solve, t, NORMAL)
         for j, index in enumerate(self.which):
             if self.bdot is None:
                 self.call("GetB", index, byref(self.time), self.b[j])
