@@ -1006,7 +1006,7 @@ def test_adjoint_on_polynomial_motion(form: str, native: bool) -> None:
 
 
 def test_adjoint_does_not_step_over_what_the_forward_run_has_resolved() -> None:
-    """An integrand that is a pulse: going backwards the adjoint is zero before it is met, and nothing limits the steps."""
+    """Before an integrand that is a pulse is met, going backwards, the adjoint is zero and nothing limits the steps."""
     m = dh.HybridModel("pulse")
     a, c = m.parameter("a", 0.1), m.parameter("c", 47.3)
     x, w = m.differential("x"), m.differential("w")
@@ -1016,7 +1016,7 @@ def test_adjoint_does_not_step_over_what_the_forward_run_has_resolved() -> None:
     for rtol in (1e-4, 1e-6, 1e-8, 1e-10):
         forward = dh.forward_sensitivity(system, (0, 100), rtol=rtol, atol=1e-4 * rtol).gradient["J"]
         adjoint = dh.adjoint_gradient(system, (0, 100), rtol=rtol, atol=1e-4 * rtol).gradient
-        assert adjoint[0] == pytest.approx(forward[0], rel=1e2 * rtol)
+        assert adjoint[0] == pytest.approx(forward[0], rel=5e2 * rtol)
 
 
 def test_adjoint_behind_a_fast_transient() -> None:
