@@ -28,6 +28,8 @@ from dae_hybrid.integrator import Array
 RANK_TOLERANCE = 1e-11
 #: between RANK_TOLERANCE and this the rank cannot be decided
 DOUBTFUL_TOLERANCE = 1e-8
+#: where Newton's method gets no farther, residuals below this share of the largest value are rounding
+STAGNANT = 1e-13
 #: a matrix below this share of the terms of its entries belongs to a multiple root
 MULTIPLE_ROOT = 1e-5
 #: a matrix whose smallest singular value falls below this share of what it was is becoming singular
@@ -147,11 +149,15 @@ def solve_algebraic(
     residual, jacobian, size = system(z)
 
     def zero() -> bool:
-        """Whether every residual is rounding, its own or that of the values it is made from."""
+        """Whether every residual is rounding: of its own terms, or of the values it is made from.
+
+        Asked only where Newton's method gets no farther. Terms that all vanish leave no scale of their own.
+        """
         if not (np.all(np.isfinite(residual)) and np.all(np.isfinite(jacobian))):
             return False
-        carried = size if jacobian.size == 0 else size + np.abs(jacobian) @ (np.abs(np.linalg.pinv(jacobian)) @ size)
-        return bool(np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * carried))
+        carried = np.abs(jacobian).sum(axis=1) * np.abs(z).max(initial=0.0)
+        allowed = RESIDUAL_ROUNDINGS * EPS * size + STAGNANT * carried
+        return bool(np.all(np.abs(residual) <= allowed))
 
     def fail(reason: str = "") -> ConsistencyError:
         fixed = ~np.any(jacobian, axis=1)  # nothing can be done about these: they are in conflict with what is given
