@@ -27,6 +27,8 @@ from dae_hybrid.trajectory import Segment, Trajectory
 from dae_hybrid.transition import TransitionLinearisation, all_finite, chain
 
 NONE = np.zeros(0)
+#: share of a cost that a run is taken to have still to gain, however little moves at its ends
+SETTLED = 1e-2
 #: backward steps may be longer than forward ones by this factor; stretches join steps within a factor
 LONGER, SIMILAR = 3.0, 4.0
 
@@ -61,7 +63,8 @@ class Sweep:
         for segment in self.trajectory.segments:
             g_x = segment.mode.kernels["adjoint_point"](segment.t_end, segment.x_end, segment.memory, p)[1]
             largest = np.maximum(largest, np.abs(g_x) @ np.abs(segment.x_end))
-        size = (size + duration * largest)[chosen]
+        # a run that has settled has small integrands at its ends, and its cost behind it
+        size = np.maximum(size + duration * largest, SETTLED * np.abs(self.trajectory.integrals))[chosen]
         return np.asarray(np.where(np.isfinite(size) & (size > 0), size, 1.0))
 
     def _absolute(self, mode: ModeSystem) -> tuple[Array, Array]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dae_hybrid.system import ModeSystem
     from dae_hybrid.transition import TransitionMap
 
+#: states below this share of the largest are zero where only a scale is wanted
+NEGLIGIBLE = 1e-3
 #: algebraic variables beyond this multiple of what their tolerances are made for are enormous
 ENORMOUS = 1e6
 #: an equation too many whose derivative is below this share of its terms is satisfied
@@ -125,8 +127,10 @@ def _refuse_excess(
     """Equations that neighbouring arrivals do not satisfy."""
     nw = flow_minus.size
     # relative changes: derivatives by quantities of any size are compared
-    scale = np.concatenate((event.x_minus[: source.differential.size], event.memory_minus, p, [1.0]))
-    scale = np.where(scale != 0, np.abs(scale), 1.0)
+    w = np.abs(np.concatenate((event.x_minus[: source.differential.size], event.memory_minus)))
+    w = np.maximum(w, NEGLIGIBLE * w.max(initial=0.0))  # a guard may hold a state at zero
+    scale = np.concatenate((w, np.abs(p), [1.0]))
+    scale = np.where(scale > 0, scale, 1.0)
     drift, drift_size = excess[:, :nw] @ flow_minus + excess[:, -1], sizes[:, :nw] @ abs(flow_minus) + sizes[:, -1]
     if when is None:
         rows, sizes = np.hstack((excess[:, :-1], drift[:, None])), np.hstack((sizes[:, :-1], drift_size[:, None]))

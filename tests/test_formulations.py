@@ -672,3 +672,20 @@ def test_an_event_on_a_constraint_happens_once_and_on_its_guard(form: dict[str, 
         sol = dh.simulate(system, (0, 1), rtol=rtol, atol=rtol / 100)
         assert sol.functionals["passages"] == 1
         assert sol.events[0].state_minus[1] == pytest.approx(0.9, rel=1e-13)
+
+
+def test_a_guard_that_holds_a_constrained_coordinate_at_zero(compare_gradients: Any) -> None:
+    """A pendulum through its lowest point: the values that scale the consistency of the arrival vanish there."""
+    m = dh.HybridModel("pendulum")
+    g, e = m.parameter("g", 9.81), m.parameter("e", 0.9)
+    q, v = m.differential("q", size=2), m.differential("v", size=2)
+    z, mu = m.algebraic("z"), m.algebraic("mu")
+    swing = m.mode(
+        "swing",
+        ode={q: v - q * mu, v: -q * z - ca.vertcat(0, g)},
+        constraint=[(ca.dot(q, q) - 1) / 2, ca.dot(q, v)],
+    )
+    m.transition(swing, swing, guard=q[0], direction="falling", reset={v: e * v})
+    m.initial(swing, {q: [0.6, -0.8], v: [0.0, 0.0]})
+    m.functional("G", terminal=q[0])
+    compare_gradients(m.build(), (0, 1.0), "G", fd_tolerance=1e-4)

@@ -1031,3 +1031,15 @@ def test_adjoint_behind_a_fast_transient() -> None:
         forward = dh.forward_sensitivity(system, (0, 100), rtol=rtol, atol=1e-4 * rtol)
         adjoint = dh.adjoint_gradient(system, (0, 100), rtol=rtol, atol=1e-4 * rtol, max_steps=100_000)
         assert np.abs(adjoint.gradient / forward.gradient["J"] - 1)[1:].max() < 1e2 * rtol
+
+
+def test_adjoint_of_a_run_that_has_settled() -> None:
+    """Nothing moves at the end: the tolerances of the adjoint must not be made from what is left there."""
+    m = dh.HybridModel("settled")
+    k, r, x, v = m.parameter("k", 2.0), m.parameter("r", 1.0), m.differential("x"), m.differential("v")
+    m.initial(m.mode("run", ode={x: v, v: -k * (x - r) - 2 * v}), {x: 0.0, v: 0.0})
+    m.functional("J", integrand=(x - r) ** 2)
+    system = m.build()
+    for end in (541.0, 637.0, 982.8282828282828):
+        asa = dh.adjoint_gradient(system, (0, end), max_steps=20_000)
+        assert asa.gradient == pytest.approx([-0.25, 1.5], rel=1e-6)
