@@ -23,7 +23,7 @@ from dae_hybrid.multipliers import consistent_adjoint, round_relative, stated_ad
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.system import HybridSystem, ModeSystem
-from dae_hybrid.trajectory import Segment, Trajectory
+from dae_hybrid.trajectory import Part, Segment, Trajectory
 from dae_hybrid.transition import TransitionLinearisation, all_finite, chain
 
 NONE = np.zeros(0)
@@ -223,10 +223,10 @@ def stretches(steps: Array | None) -> tuple[tuple[float, float], ...]:
     return tuple(zip(steps[first][::-1].tolist(), bounds[::-1].tolist(), strict=True))
 
 
-class _Part(NamedTuple):
+class _Step(NamedTuple):
     """One part of a trajectory, gone through backwards."""
 
-    part: Segment | EventRecord | KnotRecord | MeasurementRecord
+    part: Part
     adjoint: Array  # dG/dw before it
     share: Array  # what it adds to dG/dp, (k, n_wrt)
     samples: Array
@@ -234,7 +234,7 @@ class _Part(NamedTuple):
 
 def _backwards(
     sweep: Sweep, adjoint: Array, clock: Array, t_eval: Callable[[Segment], Array | None] = lambda segment: None
-) -> Iterator[_Part]:
+) -> Iterator[_Step]:
     """Go through the trajectory from its end; `t_eval` gives the times, decreasing, to sample in a segment."""
     wrt = list(sweep.wrt)
     for part in reversed(sweep.trajectory.parts):
@@ -243,22 +243,22 @@ def _backwards(
             ny = part.mode.differential.size
             outcome = sweep.segment(part, adjoint[:, :ny], t_eval(part))
             adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
-            yield _Part(part, adjoint, outcome.parameter_integrals + landing, outcome.samples)
+            yield _Step(part, adjoint, outcome.parameter_integrals + landing, outcome.samples)
         elif isinstance(part, KnotRecord):
             entries = adjoint.shape[1] - sweep.system.memory.size + part.entries
             by_p = sweep.system.knot_derivatives(part, sweep.trajectory.parameters)
             share = adjoint[:, entries] @ by_p[:, wrt]
             adjoint = adjoint.copy()
             adjoint[:, entries] = 0.0
-            yield _Part(part, adjoint, share, NONE)
+            yield _Step(part, adjoint, share, NONE)
         elif isinstance(part, MeasurementRecord):
             gained, share = sweep.measured(part)
             adjoint = adjoint + gained
-            yield _Part(part, adjoint, share, NONE)
+            yield _Step(part, adjoint, share, NONE)
         else:
             adjoint, share, clock = sweep.linearise(part).backward(adjoint, clock)
             clock = clock if part.order else np.zeros_like(clock)  # the start of the run does not move
-            yield _Part(part, adjoint, share[:, wrt], NONE)
+            yield _Step(part, adjoint, share[:, wrt], NONE)
 
 
 def gradient(sweep: Sweep) -> Array:

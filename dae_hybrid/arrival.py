@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dae_hybrid.errors import ConsistencyError
-from dae_hybrid.formulation import closed_by_continuity, reciprocal_condition, refuse_multiple_root, solve_linear
+from dae_hybrid.formulation import closed_by_continuity, refuse_multiple_root, solve_linear
 from dae_hybrid.integrator import Array
 from dae_hybrid.options import Options
 
@@ -30,11 +30,10 @@ EXCESS_TOLERANCE = 1e-7
 
 
 class ArrivalDerivative(NamedTuple):
-    """(y+, m+) and xi by (w-, p, t), and the condition of the equations for xi."""
+    """(y+, m+) and xi by (w-, p, t)."""
 
     jump: Array
     xi: Array
-    condition: float
 
 
 def arrival_derivative(
@@ -58,11 +57,10 @@ def arrival_derivative(
         The equations of the arrival are singular, or too many and not satisfied by neighbouring arrivals.
     """
     t, x, m = event.time, event.x_minus, event.memory_minus
-    xi = transition.xi(event, target)
+    xi = event.xi
     y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u, entries = transition.kernels["linear"](t, x, m, xi, p)
     right, right_size = -phi_u @ by_w, abs(phi_u) @ abs(by_w)
     excess, sizes = np.zeros((0, right.shape[1])), np.zeros((0, right.shape[1]))
-    condition = 1.0
     dxi = np.zeros((xi.size, right.shape[1]))
     if xi.size:
         z = transition.z(target)
@@ -77,7 +75,6 @@ def arrival_derivative(
             )
         except np.linalg.LinAlgError as reason:
             raise _undetermined(transition, target, t, f"{reason}") from None
-        condition = 1.0 / reciprocal_condition(matrix)
         if len(matrix) == xi.size:
             excess, sizes = excess[:0], sizes[:0]
     jump = np.vstack((y_u @ by_w + y_xi @ dxi, m_u @ by_w + m_xi @ dxi))
@@ -87,7 +84,7 @@ def arrival_derivative(
         excess, sizes = np.vstack((excess, rows)), np.vstack((sizes, row_sizes))
     if len(excess):
         _refuse_excess(transition, source, target, event, p, excess, sizes, when, flow_minus)
-    return ArrivalDerivative(jump, dxi, condition)
+    return ArrivalDerivative(jump, dxi)
 
 
 def _undetermined(transition: TransitionMap, target: ModeSystem, t: float, reason: str) -> ConsistencyError:
@@ -170,9 +167,10 @@ def refuse_singular_entry(
         by_y = np.abs(np.linalg.solve(by_u[:, ny : x.size], by_u[:, :ny]))
     except np.linalg.LinAlgError:
         by_y = np.full((x.size - ny, ny), np.inf)
-    absolute, z = options.absolute(mode.variables), np.abs(x[ny:])
+    allowed, z = options.allowed(mode.variables, x), np.abs(x[ny:])
+    absolute = options.absolute(mode.variables)
     with np.errstate(invalid="ignore"):
-        open_to = by_y @ (absolute[:ny] + options.rtol * np.abs(x[:ny]))
+        open_to = by_y @ allowed[:ny]
     lost = ~(open_to <= z) & ~(z <= ENORMOUS * np.maximum(absolute[ny:] / options.rtol, 1.0))
     if np.any(lost | ~np.isfinite(open_to)):
         names = [label for label, bad in zip(mode.algebraic.labels(), lost, strict=True) if bad]

@@ -18,7 +18,7 @@ from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.stops import Stops, settle
 from dae_hybrid.system import HybridSystem, ModeSystem
-from dae_hybrid.trajectory import Segment, Trajectory
+from dae_hybrid.trajectory import Part, Segment, Trajectory
 from dae_hybrid.transition import Arrival, TransitionMap
 
 NONE: frozenset[int] = frozenset()
@@ -65,7 +65,7 @@ class Automaton:
         self.reopen = reopen
         self.instant = Instant(system, t_span, options.max_transitions_per_instant)
         self.stops = Stops(system, t_span, parameters)
-        self.parts: list[Segment | EventRecord | KnotRecord | MeasurementRecord] = []
+        self.parts: list[Part] = []
         self.integrals = np.zeros(system.functionals.size)
         self.t = t_span[0]
         self.mode = system.modes[system.initial.mode]
@@ -154,8 +154,6 @@ class Automaton:
 
     def _measure(self) -> None:
         """Take the measurements of this time; all its transitions have fired."""
-        if not self.stops.waiting:
-            return
         for index in self.stops.measurements_at(self.t):
             measurement = self.system.measurements[index]
             value = measurement.at(self.mode.index)(self.t, self.at.x, self.at.m, self.p)[0]
@@ -294,7 +292,7 @@ class Automaton:
     def _fire(self, firing: Firing) -> bool:
         """Apply a transition and record it; whether the run ends."""
         t, source, before, transition = self.t, self.mode, self.at, firing.transition
-        if self.stops.measured:
+        if self.stops.waiting:
             self._disturb_measurements(transition)
         if transition.kind == "every":
             self.instant.counts[transition.index] = firing.count

@@ -64,7 +64,7 @@ def expression(what: str, value: Any, size: int | None) -> ca.MX:
     return ca.densify(column)
 
 
-def equations(what: str, given: Any) -> ca.MX:
+def equation_rows(what: str, given: Any) -> ca.MX:
     """Equations ``0 = e``, one below the other, from an expression or a sequence of them."""
     if given is None:
         return ca.MX(0, 1)

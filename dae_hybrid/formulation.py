@@ -161,8 +161,10 @@ def solve_algebraic(
 
     def fail(reason: str = "") -> ConsistencyError:
         fixed = ~np.any(jacobian, axis=1)  # nothing can be done about these: they are in conflict with what is given
-        blamed = fixed if np.any(fixed & (np.abs(residual) > RESIDUAL_ROUNDINGS * EPS * size)) else ~fixed | fixed
-        return _inconsistent(np.where(blamed, residual, 0.0), size, reason, equations, mode, variables, time)
+        conflict = np.any(fixed & (np.abs(residual) > RESIDUAL_ROUNDINGS * EPS * size))
+        return _inconsistent(
+            np.where(fixed, residual, 0.0) if conflict else residual, size, reason, equations, mode, variables, time
+        )
 
     for _ in range(50):
         if not (np.all(np.isfinite(residual)) and np.all(np.isfinite(jacobian))):
@@ -205,14 +207,19 @@ def _newton_step(jacobian: Array, residual: Array) -> Array | None:
     return None if rank < columns else np.asarray(step)
 
 
+def _row_sizes(matrix: Array) -> Array:
+    """Largest magnitude of every row, as a column; one where a row is zero."""
+    scale = np.abs(matrix).max(axis=1, initial=0.0)
+    return np.where(scale > 0, scale, 1.0)[:, None]
+
+
 def solve_linear(matrix: Array, right: Array, right_size: Array) -> tuple[Array, Array, Array]:
     """Solution of a linear system that may have more rows than unknowns, what is left of each row, and its scale.
 
     `right_size` bounds the terms that the right-hand side was summed from. The rows are brought to one size first,
     which is also that of what is left. Raises `np.linalg.LinAlgError` where the matrix is singular.
     """
-    scale = np.abs(matrix).max(axis=1, initial=0.0)
-    scale = np.where(scale > 0, scale, 1.0)[:, None]
+    scale = _row_sizes(matrix)
     matrix, right, right_size = matrix / scale, right / scale, right_size / scale
     rows, columns = matrix.shape
     if rows == columns:
@@ -234,8 +241,7 @@ def refuse_multiple_root(matrix: Array, sizes: Array) -> None:
     At a multiple root Newton's method stops at about the square root of rounding, where a matrix that should be
     singular still is a regular one, of entries that have almost cancelled.
     """
-    scale = sizes.max(axis=1, initial=0.0)
-    smallest = np.linalg.svd(matrix / np.where(scale > 0, scale, 1.0)[:, None], compute_uv=False)[-1]
+    smallest = np.linalg.svd(matrix / _row_sizes(sizes), compute_uv=False)[-1]
     if not smallest > MULTIPLE_ROOT:
         raise np.linalg.LinAlgError(f"their matrix almost cancels (to {smallest:.1e} of its terms), a multiple root")
 
@@ -246,8 +252,7 @@ def reciprocal_condition(matrix: Array) -> float:
         return 1.0
     if not np.all(np.isfinite(matrix)):
         return 0.0
-    scale = np.abs(matrix).max(axis=1)
-    singular = np.linalg.svd(matrix / np.where(scale > 0, scale, 1.0)[:, None], compute_uv=False)
+    singular = np.linalg.svd(matrix / _row_sizes(matrix), compute_uv=False)
     return float(singular[-1] / singular[0]) if singular[0] > 0 else 0.0
 
 
@@ -255,8 +260,7 @@ def collapsed(matrix: Array, before: Array) -> bool:
     """Whether a matrix has lost its smallest singular value against what it was before."""
     if not (np.all(np.isfinite(matrix)) and np.all(np.isfinite(before))):
         return True
-    scale = np.abs(before).max(axis=1)
-    scale = np.where(scale > 0, scale, 1.0)[:, None]
+    scale = _row_sizes(before)
     now, then = (np.linalg.svd(m / scale, compute_uv=False)[-1] for m in (matrix, before))
     return bool(now < COLLAPSED * then)
 

@@ -102,13 +102,10 @@ class InitialMap:
             _check_index(mode, t, x, m, p)
         return x, m
 
-    def matrix(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Array:
-        """Derivative of the equations by what is not given: the matrix below SR eq. 2."""
-        return self.equations(t, x, self._held(mode.equations.n_memory, t, p), p)[2][:, list(self.free)]
-
-    def memory(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Array:
-        """m0."""
-        return self.equations(t, x, self._held(mode.equations.n_memory, t, p), p)[0]
+    def matrix(self, mode: ModeSystem, t: float, x: Array, p: Array) -> tuple[Array, Array]:
+        """m0, and the derivative of the equations by what is not given: the matrix below SR eq. 2."""
+        m, _, by_x, _ = self.equations(t, x, self._held(mode.equations.n_memory, t, p), p)
+        return m, by_x[:, list(self.free)]
 
     def derivatives(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Array:
         """d(y0, m0)/dp, shape (n_differential + n_memory, n_parameters)."""

@@ -323,7 +323,7 @@ class Jump:
         first = self.start(s, continuous=True)
         x_new, m_new, phi, _, _, phi_size = after(s.t, s.x, s.m, first, s.p)
         arrive = ca.Function("arrive", list(s.point), [x_new, m_new, first, phi, phi_size, self.start(s)])
-        entry = self.target.entry()
+        entry = self.target.entry
         kind = kind_for([arrive, entry])
         t, x, m, p = (kind.sym(n, v.numel()) for n, v in zip("txmp", s.point, strict=True))
         x_new, m_new, *rest = arrive(t, x, m, p)

@@ -53,7 +53,7 @@ class ModeBuilder(ModeFunctions):
     def _at_points(self, inputs: list[Any], h: Any, equations: Any) -> dict[str, ca.Function]:
         """The functions of (t, X, m, p) that solve for something: `complete`, `rates`, and on constraints `drift`."""
         t, state, _, m, p = inputs
-        landing, eliminated = self.landing(), state.numel() == self.ny
+        landing, eliminated = self.landing, state.numel() == self.ny
         if self.nk:  # the integrator's X is off the constraints, and in index 2 its z is worse than its y
             point = [ca.MX.sym(k, v.numel()) for k, v in zip("txmp", (t, state, m, p), strict=True)]
             x, xdot, correction = landing(*point)
@@ -95,7 +95,6 @@ class ModeBuilder(ModeFunctions):
         outputs = {
             "closure": ([closure, ca.jacobian(closure, s.x)[:, self.ny :], term_sizes(closure, s.u)], [1]),
             "closure_by_u": ([ca.jacobian(closure, s.u)], [0]),
-            "quadrature": ([g], []),
             "terminal": ([phi, ca.jacobian(phi, s.u)], [1]),
             "adjoint_point": ([ca.jacobian(equations, s.x), ca.jacobian(g, s.x)], [0, 1]),
             "flow_by_u": ([ca.jacobian(equations, s.u)], [0]),
@@ -104,9 +103,9 @@ class ModeBuilder(ModeFunctions):
             key: Kernel(ca.Function(key, list(s.point), [ca.densify(o) for o in values]), matrices)
             for key, (values, matrices) in outputs.items()
         }
-        found["entry"] = Kernel(self.entry())
+        found["entry"] = Kernel(self.entry)
         if self.explicit is not None or self.nk:
-            found["landing"] = Kernel(self.landing())
+            found["landing"] = Kernel(self.landing)
         if self.nk:
             by_u = ca.jacobian(k, s.u)
             sizes = ca.Function("invariants", list(s.point), [ca.densify(v) for v in (k, by_u, term_sizes(k, s.u))])
@@ -119,7 +118,7 @@ class ModeBuilder(ModeFunctions):
         """x at outputs, and its derivative by (y, m, p); see `ModeSystem`."""
         n = self.lowering.n if self.explicit is None else self.ny
         t, state, m, p = (ca.MX.sym(k, v) for k, v in zip(("t", "x", "m", "p"), (1, n, self.nm, self.np), strict=True))
-        x = self.landing()(t, state, m, p)[0]
+        x = self.landing(t, state, m, p)[0]
         ny, n_w = self.ny, self.ny + self.nm + self.np
 
         def by_w(s: Flat) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import casadi as ca
@@ -207,6 +208,7 @@ class ModeFunctions:
 
         return self.point_function("rounding", scale)
 
+    @cached_property
     def landing(self) -> ca.Function:
         """(t, state, m, p) -> x, x', last correction of z over its scale: the consistent point next to a state.
 
@@ -264,6 +266,7 @@ class ModeFunctions:
             "multipliers", [*s.point, adjoint, e], [ca.densify(v) for v in (lam, multiplier, zeta, lam_rate)]
         )
 
+    @cached_property
     def entry(self) -> ca.Function:
         """x', guards, their rates and the sizes of their terms at a point."""
         return self.point_function("entry", self._entry)

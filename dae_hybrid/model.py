@@ -10,7 +10,7 @@ import casadi as ca
 
 from dae_hybrid.declarations import DIRECTIONS, Declaration, Direction, Functional, Initial, Mode, OnEntry, Transition
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import equations, expression, matrix, numbers
+from dae_hybrid.expressions import equation_rows, expression, matrix, numbers
 from dae_hybrid.symbols import Symbols
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class HybridModel(Symbols):
             name,
             self.assignments(ode or {}, f"ode of mode '{name}'", ("differential",)),
             *(
-                equations(f"{kind} equation of mode '{name}':", given)
+                equation_rows(f"{kind} equation of mode '{name}':", given)
                 for kind, given in (("residual", residual), ("algebraic", algebraic), ("constraint", constraint))
             ),
         )
@@ -187,7 +187,7 @@ class HybridModel(Symbols):
             on_entry,
             self.assignments(reset or {}, f"reset of transition '{name}'", ("differential",)) if explicit else {},
             self.assignments(memory or {}, f"memory of transition '{name}'", ("memory",)),
-            equations(f"reset equation of transition '{name}':", None if explicit else reset),
+            equation_rows(f"reset equation of transition '{name}':", None if explicit else reset),
             moved,
             None if metric is None else matrix(f"metric of transition '{name}'", metric),
             self.assignments(guess or {}, f"guess of transition '{name}'", ("differential", "algebraic", "unknown")),
@@ -261,7 +261,7 @@ class HybridModel(Symbols):
         self.start = Initial(
             self._mode(mode, "initial mode"),
             self.assignments(values or {}, "initial()", ("differential",)),
-            _equations("initial equation", equations),
+            equation_rows("initial equation", equations),
             starts,
         )
 
@@ -378,6 +378,3 @@ def _pairs(at_times: Any, functional: str) -> list[tuple[Any, Any]]:
         raise ModelError(
             f"at_times of functional '{functional}' must be a mapping of time to expression, or pairs of them."
         ) from None
-
-
-_equations = equations  # `initial` has a keyword of that name

@@ -112,6 +112,10 @@ class Options:
                 values[layout[name]] = self.atol[name]
         return values
 
+    def allowed(self, layout: Layout, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Tolerance of every entry of a flat vector at these values."""
+        return self.absolute(layout) + self.rtol * np.abs(values)
+
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
         """Make options from keywords; an unknown one is refused with the list of legal names."""

@@ -62,9 +62,8 @@ def solvability(trajectory: Trajectory) -> SolvabilityReport:
     """Evaluate the conditions along a trajectory."""
     system, p = trajectory.system, trajectory.parameters
     mode, t, x = system.modes[system.initial.mode], trajectory.t_span[0], trajectory.initial
-    arrival = _condition(system.initial.matrix(mode, t, x, p))
-    m = system.initial.memory(mode, t, x, p)
-    found = [Solvability(t, None, np.nan, np.nan, arrival, _index(mode, t, x, m, p))]
+    m, matrix = system.initial.matrix(mode, t, x, p)
+    found = [Solvability(t, None, np.nan, np.nan, _condition(matrix), _index(mode, t, x, m, p))]
     for event in trajectory.events:
         transition = system.transitions[event.index]
         guarded = transition.kind == "guard"
@@ -90,7 +89,7 @@ def _index(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> float:
 
 def _arrival(trajectory: Trajectory, event: EventRecord, target: ModeSystem) -> float:
     transition = trajectory.system.transitions[event.index]
-    xi = transition.xi(event, target)
+    xi = event.xi
     if not xi.size:
         return 1.0
     after = transition.kernels["after"](event.time, event.x_minus, event.memory_minus, xi, trajectory.parameters)

@@ -9,7 +9,6 @@ from dae_hybrid.formulation import solve_algebraic
 from dae_hybrid.integrator import Array
 from dae_hybrid.options import Options
 from dae_hybrid.system import HybridSystem, ModeSystem
-from dae_hybrid.transition import SLACK
 
 
 class Stops:
@@ -30,7 +29,6 @@ class Stops:
         order = sorted(range(len(times)), key=times.__getitem__)
         self.waiting = [(times[i], i) for i in order]
         self._done = 0
-        self.measured = bool(times)
         self.intervals = [signal.interval(span[0]) for signal in system.signals]
 
     def next(self, t: float) -> float:
@@ -99,9 +97,8 @@ def settle(mode: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Op
     if not np.all(np.isfinite(settled)):
         raise NonFiniteError("The equations are not finite at a knot of a signal.", mode=mode.name, time=t)
     if mode.invariants:
-        landed = mode.land(t, settled, m, p)[0]
-        allowed = SLACK * (options.absolute(mode.differential) + options.rtol * np.abs(x[:ny]))
-        if not np.all(np.abs(landed[:ny] - x[:ny]) <= allowed):
+        landed = mode.land_within(t, settled, m, p, options)
+        if landed is None:
             raise ConsistencyError(
                 "A signal jumps and takes a constraint with it: the state cannot follow.",
                 mode=mode.name,

@@ -16,6 +16,7 @@ from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.integrator import Array, Equations
 from dae_hybrid.layout import Layout
 from dae_hybrid.measurement import Measurement
+from dae_hybrid.options import Options
 from dae_hybrid.signals import SignalTable
 from dae_hybrid.tables import align
 from dae_hybrid.transition import TransitionLinearisation, TransitionMap, clock
@@ -23,6 +24,10 @@ from dae_hybrid.transition import TransitionLinearisation, TransitionMap, clock
 if TYPE_CHECKING:
     from dae_hybrid.initial import InitialMap
     from dae_hybrid.records import EventRecord, KnotRecord
+
+
+#: where nothing moved it, a state this many tolerances off a constraint is on it but for the integrator's error
+SLACK = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +40,6 @@ class ModeSystem:
     entry          x', guards, their rates, and the scale of rounding of each guard
     closure        k and k_z of the algebraic equations
     closure_by_u   k_u
-    quadrature     g
     landing        x, x' from (t, y, m, p), for eliminated algebraic variables
     invariants     k, k_u and the size of the terms of k: the constraints of index 2
     direction      D, see `formulation`
@@ -73,6 +77,12 @@ class ModeSystem:
         """x and x' that satisfy the equations and constraints to rounding, from x nearby."""
         landed, rates, _ = self.kernels["landing"](t, x[: self.equations.n], m, p)
         return landed, rates
+
+    def land_within(self, t: float, x: Array, m: Array, p: Array, options: Options) -> Array | None:
+        """x on the constraints to rounding, None where it is not there to tolerance but for the integrator's error."""
+        ny, landed = self.differential.size, self.land(t, x, m, p)[0]
+        moved, allowed = np.abs(landed[:ny] - x[:ny]), options.allowed(self.differential, x[:ny])
+        return landed if np.all(moved <= SLACK * allowed) else None
 
     @property
     def plain(self) -> bool:

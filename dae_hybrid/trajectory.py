@@ -78,6 +78,9 @@ class Segment:
         return self.mode.complete_rows(t, self._interpolant(t), self.memory, self.parameters)
 
 
+type Part = Segment | EventRecord | KnotRecord | MeasurementRecord
+
+
 def _times(t: ArrayLike) -> Array:
     try:
         return np.array(t, dtype=float)
@@ -106,7 +109,7 @@ class Trajectory:
     system: HybridSystem
     t_span: tuple[float, float]
     parameters: Array
-    parts: tuple[Segment | EventRecord | KnotRecord | MeasurementRecord, ...]
+    parts: tuple[Part, ...]
     integrals: Array
     functionals: Mapping[str, Any]
     statistics: Mapping[str, int]

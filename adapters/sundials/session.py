@@ -225,7 +225,7 @@ class SundialsSession:
             e.kept[key] = Kernel(e.functions["drift"].function)
         x = memory.x_data[: e.n]
         drift = e.kept[key](memory.stepper.t, x, 0.0, task.memory, self._parameters)[0]
-        allowed = options.absolute(e.variables)[: e.n_differential] + options.rtol * np.abs(x[: e.n_differential])
+        allowed = options.allowed(e.variables, x)[: e.n_differential]
         return bool(np.any(np.abs(drift) > DRIFT * allowed))
 
     def _starved(self, memory: Forward, task: SegmentTask, step: float) -> DaeHybridError:
