@@ -74,7 +74,6 @@ class Instant:
     span: tuple[float, float]
     limit: int
     chain: list[int] = field(default_factory=list)
-    last: list[int] = field(default_factory=list)  # the chain of the instant before
     spent: set[int] = field(default_factory=set)  # fired at this instant, their mode not left since
     times: list[float] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # periods that have passed, by periodic transition
@@ -83,7 +82,6 @@ class Instant:
 
     def leave(self) -> None:
         """Time moves on."""
-        self.last = list(self.chain)
         self.chain.clear()
         self.spent.clear()
 
@@ -141,7 +139,7 @@ class Instant:
         """The transitions of this instant."""
         if not self.times or abs(self.times[-1] - t) > SAME_INSTANT * self.elapsed(t):
             return []
-        return [self.system.transitions[i] for i in self.chain or self.last]
+        return [self.system.transitions[i] for i in self.chain]
 
     def _passed(self, transition: TransitionMap, mode: ModeSystem, t: float) -> bool:
         """A guard past its threshold on entry; whether it fires."""

@@ -135,11 +135,8 @@ class Jump:
         self.t = lower("jump_t", [(f"reset of '{name}'", transition.equations)], [*self.posts, *unknown, *rates])
         metric = ca.MX.eye(1) if transition.metric is None else transition.metric
         self.metric = lower("metric", [(f"metric of '{name}'", ca.vec(ca.densify(metric)))])
-        fired = [(f.name, f.size, dict(f.at_events).get(name)) for f in self.model.functionals.values()]
-        self.has_cost = any(value is not None for *_, value in fired)
-        costs = [
-            (f"cost of '{f}' at '{name}'", ca.MX.zeros(size) if value is None else value) for f, size, value in fired
-        ]
+        costs = event_costs(self.model, name)
+        self.has_cost = bool(costs)
         self.cost = lower("cost", costs or none, [*self.posts, *unknown, *rates])
 
     def _start(self, d: Declaration) -> ca.MX:
@@ -294,8 +291,7 @@ class Jump:
         }
         if self.has_cost:
             cost = self.costs(s, xi)
-            outputs = [cost, ca.jacobian(cost, s.u), ca.jacobian(cost, xi)]
-            found["cost"] = Kernel(ca.Function("cost", [t, x, m, xi, p], [ca.densify(e) for e in outputs]), [1, 2])
+            found["cost"] = cost_kernel(s, xi, cost)
         return found
 
     def _check_rank(self, pattern: ca.Sparsity) -> None:
@@ -330,3 +326,19 @@ class Jump:
         return ca.Function(
             "jump", [t, x, m, p], [ca.densify(e) for e in (x_new, m_new, *rest, *entry(t, x_new, m_new, p))]
         )
+
+
+def event_costs(model: HybridModel, transition: str) -> list[tuple[str, ca.MX]]:
+    """Costs of all functionals at a transition, each with what it is; nothing where no functional has any."""
+    fired = [(f, dict(f.at_events).get(transition)) for f in model.functionals.values()]
+    if all(value is None for _, value in fired):
+        return []
+    return [
+        (f"cost of '{f.name}' at '{transition}'", ca.MX.zeros(f.size) if value is None else value) for f, value in fired
+    ]
+
+
+def cost_kernel(s: Flat, xi: Any, cost: Any) -> Kernel:
+    """`cost` of `TransitionMap`."""
+    outputs = [ca.densify(e) for e in (cost, ca.jacobian(cost, s.u), ca.jacobian(cost, xi))]
+    return Kernel(ca.Function("cost", [s.t, s.x, s.m, xi, s.p], outputs), [1, 2])

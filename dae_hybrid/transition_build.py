@@ -9,7 +9,7 @@ import casadi as ca
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.declarations import Transition
 from dae_hybrid.errors import ModelError
-from dae_hybrid.jump import Jump
+from dae_hybrid.jump import Jump, cost_kernel, event_costs
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import ModeLowering, split, symbols_for
 from dae_hybrid.mode_build import ModeBuilder
@@ -43,7 +43,7 @@ def build_transition(
     target = None if transition.target is None else builders[mode_index[transition.target.name]]
     jump = None if target is None else Jump(model, transition, source, target)
     kernels = {"tangent": _tangent(trigger, source_builder, jump)}
-    if jump is None and (cost := _costs_at_the_end(model, transition, source)) is not None:
+    if jump is None and (cost := _costs_at_the_end(model, transition, source_builder)) is not None:
         kernels["cost"] = cost
     if kind != "guard":
         kernels["time"] = Kernel(of_parameters(model, "time", [ca.densify(schedule)], [clock]))
@@ -73,21 +73,14 @@ def _is_movable(trigger: ca.Function) -> bool:
     return any(trigger.jac_sparsity(0, i).nnz() for i in (1, 2, 3))
 
 
-def _costs_at_the_end(model: HybridModel, transition: Transition, source: ModeLowering) -> Kernel | None:
+def _costs_at_the_end(model: HybridModel, transition: Transition, source: ModeBuilder) -> Kernel | None:
     """`cost` of a transition that ends the run, in values before."""
-    fired = [(f, dict(f.at_events).get(transition.name)) for f in model.functionals.values()]
-    if all(value is None for _, value in fired):
+    rows = event_costs(model, transition.name)
+    if not rows:
         return None
-    rows = [
-        (f"cost of '{f.name}' at '{transition.name}'", ca.MX.zeros(f.size) if value is None else value)
-        for f, value in fired
-    ]
-    function = source.lower("cost", rows)
-    sizes = (sum(d.size for d in model.of_kind("memory")), sum(d.size for d in model.of_kind("parameter")))
-    s = symbols_for([function], source.n, *sizes)
-    cost, xi = ca.vertcat(*function.call(list(s.point))), s.kind.sym("xi", 0)
-    outputs = [cost, ca.jacobian(cost, s.u), s.kind(cost.numel(), 0)]
-    return Kernel(ca.Function("cost", [s.t, s.x, s.m, xi, s.p], [ca.densify(e) for e in outputs]), [1, 2])
+    function = source.lowering.lower("cost", rows)
+    s = symbols_for([function], source.lowering.n, source.nm, source.np)
+    return cost_kernel(s, s.kind.sym("xi", 0), ca.vertcat(*function.call(list(s.point))))
 
 
 def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Kernel:

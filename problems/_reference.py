@@ -153,6 +153,11 @@ class Exact:
     accuracy: float
 
 
+def derivatives(function: Callable[[Any], Any], p: Array) -> Array:
+    """Derivatives of an array-valued analytic function by complex steps, shape (..., n_p)."""
+    return complex_step(lambda q: {"": np.asarray(function(q))}, p)[""].T
+
+
 def complex_step(function: Callable[[Any], Mapping[str, Any]], p: Array) -> dict[str, Array]:
     """Derivatives of every entry of `function(p)`, shape (n_p, ...): exact to rounding for analytic functions."""
     rows: dict[str, list[Any]] = {}

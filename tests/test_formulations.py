@@ -18,6 +18,7 @@ import pytest
 
 import dae_hybrid as dh
 from dae_hybrid.errors import ConsistencyError, FormulationError, IntegrationError, ModelError
+from dae_hybrid.problems._reference import complex_step
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(40)
 FORMS: dict[str, dict[str, Any]] = {
@@ -36,12 +37,7 @@ def integral(g: Callable[[Any], Any], start: Any, end: Any) -> Any:
 def by_complex_steps(closed: Callable[[Any], dict[str, Any]], p: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
     """Values of a closed form, and derivatives with the parameters along the last axis."""
     values = {key: np.real(value) for key, value in closed(p.astype(complex)).items()}
-    columns = []
-    for i in range(p.size):
-        shifted = p.astype(complex)
-        shifted[i] += 1e-30j
-        columns.append({key: np.imag(value) / 1e-30 for key, value in closed(shifted).items()})
-    return values, {key: np.stack([c[key] for c in columns], axis=-1) for key in values}
+    return values, {key: rows.T for key, rows in complex_step(closed, p).items()}
 
 
 # -- fully implicit: index 0 and 1 -------------------------------------------------------------------------------

@@ -10,18 +10,9 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
+from dae_hybrid.problems._reference import derivatives
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
-
-
-def derivatives(closed: Callable[[np.ndarray], Any], p: np.ndarray) -> np.ndarray:
-    """By complex steps: (n_p,) or (k, n_p)."""
-    columns = []
-    for i in range(p.size):
-        shifted = p.astype(complex)
-        shifted[i] += 1e-30j
-        columns.append(np.imag(np.asarray(closed(shifted))) / 1e-30)
-    return np.array(columns).T
 
 
 # -- one system, every part ----------------------------------------------------------------------------------

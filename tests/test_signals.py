@@ -12,6 +12,7 @@ import pytest
 from scipy.interpolate import CubicSpline, PPoly
 
 import dae_hybrid as dh
+from dae_hybrid.problems._reference import derivatives
 
 KINDS = ("previous", "linear", "cubic")
 KNOTS = np.array([0.0, 0.4, 0.7, 1.5, 2.0, 2.6])
@@ -35,16 +36,6 @@ def interpolant(kind: str, knots: np.ndarray, values: Any) -> PPoly:
 
 def knots_before(knots: np.ndarray, t: float) -> np.ndarray:
     return knots[: np.searchsorted(knots, t)]
-
-
-def derivatives(closed: Callable[[np.ndarray], Any], p: np.ndarray) -> np.ndarray:
-    """By complex steps: (n_p,) or (k, n_p)."""
-    columns = []
-    for i in range(p.size):
-        shifted = p.astype(complex)
-        shifted[i] += 1e-30j
-        columns.append(np.imag(np.asarray(closed(shifted))) / 1e-30)
-    return np.array(columns).T
 
 
 # -- a signal in an ODE --------------------------------------------------------------------------------------
