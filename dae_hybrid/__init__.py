@@ -32,9 +32,16 @@ from dae_hybrid.errors import StepLimitError as StepLimitError
 from dae_hybrid.errors import StepSizeError as StepSizeError
 from dae_hybrid.errors import UnsupportedError as UnsupportedError
 from dae_hybrid.errors import ZenoError as ZenoError
+from dae_hybrid.initial_value import InitialValueProblem as InitialValueProblem
+from dae_hybrid.initial_value import SteppedIntegrator as SteppedIntegrator
+from dae_hybrid.initial_value import Stepper as Stepper
+from dae_hybrid.integrator import Capabilities as Capabilities
 from dae_hybrid.model import HybridModel as HybridModel
 from dae_hybrid.options import Options as Options
 from dae_hybrid.records import EventRecord as EventRecord
+from dae_hybrid.registry import adapter_names as adapter_names
+from dae_hybrid.registry import describe_adapters as describe_adapters
+from dae_hybrid.registry import register_adapter as register_adapter
 from dae_hybrid.results import ForwardSensitivity as ForwardSensitivity
 from dae_hybrid.results import Gradient as Gradient
 from dae_hybrid.solvability import Solvability as Solvability

@@ -29,6 +29,8 @@ from dae_hybrid.transition import TransitionLinearisation, all_finite, chain
 NONE = np.zeros(0)
 #: share of a cost that a run is taken to have still to gain, however little moves at its ends
 SETTLED = 1e-2
+#: an adjoint is known to this share of its size at best: below it, integrators would follow rounding
+ROUNDING = 1e3 * float(np.finfo(float).eps)
 #: backward steps may be longer than forward ones by this factor; stretches join steps within a factor
 LONGER, SIMILAR = 3.0, 4.0
 
@@ -70,8 +72,8 @@ class Sweep:
     def _absolute(self, mode: ModeSystem) -> tuple[Array, Array]:
         """Absolute tolerances of the adjoints and of the integrals in a mode.
 
-        The states' ratio of absolute tolerance to size, at most rtol, is applied to dG/dx ~ s/x, dG/dp ~ s/p and
-        dG/dm ~ s/m, with s the cost's size of `_cost_sizes`.
+        The states' ratio of absolute tolerance to size, at most rtol and above rounding, is applied to dG/dx ~ s/x,
+        dG/dp ~ s/p and dG/dm ~ s/m, with s the cost's size of `_cost_sizes`.
         """
         if mode.index not in self._tolerances:
             p = np.abs(self.trajectory.parameters[list(self.wrt)])
@@ -80,7 +82,7 @@ class Sweep:
                 np.concatenate([np.zeros(0), *(self._extent[n] for n in names)])
                 for names in (layout.names, memory.names)
             )
-            floor = np.minimum(self.options.absolute(layout) / x, self.options.rtol)
+            floor = np.clip(self.options.absolute(layout) / x, ROUNDING, self.options.rtol)
             others = np.concatenate((np.where(p > 0, p, 1.0), m))
             self._tolerances[mode.index] = (
                 np.outer(self.sizes, floor / x),

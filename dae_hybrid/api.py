@@ -13,8 +13,9 @@ from dae_hybrid.algorithm1 import serban_recuero
 from dae_hybrid.automaton import Automaton, scalar
 from dae_hybrid.errors import OptionError, UnsupportedError
 from dae_hybrid.forward import Directions
-from dae_hybrid.integrator import Array, Integrator, Session, find_integrator
-from dae_hybrid.options import Method, Options, SensitivityMethod, check_time_span, check_times
+from dae_hybrid.integrator import Array, Integrator, Session
+from dae_hybrid.options import Options, SensitivityMethod, check_time_span, check_times
+from dae_hybrid.registry import Analysis, check_capabilities, find_integrator
 from dae_hybrid.results import ForwardSensitivity, Gradient
 from dae_hybrid.system import HybridSystem, check_built
 from dae_hybrid.trajectory import Side, Trajectory
@@ -30,7 +31,7 @@ class RunOptions(TypedDict, total=False):
 
     rtol: float
     atol: float | Mapping[str, float]
-    method: Method
+    method: str
     max_step: float | None
     first_step: float | None
     max_steps: int
@@ -47,7 +48,7 @@ class _Setup:
 
     def __init__(
         self, system: HybridSystem, t_span: Sequence[float], parameters: Parameters, t_eval: ArrayLike | None,
-        adapter: str, options: Mapping[str, Any],
+        adapter: str, options: Mapping[str, Any], analysis: Analysis = "simulate",
     ) -> None:  # fmt: skip
         check_built(system)
         self.system = system
@@ -57,14 +58,8 @@ class _Setup:
         self.options = Options.of(options)
         self._check_tolerance_names()
         self._check_index()
+        check_capabilities(adapter, system, self.options, analysis)
         self.integrator: Integrator = find_integrator(adapter)
-        for mode in system.modes if self.options.method == "adams" else ():
-            if mode.equations.implicit:
-                raise UnsupportedError(
-                    "method='adams' needs modes without algebraic variables.",
-                    mode=mode.name,
-                    remedy="Use method='bdf' or 'auto' (the default).",
-                )
 
     def _check_index(self) -> None:
         tight = [mode for mode in self.system.modes if mode.equations.index == 2 and self.options.rtol < DIRECT_RTOL]
@@ -186,7 +181,7 @@ def forward_sensitivity(
     >>> fsa.gradient["G"].round(6), fsa.event_time_sensitivity[0].round(6)
     (array([-2.311953]), array([0.315708]))
     """
-    setup = _Setup(system, t_span, parameters, t_eval, adapter, options)
+    setup = _Setup(system, t_span, parameters, t_eval, adapter, options, "forward")
     indices = list(system.parameter_indices(wrt))
     directions = Directions(system, setup.p, np.eye(system.parameters.size)[:, indices], setup.span[0])
     trajectory = setup.run(directions)
@@ -234,7 +229,7 @@ def adjoint_gradient(
     >>> asa.gradient.round(6)
     array([-2.311953])
     """
-    setup = _Setup(system, t_span, parameters, t_eval, adapter, options)
+    setup = _Setup(system, t_span, parameters, t_eval, adapter, options, "adjoint")
     if algorithm not in ("general", "serban-recuero"):
         raise OptionError(f"algorithm must be 'general' or 'serban-recuero', got {algorithm!r}.")
     name = system.functional_name(functional)

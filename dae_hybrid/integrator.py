@@ -13,15 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import import_module
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.codegen import NativeFunction
-from dae_hybrid.errors import AdapterError, OptionError
 from dae_hybrid.layout import Layout
 from dae_hybrid.options import Options
 
@@ -160,10 +157,10 @@ class BackwardTask:
 
 @dataclass(frozen=True, slots=True)
 class BackwardOutcome:
-    """Adjoints at `t0` and the integrals of SR eq. 33 to 35 over the segment.
+    """Adjoints dG/dy at `t0` and the integrals of SR eq. 33 to 35 over the segment.
 
-    adjoints (k, n), parameter_integrals (k, n_wrt), memory_integrals (k, n_memory),
-    samples (len(t_eval), k, n).
+    adjoints (k, n_differential), parameter_integrals (k, n_wrt), memory_integrals (k, n_memory),
+    samples (len(t_eval), k, n_differential).
     """
 
     adjoints: Array
@@ -174,14 +171,32 @@ class BackwardOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an adapter can do."""
+    """What an adapter does itself; what it does not do comes from the core, but for methods and the index.
 
-    roots: bool
-    algebraic: bool
-    forward: bool
-    adjoint: bool
-    dense: bool
+    Parameters
+    ----------
+    methods : tuple of str
+        Values of ``method=`` that it takes.
+    roots : bool
+        Finds zeros of guards while it integrates. Else they are located from outside.
+    algebraic : tuple of str
+        Those methods that integrate algebraic equations (Hessenberg index 1 and fully implicit modes). Without any,
+        they are solved for within the right-hand side.
+    dense : bool
+        Has an interpolant between its steps.
+    forward, adjoint : bool
+        Has sensitivity analysis of its own. Else it is handed the augmented or adjoint system as another problem.
+    index2 : bool
+        Integrates index 2 as it stands (``build(index2="direct")``). Else such systems are refused.
+    """
+
     methods: tuple[str, ...]
+    roots: bool = False
+    algebraic: tuple[str, ...] = ()
+    dense: bool = False
+    forward: bool = False
+    adjoint: bool = False
+    index2: bool = False
 
 
 class Session(Protocol):
@@ -216,32 +231,3 @@ class Integrator(Protocol):
         wrt: Sequence[int] = (),
     ) -> Session:
         """Open a session; `parameter_directions` (n_directions, n_parameters) switches sensitivities on."""
-
-
-ADAPTERS: dict[str, str] = {"sundials": "dae_hybrid.adapters.sundials:create"}
-
-
-@cache
-def find_integrator(name: str) -> Integrator:
-    """The integrator of that name, loaded when first asked for.
-
-    Raises
-    ------
-    OptionError
-        There is no adapter of that name.
-    AdapterError
-        It cannot be used on this machine.
-    """
-    if name not in ADAPTERS:
-        raise OptionError(f"There is no adapter {name!r}.", remedy=f"Adapters: {', '.join(ADAPTERS)}.")
-    module, factory = ADAPTERS[name].split(":")
-    try:
-        integrator: Integrator = getattr(import_module(module), factory)()
-    except AdapterError:
-        raise
-    except ImportError as reason:
-        raise AdapterError(
-            f"Adapter {name!r} cannot be loaded: {reason}.",
-            remedy=f"Other adapters: {', '.join(a for a in ADAPTERS if a != name) or 'none'}.",
-        ) from reason
-    return integrator

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from dae_hybrid.errors import OptionError
 from dae_hybrid.layout import Layout
 
-Method = Literal["auto", "bdf", "adams"]
 SensitivityMethod = Literal["staggered", "simultaneous"]
 DEFAULT_ATOL = 1e-10
 SHORTEST_SPAN = 1e-200
@@ -67,7 +66,7 @@ class Options:
 
     rtol: float = 1e-8
     atol: float | Mapping[str, float] = DEFAULT_ATOL
-    method: Method = "auto"
+    method: str = "auto"
     max_step: float | None = None
     first_step: float | None = None
     max_steps: int = 1_000_000
@@ -86,7 +85,8 @@ class Options:
                 _positive(f"atol[{name!r}]", value)
         else:
             _positive("atol", self.atol)
-        _choice("method", self.method, get_args(Method))
+        if not isinstance(self.method, str):
+            raise OptionError(f"method must be a string, got {self.method!r}.")
         _choice("sensitivity_method", self.sensitivity_method, get_args(SensitivityMethod))
         if not isinstance(self.suppress_algebraic, bool):
             raise OptionError(f"suppress_algebraic must be True or False, got {self.suppress_algebraic!r}.")

@@ -22,7 +22,7 @@ import pytest
 import dae_hybrid as dh
 from dae_hybrid import codegen
 from dae_hybrid.adapters.sundials import driver, interpreted, library
-from dae_hybrid.integrator import find_integrator
+from dae_hybrid.registry import find_integrator
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 

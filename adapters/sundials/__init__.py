@@ -7,6 +7,6 @@ segment; without a compiler `interpreted` runs the same loop in Python.
 
 from __future__ import annotations
 
-from .session import SundialsIntegrator, create
+from .session import SundialsIntegrator
 
-__all__ = ["SundialsIntegrator", "create"]
+__all__ = ["SundialsIntegrator"]

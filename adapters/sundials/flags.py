@@ -8,11 +8,10 @@ from dae_hybrid.errors import (
     ConsistencyError,
     DaeHybridError,
     IntegrationError,
-    NonFiniteError,
     StepLimitError,
     StepSizeError,
-    ZenoError,
 )
+from dae_hybrid.failures import not_finite_equations
 
 _NEAR = "Check the equations near this point."
 _BLOW_UP = "or a solution that blows up."
@@ -39,19 +38,6 @@ _SENTENCES: dict[str, tuple[type[DaeHybridError], str, str]] = {
 }
 
 
-def unresolved_guard(index: int, *, mode: str, time: float) -> ZenoError:
-    """A guard went through zero and back within the accuracy of one step."""
-    error = ZenoError(
-        "The guard left zero and came back through it within one step: events follow faster than the steps.",
-        mode=mode,
-        time=time,
-        remedy="Set max_step, or tolerances that resolve the motion between the events; if the events accumulate, "
-        "model what happens at rest as a mode of its own.",
-    )
-    error.guard = index
-    return error
-
-
 _REPEATED = ("REPTD", "REP_", "FUNC", "RHS", "RES", "FIRST", "UNREC")
 
 
@@ -59,13 +45,7 @@ def integration_error(flag: int, name: str, *, not_finite: bool, mode: str, time
     """The error for a negative return code."""
     key = name.removeprefix("CV_").removeprefix("IDA_")
     if not_finite and not key.startswith("ERR_FAIL"):
-        return NonFiniteError(
-            "The equations give NaN or infinity and smaller steps do not avoid it.",
-            mode=mode,
-            time=time,
-            remedy="Check the mode's equations near this point for division by zero, logarithms or roots of negative "
-            "numbers, and overflow.",
-        )
+        return not_finite_equations(mode=mode, time=time)
     if key in _SENTENCES:
         kind, sentence, remedy = _SENTENCES[key]
         return kind(f"{sentence} ({name})", mode=mode, time=time, remedy=remedy)

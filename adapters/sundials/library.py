@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from dae_hybrid.errors import AdapterError
-from dae_hybrid.integrator import ADAPTERS
 
 VERSION = 7
 BDF, ADAMS = 2, 1
@@ -54,16 +53,10 @@ _OWN = {
     "IDASolveB": "i pdi", "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi",
     "IDASetIdB": "i pip", "IDASetSuppressAlgB": "i pii",
 }  # fmt: skip
+INSTALL = f"Install sundials4py >= {VERSION}.9, < {VERSION + 1}."
 _TYPES: dict[str, Any] = {
     "p": c_void_p, "d": c_double, "i": c_int, "l": c_long, "n": c_int64, "s": c_char_p, "v": None,
 }  # fmt: skip
-
-
-def _alternatives() -> str:
-    others = [name for name in ADAPTERS if name != "sundials"]
-    return f"Install sundials4py >= {VERSION}.9, < {VERSION + 1}" + (
-        f", or use adapter= one of {', '.join(others)}." if others else "."
-    )
 
 
 @cache
@@ -80,10 +73,10 @@ def load() -> ctypes.CDLL:
     except (ImportError, ValueError):
         spec = None
     if spec is None or spec.origin is None:
-        raise AdapterError("sundials4py, which carries SUNDIALS, is not installed.", remedy=_alternatives())
+        raise AdapterError("sundials4py, which carries SUNDIALS, is not installed.", remedy=INSTALL)
     found = version("sundials4py")  # the wheel's version is that of the SUNDIALS inside; the library does not export it
     if found.partition(".")[0] != str(VERSION):
-        raise AdapterError(f"sundials4py {found} is installed; this adapter needs {VERSION}.x.", remedy=_alternatives())
+        raise AdapterError(f"sundials4py {found} is installed; this adapter needs {VERSION}.x.", remedy=INSTALL)
     try:
         library = ctypes.CDLL(spec.origin)
         for name, prototype in _all_prototypes().items():
@@ -94,7 +87,7 @@ def load() -> ctypes.CDLL:
     except (OSError, AttributeError) as reason:
         raise AdapterError(
             f"The SUNDIALS library of sundials4py does not offer its C functions here: {reason}.",
-            remedy=_alternatives(),
+            remedy=INSTALL,
         ) from reason
     return library
 

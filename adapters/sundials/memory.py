@@ -13,11 +13,12 @@ import numpy as np
 
 from dae_hybrid.codegen import Kernel, densified
 from dae_hybrid.errors import StepSizeError
+from dae_hybrid.failures import unresolved_guard
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Equations, SegmentTask
 from dae_hybrid.options import Options
 
 from .driver import PAUSED
-from .flags import integration_error, unresolved_guard
+from .flags import integration_error
 from .library import ADAMS, BDF, HERMITE, NORMAL, SIMULTANEOUS, STAGGERED, Objects
 
 MAX_ORDER = {"bdf": 5, "adams": 12}

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.codegen import Kernel
-from dae_hybrid.errors import DaeHybridError, IntegrationError, NonFiniteError, StepLimitError, StepSizeError
+from dae_hybrid.errors import DaeHybridError, IntegrationError, NonFiniteError, StepSizeError
+from dae_hybrid.failures import is_starved, starved, step_limit, unresolved_guard
 from dae_hybrid.integrator import (
     Array,
     BackwardOutcome,
@@ -20,44 +20,38 @@ from dae_hybrid.integrator import (
     SegmentTask,
 )
 from dae_hybrid.options import Options
+from dae_hybrid.segments import DRIFT_LOOK, has_drifted, is_short, standing_still
+from dae_hybrid.stiffness import LOOK, is_stiff
 
 from . import driver, interpreted
-from .flags import unresolved_guard
 from .library import load
 from .memory import Adjoint, Forward
-from .stiffness import decay_rate
 
 #: steps between two looks at Python's signals
 BUDGET = 20_000
-#: method="auto" starts with Adams where fewer than this many of the fastest decay times make up the segment,
-DECAYS = 500.0
-#: and looks again after this many steps, to change to BDF where that is no longer so
-LOOK = 500
-#: a state that is kept on constraints is looked at after this many steps, and brought back where it has left them by
-#: this many tolerances (measured on a pendulum: from 1 on the error is that of the integration)
-DRIFT_LOOK, DRIFT = 100, 1.0
 #: multipliers of index 2 as it stands that are off by this share are not to be trusted
 LOOSE = 0.1
-#: steps below this share of the segment get nowhere
-STARVED = 1e-12
-#: intervals up to this many roundings long are not integrated
-SHORTEST = 8
-EPS = float(np.finfo(float).eps)
-
-
-def create() -> SundialsIntegrator:
-    """The integrator; fails with an `AdapterError` where SUNDIALS cannot be loaded."""
-    load()
-    return SundialsIntegrator()
 
 
 class SundialsIntegrator:
-    """CVODES and IDAS behind the port of `dae_hybrid.integrator`."""
+    """CVODES and IDAS behind the port of `dae_hybrid.integrator`.
+
+    Raises `AdapterError` where SUNDIALS cannot be loaded.
+    """
 
     name = "sundials"
     capabilities = Capabilities(
-        roots=True, algebraic=True, forward=True, adjoint=True, dense=True, methods=("auto", "bdf", "adams")
+        methods=("auto", "bdf", "adams"),
+        algebraic=("auto", "bdf"),
+        roots=True,
+        dense=True,
+        forward=True,
+        adjoint=True,
+        index2=True,
     )
+
+    def __init__(self) -> None:
+        load()
 
     def open(
         self,
@@ -70,11 +64,6 @@ class SundialsIntegrator:
     ) -> SundialsSession:
         """See `dae_hybrid.integrator.Integrator.open`."""
         return SundialsSession(options, parameters, parameter_directions, scales, tuple(wrt))
-
-
-def is_short(t0: float, t1: float) -> bool:
-    """Whether an interval is nothing but rounding."""
-    return abs(t1 - t0) <= SHORTEST * EPS * max(abs(t0), abs(t1))
 
 
 class SundialsSession:
@@ -175,8 +164,7 @@ class SundialsSession:
             return self._options.method
         e = task.equations
         if id(e) not in self._auto:
-            rate = 0.0 if e.implicit else decay_rate(e, task.t0, task.x0, task.memory, self._parameters)
-            stiff = e.implicit or rate * (task.t_stop - task.t0) > DECAYS
+            stiff = is_stiff(e, task.t0, task.x0, task.memory, self._parameters, task.t_stop)
             self._auto[id(e)] = "bdf" if stiff else "adams"
         return self._auto[id(e)]
 
@@ -203,48 +191,25 @@ class SundialsSession:
             if status != driver.PAUSED:
                 return int(status)
             n, step = task.equations.n, (stepper.t - before) / (stepper.steps - taken)
-            if step < STARVED * max(abs(stepper.t), task.t_stop - task.t0):
-                raise self._starved(memory, task, step)
+            if is_starved(step, stepper.t, task):
+                poisoned = memory.model.counters()["not_finite"] > memory.not_finite
+                raise starved(step, mode=task.equations.name, time=stepper.t, not_finite=poisoned)
             if task.equations.index == 2:
                 stepper.stop()
                 _refuse_loose(memory)
-            if drifts and self._has_drifted(memory, task):
+            x = memory.x_data[:n]
+            if drifts and has_drifted(task, stepper.t, x, self._parameters, self._options):
                 return driver.PAUSED
-            if watch:
-                rate = decay_rate(task.equations, stepper.t, memory.x_data[:n], task.memory, self._parameters)
-                if rate * (task.t_stop - stepper.t) > DECAYS:
-                    self._auto[id(task.equations)] = "bdf"
-                    return driver.PAUSED
+            if watch and is_stiff(task.equations, stepper.t, x, task.memory, self._parameters, task.t_stop):
+                self._auto[id(task.equations)] = "bdf"
+                return driver.PAUSED
         return driver.PAUSED
-
-    def _has_drifted(self, memory: Forward, task: SegmentTask) -> bool:
-        """Whether the state has left its constraints by more than the tolerance."""
-        e, options = task.equations, self._options
-        key = ("sundials", "drift")
-        if key not in e.kept:
-            e.kept[key] = Kernel(e.functions["drift"].function)
-        x = memory.x_data[: e.n]
-        drift = e.kept[key](memory.stepper.t, x, 0.0, task.memory, self._parameters)[0]
-        allowed = options.allowed(e.variables, x)[: e.n_differential]
-        return bool(np.any(np.abs(drift) > DRIFT * allowed))
-
-    def _starved(self, memory: Forward, task: SegmentTask, step: float) -> DaeHybridError:
-        place: dict[str, Any] = {"mode": task.equations.name, "time": memory.stepper.t}
-        if memory.model.counters()["not_finite"] > memory.not_finite:
-            return NonFiniteError(
-                "The equations give NaN or infinity and smaller steps do not avoid it.", **place,
-                remedy="Check the mode's equations and integrands near this point.",
-            )  # fmt: skip
-        return StepSizeError(
-            f"The step size fell to {step:.3g}.", **place,
-            remedy="Look for a solution that blows up, or a discontinuity that is not a transition.",
-        )  # fmt: skip
 
     def _run(self, memory: Forward, task: SegmentTask, n_directions: int) -> SegmentOutcome:
         e, stepper = task.equations, memory.stepper
         self._counts["segments"] += 1
         if is_short(task.t0, task.t_stop):
-            return _standing_still(task, memory.method)
+            return standing_still(task, memory.method)
         memory.begin(task)
         try:
             status = self._advance(memory, task)
@@ -284,12 +249,7 @@ class SundialsSession:
         stepper = memory.stepper
         error: DaeHybridError
         if status == driver.PAUSED:
-            error = StepLimitError(
-                f"The step limit max_steps={self._options.max_steps} was reached.",
-                mode=memory.equations.name,
-                time=stepper.t,
-                remedy="Raise max_steps, loosen rtol, or check for fast modes.",
-            )
+            error = step_limit(self._options.max_steps, mode=memory.equations.name, time=stepper.t)
         else:
             try:
                 memory.fail(status, stepper.t)
@@ -350,28 +310,4 @@ def _sensitivities(memory: Forward, task: SegmentTask) -> Array | None:
         np.array([data[task.equations.n :] for data in memory.s_data])
         if task.equations.integrates
         else task.integral_sensitivities
-    )
-
-
-def _standing_still(task: SegmentTask, method: str) -> SegmentOutcome:
-    """A segment that is nothing but rounding."""
-    times: list[float] = []
-    if task.record == "steps":
-        asked = [task.t0, task.t_stop] if task.t_eval is None else task.t_eval.tolist()
-        times = [t for t in asked if task.t_eval is None or t < task.t_stop or task.closed_end]
-    sensitivities = [] if task.sensitivities is None else task.sensitivities.reshape(-1).tolist()
-    rows = np.array([[t, *task.x0, *sensitivities] for t in times]).reshape(
-        len(times), 1 + task.x0.size + len(sensitivities)
-    )
-    return SegmentOutcome(
-        t=task.t_stop,
-        x=task.x0,
-        xdot=task.xdot0,
-        crossing=None,
-        zero_band=task.zero_band,
-        method=method,
-        integrals=task.integrals,
-        rows=rows,
-        sensitivities=task.sensitivities,
-        integral_sensitivities=task.integral_sensitivities,
     )

@@ -9,6 +9,16 @@ from dae_hybrid.integrator import Array, Equations
 
 #: above this size a bound replaces the eigenvalues
 EIGENVALUES = 30
+#: ``method="auto"`` starts with a method for non-stiff equations where fewer than this many of the fastest decay times
+#: make up the segment,
+DECAYS = 500.0
+#: and looks again after this many steps, to change where that is no longer so
+LOOK = 500
+
+
+def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> bool:
+    """Whether ``method="auto"`` takes a method for stiff equations from t to t_stop."""
+    return equations.implicit or decay_rate(equations, t, x, m, p) * (t_stop - t) > DECAYS
 
 
 def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> float:
@@ -16,7 +26,7 @@ def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> 
 
     Infinite where the Jacobian is not finite.
     """
-    key = ("sundials", "jacobian")
+    key = "dense jacobian"
     if key not in equations.kept:
         function = equations.functions["jacobian"].function
         equations.kept[key] = Kernel(densified(function, outputs=1), [0])

@@ -1,0 +1,189 @@
+"""CasADi's CVODES and IDAS behind the port: the equations stay expressions, CasADi differentiates and calls them.
+
+CasADi integrates from one time to a grid of others and shows nothing in between, so that the solution is had in
+stretches of equal intervals, as long as it can be interpolated between them. Its own event handling is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.errors import IntegrationError
+from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
+from dae_hybrid.integrator import Array, Capabilities
+
+#: intervals of a stretch, and points of the polynomial between them
+INTERVALS, WINDOW = 16, 8
+#: a stretch is right where values at every other time give those in between to this many tolerances, by a polynomial
+#: through COARSE of them: all of them then give the solution to well below one
+FINE, COARSE = 100.0, 6
+#: lengths of stretches change by factors within these; where CasADi fails they are shorter by the smallest, so often
+SHRINK, GROW, ATTEMPTS = 0.2, 4.0, 16
+#: CasADi has one absolute tolerance: states are scaled for it
+ABSOLUTE = 1e-10
+
+
+class CasadiIntegrator(SteppedIntegrator):
+    """CasADi's ``cvodes`` for explicit equations and ``idas`` for those with algebraic variables."""
+
+    name = "casadi"
+    capabilities: ClassVar[Capabilities] = Capabilities(methods=("auto", "bdf", "adams"), algebraic=("auto", "bdf"))
+    nonstiff, stiff = "adams", "bdf"
+    #: CVODE's Adams stays at order one where the rates of an adjoint's integrals are noisy (measured on the rocket: 30
+    #: times the steps)
+    for_adjoints: ClassVar[Mapping[str, str]] = {"adams": "bdf"}
+
+    def start(self, problem: InitialValueProblem) -> _Stepper:
+        """See `SteppedIntegrator.start`."""
+        return _Stepper(problem)
+
+
+class _Stepper:
+    """Stretch by stretch, handed out interval by interval."""
+
+    at_root = False
+
+    def __init__(self, problem: InitialValueProblem) -> None:
+        self._problem = problem
+        self._weights = problem.absolute / ABSOLUTE
+        self.t: float = problem.t0
+        self.x: Array = problem.x0
+        self._times, self._values, self._index = np.zeros(1), self.x[None, :], 0
+        self._length = self._first_length()
+
+    def _first_length(self) -> float:
+        p = self._problem
+        if p.first_step is not None:
+            return p.first_step * INTERVALS
+        scale = p.absolute + p.rtol * np.abs(p.x0)
+        nd = p.n_differential
+        size, rate = (np.sqrt(np.mean((v[:nd] / scale[:nd]) ** 2)) if nd else 0.0 for v in (p.x0, p.xdot0))
+        span = p.t_stop - p.t0
+        return float(min(span, INTERVALS * 0.01 * size / rate) if rate > 0 and size > 0 else span / 100)
+
+    def step(self) -> None:
+        """See `Stepper.step`."""
+        if self._index + 1 >= len(self._times):
+            self._stretch()
+        self._index += 1
+        self.t, self.x = float(self._times[self._index]), self._values[self._index]
+
+    def at(self, t: Array) -> Array:
+        """See `Stepper.at`."""
+        return _local(self._times, self._values, t, WINDOW)
+
+    def _stretch(self) -> None:
+        """The next stretch."""
+        p = self._problem
+        reason: RuntimeError | None = None
+        for _ in range(ATTEMPTS):
+            left = p.t_stop - self.t
+            length = min(self._length, left, INTERVALS * p.max_step)
+            times = self.t + length * np.arange(INTERVALS + 1) / INTERVALS
+            if length == left:
+                times[-1] = p.t_stop
+            if not np.all(np.diff(times) > 0):
+                break
+            try:
+                values = self._integrate(times[0], length)
+            except RuntimeError as error:
+                reason, self._length = error, SHRINK * length
+                continue
+            off = self._error(times, values)
+            factor = np.clip(0.9 * (FINE / max(off, 1e-300)) ** (1 / COARSE), SHRINK, GROW)
+            if off <= 2 * FINE:
+                self._times, self._values, self._index = times, values, 0
+                self._length = float(length * factor) if length < left or factor < 1 else self._length
+                return
+            self._length = float(length * min(factor, 0.8))
+        raise IntegrationError(
+            f"CasADi's integrator failed{'' if reason is None else ': ' + _essence(reason)}.",
+            mode=p.name,
+            time=self.t,
+            remedy="Look for a solution that blows up, equations that give NaN, or tolerances beyond double precision.",
+        )
+
+    def _error(self, times: Array, values: Array) -> float:
+        """How far every other value is from what the others say, in tolerances."""
+        p = self._problem
+        inner = values[1::2]
+        off = np.abs(_local(times[::2], values[::2], times[1::2], COARSE) - inner) / (
+            p.absolute + p.rtol * np.abs(inner)
+        )
+        return float(off[:, : p.n_differential].max(initial=0.0))
+
+    def _integrate(self, t0: float, length: float) -> Array:
+        p, limited = self._problem, np.isfinite(self._problem.max_step)
+        key = ("casadi", p.method, p.rtol, p.max_order, p.suppress_algebraic, limited)
+        idle = p.system.kept.setdefault(key, [])
+        try:
+            integrator = idle.pop()
+        except IndexError:
+            integrator = _integrator(p, limited=bool(limited))
+        nd, scaled = p.n_differential, self.x / self._weights
+        found = integrator(x0=scaled[:nd], z0=scaled[nd:], p=np.concatenate((p.constants, self._weights, [t0, length])))
+        values = np.vstack((self.x, np.vstack((found["xf"], found["zf"])).T * self._weights))
+        idle.append(integrator)
+        if not np.all(np.isfinite(values)):
+            p.counts["not_finite"] += 1
+            raise RuntimeError("the solution is NaN or infinite")
+        return values
+
+
+def _integrator(p: InitialValueProblem, *, limited: bool) -> ca.Function:
+    """CasADi's integrator of a problem over a stretch, in shares of its length and in scaled states."""
+    n, nd = p.n, p.n_differential
+    x, z, share = ca.MX.sym("x", nd), ca.MX.sym("z", n - nd), ca.MX.sym("t")
+    c, weights = ca.MX.sym("c", p.constants.size), ca.MX.sym("w", n)
+    t0, length = ca.MX.sym("t0"), ca.MX.sym("length")
+    rates = p.system.flow(t0 + share * length, ca.vertcat(x, z) * weights, c)
+    problem = {
+        "t": share,
+        "x": x,
+        "z": z,
+        "p": ca.vertcat(c, weights, t0, length),
+        "ode": length * rates[:nd, :] / weights[:nd, :],
+        "alg": rates[nd:, :],
+    }
+    options: dict[str, Any] = {
+        "abstol": ABSOLUTE,
+        "reltol": p.rtol,
+        "max_num_steps": 1_000_000,
+        "disable_internal_warnings": True,
+        "show_eval_warnings": False,
+    }
+    if p.max_order is not None:
+        options["max_multistep_order"] = p.max_order
+    if limited:
+        options["max_step_size"] = 1.0 / INTERVALS
+    if n > nd:
+        options["suppress_algebraic"] = p.suppress_algebraic
+    else:
+        options["linear_multistep_method"] = p.method
+        options["nonlinear_solver_iteration"] = "functional" if p.method == "adams" else "newton"
+    grid = (np.arange(1, INTERVALS + 1) / INTERVALS).tolist()
+    return ca.integrator("segment", "idas" if n > nd else "cvodes", problem, 0.0, grid, options)
+
+
+def _local(times: Array, values: Array, t: Array, points: int) -> Array:
+    """Values at times from polynomials through the nearest points."""
+    points = min(points, len(times))
+    interval = np.clip(np.searchsorted(times, t, side="right") - 1, 0, len(times) - 2)
+    first = np.clip(interval - points // 2 + 1, 0, len(times) - points)
+    nodes = times[first[:, None] + np.arange(points)]
+    weights = np.ones((len(t), points))
+    for j in range(points):
+        for k in range(points):
+            if j != k:
+                weights[:, j] *= (t - nodes[:, k]) / (nodes[:, j] - nodes[:, k])
+    return np.asarray(np.einsum("tj,tjn->tn", weights, values[first[:, None] + np.arange(points)]))
+
+
+def _essence(error: RuntimeError) -> str:
+    """The line of CasADi's message that says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"

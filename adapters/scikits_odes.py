@@ -1,0 +1,209 @@
+"""scikits-odes behind the port: CVODE and IDA with their root finding, callbacks in Python.
+
+It has no sensitivity analysis and no interpolant that can be asked for, but in its normal mode it gives values within
+the last step. scikits-odes 3.1 rounds what it hands to SUNDIALS as an option to single precision and takes no stop time
+below zero: time is shifted so that the stop time is a power of two. Install it with
+``python -m dae_hybrid.adapters.install_scikits_odes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dae_hybrid.errors import AdapterError, IntegrationError, NonFiniteError, StepSizeError
+from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
+from dae_hybrid.integrator import Array, Capabilities
+
+#: what callbacks return, as SUNDIALS reads it
+DONE, RECOVERABLE, FATAL = 0, 1, -1
+REACHED_STOP, FOUND_ROOT = 1, 2
+#: a guard that has not left zero; SUNDIALS writes a warning about zeros
+NEXT_TO_ZERO = 1e-30
+
+
+class ScikitsOdesIntegrator(SteppedIntegrator):
+    """CVODE for explicit equations and IDA for those with algebraic variables, by scikits-odes.
+
+    Raises `AdapterError` where scikits-odes is not installed.
+    """
+
+    name = "scikits-odes"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        methods=("auto", "bdf", "adams"), algebraic=("auto", "bdf"), roots=True, dense=True
+    )
+    nonstiff, stiff = "adams", "bdf"
+    #: CVODE's Adams stays at order one where the rates of an adjoint's integrals are noisy (measured on the rocket: 30
+    #: times the steps)
+    for_adjoints: ClassVar[Mapping[str, str]] = {"adams": "bdf"}
+
+    def __init__(self) -> None:
+        try:
+            self._cvode = import_module("scikits_odes_sundials.cvode").CVODE
+            self._ida = import_module("scikits_odes_sundials.ida").IDA
+        except ImportError as reason:
+            raise AdapterError(
+                f"scikits-odes cannot be used: {reason}.",
+                remedy="Install it with `python -m dae_hybrid.adapters.install_scikits_odes`.",
+            ) from reason
+
+    def start(self, problem: InitialValueProblem) -> _Stepper:
+        """See `SteppedIntegrator.start`."""
+        return _Stepper(problem, self._ida if problem.n > problem.n_differential else self._cvode)
+
+
+class _Stepper:
+    """One solver, in its one-step mode."""
+
+    def __init__(self, problem: InitialValueProblem, kind: Any) -> None:
+        p = self._problem = problem
+        self._implicit = p.n > p.n_differential
+        self._pending: BaseException | None = None
+        self._mass = (np.arange(p.n) < p.n_differential).astype(float)
+        self._frozen: Array | None = None
+        self._last_guards = np.zeros(0)
+        self.t: float = p.t0
+        self.x: Array = p.x0
+        self.at_root = False
+        self._stop = 2.0 ** np.ceil(np.log2(max(abs(p.t0), abs(p.t_stop), p.t_stop - p.t0)))
+        options: dict[str, Any] = {
+            "old_api": False,
+            "one_step_compute": True,
+            "rtol": p.rtol,
+            "atol": p.absolute,
+            "tstop": self._stop,
+            "order": p.max_order or 0,
+            "max_step_size": p.max_step if np.isfinite(p.max_step) else 0.0,
+            "first_step_size": min(p.first_step, p.t_stop - p.t0) if p.first_step else 0.0,
+            "err_handler": _silent,
+        }
+        if self._implicit:
+            options["algebraic_vars_idx"] = list(range(p.n_differential, p.n))
+            options["exclude_algvar_from_error"] = p.suppress_algebraic
+        else:
+            options["lmm_type"] = p.method
+            options["nonlinsolver"] = "fixedpoint" if p.method == "adams" else "newton"
+        if p.method != "adams":
+            options["jacfn"] = self._ida_jacobian() if self._implicit else self._cvode_jacobian()
+        if p.guards is not None:
+            count = p.guards(p.t0, p.x0).size
+            options |= {"rootfn": self._ida_roots() if self._implicit else self._cvode_roots(), "nr_rootfns": count}
+        self._solver = kind(self._residual() if self._implicit else self._rates(), **options)
+        start = (p.x0, p.xdot0) if self._implicit else (p.x0,)
+        self._checked(self._solver.init_step(self._inner(p.t0), *start))
+
+    def _inner(self, t: float) -> float:
+        """The solver's time."""
+        return float(self._stop - (self._problem.t_stop - t))
+
+    def _outer(self, t: float) -> float:
+        """Time, from the solver's."""
+        return float(self._problem.t_stop - (self._stop - t))
+
+    # -- callbacks: functions, because the number of arguments decides how they are called ---------------------
+
+    def _safely(self, evaluate: Callable[[], Array], out: Array, *, fatal: bool = False) -> int:
+        """Evaluate into an array; an exception is kept, and SUNDIALS told to stop."""
+        if self._pending is not None:
+            return FATAL
+        try:
+            out[...] = evaluate()
+        except BaseException as error:
+            self._pending = error
+            return FATAL
+        return DONE if np.all(np.isfinite(out)) else FATAL if fatal else RECOVERABLE
+
+    def _rates(self) -> Callable[..., int]:
+        p = self._problem
+        return lambda t, x, out: self._safely(lambda: p.rhs(self._outer(t), x), out)
+
+    def _residual(self) -> Callable[..., int]:
+        p = self._problem
+        return lambda t, x, xdot, out: self._safely(lambda: p.rhs(self._outer(t), x) - self._mass * xdot, out)
+
+    def _cvode_jacobian(self) -> Callable[..., int]:
+        p = self._problem
+        return lambda t, x, fx, out: self._safely(lambda: p.jacobian(self._outer(t), x), out)
+
+    def _ida_jacobian(self) -> Callable[..., int]:
+        p = self._problem
+        return lambda t, x, xdot, r, cj, out: self._safely(
+            lambda: p.jacobian(self._outer(t), x) - cj * np.diag(self._mass), out
+        )
+
+    def _cvode_roots(self) -> Callable[..., int]:
+        return lambda t, x, out: self._safely(lambda: self._guards(t, x), out, fatal=True)
+
+    def _ida_roots(self) -> Callable[..., int]:
+        return lambda t, x, xdot, out: self._safely(lambda: self._guards(t, x), out, fatal=True)
+
+    def _guards(self, t: float, x: Array) -> Array:
+        """Guards; while values within the last step are asked for, those at its end, for SUNDIALS to see no root."""
+        if self._frozen is not None:
+            return self._frozen
+        guards = self._problem.guards
+        if guards is None:
+            raise AssertionError("there are no guards")
+        values = guards(self._outer(t), x.copy())
+        self._last_guards = np.where(values == 0, NEXT_TO_ZERO, values)
+        return self._last_guards
+
+    # -- steps ----------------------------------------------------------------------------------------------
+
+    def _checked(self, found: Any) -> Any:
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            raise pending
+        flag = int(found.flag)
+        if flag >= 0:
+            return found
+        name = getattr(found.flag, "name", str(flag))
+        place: dict[str, Any] = {"mode": self._problem.name, "time": self.t}
+        if name in ("ERR_FAILURE", "CONV_FAILURE", "ERR_FAIL", "CONV_FAIL", "TOO_MUCH_ACC"):
+            raise StepSizeError(
+                f"The step size became too small ({name}).",
+                **place,
+                remedy="Look for a discontinuity that is not a transition, or a solution that blows up.",
+            )
+        if "RHS" in name or "RES" in name or "RTFUNC" in name:
+            raise NonFiniteError(
+                f"The equations give NaN or infinity ({name}).",
+                **place,
+                remedy="Check the mode's equations and guards near this point.",
+            )
+        raise IntegrationError(f"scikits-odes returned {name}: {found.message}", **place)
+
+    def step(self) -> None:
+        """See `Stepper.step`."""
+        found = self._checked(self._solver.step(self._stop))
+        flag = int(found.flag)
+        self.at_root = flag == FOUND_ROOT
+        self.x = found.values.y.copy()
+        self.t = self._problem.t_stop if flag == REACHED_STOP else self._outer(found.values.t)
+
+    def at(self, t: Array) -> Array:
+        """See `Stepper.at`."""
+        self._frozen = self._last_guards.copy()
+        self._solver.set_options(one_step_compute=False)
+        try:
+            return np.array([self._value(self._inner(float(s))) for s in t])
+        finally:
+            self._frozen = None
+            self._solver.set_options(one_step_compute=True)
+
+    def _value(self, t: float) -> Array:
+        for _ in range(2):  # a root that has been returned may be returned once more
+            found = self._checked(self._solver.step(t)).values
+            if found.t == t:
+                value: Array = found.y.copy()
+                return value
+        raise IntegrationError(
+            "scikits-odes gives no values within its last step.", mode=self._problem.name, time=self.t
+        )
+
+
+def _silent(*_: Any) -> None:
+    """What SUNDIALS has to say is in its return codes."""

@@ -1,0 +1,90 @@
+"""SciPy's solvers behind the port: no SUNDIALS, written independently of it, in Python.
+
+The steppers of `scipy.integrate.solve_ivp` integrate ordinary differential equations; algebraic variables are solved
+for within the right-hand side. LSODA is left out: its Fortran state is shared by all solvers of a process.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.integrate import BDF, DOP853, RK45, OdeSolver, Radau
+
+from dae_hybrid.errors import StepSizeError, UnsupportedError
+from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
+from dae_hybrid.integrator import Array, Capabilities
+from dae_hybrid.options import Options
+
+METHODS: dict[str, type[OdeSolver]] = {"dop853": DOP853, "rk45": RK45, "radau": Radau, "bdf": BDF}
+#: SciPy takes no smaller relative tolerance
+SMALLEST_RTOL = 100 * float(np.finfo(float).eps)
+
+
+class SciPyIntegrator(SteppedIntegrator):
+    """The steppers of `scipy.integrate.solve_ivp`.
+
+    ``method="auto"`` is DOP853 (Dormand and Prince 8(5,3)) for modes that are not stiff and Radau (IIA, order 5) for
+    the others.
+    """
+
+    name = "scipy"
+    capabilities: ClassVar[Capabilities] = Capabilities(methods=("auto", *METHODS), dense=True)
+    nonstiff, stiff = "dop853", "radau"
+
+    @classmethod
+    def check(cls, options: Options) -> None:
+        """See `SteppedIntegrator.check`."""
+        if options.max_order is not None:
+            raise UnsupportedError(
+                "SciPy's solvers have no max_order.", remedy="Leave max_order out, or use adapter='sundials'."
+            )
+        if options.rtol < SMALLEST_RTOL:
+            raise UnsupportedError(
+                f"SciPy's solvers need rtol of at least {SMALLEST_RTOL:.2g}, got {options.rtol!r}.",
+                remedy="Loosen rtol, or use adapter='sundials'.",
+            )
+
+    def start(self, problem: InitialValueProblem) -> _Stepper:
+        """See `SteppedIntegrator.start`."""
+        return _Stepper(problem)
+
+
+class _Stepper:
+    """One of SciPy's solvers."""
+
+    at_root = False
+
+    def __init__(self, problem: InitialValueProblem) -> None:
+        kind = METHODS[problem.method]
+        more: dict[str, Any] = {"jac": problem.jacobian} if kind in (Radau, BDF) else {}
+        first = None if problem.first_step is None else min(problem.first_step, problem.t_stop - problem.t0)
+        with np.errstate(all="ignore"):
+            self._solver = kind(
+                problem.rhs, problem.t0, problem.x0, problem.t_stop, rtol=problem.rtol, atol=problem.absolute,
+                max_step=problem.max_step, first_step=first, **more,
+            )  # fmt: skip
+        self._name = problem.name
+        self.t: float = problem.t0
+        self.x: Array = problem.x0
+
+    def step(self) -> None:
+        """See `Stepper.step`."""
+        with np.errstate(all="ignore"):  # what is not finite is looked at afterwards
+            message = self._solver.step()
+        if self._solver.status == "failed":
+            raise StepSizeError(
+                f"The step size became too small ({message})",
+                mode=self._name,
+                time=self.t,
+                remedy="Look for a discontinuity that is not a transition, or a solution that blows up.",
+            )
+        self.t, self.x = self._solver.t, self._solver.y
+        self._dense: Any = None
+
+    def at(self, t: Array) -> Array:
+        """See `Stepper.at`."""
+        if self._dense is None:
+            self._dense = self._solver.dense_output()
+        values: Array = self._dense(t).T
+        return values

@@ -1,0 +1,60 @@
+"""The sentences of failures that every integrator can meet."""
+
+from __future__ import annotations
+
+from dae_hybrid.errors import DaeHybridError, NonFiniteError, StepLimitError, StepSizeError, ZenoError
+from dae_hybrid.integrator import SegmentTask
+
+#: steps below this share of the segment get nowhere
+STARVED = 1e-12
+
+
+def unresolved_guard(index: int, *, mode: str, time: float) -> ZenoError:
+    """A guard went through zero and back within the accuracy of one step."""
+    error = ZenoError(
+        "The guard left zero and came back through it within one step: events follow faster than the steps.",
+        mode=mode,
+        time=time,
+        remedy="Set max_step, or tolerances that resolve the motion between the events; if the events accumulate, "
+        "model what happens at rest as a mode of its own.",
+    )
+    error.guard = index
+    return error
+
+
+def not_finite_equations(*, mode: str, time: float) -> NonFiniteError:
+    """The equations have no finite values where a step wants them."""
+    return NonFiniteError(
+        "The equations give NaN or infinity and smaller steps do not avoid it.",
+        mode=mode,
+        time=time,
+        remedy="Check the mode's equations and integrands near this point for division by zero, logarithms or roots of "
+        "negative numbers, and overflow.",
+    )
+
+
+def is_starved(step: float, t: float, task: SegmentTask) -> bool:
+    """Whether steps of this length get nowhere."""
+    return step < STARVED * max(abs(t), task.t_stop - task.t0)
+
+
+def starved(step: float, *, mode: str, time: float, not_finite: bool) -> DaeHybridError:
+    """Steps get nowhere."""
+    if not_finite:
+        return not_finite_equations(mode=mode, time=time)
+    return StepSizeError(
+        f"The step size fell to {step:.3g}.",
+        mode=mode,
+        time=time,
+        remedy="Look for a solution that blows up, or a discontinuity that is not a transition.",
+    )
+
+
+def step_limit(max_steps: int, *, mode: str, time: float) -> StepLimitError:
+    """The run has used up its steps."""
+    return StepLimitError(
+        f"The step limit max_steps={max_steps} was reached.",
+        mode=mode,
+        time=time,
+        remedy="Raise max_steps, loosen rtol, or check for fast modes.",
+    )

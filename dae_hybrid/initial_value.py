@@ -1,0 +1,209 @@
+"""What an adapter needs that only integrates: an initial value problem, and steps through it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from dae_hybrid.integrator import Array, Capabilities, Session
+from dae_hybrid.options import Options
+from dae_hybrid.smooth import SmoothSystem
+
+#: Newton's iteration for algebraic variables inside a right-hand side: a correction of this share of the tolerance is
+#: the last one; after so many it has failed
+LAST_CORRECTION, CORRECTIONS = 1e-2, 12
+
+
+@dataclass(eq=False)
+class InitialValueProblem:
+    """``M x' = F(t, x)`` from (t0, x0), to be advanced to `t_stop` and not beyond.
+
+    Attributes
+    ----------
+    n : int
+        Number of states.
+    n_differential : int
+        The first rows have ``M = 1``, the others are algebraic, ``0 = F_i``. An adapter that does not declare
+        `algebraic` sees differential rows only: what the others determine is solved for within `rhs`.
+    t0, t_stop : float
+        Start and end; ``t_stop > t0``.
+    x0, xdot0 : ndarray, shape (n,)
+        Consistent start values and rates (rates of algebraic states are zero where they are not known).
+    rtol : float
+        Relative tolerance.
+    absolute : ndarray, shape (n,)
+        Absolute tolerances.
+    method : str
+        One of the adapter's methods.
+    max_step : float
+        Longest step, infinite where it is free.
+    first_step : float or None
+    max_order : int or None
+    guards : callable or None
+        ``guards(t, x)``, shape (n_guards,), for adapters that declare `roots`; a step ends at a zero of any.
+    system, constants
+        F as a CasADi function (t, x, c) and its constants c, for adapters that take expressions; `system` has all
+        rows, the algebraic ones included. The same `system` comes back with other constants.
+    name : str
+        The mode, for messages.
+    """
+
+    system: SmoothSystem
+    constants: Array
+    t0: float
+    t_stop: float
+    x0: Array
+    xdot0: Array
+    rtol: float
+    absolute: Array
+    method: str
+    max_step: float = np.inf
+    first_step: float | None = None
+    max_order: int | None = None
+    suppress_algebraic: bool = False
+    guards: Callable[[float, Array], Array] | None = None
+    name: str = ""
+    counts: dict[str, int] = field(default_factory=lambda: {"nfev": 0, "njev": 0, "not_finite": 0})
+
+    @property
+    def n(self) -> int:
+        """Number of states."""
+        return self.x0.size
+
+    @property
+    def n_differential(self) -> int:
+        """Number of differential states."""
+        return min(self.system.n_differential, self.n)
+
+    def rhs(self, t: float, x: Array) -> Array:
+        """F(t, x), shape (n,); not finite where the equations are not, or cannot be solved."""
+        self.counts["nfev"] += 1
+        values: Array = self.system.kernel(t, self.whole(t, x), self.constants)[0][: self.n]
+        if not np.all(np.isfinite(values)):
+            self.counts["not_finite"] += 1
+        return values
+
+    def jacobian(self, t: float, x: Array) -> Array:
+        """dF/dx, shape (n, n)."""
+        self.counts["njev"] += 1
+        n, full = self.n, self.whole(t, x)
+        matrix = self.system.jacobian_kernel(t, full, self.constants)[0]
+        if n == self.system.n or not np.all(np.isfinite(matrix)):
+            return matrix[:n, :n]
+        try:
+            reduced: Array = matrix[:n, :n] - matrix[:n, n:] @ np.linalg.solve(matrix[n:, n:], matrix[n:, :n])
+        except np.linalg.LinAlgError:
+            return np.full((n, n), np.nan)
+        return reduced
+
+    # -- algebraic states of a reduced problem -----------------------------------------------------------
+
+    def reduced(self) -> InitialValueProblem:
+        """The same problem in its differential states alone."""
+        n = self.system.n_differential
+        again = InitialValueProblem(
+            self.system, self.constants, self.t0, self.t_stop, self.x0[:n], self.xdot0[:n], self.rtol,
+            self.absolute[:n], self.method, self.max_step, self.first_step, self.max_order, False, None, self.name,
+        )  # fmt: skip
+        again.near(self.x0[n:], self.absolute[n:])
+        return again
+
+    def near(self, algebraic: Array, absolute: Array | None = None) -> None:
+        """Where Newton's iteration for the algebraic states starts from now on."""
+        self._algebraic = algebraic
+        self._algebraic_absolute = self._algebraic_absolute if absolute is None else absolute
+
+    _algebraic: Array = field(default_factory=lambda: np.zeros(0))
+    _algebraic_absolute: Array = field(default_factory=lambda: np.zeros(0))
+
+    def whole(self, t: float, x: Array) -> Array:
+        """All states of `system`, from the states of this problem."""
+        n = self.n
+        if n == self.system.n:
+            return x
+        z = self._algebraic
+        for _ in range(CORRECTIONS):
+            full = np.concatenate((x, z))
+            residual = self.system.kernel(t, full, self.constants)[0][n:]
+            by_z = self.system.jacobian_kernel(t, full, self.constants)[0][n:, n:]
+            if not (np.all(np.isfinite(residual)) and np.all(np.isfinite(by_z))):
+                break
+            try:
+                correction = np.linalg.solve(by_z, residual)
+            except np.linalg.LinAlgError:
+                break
+            z = z - correction
+            if np.all(np.abs(correction) <= LAST_CORRECTION * (self._algebraic_absolute + self.rtol * np.abs(z))):
+                return np.concatenate((x, z))
+        return np.concatenate((x, np.full_like(z, np.nan)))
+
+
+class Stepper(Protocol):
+    """Goes through an initial value problem step by step.
+
+    Attributes
+    ----------
+    t : float
+        Where it stands.
+    x : ndarray, shape (n,)
+        The state there.
+    at_root : bool
+        Whether the last step ended at a zero of a guard; always False without guards.
+    """
+
+    t: float
+    x: Array
+    at_root: bool
+
+    def step(self) -> None:
+        """Advance by one step, at most to `t_stop`.
+
+        Raises
+        ------
+        IntegrationError
+            Or a subclass that says more: `StepSizeError`, `NonFiniteError`. `t` and `x` stay where they are.
+        """
+
+    def at(self, t: Array) -> Array:
+        """States at times within the last step, shape (len(t), n), as accurate as the steps where possible."""
+
+
+class SteppedIntegrator(ABC):
+    """Base of adapters that only integrate: events, output, forward and adjoint analysis come from the core.
+
+    A subclass sets `name`, `capabilities`, `nonstiff` and `stiff` (its methods for ``method="auto"``) and implements
+    `start`. The constructor may raise `AdapterError` where the solver library is missing.
+    """
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+    nonstiff: ClassVar[str]
+    stiff: ClassVar[str]
+    #: methods to take in place of others for adjoints, under ``method="auto"``
+    for_adjoints: ClassVar[Mapping[str, str]] = {}
+
+    @abstractmethod
+    def start(self, problem: InitialValueProblem) -> Stepper:
+        """Start at ``(problem.t0, problem.x0)``."""
+
+    @classmethod  # noqa: B027 - most have nothing to refuse
+    def check(cls, options: Options) -> None:
+        """Refuse options that the solver library has no counterpart of, with an `UnsupportedError`."""
+
+    def open(
+        self,
+        options: Options,
+        parameters: Array,
+        *,
+        parameter_directions: Array | None = None,
+        scales: Array | None = None,
+        wrt: Sequence[int] = (),
+    ) -> Session:
+        """See `dae_hybrid.integrator.Integrator.open`."""
+        from dae_hybrid.stepped import SteppedSession
+
+        return SteppedSession(self, options, parameters, parameter_directions, scales, tuple(wrt))

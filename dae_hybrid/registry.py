@@ -1,0 +1,225 @@
+"""Which adapters there are, what they declare, and the refusal of what they cannot do."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+from dae_hybrid.errors import AdapterError, DaeHybridError, OptionError, UnsupportedError
+from dae_hybrid.initial_value import SteppedIntegrator
+from dae_hybrid.integrator import Capabilities, Integrator
+from dae_hybrid.options import Options
+from dae_hybrid.system import HybridSystem
+from dae_hybrid.tables import align
+
+#: entry points of this group are adapters of other packages
+GROUP = "dae_hybrid.adapters"
+#: the adapters of this package, the default one first
+BUILT_IN = {
+    "sundials": "dae_hybrid.adapters.sundials:SundialsIntegrator",
+    "scikits-odes": "dae_hybrid.adapters.scikits_odes:ScikitsOdesIntegrator",
+    "casadi": "dae_hybrid.adapters.casadi:CasadiIntegrator",
+    "scipy": "dae_hybrid.adapters.scipy:SciPyIntegrator",
+}
+Analysis = Literal["simulate", "forward", "adjoint"]
+
+_registered: dict[str, type[Integrator]] = {}
+
+
+def register_adapter[A: type[Integrator]](adapter: A, *, replace: bool = False) -> A:
+    """Make an adapter known under its name; may be used as a decorator.
+
+    A package that offers an adapter names it in its metadata instead, under the entry-point group
+    ``dae_hybrid.adapters``, and nothing needs to be registered.
+
+    Parameters
+    ----------
+    adapter : class
+        A `SteppedIntegrator`, or any class with the members of `dae_hybrid.integrator.Integrator`; made without
+        arguments.
+    replace : bool
+        Whether it may take the place of another of the same name.
+
+    Raises
+    ------
+    OptionError
+        It has no name or capabilities, or the name is taken.
+
+    Examples
+    --------
+    >>> import dae_hybrid as dh
+    >>> from dae_hybrid.adapters.scipy import SciPyIntegrator
+    >>> class Patient(SciPyIntegrator):
+    ...     name, nonstiff = "patient", "rk45"
+    >>> dh.register_adapter(Patient).name
+    'patient'
+    >>> "patient" in dh.adapter_names()
+    True
+    """
+    name = getattr(adapter, "name", None)
+    if not isinstance(name, str) or not isinstance(getattr(adapter, "capabilities", None), Capabilities):
+        raise OptionError(
+            f"{adapter!r} is not an adapter: it needs a `name` and `capabilities`.",
+            remedy="Derive it from dae_hybrid.SteppedIntegrator and set both.",
+        )
+    if (not replace and _registered.get(name, adapter) is not adapter) or (name in BUILT_IN and not replace):
+        raise OptionError(f"There is an adapter {name!r} already.", remedy="Choose another name, or pass replace=True.")
+    _registered[name] = adapter
+    find_integrator.cache_clear()
+    return adapter
+
+
+def _elsewhere() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def adapter_names() -> tuple[str, ...]:
+    """Names of all adapters: those of this package, of other packages, and registered ones."""
+    return tuple(dict.fromkeys((*BUILT_IN, *_elsewhere(), *_registered)))
+
+
+def adapter_class(name: str) -> type[Integrator]:
+    """The class of an adapter; its solver library is not loaded.
+
+    Raises
+    ------
+    OptionError
+        There is no adapter of that name.
+    AdapterError
+        The package that offers it cannot be imported.
+    """
+    found: Any
+    if name in _registered:
+        return _registered[name]
+    try:
+        if name in BUILT_IN:
+            module, attribute = BUILT_IN[name].split(":")
+            found = getattr(import_module(module), attribute)
+        elif name in (others := _elsewhere()):
+            found = others[name].load()
+        else:
+            raise OptionError(f"There is no adapter {name!r}.", remedy=f"Adapters: {', '.join(adapter_names())}.")
+    except (ImportError, AttributeError) as reason:
+        raise AdapterError(f"Adapter {name!r} cannot be loaded: {reason}.", remedy=_other_than(name)) from reason
+    kind: type[Integrator] = found
+    return kind
+
+
+@cache
+def find_integrator(name: str) -> Integrator:
+    """The integrator of that name, its solver library loaded when first asked for.
+
+    Raises
+    ------
+    OptionError
+        There is no adapter of that name.
+    AdapterError
+        It cannot be used on this machine.
+    """
+    kind = adapter_class(name)
+    try:
+        return kind()
+    except AdapterError as error:
+        error.remedy = f"{error.remedy} {_other_than(name)}" if error.remedy else _other_than(name)
+        raise
+    except ImportError as reason:
+        raise AdapterError(f"Adapter {name!r} cannot be loaded: {reason}.", remedy=_other_than(name)) from reason
+
+
+def _other_than(name: str) -> str:
+    return f"Other adapters: {', '.join(other for other in adapter_names() if other != name)}."
+
+
+# -- refusals -----------------------------------------------------------------------------------------------
+
+
+def check_capabilities(name: str, system: HybridSystem, options: Options, analysis: Analysis = "simulate") -> None:
+    """Refuse what an adapter cannot do, naming one that can.
+
+    Raises
+    ------
+    OptionError
+        No adapter has such a method.
+    UnsupportedError
+        This adapter cannot do it.
+    """
+    kind = adapter_class(name)
+    can, method = kind.capabilities, options.method
+    if method not in can.methods:
+        others = _with(lambda other: method in other.methods)
+        if not others:
+            raise OptionError(f"method must be one of {', '.join(map(repr, can.methods))}, got {method!r}.")
+        raise UnsupportedError(
+            f"Adapter {name!r} has no method {method!r}.",
+            remedy=f"Its methods: {', '.join(can.methods)}. Adapters with {method!r}: {others}.",
+        )
+    for mode in system.modes:
+        if mode.equations.index == 2 and not can.index2:
+            raise UnsupportedError(
+                f"Adapter {name!r} does not integrate index 2 as it stands.",
+                mode=mode.name,
+                remedy=f"Build with index2='reduced' (the default), or use {_with(lambda other: other.index2)}.",
+            )
+        if mode.equations.implicit and can.algebraic and method not in can.algebraic:
+            raise UnsupportedError(
+                f"method={method!r} needs modes without algebraic variables.",
+                mode=mode.name,
+                remedy=f"Use method={can.algebraic[0]!r}, or another of {', '.join(can.algebraic)}.",
+            )
+    if analysis != "simulate" and not issubclass(kind, SteppedIntegrator) and not getattr(can, analysis):
+        raise UnsupportedError(
+            f"Adapter {name!r} has no {analysis} sensitivity analysis.",
+            remedy=f"Use {_with(lambda other: bool(getattr(other, analysis)))}.",
+        )
+    if issubclass(kind, SteppedIntegrator):
+        kind.check(options)
+
+
+def _with(able: Any) -> str:
+    """Names of the adapters of this package that are able to."""
+    return ", ".join(repr(name) for name in BUILT_IN if able(adapter_class(name).capabilities))
+
+
+# -- the table ----------------------------------------------------------------------------------------------
+
+
+def capability_table() -> list[list[str]]:
+    """What the adapters declare: a heading and one row for each adapter.
+
+    *own* is done by the adapter, *core* by this library around it.
+    """
+    heading = ["adapter", "methods", "events", "algebraic", "dense output", "forward", "adjoint", "index 2 direct"]
+    rows = []
+    for name in adapter_names():
+        kind = adapter_class(name)
+        can = kind.capabilities
+        around = "core" if issubclass(kind, SteppedIntegrator) else "no"
+        own = (can.roots, bool(can.algebraic), can.dense, can.forward, can.adjoint)
+        rows.append(
+            [name, ", ".join(can.methods), *("own" if it else around for it in own), "yes" if can.index2 else "no"]
+        )
+    return [heading, *rows]
+
+
+def describe_adapters() -> str:
+    """The table of capabilities, and which adapters can be used on this machine.
+
+    Examples
+    --------
+    >>> import dae_hybrid as dh
+    >>> print(dh.describe_adapters())  # doctest: +ELLIPSIS
+    adapter ...
+    """
+    heading, *rows = capability_table()
+    usable = []
+    for row in rows:
+        try:
+            find_integrator(row[0])
+            usable.append("yes")
+        except DaeHybridError as reason:
+            usable.append(f"no: {reason.message}")
+    table = [[*heading, "usable here"], *([*row, here] for row, here in zip(rows, usable, strict=True))]
+    first, _, *body = align(table, left=range(len(heading) + 1))
+    return "\n".join(line.rstrip() for line in (first, *body))

@@ -1,0 +1,341 @@
+"""Segments and their analysis with an adapter that only integrates.
+
+Forward sensitivities and integrals are further states of the problem that the adapter gets; the adjoint is a problem of
+its own, with the forward solution in it as a piecewise polynomial; see `smooth`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.failures import is_starved, starved, step_limit, unresolved_guard
+from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
+from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, SegmentOutcome, SegmentTask
+from dae_hybrid.options import Options
+from dae_hybrid.segments import DRIFT_LOOK, completed, has_drifted, is_short, standing_still
+from dae_hybrid.smooth import SensitivitySystem, adjoint, with_sensitivities, without_integrals
+from dae_hybrid.steps import COEFFICIENTS, Step
+from dae_hybrid.stiffness import LOOK, is_stiff
+from dae_hybrid.walk import Walk
+from dae_hybrid.watch import Arrival, Watch
+
+
+class SteppedSession:
+    """One run on one thread."""
+
+    def __init__(
+        self,
+        integrator: SteppedIntegrator,
+        options: Options,
+        parameters: Array,
+        directions: Array | None,
+        scales: Array | None,
+        wrt: tuple[int, ...],
+    ) -> None:
+        self._integrator, self._options, self._p, self._wrt = integrator, options, parameters, wrt
+        self._directions = np.zeros((0, parameters.size)) if directions is None else directions
+        self._scales = np.ones(len(self._directions)) if scales is None else scales
+        self._counts: Counter[str] = Counter()
+        self._auto: dict[int, str] = {}  # what method="auto" has chosen, by equations
+
+    def close(self) -> None:
+        """Nothing is held between segments."""
+
+    def statistics(self) -> dict[str, int]:
+        """Counters, in SciPy's names where SciPy has one."""
+        names = ("steps", "nfev", "njev", "guard_evaluations", "segments")
+        return {name: self._counts[name] for name in names}
+
+    # -- forwards -------------------------------------------------------------------------------------
+
+    def integrate(self, task: SegmentTask) -> SegmentOutcome:
+        """See `dae_hybrid.integrator.Session.integrate`."""
+        self._counts["segments"] += 1
+        method = self._method(task)
+        if is_short(task.t0, task.t_stop):
+            return standing_still(task, method)
+        d = 0 if task.sensitivities is None else len(task.sensitivities)
+        system = with_sensitivities(task.equations, d)
+        rows = _Rows(task, system, self._constants(task))
+        run = _Segment(self, task, system, rows, method)
+        try:
+            return run.outcome()
+        except DaeHybridError as error:
+            error.rows = rows.array()
+            raise
+        finally:
+            for walk in run.walks:
+                self._count(walk)
+            self._counts["guard_evaluations"] += run.watch.evaluations if run.watch else 0
+
+    def _method(self, task: SegmentTask) -> str:
+        if task.method or self._options.method != "auto":
+            return task.method or self._options.method
+        e = task.equations
+        if id(e) not in self._auto:
+            stiff = is_stiff(e, task.t0, task.x0, task.memory, self._p, task.t_stop)
+            self._auto[id(e)] = self._integrator.stiff if stiff else self._integrator.nonstiff
+        return self._auto[id(e)]
+
+    def turned_stiff(self, task: SegmentTask, t: float, x: Array) -> bool:
+        """Whether the method that ``method="auto"`` has chosen is not the right one any more; then it is changed."""
+        chosen, e = self._auto.get(id(task.equations)), task.equations
+        if task.method or chosen != self._integrator.nonstiff or chosen == self._integrator.stiff:
+            return False
+        if not is_stiff(e, t, x, task.memory, self._p, task.t_stop):
+            return False
+        self._auto[id(e)] = self._integrator.stiff
+        return True
+
+    def _constants(self, task: SegmentTask) -> Array:
+        m = task.memory
+        if task.sensitivities is None or task.memory_directions is None:
+            return np.concatenate((m, self._p))
+        return np.concatenate((m, self._p, task.memory_directions.ravel(), self._directions.ravel()))
+
+    def problem(
+        self, task: SegmentTask, system: SensitivitySystem, constants: Array, method: str
+    ) -> InitialValueProblem:
+        """The initial value problem of a task."""
+        e, options = task.equations, self._options
+        ny, nd = e.n_differential, system.n_differential
+        x0 = system.pack(task.x0, task.integrals, task.sensitivities, task.integral_sensitivities)
+        rates = system.kernel(task.t0, x0, constants)[0]
+        rates[nd:] = task.xdot0[ny:]
+        of_x = options.absolute(e.variables)
+        of_state = np.concatenate((of_x[:ny], options.absolute(e.functionals)[: system.n_integrals]))
+        scales = np.zeros(0) if task.sensitivities is None else self._scales
+        absolute = np.concatenate((of_state, *(of_state / scale for scale in scales), of_x[ny:]))
+        return InitialValueProblem(
+            system, constants, task.t0, task.t_stop, x0, rates, options.rtol, absolute, method,
+            options.max_step or np.inf, options.first_step, options.max_order,
+            options.suppress_algebraic or e.constrained, name=e.name,
+        )  # fmt: skip
+
+    def spend(self, task: SegmentTask | BackwardTask, walk: Walk) -> None:
+        """Count a step and refuse what gets nowhere."""
+        self._counts["steps"] += 1
+        name = task.equations.name
+        if self._counts["steps"] > self._options.max_steps:
+            raise step_limit(self._options.max_steps, mode=name, time=walk.t)
+
+    def _count(self, walk: Walk) -> None:
+        for name, value in walk.seen.counts.items():
+            self._counts[name] += value
+
+    # -- backwards ------------------------------------------------------------------------------------
+
+    def backward(self, task: BackwardTask) -> BackwardOutcome:
+        """See `dae_hybrid.integrator.Session.backward`."""
+        self._counts["segments"] += 1
+        e, k = task.equations, len(task.components)
+        ny, n_wrt = e.n_differential, len(self._wrt)
+        times = np.zeros(0) if task.t_eval is None else task.t_eval
+        starts = task.adjoints[:, :ny]
+        if is_short(task.t0, task.t1):
+            samples = np.tile(starts, (times.size, 1, 1))
+            return BackwardOutcome(starts, np.zeros((k, n_wrt)), np.zeros((k, e.n_memory)), samples)
+        steps = self._solution(task)
+        system = adjoint(e, task.components, self._wrt, len(steps))
+        constants = system.constants(task.memory, self._p, task.t1, steps)
+        count = n_wrt + e.n_memory
+        absolute = np.concatenate((task.absolute[:, :ny].ravel(), task.absolute_integrals.ravel()))
+        state = np.concatenate((starts.ravel(), np.zeros(k * count)))
+        samples = np.zeros((times.size, k, ny))
+        samples[times >= task.t1] = starts
+        method, end = task.method, task.t1 - task.t0
+        if self._options.method == "auto":
+            method = self._integrator.for_adjoints.get(method, method)
+        bounds = task.stretches or ((task.t0, np.inf),)
+        edges = [0.0, *(task.t1 - t for t, _ in bounds[:-1]), end]
+        done = int(np.count_nonzero(times >= task.t1))
+        for (start, stop), (_, longest) in zip(pairwise(edges), bounds, strict=True):
+            if is_short(task.t1 - start, task.t1 - stop):
+                continue
+            problem = InitialValueProblem(
+                system, constants, start, stop, state, system.kernel(start, state, constants)[0], self._options.rtol,
+                absolute, method, min(longest, self._options.max_step or np.inf), None, self._options.max_order,
+                name=e.name,
+            )  # fmt: skip
+            walk = Walk(self._integrator, problem)
+            while not walk.at_end:
+                walk.advance()
+                self.spend(task, walk)
+                last = done + int(np.count_nonzero(times[done:] >= task.t1 - walk.t))
+                if last > done:
+                    inner = task.t1 - times[done:last]
+                    samples[done:last] = _evaluate(walk, inner)[:, : k * ny].reshape(-1, k, ny)
+                    done = last
+            state = walk.x
+            self._count(walk)
+        adjoints, integrals = state[: k * ny].reshape(k, ny), state[k * ny :].reshape(k, count)
+        samples[times <= task.t0] = adjoints
+        return BackwardOutcome(adjoints, integrals[:, :n_wrt], integrals[:, n_wrt:], samples)
+
+    def _solution(self, task: BackwardTask) -> list[Step]:
+        """The forward solution of a segment as polynomials that are accurate to tolerance."""
+        e, none = task.equations, np.zeros(0)
+        forward = SegmentTask(
+            e, task.t0, task.t1, task.x0, task.xdot0, task.memory, none, none, none, "dense", method=task.method
+        )
+        system = without_integrals(e)
+        constants = np.concatenate((task.memory, self._p))
+        walk = Walk(self._integrator, self.problem(forward, system, constants, task.method))
+        steps: list[Step] = []
+        while not walk.at_end:
+            walk.advance()
+            self.spend(task, walk)
+            steps += walk.resolved(strict=True)
+        self._count(walk)
+        return steps
+
+
+def _evaluate(walk: Walk, t: Array) -> Array:
+    """States at times within the last step."""
+    steps = walk.resolved(strict=False)
+    index = np.minimum(np.searchsorted([s.t1 for s in steps], t), len(steps) - 1)
+    return np.array([steps[i].at(float(s)) for i, s in zip(index.tolist(), t, strict=True)])
+
+
+@dataclass
+class _Rows:
+    """Output of a segment; see `SegmentOutcome.rows`."""
+
+    task: SegmentTask
+    system: SensitivitySystem
+    constants: Array
+    rows: list[Array] = field(default_factory=list)
+    _next: int = 0
+
+    def __post_init__(self) -> None:
+        task = self.task
+        self.width = 1 + task.equations.n * (1 + (0 if task.sensitivities is None else len(task.sensitivities)))
+
+    def _add(self, t: float, state: Array) -> None:
+        self.rows.append(np.concatenate(([t], self.system.outputs(t, state, self.constants)[0])))
+
+    def start(self, state: Array) -> None:
+        """The start of the segment."""
+        if self.task.record != "steps":
+            return
+        if self.task.t_eval is None:
+            self._add(self.task.t0, state)
+            return
+        for t in self.task.t_eval.tolist():
+            if t > self.task.t0:
+                break
+            self._add(t, state)
+            self._next += 1
+
+    def step(self, walk: Walk, until: float, *, inclusive: bool) -> None:
+        """A step, or the part of it up to a time."""
+        if self.task.record == "dense":
+            ny = self.system.width - self.system.n_integrals
+            keep = [*range(ny), *range(self.system.n_differential, self.system.n)]
+            self.rows += [Step(s.t0, s.t1, s.coefficients[:, keep]).dense_row() for s in walk.resolved(strict=False)]
+        elif self.task.record == "steps" and self.task.t_eval is not None:
+            ahead = self.task.t_eval[self._next :]
+            times = ahead[ahead <= until if inclusive else ahead < until]
+            for t, state in zip(times.tolist(), _evaluate(walk, times) if times.size else (), strict=True):
+                self._add(t, state)
+            self._next += times.size
+
+    def point(self, t: float, state: Array) -> None:
+        """The end of a step."""
+        if self.task.record == "steps" and self.task.t_eval is None:
+            self._add(t, state)
+
+    def array(self) -> Array:
+        """All rows."""
+        width = 3 + COEFFICIENTS * self.task.equations.n if self.task.record == "dense" else self.width
+        return np.array(self.rows).reshape(len(self.rows), width)
+
+
+class _Segment:
+    """One segment on its way."""
+
+    def __init__(
+        self, session: SteppedSession, task: SegmentTask, system: SensitivitySystem, rows: _Rows, method: str
+    ) -> None:
+        self.session, self.task, self.system, self.rows, self.method = session, task, system, rows, method
+        self.walks: list[Walk] = []
+        self.watch: Watch | None = None
+
+    def outcome(self) -> SegmentOutcome:
+        task, session, rows = self.task, self.session, self.rows
+        integrator, p = session._integrator, session._p
+        problem = session.problem(task, self.system, rows.constants, self.method)
+        watch = self.watch = Watch(task, self.system, p, asked=integrator.capabilities.roots)
+        if integrator.capabilities.roots and task.equations.n_guards:
+            problem.guards = watch.asking
+        walk = Walk(integrator, problem)
+        self.walks.append(walk)
+        rows.start(problem.x0)
+        looked = (task.t0, 0)
+        drifts = task.equations.constrained and task.record != "dense"
+        for taken in range(1, session._options.max_steps + 2):
+            walk.advance()
+            session.spend(task, walk)
+            crossing = watch.look(walk)
+            if crossing is not None:
+                return self._event(walk, watch, *crossing)
+            rows.step(walk, walk.t, inclusive=not walk.at_end or task.closed_end)
+            if walk.at_end:
+                return self._end(walk.t, walk.x, None)
+            rows.point(walk.t, walk.x)
+            x = self.system.variables(walk.x)
+            if drifts and taken % DRIFT_LOOK == 0 and has_drifted(task, walk.t, x, p, session._options):
+                return self._end(walk.t, walk.x, None, recorded=True)
+            if taken - looked[1] >= LOOK:
+                step = (walk.t - looked[0]) / (taken - looked[1])
+                if is_starved(step, walk.t, task):
+                    poisoned = walk.seen.counts["not_finite"] > 0
+                    raise starved(step, mode=task.equations.name, time=walk.t, not_finite=poisoned)
+                if session.turned_stiff(task, walk.t, x):
+                    return self._end(walk.t, walk.x, None, recorded=True)
+                looked = (walk.t, taken)
+        raise step_limit(session._options.max_steps, mode=task.equations.name, time=walk.t)
+
+    def _event(self, walk: Walk, watch: Watch, index: int, near: float) -> SegmentOutcome:
+        e = self.task.equations
+        t, state, there = watch.arrive(walk, index, near)
+        if e.directions[index] * there.rate < 0:  # the flow says otherwise
+            raise unresolved_guard(index, mode=e.name, time=t)
+        self.rows.step(walk, t, inclusive=False)
+        return self._end(t, state, (index, there))
+
+    def _end(
+        self, t: float, state: Array, crossing: tuple[int, Arrival] | None, *, recorded: bool = False
+    ) -> SegmentOutcome:
+        task, system, p = self.task, self.system, self.session._p
+        if self.watch is None:
+            raise AssertionError("the segment has not begun")
+        if crossing is None:
+            x, xdot = completed(task.equations, t, system.variables(state), task.memory, p)
+        else:
+            x, xdot = crossing[1].x, crossing[1].xdot
+        if not recorded:
+            self.rows.point(t, state)
+        more: dict[str, Any] = {}
+        integrals, of_integrals = system.integrals(state)
+        if task.sensitivities is not None:
+            n = task.equations.n
+            more["sensitivities"] = system.outputs(t, state, self.rows.constants)[0][n:].reshape(-1, n)
+            more["integral_sensitivities"] = of_integrals if system.n_integrals else task.integral_sensitivities
+        return SegmentOutcome(
+            t=t,
+            x=x,
+            xdot=xdot,
+            crossing=None if crossing is None else (crossing[0], crossing[1].guard, crossing[1].rate),
+            zero_band=self.watch.band,
+            method=self.method,
+            integrals=integrals if system.n_integrals else task.integrals,
+            rows=self.rows.array(),
+            **more,
+        )

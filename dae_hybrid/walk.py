@@ -1,0 +1,163 @@
+"""Going through an initial value problem with an adapter that only integrates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from dae_hybrid.errors import ConsistencyError, StepSizeError
+from dae_hybrid.failures import not_finite_equations
+from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
+from dae_hybrid.integrator import Array
+from dae_hybrid.steps import Step
+
+#: the polynomial of a step may be off by this many tolerances; where it is not, the step is gone through again in
+#: parts, at most this often
+INTERPOLATION, REPEATS = 10.0, 8
+#: where a polynomial is tested, as shares of the step, and its error there, about, as a share of defect times step
+TESTED, PER_DEFECT = (0.2, 0.8), 0.3
+#: first steps may be below the rounding of the time, but not for so many
+STANDING = 1000
+
+
+class Walk:
+    """A problem and where the integrator stands in it, algebraic states included.
+
+    `t0`, `x0` are the start of the last step, `t`, `x` its end.
+    """
+
+    def __init__(self, integrator: SteppedIntegrator, problem: InitialValueProblem) -> None:
+        self.integrator, self.problem = integrator, problem
+        whole = bool(integrator.capabilities.algebraic) or problem.system.n == problem.system.n_differential
+        self.seen = problem if whole else problem.reduced()
+        self.t0 = self.t = problem.t0
+        self.x0 = self.x = problem.x0
+        self._polynomial: Step | None = None
+        self._stepper = integrator.start(self.seen)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether `t_stop` has been reached."""
+        return self.t >= self.problem.t_stop
+
+    @property
+    def at_root(self) -> bool:
+        """Whether the integrator itself has found a zero of a guard at t."""
+        return self._stepper.at_root
+
+    def advance(self) -> None:
+        """One step; a failure that goes back to NaN says so."""
+        before = self.seen.counts["not_finite"]
+        try:
+            for _ in range(STANDING):
+                self._stepper.step()
+                if self._stepper.t > self.t:
+                    break
+        except StepSizeError as error:
+            if self.seen.counts["not_finite"] == before:
+                raise
+            raise not_finite_equations(mode=self.problem.name, time=self.t) from error
+        self.t0, self.x0, self._polynomial = self.t, self.x, None
+        self.t, self.x = self._stepper.t, self._whole(self._stepper.t, self._stepper.x)
+        if self.seen is not self.problem:
+            self.seen.near(self.x[self.seen.n :])
+
+    def _whole(self, t: float, x: Array) -> Array:
+        full = self.seen.whole(t, x)
+        if np.all(np.isfinite(full)):
+            return full
+        if not np.all(np.isfinite(x)):
+            raise not_finite_equations(mode=self.problem.name, time=t)
+        raise ConsistencyError(
+            "The algebraic variables could not be solved for.",
+            mode=self.problem.name,
+            time=t,
+            remedy="Check that the algebraic equations determine them near this point.",
+        )
+
+    def polynomial(self) -> Step:
+        """The last step as a polynomial."""
+        if self._polynomial is None:
+            self._polynomial = Step.through(self.t0, self.t, self._values)
+        return self._polynomial
+
+    def _values(self, t: Array) -> Array:
+        values = self._stepper.at(t[1:-1])
+        inner = [self._whole(float(s), x) for s, x in zip(t[1:-1], values, strict=True)]
+        return np.array([self.x0, *inner, self.x])
+
+    # -- the same way again -----------------------------------------------------------------------------
+
+    def again(self, t_stop: float, max_step: float = np.inf) -> Walk:
+        """A new walk from the start of the last step."""
+        p, n = self.problem, self.problem.system.n_differential
+        rates = p.xdot0.copy()
+        rates[:n] = p.system.kernel(self.t0, self.x0, p.constants)[0][:n]
+        problem = replace(
+            p, t0=self.t0, x0=self.x0, xdot0=rates, t_stop=t_stop, max_step=min(max_step, p.max_step), first_step=None,
+            guards=None,
+        )  # fmt: skip
+        return Walk(self.integrator, problem)
+
+    def arrive(self) -> Array:
+        """The state at `t_stop`."""
+        while not self.at_end:
+            self.advance()
+        return self.x
+
+    def resolved(self, *, strict: bool) -> list[Step]:
+        """The last step as polynomials that are accurate to tolerance, of parts of it where need be.
+
+        Raises
+        ------
+        StepSizeError
+            It cannot be had, and `strict` asks for it.
+        """
+        return self._resolved(REPEATS, strict)
+
+    def _resolved(self, repeats: int, strict: bool) -> list[Step]:
+        error = self.interpolation_error()
+        if error <= INTERPOLATION or (not repeats and not strict):
+            return [self.polynomial()]
+        h = self.t - self.t0
+        if not repeats:
+            raise StepSizeError(
+                f"The solution between steps is known only to {error:.1g} tolerances, however short the steps.",
+                mode=self.problem.name,
+                time=self.t0,
+                remedy="Loosen rtol, or look for a discontinuity that is not a transition.",
+            )
+        parts = min(8.0, max(2.0, np.ceil((error / INTERPOLATION) ** 0.25)))
+        part = self.again(self.t, h / parts)
+        found: list[Step] = []
+        while not part.at_end:
+            part.advance()
+            found += part._resolved(repeats - 1, strict)
+        return found
+
+    def interpolation_error(self) -> float:
+        """Error of the polynomial of the last step between its ends, in tolerances.
+
+        Its defect p' - F(t, p), through (I - h/4 F_x)^-1, which takes away what a stiff equation makes of errors in p
+        that do no harm (Shampine).
+        """
+        p, step = self.problem, self.polynomial()
+        h, worst, n = self.t - self.t0, 0.0, p.system.n_differential
+        for share in TESTED:
+            t = self.t0 + share * h
+            x = step.at(t)
+            defect = step.rate(t)[:n] - p.system.kernel(t, x, p.constants)[0][:n]
+            full = p.system.jacobian_kernel(t, x, p.constants)[0]
+            try:
+                matrix = full[:n, :n]
+                if n < p.system.n:
+                    matrix = matrix - full[:n, n:] @ np.linalg.solve(full[n:, n:], full[n:, :n])
+                error = np.linalg.solve(np.eye(n) - h / 4 * matrix, defect)
+            except np.linalg.LinAlgError:
+                return np.inf
+            ratio = PER_DEFECT * h * np.abs(error) / (p.absolute[:n] + p.rtol * np.abs(x[:n]))
+            if not np.all(np.isfinite(ratio)):
+                return np.inf
+            worst = max(worst, float(ratio.max(initial=0.0)))
+        return worst
