@@ -1,6 +1,6 @@
-"""The command line ``dae-hybrid``: list, run and reproduce the worked problems.
+"""The command line ``dae-hybrid``: list, run, reproduce and validate the worked problems.
 
-Exit codes: 0 done; 1 a run failed, or a file could not be written; 2 the command was not understood.
+Exit codes: 0 done; 1 a run or the validation failed, or a file could not be written; 2 the command was not understood.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import csv
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,14 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid import __version__, problems
+from dae_hybrid import __version__, problems, validation_figures, validation_report
 from dae_hybrid.api import simulate
 from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.plotting import save
 from dae_hybrid.progress import Progress
 from dae_hybrid.records import EventRecord
 from dae_hybrid.reproduce import Reproduction, draw, reproduce, summary
 from dae_hybrid.tables import align
 from dae_hybrid.trajectory import Trajectory
+from dae_hybrid.validate import Validation, ValidationError, validate
 
 #: an event table wider than this is hard to read
 MOST_COLUMNS = 6
@@ -60,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser().parse_args(argv)
     except SystemExit as stop:  # argparse has said why, or given the help asked for
         return int(stop.code or 0)
+    arguments.typed = ["dae-hybrid", *(sys.argv[1:] if argv is None else argv)]
     try:
         arguments.command(arguments)
         sys.stdout.flush()
@@ -121,6 +125,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="where to write JSON (default DIR/results.json)")
     command.add_argument("--markdown", type=Path, metavar="FILE", help="also write a summary as a Markdown table")
+
+    command = commands.add_parser(
+        "validate",
+        help="compare with ode15s",
+        description="Compare trajectories, event tables, sensitivities and gradients with those of ode15s, and both "
+        "with the truth: tables with the largest differences and where they occur, and a picture of each problem "
+        "(which needs matplotlib). Exit code 1 where the errors of the two do not explain a difference.",
+    )
+    command.set_defaults(command=_validate)
+    command.add_argument("--rtol", type=float, help="relative tolerance (default: that of the problem)")
+    command.add_argument("--atol", type=float, help="absolute tolerance (default: that of the problem)")
+    command.add_argument("--adapter", default="sundials", metavar="NAME", help="integrator (default %(default)s)")
+    command.add_argument(
+        "--output",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="folder of the pictures (default %(default)s)",
+    )
+    command.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
+    command.add_argument("--markdown", type=Path, metavar="FILE", help="also write a page of Markdown")
     return parser
 
 
@@ -157,8 +182,6 @@ def _run(arguments: argparse.Namespace) -> None:
         _write_csv(sol, arguments.csv)
         print(f"wrote {arguments.csv}")
     if arguments.plot is not None:
-        from dae_hybrid.plotting import save
-
         print(f"wrote {save(sol.plot(), arguments.plot)}")
 
 
@@ -224,6 +247,41 @@ def _reproduce(arguments: argparse.Namespace) -> None:
             written = list(draw(chosen[result.name], result, arguments.output, progress.stage))
         for picture, caption in written:
             print(f"wrote {picture}: {caption}")
+
+
+# -- validate ---------------------------------------------------------------------------------------
+
+
+def _validate(arguments: argparse.Namespace) -> None:
+    results: list[Validation] = []
+    for name in problems.names():
+        problem = problems.load(name)
+        if not hasattr(problem, "witness"):
+            continue
+        options = {"rtol": arguments.rtol, "atol": arguments.atol, "adapter": arguments.adapter}
+        with Progress(name) as progress:
+            results.append(validate(name, problems.TITLES[name], problem, **options, stage=progress.stage))
+        print(validation_report.table(results[-1]), end="\n\n")
+    pictures = {found.name: arguments.output / f"validate_{found.name}.png" for found in results}
+    if arguments.json is not None:
+        _write(arguments.json, json.dumps(validation_report.as_json(results), indent=2) + "\n")
+    if arguments.markdown is not None:
+        named = {name: _beside(path, arguments.markdown) for name, path in pictures.items()}
+        _write(arguments.markdown, validation_report.page(results, shlex.join(arguments.typed), named))
+    # last, so that without matplotlib there are the numbers
+    for found in results:
+        with Progress(found.name) as progress:
+            progress.stage("picture")
+            written = save(validation_figures.draw(found), pictures[found.name], dpi=validation_figures.DPI)
+        print(f"wrote {written}")
+    objections = [text for found in results for text in found.objections]
+    if objections:
+        raise ValidationError("The errors of ode15s and of ours do not explain:\n  " + "\n  ".join(objections))
+
+
+def _beside(path: Path, page: Path) -> str:
+    """How a page names another file, wherever both are moved together."""
+    return path.resolve().relative_to(page.resolve().parent, walk_up=True).as_posix()
 
 
 def _write(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ reference()    values with their source and accuracy
 tolerances     where the source has results to reproduce: rtol and atol to do it at
 difference_step   the same: relative step of finite differences
 figures(...)   the same: its figures
+witness(...)   where ode15s has solved it too: what that says, beside the truth
 ============== ==================================================================================
 """
 

@@ -47,6 +47,11 @@ class Table:
         """Columns side by side, shape (n, len(names))."""
         return np.column_stack([self.columns[name] for name in names])
 
+    def take(self, names: Mapping[str, str]) -> Table:
+        """Some of the columns under other names: `names` gives the column of every new name."""
+        accuracy = {new: self.accuracy[old] for new, old in names.items() if old in self.accuracy}
+        return Table({new: self.columns[old] for new, old in names.items()}, self.source, accuracy, self.comments)
+
 
 @dataclass(frozen=True, eq=False)
 class Measured:
@@ -55,10 +60,12 @@ class Measured:
     Attributes
     ----------
     value, value_accuracy : float
-        The functional and its absolute error.
+        The functional and its absolute error; NaN where nobody recorded it.
     gradient, gradient_accuracy : ndarray, shape (n_p,)
-        Its gradient and the absolute error of every component.
+        Its gradient and the absolute error of every component; NaN where nobody recorded it.
     events, trajectory, sensitivities : Table
+    located : ndarray, shape (n_events,)
+        Event times as the program's own event location gave them, before anybody polished them.
     """
 
     source: str
@@ -69,6 +76,7 @@ class Measured:
     events: Table
     trajectory: Table
     sensitivities: Table
+    located: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +103,8 @@ class Reference:
         Numbers as the paper prints them, every digit of them: ``"G"``, and gradients by method.
     ode15s : Measured
         The same problem by MATLAB's integrator, as Octave has it.
+    bare : Measured, optional
+        The same as the integrator comes, event times not polished; None where nobody computed it.
     """
 
     functional: str
@@ -108,6 +118,7 @@ class Reference:
     accuracy: float
     printed: Mapping[str, Any]
     ode15s: Measured
+    bare: Measured | None = None
 
 
 def read_table(path: Path, source: str, accuracy: Mapping[str, float] | None = None) -> Table:

@@ -53,7 +53,10 @@ from typing import Any
 import numpy as np
 
 import dae_hybrid as dh
-from dae_hybrid.problems._reference import FOLDER, Measured, Reference, read_table
+from dae_hybrid.problems._ode15s import DATA, read_em_hysteresis
+from dae_hybrid.problems._reference import Reference, read_table
+from dae_hybrid.problems._witness import em_hysteresis_witness
+from dae_hybrid.witness import Witness
 
 #: the interval of the paper
 t_span = (0.0, 10.0)
@@ -64,7 +67,6 @@ tolerances = {"rtol": 1e-10, "atol": 1e-14}
 #: relative step of finite differences
 difference_step = 1e-2
 
-DATA = FOLDER / "serban_recuero"
 DELTA = 1e-20  # SR, below eq. 46
 MASS = AREA = 1.0
 
@@ -165,39 +167,14 @@ def reference() -> Reference:
             "forward": ("-1.337e-5", "3.266e-3", "-1.518e-6", "0"),
             "adjoint": ("-1.335e-5", "3.267e-3", "-1.540e-6", "0"),  # by Algorithm 1
         },
-        ode15s=_ode15s(),
+        ode15s=read_em_hysteresis(),
+        bare=read_em_hysteresis(polished=False),
     )
 
 
-def _ode15s() -> Measured:
-    source = "ode15s of Octave 7.3, RelTol 1e-8, AbsTol 1e-12, event times polished"
-    trajectory = read_table(DATA / "octave52_traj.csv", source, {"u": 1.8e-8, "v": 7.4e-8, "z": 4.8e-7})
-    sensitivities = read_table(DATA / "octave52_sens.csv", source)
-    value = float(trajectory.comments[-1].removeprefix("G="))
-    gradient = np.array([float(number) for number in sensitivities.comments[0].split("dG/dp = ")[1].split()])
-    # relative to the largest entry of each column: 4.2e-7 for states, 2.3e-7 for event times
-    events = read_table(DATA / "octave52_events.csv", source, {"t_i": 1.5e-8, "u": 1.2e-8, "z": 1.1e-7})
-    return Measured(
-        source=source,
-        value=value,
-        value_accuracy=1.19e-8,
-        gradient=gradient,
-        gradient_accuracy=np.abs(gradient) * np.array([5.8e-7, 2.9e-7, 8.6e-6, 0.0]),
-        events=_with(events, {name: 2.3e-7 * _largest(events[name]) for name in events.columns if name[:3] == "dt_"}),
-        trajectory=trajectory,
-        sensitivities=_with(
-            sensitivities,
-            {name: 4.2e-7 * _largest(values) for name, values in sensitivities.columns.items() if "_d" in name},
-        ),
-    )
-
-
-def _largest(values: np.ndarray) -> float:
-    return float(np.abs(values).max())
-
-
-def _with(table: Any, accuracy: dict[str, float]) -> Any:
-    return type(table)(table.columns, table.source, {**table.accuracy, **accuracy}, table.comments)
+def witness(reference: Reference) -> Witness:
+    """What ode15s says of the run, beside the truth where there are 20 digits."""
+    return em_hysteresis_witness(reference)
 
 
 def figures(forward: dh.ForwardSensitivity, adjoint: dh.Gradient) -> Iterator[tuple[str, str, Any]]:

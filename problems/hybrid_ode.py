@@ -38,7 +38,10 @@ from typing import Any
 import numpy as np
 
 import dae_hybrid as dh
-from dae_hybrid.problems._reference import FOLDER, Measured, Reference, Table, read_json, read_table
+from dae_hybrid.problems._ode15s import DATA, read_hybrid_ode
+from dae_hybrid.problems._reference import Reference, Table, read_json
+from dae_hybrid.problems._witness import hybrid_ode_witness
+from dae_hybrid.witness import Witness
 
 #: the interval of the paper
 t_span = (0.0, 5.0)
@@ -48,8 +51,6 @@ tolerances = {"rtol": 1e-10, "atol": 1e-12}
 
 #: relative step of finite differences: small, because two of the crossings vanish at p = 3
 difference_step = 1e-3
-
-DATA = FOLDER / "serban_recuero"
 
 
 def model() -> dh.HybridModel:
@@ -96,7 +97,7 @@ def reference() -> Reference:
         source=source,
         accuracy=1e-25,
         printed={"forward": ("-2.31195",), "adjoint": ("-2.31195",)},  # SR section 5.1; it does not print G
-        ode15s=_ode15s(),
+        ode15s=read_hybrid_ode(),
     )
 
 
@@ -104,19 +105,9 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
 
 
-def _ode15s() -> Measured:
-    source = "ode15s of Octave 7.3, RelTol 1e-8, AbsTol 1e-12, event times polished"
-    trajectory = read_table(DATA / "octave51_traj.csv", source, {"x": 4.9e-8, "s": 6.6e-8})
-    return Measured(
-        source=source,
-        value=trajectory["q"][-1],
-        value_accuracy=6.4e-9,
-        gradient=trajectory["dq_dp"][-1:],
-        gradient_accuracy=np.array([6.8e-10]),
-        events=read_table(DATA / "octave51_events.csv", source, {"t_i": 6.8e-9, "dt_dp": 2.7e-11}),
-        trajectory=trajectory,
-        sensitivities=trajectory,
-    )
+def witness(reference: Reference) -> Witness:
+    """What ode15s says of the run, beside the truth at every one of its rows."""
+    return hybrid_ode_witness(reference)
 
 
 def figures(forward: dh.ForwardSensitivity, adjoint: dh.Gradient) -> Iterator[tuple[str, str, Any]]:

@@ -3,7 +3,7 @@
 Truth is ref51_exact.json (closed form, 60 digits) and ref52_*_highprec.csv (20 digits, two programs). The
 second witness is ode15s, the integrator of the paper, by Octave; how far each of its numbers is from the
 truth was measured (problems/reference/serban_recuero/README.md), and as far it may be from ours, plus our
-own error, which the tests against the truth bound.
+own error, which the tests against the truth bound. test_validate.py has both sides of the events and the report.
 """
 
 from __future__ import annotations
@@ -16,14 +16,8 @@ import pytest
 
 import dae_hybrid as dh
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
-
-PARAMETERS = ("ka", "kb", "alpha", "beta")
-
-#: how far our results at the tolerances of the problem modules may be from the truth; four times what was measured
-OWN_ODE = {"x": 1.5e-8, "s": 2e-8, "t": 2.5e-9, "dt_dp": 1e-12}
-OWN_EM = {"u": 3e-9, "v": 5e-9, "z": 3e-8, "t": 2e-9}
-#: the same for sensitivities and dt/dp, relative to the largest entry of each column
-OWN_EM_RELATIVE = 8e-8
+from dae_hybrid.problems._ode15s import rows
+from dae_hybrid.problems._witness import OWN_EM, OWN_EM_RELATIVE, OWN_ODE, PARAMETERS
 
 
 def gradients(problem: Any, functional: str, **tolerances: float) -> dict[str, Any]:
@@ -46,14 +40,6 @@ def value_of(result: Any) -> float:
 
 def largest(values: Any) -> float:
     return float(np.abs(values).max())
-
-
-def on_grid(table: Any, step: float) -> tuple[np.ndarray, np.ndarray]:
-    """Times that are multiples of the step, once each, and their rows; events have rows of their own in between."""
-    t = table["t"]
-    rows = np.flatnonzero(np.isclose(t / step, np.round(t / step), rtol=0, atol=1e-9))
-    times, first = np.unique(t[rows], return_index=True)
-    return times, rows[first]
 
 
 # -- what the issue asks for ------------------------------------------------------------------------
@@ -139,11 +125,12 @@ def test_ode_adjoint_is_minus_that_of_the_paper(ode_results):
 
 def test_ode_against_ode15s():
     other = hybrid_ode.reference().ode15s
-    t, rows = on_grid(other.trajectory, 0.0125)
-    assert len(t) == 401
+    grid = rows(other.trajectory).grid
+    t = other.trajectory["t"][grid]
+    assert t == pytest.approx(np.arange(401) * 0.0125, rel=0, abs=1e-11)
     forward, accuracy = ode_forward(t), other.trajectory.accuracy
     for name, values in (("x", forward.trajectory["x"]), ("s", forward["x"][:, 0])):
-        assert largest(values - other.trajectory[name][rows]) <= accuracy[name] + OWN_ODE[name]
+        assert largest(values - other.trajectory[name][grid]) <= accuracy[name] + OWN_ODE[name]
     times = np.array([event.time for event in forward.events])
     assert largest(times - other.events["t_i"]) <= other.events.accuracy["t_i"] + OWN_ODE["t"]
     rates = forward.event_time_sensitivity[:, 0]
@@ -175,9 +162,10 @@ def em_at_reference_times() -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def em_at_ode15s_times() -> SimpleNamespace:
-    t, rows = on_grid(em_hysteresis.reference().ode15s.trajectory, 0.025)
-    assert len(t) == 401
-    return SimpleNamespace(rows=rows, **vars(em_forward(t)))
+    table = em_hysteresis.reference().ode15s.trajectory
+    grid = rows(table).grid
+    assert table["t"][grid] == pytest.approx(np.arange(401) * 0.025, rel=0, abs=1e-11)
+    return SimpleNamespace(rows=grid, **vars(em_forward(table["t"][grid])))
 
 
 @pytest.mark.parametrize("name", ["u", "v", "z"])
@@ -249,9 +237,7 @@ def test_em_functional_and_gradient_against_ode15s(em_results, way):
 def test_bare_ode15s_events_give_gradients_as_far_apart_as_the_papers():
     """Without polished event times ode15s is off by up to 0.6 %, ours by less than 2e-7: the paper's spread is that."""
     exact = em_hysteresis.reference()
-    comment = (em_hysteresis.DATA / "octave52_sens_nopolish.csv").read_text(encoding="utf-8").splitlines()[0]
-    bare = np.array([float(number) for number in comment.split("dG/dp = ")[1].split()])
-    off = np.abs(bare[:3] / exact.gradient[:3] - 1)
+    off = np.abs(exact.bare.gradient[:3] / exact.gradient[:3] - 1)
     assert 1e-3 < off.max() < 1e-2
     for way in ("finite_difference", "forward", "adjoint"):
         printed = np.array([float(text) for text in exact.printed[way]])
