@@ -7,6 +7,7 @@ stretches of equal intervals, as long as it can be interpolated between them. It
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import comb
 from typing import Any, ClassVar
 
 import casadi as ca
@@ -16,8 +17,9 @@ from dae_hybrid.errors import IntegrationError
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array, Capabilities
 
-#: intervals of a stretch, and points of the polynomial between them
-INTERVALS, WINDOW = 16, 8
+#: intervals of a stretch, how many of them are a step, and points of the polynomial between them
+INTERVALS, STEP, WINDOW = 16, 4, 8
+GRID = np.arange(1, INTERVALS + 1) / INTERVALS
 #: a stretch is right where values at every other time give those in between to this many tolerances, by a polynomial
 #: through COARSE of them: all of them then give the solution to well below one
 FINE, COARSE = 100.0, 6
@@ -25,6 +27,8 @@ FINE, COARSE = 100.0, 6
 SHRINK, GROW, ATTEMPTS = 0.2, 4.0, 16
 #: CasADi has one absolute tolerance: states are scaled for it
 ABSOLUTE = 1e-10
+#: weights of interpolation through equidistant points, by their number
+BARYCENTRIC = {n: np.array([(-1.0) ** j * comb(n - 1, j) for j in range(n)]) for n in (COARSE, WINDOW)}
 
 
 class CasadiIntegrator(SteppedIntegrator):
@@ -43,13 +47,12 @@ class CasadiIntegrator(SteppedIntegrator):
 
 
 class _Stepper:
-    """Stretch by stretch, handed out interval by interval."""
+    """Stretch by stretch, handed out in steps."""
 
     at_root = False
 
     def __init__(self, problem: InitialValueProblem) -> None:
         self._problem = problem
-        self._weights = problem.absolute / ABSOLUTE
         self.t: float = problem.t0
         self.x: Array = problem.x0
         self._times, self._values, self._index = np.zeros(1), self.x[None, :], 0
@@ -69,7 +72,7 @@ class _Stepper:
         """See `Stepper.step`."""
         if self._index + 1 >= len(self._times):
             self._stretch()
-        self._index += 1
+        self._index += STEP
         self.t, self.x = float(self._times[self._index]), self._values[self._index]
 
     def at(self, t: Array) -> Array:
@@ -124,9 +127,18 @@ class _Stepper:
             integrator = idle.pop()
         except IndexError:
             integrator = _integrator(p, limited=bool(limited))
-        nd, scaled = p.n_differential, self.x / self._weights
-        found = integrator(x0=scaled[:nd], z0=scaled[nd:], p=np.concatenate((p.constants, self._weights, [t0, length])))
-        values = np.vstack((self.x, np.vstack((found["xf"], found["zf"])).T * self._weights))
+        n, nd = p.n, p.n_differential
+        slope, weights = np.zeros(nd), p.absolute / ABSOLUTE
+        x0, base = self.x / weights, np.zeros(nd)
+        if n > nd:  # see `_integrator`
+            self.x = p.consistent(t0, self.x)
+            slope, base = length * p.rhs(t0, self.x)[:nd], self.x[:nd]
+            weights = (p.absolute + p.rtol * np.abs(self.x)) / ABSOLUTE
+            x0 = np.concatenate((np.zeros(nd), self.x[nd:] / weights[nd:]))
+        constants = np.concatenate((p.constants, weights, base, slope, [t0, length]))
+        found = integrator(x0=x0[:nd], z0=x0[nd:], p=constants)
+        values = np.vstack((self.x, np.vstack((found["xf"], found["zf"])).T * weights))
+        values[1:, :nd] += base + GRID[:, None] * slope
         idle.append(integrator)
         if not np.all(np.isfinite(values)):
             p.counts["not_finite"] += 1
@@ -135,18 +147,25 @@ class _Stepper:
 
 
 def _integrator(p: InitialValueProblem, *, limited: bool) -> ca.Function:
-    """CasADi's integrator of a problem over a stretch, in shares of its length and in scaled states."""
+    """CasADi's integrator of a problem over a stretch, in shares of its length and in scaled states.
+
+    CasADi gives IDA no initial rates: it has IDACalcIC compute them, which fails at values that are consistent to
+    rounding already. So where there are algebraic equations x is counted from ``base + share slope``, the tangent at
+    the start, and its initial rates are zero.
+    """
     n, nd = p.n, p.n_differential
     x, z, share = ca.MX.sym("x", nd), ca.MX.sym("z", n - nd), ca.MX.sym("t")
     c, weights = ca.MX.sym("c", p.constants.size), ca.MX.sym("w", n)
+    base, slope = ca.MX.sym("base", nd), ca.MX.sym("slope", nd)
     t0, length = ca.MX.sym("t0"), ca.MX.sym("length")
-    rates = p.system.flow(t0 + share * length, ca.vertcat(x, z) * weights, c)
+    state = ca.vertcat(base + share * slope, ca.MX(n - nd, 1)) + ca.vertcat(x, z) * weights
+    rates = p.system.flow(t0 + share * length, state, c)
     problem = {
         "t": share,
         "x": x,
         "z": z,
-        "p": ca.vertcat(c, weights, t0, length),
-        "ode": length * rates[:nd, :] / weights[:nd, :],
+        "p": ca.vertcat(c, weights, base, slope, t0, length),
+        "ode": (length * rates[:nd, :] - slope) / weights[:nd, :],
         "alg": rates[nd:, :],
     }
     options: dict[str, Any] = {
@@ -161,25 +180,22 @@ def _integrator(p: InitialValueProblem, *, limited: bool) -> ca.Function:
     if limited:
         options["max_step_size"] = 1.0 / INTERVALS
     if n > nd:
-        options["suppress_algebraic"] = p.suppress_algebraic
+        options |= {"suppress_algebraic": p.suppress_algebraic, "calc_ic": False}
     else:
         options["linear_multistep_method"] = p.method
         options["nonlinear_solver_iteration"] = "functional" if p.method == "adams" else "newton"
-    grid = (np.arange(1, INTERVALS + 1) / INTERVALS).tolist()
-    return ca.integrator("segment", "idas" if n > nd else "cvodes", problem, 0.0, grid, options)
+    return ca.integrator("segment", "idas" if n > nd else "cvodes", problem, 0.0, GRID.tolist(), options)
 
 
 def _local(times: Array, values: Array, t: Array, points: int) -> Array:
-    """Values at times from polynomials through the nearest points."""
-    points = min(points, len(times))
-    interval = np.clip(np.searchsorted(times, t, side="right") - 1, 0, len(times) - 2)
-    first = np.clip(interval - points // 2 + 1, 0, len(times) - points)
-    nodes = times[first[:, None] + np.arange(points)]
-    weights = np.ones((len(t), points))
-    for j in range(points):
-        for k in range(points):
-            if j != k:
-                weights[:, j] *= (t - nodes[:, k]) / (nodes[:, j] - nodes[:, k])
+    """Values at times from polynomials through the nearest points (equal intervals, barycentric formula)."""
+    last = len(times) - 1
+    place = (t - times[0]) * (last / (times[-1] - times[0]))
+    first = np.clip(np.floor(place).astype(int) - points // 2 + 1, 0, last + 1 - points)
+    away = place[:, None] - (first[:, None] + np.arange(points))
+    away[away == 0] = np.finfo(float).tiny
+    weights = BARYCENTRIC[points] / away
+    weights /= weights.sum(axis=1, keepdims=True)
     return np.asarray(np.einsum("tj,tjn->tn", weights, values[first[:, None] + np.arange(points)]))
 
 

@@ -12,13 +12,14 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from dae_hybrid import __version__, problems, validation_figures, validation_report
+from dae_hybrid import __version__, problems, registry, validation_figures, validation_report
 from dae_hybrid.api import simulate
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.plotting import save
@@ -145,6 +146,22 @@ def _parser() -> argparse.ArgumentParser:
         help="folder of the pictures (default %(default)s)",
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="also write everything as JSON")
+    command.add_argument("--markdown", type=Path, metavar="FILE", help="also write a page of Markdown")
+
+    command = commands.add_parser("adapters", help="list the integrators, what they can do, and which can be used here")
+    command.set_defaults(command=_adapters)
+
+    command = commands.add_parser(
+        "conformance",
+        help="hold adapters against reference values",
+        description="Run every worked problem through adapters, compare with independent reference values and measure "
+        "how errors follow the tolerance. Exit code 1 where one does not conform.",
+    )
+    command.set_defaults(command=_conformance)
+    command.add_argument(
+        "names", nargs="*", metavar="ADAPTER", help="name, or MODULE:CLASS (default: all that can be used here)"
+    )
+    command.add_argument("--quick", action="store_true", help="no slopes and no timing")
     command.add_argument("--markdown", type=Path, metavar="FILE", help="also write a page of Markdown")
     return parser
 
@@ -277,6 +294,40 @@ def _validate(arguments: argparse.Namespace) -> None:
     objections = [text for found in results for text in found.objections]
     if objections:
         raise ValidationError("The errors of ode15s and of ours do not explain:\n  " + "\n  ".join(objections))
+
+
+# -- adapters ---------------------------------------------------------------------------------------
+
+
+def _adapters(arguments: argparse.Namespace) -> None:  # noqa: ARG001 - every command takes its arguments
+    print(registry.describe_adapters())
+
+
+def _conformance(arguments: argparse.Namespace) -> None:
+    # the suite needs the problems, whose modules need time to import
+    from dae_hybrid.problems import _conformance_report as text
+    from dae_hybrid.problems import conformance as suite
+
+    names = [_adapter(name) for name in arguments.names] or registry.usable_adapters()
+    rtols = () if arguments.quick else suite.RTOLS
+    with Progress("conformance") as progress:
+        found = suite.conformance(*names, rtols=rtols, timed=not arguments.quick, report=progress.stage)
+    print(text.table(found))
+    if arguments.markdown is not None:
+        _write(arguments.markdown, text.page(found, shlex.join(arguments.typed), suite.RTOLS))
+    found.check()
+
+
+def _adapter(name: str) -> str:
+    """The name of an adapter; MODULE:CLASS is registered first."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return name
+    try:
+        kind = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as reason:
+        raise _UsageError(f"{name} cannot be imported: {reason}.") from None
+    return registry.register_adapter(kind, replace=True).name
 
 
 def _beside(path: Path, page: Path) -> str:

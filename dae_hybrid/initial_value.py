@@ -122,10 +122,18 @@ class InitialValueProblem:
 
     def whole(self, t: float, x: Array) -> Array:
         """All states of `system`, from the states of this problem."""
-        n = self.n
-        if n == self.system.n:
+        if self.n == self.system.n:
             return x
-        z = self._algebraic
+        return self._solved(t, x, self._algebraic, self._algebraic_absolute)
+
+    def consistent(self, t: float, x: Array) -> Array:
+        """A state with its algebraic part solved for again; NaN where that fails."""
+        n = self.system.n_differential
+        return x if n == self.n else self._solved(t, x[:n], x[n:], self.absolute[n:])
+
+    def _solved(self, t: float, x: Array, z: Array, absolute: Array) -> Array:
+        """(x, z) with z from the algebraic rows, by Newton's iteration."""
+        n = x.size
         for _ in range(CORRECTIONS):
             full = np.concatenate((x, z))
             residual = self.system.kernel(t, full, self.constants)[0][n:]
@@ -137,7 +145,7 @@ class InitialValueProblem:
             except np.linalg.LinAlgError:
                 break
             z = z - correction
-            if np.all(np.abs(correction) <= LAST_CORRECTION * (self._algebraic_absolute + self.rtol * np.abs(z))):
+            if np.all(np.abs(correction) <= LAST_CORRECTION * (absolute + self.rtol * np.abs(z))):
                 return np.concatenate((x, z))
         return np.concatenate((x, np.full_like(z, np.nan)))
 

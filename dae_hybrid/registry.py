@@ -213,13 +213,20 @@ def describe_adapters() -> str:
     adapter ...
     """
     heading, *rows = capability_table()
-    usable = []
-    for row in rows:
-        try:
-            find_integrator(row[0])
-            usable.append("yes")
-        except DaeHybridError as reason:
-            usable.append(f"no: {reason.message}")
-    table = [[*heading, "usable here"], *([*row, here] for row, here in zip(rows, usable, strict=True))]
+    table = [[*heading, "usable here"], *([*row, _unusable(row[0]) or "yes"] for row in rows)]
     first, _, *body = align(table, left=range(len(heading) + 1))
     return "\n".join(line.rstrip() for line in (first, *body))
+
+
+def usable_adapters() -> list[str]:
+    """Names of the adapters that can be used on this machine."""
+    return [name for name in adapter_names() if not _unusable(name)]
+
+
+def _unusable(name: str) -> str:
+    """Why an adapter cannot be used here, empty where it can."""
+    try:
+        find_integrator(name)
+    except DaeHybridError as reason:
+        return f"no: {reason.message}"
+    return ""

@@ -79,7 +79,10 @@ class SteppedSession:
             return task.method or self._options.method
         e = task.equations
         if id(e) not in self._auto:
-            stiff = is_stiff(e, task.t0, task.x0, task.memory, self._p, task.t_stop)
+            integrator = self._integrator
+            stiff = (e.implicit and bool(integrator.capabilities.algebraic)) or is_stiff(
+                e, task.t0, task.x0, task.memory, self._p, task.t_stop
+            )
             self._auto[id(e)] = self._integrator.stiff if stiff else self._integrator.nonstiff
         return self._auto[id(e)]
 

@@ -18,13 +18,13 @@ LOOK = 500
 
 def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> bool:
     """Whether ``method="auto"`` takes a method for stiff equations from t to t_stop."""
-    return equations.implicit or decay_rate(equations, t, x, m, p) * (t_stop - t) > DECAYS
+    return decay_rate(equations, t, x, m, p) * (t_stop - t) > DECAYS
 
 
 def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> float:
     """Largest -Re of the eigenvalues of F_x (above 30 states: the smaller of its 1- and infinity-norm).
 
-    Infinite where the Jacobian is not finite.
+    Of the equations for y, the algebraic variables solved for. Infinite where they have no finite Jacobian.
     """
     key = "dense jacobian"
     if key not in equations.kept:
@@ -33,6 +33,13 @@ def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> 
     jacobian = equations.kept[key](t, x, 0.0, m, p)[0]
     if not np.all(np.isfinite(jacobian)):
         return np.inf
-    if equations.n > EIGENVALUES:
+    ny = equations.n_differential
+    if equations.implicit:
+        try:
+            by_y = np.linalg.solve(jacobian[ny:, ny:], jacobian[ny:, :ny])
+        except np.linalg.LinAlgError:
+            return np.inf
+        jacobian = jacobian[:ny, :ny] - jacobian[:ny, ny:] @ by_y
+    if ny > EIGENVALUES:
         return float(min(np.abs(jacobian).sum(axis=0).max(), np.abs(jacobian).sum(axis=1).max()))
-    return max(0.0, float(-np.linalg.eigvals(jacobian).real.min()))
+    return max(0.0, float(-np.linalg.eigvals(jacobian).real.min(initial=0.0)))

@@ -164,7 +164,7 @@ class SundialsSession:
             return self._options.method
         e = task.equations
         if id(e) not in self._auto:
-            stiff = is_stiff(e, task.t0, task.x0, task.memory, self._parameters, task.t_stop)
+            stiff = e.implicit or is_stiff(e, task.t0, task.x0, task.memory, self._parameters, task.t_stop)
             self._auto[id(e)] = "bdf" if stiff else "adams"
         return self._auto[id(e)]
 

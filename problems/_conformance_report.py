@@ -1,0 +1,88 @@
+"""What the conformance suite found, for a terminal and as a page of Markdown."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+
+from dae_hybrid import __version__
+from dae_hybrid.problems.conformance import ANALYSES, MULTIPLE, SLOPE, Conformance, Result
+from dae_hybrid.tables import align, markdown
+
+INTRODUCTION = """\
+# Conformance of the adapters
+
+Written by `{command}`, which exits with 1 where an adapter does not conform.
+
+Every worked problem, in every formulation, through every adapter that takes it, against independent reference values
+(a closed form, or 20-digit arithmetic by other programs). Errors are relative to the largest component, in units of
+rtol = {rtol:g}: of the functional, the event times, the states at output times, and the gradient by forward and by
+adjoint analysis. An adapter conforms where none is above {multiple:g}, after up to 20 events, and where the errors fall
+with the tolerance with a slope of at least {slope} (least squares of log error over log rtol, from {largest:g} to
+{smallest:g}). The slopes are those of the functional, the forward and the adjoint gradient; *exact* is rounding, or
+zero.
+
+Cost is CPU time relative to `{first}` in the same run: it says what an adapter is good for, not how good its library
+is, since `sundials` runs compiled code and the others call back into Python at every step.
+"""
+
+
+def rows(found: Conformance) -> list[list[str]]:
+    """One row for every case and adapter, with a heading."""
+    heading = ["problem", "adapter", "value", "events", "states", "forward", "adjoint", "slopes", *ANALYSES]
+    table, last = [heading], ""
+    first = {result.case: result.seconds for result in reversed(found.results) if not result.refused}
+    for result in found.results:
+        title = result.case.title if result.case.title != last else ""
+        last = result.case.title
+        if result.refused:
+            table.append([title, result.adapter, "refused", *[""] * 7])
+            continue
+        units = [f"{error / result.rtol:.2g}" for error in result.errors]
+        cost = result.seconds / first[result.case]
+        table.append(
+            [title, result.adapter, *units, _slopes(result), *("" if np.isnan(c) else f"{c:.3g}" for c in cost)]
+        )
+    return table
+
+
+def _slopes(result: Result) -> str:
+    if np.all(np.isnan(result.slopes)):
+        return ""
+    return " ".join("exact" if np.isnan(slope) else f"{slope:.1f}" for slope in result.slopes[[0, 3, 4]])
+
+
+def table(found: Conformance) -> str:
+    """The results, for a terminal."""
+    lines = align(rows(found), left=(0, 1))
+    refused = [f"{r.adapter} refuses {r.case.title}: {r.refused}" for r in found.results if r.refused]
+    return "\n".join([*lines, "", *refused, *(found.objections or [_verdict(found)])])
+
+
+def page(found: Conformance, command: str, rtols: tuple[float, ...]) -> str:
+    """The results as a page of Markdown."""
+    result = found.results[0]
+    introduction = INTRODUCTION.format(
+        command=command, rtol=result.rtol, multiple=MULTIPLE, slope=SLOPE, first=result.adapter, largest=max(rtols),
+        smallest=min(rtols),
+    )  # fmt: skip
+    refused = {f"- `{r.adapter}`: {r.refused}" for r in found.results if r.refused}
+    notes = ["Refused, each with the name of an adapter that can:", "", *sorted(refused), ""] if refused else []
+    return "\n".join([introduction, _verdict(found), "", markdown(rows(found)), "", *notes, _versions(), ""])
+
+
+def _verdict(found: Conformance) -> str:
+    ran = [r for r in found.results if not r.refused]
+    failed = {(r.adapter, r.case.title) for r in ran if r.objections}
+    return f"{len(ran) - len(failed)} of {len(ran)} combinations conform."
+
+
+def _versions() -> str:
+    found = [f"dae_hybrid {__version__}"]
+    for name in ("sundials4py", "scikits-odes-sundials", "casadi", "scipy", "numpy"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return f"Versions: {', '.join(found)}."

@@ -1,0 +1,284 @@
+"""The conformance suite: the worked problems through an adapter, held against independent reference values.
+
+``dae-hybrid conformance NAME`` runs it from the command line. In the tests of an adapter of your own::
+
+    from dae_hybrid.problems.conformance import conformance
+
+    def test_my_adapter():
+        conformance("my-adapter").check()
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+import dae_hybrid as dh
+from dae_hybrid.errors import DaeHybridError, UnsupportedError
+from dae_hybrid.problems import load
+from dae_hybrid.registry import find_integrator
+from dae_hybrid.system import HybridSystem
+
+#: an error may be this many relative tolerances, of the largest component (after up to 20 events and their resets)
+MULTIPLE = 300.0
+#: and has to fall with the tolerance at least by this slope of log error over log rtol, as long as it is above FLOOR
+SLOPE, FLOOR = 0.5, 1e-13
+RTOL = 1e-8
+#: tolerances of the slope
+RTOLS = (1e-5, 1e-6, 1e-7, 1e-8)
+#: atol as a share of rtol, for problems with small variables
+SMALL = {"em_hysteresis": 1e-4, "menegotto_pinto": 1e-3}
+#: seconds of timing after which it is not repeated
+ENOUGH = 2.0
+QUANTITIES = ("value", "event times", "states", "forward gradient", "adjoint gradient")
+ANALYSES = ("simulate", "forward", "adjoint")
+
+
+class ConformanceError(DaeHybridError, AssertionError):
+    """An adapter is not as accurate as its tolerances say."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem in one formulation."""
+
+    problem: str
+    functional: str
+    formulation: str
+    form: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def title(self) -> str:
+        """Problem and formulation."""
+        return f"{self.problem}: {self.formulation}"
+
+    @property
+    def system(self) -> HybridSystem:
+        """Built once."""
+        return _built(self.problem, tuple(self.form.items()))
+
+    def options(self, rtol: float) -> dict[str, Any]:
+        """Tolerances: atol a tenth of rtol, less where displacements or strains are small."""
+        return {"rtol": rtol, "atol": rtol * SMALL.get(self.problem, 0.1)}
+
+
+@cache
+def _built(problem: str, form: tuple[tuple[str, Any], ...]) -> HybridSystem:
+    return load(problem).model().build(**dict(form))
+
+
+CASES = (
+    Case("hybrid_ode", "G", "ODE"),
+    Case("em_hysteresis", "G", "Hessenberg index 1, z eliminated"),
+    Case("em_hysteresis", "G", "Hessenberg index 1, as DAE", {"eliminate": False}),
+    Case("rocket", "load", "implicit, derivatives eliminated"),
+    Case("rocket", "load", "implicit, as DAE", {"eliminate": False}),
+    Case("ball_on_rope", "K", "ODE and index 2 reduced, eliminated"),
+    Case("ball_on_rope", "K", "ODE and index 2 reduced, as DAE", {"eliminate": False}),
+    Case("ball_on_rope", "K", "ODE and index 2 direct", {"index2": "direct"}),
+    Case("menegotto_pinto", "energy", "ODE with memory and signal"),
+)
+
+
+def relative(value: Any, exact: Any) -> float:
+    """Largest error relative to the largest component."""
+    scale = np.abs(exact).max(initial=0.0)
+    return float(np.abs(np.asarray(value) - exact).max(initial=0.0) / scale) if scale else 0.0
+
+
+def errors(case: Case, rtol: float, *, adapter: str = "sundials", states: bool = True) -> np.ndarray:
+    """Relative errors of one case: `QUANTITIES`, in that order; states are NaN where they are not asked for."""
+    problem, options = load(case.problem), case.options(rtol)
+    reference, span = problem.reference(), problem.t_span
+    value = reference.value if hasattr(reference, "value") else reference.values[case.functional]
+    gradient = reference.gradient if hasattr(reference, "gradient") else reference.gradients[case.functional]
+    fsa = dh.forward_sensitivity(case.system, span, adapter=adapter, **options)
+    asa = dh.adjoint_gradient(case.system, span, case.functional, adapter=adapter, **options)
+    times = np.array([event.time for event in asa.trajectory.events])
+    same = times.size == reference.event_times.size == len(fsa.events)
+    return np.array(
+        [
+            relative(asa.value, value),
+            relative(times, reference.event_times) if same else np.inf,
+            _state_error(case, reference, adapter, options) if states else np.nan,
+            relative(fsa.gradient[case.functional], gradient),
+            relative(asa.gradient, gradient),
+        ]
+    )
+
+
+def _state_error(case: Case, reference: Any, adapter: str, options: dict[str, Any]) -> float:
+    """Of the states at the reference's output times, or at the end where there are none."""
+    span = load(case.problem).t_span
+    if not hasattr(reference, "states"):
+        sol = dh.simulate(case.system, span, adapter=adapter, **options)
+        last = {name: sol[name][-1] for name in reference.final if name in sol.names}
+        return max((relative(value, reference.final[name]) for name, value in last.items()), default=0.0)
+    t = reference.states["t"]
+    sol = dh.simulate(case.system, span, adapter=adapter, t_eval=t, **options)
+    names = [name for name in sol.names if name in reference.states.columns]
+    return max(relative(sol[name], reference.states[name]) for name in names)
+
+
+# -- the suite ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case through one adapter.
+
+    Attributes
+    ----------
+    case : Case
+    adapter : str
+    errors : ndarray, shape (5,)
+        Relative errors at `rtol`, in the order of `QUANTITIES`.
+    slopes : ndarray, shape (5,)
+        Slope of log error over log rtol; NaN where errors are rounding or it was not measured.
+    seconds : ndarray, shape (3,)
+        CPU time of `ANALYSES`, the best of three.
+    refused : str
+        Why the adapter does not take the case, empty where it does.
+    rtol : float
+    """
+
+    case: Case
+    adapter: str
+    errors: np.ndarray
+    slopes: np.ndarray
+    seconds: np.ndarray
+    refused: str
+    rtol: float
+
+    @property
+    def objections(self) -> list[str]:
+        """What is not as it should be."""
+        if self.refused:
+            return []
+        found = [
+            f"{self.case.title}: error of the {name} is {error / self.rtol:.3g} rtol, more than {MULTIPLE:g}"
+            for name, error in zip(QUANTITIES, self.errors, strict=True)
+            if not error <= MULTIPLE * self.rtol  # written so that NaN is an objection
+        ]
+        return found + [
+            f"{self.case.title}: the error of the {name} falls with a slope of {slope:.2f}, less than {SLOPE}"
+            for name, slope in zip(QUANTITIES, self.slopes, strict=True)
+            if slope < SLOPE
+        ]
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """What the suite found."""
+
+    results: tuple[Result, ...]
+
+    @property
+    def objections(self) -> list[str]:
+        """What is not as it should be, by adapter and case."""
+        return [f"{r.adapter}: {text}" for r in self.results for text in r.objections]
+
+    def check(self) -> None:
+        """Raise a `ConformanceError` that names everything that is not as it should be."""
+        if self.objections:
+            raise ConformanceError("\n".join(["The adapter does not conform.", *self.objections]))
+
+
+def conformance(
+    *adapters: str,
+    cases: Sequence[Case] = CASES,
+    rtol: float = RTOL,
+    rtols: Sequence[float] = RTOLS,
+    timed: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> Conformance:
+    """Run the suite.
+
+    Parameters
+    ----------
+    *adapters : str
+        Their names; the first one is what others are compared with in cost.
+    cases : sequence of Case
+        Which problems, in which formulations.
+    rtol : float
+        Tolerance of the errors.
+    rtols : sequence of float
+        Tolerances of the slopes, none to leave them out.
+    timed : bool
+        Whether to measure the cost.
+    report : callable
+        Takes a line about what is being done.
+
+    Raises
+    ------
+    OptionError, AdapterError
+        There is no adapter of that name, or it cannot be used here.
+
+    Examples
+    --------
+    >>> from dae_hybrid.problems.conformance import CASES, conformance
+    >>> found = conformance("scipy", cases=CASES[:1], rtols=())
+    >>> found.objections
+    []
+    """
+    for adapter in adapters:
+        find_integrator(adapter)
+    return Conformance(tuple(_results(adapters, cases, rtol, rtols, timed, report)))
+
+
+def _results(
+    adapters: Sequence[str], cases: Sequence[Case], rtol: float, rtols: Sequence[float], timed: bool, report: Any
+) -> Iterator[Result]:
+    unknown = np.full(len(QUANTITIES), np.nan)
+    for case in cases:
+        for adapter in adapters:
+            report(f"{case.title}, {adapter}")
+            seconds = np.full(len(ANALYSES), np.nan)
+            try:
+                found = errors(case, rtol, adapter=adapter)
+                slopes = _slopes(case, adapter, rtols) if rtols else unknown
+                if timed:
+                    seconds = _seconds(case, adapter, rtol)
+            except UnsupportedError as reason:
+                yield Result(case, adapter, unknown, unknown, seconds, reason.message, rtol)
+                continue
+            yield Result(case, adapter, found, slopes, seconds, "", rtol)
+
+
+def _slopes(case: Case, adapter: str, rtols: Sequence[float]) -> np.ndarray:
+    """Least-squares slopes of log error over log rtol, of errors above rounding."""
+    table = np.array([errors(case, rtol, adapter=adapter, states=False) for rtol in rtols])
+    return slopes(np.array(rtols), table)
+
+
+def slopes(rtols: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Least-squares slopes of log error over log rtol for every column, without errors that are rounding."""
+    found = []
+    for column in table.T:
+        good = column > FLOOR
+        found.append(np.polyfit(np.log(rtols[good]), np.log(column[good]), 1)[0] if good.sum() > 2 else np.nan)
+    return np.array(found)
+
+
+def _seconds(case: Case, adapter: str, rtol: float) -> np.ndarray:
+    """CPU time of the analyses, the best of up to three."""
+    span, options = load(case.problem).t_span, case.options(rtol)
+    calls: list[Callable[[], Any]] = [
+        lambda: dh.simulate(case.system, span, adapter=adapter, **options),
+        lambda: dh.forward_sensitivity(case.system, span, adapter=adapter, **options),
+        lambda: dh.adjoint_gradient(case.system, span, case.functional, adapter=adapter, **options),
+    ]
+    best = []
+    for call in calls:
+        times: list[float] = []
+        while len(times) < 3 and sum(times) < ENOUGH:
+            start = time.process_time()
+            call()
+            times.append(time.process_time() - start)
+        best.append(min(times))
+    return np.array(best)
