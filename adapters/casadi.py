@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.errors import IntegrationError
+from dae_hybrid.errors import IntegrationError, StepSizeError
+from dae_hybrid.failures import not_finite_equations
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array, Capabilities
 
@@ -37,6 +38,7 @@ class CasadiIntegrator(SteppedIntegrator):
     name = "casadi"
     capabilities: ClassVar[Capabilities] = Capabilities(methods=("auto", "bdf", "adams"), algebraic=("auto", "bdf"))
     nonstiff, stiff = "adams", "bdf"
+    look = 20  # a step here is many steps of CVODES
     #: CVODE's Adams stays at order one where the rates of an adjoint's integrals are noisy (measured on the rocket: 30
     #: times the steps)
     for_adjoints: ClassVar[Mapping[str, str]] = {"adams": "bdf"}
@@ -103,11 +105,20 @@ class _Stepper:
                 self._length = float(length * factor) if length < left or factor < 1 else self._length
                 return
             self._length = float(length * min(factor, 0.8))
-        raise IntegrationError(
-            f"CasADi's integrator failed{'' if reason is None else ': ' + _essence(reason)}.",
-            mode=p.name,
-            time=self.t,
-            remedy="Look for a solution that blows up, equations that give NaN, or tolerances beyond double precision.",
+        raise self._failure(reason)
+
+    def _failure(self, reason: RuntimeError | None) -> IntegrationError:
+        place: dict[str, Any] = {"mode": self._problem.name, "time": self.t}
+        said = "" if reason is None else _essence(reason)
+        if "RHSFUNC" in said or "RES_ERR" in said or "not finite" in said:
+            error: IntegrationError = not_finite_equations(**place)
+            error.message += f" ({said})"
+            return error
+        return StepSizeError(
+            f"CasADi's integrator gets no further{': ' + said if said else ''}.",
+            **place,
+            remedy="Look for a discontinuity that is not a transition, a solution that blows up, or tolerances beyond "
+            "double precision.",
         )
 
     def _error(self, times: Array, values: Array) -> float:
@@ -142,7 +153,7 @@ class _Stepper:
         idle.append(integrator)
         if not np.all(np.isfinite(values)):
             p.counts["not_finite"] += 1
-            raise RuntimeError("the solution is NaN or infinite")
+            raise RuntimeError("the solution is not finite")
         return values
 
 
@@ -171,7 +182,7 @@ def _integrator(p: InitialValueProblem, *, limited: bool) -> ca.Function:
     options: dict[str, Any] = {
         "abstol": ABSOLUTE,
         "reltol": p.rtol,
-        "max_num_steps": 1_000_000,
+        "max_num_steps": 20_000,
         "disable_internal_warnings": True,
         "show_eval_warnings": False,
     }
@@ -200,6 +211,6 @@ def _local(times: Array, values: Array, t: Array, points: int) -> Array:
 
 
 def _essence(error: RuntimeError) -> str:
-    """The line of CasADi's message that says what happened."""
+    """What CasADi's message says, without its own place in the source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason given"
+    return lines[-1].rpartition(".cpp:")[2].partition(": ")[2] or lines[-1] if lines else ""

@@ -8,7 +8,9 @@ below zero: time is shifted so that the stop time is a power of two. Install it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -93,7 +95,8 @@ class _Stepper:
             options |= {"rootfn": self._ida_roots() if self._implicit else self._cvode_roots(), "nr_rootfns": count}
         self._solver = kind(self._residual() if self._implicit else self._rates(), **options)
         start = (p.x0, p.xdot0) if self._implicit else (p.x0,)
-        self._checked(self._solver.init_step(self._inner(p.t0), *start))
+        with _without_warnings():
+            self._checked(self._solver.init_step(self._inner(p.t0), *start))
 
     def _inner(self, t: float) -> float:
         """The solver's time."""
@@ -203,6 +206,21 @@ class _Stepper:
         raise IntegrationError(
             "scikits-odes gives no values within its last step.", mode=self._problem.name, time=self.t
         )
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """SUNDIALS made within this writes no warnings to standard output; its error handler has no say in them."""
+    variable = "SUNLOGGER_WARNING_FILENAME"
+    before = os.environ.get(variable)
+    os.environ[variable] = ""
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = before
 
 
 def _silent(*_: Any) -> None:

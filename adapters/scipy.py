@@ -79,7 +79,7 @@ class _Stepper:
                 time=self.t,
                 remedy="Look for a discontinuity that is not a transition, or a solution that blows up.",
             )
-        self.t, self.x = self._solver.t, self._solver.y
+        self.t, self.x = float(self._solver.t), self._solver.y
         self._dense: Any = None
 
     def at(self, t: Array) -> Array:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
 
-from dae_hybrid.integrator import Array, Capabilities, Session
+from dae_hybrid.integrator import Array, Capabilities
 from dae_hybrid.options import Options
 from dae_hybrid.smooth import SmoothSystem
+from dae_hybrid.stiffness import LOOK
 
 #: Newton's iteration for algebraic variables inside a right-hand side: a correction of this share of the tolerance is
 #: the last one; after so many it has failed
@@ -191,6 +192,8 @@ class SteppedIntegrator(ABC):
     capabilities: ClassVar[Capabilities]
     nonstiff: ClassVar[str]
     stiff: ClassVar[str]
+    #: after how many steps ``method="auto"`` looks whether the equations have become stiff
+    look: ClassVar[int] = LOOK
     #: methods to take in place of others for adjoints, under ``method="auto"``
     for_adjoints: ClassVar[Mapping[str, str]] = {}
 
@@ -201,17 +204,3 @@ class SteppedIntegrator(ABC):
     @classmethod  # noqa: B027 - most have nothing to refuse
     def check(cls, options: Options) -> None:
         """Refuse options that the solver library has no counterpart of, with an `UnsupportedError`."""
-
-    def open(
-        self,
-        options: Options,
-        parameters: Array,
-        *,
-        parameter_directions: Array | None = None,
-        scales: Array | None = None,
-        wrt: Sequence[int] = (),
-    ) -> Session:
-        """See `dae_hybrid.integrator.Integrator.open`."""
-        from dae_hybrid.stepped import SteppedSession
-
-        return SteppedSession(self, options, parameters, parameter_directions, scales, tuple(wrt))

@@ -12,10 +12,11 @@ from dae_hybrid.declarations import Declaration, Transition
 from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.formulation import unmatched
 from dae_hybrid.layout import Layout
-from dae_hybrid.lowering import SYMBOLIC_SOLVE, Flat, ModeLowering, kind_for, split, symbols_for
+from dae_hybrid.lowering import Flat, ModeLowering, split, symbols_for
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.mode_functions import entry_sizes, term_sizes
 from dae_hybrid.model import HybridModel
+from dae_hybrid.symbolic import SYMBOLIC_SOLVE, kind_for
 
 
 class Jump:

@@ -18,9 +18,7 @@ from dae_hybrid.declarations import Declaration, Mode
 from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.model import HybridModel
-
-#: up to this many unknowns a linear system is solved symbolically, above by CasADi's sparse QR
-SYMBOLIC_SOLVE = 4
+from dae_hybrid.symbolic import expanded, kind_for
 
 
 @dataclass(frozen=True)
@@ -45,34 +43,11 @@ class Flat:
         return ca.vertcat(self.x, self.m, self.p, self.t)
 
 
-def kind_for(functions: Sequence[ca.Function]) -> Any:
-    """CasADi's SX where every function allows it, MX otherwise."""
-    return ca.SX if all(f.is_a("SXFunction") for f in functions) else ca.MX
-
-
 def symbols_for(functions: Sequence[ca.Function], n: int, nm: int, np_: int, suffix: str = "") -> Flat:
     """Flat of the kind that suits the functions."""
     kind = kind_for(functions)
     names = ("t", "x", "xdot", "m", "p")
     return Flat(kind, *(kind.sym(name + suffix, size) for name, size in zip(names, (1, n, n, nm, np_), strict=True)))
-
-
-def expanded(function: ca.Function) -> ca.Function:
-    """The function in SX form where it has one."""
-    try:
-        return function.expand()
-    except RuntimeError:
-        return function
-
-
-def linear_solve(matrix: Any, right: Any) -> Any:
-    """matrix^-1 right, symbolically for small systems and by a sparse QR factorisation above."""
-    n = matrix.shape[0]
-    if n == 0:
-        return right
-    if n == 1:
-        return right / matrix
-    return ca.solve(matrix, right) if n <= SYMBOLIC_SOLVE else ca.solve(matrix, right, "qr")
 
 
 class ModeLowering:

@@ -11,8 +11,9 @@ import numpy as np
 from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.formulation import check_structure, solve_explicitly
 from dae_hybrid.layout import Layout
-from dae_hybrid.lowering import SYMBOLIC_SOLVE, Flat, ModeLowering, linear_solve, symbols_for
+from dae_hybrid.lowering import Flat, ModeLowering, symbols_for
 from dae_hybrid.model import HybridModel
+from dae_hybrid.symbolic import SYMBOLIC_SOLVE, linear_solve
 
 TINY = float(np.finfo(float).tiny)
 NEWTON_STEPS = 3  # from the integrator's tolerance to rounding

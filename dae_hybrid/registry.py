@@ -11,6 +11,7 @@ from dae_hybrid.errors import AdapterError, DaeHybridError, OptionError, Unsuppo
 from dae_hybrid.initial_value import SteppedIntegrator
 from dae_hybrid.integrator import Capabilities, Integrator
 from dae_hybrid.options import Options
+from dae_hybrid.stepped import SteppedPort
 from dae_hybrid.system import HybridSystem
 from dae_hybrid.tables import align
 
@@ -23,12 +24,13 @@ BUILT_IN = {
     "casadi": "dae_hybrid.adapters.casadi:CasadiIntegrator",
     "scipy": "dae_hybrid.adapters.scipy:SciPyIntegrator",
 }
+Adapter = Integrator | SteppedIntegrator
 Analysis = Literal["simulate", "forward", "adjoint"]
 
-_registered: dict[str, type[Integrator]] = {}
+_registered: dict[str, type[Adapter]] = {}
 
 
-def register_adapter[A: type[Integrator]](adapter: A, *, replace: bool = False) -> A:
+def register_adapter[A: type[Adapter]](adapter: A, *, replace: bool = False) -> A:
     """Make an adapter known under its name; may be used as a decorator.
 
     A package that offers an adapter names it in its metadata instead, under the entry-point group
@@ -80,7 +82,7 @@ def adapter_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*BUILT_IN, *_elsewhere(), *_registered)))
 
 
-def adapter_class(name: str) -> type[Integrator]:
+def adapter_class(name: str) -> type[Adapter]:
     """The class of an adapter; its solver library is not loaded.
 
     Raises
@@ -103,7 +105,7 @@ def adapter_class(name: str) -> type[Integrator]:
             raise OptionError(f"There is no adapter {name!r}.", remedy=f"Adapters: {', '.join(adapter_names())}.")
     except (ImportError, AttributeError) as reason:
         raise AdapterError(f"Adapter {name!r} cannot be loaded: {reason}.", remedy=_other_than(name)) from reason
-    kind: type[Integrator] = found
+    kind: type[Adapter] = found
     return kind
 
 
@@ -120,7 +122,8 @@ def find_integrator(name: str) -> Integrator:
     """
     kind = adapter_class(name)
     try:
-        return kind()
+        made = kind()
+        return SteppedPort(made) if isinstance(made, SteppedIntegrator) else made
     except AdapterError as error:
         error.remedy = f"{error.remedy} {_other_than(name)}" if error.remedy else _other_than(name)
         raise
@@ -193,7 +196,11 @@ def capability_table() -> list[list[str]]:
     heading = ["adapter", "methods", "events", "algebraic", "dense output", "forward", "adjoint", "index 2 direct"]
     rows = []
     for name in adapter_names():
-        kind = adapter_class(name)
+        try:
+            kind = adapter_class(name)
+        except AdapterError:  # of a package that cannot be imported
+            rows.append([name, *["?"] * (len(heading) - 1)])
+            continue
         can = kind.capabilities
         around = "core" if issubclass(kind, SteppedIntegrator) else "no"
         own = (can.roots, bool(can.algebraic), can.dense, can.forward, can.adjoint)

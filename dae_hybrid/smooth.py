@@ -20,9 +20,9 @@ import numpy as np
 
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.integrator import Array, Equations
-from dae_hybrid.lowering import SYMBOLIC_SOLVE, kind_for, linear_solve
 from dae_hybrid.segments import kept
 from dae_hybrid.steps import COEFFICIENTS, Step
+from dae_hybrid.symbolic import SYMBOLIC_SOLVE, kind_for, linear_solve
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ its own, with the forward solution in it as a piecewise polynomial; see `smooth`
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -21,9 +22,31 @@ from dae_hybrid.options import Options
 from dae_hybrid.segments import DRIFT_LOOK, completed, has_drifted, is_short, standing_still
 from dae_hybrid.smooth import SensitivitySystem, adjoint, with_sensitivities, without_integrals
 from dae_hybrid.steps import COEFFICIENTS, Step
-from dae_hybrid.stiffness import LOOK, is_stiff
+from dae_hybrid.stiffness import is_stiff
 from dae_hybrid.walk import Walk
 from dae_hybrid.watch import Arrival, Watch
+
+#: parameters below it are scaled as if they were that large
+SMALLEST = 1e-100
+
+
+class SteppedPort:
+    """An adapter that only integrates behind the port of `dae_hybrid.integrator`."""
+
+    def __init__(self, adapter: SteppedIntegrator) -> None:
+        self.adapter, self.name, self.capabilities = adapter, adapter.name, adapter.capabilities
+
+    def open(
+        self,
+        options: Options,
+        parameters: Array,
+        *,
+        parameter_directions: Array | None = None,
+        scales: Array | None = None,
+        wrt: Sequence[int] = (),
+    ) -> SteppedSession:
+        """See `dae_hybrid.integrator.Integrator.open`."""
+        return SteppedSession(self.adapter, options, parameters, parameter_directions, scales, tuple(wrt))
 
 
 class SteppedSession:
@@ -113,7 +136,7 @@ class SteppedSession:
         rates[nd:] = task.xdot0[ny:]
         of_x = options.absolute(e.variables)
         of_state = np.concatenate((of_x[:ny], options.absolute(e.functionals)[: system.n_integrals]))
-        scales = np.zeros(0) if task.sensitivities is None else self._scales
+        scales = np.zeros(0) if task.sensitivities is None else np.maximum(self._scales, SMALLEST)
         absolute = np.concatenate((of_state, *(of_state / scale for scale in scales), of_x[ny:]))
         return InitialValueProblem(
             system, constants, task.t0, task.t_stop, x0, rates, options.rtol, absolute, method,
@@ -295,7 +318,7 @@ class _Segment:
             x = self.system.variables(walk.x)
             if drifts and taken % DRIFT_LOOK == 0 and has_drifted(task, walk.t, x, p, session._options):
                 return self._end(walk.t, walk.x, None, recorded=True)
-            if taken - looked[1] >= LOOK:
+            if taken - looked[1] >= integrator.look:
                 step = (walk.t - looked[0]) / (taken - looked[1])
                 if is_starved(step, walk.t, task):
                     poisoned = walk.seen.counts["not_finite"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -13,12 +14,14 @@ from dae_hybrid.failures import unresolved_guard
 from dae_hybrid.integrator import Array, SegmentTask
 from dae_hybrid.segments import completed, kernel
 from dae_hybrid.smooth import SensitivitySystem
-from dae_hybrid.steps import node_times
 from dae_hybrid.walk import Walk
 
 #: Newton's iteration for an event time stops at this many roundings; over this share of a step states move by their
 #: rates alone
 ROUNDINGS, SHORT, CORRECTIONS = 2.0, 1e-7, 8
+#: a step is halved so often to look for guards that cross zero and come back; a cubic is at most this many times as
+#: wrong as in its middle; where it is looked at
+DEPTH, SAFETY, CHECKS = 8, 4.0, np.linspace(0, 1, 17)[:, None]
 EPS = float(np.finfo(float).eps)
 
 
@@ -29,6 +32,19 @@ class Arrival(NamedTuple):
     xdot: Array
     guard: float
     rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Glance:
+    """The guards at a time, those that have not left their zero band as zero, and their rates."""
+
+    t: float
+    values: Array
+    rates: Array
+
+    def after(self, earlier: _Glance) -> _Glance:
+        """The same, with zeros that had a sign before as that sign."""
+        return _Glance(self.t, np.where(self.values != 0, self.values, earlier.values), self.rates)
 
 
 class Watch:
@@ -42,7 +58,10 @@ class Watch:
         self.asked = asked  # whether the integrator asks for the guards itself and stops at their zeros
         self._guards, self._rates = kernel(e, "guards"), kernel(e, "rates")
         self.evaluations = 0
-        self._before = self.values(task.t0, task.x0) if e.n_guards else np.zeros(0)
+        self._before = self._before_rates = np.zeros(0)
+        if e.n_guards:
+            self._before = self.values(task.t0, task.x0)
+            self._before_rates = self._rates(task.t0, task.x0, 0.0, self.memory, self.p)[0]
 
     def raw(self, t: float, x: Array) -> Array:
         """Guards at (y, z)."""
@@ -58,15 +77,25 @@ class Watch:
         return values
 
     def values(self, t: float, x: Array) -> Array:
-        """Guards with those that have not left their zero band at zero; the others are armed from now on."""
-        values = self.raw(t, x)
-        inside = (self.band > 0) & (np.abs(values) <= self.band)
-        back = (self.band > 0) & ~inside & (values * self.departure < 0)
-        if back.any():
-            raise unresolved_guard(int(np.flatnonzero(back)[0]), mode=self.equations.name, time=t)
-        self.band[~inside] = 0.0
-        values[inside] = 0.0
+        """Guards at a step's end: zero for those that have not left their zero band; the others are armed now."""
+        values = self._filtered(self.raw(t, x))
+        self._refuse(self._returned(values), t)
+        self.band[values != 0] = 0.0
         return values
+
+    def _filtered(self, values: Array) -> Array:
+        return np.where(np.abs(values) <= self.band, 0.0, values)
+
+    def _returned(self, values: Array) -> NDArray[np.bool_]:
+        """Guards that start at zero and are on the side to which they do not leave."""
+        return (self.band > 0) & (values * self.departure < 0)
+
+    def _left(self, values: Array) -> NDArray[np.bool_]:
+        return values * self.departure > 0
+
+    def _refuse(self, returned: NDArray[np.bool_], t: float) -> None:
+        if returned.any():
+            raise unresolved_guard(int(np.flatnonzero(returned)[0]), mode=self.equations.name, time=t)
 
     def asking(self, t: float, state: Array) -> Array:
         """The guards as an integrator asks for them."""
@@ -76,37 +105,75 @@ class Watch:
         """The first guard that crossed zero in its direction within the last step, and about when."""
         if not self.directions.size:
             return None
+        if walk.at_root:
+            return self._root(walk)
+        end = self._glance(walk, walk.t, walk.x)
+        start = _Glance(walk.t0, self._before, self._before_rates)
         if self.asked:
-            times, states = [walk.t], [walk.x]
-            if walk.at_root:
-                return self._root(walk)
+            self._refuse(self._returned(end.values), walk.t)
+            crossed = self._crossed(start.values, end.values)
+            found = self._first(walk, crossed, start, end) if crossed.size else None
         else:
-            step = walk.polynomial()
-            times = [*node_times(walk.t0, walk.t)[2::2].tolist(), walk.t]
-            states = [*(step.at(t) for t in times[:-1]), walk.x]
-        earlier = walk.t0
-        for t, state in zip(times, states, strict=True):
-            now = self.values(t, self.system.variables(state))
-            crossed = self._crossed(self._before, now)
+            found = self._scan(walk, start, end, DEPTH)
+        self.band[end.values != 0] = 0.0
+        self._before, self._before_rates = np.where(end.values != 0, end.values, self._before), end.rates
+        return found
+
+    def _glance(self, walk: Walk, t: float, state: Array | None = None) -> _Glance:
+        x = self.system.variables(walk.polynomial().at(t) if state is None else state)
+        rates = self._rates(t, x, 0.0, self.memory, self.p)[0]
+        return _Glance(t, self._filtered(self.raw(t, x)), rates)
+
+    def _scan(self, walk: Walk, start: _Glance, end: _Glance, depth: int) -> tuple[int, float] | None:
+        """The first crossing between two glances.
+
+        A guard may cross zero and come back in between. It cannot where the cubic through its values and rates stays
+        away from zero by more than it is off in the middle; else both halves are looked at by themselves. They also are
+        where a guard that starts at zero has come back through it, until it is seen on the other side.
+        """
+        middle = self._glance(walk, (start.t + end.t) / 2)
+        returned = (start.values == 0) & (self._returned(middle.values) | self._returned(end.values))
+        if depth and np.any(returned & ~self._left(middle.values) | self._may_cross(start, middle, end)):
+            found = self._scan(walk, start, middle, depth - 1)
+            if found is None:
+                found = self._scan(walk, middle.after(start), end, depth - 1)
+            return found
+        self._refuse(returned & ~self._left(middle.values), end.t)
+        for a, b in ((start, middle), (middle.after(start), end)):
+            crossed = self._crossed(a.values, b.values)
             if crossed.size:
-                return self._first(walk, crossed, earlier, t, now)
-            self._before = np.where(now != 0, now, self._before)
-            earlier = t
+                return self._first(walk, crossed, a, b)
         return None
+
+    @staticmethod
+    def _may_cross(start: _Glance, middle: _Glance, end: _Glance) -> NDArray[np.bool_]:
+        h = end.t - start.t
+        c = np.array((start.values, h * start.rates, np.zeros_like(start.values), np.zeros_like(start.values)))
+        c[2] = 3 * (end.values - start.values) - h * (2 * start.rates + end.rates)
+        c[3] = 2 * (start.values - end.values) + h * (start.rates + end.rates)
+        off = np.abs((c[0] + c[1] / 2 + c[2] / 4 + c[3] / 8) - middle.values)
+        between = c[0] + CHECKS * (c[1] + CHECKS * (c[2] + CHECKS * c[3]))
+        same = (start.values * end.values > 0) & (start.values * middle.values > 0)
+        nearest = (between * np.sign(start.values)).min(axis=0)
+        hidden = same & (nearest <= SAFETY * off)
+        largest = np.abs((start.values, middle.values, end.values)).max(axis=0)
+        rough = ~same & (start.values != 0) & (SAFETY * off > largest)
+        return hidden | rough
 
     def _crossed(self, before: Array, now: Array) -> NDArray[np.intp]:
         changed = (before * now < 0) | ((now == 0) & (before != 0) & (self.band == 0))
         return np.flatnonzero(changed & (self.directions * before <= 0))
 
-    def _first(self, walk: Walk, crossed: NDArray[np.intp], t0: float, t1: float, now: Array) -> tuple[int, float]:
+    def _first(self, walk: Walk, crossed: NDArray[np.intp], start: _Glance, end: _Glance) -> tuple[int, float]:
         step, found = walk.polynomial(), []
         for i in crossed.tolist():
 
             def guard(t: float, i: int = i) -> float:
                 return float(self.raw(t, self.system.variables(step.at(t)))[i])
 
+            t0, t1 = start.t, end.t
             root = t1
-            if now[i] != 0 and guard(t0) * guard(t1) < 0:
+            if end.values[i] != 0 and guard(t0) * guard(t1) < 0:
                 root = float(brentq(guard, t0, t1, xtol=8 * EPS * max(abs(t0), abs(t1)), rtol=8 * EPS))
             found.append((root, i))
         root, index = min(found)

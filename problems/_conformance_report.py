@@ -37,7 +37,7 @@ def rows(found: Conformance) -> list[list[str]]:
         title = result.case.title if result.case.title != last else ""
         last = result.case.title
         if result.refused:
-            table.append([title, result.adapter, "refused", *[""] * 7])
+            table.append([title, result.adapter, "refused", *[""] * (len(heading) - 3)])
             continue
         units = [f"{error / result.rtol:.2g}" for error in result.errors]
         cost = result.seconds / first[result.case]

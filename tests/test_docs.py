@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dae_hybrid.problems.conformance import CASES
+from dae_hybrid.registry import BUILT_IN, capability_table
+from dae_hybrid.tables import markdown
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 
@@ -22,6 +26,25 @@ def test_code_runs(page: Path) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).is_file(), target
+
+
+def test_the_table_of_capabilities_is_what_the_adapters_declare() -> None:
+    text = (DOCS / "adapters.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- capabilities: begin[^\n]*-->\n(.*?)\n<!-- capabilities: end -->", text, re.DOTALL)
+    heading, *rows = capability_table()
+    assert found is not None
+    assert found[1] == markdown([heading, *(row for row in rows if row[0] in BUILT_IN)])
+
+
+def test_the_conformance_table_has_no_adapter_that_does_not_conform() -> None:
+    text = (DOCS / "conformance.md").read_text(encoding="utf-8")
+    conform = re.search(r"(\d+) of (\d+) combinations conform", text)
+    assert conform is not None
+    assert conform[1] == conform[2]
+    for case in CASES:
+        assert case.title in text
+    for name in BUILT_IN:
+        assert text.count(f"| {name} |") == len(CASES)
 
 
 def test_the_convergence_table_shows_that_errors_follow_the_tolerance() -> None:
