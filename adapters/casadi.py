@@ -26,6 +26,8 @@ GRID = np.arange(1, INTERVALS + 1) / INTERVALS
 FINE, COARSE = 100.0, 6
 #: lengths of stretches change by factors within these; where CasADi fails they are shorter by the smallest, so often
 SHRINK, GROW, ATTEMPTS = 0.2, 4.0, 16
+#: integrators are kept for so many sets of options
+KEPT = 8
 #: CasADi has one absolute tolerance: states are scaled for it
 ABSOLUTE = 1e-10
 #: weights of interpolation through equidistant points, by their number
@@ -134,6 +136,8 @@ class _Stepper:
         p, limited = self._problem, np.isfinite(self._problem.max_step)
         key = ("casadi", p.method, p.rtol, p.max_order, p.suppress_algebraic, limited)
         idle = p.system.kept.setdefault(key, [])
+        if len(p.system.kept) > KEPT:  # options are built into integrators: drop those asked for longest ago
+            p.system.kept.pop(next(iter(p.system.kept)), None)
         try:
             integrator = idle.pop()
         except IndexError:

@@ -31,6 +31,8 @@ NONE = np.zeros(0)
 SETTLED = 1e-2
 #: an adjoint is known to this share of its size at best: below it, integrators would follow rounding
 ROUNDING = 1e3 * float(np.finfo(float).eps)
+#: parameters below it are scaled as if they were that large
+SMALLEST = 1e-100
 #: backward steps may be longer than forward ones by this factor; stretches join steps within a factor
 LONGER, SIMILAR = 3.0, 4.0
 
@@ -83,7 +85,7 @@ class Sweep:
                 for names in (layout.names, memory.names)
             )
             floor = np.clip(self.options.absolute(layout) / x, ROUNDING, self.options.rtol)
-            others = np.concatenate((np.where(p > 0, p, 1.0), m))
+            others = np.concatenate((np.where(p > 0, np.maximum(p, SMALLEST), 1.0), m))
             self._tolerances[mode.index] = (
                 np.outer(self.sizes, floor / x),
                 np.outer(self.sizes, floor.min(initial=self.options.rtol) / others),

@@ -90,7 +90,8 @@ class _Setup:
         more: dict[str, Any] = {}
         if directions is not None and directions.count:
             scales = np.abs(directions.directions).T @ np.abs(self.p)
-            more = {"parameter_directions": directions.directions.T, "scales": np.where(scales > 0, scales, 1.0)}
+            scales = np.where(scales > 0, np.maximum(scales, adjoint_analysis.SMALLEST), 1.0)
+            more = {"parameter_directions": directions.directions.T, "scales": scales}
         session = self.open(**more)
         try:
             return Automaton(

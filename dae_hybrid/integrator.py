@@ -4,7 +4,7 @@ The core states what is to be integrated (`Equations`) and asks for one smooth s
 (`SegmentTask` -> `SegmentOutcome`, `BackwardTask` -> `BackwardOutcome`) within a `Session`. An adapter
 implements `Integrator` and `Session` for one solver library and knows no model, mode or transition.
 
-Equations read ``M x' = F(t, x, x', m, p)`` with ``M = diag(1, ..., 1, 0, ..., 0)``: the first
+Equations read ``M x' = F(t, x, m, p)`` with ``M = diag(1, ..., 1, 0, ..., 0)``: the first
 `n_differential` rows are differential, the others are ``0 = F_i``. ``m`` is the memory, constant on a
 segment, ``p`` the parameters.
 """
@@ -28,7 +28,7 @@ Record = Literal["nothing", "steps", "dense"]
 
 @dataclass(frozen=True, eq=False)
 class Equations:
-    """The smooth equations of one mode, as functions with the inputs ``(t, x, x', m, p)``.
+    """The smooth equations of one mode, as functions with the inputs ``(t, x, m, p)``.
 
     `functions` holds, by name (sparse outputs in compressed columns):
 

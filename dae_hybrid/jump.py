@@ -220,7 +220,7 @@ class Jump:
     def phi(self, s: Flat, xi: Any, m_after: Any) -> Any:
         """Phi(xi)."""
         target, after = self.target, self.after(s, xi)
-        joint = Flat(s.kind, s.t, after, s.xdot, m_after, s.p)
+        joint = Flat(s.kind, s.t, after, m_after, s.p)
         inputs = [*self._posts(after), *self._unknown(xi), *self._rates(s, after, m_after)]
         rows = self.t.call([*s.point, *inputs])
         if self.transition.project:

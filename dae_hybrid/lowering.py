@@ -28,7 +28,6 @@ class Flat:
     kind: Any
     t: Any
     x: Any
-    xdot: Any
     m: Any
     p: Any
 
@@ -46,8 +45,7 @@ class Flat:
 def symbols_for(functions: Sequence[ca.Function], n: int, nm: int, np_: int, suffix: str = "") -> Flat:
     """Flat of the kind that suits the functions."""
     kind = kind_for(functions)
-    names = ("t", "x", "xdot", "m", "p")
-    return Flat(kind, *(kind.sym(name + suffix, size) for name, size in zip(names, (1, n, n, nm, np_), strict=True)))
+    return Flat(kind, *(kind.sym(name + suffix, size) for name, size in zip("txmp", (1, n, nm, np_), strict=True)))
 
 
 class ModeLowering:

@@ -20,15 +20,14 @@ class ModeBuilder(ModeFunctions):
     """Makes a `ModeSystem`."""
 
     def integrator_functions(self) -> dict[str, ca.Function]:
-        """What the integrator calls, with inputs (t, X, X', m, p); see `Equations`.
+        """What the integrator calls, with inputs (t, X, m, p); see `Equations`.
 
         X is y where the algebraic variables are eliminated, x = (y, z) where they are not.
         """
         s = self.symbols()
-        inputs = [s.t, s.x, s.xdot, s.m, s.p]
+        inputs = list(s.point)
         if self.explicit is not None:
-            y, ydot = s.kind.sym("y", self.ny), s.kind.sym("ydot", self.ny)
-            inputs[1:3] = y, ydot
+            inputs[1] = y = s.kind.sym("y", self.ny)
             z, poles = self.explicit(s.t, y, s.m, s.p)
             s = replace(s, x=ca.vertcat(y, z))
         state = inputs[1]
@@ -46,13 +45,12 @@ class ModeBuilder(ModeFunctions):
         functions = {key: ca.Function(f"m{self.index}_{key}", inputs, outputs) for key, outputs in named.items()}
         for key, function in self._at_points(inputs, h, equations).items():
             w = symbols_for([function], state.numel(), self.nm, self.np)
-            inner = [w.t, w.x, w.xdot, w.m, w.p]
-            functions[key] = ca.Function(f"m{self.index}_{key}", inner, function.call(list(w.point)))
+            functions[key] = ca.Function(f"m{self.index}_{key}", list(w.point), function.call(list(w.point)))
         return functions
 
     def _at_points(self, inputs: list[Any], h: Any, equations: Any) -> dict[str, ca.Function]:
-        """The functions of (t, X, m, p) that solve for something: `complete`, `rates`, and on constraints `drift`."""
-        t, state, _, m, p = inputs
+        """The functions that solve for something: `complete`, `rates`, and on constraints `drift`."""
+        t, state, m, p = inputs
         landing, eliminated = self.landing, state.numel() == self.ny
         if self.nk:  # the integrator's X is off the constraints, and in index 2 its z is worse than its y
             point = [ca.MX.sym(k, v.numel()) for k, v in zip("txmp", (t, state, m, p), strict=True)]

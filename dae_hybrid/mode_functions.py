@@ -167,8 +167,7 @@ class ModeFunctions:
         """Flat of a kind in which the mode's algebraic equations can be solved."""
         if self.nz <= SYMBOLIC_SOLVE or s.kind is ca.MX:
             return s
-        names = ("t", "x", "xdot", "m", "p")
-        return Flat(ca.MX, *(ca.MX.sym(n, getattr(s, n).numel()) for n in names))
+        return Flat(ca.MX, *(ca.MX.sym(n, getattr(s, n).numel()) for n in "txmp"))
 
     def point_function(self, name: str, outputs: Any) -> ca.Function:
         """A function of (t, x, m, p); `outputs(s)` are evaluated on symbols that its linear solves allow."""

@@ -38,7 +38,7 @@ def kernel(e: Equations, name: str) -> Kernel:
 def completed(e: Equations, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
     """x and x' that satisfy the equations to rounding, near the given x."""
     for _ in range(SOLVES):
-        x, xdot, correction = kernel(e, "complete")(t, x, 0.0, m, p)
+        x, xdot, correction = kernel(e, "complete")(t, x, m, p)
         if not (np.all(np.isfinite(x)) and np.all(np.isfinite(xdot))):
             break
         if np.all(correction <= CONVERGED):
@@ -60,7 +60,7 @@ def is_short(t0: float, t1: float) -> bool:
 def has_drifted(task: SegmentTask, t: float, x: Array, p: Array, options: Options) -> bool:
     """Whether a state has left its constraints by more than the tolerance."""
     e = task.equations
-    drift = kernel(e, "drift")(t, x, 0.0, task.memory, p)[0]
+    drift = kernel(e, "drift")(t, x, task.memory, p)[0]
     allowed = options.allowed(e.variables, x)[: e.n_differential]
     return bool(np.any(np.abs(drift) > DRIFT * allowed))
 

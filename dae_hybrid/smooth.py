@@ -117,7 +117,7 @@ def _with_sensitivities(e: Equations, d: int, *, integrals: bool) -> Sensitivity
     m, p, dm, dp = (c[a:b, :] for a, b in pairwise(split))
     y, z = state[:ny, :], state[width * (1 + d) :, :]
     x = ca.vertcat(y, z)
-    point = [t, x, kind(e.n, 1), m, p]
+    point = [t, x, m, p]
     equations, g = e.functions["flow"].function(*point)
     rows = [equations[:ny, :], g[:nq, :]]
     sensitivities = []
@@ -183,7 +183,7 @@ def _adjoint(e: Equations, components: tuple[int, ...], wrt: tuple[int, ...], pi
         guess = guess * s + coefficients[:, i]
     x = guess
     if n > ny or e.constrained:
-        x = e.functions["complete"].function(t, guess, ca.MX(n, 1), m, p)[0]
+        x = e.functions["complete"].function(t, guess, m, p)[0]
     flow = ca.Function("flow", [back, state, c], [at_point(t, x, state[: k * ny, :], m, p)])
     return AdjointSystem(n=state.numel(), n_differential=state.numel(), n_constants=c.numel(), flow=flow, pieces=pieces)
 
@@ -192,7 +192,7 @@ def _adjoint_rates(e: Equations, components: tuple[int, ...], wrt: tuple[int, ..
     """(t, x, L (k ny), m, p) -> rates of (L, I) in backward time, mu solved for (SR eq. 36)."""
     kind, n, ny, k = _kind(e), e.n, e.n_differential, len(components)
     t, x, flat, m, p = _symbols(kind, 1, n, k * ny, e.n_memory, e.n_parameters)
-    f_x, f_p, f_m, g_x, g_p, g_m = e.functions["linearised"].function(t, x, kind(n, 1), m, p)
+    f_x, f_p, f_m, g_x, g_p, g_m = e.functions["linearised"].function(t, x, m, p)
     chosen = list(components)
     g_x, g_p, g_m = g_x[:, chosen], g_p[list(wrt), chosen], g_m[:, chosen]
     lam = ca.reshape(flat, ny, k)

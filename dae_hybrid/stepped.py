@@ -26,8 +26,9 @@ from dae_hybrid.stiffness import is_stiff
 from dae_hybrid.walk import Walk
 from dae_hybrid.watch import Arrival, Watch
 
-#: parameters below it are scaled as if they were that large
-SMALLEST = 1e-100
+#: absolute tolerances of sensitivities are those of the states over the parameter, but no larger than this share of the
+#: largest of them: a parameter may be small because it is next to zero
+COARSEST = 1e-4
 
 
 class SteppedPort:
@@ -136,8 +137,13 @@ class SteppedSession:
         rates[nd:] = task.xdot0[ny:]
         of_x = options.absolute(e.variables)
         of_state = np.concatenate((of_x[:ny], options.absolute(e.functionals)[: system.n_integrals]))
-        scales = np.zeros(0) if task.sensitivities is None else np.maximum(self._scales, SMALLEST)
-        absolute = np.concatenate((of_state, *(of_state / scale for scale in scales), of_x[ny:]))
+        blocks = [of_state]
+        if task.sensitivities is not None:
+            sizes = (np.abs(x0) + (task.t_stop - task.t0) * np.abs(rates))[:nd].reshape(-1, system.width).max(axis=1)
+            sizes = np.where(sizes > 0, sizes, sizes[0])
+            bounds = COARSEST * np.where(sizes > 0, sizes, np.inf)[1:]
+            blocks += [np.minimum(of_state / p, bound) for p, bound in zip(self._scales, bounds, strict=True)]
+        absolute = np.concatenate((*blocks, of_x[ny:]))
         return InitialValueProblem(
             system, constants, task.t0, task.t_stop, x0, rates, options.rtol, absolute, method,
             options.max_step or np.inf, options.first_step, options.max_order,

@@ -30,7 +30,7 @@ def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> 
     if key not in equations.kept:
         function = equations.functions["jacobian"].function
         equations.kept[key] = Kernel(densified(function, outputs=1), [0])
-    jacobian = equations.kept[key](t, x, 0.0, m, p)[0]
+    jacobian = equations.kept[key](t, x, m, p)[0]
     if not np.all(np.isfinite(jacobian)):
         return np.inf
     ny = equations.n_differential

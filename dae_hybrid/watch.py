@@ -61,12 +61,12 @@ class Watch:
         self._before = self._before_rates = np.zeros(0)
         if e.n_guards:
             self._before = self.values(task.t0, task.x0)
-            self._before_rates = self._rates(task.t0, task.x0, 0.0, self.memory, self.p)[0]
+            self._before_rates = self._rates(task.t0, task.x0, self.memory, self.p)[0]
 
     def raw(self, t: float, x: Array) -> Array:
         """Guards at (y, z)."""
         self.evaluations += 1
-        values: Array = self._guards(t, x, 0.0, self.memory, self.p)[0]
+        values: Array = self._guards(t, x, self.memory, self.p)[0]
         if not np.all(np.isfinite(values)):
             raise NonFiniteError(
                 "A guard is NaN or infinite.",
@@ -121,7 +121,7 @@ class Watch:
 
     def _glance(self, walk: Walk, t: float, state: Array | None = None) -> _Glance:
         x = self.system.variables(walk.polynomial().at(t) if state is None else state)
-        rates = self._rates(t, x, 0.0, self.memory, self.p)[0]
+        rates = self._rates(t, x, self.memory, self.p)[0]
         return _Glance(t, self._filtered(self.raw(t, x)), rates)
 
     def _scan(self, walk: Walk, start: _Glance, end: _Glance, depth: int) -> tuple[int, float] | None:
@@ -185,7 +185,7 @@ class Watch:
         values = self.raw(walk.t, x)
         candidates = [
             (abs(values[i]) / (abs(rate) + EPS), i)
-            for i, rate in enumerate(self._rates(walk.t, x, 0.0, self.memory, self.p)[0])
+            for i, rate in enumerate(self._rates(walk.t, x, self.memory, self.p)[0])
             if not self.band[i] and self._before[i] * self.directions[i] <= 0 and self._before[i] * rate < 0
         ]
         close = [(away, i) for away, i in candidates if away <= 1e-6 * (walk.t - walk.t0) + 1e3 * EPS * abs(walk.t)]
@@ -217,5 +217,5 @@ class Watch:
 
     def _there(self, t: float, state: Array, index: int) -> Arrival:
         x, xdot = completed(self.equations, t, self.system.variables(state), self.memory, self.p)
-        rates = self._rates(t, x, 0.0, self.memory, self.p)[0]
+        rates = self._rates(t, x, self.memory, self.p)[0]
         return Arrival(x, xdot, float(self.raw(t, x)[index]), float(rates[index]))

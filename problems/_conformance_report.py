@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 import numpy as np
 
 from dae_hybrid import __version__
-from dae_hybrid.problems.conformance import ANALYSES, MULTIPLE, SLOPE, Conformance, Result
+from dae_hybrid.problems.conformance import ANALYSES, CLOSE, MULTIPLE, SLOPE, Conformance, Result
 from dae_hybrid.tables import align, markdown
 
 INTRODUCTION = """\
@@ -20,8 +20,8 @@ Every worked problem, in every formulation, through every adapter that takes it,
 rtol = {rtol:g}: of the functional, the event times, the states at output times, and the gradient by forward and by
 adjoint analysis. An adapter conforms where none is above {multiple:g}, after up to 20 events, and where the errors fall
 with the tolerance with a slope of at least {slope} (least squares of log error over log rtol, from {largest:g} to
-{smallest:g}). The slopes are those of the functional, the forward and the adjoint gradient; *exact* is rounding, or
-zero.
+{smallest:g}), or stay below {close:g} rtol throughout. The slopes are those of the functional, the forward and the
+adjoint gradient; *exact* is rounding, or zero.
 
 Cost is CPU time relative to `{first}` in the same run: it says what an adapter is good for, not how good its library
 is, since `sundials` runs compiled code and the others call back into Python at every step.
@@ -30,7 +30,8 @@ is, since `sundials` runs compiled code and the others call back into Python at 
 
 def rows(found: Conformance) -> list[list[str]]:
     """One row for every case and adapter, with a heading."""
-    heading = ["problem", "adapter", "value", "events", "states", "forward", "adjoint", "slopes", *ANALYSES]
+    heading = ["problem", "adapter", "value", "events", "states", "forward", "adjoint", "slopes"]
+    heading += [f"cost: {name}" for name in ANALYSES]
     table, last = [heading], ""
     first = {result.case: result.seconds for result in reversed(found.results) if not result.refused}
     for result in found.results:
@@ -65,7 +66,7 @@ def page(found: Conformance, command: str, rtols: tuple[float, ...]) -> str:
     result = found.results[0]
     introduction = INTRODUCTION.format(
         command=command, rtol=result.rtol, multiple=MULTIPLE, slope=SLOPE, first=result.adapter, largest=max(rtols),
-        smallest=min(rtols),
+        smallest=min(rtols), close=CLOSE,
     )  # fmt: skip
     refused = {f"- `{r.adapter}`: {r.refused}" for r in found.results if r.refused}
     notes = ["Refused, each with the name of an adapter that can:", "", *sorted(refused), ""] if refused else []

@@ -26,8 +26,9 @@ from dae_hybrid.system import HybridSystem
 
 #: an error may be this many relative tolerances, of the largest component (after up to 20 events and their resets)
 MULTIPLE = 300.0
-#: and has to fall with the tolerance at least by this slope of log error over log rtol, as long as it is above FLOOR
-SLOPE, FLOOR = 0.5, 1e-13
+#: and has to fall with the tolerance at least by this slope of log error over log rtol, as long as it is above FLOOR;
+#: where it stays below so many rtol throughout, it follows the tolerance, whatever the slope
+SLOPE, FLOOR, CLOSE = 0.5, 1e-13, 10.0
 RTOL = 1e-8
 #: tolerances of the slope
 RTOLS = (1e-5, 1e-6, 1e-7, 1e-8)
@@ -140,6 +141,8 @@ class Result:
         Relative errors at `rtol`, in the order of `QUANTITIES`.
     slopes : ndarray, shape (5,)
         Slope of log error over log rtol; NaN where errors are rounding or it was not measured.
+    worst : ndarray, shape (5,)
+        Largest of the errors that the slopes are of, in units of their rtol.
     seconds : ndarray, shape (3,)
         CPU time of `ANALYSES`, the best of three.
     refused : str
@@ -151,6 +154,7 @@ class Result:
     adapter: str
     errors: np.ndarray
     slopes: np.ndarray
+    worst: np.ndarray
     seconds: np.ndarray
     refused: str
     rtol: float
@@ -167,8 +171,8 @@ class Result:
         ]
         return found + [
             f"{self.case.title}: the error of the {name} falls with a slope of {slope:.2f}, less than {SLOPE}"
-            for name, slope in zip(QUANTITIES, self.slopes, strict=True)
-            if slope < SLOPE
+            for name, slope, worst in zip(QUANTITIES, self.slopes, self.worst, strict=True)
+            if slope < SLOPE and worst > CLOSE
         ]
 
 
@@ -241,19 +245,18 @@ def _results(
             seconds = np.full(len(ANALYSES), np.nan)
             try:
                 found = errors(case, rtol, adapter=adapter)
-                slopes = _slopes(case, adapter, rtols) if rtols else unknown
+                slopes, worst = _slopes(case, adapter, rtols) if rtols else (unknown, unknown)
                 if timed:
                     seconds = _seconds(case, adapter, rtol)
             except UnsupportedError as reason:
-                yield Result(case, adapter, unknown, unknown, seconds, reason.message, rtol)
+                yield Result(case, adapter, unknown, unknown, unknown, seconds, reason.message, rtol)
                 continue
-            yield Result(case, adapter, found, slopes, seconds, "", rtol)
+            yield Result(case, adapter, found, slopes, worst, seconds, "", rtol)
 
 
-def _slopes(case: Case, adapter: str, rtols: Sequence[float]) -> np.ndarray:
-    """Least-squares slopes of log error over log rtol, of errors above rounding."""
+def _slopes(case: Case, adapter: str, rtols: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     table = np.array([errors(case, rtol, adapter=adapter, states=False) for rtol in rtols])
-    return slopes(np.array(rtols), table)
+    return slopes(np.array(rtols), table), (table / np.array(rtols)[:, None]).max(axis=0)
 
 
 def slopes(rtols: np.ndarray, table: np.ndarray) -> np.ndarray:

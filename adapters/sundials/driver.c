@@ -4,7 +4,7 @@
  * by CasADi) and the few SUNDIALS functions that the loop needs arrive as tables of pointers, so any C
  * compiler can build it and it binds to exactly the library that Python loaded.
  *
- * A mode is the system  M x' = F(t, x, x', m, p)  with M = diag(1, .., 1, 0, .., 0): the first
+ * A mode is the system  M x' = F(t, x, m, p)  with M = diag(1, .., 1, 0, .., 0): the first
  * `n_differential` rows are differential equations, the others 0 = F_i. CVODES serves it when all rows
  * are differential, IDAS otherwise. `m` is the memory, constant between transitions. Integrands are
  * integrated as further states q' = g behind x (measured: a third less work than SUNDIALS' quadratures on
@@ -137,12 +137,11 @@ static int all_finite(const double *values, integer n) {
   return sum == 0;
 }
 
-static int evaluate(context *c, casadi_function function, double t, const double *x, const double *xdot) {
+static int evaluate(context *c, casadi_function function, double t, const double *x) {
   c->arg[0] = &t;
   c->arg[1] = x;
-  c->arg[2] = xdot;
-  c->arg[3] = c->memory;
-  c->arg[4] = c->parameters;
+  c->arg[2] = c->memory;
+  c->arg[3] = c->parameters;
   return function(c->arg, c->res, c->iw, c->w, 0) ? FATAL : 0;
 }
 
@@ -153,22 +152,22 @@ static int checked(context *c, const double *values, integer n) {
 }
 
 /* F and, behind it, the integrands where they are integrated */
-static int flow(context *c, double t, const double *x, const double *xdot, double *out) {
+static int flow(context *c, double t, const double *x, double *out) {
   c->flow_calls++;
   c->res[0] = out;
   c->res[1] = c->n_integrals ? out + c->n : 0;
-  if (evaluate(c, c->flow, t, x, xdot)) return FATAL;
+  if (evaluate(c, c->flow, t, x)) return FATAL;
   return checked(c, out, c->n + c->n_integrals);
 }
 
 /* Newton iterations and quadratures come back to the same (t, x): evaluate once. */
-static int linearise(context *c, double t, const double *x, const double *xdot) {
+static int linearise(context *c, double t, const double *x) {
   if (c->point_valid && c->point_time == t && !memcmp(c->point, x, (size_t)c->n * sizeof(double))) return 0;
   c->linearised_calls++;
   c->point_valid = 0;
   sparse *blocks[6] = {&c->f_x, &c->f_p, &c->f_m, &c->g_x, &c->g_p, &c->g_m};
   for (int i = 0; i < 6; i++) c->res[i] = blocks[i]->value;
-  if (evaluate(c, c->linearised, t, x, xdot)) return FATAL;
+  if (evaluate(c, c->linearised, t, x)) return FATAL;
   const integer columns[6] = {c->n, c->n_parameters, c->n_memory, c->n_functionals, c->n_functionals, c->n_functionals};
   for (int i = 0; i < 6; i++)
     if (checked(c, blocks[i]->value, blocks[i]->column[columns[i]])) return RECOVERABLE;
@@ -199,9 +198,9 @@ static void scatter_column(const sparse *a, integer j, double *out) {
  * variables, which may move faster than the steps: solve for them again. */
 static int linearise_interpolated(context *c, double t, const double *x) {
   const integer n = c->n, nz = n - c->n_differential;
-  if (!nz) return linearise(c, t, x, 0);
+  if (!nz) return linearise(c, t, x);
   if (c->interpolated_valid && c->interpolated_time == t && !memcmp(c->interpolated, x, (size_t)n * sizeof(double)))
-    return linearise(c, t, c->interpolated + n, 0);
+    return linearise(c, t, c->interpolated + n);
   double *at = c->interpolated + n, *next = at + n, *correction = next + 2 * n;
   memcpy(c->interpolated, x, (size_t)n * sizeof(double));
   memcpy(at, x, (size_t)n * sizeof(double));
@@ -210,7 +209,7 @@ static int linearise_interpolated(context *c, double t, const double *x) {
     c->res[0] = next;
     c->res[1] = next + n;
     c->res[2] = correction;
-    if (evaluate(c, c->complete, t, at, 0)) return FATAL;
+    if (evaluate(c, c->complete, t, at)) return FATAL;
     if (checked(c, next, n)) return RECOVERABLE;
     memcpy(at, next, (size_t)n * sizeof(double));
     int converged = 1;
@@ -219,19 +218,19 @@ static int linearise_interpolated(context *c, double t, const double *x) {
     if (!converged) continue;
     c->interpolated_time = t;
     c->interpolated_valid = 1;
-    return linearise(c, t, at, 0);
+    return linearise(c, t, at);
   }
   return RECOVERABLE;
 }
 
 /* ---- what both families share -------------------------------------------------------------------- */
 
-static int fill_jacobian(context *c, double t, const double *x, const double *xdot, double cj, double *dense) {
+static int fill_jacobian(context *c, double t, const double *x, double cj, double *dense) {
   const integer n = c->n, size = n + c->n_integrals;
   c->jacobian_calls++;
   c->res[0] = c->state_jacobian.value;
   c->res[1] = c->n_integrals ? c->integrand_jacobian.value : 0;
-  if (evaluate(c, c->jacobian, t, x, xdot)) return FATAL;
+  if (evaluate(c, c->jacobian, t, x)) return FATAL;
   if (checked(c, c->state_jacobian.value, c->state_jacobian.column[n])) return RECOVERABLE;
   memset(dense, 0, (size_t)(size * size) * sizeof(double));
   for (integer j = 0; j < n; j++) scatter_column(&c->state_jacobian, j, dense + j * size);
@@ -249,10 +248,10 @@ static void subtract_rates(const context *c, const double *rate, double *residua
   for (integer i = c->n; i < c->n + c->n_integrals; i++) residual[i] -= rate[i];
 }
 
-static int guard_values(context *c, double t, const double *x, const double *xdot, double *out) {
+static int guard_values(context *c, double t, const double *x, double *out) {
   c->guard_calls++;
   c->res[0] = out;
-  if (evaluate(c, c->guards, t, x, xdot)) return FATAL;
+  if (evaluate(c, c->guards, t, x)) return FATAL;
   if (!all_finite(out, c->n_guards)) { c->not_finite++; return FATAL; }
   for (integer i = 0; i < c->n_guards; i++) {
     if (c->zero_band[i] == 0) continue;
@@ -265,8 +264,8 @@ static int guard_values(context *c, double t, const double *x, const double *xdo
 }
 
 /* F_x s + F_p dp + F_m dm, and the same of the integrands, for every direction; SR eq. 5, 18, 25 */
-static int directional(context *c, double t, const double *x, const double *xdot, vector *s, vector *out) {
-  const int flag = linearise(c, t, x, xdot);
+static int directional(context *c, double t, const double *x, vector *s, vector *out) {
+  const int flag = linearise(c, t, x);
   if (flag) return flag;
   for (integer i = 0; i < c->n_directions; i++) {
     double *result = c->api->array(out[i]);
@@ -338,18 +337,18 @@ static int adjoint_jacobian(context *c, double t, const double *x, double sign, 
 #define MATRIX(m) (((context *)data)->api->matrix(m))
 #define MATRIX_B(m) (((backward_data *)data)->model->api->matrix(m))
 
-int dh_cv_rhs(double t, vector y, vector ydot, void *data) { return flow(data, t, ARRAY(y), 0, ARRAY(ydot)); }
+int dh_cv_rhs(double t, vector y, vector ydot, void *data) { return flow(data, t, ARRAY(y), ARRAY(ydot)); }
 
 int dh_cv_jac(double t, vector y, vector fy, void *jac, void *data, vector a, vector b, vector c) {
   (void)fy, (void)a, (void)b, (void)c;
-  return fill_jacobian(data, t, ARRAY(y), 0, 0, MATRIX(jac));
+  return fill_jacobian(data, t, ARRAY(y), 0, MATRIX(jac));
 }
 
-int dh_cv_root(double t, vector y, double *out, void *data) { return guard_values(data, t, ARRAY(y), 0, out); }
+int dh_cv_root(double t, vector y, double *out, void *data) { return guard_values(data, t, ARRAY(y), out); }
 
 int dh_cv_sens(int ns, double t, vector y, vector ydot, vector *s, vector *sdot, void *data, vector a, vector b) {
   (void)ns, (void)ydot, (void)a, (void)b;
-  return directional(data, t, ARRAY(y), 0, s, sdot);
+  return directional(data, t, ARRAY(y), s, sdot);
 }
 
 int dh_cv_rhs_b(double t, vector y, vector yb, vector ybdot, void *data) {
@@ -369,25 +368,26 @@ int dh_ida_res(double t, vector x, vector xdot, vector out, void *data) {
   context *c = data;
   const double *rate = ARRAY(xdot);
   double *residual = ARRAY(out);
-  const int flag = flow(c, t, ARRAY(x), rate, residual);
+  const int flag = flow(c, t, ARRAY(x), residual);
   if (!flag) subtract_rates(c, rate, residual);
   return flag;
 }
 
 int dh_ida_jac(double t, double cj, vector x, vector xdot, vector r, void *jac, void *data, vector a, vector b, vector c) {
-  (void)r, (void)a, (void)b, (void)c;
-  return fill_jacobian(data, t, ARRAY(x), ARRAY(xdot), cj, MATRIX(jac));
+  (void)xdot, (void)r, (void)a, (void)b, (void)c;
+  return fill_jacobian(data, t, ARRAY(x), cj, MATRIX(jac));
 }
 
 int dh_ida_root(double t, vector x, vector xdot, double *out, void *data) {
-  return guard_values(data, t, ARRAY(x), ARRAY(xdot), out);
+  (void)xdot;
+  return guard_values(data, t, ARRAY(x), out);
 }
 
 int dh_ida_sens(int ns, double t, vector x, vector xdot, vector r, vector *s, vector *sdot, vector *out, void *data,
                 vector a, vector b, vector d) {
-  (void)ns, (void)r, (void)a, (void)b, (void)d;
+  (void)ns, (void)xdot, (void)r, (void)a, (void)b, (void)d;
   context *c = data;
-  const int flag = directional(c, t, ARRAY(x), ARRAY(xdot), s, out);
+  const int flag = directional(c, t, ARRAY(x), s, out);
   for (integer i = 0; !flag && i < c->n_directions; i++) subtract_rates(c, ARRAY(sdot[i]), ARRAY(out[i]));
   return flag;
 }
@@ -480,7 +480,7 @@ static int complete(run *r, double t) {
   c->res[0] = r->completed;
   c->res[1] = r->completed + c->n;
   c->res[2] = r->completed + 2 * c->n;
-  if (evaluate(c, c->complete, t, x, 0)) return FATAL;
+  if (evaluate(c, c->complete, t, x)) return FATAL;
   if (!all_finite(r->completed, 2 * c->n)) { c->not_finite++; return FATAL; }
   double off = 0, scale = 0;
   for (integer i = 0; i < c->n_differential; i++) scale = fmax(scale, fabs(r->completed[c->n + i]));
@@ -497,11 +497,11 @@ static int complete(run *r, double t) {
 
 static int guards_and_rates(run *r, double t) {
   context *c = r->model;
-  const double *x = c->api->array(r->x), *xdot = r->completed + c->n;
+  const double *x = c->api->array(r->x);
   c->res[0] = r->guard_values;
-  if (evaluate(c, c->guards, t, x, xdot)) return FATAL;
+  if (evaluate(c, c->guards, t, x)) return FATAL;
   c->res[0] = r->guard_values + c->n_guards;
-  return evaluate(c, c->rates, t, x, xdot);
+  return evaluate(c, c->rates, t, x);
 }
 
 /* Newton on the solver's interpolant takes the event time from the bracket's tolerance to rounding. */

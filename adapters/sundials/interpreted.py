@@ -113,26 +113,26 @@ class Model:
 
     # -- evaluation -----------------------------------------------------------------------------------
 
-    def evaluate(self, name: str, t: float, x: Array, xdot: Array | None = None) -> list[Array]:
+    def evaluate(self, name: str, t: float, x: Array) -> list[Array]:
         """Outputs of a model function."""
         n = self.equations.n
-        return self.kernels[name](t, x[:n], 0.0 if xdot is None else xdot[:n], self.memory, self.parameters)
+        return self.kernels[name](t, x[:n], self.memory, self.parameters)
 
     def _checked(self, *values: Array) -> None:
         if not all(np.all(np.isfinite(v)) for v in values):
             self.calls["not_finite"] += 1
             raise _Recoverable
 
-    def _flow(self, t: float, x: Array, xdot: Array | None) -> Array:
+    def _flow(self, t: float, x: Array) -> Array:
         self.calls["flow_calls"] += 1
-        values = np.concatenate(self.evaluate("flow", t, x, xdot))[: self.size]
+        values = np.concatenate(self.evaluate("flow", t, x))[: self.size]
         self._checked(values)
         return values
 
-    def _linearised(self, t: float, x: Array, xdot: Array | None) -> dict[str, Array]:
+    def _linearised(self, t: float, x: Array) -> dict[str, Array]:
         if self._point is None or self._point[0] != t or not np.array_equal(self._point[1], x):
             self.calls["linearised_calls"] += 1
-            blocks = [block for block in self.evaluate("linearised", t, x, xdot)]
+            blocks = self.evaluate("linearised", t, x)
             self._point = None
             self._checked(*blocks)
             self._point = (t, x.copy(), blocks)
@@ -140,8 +140,8 @@ class Model:
 
     # -- the right-hand sides; see driver.c for the equations ---------------------------------------------
 
-    def _directional(self, t: float, x: Array, xdot: Array | None, s: list[Array]) -> list[Array]:
-        b = self._linearised(t, x, xdot)
+    def _directional(self, t: float, x: Array, s: list[Array]) -> list[Array]:
+        b = self._linearised(t, x)
         by_x, by_p, by_m = (np.vstack((b[f"f_{v}"], b[f"g_{v}"].T))[: self.size] for v in "xpm")
         n, pairs = self.equations.n, zip(s, self.parameter_directions, self.memory_directions, strict=True)
         return [by_x @ si[:n] + by_p @ dp + by_m @ dm for si, dp, dm in pairs]
@@ -157,7 +157,7 @@ class Model:
                     break
             else:
                 raise _Recoverable
-        return self._linearised(t, x, None)
+        return self._linearised(t, x)
 
     def _adjoint(self, t: float, x: Array, lam: Array, j: int) -> Array:
         b = self._interpolated(t, x)
@@ -182,9 +182,9 @@ class Model:
         by_p, by_m = b["f_p"].T @ lam + b["g_p"][:, j], b["f_m"].T @ lam + b["g_m"][:, j]
         return -np.concatenate((by_p[self.wrt], by_m))
 
-    def _guards(self, t: float, x: Array, xdot: Array | None) -> Array:
+    def _guards(self, t: float, x: Array) -> Array:
         self.calls["guard_calls"] += 1
-        values = self.evaluate("guards", t, x, xdot)[0]
+        values = self.evaluate("guards", t, x)[0]
         if not np.all(np.isfinite(values)):
             self.calls["not_finite"] += 1
             raise _Fatal
@@ -255,16 +255,16 @@ class Model:
         )
 
     def _cv_rhs(self, t: float, x: Array, out: Array) -> None:
-        out[:] = self._flow(t, x, None)
+        out[:] = self._flow(t, x)
 
     def _cv_jac(self, t: float, x: Array, out: Array) -> None:
         self._ida_jac(t, 0.0, x, None, out)
 
     def _cv_root(self, t: float, x: Array, out: Array) -> None:
-        out[:] = self._guards(t, x, None)
+        out[:] = self._guards(t, x)
 
     def _cv_sens(self, t: float, x: Array, s: list[Array], out: list[Array]) -> None:
-        for target, value in zip(out, self._directional(t, x, None, s), strict=True):
+        for target, value in zip(out, self._directional(t, x, s), strict=True):
             target[:] = value
 
     def _cv_rhs_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:
@@ -278,21 +278,21 @@ class Model:
         out[:] = self._adjoint_quadrature(t, x, lam, j)
 
     def _ida_res(self, t: float, x: Array, xdot: Array, out: Array) -> None:
-        out[:] = self._flow(t, x, xdot) - self._mass * xdot
+        out[:] = self._flow(t, x) - self._mass * xdot
 
     def _ida_jac(self, t: float, cj: float, x: Array, xdot: Array | None, out: Array) -> None:
         self.calls["jacobian_calls"] += 1
-        by_x, integrands_by_x = self.evaluate("jacobian", t, x, xdot)
+        by_x, integrands_by_x = self.evaluate("jacobian", t, x)
         n = self.equations.n
         self._checked(by_x)
         out[:] = -cj * np.diag(self._mass)
         out[:, :n] += np.vstack((by_x, integrands_by_x.T))[: self.size]
 
     def _ida_root(self, t: float, x: Array, xdot: Array, out: Array) -> None:
-        out[:] = self._guards(t, x, xdot)
+        out[:] = self._guards(t, x)
 
     def _ida_sens(self, t: float, x: Array, xdot: Array, s: list[Array], sdot: list[Array], out: list[Array]) -> None:
-        for target, value, rate in zip(out, self._directional(t, x, xdot, s), sdot, strict=True):
+        for target, value, rate in zip(out, self._directional(t, x, s), sdot, strict=True):
             target[:] = value - self._mass * rate
 
     def _ida_res_b(self, t: float, x: Array, xdot: Array, lam: Array, rate: Array, out: Array, j: int) -> None:

@@ -159,9 +159,8 @@ class Stepper:
 
     def _crossing(self, t: float) -> tuple[int, float, float]:
         """Which guard crossed, its value and its rate."""
-        n = self.model.equations.n
-        x, xdot = self._vectors["x"], self.completed[n : 2 * n]
-        value, rate = (self.model.evaluate(name, t, x, xdot)[0][self.root] for name in ("guards", "rates"))
+        x = self._vectors["x"]
+        value, rate = (self.model.evaluate(name, t, x)[0][self.root] for name in ("guards", "rates"))
         return self.root, float(value), float(rate)
 
     def _polish(self) -> None:

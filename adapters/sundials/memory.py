@@ -214,7 +214,7 @@ class Forward(_Solver):
         if self.xdot_data is not None:
             self.xdot_data[:n] = task.xdot0
             if self.size > n:  # IDA takes its first step from the rates, those of the integrals too
-                self.xdot_data[n:] = self._flow(task.t0, task.x0, task.xdot0, task.memory, self.model.parameters)[1]
+                self.xdot_data[n:] = self._flow(task.t0, task.x0, task.memory, self.model.parameters)[1]
         if task.sensitivities is not None:
             self._begin_sensitivities(task)
             width += n * len(self.s_data)
