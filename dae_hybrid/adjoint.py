@@ -22,6 +22,7 @@ from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.multipliers import consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.segments import stretches
 from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.trajectory import Part, Segment, Trajectory
 from dae_hybrid.transition import TransitionLinearisation, all_finite, chain
@@ -30,11 +31,9 @@ NONE = np.zeros(0)
 #: share of a cost that a run is taken to have still to gain, however little moves at its ends
 SETTLED = 1e-2
 #: an adjoint is known to this share of its size at best: below it, integrators would follow rounding
-ROUNDING = 1e3 * float(np.finfo(float).eps)
+ROUNDING = 10 * float(np.finfo(float).eps)
 #: parameters below it are scaled as if they were that large
 SMALLEST = 1e-100
-#: backward steps may be longer than forward ones by this factor; stretches join steps within a factor
-LONGER, SIMILAR = 3.0, 4.0
 
 
 @dataclass
@@ -204,27 +203,6 @@ class Sweep:
         """The linearised transition of a record, for the components of this sweep."""
         whole = self.system.linearise(event, self.trajectory.parameters, self.trajectory.t_span[0])
         return whole if len(self.components) == len(whole.integrand_minus) else whole.select(list(self.components))
-
-
-def stretches(steps: Array | None) -> tuple[tuple[float, float], ...]:
-    """Bounds for the backward steps, from the forward ones: stretches of similar steps, from the end to the start.
-
-    Where the adjoint stands still, as before an integrand that is a pulse has been met, nothing else keeps the backward
-    pass from stepping over what the forward run has resolved, because there the integrals are in the error test.
-    """
-    if steps is None or len(steps) < 4:
-        return ()
-    h = np.diff(steps)
-    h[-1] = max(h[-1], h[-2])  # cut off by the end
-    growth = int(np.argmax(h[1:] < h[:-1])) if np.any(h[1:] < h[:-1]) else h.size - 1
-    h[: growth + 1] = h[growth]  # steps grow from nothing at the start, whatever the equations
-    # from any time back, no step reaches farther into shorter steps than LONGER of them
-    distance = steps[1:] - steps[0]
-    limits = distance + np.minimum.accumulate(LONGER * h - distance)
-    level = np.floor(np.log(limits) / np.log(SIMILAR))
-    first = np.flatnonzero(np.append(True, level[1:] != level[:-1]))
-    bounds = np.minimum.reduceat(limits, first)
-    return tuple(zip(steps[first][::-1].tolist(), bounds[::-1].tolist(), strict=True))
 
 
 class _Step(NamedTuple):

@@ -19,6 +19,8 @@ DRIFT_LOOK, DRIFT = 100, 1.0
 SHORTEST = 8
 #: Newton's iteration ends at this correction, relative to the size of the terms, or has failed after so many
 CONVERGED, SOLVES = 1e-11, 10
+#: backward steps may be longer than forward ones by this factor; stretches join steps within a factor
+LONGER, SIMILAR = 3.0, 4.0
 EPS = float(np.finfo(float).eps)
 
 
@@ -87,3 +89,24 @@ def standing_still(task: SegmentTask, method: str) -> SegmentOutcome:
         sensitivities=task.sensitivities,
         integral_sensitivities=task.integral_sensitivities,
     )
+
+
+def stretches(steps: Array | None) -> tuple[tuple[float, float], ...]:
+    """Bounds for the backward steps, from the forward ones: stretches of similar steps, from the end to the start.
+
+    Where the adjoint stands still, as before an integrand that is a pulse has been met, nothing else keeps the backward
+    pass from stepping over what the forward run has resolved, because there the integrals are in the error test.
+    """
+    if steps is None or len(steps) < 4:
+        return ()
+    h = np.diff(steps)
+    h[-1] = max(h[-1], h[-2])  # cut off by the end
+    growth = int(np.argmax(h[1:] < h[:-1])) if np.any(h[1:] < h[:-1]) else h.size - 1
+    h[: growth + 1] = h[growth]  # steps grow from nothing at the start, whatever the equations
+    # from any time back, no step reaches farther into shorter steps than LONGER of them
+    distance = steps[1:] - steps[0]
+    limits = distance + np.minimum.accumulate(LONGER * h - distance)
+    level = np.floor(np.log(limits) / np.log(SIMILAR))
+    first = np.flatnonzero(np.append(True, level[1:] != level[:-1]))
+    bounds = np.minimum.reduceat(limits, first)
+    return tuple(zip(steps[first][::-1].tolist(), bounds[::-1].tolist(), strict=True))

@@ -99,17 +99,12 @@ def _kind(e: Equations) -> Any:
 
 def with_sensitivities(e: Equations, directions: int) -> SensitivitySystem:
     """The equations with the functionals' integrals and derivatives along a number of directions."""
-    return kept(e, ("smooth", directions), lambda: _with_sensitivities(e, directions, integrals=e.integrates))
+    return kept(e, ("sensitivities", directions), lambda: _with_sensitivities(e, directions))
 
 
-def without_integrals(e: Equations) -> SensitivitySystem:
-    """The equations alone."""
-    return kept(e, ("smooth", None), lambda: _with_sensitivities(e, 0, integrals=False))
-
-
-def _with_sensitivities(e: Equations, d: int, *, integrals: bool) -> SensitivitySystem:
+def _with_sensitivities(e: Equations, d: int) -> SensitivitySystem:
     kind, ny, nz = _kind(e), e.n_differential, e.n - e.n_differential
-    nq = e.functionals.size if integrals else 0
+    nq = e.functionals.size if e.integrates else 0
     width, nm, n_p = ny + nq, e.n_memory, e.n_parameters
     state_size = width * (1 + d) + nz
     t, state, c = _symbols(kind, 1, state_size, (nm + n_p) * (1 + d))

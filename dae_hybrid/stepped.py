@@ -19,8 +19,8 @@ from dae_hybrid.failures import is_starved, starved, step_limit, unresolved_guar
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, SegmentOutcome, SegmentTask
 from dae_hybrid.options import Options
-from dae_hybrid.segments import DRIFT_LOOK, completed, has_drifted, is_short, standing_still
-from dae_hybrid.smooth import SensitivitySystem, adjoint, with_sensitivities, without_integrals
+from dae_hybrid.segments import DRIFT_LOOK, completed, has_drifted, is_short, standing_still, stretches
+from dae_hybrid.smooth import SensitivitySystem, adjoint, with_sensitivities
 from dae_hybrid.steps import COEFFICIENTS, Step
 from dae_hybrid.stiffness import is_stiff
 from dae_hybrid.walk import Walk
@@ -55,14 +55,14 @@ class SteppedSession:
 
     def __init__(
         self,
-        integrator: SteppedIntegrator,
+        adapter: SteppedIntegrator,
         options: Options,
         parameters: Array,
         directions: Array | None,
         scales: Array | None,
         wrt: tuple[int, ...],
     ) -> None:
-        self._integrator, self._options, self._p, self._wrt = integrator, options, parameters, wrt
+        self.adapter, self.options, self.p, self._wrt = adapter, options, parameters, wrt
         self._directions = np.zeros((0, parameters.size)) if directions is None else directions
         self._scales = np.ones(len(self._directions)) if scales is None else scales
         self._counts: Counter[str] = Counter()
@@ -94,43 +94,42 @@ class SteppedSession:
             error.rows = rows.array()
             raise
         finally:
-            for walk in run.walks:
-                self._count(walk)
-            self._counts["guard_evaluations"] += run.watch.evaluations if run.watch else 0
+            self._counts["guard_evaluations"] += run.watch.evaluations
+            if run.walk is not None:
+                self._count(run.walk)
 
     def _method(self, task: SegmentTask) -> str:
-        if task.method or self._options.method != "auto":
-            return task.method or self._options.method
+        if task.method or self.options.method != "auto":
+            return task.method or self.options.method
         e = task.equations
         if id(e) not in self._auto:
-            integrator = self._integrator
-            stiff = (e.implicit and bool(integrator.capabilities.algebraic)) or is_stiff(
-                e, task.t0, task.x0, task.memory, self._p, task.t_stop
+            stiff = (e.implicit and bool(self.adapter.capabilities.algebraic)) or is_stiff(
+                e, task.t0, task.x0, task.memory, self.p, task.t_stop
             )
-            self._auto[id(e)] = self._integrator.stiff if stiff else self._integrator.nonstiff
+            self._auto[id(e)] = self.adapter.stiff if stiff else self.adapter.nonstiff
         return self._auto[id(e)]
 
     def turned_stiff(self, task: SegmentTask, t: float, x: Array) -> bool:
         """Whether the method that ``method="auto"`` has chosen is not the right one any more; then it is changed."""
         chosen, e = self._auto.get(id(task.equations)), task.equations
-        if task.method or chosen != self._integrator.nonstiff or chosen == self._integrator.stiff:
+        if task.method or chosen != self.adapter.nonstiff or chosen == self.adapter.stiff:
             return False
-        if not is_stiff(e, t, x, task.memory, self._p, task.t_stop):
+        if not is_stiff(e, t, x, task.memory, self.p, task.t_stop):
             return False
-        self._auto[id(e)] = self._integrator.stiff
+        self._auto[id(e)] = self.adapter.stiff
         return True
 
     def _constants(self, task: SegmentTask) -> Array:
         m = task.memory
         if task.sensitivities is None or task.memory_directions is None:
-            return np.concatenate((m, self._p))
-        return np.concatenate((m, self._p, task.memory_directions.ravel(), self._directions.ravel()))
+            return np.concatenate((m, self.p))
+        return np.concatenate((m, self.p, task.memory_directions.ravel(), self._directions.ravel()))
 
     def problem(
         self, task: SegmentTask, system: SensitivitySystem, constants: Array, method: str
     ) -> InitialValueProblem:
         """The initial value problem of a task."""
-        e, options = task.equations, self._options
+        e, options = task.equations, self.options
         ny, nd = e.n_differential, system.n_differential
         x0 = system.pack(task.x0, task.integrals, task.sensitivities, task.integral_sensitivities)
         rates = system.kernel(task.t0, x0, constants)[0]
@@ -154,8 +153,8 @@ class SteppedSession:
         """Count a step and refuse what gets nowhere."""
         self._counts["steps"] += 1
         name = task.equations.name
-        if self._counts["steps"] > self._options.max_steps:
-            raise step_limit(self._options.max_steps, mode=name, time=walk.t)
+        if self._counts["steps"] > self.options.max_steps:
+            raise step_limit(self.options.max_steps, mode=name, time=walk.t)
 
     def _count(self, walk: Walk) -> None:
         for name, value in walk.seen.counts.items():
@@ -175,27 +174,27 @@ class SteppedSession:
             return BackwardOutcome(starts, np.zeros((k, n_wrt)), np.zeros((k, e.n_memory)), samples)
         steps = self._solution(task)
         system = adjoint(e, task.components, self._wrt, len(steps))
-        constants = system.constants(task.memory, self._p, task.t1, steps)
+        constants = system.constants(task.memory, self.p, task.t1, steps)
         count = n_wrt + e.n_memory
         absolute = np.concatenate((task.absolute[:, :ny].ravel(), task.absolute_integrals.ravel()))
         state = np.concatenate((starts.ravel(), np.zeros(k * count)))
         samples = np.zeros((times.size, k, ny))
         samples[times >= task.t1] = starts
         method, end = task.method, task.t1 - task.t0
-        if self._options.method == "auto":
-            method = self._integrator.for_adjoints.get(method, method)
-        bounds = task.stretches or ((task.t0, np.inf),)
+        if self.options.method == "auto":
+            method = self.adapter.for_adjoints.get(method, method)
+        bounds = stretches(np.array([task.t0, *(s.t1 for s in steps)])) or ((task.t0, np.inf),)
         edges = [0.0, *(task.t1 - t for t, _ in bounds[:-1]), end]
         done = int(np.count_nonzero(times >= task.t1))
         for (start, stop), (_, longest) in zip(pairwise(edges), bounds, strict=True):
             if is_short(task.t1 - start, task.t1 - stop):
                 continue
             problem = InitialValueProblem(
-                system, constants, start, stop, state, system.kernel(start, state, constants)[0], self._options.rtol,
-                absolute, method, min(longest, self._options.max_step or np.inf), None, self._options.max_order,
+                system, constants, start, stop, state, system.kernel(start, state, constants)[0], self.options.rtol,
+                absolute, method, min(longest, self.options.max_step or np.inf), None, self.options.max_order,
                 name=e.name,
             )  # fmt: skip
-            walk = Walk(self._integrator, problem)
+            walk = Walk(self.adapter, problem)
             while not walk.at_end:
                 walk.advance()
                 self.spend(task, walk)
@@ -213,17 +212,17 @@ class SteppedSession:
     def _solution(self, task: BackwardTask) -> list[Step]:
         """The forward solution of a segment as polynomials that are accurate to tolerance."""
         e, none = task.equations, np.zeros(0)
+        integrals = np.zeros(e.functionals.size)  # so that the steps resolve the integrands too
         forward = SegmentTask(
-            e, task.t0, task.t1, task.x0, task.xdot0, task.memory, none, none, none, "dense", method=task.method
+            e, task.t0, task.t1, task.x0, task.xdot0, task.memory, integrals, none, none, "dense", method=task.method
         )
-        system = without_integrals(e)
-        constants = np.concatenate((task.memory, self._p))
-        walk = Walk(self._integrator, self.problem(forward, system, constants, task.method))
+        system = with_sensitivities(e, 0)
+        walk = Walk(self.adapter, self.problem(forward, system, np.concatenate((task.memory, self.p)), task.method))
         steps: list[Step] = []
         while not walk.at_end:
             walk.advance()
             self.spend(task, walk)
-            steps += walk.resolved(strict=True)
+            steps += [Step(s.t0, s.t1, system.variables(s.coefficients)) for s in walk.resolved(strict=True)]
         self._count(walk)
         return steps
 
@@ -268,9 +267,8 @@ class _Rows:
     def step(self, walk: Walk, until: float, *, inclusive: bool) -> None:
         """A step, or the part of it up to a time."""
         if self.task.record == "dense":
-            ny = self.system.width - self.system.n_integrals
-            keep = [*range(ny), *range(self.system.n_differential, self.system.n)]
-            self.rows += [Step(s.t0, s.t1, s.coefficients[:, keep]).dense_row() for s in walk.resolved(strict=False)]
+            steps = walk.resolved(strict=False)
+            self.rows += [Step(s.t0, s.t1, self.system.variables(s.coefficients)).dense_row() for s in steps]
         elif self.task.record == "steps" and self.task.t_eval is not None:
             ahead = self.task.t_eval[self._next :]
             times = ahead[ahead <= until if inclusive else ahead < until]
@@ -296,22 +294,20 @@ class _Segment:
         self, session: SteppedSession, task: SegmentTask, system: SensitivitySystem, rows: _Rows, method: str
     ) -> None:
         self.session, self.task, self.system, self.rows, self.method = session, task, system, rows, method
-        self.walks: list[Walk] = []
-        self.watch: Watch | None = None
+        self.watch = Watch(task, system, session.p, asked=session.adapter.capabilities.roots)
+        self.walk: Walk | None = None
 
     def outcome(self) -> SegmentOutcome:
         task, session, rows = self.task, self.session, self.rows
-        integrator, p = session._integrator, session._p
+        adapter, watch, p = session.adapter, self.watch, session.p
         problem = session.problem(task, self.system, rows.constants, self.method)
-        watch = self.watch = Watch(task, self.system, p, asked=integrator.capabilities.roots)
-        if integrator.capabilities.roots and task.equations.n_guards:
+        if adapter.capabilities.roots and task.equations.n_guards:
             problem.guards = watch.asking
-        walk = Walk(integrator, problem)
-        self.walks.append(walk)
+        walk = self.walk = Walk(adapter, problem)
         rows.start(problem.x0)
         looked = (task.t0, 0)
         drifts = task.equations.constrained and task.record != "dense"
-        for taken in range(1, session._options.max_steps + 2):
+        for taken in range(1, session.options.max_steps + 2):
             walk.advance()
             session.spend(task, walk)
             crossing = watch.look(walk)
@@ -322,9 +318,9 @@ class _Segment:
                 return self._end(walk.t, walk.x, None)
             rows.point(walk.t, walk.x)
             x = self.system.variables(walk.x)
-            if drifts and taken % DRIFT_LOOK == 0 and has_drifted(task, walk.t, x, p, session._options):
+            if drifts and taken % DRIFT_LOOK == 0 and has_drifted(task, walk.t, x, p, session.options):
                 return self._end(walk.t, walk.x, None, recorded=True)
-            if taken - looked[1] >= integrator.look:
+            if taken - looked[1] >= adapter.look:
                 step = (walk.t - looked[0]) / (taken - looked[1])
                 if is_starved(step, walk.t, task):
                     poisoned = walk.seen.counts["not_finite"] > 0
@@ -332,7 +328,7 @@ class _Segment:
                 if session.turned_stiff(task, walk.t, x):
                     return self._end(walk.t, walk.x, None, recorded=True)
                 looked = (walk.t, taken)
-        raise step_limit(session._options.max_steps, mode=task.equations.name, time=walk.t)
+        raise step_limit(session.options.max_steps, mode=task.equations.name, time=walk.t)
 
     def _event(self, walk: Walk, watch: Watch, index: int, near: float) -> SegmentOutcome:
         e = self.task.equations
@@ -345,9 +341,7 @@ class _Segment:
     def _end(
         self, t: float, state: Array, crossing: tuple[int, Arrival] | None, *, recorded: bool = False
     ) -> SegmentOutcome:
-        task, system, p = self.task, self.system, self.session._p
-        if self.watch is None:
-            raise AssertionError("the segment has not begun")
+        task, system, p = self.task, self.system, self.session.p
         if crossing is None:
             x, xdot = completed(task.equations, t, system.variables(state), task.memory, p)
         else:

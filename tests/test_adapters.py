@@ -236,6 +236,43 @@ def test_auto_changes_to_a_stiff_method_on_the_way(adapter: str) -> None:
     assert sol.functionals["G"] == pytest.approx(dh.simulate(system, (0, 8), **TIGHT).functionals["G"], rel=1e-4)
 
 
+@stepped
+@pytest.mark.parametrize("t_eval", [None, [10.0]])
+def test_an_integrand_that_is_a_pulse(t_eval: Any, adapter: str) -> None:
+    m = dh.HybridModel("pulse")
+    a = m.parameter("a", 0.2)
+    y = m.differential("y")
+    m.initial(m.mode("run", ode={y: -a * y}), {y: 1.0})
+    m.functional("G", integrand=y * ca.exp(-(((m.time - 5) / 0.1) ** 2)))
+    system = m.build()
+    t = np.linspace(4, 6, 4001)
+    weight = np.exp(-(((t - 5) / 0.1) ** 2) - 0.2 * t)
+    exact, slope = np.trapezoid(weight, t), np.trapezoid(-t * weight, t)
+    options: dict[str, Any] = {"adapter": adapter, "rtol": 1e-7, "atol": 1e-9, "max_step": 0.5, "t_eval": t_eval}
+    asa = dh.adjoint_gradient(system, (0, 10), "G", **options)
+    fsa = dh.forward_sensitivity(system, (0, 10), **options)
+    assert asa.value == pytest.approx(exact, rel=1e-5)
+    assert fsa.gradient["G"] == pytest.approx([slope], rel=1e-5)
+    assert asa.gradient == pytest.approx([slope], rel=1e-5)
+
+
+@stepped
+def test_guards_that_cross_zero_and_come_back_within_a_step(adapter: str) -> None:
+    m = dh.HybridModel("arc")
+    x, v, n = m.differential("x"), m.differential("v"), m.memory("n", initial=0.0)
+    run = m.mode("run", ode={x: v, v: -1.0})
+    above = m.mode("above", ode={x: v, v: -1.0})
+    m.transition(run, above, guard=x - 0.499, direction="rising", memory={n: n + 1})
+    m.transition(above, run, guard=x - 0.499, direction="falling", memory={n: n + 1})
+    m.initial(run, {x: 0.0, v: 1.0})  # x has its maximum of 1/2 at t = 1, and the steps are as long as they like
+    m.functional("passages", terminal=n)
+    sol = dh.simulate(m.build(), (0, 2), adapter=adapter, rtol=1e-6, atol=1e-8)
+    if adapter != "scikits-odes":  # whose solver looks for roots itself, at the ends of steps
+        times = 1 + np.sqrt(2 * 0.001) * np.array([-1, 1])
+        assert [event.time for event in sol.events] == pytest.approx(times, abs=1e-4)
+    assert len(sol.events) in (0, 2)
+
+
 @pytest.mark.parametrize("method", ["dop853", "rk45", "radau", "bdf"])
 def test_every_method_of_scipy(method: str) -> None:
     exact = hybrid_ode.reference()

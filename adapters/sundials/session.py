@@ -24,8 +24,9 @@ from dae_hybrid.segments import DRIFT_LOOK, has_drifted, is_short, standing_stil
 from dae_hybrid.stiffness import LOOK, is_stiff
 
 from . import driver, interpreted
+from .adjoint import Adjoint
+from .forward import Forward
 from .library import load
-from .memory import Adjoint, Forward
 
 #: steps between two looks at Python's signals
 BUDGET = 20_000
