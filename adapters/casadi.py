@@ -28,6 +28,8 @@ FINE, COARSE = 100.0, 6
 SHRINK, GROW, ATTEMPTS = 0.2, 4.0, 16
 #: integrators are kept for so many sets of options
 KEPT = 8
+#: the first stretch is at least this share of the segment
+SHORTEST = 1e-6
 #: CasADi has one absolute tolerance: states are scaled for it
 ABSOLUTE = 1e-10
 #: weights of interpolation through equidistant points, by their number
@@ -70,7 +72,8 @@ class _Stepper:
         nd = p.n_differential
         size, rate = (np.sqrt(np.mean((v[:nd] / scale[:nd]) ** 2)) if nd else 0.0 for v in (p.x0, p.xdot0))
         span = p.t_stop - p.t0
-        return float(min(span, INTERVALS * 0.01 * size / rate) if rate > 0 and size > 0 else span / 100)
+        guess = INTERVALS * 0.01 * size / rate if rate > 0 and size > 0 else span / 100
+        return float(np.clip(guess, SHORTEST * span, span))
 
     def step(self) -> None:
         """See `Stepper.step`."""
