@@ -6,7 +6,6 @@ stretches of equal intervals, as long as it can be interpolated between them. It
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import comb
 from typing import Any, ClassVar
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from dae_hybrid.errors import IntegrationError, StepSizeError
 from dae_hybrid.failures import not_finite_equations
-from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
+from dae_hybrid.initial_value import BDF_FOR_ADAMS, InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array, Capabilities
 
 #: intervals of a stretch, how many of them are a step, and points of the polynomial between them
@@ -43,9 +42,7 @@ class CasadiIntegrator(SteppedIntegrator):
     capabilities: ClassVar[Capabilities] = Capabilities(methods=("auto", "bdf", "adams"), algebraic=("auto", "bdf"))
     nonstiff, stiff = "adams", "bdf"
     look = 20  # a step here is many steps of CVODES
-    #: CVODE's Adams stays at order one where the rates of an adjoint's integrals are noisy (measured on the rocket: 30
-    #: times the steps)
-    for_adjoints: ClassVar[Mapping[str, str]] = {"adams": "bdf"}
+    for_adjoints = BDF_FOR_ADAMS
 
     def start(self, problem: InitialValueProblem) -> _Stepper:
         """See `SteppedIntegrator.start`."""
@@ -67,7 +64,7 @@ class _Stepper:
     def _first_length(self) -> float:
         p = self._problem
         if p.first_step is not None:
-            return p.first_step * INTERVALS
+            return max(p.first_step * INTERVALS, SHORTEST * (p.t_stop - p.t0))
         scale = p.absolute + p.rtol * np.abs(p.x0)
         nd = p.n_differential
         size, rate = (np.sqrt(np.mean((v[:nd] / scale[:nd]) ** 2)) if nd else 0.0 for v in (p.x0, p.xdot0))
@@ -92,7 +89,7 @@ class _Stepper:
         reason: RuntimeError | None = None
         for _ in range(ATTEMPTS):
             left = p.t_stop - self.t
-            length = min(self._length, left, INTERVALS * p.max_step)
+            length = min(self._length, left, INTERVALS / STEP * p.max_step)
             times = self.t + length * np.arange(INTERVALS + 1) / INTERVALS
             if length == left:
                 times[-1] = p.t_stop
@@ -101,6 +98,8 @@ class _Stepper:
             try:
                 values = self._integrate(times[0], length)
             except RuntimeError as error:
+                if "KeyboardInterrupt" in str(error):
+                    raise KeyboardInterrupt from error
                 reason, self._length = error, SHRINK * length
                 continue
             off = self._error(times, values)

@@ -25,7 +25,7 @@ from importlib.metadata import PackageNotFoundError, files, version
 from importlib.util import find_spec
 from pathlib import Path
 
-#: as in the extra ``scikits-odes`` of pyproject.toml
+#: the first as in the extra ``scikits-odes`` of pyproject.toml
 REQUIREMENTS = ("scikits-odes-core>=3.1.1,<3.2", "scikits-odes-sundials>=3.1.1,<3.2")
 COMMAND = "python -m dae_hybrid.adapters.install_scikits_odes"
 

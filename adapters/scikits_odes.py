@@ -2,29 +2,32 @@
 
 It has no sensitivity analysis and no interpolant that can be asked for, but in its normal mode it gives values within
 the last step. scikits-odes 3.1 rounds what it hands to SUNDIALS as an option to single precision and takes no stop time
-below zero: time is shifted so that the stop time is a power of two. Install it with
-``python -m dae_hybrid.adapters.install_scikits_odes``.
+below zero: time is counted from the start, and where the stop time is no such number, a second solver with a time of
+its own goes on from the one before it. Install it with ``python -m dae_hybrid.adapters.install_scikits_odes``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
 
-from dae_hybrid.errors import AdapterError, IntegrationError, NonFiniteError, StepSizeError
-from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
+from dae_hybrid.errors import AdapterError, IntegrationError, NonFiniteError, StepSizeError, UnsupportedError
+from dae_hybrid.initial_value import BDF_FOR_ADAMS, InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array, Capabilities
+from dae_hybrid.segments import is_short
 
 #: what callbacks return, as SUNDIALS reads it
 DONE, RECOVERABLE, FATAL = 0, 1, -1
 REACHED_STOP, FOUND_ROOT = 1, 2
-#: a guard that has not left zero; SUNDIALS writes a warning about zeros
-NEXT_TO_ZERO = 1e-30
+#: intervals below this share of a problem are what rounding of its stop time has left
+REMAINDER = 1e-6
+ENVIRONMENT = Lock()
 
 
 class ScikitsOdesIntegrator(SteppedIntegrator):
@@ -38,9 +41,7 @@ class ScikitsOdesIntegrator(SteppedIntegrator):
         methods=("auto", "bdf", "adams"), algebraic=("auto", "bdf"), roots=True, dense=True
     )
     nonstiff, stiff = "adams", "bdf"
-    #: CVODE's Adams stays at order one where the rates of an adjoint's integrals are noisy (measured on the rocket: 30
-    #: times the steps)
-    for_adjoints: ClassVar[Mapping[str, str]] = {"adams": "bdf"}
+    for_adjoints = BDF_FOR_ADAMS
 
     def __init__(self) -> None:
         try:
@@ -70,7 +71,26 @@ class _Stepper:
         self.t: float = p.t0
         self.x: Array = p.x0
         self.at_root = False
-        self._stop = 2.0 ** np.ceil(np.log2(max(abs(p.t0), abs(p.t_stop), p.t_stop - p.t0)))
+        self._kind, self._xdot = kind, p.xdot0
+        self._begin()
+
+    def _begin(self) -> None:
+        """A solver from where the stepper stands, to the stop time or just before it."""
+        p, span = self._problem, self._problem.t_stop - self.t
+        self._end, self._anchor = p.t_stop, (self.t, 0.0)
+        self._stop = _rounded_down(span)
+        if not (self._stop > 0 and np.isfinite(self._stop)):
+            raise UnsupportedError(
+                f"scikits-odes cannot integrate over {span:.3g} units of time: its options are single precision.",
+                mode=p.name,
+                time=self.t,
+                remedy="Choose other units of time, or use adapter='sundials'.",
+            )
+        if self._stop < span and span < REMAINDER * (p.t_stop - p.t0):
+            self._stop = 2.0 ** np.ceil(np.log2(span))
+            self._anchor = (p.t_stop, self._stop)
+        elif self._stop < span:
+            self._end = self.t + self._stop
         options: dict[str, Any] = {
             "old_api": False,
             "one_step_compute": True,
@@ -79,7 +99,7 @@ class _Stepper:
             "tstop": self._stop,
             "order": p.max_order or 0,
             "max_step_size": p.max_step if np.isfinite(p.max_step) else 0.0,
-            "first_step_size": min(p.first_step, p.t_stop - p.t0) if p.first_step else 0.0,
+            "first_step_size": min(p.first_step, span) if p.first_step else 0.0,
             "err_handler": _silent,
         }
         if self._implicit:
@@ -93,18 +113,18 @@ class _Stepper:
         if p.guards is not None:
             count = p.guards(p.t0, p.x0).size
             options |= {"rootfn": self._ida_roots() if self._implicit else self._cvode_roots(), "nr_rootfns": count}
-        self._solver = kind(self._residual() if self._implicit else self._rates(), **options)
-        start = (p.x0, p.xdot0) if self._implicit else (p.x0,)
+        self._solver = self._kind(self._residual() if self._implicit else self._rates(), **options)
+        start = (self.x, self._xdot) if self._implicit else (self.x,)
         with _without_warnings():
-            self._checked(self._solver.init_step(self._inner(p.t0), *start))
+            self._checked(self._solver.init_step(self._inner(self.t), *start))
 
     def _inner(self, t: float) -> float:
         """The solver's time."""
-        return float(self._stop - (self._problem.t_stop - t))
+        return float(self._anchor[1] + (t - self._anchor[0]))
 
     def _outer(self, t: float) -> float:
         """Time, from the solver's."""
-        return float(self._problem.t_stop - (self._stop - t))
+        return float(self._anchor[0] + (t - self._anchor[1]))
 
     # -- callbacks: functions, because the number of arguments decides how they are called ---------------------
 
@@ -150,8 +170,7 @@ class _Stepper:
         guards = self._problem.guards
         if guards is None:
             raise AssertionError("there are no guards")
-        values = guards(self._outer(t), x.copy())
-        self._last_guards = np.where(values == 0, NEXT_TO_ZERO, values)
+        self._last_guards = guards(self._outer(t), x.copy())
         return self._last_guards
 
     # -- steps ----------------------------------------------------------------------------------------------
@@ -181,11 +200,19 @@ class _Stepper:
 
     def step(self) -> None:
         """See `Stepper.step`."""
+        p = self._problem
+        if self.t == self._end:
+            if is_short(self.t, p.t_stop):
+                self.t, self._end = p.t_stop, p.t_stop
+                return
+            self._begin()
         found = self._checked(self._solver.step(self._stop))
         flag = int(found.flag)
         self.at_root = flag == FOUND_ROOT
         self.x = found.values.y.copy()
-        self.t = self._problem.t_stop if flag == REACHED_STOP else self._outer(found.values.t)
+        if self._implicit:
+            self._xdot = found.values.ydot.copy()
+        self.t = self._end if flag == REACHED_STOP else self._outer(found.values.t)
 
     def at(self, t: Array) -> Array:
         """See `Stepper.at`."""
@@ -208,19 +235,26 @@ class _Stepper:
         )
 
 
+def _rounded_down(span: float) -> float:
+    with np.errstate(all="ignore"):
+        single = np.float32(span)
+        return float(single if float(single) <= span else np.nextafter(single, np.float32(0)))
+
+
 @contextmanager
 def _without_warnings() -> Iterator[None]:
     """SUNDIALS made within this writes no warnings to standard output; its error handler has no say in them."""
     variable = "SUNLOGGER_WARNING_FILENAME"
-    before = os.environ.get(variable)
-    os.environ[variable] = ""
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(variable, None)
-        else:
-            os.environ[variable] = before
+    with ENVIRONMENT:
+        before = os.environ.get(variable)
+        os.environ[variable] = ""
+        try:
+            yield
+        finally:
+            if before is None:
+                os.environ.pop(variable, None)
+            else:
+                os.environ[variable] = before
 
 
 def _silent(*_: Any) -> None:

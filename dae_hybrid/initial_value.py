@@ -17,6 +17,12 @@ from dae_hybrid.stiffness import LOOK
 #: Newton's iteration for algebraic variables inside a right-hand side: a correction of this share of the tolerance is
 #: the last one; after so many it has failed
 LAST_CORRECTION, CORRECTIONS = 1e-2, 12
+#: corrections have to become smaller by this factor: else the step is too long to say which solution is to be followed
+CONTRACTION = 0.25
+
+#: CVODE's Adams stays at order one where the rates of an adjoint's integrals are noisy (measured on the rocket: 30
+#: times the steps)
+BDF_FOR_ADAMS = {"adams": "bdf"}
 
 
 @dataclass(eq=False)
@@ -43,7 +49,11 @@ class InitialValueProblem:
     max_step : float
         Longest step, infinite where it is free.
     first_step : float or None
+        Length of the first step, None where the solver may choose.
     max_order : int or None
+        Highest order, None where the solver may choose.
+    suppress_algebraic : bool
+        Whether algebraic states are to be left out of the error test.
     guards : callable or None
         ``guards(t, x)``, shape (n_guards,), for adapters that declare `roots`; a step ends at a zero of any.
     system, constants
@@ -51,6 +61,8 @@ class InitialValueProblem:
         rows, the algebraic ones included. The same `system` comes back with other constants.
     name : str
         The mode, for messages.
+    counts : dict of int
+        Evaluations so far: ``nfev``, ``njev`` and, of those, ``not_finite``.
     """
 
     system: SmoothSystem
@@ -132,9 +144,16 @@ class InitialValueProblem:
         n = self.system.n_differential
         return x if n == self.n else self._solved(t, x[:n], x[n:], self.absolute[n:])
 
+    def _is_near(self, t: float, x: Array, z: Array, by_z: Array, first: Array) -> bool:
+        """Whether the first correction led to a point where the same matrix asks for a much smaller one."""
+        residual = self.system.kernel(t, np.concatenate((x, z)), self.constants)[0][x.size :]
+        if not np.all(np.isfinite(residual)):
+            return False
+        return bool(np.linalg.norm(np.linalg.solve(by_z, residual)) <= CONTRACTION * np.linalg.norm(first))
+
     def _solved(self, t: float, x: Array, z: Array, absolute: Array) -> Array:
         """(x, z) with z from the algebraic rows, by Newton's iteration."""
-        n = x.size
+        n, before = x.size, np.inf
         for _ in range(CORRECTIONS):
             full = np.concatenate((x, z))
             residual = self.system.kernel(t, full, self.constants)[0][n:]
@@ -146,8 +165,14 @@ class InitialValueProblem:
             except np.linalg.LinAlgError:
                 break
             z = z - correction
-            if np.all(np.abs(correction) <= LAST_CORRECTION * (absolute + self.rtol * np.abs(z))):
+            size = float((np.abs(correction) / (absolute + self.rtol * np.abs(z))).max(initial=0.0))
+            if size <= LAST_CORRECTION:
                 return np.concatenate((x, z))
+            if size > CONTRACTION * before:  # on the way to another solution, or to none
+                break
+            if before == np.inf and not self._is_near(t, x, z, by_z, correction):
+                break
+            before = size
         return np.concatenate((x, np.full_like(z, np.nan)))
 
 
@@ -194,7 +219,7 @@ class SteppedIntegrator(ABC):
     stiff: ClassVar[str]
     #: after how many steps ``method="auto"`` looks whether the equations have become stiff
     look: ClassVar[int] = LOOK
-    #: methods to take in place of others for adjoints, under ``method="auto"``
+    #: methods to take in place of others for adjoints, under ``method="auto"``; see `BDF_FOR_ADAMS`
     for_adjoints: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod

@@ -93,17 +93,20 @@ def adapter_class(name: str) -> type[Adapter]:
         The package that offers it cannot be imported.
     """
     found: Any
+    if not isinstance(name, str):
+        raise OptionError(f"adapter must be a name, got {name!r}.", remedy=f"Adapters: {', '.join(adapter_names())}.")
     if name in _registered:
         return _registered[name]
+    others = _elsewhere()
+    if name not in BUILT_IN and name not in others:
+        raise OptionError(f"There is no adapter {name!r}.", remedy=f"Adapters: {', '.join(adapter_names())}.")
     try:
         if name in BUILT_IN:
             module, attribute = BUILT_IN[name].split(":")
             found = getattr(import_module(module), attribute)
-        elif name in (others := _elsewhere()):
-            found = others[name].load()
         else:
-            raise OptionError(f"There is no adapter {name!r}.", remedy=f"Adapters: {', '.join(adapter_names())}.")
-    except (ImportError, AttributeError) as reason:
+            found = others[name].load()
+    except Exception as reason:  # whatever another package does when it is imported
         raise AdapterError(f"Adapter {name!r} cannot be loaded: {reason}.", remedy=_other_than(name)) from reason
     kind: type[Adapter] = found
     return kind

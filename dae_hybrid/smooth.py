@@ -179,7 +179,7 @@ def _adjoint(e: Equations, components: tuple[int, ...], wrt: tuple[int, ...], pi
     x = guess
     if n > ny or e.constrained:
         x = e.functions["complete"].function(t, guess, m, p)[0]
-    flow = ca.Function("flow", [back, state, c], [at_point(t, x, state[: k * ny, :], m, p)])
+    flow = ca.Function("flow", [back, state, c], [ca.densify(at_point(t, x, state[: k * ny, :], m, p))])
     return AdjointSystem(n=state.numel(), n_differential=state.numel(), n_constants=c.numel(), flow=flow, pieces=pieces)
 
 

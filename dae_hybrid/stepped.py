@@ -7,14 +7,13 @@ its own, with the forward solution in it as a piecewise polynomial; see `smooth`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.errors import ConsistencyError, DaeHybridError
 from dae_hybrid.failures import is_starved, starved, step_limit, unresolved_guard
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, SegmentOutcome, SegmentTask
@@ -22,13 +21,15 @@ from dae_hybrid.options import Options
 from dae_hybrid.segments import DRIFT_LOOK, completed, has_drifted, is_short, standing_still, stretches
 from dae_hybrid.smooth import SensitivitySystem, adjoint, with_sensitivities
 from dae_hybrid.steps import COEFFICIENTS, Step
-from dae_hybrid.stiffness import is_stiff
+from dae_hybrid.stiffness import LOOK, is_stiff, state_jacobian
 from dae_hybrid.walk import Walk
 from dae_hybrid.watch import Arrival, Watch
 
 #: absolute tolerances of sensitivities are those of the states over the parameter, but no larger than this share of the
 #: largest of them: a parameter may be small because it is next to zero
 COARSEST = 1e-4
+#: polynomials that one adjoint problem has in it
+TOGETHER = 64
 
 
 class SteppedPort:
@@ -173,34 +174,32 @@ class SteppedSession:
             samples = np.tile(starts, (times.size, 1, 1))
             return BackwardOutcome(starts, np.zeros((k, n_wrt)), np.zeros((k, e.n_memory)), samples)
         steps = self._solution(task)
-        system = adjoint(e, task.components, self._wrt, len(steps))
-        constants = system.constants(task.memory, self.p, task.t1, steps)
         count = n_wrt + e.n_memory
         absolute = np.concatenate((task.absolute[:, :ny].ravel(), task.absolute_integrals.ravel()))
         state = np.concatenate((starts.ravel(), np.zeros(k * count)))
         samples = np.zeros((times.size, k, ny))
         samples[times >= task.t1] = starts
-        method, end = task.method, task.t1 - task.t0
+        done = int(np.count_nonzero(times >= task.t1))
+        method = task.method
         if self.options.method == "auto":
             method = self.adapter.for_adjoints.get(method, method)
-        bounds = stretches(np.array([task.t0, *(s.t1 for s in steps)])) or ((task.t0, np.inf),)
-        edges = [0.0, *(task.t1 - t for t, _ in bounds[:-1]), end]
-        done = int(np.count_nonzero(times >= task.t1))
-        for (start, stop), (_, longest) in zip(pairwise(edges), bounds, strict=True):
-            if is_short(task.t1 - start, task.t1 - stop):
+        for part, later, earlier, longest in _parts(task, steps):
+            if is_short(later, earlier):
                 continue
+            system = adjoint(e, task.components, self._wrt, len(part))
+            constants = system.constants(task.memory, self.p, later, part)
             problem = InitialValueProblem(
-                system, constants, start, stop, state, system.kernel(start, state, constants)[0], self.options.rtol,
-                absolute, method, min(longest, self.options.max_step or np.inf), None, self.options.max_order,
-                name=e.name,
+                system, constants, 0.0, later - earlier, state, system.kernel(0.0, state, constants)[0],
+                self.options.rtol, absolute, method, min(longest, self.options.max_step or np.inf), None,
+                self.options.max_order, name=e.name,
             )  # fmt: skip
             walk = Walk(self.adapter, problem)
             while not walk.at_end:
                 walk.advance()
                 self.spend(task, walk)
-                last = done + int(np.count_nonzero(times[done:] >= task.t1 - walk.t))
+                last = done + int(np.count_nonzero(times[done:] >= later - walk.t))
                 if last > done:
-                    inner = task.t1 - times[done:last]
+                    inner = np.minimum(later - times[done:last], walk.t)
                     samples[done:last] = _evaluate(walk, inner)[:, : k * ny].reshape(-1, k, ny)
                     done = last
             state = walk.x
@@ -225,6 +224,25 @@ class SteppedSession:
             steps += [Step(s.t0, s.t1, system.variables(s.coefficients)) for s in walk.resolved(strict=True)]
         self._count(walk)
         return steps
+
+
+def _parts(task: BackwardTask, steps: list[Step]) -> Iterator[tuple[list[Step], float, float, float]]:
+    """Goes back through a solution: some steps of it, the times from and to which, and the longest backward step there.
+
+    A right-hand side gets all polynomials that it may need, whenever it is called: they have to be few.
+    """
+    bounds = stretches(np.array([task.t0, *(s.t1 for s in steps)])) or ((task.t0, np.inf),)
+    later, last = task.t1, len(steps)
+    for i, (end, longest) in enumerate(bounds):
+        earlier = task.t0 if i + 1 == len(bounds) else end
+        first = next((j for j in range(last - 1, -1, -1) if steps[j].t0 <= earlier), 0)
+        while last - first > TOGETHER:
+            yield steps[last - TOGETHER : last], later, steps[last - TOGETHER].t0, longest
+            last -= TOGETHER
+            later = steps[last].t0
+        yield steps[first:last], later, earlier, longest
+        later = earlier
+        last = first + 1 if steps[first].t0 < earlier else max(first, 1)
 
 
 def _evaluate(walk: Walk, t: Array) -> Array:
@@ -296,6 +314,7 @@ class _Segment:
         self.session, self.task, self.system, self.rows, self.method = session, task, system, rows, method
         self.watch = Watch(task, system, session.p, asked=session.adapter.capabilities.roots)
         self.walk: Walk | None = None
+        self._sign = 0.0
 
     def outcome(self) -> SegmentOutcome:
         task, session, rows = self.task, self.session, self.rows
@@ -305,11 +324,12 @@ class _Segment:
             problem.guards = watch.asking
         walk = self.walk = Walk(adapter, problem)
         rows.start(problem.x0)
-        looked = (task.t0, 0)
+        looked = task.t0
         drifts = task.equations.constrained and task.record != "dense"
         for taken in range(1, session.options.max_steps + 2):
             walk.advance()
             session.spend(task, walk)
+            self._refuse_singular(walk.t, walk.x)
             crossing = watch.look(walk)
             if crossing is not None:
                 return self._event(walk, watch, *crossing)
@@ -320,15 +340,33 @@ class _Segment:
             x = self.system.variables(walk.x)
             if drifts and taken % DRIFT_LOOK == 0 and has_drifted(task, walk.t, x, p, session.options):
                 return self._end(walk.t, walk.x, None, recorded=True)
-            if taken - looked[1] >= adapter.look:
-                step = (walk.t - looked[0]) / (taken - looked[1])
+            if taken % adapter.look == 0 and session.turned_stiff(task, walk.t, x):
+                return self._end(walk.t, walk.x, None, recorded=True)
+            if taken % LOOK == 0:
+                step, looked = (walk.t - looked) / LOOK, walk.t
                 if is_starved(step, walk.t, task):
                     poisoned = walk.seen.counts["not_finite"] > 0
                     raise starved(step, mode=task.equations.name, time=walk.t, not_finite=poisoned)
-                if session.turned_stiff(task, walk.t, x):
-                    return self._end(walk.t, walk.x, None, recorded=True)
-                looked = (walk.t, taken)
         raise step_limit(session.options.max_steps, mode=task.equations.name, time=walk.t)
+
+    def _refuse_singular(self, t: float, state: Array) -> None:
+        """Refuse to go on where the matrix of the algebraic variables was singular on the way: its sign has changed."""
+        e = self.task.equations
+        if not e.implicit:
+            return
+        n = e.n_differential
+        jacobian = state_jacobian(e, t, self.system.variables(state), self.task.memory, self.session.p)
+        sign = float(np.linalg.slogdet(jacobian[n:, n:])[0])
+        self._sign = self._sign or sign
+        if sign != self._sign:
+            names = e.variables.labels()[n:]
+            raise ConsistencyError(
+                f"[F_y' | F_z] becomes singular: {', '.join(names)} cannot be determined any more.",
+                mode=e.name,
+                time=t,
+                variables=names,
+                remedy="The index is higher there: end the mode before by a transition, or check its equations.",
+            )
 
     def _event(self, walk: Walk, watch: Watch, index: int, near: float) -> SegmentOutcome:
         e = self.task.equations

@@ -6,6 +6,7 @@ import numpy as np
 
 from dae_hybrid.codegen import Kernel, densified
 from dae_hybrid.integrator import Array, Equations
+from dae_hybrid.segments import kept
 
 #: above this size a bound replaces the eigenvalues
 EIGENVALUES = 30
@@ -14,6 +15,14 @@ EIGENVALUES = 30
 DECAYS = 500.0
 #: and looks again after this many steps, to change where that is no longer so
 LOOK = 500
+
+
+def state_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array) -> Array:
+    """F_x, dense."""
+    function = equations.functions["jacobian"].function
+    kernel: Kernel = kept(equations, "dense jacobian", lambda: Kernel(densified(function, outputs=1), [0]))
+    jacobian: Array = kernel(t, x, m, p)[0]
+    return jacobian
 
 
 def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> bool:
@@ -26,11 +35,7 @@ def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> 
 
     Of the equations for y, the algebraic variables solved for. Infinite where they have no finite Jacobian.
     """
-    key = "dense jacobian"
-    if key not in equations.kept:
-        function = equations.functions["jacobian"].function
-        equations.kept[key] = Kernel(densified(function, outputs=1), [0])
-    jacobian = equations.kept[key](t, x, m, p)[0]
+    jacobian = state_jacobian(equations, t, x, m, p)
     if not np.all(np.isfinite(jacobian)):
         return np.inf
     ny = equations.n_differential

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dae_hybrid.errors import ConsistencyError, StepSizeError
+from dae_hybrid.errors import ConsistencyError, NonFiniteError, StepSizeError
 from dae_hybrid.failures import not_finite_equations
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array
@@ -17,6 +17,8 @@ from dae_hybrid.steps import Step
 INTERPOLATION, REPEATS = 10.0, 8
 #: where a polynomial is tested, as shares of the step, and its error there, about, as a share of defect times step
 TESTED, PER_DEFECT = (0.2, 0.8), 0.3
+#: and where the algebraic equations fail at the end of a step it is shortened, down to this share of the segment
+FINEST = 1e-9
 #: first steps may be below the rounding of the time, but not for so many
 STANDING = 1000
 
@@ -47,21 +49,40 @@ class Walk:
         return self._stepper.at_root
 
     def advance(self) -> None:
-        """One step; a failure that goes back to NaN says so."""
-        before = self.seen.counts["not_finite"]
+        """One step; a failure that goes back to NaN says so.
+
+        Where a step ends beyond what the algebraic equations allow, shorter ones follow, up to where they do.
+        """
+        t, x = self.t, self.x
+        while True:
+            self._step()
+            try:
+                self.x = self._whole(self._stepper.t, self._stepper.x)
+                break
+            except (ConsistencyError, NonFiniteError):
+                h = self._stepper.t - t
+                if h <= FINEST * (self.problem.t_stop - self.problem.t0):
+                    raise
+                n = self.seen.n
+                p = replace(self.problem, t0=t, x0=x, max_step=h / 8, first_step=None, guards=None)
+                p.xdot0 = np.concatenate((self.problem.system.kernel(t, x, p.constants)[0][:n], p.xdot0[n:]))
+                self.seen = p.reduced()
+                self._stepper = self.integrator.start(self.seen)
+        self.t0, self.x0, self._polynomial, self.t = t, x, None, self._stepper.t
+        if self.seen is not self.problem:
+            self.seen.near(self.x[self.seen.n :])
+
+    def _step(self) -> None:
+        before, t = self.seen.counts["not_finite"], self._stepper.t
         try:
             for _ in range(STANDING):
                 self._stepper.step()
-                if self._stepper.t > self.t:
+                if self._stepper.t > t:
                     break
         except StepSizeError as error:
             if self.seen.counts["not_finite"] == before:
                 raise
-            raise not_finite_equations(mode=self.problem.name, time=self.t) from error
-        self.t0, self.x0, self._polynomial = self.t, self.x, None
-        self.t, self.x = self._stepper.t, self._whole(self._stepper.t, self._stepper.x)
-        if self.seen is not self.problem:
-            self.seen.near(self.x[self.seen.n :])
+            raise not_finite_equations(mode=self.problem.name, time=t) from error
 
     def _whole(self, t: float, x: Array) -> Array:
         full = self.seen.whole(t, x)
@@ -84,8 +105,14 @@ class Walk:
 
     def _values(self, t: Array) -> Array:
         values = self._stepper.at(t[1:-1])
-        inner = [self._whole(float(s), x) for s, x in zip(t[1:-1], values, strict=True)]
-        return np.array([self.x0, *inner, self.x])
+        rows = [self.x]
+        for s, x in zip(t[-2:0:-1].tolist(), values[::-1], strict=True):
+            rows.append(self._whole(s, x))
+            if self.seen is not self.problem:
+                self.seen.near(rows[-1][self.seen.n :])
+        if self.seen is not self.problem:
+            self.seen.near(self.x[self.seen.n :])
+        return np.array([self.x0, *rows[:0:-1], self.x])
 
     # -- the same way again -----------------------------------------------------------------------------
 
@@ -142,7 +169,11 @@ class Walk:
         Its defect p' - F(t, p), through (I - h/4 F_x)^-1, which takes away what a stiff equation makes of errors in p
         that do no harm (Shampine).
         """
-        p, step = self.problem, self.polynomial()
+        p = self.problem
+        try:
+            step = self.polynomial()
+        except ConsistencyError:  # too long a step to follow the algebraic states in
+            return np.inf
         h, worst, n = self.t - self.t0, 0.0, p.system.n_differential
         for share in TESTED:
             t = self.t0 + share * h

@@ -20,8 +20,12 @@ from dae_hybrid.walk import Walk
 #: rates alone
 ROUNDINGS, SHORT, CORRECTIONS = 2.0, 1e-7, 8
 #: a step is halved so often to look for guards that cross zero and come back; a cubic is at most this many times as
-#: wrong as in its middle; where it is looked at
-DEPTH, SAFETY, CHECKS = 8, 4.0, np.linspace(0, 1, 17)[:, None]
+#: wrong as in its middle
+DEPTH, SAFETY = 8, 4.0
+#: for integrators that look for zeros, what is not one
+NEXT_TO_ZERO = 1e-30
+#: a zero that an integrator reports is this share of the step away at most
+NEAR = 1e-3
 EPS = float(np.finfo(float).eps)
 
 
@@ -55,7 +59,7 @@ class Watch:
         self.system, self.memory, self.p = system, task.memory, p
         self.band, self.departure = task.zero_band.copy(), task.departure
         self.directions = np.array(e.directions)
-        self.asked = asked  # whether the integrator asks for the guards itself and stops at their zeros
+        self.asked = asked  # whether the integrator looks for their zeros itself
         self._guards, self._rates = kernel(e, "guards"), kernel(e, "rates")
         self.evaluations = 0
         self._before = self._before_rates = np.zeros(0)
@@ -98,18 +102,20 @@ class Watch:
             raise unresolved_guard(int(np.flatnonzero(returned)[0]), mode=self.equations.name, time=t)
 
     def asking(self, t: float, state: Array) -> Array:
-        """The guards as an integrator asks for them."""
-        return self.values(t, self.system.variables(state))
+        """The guards as an integrator asks for them: next to zero, on the side to leave to, within their zero band."""
+        values = self.raw(t, self.system.variables(state))
+        side = np.where(self.departure != 0, self.departure, np.where(values < 0, -1.0, 1.0))
+        return np.where(np.abs(values) <= self.band, NEXT_TO_ZERO * side, values)
 
     def look(self, walk: Walk) -> tuple[int, float] | None:
         """The first guard that crossed zero in its direction within the last step, and about when."""
         if not self.directions.size:
             return None
-        if walk.at_root:
-            return self._root(walk)
         end = self._glance(walk, walk.t, walk.x)
         start = _Glance(walk.t0, self._before, self._before_rates)
-        if self.asked:
+        if walk.at_root:
+            found = self._root(walk)
+        elif self.asked:
             self._refuse(self._returned(end.values), walk.t)
             crossed = self._crossed(start.values, end.values)
             found = self._first(walk, crossed, start, end) if crossed.size else None
@@ -152,13 +158,14 @@ class Watch:
         c[2] = 3 * (end.values - start.values) - h * (2 * start.rates + end.rates)
         c[3] = 2 * (start.values - end.values) + h * (start.rates + end.rates)
         off = np.abs((c[0] + c[1] / 2 + c[2] / 4 + c[3] / 8) - middle.values)
-        between = c[0] + CHECKS * (c[1] + CHECKS * (c[2] + CHECKS * c[3]))
-        same = (start.values * end.values > 0) & (start.values * middle.values > 0)
-        nearest = (between * np.sign(start.values)).min(axis=0)
-        hidden = same & (nearest <= SAFETY * off)
         largest = np.abs((start.values, middle.values, end.values)).max(axis=0)
-        rough = ~same & (start.values != 0) & (SAFETY * off > largest)
-        return hidden | rough
+        same = (start.values * end.values > 0) & (start.values * middle.values > 0)
+        hidden = same & (_smallest(c * np.sign(start.values)) <= SAFETY * off)
+        rough = ~same & (SAFETY * off > largest)
+        # from zero: c1 + c2 s + c3 s^2 has the sign of the guard
+        leaving = (start.values == 0) & (middle.values * end.values > 0)
+        bent = np.array((c[1], c[2], c[3], np.zeros_like(c[0]))) * np.sign(middle.values)
+        return hidden | rough | (leaving & (_smallest(bent) < 0))
 
     def _crossed(self, before: Array, now: Array) -> NDArray[np.intp]:
         changed = (before * now < 0) | ((now == 0) & (before != 0) & (self.band == 0))
@@ -188,7 +195,8 @@ class Watch:
             for i, rate in enumerate(self._rates(walk.t, x, self.memory, self.p)[0])
             if not self.band[i] and self._before[i] * self.directions[i] <= 0 and self._before[i] * rate < 0
         ]
-        close = [(away, i) for away, i in candidates if away <= 1e-6 * (walk.t - walk.t0) + 1e3 * EPS * abs(walk.t)]
+        h, late = walk.t - walk.t0, max(abs(walk.problem.t0), abs(walk.problem.t_stop))
+        close = [(away, i) for away, i in candidates if away <= NEAR * h + 1e4 * EPS * late]
         if not close:
             return None
         return min(close)[1], walk.t
@@ -219,3 +227,13 @@ class Watch:
         x, xdot = completed(self.equations, t, self.system.variables(state), self.memory, self.p)
         rates = self._rates(t, x, self.memory, self.p)[0]
         return Arrival(x, xdot, float(self.raw(t, x)[index]), float(rates[index]))
+
+
+def _smallest(c: Array) -> Array:
+    """Smallest values on [0, 1] of cubics, coefficients along the first axis."""
+    with np.errstate(all="ignore"):
+        root = np.sqrt(c[2] ** 2 - 3 * c[1] * c[3])
+        extrema = np.array(((-c[2] + root) / (3 * c[3]), (-c[2] - root) / (3 * c[3]), -c[1] / (2 * c[2])))
+    places = np.array((*np.where((extrema > 0) & (extrema < 1), extrema, 0.0), np.ones_like(c[0])))
+    values: Array = (c[0] + places * (c[1] + places * (c[2] + places * c[3]))).min(axis=0)
+    return values

@@ -1,4 +1,4 @@
-"""Write the results table of README.md and its pictures: ``python docs/update_readme.py``."""
+"""Write the tables of README.md and docs/adapters.md and README's pictures: ``python docs/update_readme.py``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,26 @@ import tempfile
 from pathlib import Path
 
 from dae_hybrid.cli import main
+from dae_hybrid.registry import BUILT_IN, capability_table
+from dae_hybrid.tables import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
+CAPABILITIES = re.compile(r"(<!-- capabilities: begin[^\n]*-->\n).*?(<!-- capabilities: end -->)", re.DOTALL)
 BLOCK = re.compile(r"(<!-- results: begin[^\n]*-->\n).*?(<!-- results: end -->)", re.DOTALL)
+
+
+def update_capabilities() -> None:
+    """Replace the table of docs/adapters.md by what the adapters of this package declare."""
+    page = ROOT / "docs" / "adapters.md"
+    heading, *rows = capability_table()
+    table = markdown([heading, *(row for row in rows if row[0] in BUILT_IN)])
+    text = page.read_text(encoding="utf-8")
+    page.write_text(CAPABILITIES.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text), encoding="utf-8")
 
 
 def update() -> int:
     """Reproduce everything, then replace what is between the markers and every picture in docs/images."""
+    update_capabilities()
     readme, images = ROOT / "README.md", ROOT / "docs" / "images"
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "table.md"

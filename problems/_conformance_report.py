@@ -33,12 +33,12 @@ def rows(found: Conformance) -> list[list[str]]:
     heading = ["problem", "adapter", "value", "events", "states", "forward", "adjoint", "slopes"]
     heading += [f"cost: {name}" for name in ANALYSES]
     table, last = [heading], ""
-    first = {result.case: result.seconds for result in reversed(found.results) if not result.refused}
+    first = {r.case: r.seconds for r in reversed(found.results) if not (r.refused or r.failed)}
     for result in found.results:
         title = result.case.title if result.case.title != last else ""
         last = result.case.title
-        if result.refused:
-            table.append([title, result.adapter, "refused", *[""] * (len(heading) - 3)])
+        if result.refused or result.failed:
+            table.append([title, result.adapter, "refused" if result.refused else "failed", *[""] * (len(heading) - 3)])
             continue
         units = [f"{error / result.rtol:.2g}" for error in result.errors]
         cost = result.seconds / first[result.case]

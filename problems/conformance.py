@@ -145,8 +145,8 @@ class Result:
         Largest of the errors that the slopes are of, in units of their rtol.
     seconds : ndarray, shape (3,)
         CPU time of `ANALYSES`, the best of three.
-    refused : str
-        Why the adapter does not take the case, empty where it does.
+    refused, failed : str
+        Why the adapter does not take the case, or how a run failed; empty where it did not.
     rtol : float
     """
 
@@ -158,12 +158,15 @@ class Result:
     seconds: np.ndarray
     refused: str
     rtol: float
+    failed: str = ""
 
     @property
     def objections(self) -> list[str]:
         """What is not as it should be."""
         if self.refused:
             return []
+        if self.failed:
+            return [f"{self.case.title}: {self.failed}"]
         found = [
             f"{self.case.title}: error of the {name} is {error / self.rtol:.3g} rtol, more than {MULTIPLE:g}"
             for name, error in zip(QUANTITIES, self.errors, strict=True)
@@ -250,6 +253,10 @@ def _results(
                     seconds = _seconds(case, adapter, rtol)
             except UnsupportedError as reason:
                 yield Result(case, adapter, unknown, unknown, unknown, seconds, reason.message, rtol)
+                continue
+            except DaeHybridError as reason:
+                said = f"{type(reason).__name__}: {reason.message}"
+                yield Result(case, adapter, unknown, unknown, unknown, seconds, "", rtol, said)
                 continue
             yield Result(case, adapter, found, slopes, worst, seconds, "", rtol)
 

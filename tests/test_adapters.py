@@ -77,6 +77,20 @@ def test_the_suite_finds_an_adapter_that_is_not_accurate() -> None:
     assert any("falls with a slope" in text for text in found.objections)
 
 
+def test_an_adapter_that_fails_is_an_objection_and_not_the_end_of_the_suite() -> None:
+    from dae_hybrid.adapters.scipy import SciPyIntegrator
+
+    class Fails(SciPyIntegrator):
+        name = "fails"
+
+        def start(self, problem: Any) -> Any:
+            raise dh.StepSizeError("No step is right.", mode=problem.name)
+
+    dh.register_adapter(Fails, replace=True)
+    found = conformance("fails", "scipy", cases=CASES[:1], rtols=())
+    assert found.objections == ["fails: hybrid_ode: ODE: StepSizeError: No step is right."]
+
+
 def test_slopes_leave_out_rounding() -> None:
     rtols = np.array([1e-4, 1e-5, 1e-6, 1e-7])
     table = np.array([[1e-3, 1e-16], [1e-4, 0.0], [1e-5, 1e-16], [1e-15, 1e-16]])
@@ -273,6 +287,94 @@ def test_guards_that_cross_zero_and_come_back_within_a_step(adapter: str) -> Non
     assert len(sol.events) in (0, 2)
 
 
+@stepped
+def test_an_event_in_a_fast_decay_is_located_in_it(adapter: str) -> None:
+    m = dh.HybridModel("decay")
+    k, y = m.parameter("k", 1e6), m.differential("y")
+    run, slow = m.mode("run", ode={y: -k * y}), m.mode("slow", ode={y: 0 * y})
+    m.transition(run, slow, guard=y - 0.5, direction="falling")
+    m.initial(run, {y: 1.0})
+    m.functional("G", terminal=y * k)
+    system = m.build()
+    asa = dh.adjoint_gradient(system, (0, 10), "G", adapter=adapter)
+    fsa = dh.forward_sensitivity(system, (0, 10), adapter=adapter)
+    event = asa.trajectory.events[0]
+    assert event.time == pytest.approx(np.log(2) / 1e6, rel=1e-6)
+    assert event.state_minus == pytest.approx([0.5], rel=1e-12)
+    assert fsa.event_time_sensitivity[0] == pytest.approx([-np.log(2) / 1e12], rel=1e-6)
+    assert asa.gradient == pytest.approx([0.5], rel=1e-6)
+
+
+@stepped
+def test_an_initial_layer_before_a_long_run(adapter: str) -> None:
+    """Robertson's problem to 4e10 (Hairer and Wanner 1996): y2 in the layer."""
+    m = dh.HybridModel("Robertson")
+    y = m.differential("y", size=3)
+    r1, r2, r3 = 0.04 * y[0], 1e4 * y[1] * y[2], 3e7 * y[1] ** 2
+    m.initial(m.mode("run", ode={y: ca.vertcat(-r1 + r2, r1 - r2 - r3, r3)}), {y: ca.DM([1, 0, 0])})
+    t = np.array([1e-4, 1e-3, 1e-2, 4e10])
+    options: dict[str, Any] = {"rtol": 1e-7, "atol": 1e-13, "t_eval": t}
+    sol = dh.simulate(m.build(), (0, 4e10), adapter=adapter, **options)
+    native = dh.simulate(m.build(), (0, 4e10), **options)
+    assert sol["y"][:, 1] == pytest.approx(native["y"][:, 1], rel=1e-4)
+    assert sol["y"][0, 1] == pytest.approx(3.98406846e-06, rel=1e-6)
+
+
+@stepped
+def test_a_mode_at_rest_and_a_long_run(adapter: str) -> None:
+    m = dh.HybridModel("rest")
+    k, y = m.parameter("k", 2.0), m.differential("y")
+    m.initial(m.mode("run", ode={y: 0.0}), {y: k})
+    m.functional("G", terminal=y)
+    assert dh.adjoint_gradient(m.build(), (0, 1), "G", adapter=adapter).gradient == pytest.approx([1.0])
+    m = dh.HybridModel("oscillator")
+    w, y, v = m.parameter("w", 1.0), m.differential("y"), m.differential("v")
+    m.initial(m.mode("run", ode={y: w * v, v: -w * y}), {y: 1.0, v: 0.0})
+    m.functional("G", terminal=y)
+    asa = dh.adjoint_gradient(m.build(), (0, 300), "G", adapter=adapter)
+    assert asa.gradient == pytest.approx([-300 * np.sin(300)], rel=1e-4)
+    assert asa.adjoint(150.0)["y"] == pytest.approx(np.cos(150), abs=1e-4)
+
+
+@pytest.mark.parametrize("rtol", [1e-5, 1e-6, 3e-7, 1e-7])
+def test_algebraic_variables_keep_to_their_branch(rtol: float) -> None:
+    """z = arcsin y has other values 2 pi apart: an inner Newton iteration must not change over to them."""
+    m = dh.HybridModel("angle")
+    y, z = m.differential("y"), m.algebraic("z", guess=0.0)
+    m.initial(m.mode("run", ode={y: 0.99 * ca.cos(m.time)}, algebraic=[ca.sin(z) - y]), {y: 0.0})
+    t = np.linspace(0, 20, 41)
+    sol = dh.simulate(m.build(), (0, 20), adapter="scipy", rtol=rtol, t_eval=t)
+    assert sol["z"] == pytest.approx(np.arcsin(0.99 * np.sin(t)), abs=100 * rtol)
+
+
+@stepped
+def test_a_step_that_would_leave_where_the_algebraic_equations_hold(adapter: str) -> None:
+    m = dh.HybridModel("tank")
+    a, y, z = m.parameter("a", 1.0), m.differential("y"), m.algebraic("z", guess=1.0)
+    run = m.mode("run", ode={y: -a}, algebraic=[z**2 - y])
+    m.transition(run, None, guard=y - 0.05, direction="falling")
+    m.initial(run, {y: 1.0})
+    m.functional("G", terminal=y * m.time)
+    assert dh.adjoint_gradient(m.build(), (0, 3), "G", adapter=adapter).value == pytest.approx(0.0475, rel=1e-8)
+
+
+@pytest.mark.parametrize("adapter", ["scipy", "casadi"])
+@pytest.mark.parametrize("height", [19.0, 19.999])
+def test_a_ceiling_met_within_a_step(height: float, adapter: str) -> None:
+    m = dh.HybridModel("ceiling")
+    v0, y, v = m.parameter("v0", 20.0), m.differential("y"), m.differential("v")
+    fly = m.mode("fly", ode={y: v, v: -10.0})
+    m.transition(fly, fly, guard=y - height, direction="rising", reset={v: -v})
+    m.initial(fly, {y: 0.0, v: v0})
+    m.functional("G", terminal=y)
+    up = (20 - np.sqrt(400 - 20 * height)) / 10
+    rest = 3.5 - up
+    exact = height - np.sqrt(400 - 20 * height) * rest - 5 * rest**2
+    asa = dh.adjoint_gradient(m.build(), (0, 3.5), "G", adapter=adapter)
+    assert len(asa.trajectory.events) == 1
+    assert asa.value == pytest.approx(exact, rel=1e-4)
+
+
 @pytest.mark.parametrize("method", ["dop853", "rk45", "radau", "bdf"])
 def test_every_method_of_scipy(method: str) -> None:
     exact = hybrid_ode.reference()
@@ -451,6 +553,23 @@ def test_scikits_odes_missing(clean_registry: None, monkeypatch: Any) -> None:
         dh.simulate(hybrid_ode.system(), (0, 1), adapter="scikits-odes")
     assert "python -m dae_hybrid.adapters.install_scikits_odes" in str(caught.value)
     assert "sundials, casadi, scipy" in str(caught.value)
+
+
+def test_other_packages_may_fail_in_any_way(clean_registry: None, monkeypatch: Any, capsys: Any) -> None:
+    class Point:
+        name = "bad"
+
+        @staticmethod
+        def load() -> Any:
+            raise RuntimeError("libfoo.so: wrong version")
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point])
+    assert main(["adapters"]) == 0
+    assert "libfoo.so: wrong version" in capsys.readouterr().out
+    with pytest.raises(dh.AdapterError, match="libfoo"):
+        dh.simulate(hybrid_ode.system(), (0, 1), adapter="bad")
+    with pytest.raises(dh.OptionError, match="adapter must be a name"):
+        dh.simulate(hybrid_ode.system(), (0, 1), adapter=["scipy"])  # type: ignore[arg-type]
 
 
 def test_registration(clean_registry: None) -> None:
