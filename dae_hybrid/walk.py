@@ -10,6 +10,7 @@ from dae_hybrid.errors import ConsistencyError, NonFiniteError, StepSizeError
 from dae_hybrid.failures import not_finite_equations
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array
+from dae_hybrid.segments import EPS
 from dae_hybrid.steps import Step
 
 #: the polynomial of a step may be off by this many tolerances; where it is not, the step is gone through again in
@@ -19,6 +20,8 @@ INTERPOLATION, REPEATS = 10.0, 8
 TESTED, PER_DEFECT = (0.2, 0.8), 0.3
 #: and where the algebraic equations fail at the end of a step it is shortened, down to this share of the segment
 FINEST = 1e-9
+#: steps of so few roundings are straight lines: solvers that count time from elsewhere have no values within them
+STRAIGHT = 1e4
 #: first steps may be below the rounding of the time, but not for so many
 STANDING = 1000
 
@@ -104,6 +107,8 @@ class Walk:
         return self._polynomial
 
     def _values(self, t: Array) -> Array:
+        if self.t - self.t0 <= STRAIGHT * EPS * max(abs(self.t0), abs(self.t)):
+            return np.linspace(self.x0, self.x, t.size)
         values = self._stepper.at(t[1:-1])
         rows = [self.x]
         for s, x in zip(t[-2:0:-1].tolist(), values[::-1], strict=True):

@@ -31,7 +31,7 @@ MULTIPLE = 300.0
 SLOPE, FLOOR, CLOSE = 0.5, 1e-13, 10.0
 RTOL = 1e-8
 #: tolerances of the slope
-RTOLS = (1e-5, 1e-6, 1e-7, 1e-8)
+RTOLS = (1e-5, 1e-6, 1e-7, 1e-8, 1e-9)
 #: atol as a share of rtol, for problems with small variables
 SMALL = {"em_hysteresis": 1e-4, "menegotto_pinto": 1e-3}
 #: seconds of timing after which it is not repeated
