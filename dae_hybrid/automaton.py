@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from dae_hybrid.dense import Redo
-from dae_hybrid.diagnosis import explain, pole
+from dae_hybrid.diagnosis import explain
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError
 from dae_hybrid.events import SAME_INSTANT, Entry, Firing, Instant, signs
+from dae_hybrid.failures import singular
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.options import Options
@@ -216,7 +217,7 @@ class Automaton:
         else:
             self.at = Arrival(x, at.m, xdot, at.guards, at.rates, at.sizes)
         if outcome.crossing is not None and outcome.crossing[0] >= len(mode.guarded):
-            raise pole(mode, self.t)
+            raise singular(mode=mode.name, time=self.t, variables=mode.algebraic.names)
         return outcome.crossing, outcome.zero_band[: len(mode.guarded)]
 
     def _task(self, t_stop: float, entry: Entry, record: Record, t_eval: Array | None, *, closed: bool) -> SegmentTask:

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dae_hybrid.errors import ConsistencyError, DaeHybridError, IntegrationError
+from dae_hybrid.errors import DaeHybridError, IntegrationError
 from dae_hybrid.formulation import collapsed
 from dae_hybrid.integrator import Array
 from dae_hybrid.system import ModeSystem
 from dae_hybrid.transition import Arrival
-
-
-def pole(mode: ModeSystem, t: float) -> ConsistencyError:
-    """[F_y' | F_z] has become singular on the way, and the algebraic variables are infinite."""
-    return ConsistencyError(
-        f"[F_y' | F_z] becomes singular: {', '.join(mode.algebraic.names)} cannot be determined any more.",
-        mode=mode.name,
-        time=t,
-        variables=mode.algebraic.names,
-        remedy="The index is higher there: end the mode before by a transition, or check its equations.",
-    )
 
 
 def explain(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dae_hybrid.errors import DaeHybridError, NonFiniteError, StepLimitError, StepSizeError, ZenoError
+from collections.abc import Sequence
+
+from dae_hybrid.errors import ConsistencyError, DaeHybridError, NonFiniteError, StepLimitError, StepSizeError, ZenoError
 from dae_hybrid.integrator import SegmentTask
 
 #: steps below this share of the segment get nowhere
@@ -30,6 +32,28 @@ def not_finite_equations(*, mode: str, time: float) -> NonFiniteError:
         time=time,
         remedy="Check the mode's equations and integrands near this point for division by zero, logarithms or roots of "
         "negative numbers, and overflow.",
+    )
+
+
+def unsolved(*, mode: str, time: float, variables: Sequence[str] = ()) -> ConsistencyError:
+    """The algebraic variables cannot be found at a point."""
+    return ConsistencyError(
+        "The algebraic variables could not be solved for.",
+        mode=mode,
+        time=time,
+        variables=variables,
+        remedy="Check that the algebraic equations determine them near this point.",
+    )
+
+
+def singular(*, mode: str, time: float, variables: Sequence[str]) -> ConsistencyError:
+    """[F_y' | F_z] has become singular on the way."""
+    return ConsistencyError(
+        f"[F_y' | F_z] becomes singular: {', '.join(variables)} cannot be determined any more.",
+        mode=mode,
+        time=time,
+        variables=variables,
+        remedy="The index is higher there: end the mode before by a transition, or check its equations.",
     )
 
 

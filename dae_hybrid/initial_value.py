@@ -12,7 +12,7 @@ import numpy as np
 from dae_hybrid.integrator import Array, Capabilities
 from dae_hybrid.options import Options
 from dae_hybrid.smooth import SmoothSystem
-from dae_hybrid.stiffness import LOOK
+from dae_hybrid.stiffness import LOOK, reduced_jacobian
 
 #: Newton's iteration for algebraic variables inside a right-hand side: a correction of this share of the tolerance is
 #: the last one; after so many it has failed
@@ -105,13 +105,12 @@ class InitialValueProblem:
         self.counts["njev"] += 1
         n, full = self.n, self.whole(t, x)
         matrix = self.system.jacobian_kernel(t, full, self.constants)[0]
-        if n == self.system.n or not np.all(np.isfinite(matrix)):
+        if not np.all(np.isfinite(matrix)):
             return matrix[:n, :n]
         try:
-            reduced: Array = matrix[:n, :n] - matrix[:n, n:] @ np.linalg.solve(matrix[n:, n:], matrix[n:, :n])
+            return reduced_jacobian(matrix, n)
         except np.linalg.LinAlgError:
             return np.full((n, n), np.nan)
-        return reduced
 
     # -- algebraic states of a reduced problem -----------------------------------------------------------
 
@@ -122,13 +121,13 @@ class InitialValueProblem:
             self.system, self.constants, self.t0, self.t_stop, self.x0[:n], self.xdot0[:n], self.rtol,
             self.absolute[:n], self.method, self.max_step, self.first_step, self.max_order, False, None, self.name,
         )  # fmt: skip
-        again.near(self.x0[n:], self.absolute[n:])
+        again._algebraic_absolute = self.absolute[n:]
+        again.near(self.x0)
         return again
 
-    def near(self, algebraic: Array, absolute: Array | None = None) -> None:
-        """Where Newton's iteration for the algebraic states starts from now on."""
-        self._algebraic = algebraic
-        self._algebraic_absolute = self._algebraic_absolute if absolute is None else absolute
+    def near(self, whole: Array) -> None:
+        """Where Newton's iteration for the algebraic states starts from now on: at those of a whole state."""
+        self._algebraic = whole[self.n :]
 
     _algebraic: Array = field(default_factory=lambda: np.zeros(0))
     _algebraic_absolute: Array = field(default_factory=lambda: np.zeros(0))

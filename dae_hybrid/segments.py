@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dae_hybrid.codegen import Kernel
-from dae_hybrid.errors import ConsistencyError
+from dae_hybrid.failures import unsolved
 from dae_hybrid.integrator import Array, Equations, SegmentOutcome, SegmentTask
 from dae_hybrid.options import Options
 
@@ -45,13 +45,7 @@ def completed(e: Equations, t: float, x: Array, m: Array, p: Array) -> tuple[Arr
             break
         if np.all(correction <= CONVERGED):
             return x, xdot
-    raise ConsistencyError(
-        "The algebraic variables could not be solved for.",
-        mode=e.name,
-        time=t,
-        variables=e.variables.names,
-        remedy="Check that the algebraic equations determine them near this point.",
-    )
+    raise unsolved(mode=e.name, time=t, variables=e.variables.names)
 
 
 def is_short(t0: float, t1: float) -> bool:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from dae_hybrid.errors import ConsistencyError, DaeHybridError
-from dae_hybrid.failures import is_starved, starved, step_limit, unresolved_guard
+from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.failures import is_starved, singular, starved, step_limit, unresolved_guard
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, SegmentOutcome, SegmentTask
 from dae_hybrid.options import Options
+from dae_hybrid.output import Rows
 from dae_hybrid.segments import DRIFT_LOOK, completed, has_drifted, is_short, standing_still, stretches
 from dae_hybrid.smooth import SensitivitySystem, adjoint, with_sensitivities
-from dae_hybrid.steps import COEFFICIENTS, Step
+from dae_hybrid.steps import Step
 from dae_hybrid.stiffness import LOOK, is_stiff, state_jacobian
 from dae_hybrid.walk import Walk
 from dae_hybrid.watch import Arrival, Watch
@@ -87,7 +88,7 @@ class SteppedSession:
             return standing_still(task, method)
         d = 0 if task.sensitivities is None else len(task.sensitivities)
         system = with_sensitivities(task.equations, d)
-        rows = _Rows(task, system, self._constants(task))
+        rows = Rows(task, system, self._constants(task))
         run = _Segment(self, task, system, rows, method)
         try:
             return run.outcome()
@@ -150,12 +151,11 @@ class SteppedSession:
             options.suppress_algebraic or e.constrained, name=e.name,
         )  # fmt: skip
 
-    def spend(self, task: SegmentTask | BackwardTask, walk: Walk) -> None:
-        """Count a step and refuse what gets nowhere."""
+    def spend(self, walk: Walk) -> None:
+        """Count a step of the run, which may have only so many."""
         self._counts["steps"] += 1
-        name = task.equations.name
         if self._counts["steps"] > self.options.max_steps:
-            raise step_limit(self.options.max_steps, mode=name, time=walk.t)
+            raise step_limit(self.options.max_steps, mode=walk.problem.name, time=walk.t)
 
     def _count(self, walk: Walk) -> None:
         for name, value in walk.seen.counts.items():
@@ -174,9 +174,9 @@ class SteppedSession:
             samples = np.tile(starts, (times.size, 1, 1))
             return BackwardOutcome(starts, np.zeros((k, n_wrt)), np.zeros((k, e.n_memory)), samples)
         steps = self._solution(task)
-        count = n_wrt + e.n_memory
+        width = n_wrt + e.n_memory
         absolute = np.concatenate((task.absolute[:, :ny].ravel(), task.absolute_integrals.ravel()))
-        state = np.concatenate((starts.ravel(), np.zeros(k * count)))
+        state = np.concatenate((starts.ravel(), np.zeros(k * width)))
         samples = np.zeros((times.size, k, ny))
         samples[times >= task.t1] = starts
         done = int(np.count_nonzero(times >= task.t1))
@@ -196,15 +196,15 @@ class SteppedSession:
             walk = Walk(self.adapter, problem)
             while not walk.at_end:
                 walk.advance()
-                self.spend(task, walk)
+                self.spend(walk)
                 last = done + int(np.count_nonzero(times[done:] >= later - walk.t))
                 if last > done:
                     inner = np.minimum(later - times[done:last], walk.t)
-                    samples[done:last] = _evaluate(walk, inner)[:, : k * ny].reshape(-1, k, ny)
+                    samples[done:last] = walk.states(inner)[:, : k * ny].reshape(-1, k, ny)
                     done = last
             state = walk.x
             self._count(walk)
-        adjoints, integrals = state[: k * ny].reshape(k, ny), state[k * ny :].reshape(k, count)
+        adjoints, integrals = state[: k * ny].reshape(k, ny), state[k * ny :].reshape(k, width)
         samples[times <= task.t0] = adjoints
         return BackwardOutcome(adjoints, integrals[:, :n_wrt], integrals[:, n_wrt:], samples)
 
@@ -220,7 +220,7 @@ class SteppedSession:
         steps: list[Step] = []
         while not walk.at_end:
             walk.advance()
-            self.spend(task, walk)
+            self.spend(walk)
             steps += [Step(s.t0, s.t1, system.variables(s.coefficients)) for s in walk.resolved(strict=True)]
         self._count(walk)
         return steps
@@ -245,71 +245,11 @@ def _parts(task: BackwardTask, steps: list[Step]) -> Iterator[tuple[list[Step], 
         last = first + 1 if steps[first].t0 < earlier else max(first, 1)
 
 
-def _evaluate(walk: Walk, t: Array) -> Array:
-    """States at times within the last step."""
-    steps = walk.resolved(strict=False)
-    index = np.minimum(np.searchsorted([s.t1 for s in steps], t), len(steps) - 1)
-    return np.array([steps[i].at(float(s)) for i, s in zip(index.tolist(), t, strict=True)])
-
-
-@dataclass
-class _Rows:
-    """Output of a segment; see `SegmentOutcome.rows`."""
-
-    task: SegmentTask
-    system: SensitivitySystem
-    constants: Array
-    rows: list[Array] = field(default_factory=list)
-    _next: int = 0
-
-    def __post_init__(self) -> None:
-        task = self.task
-        self.width = 1 + task.equations.n * (1 + (0 if task.sensitivities is None else len(task.sensitivities)))
-
-    def _add(self, t: float, state: Array) -> None:
-        self.rows.append(np.concatenate(([t], self.system.outputs(t, state, self.constants)[0])))
-
-    def start(self, state: Array) -> None:
-        """The start of the segment."""
-        if self.task.record != "steps":
-            return
-        if self.task.t_eval is None:
-            self._add(self.task.t0, state)
-            return
-        for t in self.task.t_eval.tolist():
-            if t > self.task.t0:
-                break
-            self._add(t, state)
-            self._next += 1
-
-    def step(self, walk: Walk, until: float, *, inclusive: bool) -> None:
-        """A step, or the part of it up to a time."""
-        if self.task.record == "dense":
-            steps = walk.resolved(strict=False)
-            self.rows += [Step(s.t0, s.t1, self.system.variables(s.coefficients)).dense_row() for s in steps]
-        elif self.task.record == "steps" and self.task.t_eval is not None:
-            ahead = self.task.t_eval[self._next :]
-            times = ahead[ahead <= until if inclusive else ahead < until]
-            for t, state in zip(times.tolist(), _evaluate(walk, times) if times.size else (), strict=True):
-                self._add(t, state)
-            self._next += times.size
-
-    def point(self, t: float, state: Array) -> None:
-        """The end of a step."""
-        if self.task.record == "steps" and self.task.t_eval is None:
-            self._add(t, state)
-
-    def array(self) -> Array:
-        """All rows."""
-        width = 3 + COEFFICIENTS * self.task.equations.n if self.task.record == "dense" else self.width
-        return np.array(self.rows).reshape(len(self.rows), width)
-
-
 class _Segment:
     """One segment on its way."""
 
     def __init__(
-        self, session: SteppedSession, task: SegmentTask, system: SensitivitySystem, rows: _Rows, method: str
+        self, session: SteppedSession, task: SegmentTask, system: SensitivitySystem, rows: Rows, method: str
     ) -> None:
         self.session, self.task, self.system, self.rows, self.method = session, task, system, rows, method
         self.watch = Watch(task, system, session.p, asked=session.adapter.capabilities.roots)
@@ -326,9 +266,9 @@ class _Segment:
         rows.start(problem.x0)
         looked = task.t0
         drifts = task.equations.constrained and task.record != "dense"
-        for taken in range(1, session.options.max_steps + 2):
+        for taken in count(1):  # as many as `spend` allows
             walk.advance()
-            session.spend(task, walk)
+            session.spend(walk)
             self._refuse_singular(walk.t, walk.x)
             crossing = watch.look(walk)
             if crossing is not None:
@@ -347,7 +287,7 @@ class _Segment:
                 if is_starved(step, walk.t, task):
                     poisoned = walk.seen.counts["not_finite"] > 0
                     raise starved(step, mode=task.equations.name, time=walk.t, not_finite=poisoned)
-        raise step_limit(session.options.max_steps, mode=task.equations.name, time=walk.t)
+        raise AssertionError("a count does not end")
 
     def _refuse_singular(self, t: float, state: Array) -> None:
         """Refuse to go on where the matrix of the algebraic variables was singular on the way: its sign has changed."""
@@ -359,14 +299,7 @@ class _Segment:
         sign = float(np.linalg.slogdet(jacobian[n:, n:])[0])
         self._sign = self._sign or sign
         if sign != self._sign:
-            names = e.variables.labels()[n:]
-            raise ConsistencyError(
-                f"[F_y' | F_z] becomes singular: {', '.join(names)} cannot be determined any more.",
-                mode=e.name,
-                time=t,
-                variables=names,
-                remedy="The index is higher there: end the mode before by a transition, or check its equations.",
-            )
+            raise singular(mode=e.name, time=t, variables=e.variables.labels()[n:])
 
     def _event(self, walk: Walk, watch: Watch, index: int, near: float) -> SegmentOutcome:
         e = self.task.equations

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from dae_hybrid.dense import DENSE_COLUMNS
 from dae_hybrid.integrator import Array
 
 #: coefficients of the polynomial of a step, and where its values are taken: Chebyshev-Lobatto points on [-1, 1]
@@ -33,9 +33,9 @@ class Step:
     coefficients: Array
 
     @classmethod
-    def through(cls, t0: float, t1: float, values: object) -> Step:
+    def through(cls, t0: float, t1: float, values: Callable[[Array], Array]) -> Step:
         """The polynomial through `values(times)`, shape (len(times), n)."""
-        return cls(t0, t1, _FROM_VALUES @ values(node_times(t0, t1)))  # type: ignore[operator]
+        return cls(t0, t1, _FROM_VALUES @ values(node_times(t0, t1)))
 
     @property
     def middle(self) -> float:
@@ -66,9 +66,7 @@ class Step:
         for k in range(COEFFICIENTS):
             derivatives.append(c.sum(axis=0) * factor**k)
             c = c[1:] * np.arange(1, len(c))[:, None]
-        head = np.array([self.t1, self.t1 - self.t0, COEFFICIENTS - 1.0])
-        assert head.size == DENSE_COLUMNS
-        return np.concatenate((head, *derivatives))
+        return np.concatenate(([self.t1, self.t1 - self.t0, COEFFICIENTS - 1.0], *derivatives))
 
 
 def node_times(t0: float, t1: float) -> Array:

@@ -25,6 +25,13 @@ def state_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array)
     return jacobian
 
 
+def reduced_jacobian(jacobian: Array, n: int) -> Array:
+    """That of the first n equations, the others solved for the states behind; LinAlgError where that cannot be."""
+    if n == len(jacobian):
+        return jacobian
+    return np.asarray(jacobian[:n, :n] - jacobian[:n, n:] @ np.linalg.solve(jacobian[n:, n:], jacobian[n:, :n]))
+
+
 def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> bool:
     """Whether ``method="auto"`` takes a method for stiff equations from t to t_stop."""
     return decay_rate(equations, t, x, m, p) * (t_stop - t) > DECAYS
@@ -41,10 +48,9 @@ def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> 
     ny = equations.n_differential
     if equations.implicit:
         try:
-            by_y = np.linalg.solve(jacobian[ny:, ny:], jacobian[ny:, :ny])
+            jacobian = reduced_jacobian(jacobian, ny)
         except np.linalg.LinAlgError:
             return np.inf
-        jacobian = jacobian[:ny, :ny] - jacobian[:ny, ny:] @ by_y
     if ny > EIGENVALUES:
         return float(min(np.abs(jacobian).sum(axis=0).max(), np.abs(jacobian).sum(axis=1).max()))
     return max(0.0, float(-np.linalg.eigvals(jacobian).real.min(initial=0.0)))

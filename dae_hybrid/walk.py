@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from dae_hybrid.errors import ConsistencyError, NonFiniteError, StepSizeError
-from dae_hybrid.failures import not_finite_equations
+from dae_hybrid.failures import not_finite_equations, unsolved
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array
 from dae_hybrid.segments import EPS
 from dae_hybrid.steps import Step
+from dae_hybrid.stiffness import reduced_jacobian
 
 #: the polynomial of a step may be off by this many tolerances; where it is not, the step is gone through again in
 #: parts, at most this often
@@ -66,14 +67,10 @@ class Walk:
                 h = self._stepper.t - t
                 if h <= FINEST * (self.problem.t_stop - self.problem.t0):
                     raise
-                n = self.seen.n
-                p = replace(self.problem, t0=t, x0=x, max_step=h / 8, first_step=None, guards=None)
-                p.xdot0 = np.concatenate((self.problem.system.kernel(t, x, p.constants)[0][:n], p.xdot0[n:]))
-                self.seen = p.reduced()
+                self.seen = self._from(t, x, self.problem.t_stop, h / 8).reduced()
                 self._stepper = self.integrator.start(self.seen)
         self.t0, self.x0, self._polynomial, self.t = t, x, None, self._stepper.t
-        if self.seen is not self.problem:
-            self.seen.near(self.x[self.seen.n :])
+        self.seen.near(self.x)
 
     def _step(self) -> None:
         before, t = self.seen.counts["not_finite"], self._stepper.t
@@ -93,12 +90,7 @@ class Walk:
             return full
         if not np.all(np.isfinite(x)):
             raise not_finite_equations(mode=self.problem.name, time=t)
-        raise ConsistencyError(
-            "The algebraic variables could not be solved for.",
-            mode=self.problem.name,
-            time=t,
-            remedy="Check that the algebraic equations determine them near this point.",
-        )
+        raise unsolved(mode=self.problem.name, time=t)
 
     def polynomial(self) -> Step:
         """The last step as a polynomial."""
@@ -113,24 +105,21 @@ class Walk:
         rows = [self.x]
         for s, x in zip(t[-2:0:-1].tolist(), values[::-1], strict=True):
             rows.append(self._whole(s, x))
-            if self.seen is not self.problem:
-                self.seen.near(rows[-1][self.seen.n :])
-        if self.seen is not self.problem:
-            self.seen.near(self.x[self.seen.n :])
+            self.seen.near(rows[-1])
+        self.seen.near(self.x)
         return np.array([self.x0, *rows[:0:-1], self.x])
 
     # -- the same way again -----------------------------------------------------------------------------
 
     def again(self, t_stop: float, max_step: float = np.inf) -> Walk:
         """A new walk from the start of the last step."""
+        return Walk(self.integrator, self._from(self.t0, self.x0, t_stop, min(max_step, self.problem.max_step)))
+
+    def _from(self, t: float, x: Array, t_stop: float, max_step: float) -> InitialValueProblem:
+        """The problem from a point on the way."""
         p, n = self.problem, self.problem.system.n_differential
-        rates = p.xdot0.copy()
-        rates[:n] = p.system.kernel(self.t0, self.x0, p.constants)[0][:n]
-        problem = replace(
-            p, t0=self.t0, x0=self.x0, xdot0=rates, t_stop=t_stop, max_step=min(max_step, p.max_step), first_step=None,
-            guards=None,
-        )  # fmt: skip
-        return Walk(self.integrator, problem)
+        rates = np.concatenate((p.system.kernel(t, x, p.constants)[0][:n], p.xdot0[n:]))
+        return replace(p, t0=t, x0=x, xdot0=rates, t_stop=t_stop, max_step=max_step, first_step=None, guards=None)
 
     def arrive(self) -> Array:
         """The state at `t_stop`."""
@@ -147,6 +136,12 @@ class Walk:
             It cannot be had, and `strict` asks for it.
         """
         return self._resolved(REPEATS, strict)
+
+    def states(self, t: Array) -> Array:
+        """States at times within the last step, as accurate as can be, shape (len(t), n)."""
+        steps = self.resolved(strict=False)
+        index = np.minimum(np.searchsorted([s.t1 for s in steps], t), len(steps) - 1)
+        return np.array([steps[i].at(float(s)) for i, s in zip(index.tolist(), t, strict=True)])
 
     def _resolved(self, repeats: int, strict: bool) -> list[Step]:
         error = self.interpolation_error()
@@ -186,10 +181,7 @@ class Walk:
             defect = step.rate(t)[:n] - p.system.kernel(t, x, p.constants)[0][:n]
             full = p.system.jacobian_kernel(t, x, p.constants)[0]
             try:
-                matrix = full[:n, :n]
-                if n < p.system.n:
-                    matrix = matrix - full[:n, n:] @ np.linalg.solve(full[n:, n:], full[n:, :n])
-                error = np.linalg.solve(np.eye(n) - h / 4 * matrix, defect)
+                error = np.linalg.solve(np.eye(n) - h / 4 * reduced_jacobian(full, n), defect)
             except np.linalg.LinAlgError:
                 return np.inf
             ratio = PER_DEFECT * h * np.abs(error) / (p.absolute[:n] + p.rtol * np.abs(x[:n]))

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import unresolved_guard
 from dae_hybrid.integrator import Array, SegmentTask
-from dae_hybrid.segments import completed, kernel
+from dae_hybrid.segments import EPS, completed, kernel
 from dae_hybrid.smooth import SensitivitySystem
 from dae_hybrid.walk import Walk
 
@@ -26,7 +26,6 @@ DEPTH, SAFETY = 8, 4.0
 NEXT_TO_ZERO = 1e-30
 #: a zero that an integrator reports is this share of the step away at most
 NEAR = 1e-3
-EPS = float(np.finfo(float).eps)
 
 
 class Arrival(NamedTuple):

@@ -169,6 +169,12 @@ def derivatives(function: Callable[[Any], Any], p: Array) -> Array:
     return complex_step(lambda q: {"": np.asarray(function(q))}, p)[""].T
 
 
+def with_derivatives(function: Callable[[Any], Any], p: Any) -> tuple[Array, Array]:
+    """Value and derivatives of an array-valued analytic function."""
+    p = np.asarray(p, dtype=float)
+    return np.real(function(p.astype(complex))), derivatives(function, p)
+
+
 def complex_step(function: Callable[[Any], Mapping[str, Any]], p: Array) -> dict[str, Array]:
     """Derivatives of every entry of `function(p)`, shape (n_p, ...): exact to rounding for analytic functions."""
     rows: dict[str, list[Any]] = {}

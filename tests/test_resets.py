@@ -10,18 +10,12 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.problems._reference import derivatives as by_complex_steps
+from dae_hybrid.problems._reference import with_derivatives as derivatives
 
 ANALYSES = (
     lambda system, span, **k: dh.forward_sensitivity(system, span, **k),
     lambda system, span, **k: dh.adjoint_gradient(system, span, "G", **k),
 )
-
-
-def derivatives(closed: Callable[[Any], Any], p: Any) -> tuple[Any, Any]:
-    """A closed form and its derivatives."""
-    p = np.asarray(p, dtype=float)
-    return np.real(closed(p.astype(complex))), by_complex_steps(closed, p)
 
 
 def declared(m: dh.HybridModel, **values: Any) -> list[ca.MX]:
