@@ -19,6 +19,8 @@ from dae_hybrid.errors import ChatteringError as ChatteringError
 from dae_hybrid.errors import CompilerWarning as CompilerWarning
 from dae_hybrid.errors import ConsistencyError as ConsistencyError
 from dae_hybrid.errors import DaeHybridError as DaeHybridError
+from dae_hybrid.errors import DerivativeWarning as DerivativeWarning
+from dae_hybrid.errors import DualityError as DualityError
 from dae_hybrid.errors import EventError as EventError
 from dae_hybrid.errors import FormulationError as FormulationError
 from dae_hybrid.errors import GrazingError as GrazingError

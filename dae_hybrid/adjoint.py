@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.multipliers import consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
-from dae_hybrid.segments import stretches
 from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.trajectory import Part, Segment, Trajectory
 from dae_hybrid.transition import TransitionLinearisation, all_finite, chain
@@ -45,6 +45,7 @@ class Sweep:
     options: Options
     components: tuple[int, ...]
     wrt: tuple[int, ...]
+    conditions: Conditions = field(default_factory=Conditions)
     sizes: Array = field(init=False)
     _tolerances: dict[int, tuple[Array, Array]] = field(init=False, default_factory=dict)
 
@@ -125,41 +126,24 @@ class Sweep:
 
     def segment(self, segment: Segment, adjoint: Array, t_eval: Array | None = None) -> BackwardOutcome:
         """Integrate the adjoint of a segment back to its start, from dG/dy (k, n_differential)."""
-        mode, n = segment.mode, segment.mode.equations.n
+        mode, n, p = segment.mode, segment.mode.equations.n, self.trajectory.parameters
         start = round_relative(adjoint, self.options.rtol / 256)
         full, rates = start, np.zeros_like(start)
-        restart = None
+        t, x, m = segment.t_end, segment.x_end, segment.memory
         if mode.equations.index == 2:
-            m, p, t = segment.memory, self.trajectory.parameters, segment.t_end
-
-            def restart(x: Array) -> tuple[Array, Array]:
-                landed = mode.land(t, x, m, p)[0]
-                return stated_adjoint(mode, t, landed, m, start, p, self.components)[:2]
-
-            full, rates = restart(segment.x_end)
+            full, rates, _ = stated_adjoint(mode, t, x, m, start, p, self.components)
         elif n > mode.differential.size:
-            p = self.trajectory.parameters
-            full, rates = consistent_adjoint(
-                mode, segment.t_end, segment.x_end, segment.memory, start, p, self.components
-            )
+            full, rates = consistent_adjoint(mode, t, x, m, start, p, self.components)
         absolute, absolute_integrals = self._absolute(mode)
         outcome = self.session.backward(
             BackwardTask(
-                mode.equations,
-                segment.t_start,
-                segment.t_end,
-                segment.x_start[:n],
-                segment.xdot_start[:n],
-                segment.memory,
+                segment.interpolate.again(),
                 self.components,
                 full[:, :n],
                 rates[:, :n],
                 absolute,
                 absolute_integrals,
-                segment.method,
                 t_eval,
-                restart,
-                stretches(segment.steps),
             )
         )
         if not all(
@@ -189,7 +173,7 @@ class Sweep:
         """What a measurement adds to dG/dw and to dG/dp."""
         p, measurement, wrt = self.trajectory.parameters, self.system.measurements[record.index], list(self.wrt)
         if set(self.components) & set(range(measurement.components.start, measurement.components.stop)):
-            refuse_disturbed(self.system, record)
+            refuse_disturbed(self.system, record, self.conditions)
         by_u = measurement.at(record.mode.index)(record.time, record.x, record.memory, p)[1]
         rows = np.zeros((self.system.functionals.size, by_u.shape[1]))
         rows[measurement.components] = by_u
@@ -201,7 +185,8 @@ class Sweep:
 
     def linearise(self, event: EventRecord) -> TransitionLinearisation:
         """The linearised transition of a record, for the components of this sweep."""
-        whole = self.system.linearise(event, self.trajectory.parameters, self.trajectory.t_span[0])
+        run = self.trajectory
+        whole = self.system.linearise(event, run.parameters, run.t_span[0], self.conditions)
         return whole if len(self.components) == len(whole.integrand_minus) else whole.select(list(self.components))
 
 
@@ -243,13 +228,19 @@ def _backwards(
             yield _Step(part, adjoint, share[:, wrt], NONE)
 
 
-def gradient(sweep: Sweep) -> Array:
-    """dG/dp, shape (k, n_wrt)."""
+def gradient(sweep: Sweep, marks: list[tuple[Array, Array]] | None = None) -> Array:
+    """dG/dp, shape (k, n_wrt).
+
+    Where `marks` is given it gets, for the first event of every instant from the last to the first, dG/dw before it and
+    what the run from there on has contributed to dG/dp.
+    """
     wrt = list(sweep.wrt)
     adjoint, by_p, clock = sweep.terminal()
     total = by_p[:, wrt]
     for step in _backwards(sweep, adjoint, clock):
         adjoint, total = step.adjoint, total + step.share
+        if marks is not None and isinstance(step.part, EventRecord) and not step.part.order:
+            marks.append((adjoint, total))
     total = total + adjoint @ sweep.initial_derivatives()[:, wrt]
     if not np.all(np.isfinite(total)):
         raise NonFiniteError("The gradient is not finite.", time=sweep.trajectory.t_span[0])

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid import adjoint as adjoint_analysis
-from dae_hybrid.algorithm1 import serban_recuero
-from dae_hybrid.automaton import Automaton, scalar
-from dae_hybrid.errors import OptionError, UnsupportedError
+from dae_hybrid.automaton import scalar
+from dae_hybrid.certify import certify, keeping
+from dae_hybrid.conditions import Conditions
+from dae_hybrid.duality import compare, direction
+from dae_hybrid.errors import OptionError
 from dae_hybrid.forward import Directions
-from dae_hybrid.integrator import Array, Integrator, Session
-from dae_hybrid.options import Options, SensitivityMethod, check_time_span, check_times
-from dae_hybrid.registry import Analysis, check_capabilities, find_integrator
+from dae_hybrid.integrator import Array, Session
+from dae_hybrid.options import OnZeno, SensitivityMethod, Simultaneous
 from dae_hybrid.results import ForwardSensitivity, Gradient
-from dae_hybrid.system import HybridSystem, check_built
+from dae_hybrid.setup import Parameters, Setup
+from dae_hybrid.system import HybridSystem
 from dae_hybrid.trajectory import Side, Trajectory
 
-Parameters = Mapping[str, ArrayLike] | ArrayLike | None
-#: tightest tolerance of the direct form of index 2 (measured: below it events on multipliers go astray)
-DIRECT_RTOL = 1e-11
 Algorithm = Literal["general", "serban-recuero"]
 
 
@@ -38,67 +37,10 @@ class RunOptions(TypedDict, total=False):
     max_order: int | None
     max_events: int
     max_transitions_per_instant: int
+    simultaneous: Simultaneous
+    on_zeno: OnZeno
     sensitivity_method: SensitivityMethod
     suppress_algebraic: bool
-    checkpoint_steps: int
-
-
-class _Setup:
-    """Checked arguments of a call."""
-
-    def __init__(
-        self, system: HybridSystem, t_span: Sequence[float], parameters: Parameters, t_eval: ArrayLike | None,
-        adapter: str, options: Mapping[str, Any], analysis: Analysis = "simulate",
-    ) -> None:  # fmt: skip
-        check_built(system)
-        self.system = system
-        self.span = check_time_span(t_span)
-        self.t_eval = check_times(t_eval, self.span)
-        self.p = system.parameter_vector(parameters)
-        self.options = Options.of(options)
-        self._check_tolerance_names()
-        self._check_index()
-        check_capabilities(adapter, system, self.options, analysis)
-        self.integrator: Integrator = find_integrator(adapter)
-
-    def _check_index(self) -> None:
-        tight = [mode for mode in self.system.modes if mode.equations.index == 2 and self.options.rtol < DIRECT_RTOL]
-        if tight:
-            raise UnsupportedError(
-                f"Index 2 as it stands is not reliable below rtol {DIRECT_RTOL:g}, got {self.options.rtol:g}.",
-                mode=tight[0].name,
-                remedy="Build with index2='reduced' (the default), or loosen rtol.",
-            )
-
-    def _check_tolerance_names(self) -> None:
-        if not isinstance(self.options.atol, Mapping):
-            return
-        known = {"*", *self.system.functionals.names, *(n for m in self.system.modes for n in m.variables.names)}
-        unknown = sorted(set(self.options.atol) - known)
-        if unknown:
-            raise OptionError(
-                f"atol names {', '.join(map(repr, unknown))}, which the model does not have.",
-                remedy=f"Legal names: {', '.join(sorted(known))}.",
-            )
-
-    def open(self, **more: Any) -> Session:
-        """A session of this run."""
-        return self.integrator.open(self.options, self.p, **more)
-
-    def run(self, directions: Directions | None = None) -> Trajectory:
-        """Simulate, carrying directions where given."""
-        more: dict[str, Any] = {}
-        if directions is not None and directions.count:
-            scales = np.abs(directions.directions).T @ np.abs(self.p)
-            scales = np.where(scales > 0, np.maximum(scales, adjoint_analysis.SMALLEST), 1.0)
-            more = {"parameter_directions": directions.directions.T, "scales": scales}
-        session = self.open(**more)
-        try:
-            return Automaton(
-                self.system, session, self.p, self.span, self.t_eval, self.options, directions, self.open
-            ).run()
-        finally:
-            session.close()
 
 
 def simulate(
@@ -151,7 +93,7 @@ def simulate(
     >>> len(sol.events), round(sol.functionals["G"], 5)
     (19, 0.04994)
     """
-    return _Setup(system, t_span, parameters, t_eval, adapter, options).run()
+    return Setup(system, t_span, parameters, t_eval, adapter, options).run()
 
 
 def forward_sensitivity(
@@ -162,6 +104,8 @@ def forward_sensitivity(
     parameters: Parameters = None,
     t_eval: ArrayLike | None = None,
     adapter: str = "sundials",
+    strict: bool = True,
+    duality: bool | float = False,
     **options: Unpack[RunOptions],
 ) -> ForwardSensitivity:
     """Simulate with forward sensitivities: derivatives of states, event times and every functional.
@@ -170,9 +114,17 @@ def forward_sensitivity(
     ----------
     wrt : str or sequence of str, optional
         Parameters to differentiate by; all by default.
+    strict : bool
+        Raise where a condition for the derivatives fails (default): `GrazingError` where a guard touches zero,
+        `EventError` where a measurement, a knot, the start or the end of the run falls on an event that moves,
+        `ZenoError` where the run was ended by ``on_zeno="end"``, `DualityError`. Otherwise the numbers come with a
+        `DerivativeWarning`, and `diagnostics` carries the reasons.
+    duality : bool or float
+        Compare with adjoint analysis (`dae_hybrid.duality`), one sweep for every functional; a number is the
+        difference allowed, relative to the gradient; True is sqrt(rtol).
 
-    Other parameters, returned errors: as in `simulate`; besides, `GrazingError` where an event time is
-    not differentiable. Serban and Recuero (2019), eq. 5, 6, 25 to 28.
+    Other parameters, returned errors: as in `simulate`. Warns with `DerivativeWarning` where transitions that are due
+    together make derivatives one-sided. Serban and Recuero (2019), eq. 5, 6, 25 to 28.
 
     Examples
     --------
@@ -182,17 +134,30 @@ def forward_sensitivity(
     >>> fsa.gradient["G"].round(6), fsa.event_time_sensitivity[0].round(6)
     (array([-2.311953]), array([0.315708]))
     """
-    setup = _Setup(system, t_span, parameters, t_eval, adapter, options, "forward")
-    indices = list(system.parameter_indices(wrt))
-    directions = Directions(system, setup.p, np.eye(system.parameters.size)[:, indices], setup.span[0])
+    setup = Setup(system, t_span, parameters, t_eval, adapter, options, "forward")
+    allowed, conditions = setup.allowed(duality), Conditions(strict=strict)
+    indices = system.parameter_indices(wrt)
+    v = direction(setup.p[list(indices)])
+    directions = setup.directions(indices, conditions)
+    witness = None if allowed is None else setup.witness(directions.directions, v, conditions)
+    directions = witness or directions
     trajectory = setup.run(directions)
-    gradient = directions.gradient(trajectory)
-    count = len(indices)
+    with keeping(trajectory):
+        gradient = directions.gradient(trajectory)
+        checked = {}
+        if witness is not None and allowed is not None and system.functionals.names:
+            run = setup.run()
+            for name in system.functionals.names:
+                swept = setup.adjoint(run, name, indices, conditions)
+                checked[name] = compare(swept, witness, gradient @ v, v, allowed)
+        diagnostics = certify(trajectory, conditions, lambda: (trajectory, directions), checked)
     return ForwardSensitivity(
         trajectory=trajectory,
         parameters=_labels(system, indices),
         gradient={name: _shaped(gradient[system.functionals[name]]) for name in system.functionals.names},
-        event_time_sensitivity=np.array(directions.event_times).reshape(len(trajectory.events), count),
+        event_time_sensitivity=np.array(directions.event_times).reshape(len(trajectory.events), len(indices)),
+        duality=checked,
+        diagnostics=diagnostics,
     )
 
 
@@ -206,6 +171,8 @@ def adjoint_gradient(
     t_eval: ArrayLike | None = None,
     adapter: str = "sundials",
     algorithm: Algorithm = "general",
+    strict: bool = True,
+    duality: bool | float = False,
     **options: Unpack[RunOptions],
 ) -> Gradient:
     """The gradient of a functional by a backward sweep: its cost does not grow with the number of parameters.
@@ -219,6 +186,8 @@ def adjoint_gradient(
     algorithm : {"general", "serban-recuero"}
         ``"serban-recuero"`` is Algorithm 1 of Serban and Recuero (2019) as printed, for systems with memory
         whose states are continuous; anything else it refuses with an `AssumptionError`.
+    strict, duality
+        As in `forward_sensitivity`; the check costs one forward direction.
 
     Other parameters and errors: as in `simulate` and `forward_sensitivity`.
 
@@ -230,47 +199,48 @@ def adjoint_gradient(
     >>> asa.gradient.round(6)
     array([-2.311953])
     """
-    setup = _Setup(system, t_span, parameters, t_eval, adapter, options, "adjoint")
+    setup = Setup(system, t_span, parameters, t_eval, adapter, options, "adjoint")
     if algorithm not in ("general", "serban-recuero"):
         raise OptionError(f"algorithm must be 'general' or 'serban-recuero', got {algorithm!r}.")
-    name = system.functional_name(functional)
-    indices = system.parameter_indices(wrt)
-    part = system.functionals[name]
-    components = tuple(range(part.start, part.stop))
+    allowed, conditions = setup.allowed(duality), Conditions(strict=strict)
+    name, indices = system.functional_name(functional), system.parameter_indices(wrt)
     trajectory = setup.run()
 
-    def sweep(session: Session) -> adjoint_analysis.Sweep:
-        return adjoint_analysis.Sweep(trajectory, session, setup.options, components, indices)
+    def forward() -> tuple[Trajectory, Directions]:
+        directions = setup.directions(indices, conditions)
+        return setup.run(directions), directions
 
     def samples(times: Array, side: Side) -> list[Array]:
-        return _with(setup, indices, lambda session: adjoint_analysis.samples(sweep(session), times, side))
+        def use(session: Session) -> list[Array]:
+            sweep = setup.sweep(trajectory, session, name, indices, conditions)
+            return adjoint_analysis.samples(sweep, times, side)
 
-    analysis: Callable[[adjoint_analysis.Sweep], Array] = (
-        adjoint_analysis.gradient if algorithm == "general" else serban_recuero
-    )
-    gradient, statistics = _with(setup, indices, lambda session: (analysis(sweep(session)), session.statistics()))
+        return setup.use(use, wrt=indices)
+
+    with keeping(trajectory):
+        swept = setup.adjoint(trajectory, name, indices, conditions, algorithm)
+        checked = {}
+        if allowed is not None:
+            v = direction(setup.p[list(indices)])
+            witness = setup.witness(setup.columns(indices) @ v[:, None], np.ones(1), conditions)
+            total = witness.gradient(setup.run(witness))[:, 0]
+            checked[name] = compare(swept, witness, total, v, allowed)
+        diagnostics = certify(trajectory, conditions, forward, checked)
     return Gradient(
         functional=name,
         value=trajectory.functionals[name],
-        parameters=_labels(system, list(indices)),
-        gradient=_shaped(gradient),
+        parameters=_labels(system, indices),
+        gradient=_shaped(swept.gradient),
         trajectory=trajectory,
-        statistics=statistics,
-        diagnostics=trajectory.diagnostics,
+        statistics=swept.statistics,
+        duality=checked.get(name),
+        diagnostics=diagnostics,
         algorithm=algorithm,
         _samples=samples,
     )
 
 
-def _with(setup: _Setup, wrt: tuple[int, ...], use: Callable[[Session], Any]) -> Any:
-    session = setup.open(wrt=wrt)
-    try:
-        return use(session)
-    finally:
-        session.close()
-
-
-def _labels(system: HybridSystem, indices: list[int]) -> tuple[str, ...]:
+def _labels(system: HybridSystem, indices: tuple[int, ...]) -> tuple[str, ...]:
     labels = system.parameters.labels()
     return tuple(labels[i] for i in indices)
 

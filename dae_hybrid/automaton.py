@@ -11,8 +11,9 @@ import numpy as np
 from dae_hybrid.dense import Redo
 from dae_hybrid.diagnosis import explain
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError
-from dae_hybrid.events import SAME_INSTANT, Entry, Firing, Instant, signs
+from dae_hybrid.events import SAME_INSTANT, Entry, Instant, signs
 from dae_hybrid.failures import singular
+from dae_hybrid.firing import Firing
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.options import Options
@@ -64,7 +65,7 @@ class Automaton:
         self.system, self.session, self.p = system, session, parameters
         self.span, self.t_eval, self.options, self.companion = t_span, t_eval, options, companion
         self.reopen = reopen
-        self.instant = Instant(system, t_span, options.max_transitions_per_instant)
+        self.instant = Instant(system, t_span, options)
         self.stops = Stops(system, t_span, parameters)
         self.parts: list[Part] = []
         self.integrals = np.zeros(system.functionals.size)
@@ -101,9 +102,10 @@ class Automaton:
             entry = instant.look(self.mode, self.t, self.at, entering=entering, armed=armed, jumped=jumped)
             firing, jumped = entry.fires, NONE
             due = np.inf
-            if firing is None and self.mode.timed:
+            if self.mode.timed and (firing is None or instant.reversed):
                 due, timed, count = instant.due(self.mode, self.t, self.p)
-                firing = Firing(timed, count=count) if timed is not None and due <= self.t else None
+                if timed is not None and due <= self.t:
+                    firing = Firing(timed, count=count)
             if firing is not None:
                 source = self.mode
                 if self._fire(firing):
@@ -113,18 +115,30 @@ class Automaton:
             self._measure()
             if self.t >= end:
                 return
-            t_stop = min(end, due, self.stops.next(self.t))
+            source, t_stop = self.mode, min(end, due, self.stops.next(self.t))
             crossing, pending = self._segment(t_stop, due, entry)
             while crossing is None and self.t < t_stop:  # the integrator paused; nothing has happened
                 crossing, pending = self._segment(t_stop, due, replace(entry, zero_band=pending))
             entering = False
+            instant.rested(source, pending)
             armed = frozenset(i for i, band in zip(self.mode.guarded, pending.tolist(), strict=True) if not band)
             if crossing is not None:
-                index, guard, rate = crossing
-                source = self.mode
-                if self._fire(Firing(self.system.transitions[source.guarded[index]], guard, rate)):
+                if self._fire(self._first(crossing, due, armed)):
                     return
                 entering, armed = True, armed if self.mode is source else NONE
+
+    def _first(self, crossing: tuple[int, float, float], due: float, armed: frozenset[int]) -> Firing:
+        """Which transition is the first of those that are due where a guard has crossed."""
+        index, guard, rate = crossing
+        mode, at = self.mode, self.at
+        found = Firing(self.system.transitions[mode.guarded[index]], guard, rate)
+        if len(mode.guarded) > 1:
+            at = self.at = Arrival(at.x, at.m, *mode.kernels["entry"](self.t, at.x, at.m, self.p))
+            found = self.instant.first(mode, self.t, at, found, armed)
+        if self.instant.reversed and due <= self.t:
+            _, timed, count = self.instant.due(mode, self.t, self.p)
+            found = found if timed is None else Firing(timed, count=count)
+        return found
 
     def _turn(self, armed: frozenset[int]) -> frozenset[int]:
         """Signals take their next coefficients; the transitions whose guards changed sign with them."""
@@ -191,7 +205,7 @@ class Automaton:
         """Integrate to the next event or stop; which guard crossed, if any, and which never left zero."""
         mode, at, t_eval = self.mode, self.at, None
         record: Record = "steps"
-        if t_stop - self.t > self.instant.elapsed(self.t) * SAME_INSTANT:
+        if t_stop - self.t > self.instant.elapsed(t_stop) * SAME_INSTANT:
             self.instant.leave()
         if self.t_eval is not None:
             first = max(self.outputs, int(np.searchsorted(self.t_eval, self.t, side="left")))
@@ -262,7 +276,6 @@ class Automaton:
                 rows[:, 0],
                 rows[:, 1 : 1 + n],
                 Redo(self.reopen, task, t, method),
-                rows[:, 0] if task.record == "steps" and task.t_eval is None else None,
                 **kept,
             )
         )
@@ -292,7 +305,7 @@ class Automaton:
 
     def _fire(self, firing: Firing) -> bool:
         """Apply a transition and record it; whether the run ends."""
-        t, source, before, transition = self.t, self.mode, self.at, firing.transition
+        t, transition = self.t, firing.transition
         if self.stops.waiting:
             self._disturb_measurements(transition)
         if transition.kind == "every":
@@ -306,44 +319,16 @@ class Automaton:
                 time=t,
                 remedy="Raise max_events, or check the guards for chattering.",
             )
-        target, after, xi = source, before, np.zeros(0)
-        if transition.target is not None:
-            target = self.system.modes[transition.target]
-            after, xi = transition.apply(target, t, before.x, before.m, self.p, self.options)
-        if "cost" in transition.kernels:
-            self.integrals = self.integrals + transition.kernels["cost"](t, before.x, before.m, xi, self.p)[0]
-        for array in (after.x, after.xdot, after.m):
-            array.flags.writeable = False
-        event = EventRecord(
-            time=t,
-            index=transition.index,
-            transition=transition.name,
-            source=source.name,
-            target=None if transition.target is None else target.name,
-            order=order,
-            guard=firing.guard,
-            direction=0 if transition.kind != "guard" else (1 if firing.rate > 0 else -1),
-            rate=firing.rate,
-            rate_scale=self.instant.rate_scale(transition, t),
-            count=firing.count,
-            follows=firing.follows,
-            at_knot=transition.movable and not firing.follows and self.stops.is_knot(t),
-            x_minus=before.x,
-            x_plus=after.x,
-            xdot_minus=before.xdot,
-            xdot_plus=after.xdot,
-            memory_minus=before.m,
-            memory_plus=after.m,
-            n_differential=(source.differential.size, target.differential.size),
-            xi=xi,
-            unknowns=transition.named_unknowns(target, xi),
-        )
+        self.mode, self.at, event, costs = firing.carry_out(
+            self.system, t, self.at, self.p, self.options,
+            order=order, rate_scale=self.instant.rate_scale(transition, t), is_knot=self.stops.is_knot(t),
+        )  # fmt: skip
+        self.integrals = self.integrals + costs
         self.parts.append(event)
         if self.companion is not None:
             self.companion.cross(transition, event)
-        self.mode, self.at = target, after
         self.sides.clear()
-        return transition.target is None
+        return transition.target is None or self.instant.accumulation is not None
 
     def _trajectory(self, *, complete: bool) -> Trajectory:
         values = self.integrals.copy()
@@ -369,12 +354,14 @@ class Automaton:
         return Trajectory(
             system=self.system,
             t_span=self.span,
+            options=self.options,
             parameters=self.p,
             parts=tuple(self.parts),
             integrals=self.integrals,
             functionals=MappingProxyType(functionals if complete else {}),
             statistics=MappingProxyType(self.session.statistics()),
-            diagnostics=self.instant.diagnostics(),
+            notes=self.instant.notes(),
+            accumulation=self.instant.accumulation,
             initial=self.x0,
             final=(self.t, self.mode.index, self.at.x, self.at.m),
             complete=complete,

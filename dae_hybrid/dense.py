@@ -21,9 +21,13 @@ class Interpolant:
     rows: Array
     n: int
 
+    def row(self, t: Any) -> Any:
+        """The row of each time."""
+        return np.minimum(np.searchsorted(self.rows[:, 0], t), len(self.rows) - 1)
+
     def __call__(self, t: Array) -> Array:
         """Values at times, shape (len(t), n)."""
-        index = np.minimum(np.searchsorted(self.rows[:, 0], t), len(self.rows) - 1)
+        index = self.row(t)
         offset = t - self.rows[index, 0]
         derivatives = self.rows[index, DENSE_COLUMNS:].reshape(len(t), -1, self.n)
         values = np.zeros((len(t), self.n))
@@ -32,22 +36,29 @@ class Interpolant:
         return values
 
 
+@dataclass(frozen=True)
 class Redo:
-    """Makes the dense interpolant of a segment by integrating it again."""
+    """A segment of a run, to be integrated again."""
 
-    def __init__(self, reopen: Any, task: SegmentTask, t_end: float, method: str) -> None:
-        self.reopen, self.task, self.t_end, self.method = reopen, task, t_end, method
+    reopen: Any
+    task: SegmentTask
+    t_end: float
+    method: str
+
+    def again(self) -> SegmentTask:
+        """The task that takes the same steps and keeps what is needed between them."""
+        task = self.task
+        return SegmentTask(
+            task.equations, task.t0, task.t_stop, task.x0, task.xdot0, task.memory, task.integrals,
+            np.full_like(task.zero_band, np.inf), np.zeros_like(task.departure), "dense", method=self.method,
+            until=self.t_end,
+        )  # fmt: skip
 
     def __call__(self) -> Interpolant:
-        """Integrate the segment again and keep every step."""
-        task = self.task
-        again = SegmentTask(
-            task.equations, task.t0, self.t_end, task.x0, task.xdot0, task.memory, task.integrals,
-            np.full_like(task.zero_band, np.inf), np.zeros_like(task.departure), "dense", method=self.method,
-        )  # fmt: skip
-        session = self.reopen()
+        """The dense interpolant of the segment."""
+        task, session = self.again(), self.reopen()
         try:
-            rows = session.integrate(again).rows
+            rows = session.integrate(task).rows
         except DaeHybridError as error:  # the last segment of a failed run: as far as it goes
             if error.rows is None:
                 raise

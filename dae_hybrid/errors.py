@@ -130,8 +130,16 @@ class ZenoError(EventError):
     """Events accumulate at a finite time."""
 
 
+class DualityError(DaeHybridError, ArithmeticError):
+    """Forward and adjoint analysis differ by more than the tolerances explain: neither is to be trusted."""
+
+
 class AssumptionError(DaeHybridError, ValueError):
     """An algorithm was asked for on a problem that does not meet its assumptions."""
+
+
+class DerivativeWarning(UserWarning):
+    """A derivative is one-sided, or a condition for it failed and ``strict=False`` asked for it all the same."""
 
 
 class CompilerWarning(UserWarning):

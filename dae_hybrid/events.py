@@ -27,8 +27,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dae_hybrid.errors import ChatteringError, GuardPassedError, NonFiniteError, ZenoError
+from dae_hybrid.firing import Firing
 from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array
+from dae_hybrid.options import Options
 from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.transition import Arrival, TransitionMap, clock
 
@@ -41,20 +43,6 @@ ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO = 4, 0.01, 0.999
 #: and what is left of the series is below this share of the run
 ZENO_REST = 2e-5
 TINY = float(np.finfo(float).tiny)
-
-
-@dataclass(frozen=True, slots=True)
-class Firing:
-    """A transition that fires, with value and rate of its guard.
-
-    `follows` says that its time is not that of its guard but that of what came before it at the instant.
-    """
-
-    transition: TransitionMap
-    guard: float = 0.0
-    rate: float = 1.0
-    count: int = 0
-    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +60,20 @@ class Instant:
 
     system: HybridSystem
     span: tuple[float, float]
-    limit: int
+    options: Options
     chain: list[int] = field(default_factory=list)
     spent: set[int] = field(default_factory=set)  # fired at this instant, their mode not left since
     times: list[float] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # periods that have passed, by periodic transition
     passed: set[tuple[str, str]] = field(default_factory=set)
+    resting: set[tuple[str, str]] = field(default_factory=set)  # guards that stayed at zero, with their mode
+    accumulation: float | None = None  # where events accumulate, once that is seen
     sizes: dict[int, float] = field(default_factory=dict)  # how large each guard has been
+
+    @property
+    def reversed(self) -> bool:
+        """Whether transitions that are due together fire from the last to the first."""
+        return self.options.simultaneous == "reversed"
 
     def leave(self) -> None:
         """Time moves on."""
@@ -86,7 +81,11 @@ class Instant:
         self.spent.clear()
 
     def elapsed(self, t: float) -> float:
-        """The time scale that rounding is measured by."""
+        """The time scale that rounding of times is measured by: what the run has added up so far."""
+        return max(abs(t), t - self.span[0])
+
+    def _duration(self, t: float) -> float:
+        """The time scale of the run."""
         return max(abs(t), self.span[1] - self.span[0])
 
     def look(
@@ -106,7 +105,7 @@ class Instant:
         whose guards changed sign with a signal: they fire.
         """
         zero_band, departure = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
-        elapsed = self.elapsed(t)
+        duration = self._duration(t)
         fires: Firing | None = None
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         for i, (index, h, rate, size) in enumerate(values):
@@ -115,10 +114,10 @@ class Instant:
                 raise NonFiniteError(
                     "The guard is NaN or infinite.", transition=transition.name, mode=mode.name, time=t
                 )
-            band = ZERO_ROUNDINGS * EPS * (size + abs(rate) * elapsed) + TINY
+            band = self._band(size, rate, t)
             if abs(h) <= band:
                 zero_band[i] = band
-                moving = abs(rate) * elapsed > band
+                moving = abs(rate) * duration > band
                 departure[i] = math.copysign(moving, rate)
                 towards = transition.direction * rate > 0 or (transition.direction == 0 and index in armed)
                 fire = moving and towards and index not in self.spent and (entering or index in armed)
@@ -127,13 +126,34 @@ class Instant:
             elif entering and transition.direction * h > 0:
                 fire = passed = self._passed(transition, mode, t)
             self.sizes[index] = max(self.sizes.get(index, 0.0), abs(h))
-            if fire and fires is None:
+            if fire and (fires is None or self.reversed):
                 fires = Firing(transition, h, rate, follows=passed)
         return Entry(fires, np.array(zero_band), np.array(departure))
 
+    def first(self, mode: ModeSystem, t: float, at: Arrival, found: Firing, armed: frozenset[int]) -> Firing:
+        """Which transition fires where the integrator has found one: others may be due to the last bit, too."""
+        for index, h, rate in self.zeros(mode, t, at):
+            transition = self.system.transitions[index]
+            other = index != found.transition.index and index in armed and transition.direction * rate >= 0
+            if other and (index < found.transition.index) != self.reversed:
+                found = Firing(transition, h, rate)
+        return found
+
+    def zeros(self, mode: ModeSystem, t: float, at: Arrival) -> list[tuple[int, float, float]]:
+        """Transitions of the mode whose guards are zero to rounding and move, with value and rate."""
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        duration = self._duration(t)
+        return [
+            (i, h, rate) for i, h, rate, size in values if abs(h) <= self._band(size, rate, t) < abs(rate) * duration
+        ]
+
+    def _band(self, size: float, rate: float, t: float) -> float:
+        """Within which a guard is zero to rounding."""
+        return ZERO_ROUNDINGS * EPS * (size + abs(rate) * self.elapsed(t)) + TINY
+
     def rate_scale(self, transition: TransitionMap, t: float) -> float:
         """How fast the guard would move if it went through its range in the time of the run."""
-        return self.sizes.get(transition.index, 0.0) / self.elapsed(t)
+        return self.sizes.get(transition.index, 0.0) / self._duration(t)
 
     def happened(self, t: float) -> list[TransitionMap]:
         """The transitions of this instant."""
@@ -187,7 +207,7 @@ class Instant:
             self.spent.add(transition.index)
         else:
             self.spent.clear()
-        if len(self.chain) > self.limit:
+        if len(self.chain) > self.options.max_transitions_per_instant:
             raise self._chattering(t)
         if order == 0:
             self.times.append(t)
@@ -199,7 +219,8 @@ class Instant:
         cycle = list(dict.fromkeys(names[-min(len(names), 12) :]))
         sliding = len(cycle) == 2
         return ChatteringError(
-            f"More than {self.limit} transitions at one instant; the cycle is {' -> '.join(cycle)}.",
+            f"More than {self.options.max_transitions_per_instant} transitions at one instant; the cycle is "
+            f"{' -> '.join(cycle)}.",
             transition=names[-1],
             time=t,
             remedy="The two modes point at each other across one surface: a sliding mode. "
@@ -223,20 +244,37 @@ class Instant:
         ratios, ratio = intervals[1:] / intervals[:-1], last / before
         if np.ptp(ratios) > ZENO_SPREAD * ratio:
             return
+        self.accumulation = t + rest
+        if self.options.on_zeno == "end":
+            return
         raise ZenoError(
             f"Events accumulate at about t = {t + rest:.12g}: the last interval is {last:.3g}, "
             f"each {ratio:.3g} of the one before.",
             transition=transition.name,
             time=t,
-            remedy="Model what happens at rest as a mode of its own, entered when the motion has become small.",
+            remedy="Model what happens at rest as a mode of its own, entered when the motion has become small, or end "
+            "the run there with on_zeno='end'.",
         )
 
-    def diagnostics(self) -> tuple[str, ...]:
+    def rested(self, mode: ModeSystem, pending: Array) -> None:
+        """Note the guards that have not left zero in a segment."""
+        for index, band in zip(mode.guarded, pending.tolist(), strict=True):
+            if band:
+                self.resting.add((self.system.transitions[index].name, mode.name))
+
+    def notes(self) -> tuple[str, ...]:
         """What was noticed."""
-        return tuple(
+        found = [
             f"Guard of '{name}' was past its threshold on entry into mode '{mode}'; it waits for its next crossing."
             for name, mode in sorted(self.passed)
-        )
+        ]
+        found += [
+            f"Guard of '{name}' stayed at zero in mode '{mode}'; it does not fire before it has left."
+            for name, mode in sorted(self.resting)
+        ]
+        if self.accumulation is not None:
+            found.append(f"The run was ended: events accumulate at about t = {self.accumulation:.12g}.")
+        return tuple(found)
 
 
 def signs(at: Arrival) -> list[int]:

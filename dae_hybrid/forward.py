@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.integrator import Array, SegmentOutcome
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
@@ -22,15 +23,20 @@ class Directions:
     """Derivatives of everything along the columns of `directions` (n_parameters, d).
 
     Travels with the automaton as its companion. `state` is dw = d(y, m), shape (n_w, d); `costs`
-    the derivative of the functionals so far, shape (d, k); `event_times` one row of dt_i per event.
+    the derivative of the functionals so far, shape (d, k); `event_times` one row of dt_i per event. `conditions` are
+    those of the derivatives.
     """
 
-    def __init__(self, system: HybridSystem, parameters: Array, directions: Array, start: float) -> None:
-        self.system, self.p, self.directions = system, parameters, directions
+    def __init__(
+        self, system: HybridSystem, parameters: Array, directions: Array, start: float, conditions: Conditions
+    ) -> None:
+        self.system, self.p, self.directions, self.conditions = system, parameters, directions, conditions
         self.t_start = start
         self.state = np.zeros((0, directions.shape[1]))
         self.costs = np.zeros((directions.shape[1], system.functionals.size))
         self.event_times: list[Array] = []
+        self.before: dict[int, Array] = {}  # dw before an instant, by its first event; where `coincidences` wants it
+        self._latest: tuple[int, Array] = (0, self.state)
         self._mode = system.modes[system.initial.mode]
 
     @property
@@ -87,7 +93,11 @@ class Directions:
 
     def cross(self, transition: TransitionMap, event: EventRecord) -> None:
         """Carry the derivatives across a transition."""
-        map_ = self.system.linearise(event, self.p, self.t_start)
+        map_ = self.system.linearise(event, self.p, self.t_start, self.conditions)
+        if not event.order:
+            self._latest = (len(self.event_times), self.state)
+        if event.order or event.time == self.t_start:
+            self.before.setdefault(*self._latest)
         earlier = self.event_times[-1] if event.order else None
         tau, self.state, jump = map_.forward(self.state, self.directions, earlier)
         self.costs = self.costs + jump.T
@@ -102,7 +112,7 @@ class Directions:
 
     def measure(self, record: MeasurementRecord) -> None:
         """Add what a measurement contributes."""
-        refuse_disturbed(self.system, record)
+        refuse_disturbed(self.system, record, self.conditions)
         measurement, mode = self.system.measurements[record.index], record.mode
         by_u = measurement.at(mode.index)(record.time, record.x, record.memory, self.p)[1]
         gained = by_u @ self._by_u(mode, record.time, record.x, record.memory)
@@ -113,6 +123,8 @@ class Directions:
     def gradient(self, trajectory: Trajectory) -> Array:
         """Derivatives of the functionals, shape (k, d)."""
         t, mode, x, m = trajectory.final
+        if trajectory.events and trajectory.events[-1].time == t:
+            self.before.setdefault(*self._latest)
         final = self.system.modes[mode]
         by_u = final.kernels["terminal"](t, x, m, self.p)[1]
         total = self.costs.T + by_u @ self._by_u(final, t, x, m)

@@ -11,7 +11,7 @@ segment, ``p`` the parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -81,7 +81,8 @@ class SegmentTask:
     that it crossed back within a step, which is an error. `sensitivities` (n_directions, n) are start values of
     dx, `memory_directions` (n_directions, n_memory) is constant. Output goes to `t_eval` (or every step);
     `closed_end` says whether an output time equal to `t_stop` belongs to this segment. `method` fixes the method
-    where it is given.
+    where it is given. With ``record="dense"`` the steps are those towards `t_stop`, and end with the one that reaches
+    `until`.
     """
 
     equations: Equations
@@ -101,6 +102,12 @@ class SegmentTask:
     memory_directions: Array | None = None
     integral_sensitivities: Array | None = None
     method: str | None = None
+    until: float = np.inf
+
+    @property
+    def end(self) -> float:
+        """Where the segment ends that is integrated again."""
+        return min(self.t_stop, self.until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,29 +137,20 @@ class SegmentOutcome:
 class BackwardTask:
     """The adjoint of one segment, one problem per functional component.
 
-    `components` (k) are the functional components. `adjoints` (k, n) and `adjoint_rates` (k, n) are
-    consistent values at `t1`; `absolute` (k, n) and `absolute_integrals` (k, n_wrt + n_memory) their
-    absolute tolerances. `t_eval`, decreasing, asks for the adjoint at these times. `restart`, where it is given, makes
-    adjoints and rates that are consistent with the state that a repeated forward pass has at `t1`: in index 2 a
-    start that is off by the tolerance puts an error of tolerance over step size into the multipliers. `stretches`
-    (time, longest step), in decreasing time, bound the steps from the one before (or `t1`) down to each time.
+    `forward` is the segment itself, with ``record="dense"`` and its end: integrated again it takes the steps of the
+    run, and the adjoint follows the solution of the run, not another one that is as accurate. `components` (k) are the
+    functional components. `adjoints` (k, n) and `adjoint_rates` (k, n) are consistent values at the end; `absolute`
+    (k, n) and `absolute_integrals` (k, n_wrt + n_memory) their absolute tolerances. `t_eval`, decreasing, asks for the
+    adjoint at these times.
     """
 
-    equations: Equations
-    t0: float
-    t1: float
-    x0: Array
-    xdot0: Array
-    memory: Array
+    forward: SegmentTask
     components: tuple[int, ...]
     adjoints: Array
     adjoint_rates: Array
     absolute: Array
     absolute_integrals: Array
-    method: str
     t_eval: Array | None = None
-    restart: Callable[[Array], tuple[Array, Array]] | None = None
-    stretches: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dae_hybrid.codegen import Kernel
+from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import EventError
 from dae_hybrid.integrator import Array
 
@@ -49,13 +50,14 @@ def measurement_rate(by_u: Array, record: MeasurementRecord) -> Array:
     return np.asarray(by_u[:, :n] @ record.xdot + by_u[:, -1])
 
 
-def refuse_disturbed(system: HybridSystem, record: MeasurementRecord) -> None:
+def refuse_disturbed(system: HybridSystem, record: MeasurementRecord, conditions: Conditions) -> None:
     """A measurement at the very time of an event that moves with the parameters has no derivative."""
     if record.disturbed:
-        raise EventError(
+        error = EventError(
             f"Functional '{system.measurements[record.index].functional}' is measured at the time of an event or "
             "a knot, and one of the two moves with the parameters: it has only one-sided derivatives there.",
             mode=record.mode.name,
             time=record.time,
             remedy="Shift the measurement, or use at_events= to measure at the event.",
         )
+        conditions.refuse(error)

@@ -14,6 +14,8 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.layout import Layout
 
 SensitivityMethod = Literal["staggered", "simultaneous"]
+Simultaneous = Literal["declared", "reversed"]
+OnZeno = Literal["raise", "end"]
 DEFAULT_ATOL = 1e-10
 SHORTEST_SPAN = 1e-200
 
@@ -55,13 +57,16 @@ class Options:
         Limit of transitions of one run.
     max_transitions_per_instant : int
         Longest chain of transitions at one instant.
+    simultaneous : {"declared", "reversed"}
+        Which of the transitions that are due at one instant fires first: the one declared first, guards before times,
+        or the other way round. Where the order matters derivatives are one-sided, and these are the two sides.
+    on_zeno : {"raise", "end"}
+        What to do where events accumulate: raise `ZenoError`, or end the run at the last event before.
     sensitivity_method : {"staggered", "simultaneous"}
         Corrector of forward sensitivity analysis.
     suppress_algebraic : bool
         Leave (implicit) algebraic variables out of the error test. Cheaper where they move with the state; where
         they move faster, steps pass over them and gradients are wrong.
-    checkpoint_steps : int
-        Steps between two checkpoints of the adjoint's forward pass.
     """
 
     rtol: float = 1e-8
@@ -73,9 +78,10 @@ class Options:
     max_order: int | None = None
     max_events: int = 100_000
     max_transitions_per_instant: int = 100
+    simultaneous: Simultaneous = "declared"
+    on_zeno: OnZeno = "raise"
     sensitivity_method: SensitivityMethod = "staggered"
     suppress_algebraic: bool = False
-    checkpoint_steps: int = 200
 
     def __post_init__(self) -> None:
         if _positive("rtol", self.rtol) >= 1.0:
@@ -88,12 +94,14 @@ class Options:
         if not isinstance(self.method, str):
             raise OptionError(f"method must be a string, got {self.method!r}.")
         _choice("sensitivity_method", self.sensitivity_method, get_args(SensitivityMethod))
+        _choice("simultaneous", self.simultaneous, get_args(Simultaneous))
+        _choice("on_zeno", self.on_zeno, get_args(OnZeno))
         if not isinstance(self.suppress_algebraic, bool):
             raise OptionError(f"suppress_algebraic must be True or False, got {self.suppress_algebraic!r}.")
         for name in ("max_step", "first_step"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
-        counts = ("max_steps", "max_events", "max_transitions_per_instant", "checkpoint_steps")
+        counts = ("max_steps", "max_events", "max_transitions_per_instant")
         for name in (*counts, *(("max_order",) if self.max_order is not None else ())):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:

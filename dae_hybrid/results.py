@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dae_hybrid.diagnostics import Diagnostics
+from dae_hybrid.duality import Duality
 from dae_hybrid.integrator import Array
 from dae_hybrid.records import EventRecord
 from dae_hybrid.trajectory import Side, Trajectory
@@ -28,6 +30,10 @@ class ForwardSensitivity:
         dG/dp by functional: (n_p,), or (k, n_p) for a vector functional.
     event_time_sensitivity : ndarray, shape (n_events, n_p)
         dt_i/dp (SR eq. 6b, 27).
+    duality : dict of Duality
+        The duality check of every functional, where it was asked for.
+    diagnostics : Diagnostics
+        What was noticed and checked.
 
     ``fsa["u"]`` is du/dp at the output times ``fsa.t``: (n_t, n_p), or (n_t, size, n_p) for a vector.
     """
@@ -36,6 +42,8 @@ class ForwardSensitivity:
     parameters: tuple[str, ...]
     gradient: Mapping[str, Array]
     event_time_sensitivity: Array
+    duality: Mapping[str, Duality]
+    diagnostics: Diagnostics
 
     @property
     def t(self) -> Array:
@@ -92,8 +100,10 @@ class Gradient:
         The forward run whose records the sweep used.
     statistics : dict of int
         Counters of the backward sweep.
-    diagnostics : tuple of str
-        What was noticed on the way.
+    duality : Duality or None
+        The duality check, where it was asked for.
+    diagnostics : Diagnostics
+        What was noticed and checked.
     """
 
     functional: str
@@ -102,7 +112,8 @@ class Gradient:
     gradient: Array
     trajectory: Trajectory
     statistics: Mapping[str, int]
-    diagnostics: tuple[str, ...]
+    duality: Duality | None
+    diagnostics: Diagnostics
     algorithm: str
     _samples: Callable[[Array, Side], list[Array]] = field(repr=False)
 

@@ -85,21 +85,28 @@ def standing_still(task: SegmentTask, method: str) -> SegmentOutcome:
     )
 
 
-def stretches(steps: Array | None) -> tuple[tuple[float, float], ...]:
-    """Bounds for the backward steps, from the forward ones: stretches of similar steps, from the end to the start.
+def longest_steps(steps: Array) -> Array:
+    """How long a backward step may be that starts within each of the forward steps between these times.
 
     Where the adjoint stands still, as before an integrand that is a pulse has been met, nothing else keeps the backward
-    pass from stepping over what the forward run has resolved, because there the integrals are in the error test.
+    pass from stepping over what the forward run has resolved, because there the integrals are in the error test. No two
+    steps in a row reach farther into shorter steps than twice LONGER of them.
     """
-    if steps is None or len(steps) < 4:
-        return ()
     h = np.diff(steps)
+    if h.size < 3:
+        return np.full(h.size, np.inf)
     h[-1] = max(h[-1], h[-2])  # cut off by the end
     growth = int(np.argmax(h[1:] < h[:-1])) if np.any(h[1:] < h[:-1]) else h.size - 1
     h[: growth + 1] = h[growth]  # steps grow from nothing at the start, whatever the equations
-    # from any time back, no step reaches farther into shorter steps than LONGER of them
-    distance = steps[1:] - steps[0]
-    limits = distance + np.minimum.accumulate(LONGER * h - distance)
+    half = (steps[1:] - steps[0]) / 2
+    return np.asarray(half + np.minimum.accumulate(LONGER * h - half))
+
+
+def stretches(steps: Array) -> tuple[tuple[float, float], ...]:
+    """The same as (time, longest step) from the end down to each time, for stretches of similar steps."""
+    limits = longest_steps(steps)
+    if not np.all(np.isfinite(limits)):
+        return ()
     level = np.floor(np.log(limits) / np.log(SIMILAR))
     first = np.flatnonzero(np.append(True, level[1:] != level[:-1]))
     bounds = np.minimum.reduceat(limits, first)

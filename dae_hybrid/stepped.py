@@ -166,28 +166,29 @@ class SteppedSession:
     def backward(self, task: BackwardTask) -> BackwardOutcome:
         """See `dae_hybrid.integrator.Session.backward`."""
         self._counts["segments"] += 1
-        e, k = task.equations, len(task.components)
+        forward, k = task.forward, len(task.components)
+        e, t0, t1 = forward.equations, forward.t0, forward.end
         ny, n_wrt = e.n_differential, len(self._wrt)
         times = np.zeros(0) if task.t_eval is None else task.t_eval
         starts = task.adjoints[:, :ny]
-        if is_short(task.t0, task.t1):
+        if is_short(t0, t1):
             samples = np.tile(starts, (times.size, 1, 1))
             return BackwardOutcome(starts, np.zeros((k, n_wrt)), np.zeros((k, e.n_memory)), samples)
-        steps = self._solution(task)
+        steps = self._solution(forward)
         width = n_wrt + e.n_memory
         absolute = np.concatenate((task.absolute[:, :ny].ravel(), task.absolute_integrals.ravel()))
         state = np.concatenate((starts.ravel(), np.zeros(k * width)))
         samples = np.zeros((times.size, k, ny))
-        samples[times >= task.t1] = starts
-        done = int(np.count_nonzero(times >= task.t1))
-        method = task.method
+        samples[times >= t1] = starts
+        done = int(np.count_nonzero(times >= t1))
+        method = self._method(forward)
         if self.options.method == "auto":
             method = self.adapter.for_adjoints.get(method, method)
-        for part, later, earlier, longest in _parts(task, steps):
+        for part, later, earlier, longest in _parts(t0, t1, steps):
             if is_short(later, earlier):
                 continue
             system = adjoint(e, task.components, self._wrt, len(part))
-            constants = system.constants(task.memory, self.p, later, part)
+            constants = system.constants(forward.memory, self.p, later, part)
             problem = InitialValueProblem(
                 system, constants, 0.0, later - earlier, state, system.kernel(0.0, state, constants)[0],
                 self.options.rtol, absolute, method, min(longest, self.options.max_step or np.inf), None,
@@ -205,20 +206,15 @@ class SteppedSession:
             state = walk.x
             self._count(walk)
         adjoints, integrals = state[: k * ny].reshape(k, ny), state[k * ny :].reshape(k, width)
-        samples[times <= task.t0] = adjoints
+        samples[times <= t0] = adjoints
         return BackwardOutcome(adjoints, integrals[:, :n_wrt], integrals[:, n_wrt:], samples)
 
-    def _solution(self, task: BackwardTask) -> list[Step]:
+    def _solution(self, task: SegmentTask) -> list[Step]:
         """The forward solution of a segment as polynomials that are accurate to tolerance."""
-        e, none = task.equations, np.zeros(0)
-        integrals = np.zeros(e.functionals.size)  # so that the steps resolve the integrands too
-        forward = SegmentTask(
-            e, task.t0, task.t1, task.x0, task.xdot0, task.memory, integrals, none, none, "dense", method=task.method
-        )
-        system = with_sensitivities(e, 0)
-        walk = Walk(self.adapter, self.problem(forward, system, np.concatenate((task.memory, self.p)), task.method))
+        system, method = with_sensitivities(task.equations, 0), self._method(task)
+        walk = Walk(self.adapter, self.problem(task, system, np.concatenate((task.memory, self.p)), method))
         steps: list[Step] = []
-        while not walk.at_end:
+        while walk.t < task.end:
             walk.advance()
             self.spend(walk)
             steps += [Step(s.t0, s.t1, system.variables(s.coefficients)) for s in walk.resolved(strict=True)]
@@ -226,15 +222,15 @@ class SteppedSession:
         return steps
 
 
-def _parts(task: BackwardTask, steps: list[Step]) -> Iterator[tuple[list[Step], float, float, float]]:
+def _parts(t0: float, t1: float, steps: list[Step]) -> Iterator[tuple[list[Step], float, float, float]]:
     """Goes back through a solution: some steps of it, the times from and to which, and the longest backward step there.
 
     A right-hand side gets all polynomials that it may need, whenever it is called: they have to be few.
     """
-    bounds = stretches(np.array([task.t0, *(s.t1 for s in steps)])) or ((task.t0, np.inf),)
-    later, last = task.t1, len(steps)
+    bounds = stretches(np.array([t0, *(s.t1 for s in steps)])) or ((t0, np.inf),)
+    later, last = t1, len(steps)
     for i, (end, longest) in enumerate(bounds):
-        earlier = task.t0 if i + 1 == len(bounds) else end
+        earlier = t0 if i + 1 == len(bounds) else min(end, later)  # the last step may go beyond the end
         first = next((j for j in range(last - 1, -1, -1) if steps[j].t0 <= earlier), 0)
         while last - first > TOGETHER:
             yield steps[last - TOGETHER : last], later, steps[last - TOGETHER].t0, longest
@@ -274,7 +270,7 @@ class _Segment:
             if crossing is not None:
                 return self._event(walk, watch, *crossing)
             rows.step(walk, walk.t, inclusive=not walk.at_end or task.closed_end)
-            if walk.at_end:
+            if walk.at_end or walk.t >= task.until:
                 return self._end(walk.t, walk.x, None)
             rows.point(walk.t, walk.x)
             x = self.system.variables(walk.x)

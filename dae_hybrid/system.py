@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid.codegen import Kernel
+from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.integrator import Array, Equations
 from dae_hybrid.layout import Layout
@@ -225,11 +226,12 @@ class HybridSystem:
         pairs = zip(self.signals, knot.intervals, strict=True)
         return np.vstack([signal.derivatives(interval, p) for signal, interval in pairs])
 
-    def linearise(self, event: EventRecord, p: Array, start: float) -> TransitionLinearisation:
+    def linearise(self, event: EventRecord, p: Array, start: float, conditions: Conditions) -> TransitionLinearisation:
         """The linearised transition of a record, of a run that began at `start`."""
         transition = self.transitions[event.index]
+        source = self.modes[transition.source]
         target = None if transition.target is None else self.modes[transition.target]
-        return transition.linearise(self.modes[transition.source], target, event, p, clock(start, event.count))
+        return transition.linearise(source, target, event, p, clock(start, event.count), conditions)
 
     def describe(self) -> str:
         """What `build` found: every mode with its formulation and variables, as a table.

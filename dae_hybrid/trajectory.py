@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dae_hybrid.dense import Interpolant
+from dae_hybrid.dense import Interpolant, Redo
 from dae_hybrid.errors import OptionError
 from dae_hybrid.integrator import Array
+from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
 if TYPE_CHECKING:
+    from dae_hybrid.diagnostics import Diagnostics
     from dae_hybrid.solvability import SolvabilityReport
     from dae_hybrid.system import HybridSystem, ModeSystem
 
@@ -43,8 +45,7 @@ class Segment:
     method: str
     t: Array
     states: Array = field(repr=False)  # (n_t, .), what the integrator integrates: eliminated variables are not in it
-    interpolate: Callable[[], Interpolant] = field(repr=False)
-    steps: Array | None = field(default=None, repr=False)  # times between the integrator's steps, where kept
+    interpolate: Redo = field(repr=False)
     sensitivity_rows: Array | None = field(default=None, repr=False)
     memory_sensitivities: Array | None = None
     directions: Array | None = None
@@ -95,7 +96,7 @@ class Trajectory:
     ``sol.t`` are the output times (both sides of an event where no ``t_eval`` was given), ``sol["u"]``
     the values of a variable or memory at these times (NaN where its mode does not have it),
     ``sol(t)`` dense output, ``sol.events`` the event records, ``sol.functionals`` the values of the
-    functionals, ``sol.statistics`` the integrator's counters, ``sol.diagnostics`` what was noticed.
+    functionals, ``sol.statistics`` the integrator's counters, ``sol.diagnostics`` what was noticed and checked.
 
     Examples
     --------
@@ -108,14 +109,16 @@ class Trajectory:
 
     system: HybridSystem
     t_span: tuple[float, float]
+    options: Options = field(repr=False)
     parameters: Array
     parts: tuple[Part, ...]
     integrals: Array
     functionals: Mapping[str, Any]
     statistics: Mapping[str, int]
-    diagnostics: tuple[str, ...]
+    notes: tuple[str, ...]
     initial: Array  # x at the start
     final: tuple[float, int, Array, Array]  # t, mode, x, memory
+    accumulation: float | None = None  # where events accumulate, where that has ended the run
     complete: bool = True
 
     @cached_property
@@ -131,7 +134,14 @@ class Trajectory:
     @property
     def ended_by_event(self) -> bool:
         """Whether a transition ended the run, so that its final time depends on the parameters."""
-        return bool(self.events) and self.events[-1].target is None
+        return bool(self.events) and (self.events[-1].target is None or self.accumulation is not None)
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        """What was noticed on the way, and what was checked with what result."""
+        from dae_hybrid.diagnostics import of_run
+
+        return of_run(self)
 
     @cached_property
     def t(self) -> Array:

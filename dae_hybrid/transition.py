@@ -28,6 +28,7 @@ import numpy as np
 
 from dae_hybrid.arrival import arrival_derivative, refuse_singular_entry
 from dae_hybrid.codegen import Kernel
+from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import ConsistencyError, EventError, GrazingError, NonFiniteError
 from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
 from dae_hybrid.integrator import Array
@@ -319,7 +320,13 @@ class TransitionMap:
         return {name: float(part[0]) if part.size == 1 else part for name, part in parts.items()}
 
     def linearise(
-        self, source: ModeSystem, target: ModeSystem | None, event: EventRecord, p: Array, clock: Array
+        self,
+        source: ModeSystem,
+        target: ModeSystem | None,
+        event: EventRecord,
+        p: Array,
+        clock: Array,
+        conditions: Conditions,
     ) -> TransitionLinearisation:
         """The linearisation at a recorded event."""
         t, before, m = event.time, event.x_minus, event.memory_minus
@@ -327,15 +334,16 @@ class TransitionMap:
         out = self.kernels["tangent"](t, before, m, event.x_plus, event.memory_plus, p, clock)
         h, jump, flow_minus, g_minus, flow_plus, g_plus, by_xi, by_xi_size = out
         rate = float(h[0, :nw] @ flow_minus + h[0, -1])
-        self._refuse_grazing(event, rate)
+        self._refuse_grazing(event, rate, conditions)
         if event.at_knot:
-            raise EventError(
+            error = EventError(
                 "The event falls on a knot of a signal, to the last bit: there are only one-sided derivatives.",
                 transition=self.name,
                 mode=event.source,
                 time=event.time,
                 remedy="Change the parameters a little, or move the knot.",
             )
+            conditions.refuse(error)
         cost, dxi = None, np.zeros((0, nw + np_ + 1))
         costs = "cost" in self.kernels
         plain = self.simple and not costs and vanishes(by_xi, by_xi_size, RANK_TOLERANCE / EPS)
@@ -361,15 +369,18 @@ class TransitionMap:
             cost=cost,
         )
 
-    def _refuse_grazing(self, event: EventRecord, rate: float) -> None:
+    def _refuse_grazing(self, event: EventRecord, rate: float, conditions: Conditions) -> None:
         """The event time is differentiable only where the guard crosses zero at a rate (SR eq. 4)."""
         if self.kind != "guard" or event.follows:
             return
         if not math.isfinite(rate) or rate == 0.0 or abs(rate) <= GRAZING * event.rate_scale:
-            raise GrazingError(
+            error = GrazingError(
                 f"The guard touches zero instead of crossing it (rate {rate:.3g}): derivatives do not exist there.",
                 transition=self.name,
                 mode=event.source,
                 time=event.time,
                 remedy="Change the parameters away from the grazing point, or the guard so that it crosses.",
             )
+            if not rate:  # there is not even a number to give
+                raise error
+            conditions.refuse(error)

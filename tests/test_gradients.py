@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
+from dae_hybrid.conditions import Conditions
 
 EXACT = {"ball": (1.1638877209850786, -0.00234772681723926)}
 
@@ -733,7 +734,7 @@ def test_grazing_is_refused() -> None:
     assert (fired.rate, fired.follows) == (0.0, True)  # on entry: its time is that of the start, whatever its rate
     event = dataclasses.replace(fired, follows=False)
     with pytest.raises(dh.GrazingError, match="touches zero") as caught:
-        map_.linearise(modes[0], modes[1], event, system.nominal, np.zeros(2))
+        map_.linearise(modes[0], modes[1], event, system.nominal, np.zeros(2), Conditions())
     assert (caught.value.transition, caught.value.mode, caught.value.time) == ("touch", "run", 0.0)
 
 

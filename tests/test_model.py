@@ -502,7 +502,6 @@ def test_time_spans(analysis: Any, plant: dh.HybridSystem, span: Any, words: tup
         ({"max_order": 6}, ("max_order", "5")),
         ({"max_events": 0}, ("max_events",)),
         ({"max_transitions_per_instant": 0}, ("max_transitions_per_instant",)),
-        ({"checkpoint_steps": 0}, ("checkpoint_steps",)),
         ({"tolerance": 1e-3}, ("'tolerance'", "rtol")),
         ({"adapter": "matlab"}, ("'matlab'", "sundials")),
     ],

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dae_hybrid as dh
+from dae_hybrid.conditions import Conditions
 from dae_hybrid.formulation import closed_by_continuity, solve_algebraic
 from dae_hybrid.transition import TransitionLinearisation, chain
 
@@ -176,7 +177,7 @@ def perturbed_maps(system: dh.HybridSystem, span: Any, index: int) -> tuple[Any,
         columns.append((sides[0] - sides[1]) / (2 * h))
     numerical = np.array(columns).T
     clock = np.array([span[0], event.count])
-    return map_.linearise(source, target, event, p, clock), numerical, (ny + nm, p.size)
+    return map_.linearise(source, target, event, p, clock, Conditions()), numerical, (ny + nm, p.size)
 
 
 @pytest.mark.parametrize(("name", "span"), [("ball", (0, 1)), ("circuit", (0, 1)), ("counter", (0, 1))])

@@ -21,7 +21,7 @@ typedef int (*casadi_function)(const double **arg, double **res, integer *iw, do
 
 enum { ONE_STEP = 2 };                       /* CV_ONE_STEP == IDA_ONE_STEP */
 enum { REACHED_STOP = 1, FOUND_ROOT = 2 };   /* CV_TSTOP_RETURN, CV_ROOT_RETURN and IDA's twins */
-enum { PAUSED = 100, ROWS_FULL = 101, TOO_MUCH_WORK = -1 };
+enum { PAUSED = 100, ROWS_FULL = 101, STALLED = 102, STUCK = 50 }; /* STUCK steps without progress are enough */
 enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
 enum { RECOVERABLE = 1, FATAL = -1 };
 enum { SOLVES = 10 };                        /* of three Newton steps each */
@@ -38,6 +38,7 @@ typedef struct {
   int (*cvode_sens_reinit)(void *, int, vector *);
   int (*ida_sens_reinit)(void *, int, vector *, vector *);
   int (*set_stop_time)(void *, double);
+  int (*set_max_step)(void *, double);
   int (*get_dky)(void *, double, int, vector);
   int (*get_sens_dky)(void *, double, int, vector *);
   int (*get_current_sens)(void *, vector **);
@@ -76,18 +77,16 @@ typedef struct {
   const double *departure;                   /* sign with which it has to leave zero, 0 where unknown */
   double *point;                             /* n doubles: argument of the cached linearisation */
   double *parameter_gradient;                /* n_parameters doubles of work */
-  double *interpolated;                      /* 5 n doubles: a state of the forward pass, solved; and work */
+  const double *path;                        /* rows of `record_dense`, the solution that the adjoint follows */
+  integer path_rows, path_width, path_row;   /* how many, how wide, and where it was looked at last */
+  double *interpolated;                      /* 4 n doubles: the state at a time of the path; and work */
   double interpolated_time;
   integer interpolated_valid;
+  integer component;                         /* which integrand the adjoint belongs to */
   double point_time;
   integer point_valid;
   integer flow_calls, jacobian_calls, linearised_calls, guard_calls, not_finite, returned;
 } context;
-
-typedef struct {
-  context *model;
-  integer component;                         /* which integrand this adjoint belongs to */
-} backward_data;
 
 typedef struct {
   context *model;
@@ -99,7 +98,7 @@ typedef struct {
   int *roots;
   const double *t_eval;
   double *rows;
-  double t, t_stop;
+  double t, t_stop, until;
   integer n_eval, next_eval;
   integer n_rows, capacity, width;
   integer record, dense_order, implicit, closed_end, budget, steps, root, corrector;
@@ -107,25 +106,23 @@ typedef struct {
   double loose;                              /* how far algebraic variables were from what the equations say */
 } run;
 
-typedef struct {                             /* the checkpointed pass before a backward one */
+typedef struct {                             /* an adjoint, integrated back along the path */
   context *model;
   void *memory;
-  vector x, xdot, work;
-  const double *absolute;
-  double *previous;                          /* 2 n doubles: x and x' at the last step */
-  double rtol, t0, t1, limit, max_step;      /* max_step comes back as what would have kept the limit */
-  integer implicit, budget;
-  int (*cvode)(void *, double, vector, double *, int, int *);
-  int (*ida)(void *, double, double *, vector, vector, int, int *);
-} pass;
+  vector x, xdot, sample;
+  const double *longest;                     /* longest step from within each step of the path */
+  const double *t_eval;                      /* decreasing */
+  double *samples;                           /* n doubles for each of them */
+  double t, t_stop, max_step, bound;         /* bound is what the solver has been told */
+  integer n_eval, next_eval, budget, steps, implicit;
+} backward;
 
 size_t dh_sizes(int which) {
   switch (which) {
     case 0: return sizeof(sundials_api);
     case 1: return sizeof(context);
-    case 2: return sizeof(backward_data);
-    case 3: return sizeof(run);
-    default: return sizeof(pass);
+    case 2: return sizeof(run);
+    default: return sizeof(backward);
   }
 }
 
@@ -194,18 +191,28 @@ static void scatter_column(const sparse *a, integer j, double *out) {
   for (integer k = a->column[j]; k < a->column[j + 1]; k++) out[a->row[k]] += a->value[k];
 }
 
-/* The forward pass interpolates x between its steps. That is as good as the tolerance for y, but not for algebraic
- * variables, which may move faster than the steps: solve for them again. */
-static int linearise_interpolated(context *c, double t, const double *x) {
+/* the step of the path that a time lies in */
+static integer path_row(context *c, double t) {
+  integer i = c->path_row;
+  while (i > 0 && t <= c->path[(i - 1) * c->path_width]) i--;
+  while (i < c->path_rows - 1 && t > c->path[i * c->path_width]) i++;
+  return c->path_row = i;
+}
+
+/* The solver's own polynomial on the step of the path that a time lies in. It is as good as the tolerance for y, but
+ * not for algebraic variables, which may move faster than the steps: solve for them. */
+static int follow(context *c, double t) {
   const integer n = c->n, nz = n - c->n_differential;
-  if (!nz) return linearise(c, t, x);
-  if (c->interpolated_valid && c->interpolated_time == t && !memcmp(c->interpolated, x, (size_t)n * sizeof(double)))
-    return linearise(c, t, c->interpolated + n);
-  double *at = c->interpolated + n, *next = at + n, *correction = next + 2 * n;
-  memcpy(c->interpolated, x, (size_t)n * sizeof(double));
-  memcpy(at, x, (size_t)n * sizeof(double));
+  if (c->interpolated_valid && c->interpolated_time == t) return 0;
+  double *at = c->interpolated, *next = at + n, *correction = next + 2 * n;
+  const double *row = c->path + path_row(c, t) * c->path_width, *derivatives = row + 3, offset = t - row[0];
+  const integer order = (integer)row[2];
+  memcpy(at, derivatives + order * n, (size_t)n * sizeof(double));
+  for (integer k = order - 1; k >= 0; k--)
+    for (integer j = 0; j < n; j++) at[j] = derivatives[k * n + j] + at[j] * offset / (double)(k + 1);
   c->interpolated_valid = 0;
-  for (int k = 0; k < SOLVES; k++) {
+  for (int k = 0; nz && k <= SOLVES; k++) {
+    if (k == SOLVES) return RECOVERABLE;
     c->res[0] = next;
     c->res[1] = next + n;
     c->res[2] = correction;
@@ -213,14 +220,18 @@ static int linearise_interpolated(context *c, double t, const double *x) {
     if (checked(c, next, n)) return RECOVERABLE;
     memcpy(at, next, (size_t)n * sizeof(double));
     int converged = 1;
-    for (integer i = 0; i < nz; i++)
-      if (!(correction[i] <= CONVERGED)) converged = 0;
-    if (!converged) continue;
-    c->interpolated_time = t;
-    c->interpolated_valid = 1;
-    return linearise(c, t, at);
+    for (integer j = 0; j < nz; j++)
+      if (!(correction[j] <= CONVERGED)) converged = 0;
+    if (converged) break;
   }
-  return RECOVERABLE;
+  c->interpolated_time = t;
+  c->interpolated_valid = 1;
+  return 0;
+}
+
+static int linearise_path(context *c, double t) {
+  const int flag = follow(c, t);
+  return flag ? flag : linearise(c, t, c->interpolated);
 }
 
 /* ---- what both families share -------------------------------------------------------------------- */
@@ -282,17 +293,16 @@ static int directional(context *c, double t, const double *x, vector *s, vector 
 }
 
 /* SR eq. 33 to 35: parameters first, then memory. The minus undoes the direction of integration. */
-static int adjoint_quadrature(backward_data *b, double t, const double *x, const double *lambda, double *out) {
-  context *c = b->model;
-  const int flag = linearise_interpolated(c, t, x);
+static int adjoint_quadrature(context *c, double t, const double *lambda, double *out) {
+  const int flag = linearise_path(c, t);
   if (flag) return flag;
   memset(c->parameter_gradient, 0, (size_t)c->n_parameters * sizeof(double));
-  scatter_column(&c->g_p, b->component, c->parameter_gradient);
+  scatter_column(&c->g_p, c->component, c->parameter_gradient);
   for (integer i = 0; i < c->n_wrt; i++)
     out[i] = -(c->parameter_gradient[c->wrt[i]] + column_dot(&c->f_p, c->wrt[i], lambda));
   double *memory = out + c->n_wrt;
   memset(memory, 0, (size_t)c->n_memory * sizeof(double));
-  scatter_column(&c->g_m, b->component, memory);
+  scatter_column(&c->g_m, c->component, memory);
   for (integer i = 0; i < c->n_memory; i++) memory[i] = -(memory[i] + column_dot(&c->f_m, i, lambda));
   return 0;
 }
@@ -300,21 +310,20 @@ static int adjoint_quadrature(backward_data *b, double t, const double *x, const
 /* sign * (F_x^T lambda + g_x^T), SR eq. 12, 20, 36; behind it the guide: one weighted sum of the integrands of eq. 33
  * to 35. SUNDIALS chooses the order by the states alone, and where lambda stands still the integrals would be summed at
  * order one; the guide is a state that moves as they do. */
-static int adjoint(backward_data *b, double t, const double *x, const double *lambda, double sign, double *out) {
-  context *c = b->model;
-  const int flag = adjoint_quadrature(b, t, x, lambda, c->integrands);
+static int adjoint(context *c, double t, const double *lambda, double sign, double *out) {
+  const int flag = adjoint_quadrature(c, t, lambda, c->integrands);
   if (flag) return flag;
   memset(out, 0, (size_t)c->n * sizeof(double));
-  scatter_column(&c->g_x, b->component, out);
+  scatter_column(&c->g_x, c->component, out);
   for (integer j = 0; j < c->n; j++) out[j] = sign * (out[j] + column_dot(&c->f_x, j, lambda));
   out[c->n] = 0;
   for (integer i = 0; i < c->n_wrt + c->n_memory; i++) out[c->n] += c->weights[i] * c->integrands[i];
   return 0;
 }
 
-static int adjoint_jacobian(context *c, double t, const double *x, double sign, double cj, double *dense) {
+static int adjoint_jacobian(context *c, double t, double sign, double cj, double *dense) {
   const integer n = c->n, size = n + 1;
-  const int flag = linearise_interpolated(c, t, x);
+  const int flag = linearise_path(c, t);
   if (flag) return flag;
   memset(dense, 0, (size_t)(size * size) * sizeof(double));
   for (integer j = 0; j < n; j++)
@@ -333,9 +342,7 @@ static int adjoint_jacobian(context *c, double t, const double *x, double sign, 
 /* ---- callbacks with SUNDIALS' signatures --------------------------------------------------------- */
 
 #define ARRAY(v) (((context *)data)->api->array(v))
-#define ARRAY_B(v) (((backward_data *)data)->model->api->array(v))
 #define MATRIX(m) (((context *)data)->api->matrix(m))
-#define MATRIX_B(m) (((backward_data *)data)->model->api->matrix(m))
 
 int dh_cv_rhs(double t, vector y, vector ydot, void *data) { return flow(data, t, ARRAY(y), ARRAY(ydot)); }
 
@@ -351,17 +358,15 @@ int dh_cv_sens(int ns, double t, vector y, vector ydot, vector *s, vector *sdot,
   return directional(data, t, ARRAY(y), s, sdot);
 }
 
-int dh_cv_rhs_b(double t, vector y, vector yb, vector ybdot, void *data) {
-  return adjoint(data, t, ARRAY_B(y), ARRAY_B(yb), -1, ARRAY_B(ybdot));
-}
+int dh_cv_rhs_b(double t, vector yb, vector ybdot, void *data) { return adjoint(data, t, ARRAY(yb), -1, ARRAY(ybdot)); }
 
-int dh_cv_jac_b(double t, vector y, vector yb, vector fyb, void *jac, void *data, vector a, vector b, vector c) {
+int dh_cv_jac_b(double t, vector yb, vector fyb, void *jac, void *data, vector a, vector b, vector c) {
   (void)yb, (void)fyb, (void)a, (void)b, (void)c;
-  return adjoint_jacobian(((backward_data *)data)->model, t, ARRAY_B(y), -1, 0, MATRIX_B(jac));
+  return adjoint_jacobian(data, t, -1, 0, MATRIX(jac));
 }
 
-int dh_cv_quad_b(double t, vector y, vector yb, vector qbdot, void *data) {
-  return adjoint_quadrature(data, t, ARRAY_B(y), ARRAY_B(yb), ARRAY_B(qbdot));
+int dh_cv_quad_b(double t, vector yb, vector qbdot, void *data) {
+  return adjoint_quadrature(data, t, ARRAY(yb), ARRAY(qbdot));
 }
 
 int dh_ida_res(double t, vector x, vector xdot, vector out, void *data) {
@@ -392,27 +397,26 @@ int dh_ida_sens(int ns, double t, vector x, vector xdot, vector r, vector *s, ve
   return flag;
 }
 
-int dh_ida_res_b(double t, vector x, vector xdot, vector xb, vector xbdot, vector out, void *data) {
-  const backward_data *b = data;
-  double *residual = ARRAY_B(out);
-  const double *rate = ARRAY_B(xbdot);
-  (void)xdot;
-  const int flag = adjoint(data, t, ARRAY_B(x), ARRAY_B(xb), 1, residual);
+int dh_ida_res_b(double t, vector xb, vector xbdot, vector out, void *data) {
+  const context *c = data;
+  double *residual = ARRAY(out);
+  const double *rate = ARRAY(xbdot);
+  const int flag = adjoint(data, t, ARRAY(xb), 1, residual);
   if (flag) return flag;
-  for (integer i = 0; i < b->model->n_differential; i++) residual[i] += rate[i];
-  residual[b->model->n] -= rate[b->model->n];
+  for (integer i = 0; i < c->n_differential; i++) residual[i] += rate[i];
+  residual[c->n] -= rate[c->n];
   return 0;
 }
 
-int dh_ida_jac_b(double t, double cj, vector x, vector xdot, vector xb, vector xbdot, vector r, void *jac, void *data,
-                 vector a, vector b, vector c) {
-  (void)xdot, (void)xb, (void)xbdot, (void)r, (void)a, (void)b, (void)c;
-  return adjoint_jacobian(((backward_data *)data)->model, t, ARRAY_B(x), 1, cj, MATRIX_B(jac));
+int dh_ida_jac_b(double t, double cj, vector xb, vector xbdot, vector r, void *jac, void *data, vector a, vector b,
+                 vector c) {
+  (void)xb, (void)xbdot, (void)r, (void)a, (void)b, (void)c;
+  return adjoint_jacobian(data, t, 1, cj, MATRIX(jac));
 }
 
-int dh_ida_quad_b(double t, vector x, vector xdot, vector xb, vector xbdot, vector out, void *data) {
-  (void)xdot, (void)xbdot;
-  return adjoint_quadrature(data, t, ARRAY_B(x), ARRAY_B(xb), ARRAY_B(out));
+int dh_ida_quad_b(double t, vector xb, vector xbdot, vector out, void *data) {
+  (void)xbdot;
+  return adjoint_quadrature(data, t, ARRAY(xb), ARRAY(out));
 }
 
 /* ---- the step loop ---------------------------------------------------------------------------------- */
@@ -574,15 +578,19 @@ int dh_stop(run *r) {
 /* Steps from r->t until the stop time, a root, a failure or the end of the budget (then call again). */
 int dh_advance(run *r) {
   const context *c = r->model;
-  for (integer step = 0; step < r->budget; step++) {
+  for (integer step = 0, stuck = 0; step < r->budget; step++) {
+    const double before = r->t;
     if (r->record && !r->n_eval && r->n_rows + 2 > r->capacity) return ROWS_FULL;
     const int status = r->implicit ? c->api->ida(r->memory, r->t_stop, &r->t, r->x, r->xdot, ONE_STEP)
                                    : c->api->cvode(r->memory, r->t_stop, r->x, &r->t, ONE_STEP);
     if (status < 0) return status;
     r->steps++;
+    stuck = r->t == before ? stuck + 1 : 0; /* SUNDIALS would go on until its step underflows, and then for ever */
+    if (stuck >= STUCK) return STALLED;
     if (r->record == RECORD_DENSE) {
       const int flag = record_dense(r);
       if (flag) return flag;
+      if (r->t >= r->until) return finish(r, REACHED_STOP);
     }
     if (status == FOUND_ROOT) {
       const int flag = polish(r);
@@ -603,52 +611,31 @@ int dh_advance(run *r) {
   return PAUSED;
 }
 
-/* ---- the checkpointed pass ---------------------------------------------------------------------------- */
+/* ---- the adjoint of a segment ------------------------------------------------------------------------- */
 
-/* The backward pass sees x through cubic interpolation between the steps, which are chosen for the accuracy of a higher
- * order: on smooth motion they become so long that the cubic is wrong by far more than the tolerance. So its error is
- * measured in the middle of every step against the solver's own polynomial, in units of the tolerance. */
-int dh_pass(pass *p) {
-  const context *c = p->model;
-  const integer n = c->n, tested = c->n_differential;
-  double *x0 = p->previous, *rate0 = p->previous + n, before = p->t0, t = p->t0, longest = HUGE_VAL;
-  const double *work = c->api->array(p->work);
-  int checkpoints, first = 1, exceeded = 0;
-  memcpy(x0, c->api->array(p->x), (size_t)n * sizeof(double));
-  for (integer step = 0;; step++) {
-    if (step >= p->budget) return TOO_MUCH_WORK;
-    const int status = p->implicit ? p->ida(p->memory, p->t1, &t, p->x, p->xdot, ONE_STEP, &checkpoints)
-                                   : p->cvode(p->memory, p->t1, p->x, &t, ONE_STEP, &checkpoints);
-    if (status < 0) return status;
-    const double *x1 = c->api->array(p->x), h = t - before;
-    int flag = 0;
-    if (first) {
-      flag = c->api->get_dky(p->memory, before, 1, p->work);
+/* At most `budget` steps back to r->t_stop, none longer than the path allows. */
+int dh_back(backward *r) {
+  context *c = r->model;
+  for (integer step = 0, stuck = 0; step < r->budget; step++) {
+    const double before = r->t;
+    const double allowed = r->longest[path_row(c, r->t)], bound = allowed < r->max_step ? allowed : r->max_step;
+    if (bound != r->bound) {
+      const int flag = c->api->set_max_step(r->memory, bound < HUGE_VAL ? bound : 0);
       if (flag) return flag;
-      memcpy(rate0, work, (size_t)n * sizeof(double));
-      first = 0;
+      r->bound = bound;
     }
-    double error = 0;
-    flag = c->api->get_dky(p->memory, before + h / 2, 0, p->work);
-    if (flag) return flag;
-    for (integer i = 0; i < tested; i++) x0[i] = (x0[i] + x1[i]) / 2 + h / 8 * rate0[i] - work[i];
-    for (integer i = 0; i < tested; i++) rate0[i] = p->absolute[i] + p->rtol * fabs(work[i]);
-    flag = c->api->get_dky(p->memory, t, 1, p->work);
-    if (flag) return flag;
-    for (integer i = 0; i < tested; i++) {
-      const double off = fabs(x0[i] - h / 8 * work[i]) / rate0[i];
-      if (!(off <= error)) error = off;
+    const int status = r->implicit ? c->api->ida(r->memory, r->t_stop, &r->t, r->x, r->xdot, ONE_STEP)
+                                   : c->api->cvode(r->memory, r->t_stop, r->x, &r->t, ONE_STEP);
+    if (status < 0) return status;
+    r->steps++;
+    stuck = r->t == before ? stuck + 1 : 0;
+    if (stuck >= STUCK) return STALLED;
+    for (; r->next_eval < r->n_eval && r->t_eval[r->next_eval] >= r->t; r->next_eval++) {
+      const int flag = c->api->get_dky(r->memory, r->t_eval[r->next_eval], 0, r->sample);
+      if (flag) return flag;
+      memcpy(r->samples + r->next_eval * c->n, c->api->array(r->sample), (size_t)c->n * sizeof(double));
     }
-    if (!(error <= p->limit)) {
-      const double shorter = fabs(h) * 0.9 * sqrt(sqrt(p->limit / error));
-      if (shorter < longest) longest = shorter;
-      exceeded = 1;
-    }
-    memcpy(x0, x1, (size_t)n * sizeof(double));
-    memcpy(rate0, work, (size_t)n * sizeof(double));
-    before = t;
-    if (status == REACHED_STOP || t >= p->t1) break;
+    if (status == REACHED_STOP) return status;
   }
-  p->max_step = longest;
-  return exceeded ? PAUSED : 0;
+  return PAUSED;
 }

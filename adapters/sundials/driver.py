@@ -15,7 +15,7 @@ from dae_hybrid.integrator import Array, Equations
 
 from .library import load
 
-PAUSED, ROWS_FULL, TOO_MUCH_WORK = 100, 101, -1
+PAUSED, ROWS_FULL, STALLED, STUCK = 100, 101, 102, 50
 REACHED_STOP, FOUND_ROOT = 1, 2
 RECORD = {"nothing": 0, "steps": 1, "dense": 2}
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
@@ -28,8 +28,8 @@ class Api(Structure):
 
     _fields_ = [(name, c_void_p) for name in (
         "array", "matrix", "cvode", "ida", "cvode_reinit", "ida_reinit", "cvode_sens_reinit", "ida_sens_reinit",
-        "set_stop_time", "get_dky", "get_sens_dky", "get_current_sens", "get_last_step", "get_last_order",
-        "get_current_time", "get_root_info", "get_error_test_failures", "get_newton_failures",
+        "set_stop_time", "set_max_step", "get_dky", "get_sens_dky", "get_current_sens", "get_last_step",
+        "get_last_order", "get_current_time", "get_root_info", "get_error_test_failures", "get_newton_failures",
     )]  # fmt: skip
 
 
@@ -51,18 +51,14 @@ class Context(Structure):
         *((name, c_void_p) for name in ("parameters", "memory", "parameter_directions", "memory_directions", "wrt",
                                         "weights", "integrands")),
         *((name, Sparse) for name in ("state_jacobian", "integrand_jacobian", *BLOCKS)),
-        *((name, c_void_p) for name in ("zero_band", "departure", "point", "parameter_gradient", "interpolated")),
+        *((name, c_void_p) for name in ("zero_band", "departure", "point", "parameter_gradient", "path")),
+        *((name, c_int64) for name in ("path_rows", "path_width", "path_row")),
+        ("interpolated", c_void_p),
         ("interpolated_time", c_double),
-        ("interpolated_valid", c_int64),
+        *((name, c_int64) for name in ("interpolated_valid", "component")),
         ("point_time", c_double),
         *((name, c_int64) for name in ("point_valid", *COUNTERS, "returned")),
     ]  # fmt: skip
-
-
-class BackwardData(Structure):
-    """`backward_data` of driver.c."""
-
-    _fields_ = [("model", c_void_p), ("component", c_int64)]
 
 
 class Run(Structure):
@@ -71,7 +67,7 @@ class Run(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "work", "sensitivities", "sensitivity_rates",
                                         "completed", "guard_values", "roots", "t_eval", "rows")),
-        *((name, c_double) for name in ("t", "t_stop")),
+        *((name, c_double) for name in ("t", "t_stop", "until")),
         *((name, c_int64) for name in ("n_eval", "next_eval", "n_rows", "capacity", "width", "record", "dense_order",
                                        "implicit", "closed_end", "budget", "steps", "root", "corrector")),
         *((name, c_long) for name in ("error_test_failures", "newton_failures")),
@@ -79,15 +75,14 @@ class Run(Structure):
     ]  # fmt: skip
 
 
-class Pass(Structure):
-    """`pass` of driver.c."""
+class BackwardRun(Structure):
+    """`backward` of driver.c."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "work", "absolute", "previous")),
-        *((name, c_double) for name in ("rtol", "t0", "t1", "limit", "max_step")),
-        *((name, c_int64) for name in ("implicit", "budget")),
-        *((name, c_void_p) for name in ("cvode", "ida")),
-    ]
+        *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "sample", "longest", "t_eval", "samples")),
+        *((name, c_double) for name in ("t", "t_stop", "max_step", "bound")),
+        *((name, c_int64) for name in ("n_eval", "next_eval", "budget", "steps", "implicit")),
+    ]  # fmt: skip
 
 
 @cache
@@ -97,13 +92,13 @@ def driver() -> ctypes.CDLL | None:
     if library is None:
         return None
     library.dh_sizes.restype = c_size_t
-    sizes = [library.dh_sizes(i) for i in range(5)]
-    if sizes != [ctypes.sizeof(kind) for kind in (Api, Context, BackwardData, Run, Pass)]:
+    sizes = [library.dh_sizes(i) for i in range(4)]
+    if sizes != [ctypes.sizeof(kind) for kind in (Api, Context, Run, BackwardRun)]:
         raise AssertionError("driver.c and driver.py disagree on the layout of their structs")
     for name in ("dh_begin", "dh_advance", "dh_stop"):
         function = getattr(library, name)
         function.argtypes, function.restype = [POINTER(Run)], c_int
-    library.dh_pass.argtypes, library.dh_pass.restype = [POINTER(Pass)], c_int
+    library.dh_back.argtypes, library.dh_back.restype = [POINTER(BackwardRun)], c_int
     return library
 
 
@@ -115,6 +110,7 @@ def api(family: str) -> Api:
         "array": "N_VGetArrayPointer", "matrix": "SUNDenseMatrix_Data", "cvode": "CVode", "ida": "IDASolve",
         "cvode_reinit": "CVodeReInit", "ida_reinit": "IDAReInit", "cvode_sens_reinit": "CVodeSensReInit",
         "ida_sens_reinit": "IDASensReInit", "set_stop_time": f"{family}SetStopTime",
+        "set_max_step": f"{family}SetMaxStep",
         "get_dky": f"{family}GetDky", "get_sens_dky": f"{family}GetSensDky",
         "get_current_sens": "IDAGetCurrentYSens" if family == "IDA" else "CVodeGetCurrentStateSens",
         "get_last_step": f"{family}GetLastStep", "get_last_order": f"{family}GetLastOrder",
@@ -154,7 +150,7 @@ class Model:
         self.zero_band, self.departure = np.zeros(e.n_guards), np.zeros(e.n_guards)
         self.wrt = np.array(wrt, dtype=np.int64)
         self.weights, self._integrands = np.zeros(len(wrt) + e.n_memory), np.zeros(len(wrt) + e.n_memory)
-        self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters), np.zeros(5 * e.n)]
+        self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters), np.zeros(4 * e.n)]
         self._patterns: list[Any] = []
         blocks = {name: self._sparse("linearised", i) for i, name in enumerate(BLOCKS)}
         self.context = Context(
@@ -173,7 +169,6 @@ class Model:
             point=self._scratch[0].ctypes.data, parameter_gradient=self._scratch[1].ctypes.data,
             interpolated=self._scratch[2].ctypes.data,
         )  # fmt: skip
-        self.backward_data = [BackwardData(ctypes.addressof(self.context), j) for j in range(e.functionals.size)]
 
     def _sparse(self, function: str, output: int) -> Sparse:
         column, row = self.equations.functions[function].pattern(output)
@@ -197,9 +192,12 @@ class Model:
         """What SUNDIALS hands to forward callbacks."""
         return ctypes.addressof(self.context)
 
-    def user_data_b(self, component: int) -> int:
-        """What SUNDIALS hands to backward callbacks."""
-        return ctypes.addressof(self.backward_data[component])
+    def follow(self, path: Array, component: int) -> None:
+        """What the adjoint follows and belongs to."""
+        c, self._path = self.context, path
+        c.path, (c.path_rows, c.path_width), c.component = path.ctypes.data, path.shape, component
+        c.path_row = c.path_rows - 1
+        self.reset()
 
     def raise_pending(self) -> None:
         """Compiled callbacks cannot raise."""
@@ -241,13 +239,16 @@ class Stepper:
         self._buffer = np.zeros(0)
 
     def begin(
-        self, t0: float, t_stop: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int
-    ) -> int:
+        self, t0: float, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int,
+        order: int,
+    ) -> int:  # fmt: skip
         """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
         run = self.run
         run.width, run.n_rows = width, 0
         self._make_room(2 if t_eval is None else t_eval.size + 2)
-        run.t, run.t_stop, run.record, run.closed_end, run.dense_order = t0, t_stop, RECORD[record], closed_end, order
+        run.t, run.t_stop, run.until, run.record, run.closed_end, run.dense_order = (
+            t0, t_stop, until, RECORD[record], closed_end, order,
+        )  # fmt: skip
         self._t_eval = t_eval
         run.n_eval, run.t_eval = (0, None) if t_eval is None else (t_eval.size, t_eval.ctypes.data)
         return int(self._library.dh_begin(run))
@@ -311,26 +312,35 @@ class Stepper:
         return self._buffer[: count * width].reshape(count, width).copy()
 
 
-class ForwardPass:
-    """The compiled loop of a checkpointed pass on one solver memory; see `dh_pass` in driver.c."""
+class Backward:
+    """The compiled loop of an adjoint on one solver memory; see `dh_back` in driver.c."""
 
-    def __init__(self, model: Model, absolute: Array, **handles: Any) -> None:
-        library, lib = driver(), load()
+    def __init__(self, model: Model, **handles: Any) -> None:
+        library = driver()
         if library is None:
             raise AssertionError("the compiled driver is not there")
-        self._library, self._kept = library, (model, absolute, np.zeros(2 * model.equations.n))
-        self.run = Pass(
-            model=model.user_data,
-            absolute=absolute.ctypes.data,
-            previous=self._kept[2].ctypes.data,
-            implicit=int(model.equations.implicit),
-            cvode=address(lib, "CVodeF"),
-            ida=address(lib, "IDASolveF"),
-            **handles,
-        )
+        self._library, self._n = library, model.equations.n
+        self.run = BackwardRun(model=model.user_data, implicit=int(model.equations.implicit), **handles)
 
-    def advance(self, t0: float, t1: float, rtol: float, limit: float, budget: int) -> tuple[int, float]:
-        """Run to t1: SUNDIALS' return code, or PAUSED and the longest step that keeps the interpolation's limit."""
-        run = self.run
-        run.t0, run.t1, run.rtol, run.limit, run.budget = t0, t1, rtol, limit, budget
-        return int(self._library.dh_pass(run)), float(run.max_step)
+    def begin(self, t: float, t_stop: float, max_step: float, longest: Array, t_eval: Array) -> None:
+        """Start at t; the solver has been started there."""
+        run, self.samples = self.run, np.zeros((t_eval.size, self._n))
+        self._kept = (longest, t_eval)
+        run.t, run.t_stop, run.max_step, run.bound, run.steps = t, t_stop, max_step, -1.0, 0
+        run.longest, run.samples = longest.ctypes.data, self.samples.ctypes.data
+        run.t_eval, run.n_eval, run.next_eval = t_eval.ctypes.data, t_eval.size, 0
+
+    def advance(self, budget: int) -> int:
+        """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
+        self.run.budget = budget
+        return int(self._library.dh_back(self.run))
+
+    @property
+    def t(self) -> float:
+        """Where the run stands."""
+        return float(self.run.t)
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return int(self.run.steps)

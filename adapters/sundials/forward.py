@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import c_double
+from ctypes import c_double, c_int
 from typing import Any
 
 from dae_hybrid.codegen import Kernel, densified
@@ -23,7 +23,7 @@ class Forward(SolverMemory):
         e, ns = equations, n_directions
         family = "IDA" if e.implicit else "CVode"
         n_integrals = e.functionals.size if e.integrates else 0
-        super().__init__(e, method, n_integrals, backend.Model(e, family, n_integrals, ns, ()))
+        super().__init__(e, method, e.n + n_integrals, backend.Model(e, family, n_integrals, ns, ()))
         objects, size = self.objects, self.size
         self.s = objects.vectors(ns, size) if ns else None
         self.sdot = objects.vectors(ns, size) if ns and e.implicit else None
@@ -33,7 +33,11 @@ class Forward(SolverMemory):
         sensitivity_solver = None
         if ns and self.method == "adams":
             sensitivity_solver = objects.fixed_point(self.x, ns + (self.corrector == SIMULTANEOUS))
-        self.create(guarded=True)
+        self.create()
+        if e.n_guards:
+            self.call("RootInit", e.n_guards, self.model.callback(f"{self.prefix}_root"))
+            self.call("SetRootDirection", (c_int * e.n_guards)(*e.directions))
+            self.call("SetNoInactiveRootWarn")
         if ns:
             for data in (*self.s_data, *self.sdot_data):
                 data[:] = 0.0
@@ -57,6 +61,14 @@ class Forward(SolverMemory):
     ) -> None:
         """Apply options, parameters and directions of a run."""
         self.configure(options, parameters)
+        e = self.equations
+        self.absolute_data[: e.n] = options.absolute(e.variables)
+        self._free_algebraic(self.absolute_data)
+        if self.size > e.n:
+            self.absolute_data[e.n :] = options.absolute(e.functionals)
+        self.call("SVtolerances", options.rtol, self.absolute)
+        if e.implicit:
+            self.call("SetSuppressAlg", int(options.suppress_algebraic or e.constrained))
         if directions is not None and scales is not None and self.s is not None:
             self.model.parameter_directions[:] = directions
             self.call("SetSensParams", None, (c_double * scales.size)(*scales), None)
@@ -77,7 +89,7 @@ class Forward(SolverMemory):
         if task.record == "dense":
             width = 3 + (self.dense_order + 1) * n
         flag = self.stepper.begin(
-            task.t0, task.t_stop, task.record, task.t_eval, task.closed_end, width, self.dense_order
+            task.t0, task.t_stop, task.until, task.record, task.t_eval, task.closed_end, width, self.dense_order
         )
         if flag < 0:
             self.fail(flag, task.t0)

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from dae_hybrid.codegen import Kernel, densified
+from dae_hybrid.dense import Interpolant
 from dae_hybrid.integrator import Array, Equations
 
 from .driver import BLOCKS, COUNTERS, FUNCTIONS
-from .interpreted_loop import ForwardPass as ForwardPass
+from .interpreted_loop import Backward as Backward
 from .interpreted_loop import Stepper as Stepper
 from .library import load
 
@@ -27,22 +28,22 @@ POLISH = 10_000  # as in driver.c
 EPS = float(np.finfo(float).eps)
 
 # what a callback receives: t time, c the factor of x', v vector, V array of vectors, m matrix, o guard
-# values, i the number of directions, d user data and trailing work vectors, _ ignored
+# values, i the number of directions, _ ignored
 _SIGNATURES = {
     "cv_rhs": "tvv_",
     "cv_jac": "tv_m____",
     "cv_root": "tvo_",
     "cv_sens": "itv_VV___",
-    "cv_rhs_b": "tvvvd",
-    "cv_jac_b": "tvv_md___",
-    "cv_quad_b": "tvvvd",
+    "cv_rhs_b": "tvv_",
+    "cv_jac_b": "tv_m____",
+    "cv_quad_b": "tvv_",
     "ida_res": "tvvv_",
     "ida_jac": "tcvv_m____",
     "ida_root": "tvvo_",
     "ida_sens": "itvv_VVV____",
-    "ida_res_b": "tvvvvvd",
-    "ida_jac_b": "tcvvv__md___",
-    "ida_quad_b": "tvvv_vd",
+    "ida_res_b": "tvvv_",
+    "ida_jac_b": "tcvv_m____",
+    "ida_quad_b": "tvvv_",
 }
 _TYPES: dict[str, Any] = {"t": c_double, "c": c_double, "o": POINTER(c_double), "i": c_int}
 
@@ -81,20 +82,25 @@ class Model:
         rows = np.arange(self.size)
         self._mass = ((rows < e.n_differential) | (rows >= e.n)).astype(float)
         self._point: tuple[float, Array, list[Array]] | None = None
+        self._where: tuple[float, Array] | None = None
         self._pending: BaseException | None = None
         self._callbacks: dict[str, Any] = {}
         self._library = load()
 
     user_data: int | None = None
 
-    @staticmethod
-    def user_data_b(component: int) -> int:
-        """SUNDIALS hands the component itself to backward callbacks (plus one: null is None)."""
-        return component + 1
+    def follow(self, path: Array, component: int) -> None:
+        """What the adjoint follows and belongs to."""
+        self._path, self._component = Interpolant(path, self.equations.n), component
+        self.reset()
 
     def reset(self) -> None:
         """Forget the cached linearisation."""
-        self._point = None
+        self._point = self._where = None
+
+    def row(self, t: float) -> int:
+        """The step of the path that a time lies in."""
+        return int(self._path.row(t))
 
     def counters(self) -> dict[str, int]:
         """Calls so far."""
@@ -146,10 +152,12 @@ class Model:
         n, pairs = self.equations.n, zip(s, self.parameter_directions, self.memory_directions, strict=True)
         return [by_x @ si[:n] + by_p @ dp + by_m @ dm for si, dp, dm in pairs]
 
-    def _interpolated(self, t: float, x: Array) -> dict[str, Array]:
-        """The linearisation at an interpolated state, its algebraic variables solved for again."""
-        ny = self.equations.n_differential
-        if self.equations.n > ny:
+    def _followed(self, t: float) -> dict[str, Array]:
+        """The linearisation at a time of the path, the algebraic variables solved for."""
+        if self._where is not None and self._where[0] == t:
+            return self._linearised(t, self._where[1])
+        x = self._path(np.array([t]))[0]
+        if self.equations.n > self.equations.n_differential:
             for _ in range(SOLVES):
                 x, _, correction = self.evaluate("complete", t, x)
                 self._checked(x)
@@ -157,18 +165,19 @@ class Model:
                     break
             else:
                 raise _Recoverable
+        self._where = (t, x)
         return self._linearised(t, x)
 
-    def _adjoint(self, t: float, x: Array, lam: Array, j: int) -> Array:
-        b = self._interpolated(t, x)
-        return np.asarray(b["f_x"].T @ lam[: self.equations.n] + b["g_x"][:, j])
+    def _adjoint(self, t: float, lam: Array) -> Array:
+        b = self._followed(t)
+        return np.asarray(b["f_x"].T @ lam[: self.equations.n] + b["g_x"][:, self._component])
 
-    def _guide(self, t: float, x: Array, lam: Array, j: int) -> float:
+    def _guide(self, t: float, lam: Array) -> float:
         """The weighted sum of the integrands that guides the order of the backward pass; see driver.c."""
-        return float(self.weights @ self._adjoint_quadrature(t, x, lam, j))
+        return float(self.weights @ self._adjoint_quadrature(t, lam))
 
-    def _adjoint_jacobian(self, t: float, x: Array, sign: float, cj: float, out: Array) -> None:
-        b, n, ny = self._interpolated(t, x), self.equations.n, self.equations.n_differential
+    def _adjoint_jacobian(self, t: float, sign: float, cj: float, out: Array) -> None:
+        b, n, ny = self._followed(t), self.equations.n, self.equations.n_differential
         out[:] = 0.0
         out[:n, :n] = sign * b["f_x"].T
         by = np.hstack((b["f_p"][:, self.wrt], b["f_m"]))
@@ -176,8 +185,8 @@ class Model:
         out[range(ny), range(ny)] += cj
         out[n, n] -= cj
 
-    def _adjoint_quadrature(self, t: float, x: Array, lam: Array, j: int) -> Array:
-        b = self._interpolated(t, x)
+    def _adjoint_quadrature(self, t: float, lam: Array) -> Array:
+        b, j = self._followed(t), self._component
         lam = lam[: self.equations.n]
         by_p, by_m = b["f_p"].T @ lam + b["g_p"][:, j], b["f_m"].T @ lam + b["g_m"][:, j]
         return -np.concatenate((by_p[self.wrt], by_m))
@@ -236,8 +245,6 @@ class Model:
     def _view(self, letter: str, value: Any, e: Equations) -> Any:
         if letter in "tc":
             return value
-        if letter == "d":
-            return int(value) - 1
         if letter == "o":
             return np.ctypeslib.as_array(value, (e.n_guards,))
         if letter == "m":
@@ -267,15 +274,15 @@ class Model:
         for target, value in zip(out, self._directional(t, x, s), strict=True):
             target[:] = value
 
-    def _cv_rhs_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:
+    def _cv_rhs_b(self, t: float, lam: Array, out: Array) -> None:
         n = self.equations.n
-        out[:n], out[n] = -self._adjoint(t, x, lam, j), self._guide(t, x, lam, j)
+        out[:n], out[n] = -self._adjoint(t, lam), self._guide(t, lam)
 
-    def _cv_jac_b(self, t: float, x: Array, _lam: Array, out: Array, _j: int) -> None:
-        self._adjoint_jacobian(t, x, -1.0, 0.0, out)
+    def _cv_jac_b(self, t: float, _lam: Array, out: Array) -> None:
+        self._adjoint_jacobian(t, -1.0, 0.0, out)
 
-    def _cv_quad_b(self, t: float, x: Array, lam: Array, out: Array, j: int) -> None:
-        out[:] = self._adjoint_quadrature(t, x, lam, j)
+    def _cv_quad_b(self, t: float, lam: Array, out: Array) -> None:
+        out[:] = self._adjoint_quadrature(t, lam)
 
     def _ida_res(self, t: float, x: Array, xdot: Array, out: Array) -> None:
         out[:] = self._flow(t, x) - self._mass * xdot
@@ -295,13 +302,13 @@ class Model:
         for target, value, rate in zip(out, self._directional(t, x, s), sdot, strict=True):
             target[:] = value - self._mass * rate
 
-    def _ida_res_b(self, t: float, x: Array, xdot: Array, lam: Array, rate: Array, out: Array, j: int) -> None:
+    def _ida_res_b(self, t: float, lam: Array, rate: Array, out: Array) -> None:
         n = self.equations.n
-        out[:n] = self._adjoint(t, x, lam, j) + self._mass * rate[:n]
-        out[n] = self._guide(t, x, lam, j) - rate[n]
+        out[:n] = self._adjoint(t, lam) + self._mass[:n] * rate[:n]
+        out[n] = self._guide(t, lam) - rate[n]
 
-    def _ida_jac_b(self, t: float, cj: float, x: Array, xdot: Array, _lam: Array, out: Array, _j: int) -> None:
-        self._adjoint_jacobian(t, x, 1.0, cj, out)
+    def _ida_jac_b(self, t: float, cj: float, _lam: Array, _rate: Array, out: Array) -> None:
+        self._adjoint_jacobian(t, 1.0, cj, out)
 
-    def _ida_quad_b(self, t: float, x: Array, xdot: Array, lam: Array, out: Array, j: int) -> None:
-        out[:] = self._adjoint_quadrature(t, x, lam, j)
+    def _ida_quad_b(self, t: float, lam: Array, _rate: Array, out: Array) -> None:
+        out[:] = self._adjoint_quadrature(t, lam)

@@ -10,7 +10,7 @@ import numpy as np
 
 from dae_hybrid.integrator import Array
 
-from .driver import FOUND_ROOT, PAUSED, REACHED_STOP, TOO_MUCH_WORK
+from .driver import FOUND_ROOT, PAUSED, REACHED_STOP, STALLED, STUCK
 from .library import ONE_STEP, load
 
 if TYPE_CHECKING:
@@ -34,9 +34,11 @@ class Stepper:
         self._s = [model.vector(v) for v in handles["sensitivities"] or ()]
 
     def begin(
-        self, t0: float, t_stop: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int
-    ) -> int:
+        self, t0: float, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int,
+        order: int,
+    ) -> int:  # fmt: skip
         """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
+        self.until = until
         self.t, self.t_stop, self.steps, self.record, self.closed_end = t0, t_stop, 0, record, closed_end
         self.t_eval = np.zeros(0) if t_eval is None else t_eval
         self.next_eval, self.width, self.order, self.failures = 0, width, order, (0, 0)
@@ -64,8 +66,9 @@ class Stepper:
 
     def advance(self, budget: int) -> int:
         """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
-        h, time = self.handles, c_double()
+        h, time, stuck = self.handles, c_double(), 0
         for _ in range(budget):
+            before = self.t
             if self.family == "IDA":
                 status = self.library.IDASolve(h["memory"], self.t_stop, byref(time), h["x"], h["xdot"], ONE_STEP)
             else:
@@ -74,8 +77,13 @@ class Stepper:
             if status < 0:
                 return int(status)
             self.steps += 1
+            stuck = stuck + 1 if self.t == before else 0
+            if stuck >= STUCK:
+                return STALLED
             if self.record == "dense":
                 self._record_dense()
+                if self.t >= self.until:
+                    return self._finish(REACHED_STOP)
             if status == FOUND_ROOT:
                 self._polish()
                 return self._finish(status)
@@ -194,45 +202,48 @@ class Stepper:
         return int(status)
 
 
-class ForwardPass:
-    """The same face as `driver.ForwardPass`; the loop of `dh_pass` in Python."""
+class Backward:
+    """The same face as `driver.Backward`; the loop of `dh_back` in Python."""
 
-    def __init__(self, model: Model, absolute: Array, **handles: Any) -> None:
-        self.model, self.absolute, self.handles = model, absolute, handles
+    def __init__(self, model: Model, **handles: Any) -> None:
+        self.model, self.handles = model, handles
         self.family = "IDA" if model.equations.implicit else "CVode"
         self.library = load()
+        self.t, self.steps, self.samples = 0.0, 0, np.zeros((0, 0))
 
-    def advance(self, t0: float, t1: float, rtol: float, limit: float, budget: int) -> tuple[int, float]:
-        """Run to t1: SUNDIALS' return code, or PAUSED and the longest step that keeps the interpolation's limit."""
-        h, tested = self.handles, self.model.equations.n_differential
-        x, work = self.model.vector(h["x"])[:tested], self.model.vector(h["work"])[:tested]
-        time, checkpoints, before, longest = c_double(t0), c_int(), t0, np.inf
-        x0, rate0 = x.copy(), None
+    def begin(self, t: float, t_stop: float, max_step: float, longest: Array, t_eval: Array) -> None:
+        """Start at t; the solver has been started there."""
+        self.t, self.t_stop, self.steps, self.max_step, self.bound = t, t_stop, 0, max_step, -1.0
+        self.longest, self.t_eval, self.next_eval = longest, t_eval, 0
+        self.samples = np.zeros((t_eval.size, self.model.equations.n))
+
+    def advance(self, budget: int) -> int:
+        """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
+        h, time, n, stuck = self.handles, c_double(), self.model.equations.n, 0
         for _ in range(budget):
+            bound = min(self.max_step, float(self.longest[self.model.row(self.t)]))
+            if bound != self.bound:
+                self._call("SetMaxStep", bound if np.isfinite(bound) else 0.0)
+                self.bound = bound
             if self.family == "IDA":
-                status = self.library.IDASolveF(
-                    h["memory"], t1, byref(time), h["x"], h["xdot"], ONE_STEP, byref(checkpoints)
-                )
+                status = self.library.IDASolve(h["memory"], self.t_stop, byref(time), h["x"], h["xdot"], ONE_STEP)
             else:
-                status = self.library.CVodeF(h["memory"], t1, h["x"], byref(time), ONE_STEP, byref(checkpoints))
+                status = self.library.CVode(h["memory"], self.t_stop, h["x"], byref(time), ONE_STEP)
             if status < 0:
-                return int(status), 0.0
-            t, step = time.value, time.value - before
-            rate0 = self._dky(before, 1, work) if rate0 is None else rate0
-            middle, rate = self._dky(before + step / 2, 0, work), self._dky(t, 1, work)
-            cubic = (x0 + x) / 2 + step / 8 * (rate0 - rate)
-            error = float(
-                np.max(np.abs(cubic - middle) / (self.absolute[:tested] + rtol * np.abs(middle)), initial=0.0)
-            )
-            if not error <= limit:
-                longest = min(longest, 0.9 * abs(step) * (limit / error) ** 0.25)
-            x0, rate0, before = x.copy(), rate, t
-            if status == REACHED_STOP or t >= t1:
-                return (0 if longest == np.inf else PAUSED), longest
-        return TOO_MUCH_WORK, 0.0
+                return int(status)
+            stuck = stuck + 1 if self.t == time.value else 0
+            self.t, self.steps = time.value, self.steps + 1
+            if stuck >= STUCK:
+                return STALLED
+            while self.next_eval < self.t_eval.size and self.t_eval[self.next_eval] >= self.t:
+                self._call("GetDky", float(self.t_eval[self.next_eval]), 0, h["sample"])
+                self.samples[self.next_eval] = self.model.vector(h["sample"])[:n]
+                self.next_eval += 1
+            if status == REACHED_STOP:
+                return int(status)
+        return PAUSED
 
-    def _dky(self, t: float, k: int, work: Array) -> Array:
-        flag = getattr(self.library, f"{self.family}GetDky")(self.handles["memory"], t, k, self.handles["work"])
+    def _call(self, name: str, *arguments: Any) -> None:
+        flag = getattr(self.library, f"{self.family}{name}")(self.handles["memory"], *arguments)
         if flag < 0:
-            raise AssertionError(f"{self.family}GetDky returned {flag}")
-        return work.copy()
+            raise AssertionError(f"{self.family}{name} returned {flag}")

@@ -17,7 +17,6 @@ VERSION = 7
 BDF, ADAMS = 2, 1
 NORMAL, ONE_STEP = 1, 2
 SIMULTANEOUS, STAGGERED = 1, 2
-HERMITE = 1
 
 # one letter per argument: p pointer, d double, i int, l long, n sunindextype, s string; the first is the result
 _PROTOTYPES = {
@@ -37,21 +36,15 @@ _SHARED: dict[str, Any] = {
     "GetNumErrTestFails": "i pp", "GetNumNonlinSolvConvFails": "i pp",
     "SensInit": {"CVode": "i piipp", "IDA": "i piippp"}, "SensReInit": {"CVode": "i pip", "IDA": "i pipp"},
     "SensEEtolerances": "i p", "SetSensErrCon": "i pi", "SetSensParams": "i pppp", "GetSensDky": "i pdip",
-    "AdjInit": "i pli", "AdjReInit": "i p", "CreateB": {"CVode": "i pip", "IDA": "i pp"},
-    "InitB": {"CVode": "i pipdp", "IDA": "i pipdpp"}, "ReInitB": {"CVode": "i pidp", "IDA": "i pidpp"},
-    "SVtolerancesB": "i pidp", "SetUserDataB": "i pip", "SetLinearSolverB": "i pipp", "SetJacFnB": "i pip",
-    "SetMaxNumStepsB": "i pil", "SetMaxOrdB": "i pii", "SetMaxStepB": "i pid", "QuadInitB": "i pipp",
-    "QuadReInitB": "i pip", "QuadSVtolerancesB": "i pidp", "SetQuadErrConB": "i pii",
-    "GetB": {"CVode": "i pipp", "IDA": "i pippp"}, "GetQuadB": "i pipp",
+    "QuadInit": "i ppp", "QuadReInit": "i pp", "QuadSVtolerances": "i pdp", "SetQuadErrCon": "i pi", "GetQuad": "i ppp",
 }  # fmt: skip
 _OWN = {
-    "CVodeCreate": "p ip", "CVodeInit": "i ppdp", "CVode": "i pdppi", "CVodeFree": "v p", "CVodeF": "i pdppip",
-    "CVodeB": "i pdi", "CVodeGetReturnFlagName": "s l", "CVodeSetNonlinearSolver": "i pp",
+    "CVodeCreate": "p ip", "CVodeInit": "i ppdp", "CVode": "i pdppi", "CVodeFree": "v p",
+    "CVodeGetReturnFlagName": "s l", "CVodeSetNonlinearSolver": "i pp",
     "CVodeSetNonlinearSolverSensStg": "i pp", "CVodeSetNonlinearSolverSensSim": "i pp",
-    "CVodeSetNonlinearSolverB": "i pip", "CVodeSetMaxHnilWarns": "i pi",
-    "IDACreate": "p p", "IDAInit": "i ppdpp", "IDASolve": "i pdpppi", "IDAFree": "v p", "IDASolveF": "i pdpppip",
-    "IDASolveB": "i pdi", "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi",
-    "IDASetIdB": "i pip", "IDASetSuppressAlgB": "i pii",
+    "CVodeSetMaxHnilWarns": "i pi",
+    "IDACreate": "p p", "IDAInit": "i ppdpp", "IDASolve": "i pdpppi", "IDAFree": "v p",
+    "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi",
 }  # fmt: skip
 INSTALL = f"Install sundials4py >= {VERSION}.9, < {VERSION + 1}."
 _TYPES: dict[str, Any] = {

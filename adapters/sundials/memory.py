@@ -6,7 +6,7 @@ differences (IDAS carries x' and an identification of the algebraic rows) are sp
 
 from __future__ import annotations
 
-from ctypes import byref, c_double, c_int, c_void_p
+from ctypes import byref, c_double, c_void_p
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,12 @@ UNTESTED = 1e100
 class SolverMemory:
     """What the forward and the adjoint memory share."""
 
-    def __init__(self, equations: Equations, method: str, n_integrals: int, model: Any) -> None:
-        self.equations, self.model, self.size = equations, model, equations.n + n_integrals
+    def __init__(self, equations: Equations, method: str, size: int, model: Any) -> None:
+        self.equations, self.model, self.size = equations, model, size
         self.family = "IDA" if equations.implicit else "CVode"
         self.prefix = self.family.removesuffix("ode").lower()  # callbacks are called cv_* and ida_*
         self.method = method
-        n = self.size
+        n = size
         self.objects = Objects()
         self.lib = self.objects.library
         self.x, self.work, self.absolute = (self.objects.vector(n) for _ in range(3))
@@ -73,8 +73,8 @@ class SolverMemory:
 
     not_finite = 0
 
-    def create(self, *, guarded: bool) -> None:
-        """Create the memory with its right-hand side, linear solver and guards."""
+    def create(self, suffix: str = "") -> None:
+        """Create the memory with its right-hand side and linear solver; the suffix is that of the callbacks."""
         lib, e, free = self.lib, self.equations, self.name("Free")
         callback = self.model.callback
         matrix, solver = (None, None) if self.method == "adams" else self.objects.dense_solver(self.x, self.size)
@@ -88,14 +88,14 @@ class SolverMemory:
         self.x_data[:] = 0.0
         if self.xdot_data is not None:
             self.xdot_data[:] = 0.0
-            self.call("Init", callback("ida_res"), 0.0, self.x, self.xdot)
+            self.call("Init", callback(f"ida_res{suffix}"), 0.0, self.x, self.xdot)
         else:
-            self.call("Init", callback("cv_rhs"), 0.0, self.x)
+            self.call("Init", callback(f"cv_rhs{suffix}"), 0.0, self.x)
             self.call("SetMaxHnilWarns", -1)
         self.call("SetUserData", self.model.user_data)
         if fixed_point is None:
             self.call("SetLinearSolver", solver, matrix)
-            self.call("SetJacFn", callback(f"{self.prefix}_jac"))
+            self.call("SetJacFn", callback(f"{self.prefix}_jac{suffix}"))
         else:
             self.call("SetNonlinearSolver", fixed_point)
         if e.implicit:
@@ -103,22 +103,11 @@ class SolverMemory:
             rows = np.arange(self.size)
             self.objects.data(self.differential_rows, self.size)[:] = (rows < e.n_differential) | (rows >= e.n)
             self.call("SetId", self.differential_rows)
-        if guarded and e.n_guards:
-            self.call("RootInit", e.n_guards, callback(f"{self.prefix}_root"))
-            self.call("SetRootDirection", (c_int * e.n_guards)(*e.directions))
-            self.call("SetNoInactiveRootWarn")
 
     def configure(self, options: Options, parameters: Array) -> None:
-        """Apply the options and parameters of a run."""
+        """Apply the options and parameters of a run that every memory has."""
         self.model.parameters[:] = parameters
         self.model.reset()
-        self.absolute_data[: self.equations.n] = options.absolute(self.equations.variables)
-        self._free_algebraic(self.absolute_data)
-        if self.size > self.equations.n:
-            self.absolute_data[self.equations.n :] = options.absolute(self.equations.functionals)
-        self.call("SVtolerances", options.rtol, self.absolute)
-        if self.equations.implicit:
-            self.call("SetSuppressAlg", int(options.suppress_algebraic or self.equations.constrained))
         self.call("SetMaxStep", options.max_step or 0.0)
         self.call("SetInitStep", options.first_step or 0.0)
         self.call("SetMaxOrd", options.max_order or MAX_ORDER[self.method])

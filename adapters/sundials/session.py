@@ -97,7 +97,7 @@ class SundialsSession:
             if purpose[0] == "forward":
                 memory = Forward(equations, options, purpose[1], purpose[2], backend)
             else:
-                memory = Adjoint(equations, options, purpose[1], self._wrt, purpose[3], backend)
+                memory = Adjoint(equations, purpose[1], self._wrt, backend)
         if purpose[0] == "forward":
             memory.configure_run(options, self._parameters, self._directions, self._scales)
         else:
@@ -189,10 +189,10 @@ class SundialsSession:
             before, taken = stepper.t, stepper.steps
             budget = DRIFT_LOOK if task.equations.constrained else LOOK if watch else BUDGET
             status = stepper.advance(min(budget, left - stepper.steps))
-            if status != driver.PAUSED:
+            if status not in (driver.PAUSED, driver.STALLED):
                 return int(status)
             n, step = task.equations.n, (stepper.t - before) / (stepper.steps - taken)
-            if is_starved(step, stepper.t, task):
+            if status == driver.STALLED or is_starved(step, stepper.t, task):
                 poisoned = memory.model.counters()["not_finite"] > memory.not_finite
                 raise starved(step, mode=task.equations.name, time=stepper.t, not_finite=poisoned)
             if task.equations.index == 2:
@@ -267,23 +267,34 @@ class SundialsSession:
     def backward(self, task: BackwardTask) -> BackwardOutcome:
         """See `dae_hybrid.integrator.Session.backward`."""
         self._counts["segments"] += 1
-        k = len(task.components)
-        if is_short(task.t0, task.t1):
+        forward, k = task.forward, len(task.components)
+        e, n_wrt = forward.equations, len(self._wrt)
+        if is_short(forward.t0, forward.end):
             count = 0 if task.t_eval is None else task.t_eval.size
-            samples = np.tile(task.adjoints, (count, 1, 1)) if count else np.zeros((0, k, task.equations.n))
-            return BackwardOutcome(
-                task.adjoints, np.zeros((k, len(self._wrt))), np.zeros((k, task.equations.n_memory)), samples
-            )
-        purpose = ("adjoint", task.method, self._wrt, task.components, self._options.checkpoint_steps)
-        memory = self._lease(task.equations, purpose)
+            samples = np.tile(task.adjoints, (count, 1, 1)) if count else np.zeros((0, k, e.n))
+            return BackwardOutcome(task.adjoints, np.zeros((k, n_wrt)), np.zeros((k, e.n_memory)), samples)
+        path = np.ascontiguousarray(self.integrate(forward).rows)
+        found = [self._back(task, j, path) for j in range(k)]
+        adjoints, integrals = (np.array([result[i] for result in found]) for i in range(2))
+        samples = np.stack([result[2] for result in found], axis=1)
+        return BackwardOutcome(adjoints, integrals[:, :n_wrt], integrals[:, n_wrt:], samples)
+
+    def _back(self, task: BackwardTask, j: int, path: Array) -> tuple[Array, Array, Array]:
+        """The adjoint of one component along a path: at t0, its integrals, samples."""
+        e, method = task.forward.equations, str(task.forward.method)
+        purpose = ("adjoint", method, self._wrt, j)
+        memory = self._lease(e, purpose)
         try:
-            outcome: BackwardOutcome = memory.solve(task)
-            return outcome
+            adjoint, integrals, samples, steps = memory.solve(
+                task, j, path, self._options.max_steps - self._counts["steps"]
+            )
         except BaseException as error:
-            self._discard(task.equations, purpose)
+            self._discard(e, purpose)
             if isinstance(error, IntegrationError):
-                _advise(error, task.equations)
+                _advise(error, e)
             raise
+        self._counts["steps"] += steps
+        return adjoint, integrals, samples
 
 
 def _advise(error: IntegrationError, equations: Equations) -> None:

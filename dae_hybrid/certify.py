@@ -1,0 +1,68 @@
+"""What a gradient has to pass before it is handed out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from dae_hybrid.coincidences import coincidences, is_suspicious
+from dae_hybrid.conditions import Conditions
+from dae_hybrid.diagnostics import Check, Diagnostics
+from dae_hybrid.duality import Duality
+from dae_hybrid.errors import DaeHybridError, DerivativeWarning, ZenoError
+from dae_hybrid.forward import Directions
+from dae_hybrid.trajectory import Trajectory
+
+
+@contextmanager
+def keeping(trajectory: Trajectory) -> Iterator[None]:
+    """Errors of the analysis of a run carry the run."""
+    try:
+        yield
+    except DaeHybridError as error:
+        error.trajectory = error.trajectory or trajectory
+        raise
+
+
+def certify(
+    trajectory: Trajectory,
+    conditions: Conditions,
+    forward: Callable[[], tuple[Trajectory, Directions]],
+    duality: Mapping[str, Duality],
+) -> Diagnostics:
+    """Look at the conditions that concern a run as a whole, and state what was checked.
+
+    `forward` gives directions that have gone along the run; it is called where they are needed.
+
+    Warns with `DerivativeWarning` where derivatives are one-sided, and where a condition failed that is not strict.
+    """
+    if trajectory.accumulation is not None:
+        conditions.refuse(
+            ZenoError(
+                "The run was ended where events accumulate: the derivative is that of the run up to there.",
+                time=trajectory.accumulation,
+                remedy="Model what happens at rest as a mode of its own; strict=False gives it all the same.",
+            )
+        )
+    sided: tuple[str, ...] = ()
+    if is_suspicious(trajectory):
+        sided = coincidences(*forward())
+    for check in duality.values():
+        if not check.passed:
+            conditions.refuse(check.error())
+    for sentence in (*sided, *(f"{reason} The gradient is not one." for reason in conditions.failed)):
+        warnings.warn(sentence, DerivativeWarning, stacklevel=4)
+    checks = [
+        Check(
+            "conditions",
+            not conditions.failed,
+            "; ".join(conditions.failed) or "event times and measurements move smoothly",
+        ),
+        Check("one-sided derivatives", not sided, f"at {len(sided)} instants" if sided else "none"),
+    ]
+    checks += [
+        Check("duality", check.passed, f"'{name}': forward and adjoint differ by {check.defect:.1e}")
+        for name, check in duality.items()
+    ]
+    return trajectory.diagnostics + Diagnostics((*sided, *conditions.failed), tuple(checks))

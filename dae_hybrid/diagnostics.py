@@ -1,0 +1,100 @@
+"""What was noticed along a run, and what was checked: the statement that comes with every result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
+
+from dae_hybrid.tables import align
+from dae_hybrid.transition import GRAZING
+
+if TYPE_CHECKING:
+    from dae_hybrid.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was checked: what, with what result, and the number behind it in words."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Diagnostics(Sequence[str]):
+    """Notes on a run, as a sequence, and the checks it went through; prints as a table.
+
+    Attributes
+    ----------
+    notes : tuple of str
+        What was noticed and is not an error.
+    checks : tuple of Check
+        What was checked.
+
+    Examples
+    --------
+    >>> import dae_hybrid as dh
+    >>> from dae_hybrid.problems import hybrid_ode
+    >>> sol = dh.simulate(hybrid_ode.system(), hybrid_ode.t_span, rtol=1e-10)
+    >>> sol.diagnostics.passed, len(sol.diagnostics)
+    (True, 0)
+    """
+
+    notes: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed."""
+        return all(check.passed for check in self.checks)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        return self.notes[index]
+
+    def __len__(self) -> int:
+        return len(self.notes)
+
+    def check(self, name: str) -> Check:
+        """The check of that name."""
+        for check in self.checks:
+            if check.name == name:
+                return check
+        raise KeyError(f"No check {name!r}; there are {', '.join(check.name for check in self.checks)}.")
+
+    def __add__(self, other: Diagnostics) -> Diagnostics:
+        return Diagnostics((*self.notes, *other.notes), (*self.checks, *other.checks))
+
+    def __str__(self) -> str:
+        rows = [[check.name, "passed" if check.passed else "FAILED", check.detail] for check in self.checks]
+        table = align([["check", "result", ""], *rows], left=(0, 1, 2)) if rows else []
+        return "\n".join([*table, *(f"note: {note}" for note in self.notes)])
+
+
+def of_run(trajectory: Trajectory) -> Diagnostics:
+    """The diagnostics of a simulation."""
+    events, modes = trajectory.events, {segment.mode.name: segment.mode for segment in trajectory.segments}
+    checks = [Check("run", trajectory.complete, f"to t = {trajectory.final[0]:.9g} of {trajectory.t_span[1]:.9g}")]
+    constraints = sum(len(mode.invariants) for mode in modes.values())
+    if constraints:
+        checks.append(Check("constraints", True, f"the state was kept on {constraints}, to rounding at both ends"))
+    guarded = [e for e in events if e.direction and not e.follows]
+    if guarded:
+        least = min(guarded, key=lambda e: abs(e.rate) / (e.rate_scale or 1.0))
+        relative = abs(least.rate) / (least.rate_scale or 1.0)
+        detail = f"slowest guard crosses at {relative:.1e} of its range over the run: '{least.transition}', t = "
+        checks.append(Check("transversality", relative > GRAZING, f"{detail}{least.time:.9g}"))
+    past = [note for note in trajectory.notes if "past its threshold" in note]
+    checks.append(Check("guards on entry", not past, f"{len(past)} past their threshold"))
+    together = sum(1 for e in events if e.order)
+    if together:
+        checks.append(Check("simultaneous", True, f"{together} transitions followed another one at the same instant"))
+    if events:
+        zeno = trajectory.accumulation is None
+        checks.append(Check("accumulation", zeno, "none seen" if zeno else "events accumulate: the run was ended"))
+    return Diagnostics(trajectory.notes, tuple(checks))

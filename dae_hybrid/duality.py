@@ -1,0 +1,152 @@
+"""Forward and adjoint analysis as each other's witness: lambda . S v is constant, across transitions too.
+
+For a direction v of the parameters forward analysis carries dw = S v and what the functional has gained so far, the
+adjoint sweep carries L = dG/dw and what the parameters have contributed since. At every point of the run
+
+    L . dw  +  (gained so far)  +  (shares of dG/dp from there on) . v  =  dG . v
+
+(SR eq. 12, 20, 36 are made so that the left-hand side does not change between transitions, and the maps across a
+transition are transposes of each other.) One direction and one sweep see an error in any parameter, and where it
+arises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from dae_hybrid.adjoint import Sweep
+from dae_hybrid.conditions import Conditions
+from dae_hybrid.errors import DualityError
+from dae_hybrid.forward import Directions
+from dae_hybrid.integrator import Array
+from dae_hybrid.records import EventRecord
+from dae_hybrid.system import HybridSystem
+from dae_hybrid.transition import TransitionMap
+
+#: gradients below this share of the functional are compared on its scale
+SMALL = 1e-3
+
+
+class Swept(NamedTuple):
+    """What a backward sweep gives; `marks` are those of `dae_hybrid.adjoint.gradient`."""
+
+    functional: str
+    sweep: Sweep
+    gradient: Array
+    marks: list[tuple[Array, Array]]
+    statistics: dict[str, int]
+
+
+class Witness(Directions):
+    """Directions along a run, and one combination of them as it was before the first event of every instant."""
+
+    def __init__(
+        self,
+        system: HybridSystem,
+        parameters: Array,
+        directions: Array,
+        start: float,
+        conditions: Conditions,
+        combination: Array,
+    ) -> None:
+        super().__init__(system, parameters, directions, start, conditions)
+        self.combination = combination
+        self.seen: list[tuple[float, Array, Array]] = []  # time, dw, gained so far
+
+    def cross(self, transition: TransitionMap, event: EventRecord) -> None:
+        """Carry the derivatives across a transition."""
+        if not event.order:
+            self.seen.append((event.time, self.state @ self.combination, self.combination @ self.costs))
+        super().cross(transition, event)
+
+
+@dataclass(frozen=True, eq=False)
+class Duality:
+    """How far forward and adjoint analysis agree.
+
+    Attributes
+    ----------
+    functional : str
+    defect : float
+        Largest difference of dG . v, relative to the terms it is summed from.
+    allowed : float
+        What it may be.
+    direction : ndarray, shape (n_p,)
+        v: a multiple between 0.5 and 1.5 of every parameter, of either sign.
+    forward, adjoint : ndarray, shape (k,)
+        dG . v by both.
+    times : ndarray, shape (n_events + 2,)
+        Start, events and end of the run.
+    values : ndarray, shape (n_events + 2, k)
+        The left-hand side there (before each event): constant where everything is right.
+    """
+
+    functional: str
+    defect: float
+    allowed: float
+    direction: Array = field(repr=False)
+    forward: Array = field(repr=False)
+    adjoint: Array = field(repr=False)
+    times: Array = field(repr=False)
+    values: Array = field(repr=False)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the difference is within what is allowed."""
+        return bool(self.defect <= self.allowed)
+
+    @property
+    def worst(self) -> tuple[float, float]:
+        """The stretch between two events over which the value changes most."""
+        change = np.abs(np.diff(self.values, axis=0)).max(axis=1, initial=0.0)
+        i = int(np.argmax(change)) if np.all(np.isfinite(change)) else 0
+        return float(self.times[i]), float(self.times[i + 1])
+
+    def error(self) -> DualityError:
+        """The error of a check that has failed."""
+        start, end = self.worst
+        return DualityError(
+            f"Forward and adjoint analysis of '{self.functional}' differ by {self.defect:.2e} of their size, allowed "
+            f"{self.allowed:.0e}; most of it arises between t = {start:.9g} and {end:.9g}.",
+            time=end,
+            remedy="Tighten rtol and atol: the run is more sensitive there than they resolve. If the difference stays, "
+            "compare with finite differences (check_gradient) and report it.",
+        )
+
+
+def direction(parameters: Array) -> Array:
+    """A multiple between 0.5 and 1.5 of every parameter, of either sign; always the same ones."""
+    random = np.random.default_rng(20190501)
+    factors = random.uniform(0.5, 1.5, parameters.size) * random.choice([-1.0, 1.0], parameters.size)
+    return np.asarray(factors * np.where(parameters != 0, np.abs(parameters), 1.0))
+
+
+def compare(swept: Swept, witness: Witness, total: Array, v: Array, allowed: float) -> Duality:
+    """The check of one functional: a sweep, and a witness that has gone along the run with `total` (n_functionals).
+
+    v (n_wrt) is the direction of both.
+    """
+    run, chosen = swept.sweep.trajectory, list(swept.sweep.components)
+    forward, adjoint = total[chosen], swept.gradient @ v
+    values, times = [adjoint], [run.t_span[0]]
+    same = len(witness.seen) == len(swept.marks)
+    if swept.marks and same:
+        for (t, dw, gained), (lam, share) in zip(witness.seen, reversed(swept.marks), strict=True):
+            same = same and dw.size == lam.shape[1]  # else the two runs took different transitions
+            values.append(lam @ dw + gained[chosen] + share @ v if same else np.full(len(chosen), np.nan))
+            times.append(t)
+    scale = np.maximum(np.abs(swept.gradient) @ np.abs(v), SMALL * swept.sweep.sizes)
+    defect = float((np.abs(forward - adjoint) / scale).max())
+    return Duality(
+        functional=swept.functional,
+        defect=defect if same or not swept.marks else np.inf,
+        allowed=allowed,
+        direction=v,
+        forward=forward,
+        adjoint=adjoint,
+        times=np.array([*times, run.final[0]]),
+        values=np.array([*values, forward]),
+    )

@@ -1,0 +1,136 @@
+"""A call with its arguments checked, and the runs it is made of: simulation, directions, sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dae_hybrid import adjoint as adjoint_analysis
+from dae_hybrid.algorithm1 import serban_recuero
+from dae_hybrid.automaton import Automaton
+from dae_hybrid.conditions import Conditions
+from dae_hybrid.duality import Swept, Witness
+from dae_hybrid.errors import OptionError, UnsupportedError
+from dae_hybrid.forward import Directions
+from dae_hybrid.integrator import Array, Integrator, Session
+from dae_hybrid.options import Options, check_time_span, check_times
+from dae_hybrid.registry import Analysis, check_capabilities, find_integrator
+from dae_hybrid.system import HybridSystem, check_built
+from dae_hybrid.trajectory import Trajectory
+
+Parameters = Mapping[str, ArrayLike] | ArrayLike | None
+#: tightest tolerance of the direct form of index 2 (measured: below it events on multipliers go astray)
+DIRECT_RTOL = 1e-11
+
+
+class Setup:
+    """Checked arguments of a call, and the runs it is made of."""
+
+    def __init__(
+        self, system: HybridSystem, t_span: Sequence[float], parameters: Parameters, t_eval: ArrayLike | None,
+        adapter: str, options: Mapping[str, Any], analysis: Analysis = "simulate",
+    ) -> None:  # fmt: skip
+        check_built(system)
+        self.system = system
+        self.span = check_time_span(t_span)
+        self.t_eval = check_times(t_eval, self.span)
+        self.p = system.parameter_vector(parameters)
+        self.options = Options.of(options)
+        self._check_tolerance_names()
+        self._check_index()
+        check_capabilities(adapter, system, self.options, analysis)
+        self.integrator: Integrator = find_integrator(adapter)
+
+    def _check_index(self) -> None:
+        tight = [mode for mode in self.system.modes if mode.equations.index == 2 and self.options.rtol < DIRECT_RTOL]
+        if tight:
+            raise UnsupportedError(
+                f"Index 2 as it stands is not reliable below rtol {DIRECT_RTOL:g}, got {self.options.rtol:g}.",
+                mode=tight[0].name,
+                remedy="Build with index2='reduced' (the default), or loosen rtol.",
+            )
+
+    def _check_tolerance_names(self) -> None:
+        if not isinstance(self.options.atol, Mapping):
+            return
+        known = {"*", *self.system.functionals.names, *(n for m in self.system.modes for n in m.variables.names)}
+        unknown = sorted(set(self.options.atol) - known)
+        if unknown:
+            raise OptionError(
+                f"atol names {', '.join(map(repr, unknown))}, which the model does not have.",
+                remedy=f"Legal names: {', '.join(sorted(known))}.",
+            )
+
+    def open(self, **more: Any) -> Session:
+        """A session of this run."""
+        return self.integrator.open(self.options, self.p, **more)
+
+    def run(self, directions: Directions | None = None) -> Trajectory:
+        """Simulate, carrying directions where given."""
+        more: dict[str, Any] = {}
+        if directions is not None and directions.count:
+            scales = np.abs(directions.directions).T @ np.abs(self.p)
+            scales = np.where(scales > 0, np.maximum(scales, adjoint_analysis.SMALLEST), 1.0)
+            more = {"parameter_directions": directions.directions.T, "scales": scales}
+        session = self.open(**more)
+        try:
+            return Automaton(
+                self.system, session, self.p, self.span, self.t_eval, self.options, directions, self.open
+            ).run()
+        finally:
+            session.close()
+
+    def allowed(self, duality: bool | float) -> float | None:
+        """What the duality check may find, None where there is none."""
+        if duality is False:
+            return None
+        if duality is True:
+            return float(np.sqrt(self.options.rtol))
+        if not isinstance(duality, int | float) or not 0 < duality < np.inf:
+            raise OptionError(f"duality must be True, False or a positive number, got {duality!r}.")
+        return float(duality)
+
+    def directions(self, indices: tuple[int, ...], conditions: Conditions) -> Directions:
+        """One direction for every parameter."""
+        return Directions(self.system, self.p, self.columns(indices), self.span[0], conditions)
+
+    def columns(self, indices: tuple[int, ...]) -> Array:
+        """Unit directions of these parameters, (n_parameters, n_wrt)."""
+        return np.eye(self.system.parameters.size)[:, list(indices)]
+
+    def witness(self, columns: Array, combination: Array, conditions: Conditions) -> Witness:
+        """Directions that keep one combination of themselves for a duality check."""
+        return Witness(self.system, self.p, columns, self.span[0], conditions, combination)
+
+    def sweep(
+        self, run: Trajectory, session: Session, name: str, wrt: tuple[int, ...], conditions: Conditions
+    ) -> adjoint_analysis.Sweep:
+        """A backward sweep over a run."""
+        part = self.system.functionals[name]
+        components = tuple(range(part.start, part.stop))
+        return adjoint_analysis.Sweep(run, session, self.options, components, wrt, conditions)
+
+    def adjoint(
+        self, run: Trajectory, name: str, wrt: tuple[int, ...], conditions: Conditions, algorithm: str = "general"
+    ) -> Swept:
+        """The gradient of a functional by a backward sweep over a run."""
+
+        def use(session: Session) -> Swept:
+            sweep = self.sweep(run, session, name, wrt, conditions)
+            marks: list[tuple[Array, Array]] = []
+            gradient = adjoint_analysis.gradient(sweep, marks) if algorithm == "general" else serban_recuero(sweep)
+            return Swept(name, sweep, gradient, marks, session.statistics())
+
+        found: Swept = self.use(use, wrt)
+        return found
+
+    def use(self, use: Callable[[Session], Any], wrt: tuple[int, ...]) -> Any:
+        """What a function gives that needs a session."""
+        session = self.open(wrt=wrt)
+        try:
+            return use(session)
+        finally:
+            session.close()
