@@ -83,6 +83,7 @@ class Transition:
     every: ca.MX | None
     direction: int
     on_entry: OnEntry
+    resolution: float
     reset: dict[str, ca.MX]
     memory: dict[str, ca.MX]
     equations: ca.MX  # implicit resets, T(post, pre, p, t) = 0

@@ -154,6 +154,7 @@ class ModeBuilder(ModeFunctions):
             n_memory=self.nm,
             n_parameters=self.np,
             directions=(*(t.direction for t in self.guarded), *(0,) * self.poles),
+            resolution=min((t.resolution for t in self.guarded), default=np.inf),
             functions={key.removeprefix(prefix): f for key, f in compiled.items() if key.startswith(prefix)},
             variables=variables if self.explicit is None else lowering.differential,
             functionals=Layout.of((f.name, f.size) for f in self.model.functionals.values()),

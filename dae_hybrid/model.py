@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -112,6 +113,7 @@ class HybridModel(Symbols):
         metric: Any = None,
         guess: Mapping[Any, Any] | None = None,
         on_entry: OnEntry = "wait",
+        resolution: float | None = None,
         name: str | None = None,
     ) -> Transition:
         """Declare a transition.
@@ -121,10 +123,9 @@ class HybridModel(Symbols):
         source, target : Mode or str
             Where it leads from and to; ``target=None`` ends the run.
         guard : scalar expression
-            Fires when it crosses zero in `direction`. It is looked at after every step of the integrator: one that
-            passes through zero and back within a step goes unseen, so set ``max_step`` where a guard moves faster
-            than the state. In pre-transition quantities: states, algebraic
-            variables, derivatives (`der`), memory, parameters, time.
+            Fires when it crosses zero in `direction`. In pre-transition quantities: states, algebraic variables,
+            derivatives (`der`), memory, parameters, time. It is followed within the integrator's steps by its values
+            and rates; give a `resolution` where it moves much faster than the state.
         at, every : expression in parameters
             Fires at a time, or at start time + k period, k = 1, 2, ...; exactly one of `guard`,
             `at`, `every` is given.
@@ -150,6 +151,9 @@ class HybridModel(Symbols):
         on_entry : {"wait", "fire", "error"}
             What happens when the guard is already past its threshold on entry into `source`: wait
             for the next crossing, fire at once, or raise `GuardPassedError`.
+        resolution : float, optional
+            Longest time between two looks at the guard, as short as the shortest time for which it may stay on one
+            side of zero. The integrator's steps are not shortened: that is what ``max_step`` does.
         name : str, optional
             Default ``"source->target"``, numbered where that is taken.
         """
@@ -168,6 +172,8 @@ class HybridModel(Symbols):
             raise ModelError(f"Transition '{name}': direction must be rising, falling or both, got {direction!r}.")
         if on_entry not in ("wait", "fire", "error"):
             raise ModelError(f"Transition '{name}': on_entry must be wait, fire or error, got {on_entry!r}.")
+        if resolution is not None and not (isinstance(resolution, int | float) and 0 < resolution < math.inf):
+            raise ModelError(f"Transition '{name}': resolution must be a positive time, got {resolution!r}.")
         trigger = {
             key: expression(f"{key} of transition '{name}'", value, 1)
             for key, value in (("guard", guard), ("at", at), ("every", every))
@@ -185,6 +191,7 @@ class HybridModel(Symbols):
             trigger.get("every"),
             DIRECTIONS[direction],
             on_entry,
+            math.inf if resolution is None else float(resolution),
             self.assignments(reset or {}, f"reset of transition '{name}'", ("differential",)) if explicit else {},
             self.assignments(memory or {}, f"memory of transition '{name}'", ("memory",)),
             equation_rows(f"reset equation of transition '{name}':", None if explicit else reset),

@@ -248,7 +248,7 @@ class _Segment:
         self, session: SteppedSession, task: SegmentTask, system: SensitivitySystem, rows: Rows, method: str
     ) -> None:
         self.session, self.task, self.system, self.rows, self.method = session, task, system, rows, method
-        self.watch = Watch(task, system, session.p, asked=session.adapter.capabilities.roots)
+        self.watch = Watch(task, system, session.p)
         self.walk: Walk | None = None
         self._sign = 0.0
 

@@ -15,6 +15,8 @@ from dae_hybrid.integrator import Array, Equations
 
 from .library import load
 
+#: rows of `run.glances` and `run.history` in driver.c
+GLANCES, HISTORY = 12, 3
 PAUSED, ROWS_FULL, STALLED, STUCK = 100, 101, 102, 50
 REACHED_STOP, FOUND_ROOT = 1, 2
 RECORD = {"nothing": 0, "steps": 1, "dense": 2}
@@ -51,7 +53,9 @@ class Context(Structure):
         *((name, c_void_p) for name in ("parameters", "memory", "parameter_directions", "memory_directions", "wrt",
                                         "weights", "integrands")),
         *((name, Sparse) for name in ("state_jacobian", "integrand_jacobian", *BLOCKS)),
-        *((name, c_void_p) for name in ("zero_band", "departure", "point", "parameter_gradient", "path")),
+        *((name, c_void_p) for name in ("zero_band", "departure", "latest")),
+        ("latest_time", c_double),
+        *((name, c_void_p) for name in ("point", "parameter_gradient", "path")),
         *((name, c_int64) for name in ("path_rows", "path_width", "path_row")),
         ("interpolated", c_void_p),
         ("interpolated_time", c_double),
@@ -66,12 +70,16 @@ class Run(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "work", "sensitivities", "sensitivity_rates",
-                                        "completed", "guard_values", "roots", "t_eval", "rows")),
+                                        "completed", "guard_values", "roots", "glances", "history", "band",
+                                        "directions", "t_eval", "rows")),
         *((name, c_double) for name in ("t", "t_stop", "until")),
         *((name, c_int64) for name in ("n_eval", "next_eval", "n_rows", "capacity", "width", "record", "dense_order",
                                        "implicit", "closed_end", "budget", "steps", "root", "corrector")),
         *((name, c_long) for name in ("error_test_failures", "newton_failures")),
-        ("loose", c_double),
+        ("times", c_double * GLANCES),
+        ("past", c_double * HISTORY),
+        ("n_past", c_int64),
+        *((name, c_double) for name in ("resolution", "loose")),
     ]  # fmt: skip
 
 
@@ -151,6 +159,7 @@ class Model:
         self.wrt = np.array(wrt, dtype=np.int64)
         self.weights, self._integrands = np.zeros(len(wrt) + e.n_memory), np.zeros(len(wrt) + e.n_memory)
         self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters), np.zeros(4 * e.n)]
+        self._latest = np.zeros(e.n_guards)
         self._patterns: list[Any] = []
         blocks = {name: self._sparse("linearised", i) for i, name in enumerate(BLOCKS)}
         self.context = Context(
@@ -166,8 +175,8 @@ class Model:
             weights=self.weights.ctypes.data, integrands=self._integrands.ctypes.data,
             state_jacobian=self._sparse("jacobian", 0), integrand_jacobian=self._sparse("jacobian", 1), **blocks,
             zero_band=self.zero_band.ctypes.data, departure=self.departure.ctypes.data,
-            point=self._scratch[0].ctypes.data, parameter_gradient=self._scratch[1].ctypes.data,
-            interpolated=self._scratch[2].ctypes.data,
+            latest=self._latest.ctypes.data, point=self._scratch[0].ctypes.data,
+            parameter_gradient=self._scratch[1].ctypes.data, interpolated=self._scratch[2].ctypes.data,
         )  # fmt: skip
 
     def _sparse(self, function: str, output: int) -> Sparse:
@@ -223,12 +232,20 @@ class Stepper:
         self.completed = np.zeros(3 * e.n)
         self._guard_values = np.zeros(2 * max(e.n_guards, 1))
         self._roots = np.zeros(max(e.n_guards, 1), dtype=np.int32)
+        self._glances, self._band = np.zeros(2 * GLANCES * e.n_guards), np.zeros(e.n_guards)
+        self._history = np.zeros(HISTORY * e.n_guards)
+        self._directions = np.array(e.directions, dtype=np.int32)
         self._n_guards = e.n_guards
         self.run = Run(
             model=model.user_data,
             completed=self.completed.ctypes.data,
             guard_values=self._guard_values.ctypes.data,
             roots=self._roots.ctypes.data,
+            glances=self._glances.ctypes.data,
+            history=self._history.ctypes.data,
+            band=self._band.ctypes.data,
+            directions=self._directions.ctypes.data,
+            resolution=e.resolution,
             implicit=int(e.implicit),
             **pointers,
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dae_hybrid.integrator import Array
+from dae_hybrid.scan import Glance, Scan
 
 from .driver import FOUND_ROOT, PAUSED, REACHED_STOP, STALLED, STUCK
 from .library import ONE_STEP, load
@@ -45,6 +46,7 @@ class Stepper:
         self.loose = 0.0
         self._rows: list[Array] = []
         self.model.reset()
+        self._band = self.model.zero_band.copy()
         h, implicit = self.handles, self.family == "IDA"
         flag = self._call("ReInit", t0, h["x"], *((h["xdot"],) if implicit else ()))
         if flag >= 0 and h["sensitivities"]:
@@ -52,6 +54,8 @@ class Stepper:
             flag = self._call("SensReInit", h["corrector"], h["sensitivities"], *rates)
         if flag >= 0:
             flag = self._call("SetStopTime", t_stop)
+        if self.model.equations.n_guards:
+            self._before = self._glance(t0, here=True).values
         if flag >= 0 and record == "steps":
             if t_eval is None:
                 self._record(t0)
@@ -84,9 +88,9 @@ class Stepper:
                 self._record_dense()
                 if self.t >= self.until:
                     return self._finish(REACHED_STOP)
-            if status == FOUND_ROOT:
+            if self._look(before, status):
                 self._polish()
-                return self._finish(status)
+                return self._finish(FOUND_ROOT)
             if status == REACHED_STOP:
                 self.t = self.t_stop
                 return self._finish(status)
@@ -171,10 +175,39 @@ class Stepper:
         value, rate = (self.model.evaluate(name, t, x)[0][self.root] for name in ("guards", "rates"))
         return self.root, float(value), float(rate)
 
+    def _glance(self, t: float, *, here: bool = False) -> Glance:
+        """Guards and rates: of the state as it stands where it is the end of the step, else of the polynomial."""
+        if not here:
+            self._get("GetDky", t, 0, self.handles["work"])
+        x = self._vectors["x" if here else "work"]
+        values, rates = (self.model.evaluate(name, t, x)[0] for name in ("guards", "rates"))
+        self.model.calls["guard_calls"] += 1
+        return Glance(t, np.where(np.abs(values) <= self._band, 0.0, values), rates)
+
+    def _look(self, begin: float, status: int) -> bool:
+        """Whether a guard has crossed zero within the step that has ended; then self.t is about when."""
+        e = self.model.equations
+        if not e.n_guards or self.record == "dense":
+            return False
+        end = self._glance(self.t, here=True)
+        if status == FOUND_ROOT:
+            found = (c_int * e.n_guards)()
+            self._get("GetRootInfo", found)
+            self.root = next((i for i, f in enumerate(found) if f), e.n_guards - 1)
+            end.values[[bool(f) for f in found]] = 0.0
+        start = Glance(begin, self._before, self._glance(begin).rates)
+        scan = Scan(
+            np.array(e.directions), self._band, np.zeros(e.n_guards), self._glance,
+            lambda t, i: float(self._glance(t).values[i]), lambda returned, t: None,
+        )  # fmt: skip
+        self._before = end.after(start).values
+        crossing = scan.first(start, Glance(end.t, self._before, end.rates), e.resolution) if self.t > begin else None
+        self._band = self.model.zero_band.copy()
+        if crossing is not None:
+            self.root, self.t = crossing
+        return crossing is not None or status == FOUND_ROOT
+
     def _polish(self) -> None:
-        found = (c_int * self.model.equations.n_guards)()
-        self._get("GetRootInfo", found)
-        self.root = next((i for i, f in enumerate(found) if f), len(found) - 1)
         now, h = self._scalar("GetCurrentTime", c_double), self._scalar("GetLastStep", c_double)
         t = self.t
         for _ in range(4):
