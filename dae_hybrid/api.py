@@ -17,7 +17,7 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Session
 from dae_hybrid.options import OnZeno, SensitivityMethod, Simultaneous
-from dae_hybrid.results import ForwardSensitivity, Gradient
+from dae_hybrid.results import EventSensitivity, ForwardSensitivity, Gradient
 from dae_hybrid.setup import Parameters, Setup
 from dae_hybrid.system import HybridSystem
 from dae_hybrid.trajectory import Side, Trajectory
@@ -156,6 +156,7 @@ def forward_sensitivity(
         parameters=_labels(system, indices),
         gradient={name: _shaped(gradient[system.functionals[name]]) for name in system.functionals.names},
         event_time_sensitivity=np.array(directions.event_times).reshape(len(trajectory.events), len(indices)),
+        event_sensitivities=_both_sides(trajectory, directions),
         duality=checked,
         diagnostics=diagnostics,
     )
@@ -238,6 +239,14 @@ def adjoint_gradient(
         algorithm=algorithm,
         _samples=samples,
     )
+
+
+def _both_sides(trajectory: Trajectory, directions: Directions) -> tuple[EventSensitivity, ...]:
+    found = []
+    for event, tau, (before, after) in zip(trajectory.events, directions.event_times, directions.sides, strict=True):
+        minus, plus = event.n_differential
+        found.append(EventSensitivity(tau, before[:minus], after[:plus], before[minus:], after[plus:]))
+    return tuple(found)
 
 
 def _labels(system: HybridSystem, indices: tuple[int, ...]) -> tuple[str, ...]:

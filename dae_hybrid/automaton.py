@@ -10,7 +10,7 @@ import numpy as np
 
 from dae_hybrid.dense import Redo
 from dae_hybrid.diagnosis import explain
-from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError
+from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, ZenoError
 from dae_hybrid.events import SAME_INSTANT, Entry, Instant, signs
 from dae_hybrid.failures import singular
 from dae_hybrid.firing import Firing
@@ -116,7 +116,12 @@ class Automaton:
             if self.t >= end:
                 return
             source, t_stop = self.mode, min(end, due, self.stops.next(self.t))
-            crossing, pending = self._segment(t_stop, due, entry)
+            try:
+                crossing, pending = self._segment(t_stop, due, entry)
+            except ZenoError:
+                if instant.accumulation is None:
+                    raise
+                return
             while crossing is None and self.t < t_stop:  # the integrator paused; nothing has happened
                 crossing, pending = self._segment(t_stop, due, replace(entry, zero_band=pending))
             entering = False
@@ -216,6 +221,8 @@ class Automaton:
         try:
             outcome = self.session.integrate(task)
         except DaeHybridError as error:
+            if isinstance(error, ZenoError) and self.instant.ends():
+                raise
             self._keep_partial(task, error.rows)
             error.mode = error.mode or mode.name
             explain(error, mode, self.p, (task.t0, at), (self.t, self.at))
@@ -313,11 +320,16 @@ class Automaton:
         order = self.instant.fired(transition, t)
         self.n_events += 1
         if self.n_events > self.options.max_events:
+            latest = [part for part in self.parts[-40:] if isinstance(part, EventRecord)]
+            cycle = " -> ".join(dict.fromkeys(event.transition for event in latest))
+            pace = (t - latest[0].time) / len(latest) if latest else 0.0
             raise EventError(
-                f"More than max_events={self.options.max_events} transitions.",
+                f"More than max_events={self.options.max_events} transitions, the last ones {cycle} about every "
+                f"{pace:.3g} units of time.",
                 transition=transition.name,
                 time=t,
-                remedy="Raise max_events, or check the guards for chattering.",
+                remedy="Raise max_events; or, where the modes point at each other across a surface and switch ever so "
+                "often, model the motion along it as a mode of its own.",
             )
         self.mode, self.at, event, costs = firing.carry_out(
             self.system, t, self.at, self.p, self.options,

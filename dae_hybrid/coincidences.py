@@ -15,7 +15,7 @@ import numpy as np
 
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import DaeHybridError, EventError
-from dae_hybrid.events import Instant
+from dae_hybrid.events import Instant, same_instant
 from dae_hybrid.firing import Firing
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array
@@ -58,7 +58,7 @@ def is_suspicious(trajectory: Trajectory) -> bool:
     """Whether anything falls on one instant, or on an end of the run, that may move."""
     for _, events in instants(trajectory):
         movable = [trajectory.system.transitions[e.index].movable for e in events]
-        at_start = events[0].time == trajectory.t_span[0]
+        at_start = _is_first(trajectory, events)
         if any(movable) and (len(events) > 1 or at_start or _is_last(trajectory, events)):
             return True
     return False
@@ -76,12 +76,13 @@ def coincidences(trajectory: Trajectory, directions: Directions) -> tuple[str, .
     def together(a: Array, b: Array) -> bool:
         return bool(np.all(np.abs(a - b) <= still + accuracy * np.maximum(np.abs(a), np.abs(b))))
 
+    before = dict((directions.latest,)) | directions.before
     for first, events in instants(trajectory):
-        if first not in directions.before:
+        if first not in before:
             continue
         taus = directions.event_times[first : first + len(events)]
         source = trajectory.system.modes[trajectory.system.transitions[events[0].index].source]
-        if events[0].time == trajectory.t_span[0] and not together(taus[0], np.zeros_like(taus[0])):
+        if _is_first(trajectory, events) and not together(taus[0], np.zeros_like(taus[0])):
             what = "A guard is zero at the start of the run, to the last bit, and moves with the parameters"
             _refuse(events[0], conditions, what, "Start the run earlier, or in the mode after the transition.")
         if _is_last(trajectory, events) and not together(taus[-1], np.zeros_like(taus[-1])):
@@ -96,7 +97,7 @@ def coincidences(trajectory: Trajectory, directions: Directions) -> tuple[str, .
                 what = "The guard is zero, to the last bit, where its mode is entered, but moves apart from the entry"
                 remedy = "Change the parameters a little, or the reset so that it leads to either side of zero."
                 _refuse(event, conditions, what, remedy)
-            elif (why := _order_matters(trajectory, directions, first, events, event)) is not None:
+            elif (why := _order_matters(trajectory, directions, before[first], events, event)) is not None:
                 names = " and ".join(dict.fromkeys(f"'{e.transition}'" for e in (events[0], event)))
                 found.append(
                     f"Transitions {names} are due at one instant, t = {event.time:.12g}, and their order matters: "
@@ -106,8 +107,14 @@ def coincidences(trajectory: Trajectory, directions: Directions) -> tuple[str, .
     return tuple(dict.fromkeys(found))
 
 
+def _is_first(trajectory: Trajectory, events: list[EventRecord]) -> bool:
+    start = trajectory.t_span[0]
+    return same_instant(events[0].time, start, start)
+
+
 def _is_last(trajectory: Trajectory, events: list[EventRecord]) -> bool:
-    return events[-1].time == trajectory.t_span[1] and not trajectory.ended_by_event
+    start, end = trajectory.t_span
+    return same_instant(events[-1].time, end, start) and not trajectory.ended_by_event
 
 
 def _due(trajectory: Trajectory, mode: ModeSystem, event: EventRecord) -> list[Firing]:
@@ -127,7 +134,7 @@ def _due(trajectory: Trajectory, mode: ModeSystem, event: EventRecord) -> list[F
 
 
 def _order_matters(
-    trajectory: Trajectory, directions: Directions, first: int, events: list[EventRecord], other: EventRecord
+    trajectory: Trajectory, directions: Directions, before: Array, events: list[EventRecord], other: EventRecord
 ) -> str | None:
     """What another order of an instant changes, None where it is nothing."""
     system = trajectory.system
@@ -138,7 +145,6 @@ def _order_matters(
         two = _replay(trajectory, mode, events[0], begin)
         if not one.agrees(two):
             return "they lead to different states"
-        before = directions.before[first]
         sides = [_derivatives(trajectory, directions, outcome.records, before) for outcome in (one, two)]
     except DaeHybridError as error:
         return f"in the other order there is an error ({error.message})"

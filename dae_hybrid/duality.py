@@ -100,7 +100,7 @@ class Duality:
 
     @property
     def worst(self) -> tuple[float, float]:
-        """The stretch between two events over which the value changes most."""
+        """The stretch from one event, it included, to the next over which the value changes most."""
         change = np.abs(np.diff(self.values, axis=0)).max(axis=1, initial=0.0)
         i = int(np.argmax(change)) if np.all(np.isfinite(change)) else 0
         return float(self.times[i]), float(self.times[i + 1])
@@ -110,8 +110,8 @@ class Duality:
         start, end = self.worst
         return DualityError(
             f"Forward and adjoint analysis of '{self.functional}' differ by {self.defect:.2e} of their size, allowed "
-            f"{self.allowed:.0e}; most of it arises between t = {start:.9g} and {end:.9g}.",
-            time=end,
+            f"{self.allowed:.0e}; most of it arises from t = {start:.9g}, with what happens there, up to {end:.9g}.",
+            time=start,
             remedy="Tighten rtol and atol: the run is more sensitive there than they resolve. If the difference stays, "
             "compare with finite differences (check_gradient) and report it.",
         )

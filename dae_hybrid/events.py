@@ -39,10 +39,15 @@ ZERO_ROUNDINGS = 256.0
 #: times closer than this share of the run's time scale are one instant
 SAME_INSTANT = 4e-15
 #: events accumulate when this many intervals in a row shrink by one ratio, to this spread,
-ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO = 4, 0.01, 0.999
+ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO, ZENO_WINDOW = 4, 0.01, 0.999, 12
 #: and what is left of the series is below this share of the run
 ZENO_REST = 2e-5
 TINY = float(np.finfo(float).tiny)
+
+
+def same_instant(one: float, other: float, start: float) -> bool:
+    """Whether two times of a run that began at `start` are the same but for rounding."""
+    return abs(one - other) <= SAME_INSTANT * max(abs(one), abs(other), abs(one - start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +223,15 @@ class Instant:
         names = [self.system.transitions[i].name for i in self.chain]
         cycle = list(dict.fromkeys(names[-min(len(names), 12) :]))
         sliding = len(cycle) == 2
+        surface = self.system.transitions[self.chain[-1]].surface
         return ChatteringError(
             f"More than {self.options.max_transitions_per_instant} transitions at one instant; the cycle is "
             f"{' -> '.join(cycle)}.",
             transition=names[-1],
             time=t,
-            remedy="The two modes point at each other across one surface: a sliding mode. "
-            "Model the sliding motion as a mode of its own."
+            remedy=f"The two modes point at each other across the surface {surface} = 0: a sliding mode. Model the "
+            "motion along it as a mode of its own, with this as a constraint= (whose multiplier replaces the switched "
+            "terms), or part the two guards by a hysteresis."
             if sliding
             else "Check the resets and guards of the cycle, or raise max_transitions_per_instant.",
         )
@@ -237,12 +244,13 @@ class Instant:
         last, before = recent[-1] - recent[-2], recent[-2] - recent[-3]
         if last > ZENO_RATIO * before:
             return
-        rest = last * last / (before - last)
+        window = np.diff(self.times[-ZENO_WINDOW - 2 :])
+        ratio = float(np.median(window[1:] / window[:-1]))  # single intervals are known to the tolerance of the states
+        rest = last * ratio / (1 - ratio) if ratio < 1 else np.inf
         if rest > ZENO_REST * (self.span[1] - self.span[0]) or t + rest > self.span[1]:
             return
         intervals = np.diff(recent)
-        ratios, ratio = intervals[1:] / intervals[:-1], last / before
-        if np.ptp(ratios) > ZENO_SPREAD * ratio:
+        if np.ptp(intervals[1:] / intervals[:-1]) > ZENO_SPREAD * ratio:
             return
         self.accumulation = t + rest
         if self.options.on_zeno == "end":
@@ -255,6 +263,16 @@ class Instant:
             remedy="Model what happens at rest as a mode of its own, entered when the motion has become small, or end "
             "the run there with on_zeno='end'.",
         )
+
+    def ends(self) -> bool:
+        """Whether a run whose events have become too fast to follow is to end at the last one."""
+        if self.options.on_zeno != "end" or len(self.times) < 3:
+            return False
+        last, before = self.times[-1] - self.times[-2], self.times[-2] - self.times[-3]
+        if not last < before:
+            return False
+        self.accumulation = self.times[-1] + last * last / (before - last)
+        return True
 
     def rested(self, mode: ModeSystem, pending: Array) -> None:
         """Note the guards that have not left zero in a segment."""

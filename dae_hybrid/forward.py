@@ -11,6 +11,7 @@ import numpy as np
 
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import NonFiniteError
+from dae_hybrid.events import same_instant
 from dae_hybrid.integrator import Array, SegmentOutcome
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
@@ -35,8 +36,9 @@ class Directions:
         self.state = np.zeros((0, directions.shape[1]))
         self.costs = np.zeros((directions.shape[1], system.functionals.size))
         self.event_times: list[Array] = []
+        self.sides: list[tuple[Array, Array]] = []  # dw before and after every event
         self.before: dict[int, Array] = {}  # dw before an instant, by its first event; where `coincidences` wants it
-        self._latest: tuple[int, Array] = (0, self.state)
+        self.latest: tuple[int, Array] = (0, self.state)
         self._mode = system.modes[system.initial.mode]
 
     @property
@@ -95,11 +97,13 @@ class Directions:
         """Carry the derivatives across a transition."""
         map_ = self.system.linearise(event, self.p, self.t_start, self.conditions)
         if not event.order:
-            self._latest = (len(self.event_times), self.state)
-        if event.order or event.time == self.t_start:
-            self.before.setdefault(*self._latest)
+            self.latest = (len(self.event_times), self.state)
+        if event.order or same_instant(event.time, self.t_start, self.t_start):
+            self.before.setdefault(*self.latest)
         earlier = self.event_times[-1] if event.order else None
-        tau, self.state, jump = map_.forward(self.state, self.directions, earlier)
+        before = self.state
+        tau, self.state, jump = map_.forward(before, self.directions, earlier)
+        self.sides.append((before, self.state))
         self.costs = self.costs + jump.T
         self.event_times.append(tau)
         self._mode = self._mode if transition.target is None else self.system.modes[transition.target]
@@ -123,8 +127,6 @@ class Directions:
     def gradient(self, trajectory: Trajectory) -> Array:
         """Derivatives of the functionals, shape (k, d)."""
         t, mode, x, m = trajectory.final
-        if trajectory.events and trajectory.events[-1].time == t:
-            self.before.setdefault(*self._latest)
         final = self.system.modes[mode]
         by_u = final.kernels["terminal"](t, x, m, self.p)[1]
         total = self.costs.T + by_u @ self._by_u(final, t, x, m)

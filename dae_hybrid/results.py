@@ -17,6 +17,28 @@ from dae_hybrid.trajectory import Side, Trajectory
 
 
 @dataclass(frozen=True, eq=False)
+class EventSensitivity:
+    """The derivatives on both sides of an event.
+
+    Attributes
+    ----------
+    time : ndarray, shape (n_p,)
+        dt_i/dp (SR eq. 6b, 27).
+    state_minus, state_plus : ndarray, shape (n_y, n_p)
+        Derivatives of the differential state at the fixed time of the event, before and after it (SR eq. 6c): the two
+        one-sided derivatives of an output or a measurement that is taken there.
+    memory_minus, memory_plus : ndarray, shape (n_memory, n_p)
+        Those of the memory.
+    """
+
+    time: Array
+    state_minus: Array
+    state_plus: Array
+    memory_minus: Array
+    memory_plus: Array
+
+
+@dataclass(frozen=True, eq=False)
 class ForwardSensitivity:
     """Forward sensitivities of a run.
 
@@ -30,6 +52,8 @@ class ForwardSensitivity:
         dG/dp by functional: (n_p,), or (k, n_p) for a vector functional.
     event_time_sensitivity : ndarray, shape (n_events, n_p)
         dt_i/dp (SR eq. 6b, 27).
+    event_sensitivities : tuple of EventSensitivity
+        Derivatives on both sides of every event.
     duality : dict of Duality
         The duality check of every functional, where it was asked for.
     diagnostics : Diagnostics
@@ -42,6 +66,7 @@ class ForwardSensitivity:
     parameters: tuple[str, ...]
     gradient: Mapping[str, Array]
     event_time_sensitivity: Array
+    event_sensitivities: tuple[EventSensitivity, ...]
     duality: Mapping[str, Duality]
     diagnostics: Diagnostics
 

@@ -232,6 +232,7 @@ class TransitionMap:
     helping: tuple[int, ...]  # the target's constraints that are among the equations for xi
     equations: tuple[str, ...]  # names of the equations for xi
     movable: bool  # its time depends on the parameters or the state
+    surface: str = ""  # the guard as text
 
     def apply(
         self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options

@@ -18,6 +18,9 @@ from dae_hybrid.transition import TransitionMap
 
 CLOCK = 2  # (start time, count)
 
+#: guards are quoted up to this many characters
+LONGEST_TEXT = 80
+
 
 def build_transition(
     model: HybridModel,
@@ -65,7 +68,14 @@ def build_transition(
         helping=() if jump is None else jump.helping,
         equations=() if jump is None else jump.equation_labels,
         movable=_is_movable(trigger),
+        surface=_text(transition.guard),
     )
+
+
+def _text(guard: ca.MX | None) -> str:
+    """A guard as text that fits into a sentence."""
+    text = "" if guard is None else str(guard)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
 
 
 def _is_movable(trigger: ca.Function) -> bool:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import unresolved_guard
 from dae_hybrid.integrator import Array, SegmentTask
-from dae_hybrid.scan import Glance, Scan
+from dae_hybrid.scan import INSIDE, Glance, Scan
 from dae_hybrid.segments import EPS, completed, kernel
 from dae_hybrid.smooth import SensitivitySystem
 from dae_hybrid.walk import Walk
@@ -87,6 +87,10 @@ class Watch:
             return None
         end = self._glance(walk, walk.t, walk.x)
         start = Glance(walk.t0, self._before, self._before_rates)
+        if np.any(resting := (self.band > 0) & (end.values == 0)):  # or back at zero, to the last bit
+            within = self._glance(walk, walk.t0 + INSIDE * (walk.t - walk.t0)).values
+            self.band[resting & (within * self.departure > 0)] = 0.0
+            end = self._glance(walk, walk.t, walk.x)
         scan = self._scan(walk)
         found = self._root(walk) if walk.at_root else scan.first(start, end, self.equations.resolution)
         self.band[end.values != 0] = 0.0

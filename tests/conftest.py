@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,6 +125,49 @@ def built() -> Callable[..., dh.HybridSystem]:
         return systems[declare, native]
 
     return build
+
+
+# -- every gradient of the suite is certified ----------------------------------------------------------------
+
+DEFECTS: list[float] = []  # of the gradients that were, relative to what is allowed
+
+
+@pytest.fixture(autouse=True)
+def certified(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adjoint gradients go through the duality check, but where a test is marked ``uncertified``."""
+    if request.node.get_closest_marker("uncertified"):
+        return
+    original = dh.adjoint_gradient
+
+    @wraps(original)
+    def adjoint_gradient(*arguments: Any, **options: Any) -> dh.Gradient:
+        found = original(*arguments, **({"duality": True} | options))
+        if found.duality is not None:
+            DEFECTS.append(found.duality.defect / found.duality.allowed)
+        return found
+
+    monkeypatch.setattr(dh, "adjoint_gradient", adjoint_gradient)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker hands its figures on."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["defects"] = DEFECTS
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """The figures of a worker arrive."""
+    DEFECTS.extend(getattr(node, "workeroutput", {}).get("defects", ()))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """How many gradients were certified."""
+    if DEFECTS:
+        worst = max(DEFECTS)
+        terminalreporter.write_line(
+            f"duality: {len(DEFECTS)} gradients certified; forward and adjoint differ by {worst:.0%} of what is allowed"
+        )
 
 
 # -- gradients ----------------------------------------------------------------------------------------

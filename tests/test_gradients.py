@@ -796,8 +796,8 @@ def test_an_event_near_time_zero_is_not_grazing(start: float, compare_gradients:
             assert gradient == pytest.approx(exact, rel=1e-6)
 
 
-def test_a_guard_that_fires_at_the_start(compare_gradients: Any) -> None:
-    """Zero and moving at t0 = 0 for the nominal parameters; the event time depends on them all the same."""
+def test_a_guard_that_fires_at_the_start() -> None:
+    """Zero and moving at t0: raised a little, the threshold is met later; lowered, never. One side has a derivative."""
     m = dh.HybridModel("q")
     c = m.parameter("c", 1.0)
     y = m.differential("y")
@@ -807,8 +807,18 @@ def test_a_guard_that_fires_at_the_start(compare_gradients: Any) -> None:
     m.functional("G", terminal=y)
     system = m.build(native=False)
     exact = -np.exp(2.0)
-    assert dh.adjoint_gradient(system, (0, 1), rtol=1e-10).gradient == pytest.approx(exact, rel=1e-6)
-    assert dh.forward_sensitivity(system, (0, 1), rtol=1e-10).gradient["G"] == pytest.approx(exact, rel=1e-6)
+    for analysis in (dh.forward_sensitivity, dh.adjoint_gradient):
+        with pytest.raises(dh.EventError, match="zero at the start of the run") as caught:
+            analysis(system, (0, 1))
+        assert caught.value.trajectory.functionals["G"] == pytest.approx(np.exp(2.0), rel=1e-7)
+    with pytest.warns(dh.DerivativeWarning, match="zero at the start"):
+        asa = dh.adjoint_gradient(system, (0, 1), rtol=1e-10, strict=False)
+    with pytest.warns(dh.DerivativeWarning, match="zero at the start"):
+        fsa = dh.forward_sensitivity(system, (0, 1), rtol=1e-10, strict=False)
+    assert asa.gradient == pytest.approx(exact, rel=1e-6)
+    assert fsa.gradient["G"] == pytest.approx(exact, rel=1e-6)
+    assert not asa.diagnostics.check("conditions").passed
+    assert any("zero at the start" in note for note in fsa.diagnostics)
 
 
 def test_the_gradient_is_not_finite() -> None:
