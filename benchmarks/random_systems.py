@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count as counter
 from pathlib import Path
 from threading import local
@@ -29,8 +30,10 @@ HANG = 120.0  # seconds; all the runs of one system take a few
 
 
 def _serve(pipe: Any, adapter: str, every: int) -> None:
-    while (seed := pipe.recv()) is not None:
-        pipe.send(judge(random_system(seed), adapter=adapter, native=not every or seed % every > 0))
+    with suppress(EOFError):  # the end
+        while True:
+            seed = pipe.recv()
+            pipe.send(judge(random_system(seed), adapter=adapter, native=not every or seed % every > 0))
 
 
 class Workers:
