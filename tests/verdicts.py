@@ -165,6 +165,12 @@ def _compare(
         if history(run) != path:
             trouble.append(f"events of {way} analysis are {history(run)}, simulated {path}")
 
+    triggers = {t.name: t.kind for t in drawn.transitions}
+    for event in base.events:  # one that is not at zero will fire again
+        near = abs(event.guard) <= 1e-12 * max(1.0, abs(event.rate), event.rate_scale)
+        if triggers[event.transition] == "guard" and not event.follows and not near:
+            trouble.append(f"{event} has a guard of {event.guard:.1e}")
+
     def rows(gradients: Any) -> np.ndarray:
         return np.vstack([np.atleast_2d(gradients[name]) for name in system.functionals.names])
 
