@@ -239,9 +239,12 @@ def refuse_multiple_root(matrix: Array, sizes: Array) -> None:
     """Raise `np.linalg.LinAlgError` where a matrix is singular against what its entries are summed from.
 
     At a multiple root Newton's method stops at about the square root of rounding, where a matrix that should be
-    singular still is a regular one, of entries that have almost cancelled.
+    singular still is a regular one, of entries that have almost cancelled. Units of the unknowns do not matter:
+    derivatives may be larger than variables by whatever the unit of time makes of them.
     """
-    smallest = np.linalg.svd(matrix / _row_sizes(sizes), compute_uv=False)[-1]
+    rows = _row_sizes(sizes)
+    columns = _row_sizes((sizes / rows).T).T
+    smallest = np.linalg.svd(matrix / rows / columns, compute_uv=False)[-1]
     if not smallest > MULTIPLE_ROOT:
         raise np.linalg.LinAlgError(f"their matrix almost cancels (to {smallest:.1e} of its terms), a multiple root")
 

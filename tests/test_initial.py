@@ -374,6 +374,20 @@ def test_a_singular_start() -> None:
     assert (caught.value.mode, caught.value.variables) == ("run", ("z",))
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e-6, 1e-9, 1e6])
+def test_the_unit_of_time_makes_no_start_singular(unit: float) -> None:
+    """Derivatives of x' are as large as the unit of time makes them, and nothing cancels."""
+    m = dh.HybridModel("unit")
+    p = m.parameter("p", 0.5)
+    x, z = m.differential("x"), m.algebraic("z")
+    run = m.mode("run", residual=[unit * m.der(x) + x + 0.2 * z, z + 0.1 * z**3 - p - 0.1 * p**3])
+    m.initial(run, equations=[x + 0.2 * x**3 - 1.2])
+    m.functional("G", terminal=x)
+    atol = {"x": 1e-12, "z": 1e-12, "der(x)": 1e-12 / unit}
+    fsa = dh.forward_sensitivity(m.build(native=False), (0, unit), rtol=1e-9, atol=atol)
+    np.testing.assert_allclose(fsa.gradient["G"], -0.2 * (1 - np.exp(-1)), rtol=1e-6)
+
+
 def test_initial_values_that_are_not_finite() -> None:
     system = linear(lambda m, y, z, a, b, r: ({y: ca.log(r)}, {})).build(native=False)
     with pytest.raises(dh.NonFiniteError, match="initial values are not finite") as caught:

@@ -1,0 +1,133 @@
+"""Random hybrid systems in numbers: ``python benchmarks/random_systems.py --count 500 --seed 0 --markdown FILE``.
+
+Every system is declared from its seed, simulated and differentiated forwards, backwards and by finite differences, in
+a process of its own: one that crashes or hangs is counted too. ``--only SEED`` judges one system and prints all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing as mp
+import re
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count as counter
+from pathlib import Path
+from threading import local
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from random_systems import FORMS, random_system
+from verdicts import Verdict, judge
+
+from dae_hybrid.tables import markdown
+
+HANG = 120.0  # seconds; all the runs of one system take a few
+
+
+def _serve(pipe: Any, adapter: str, every: int) -> None:
+    with suppress(EOFError):  # the end
+        while True:
+            seed = pipe.recv()
+            pipe.send(judge(random_system(seed), adapter=adapter, native=not every or seed % every > 0))
+
+
+class Workers:
+    """A process for every thread, made anew after a crash or a hang."""
+
+    def __init__(self, adapter: str, every: int) -> None:
+        self.arguments, self.own = (adapter, every), local()
+
+    def _start(self) -> None:
+        context = mp.get_context("spawn")
+        self.own.pipe, other = context.Pipe()
+        self.own.process = context.Process(target=_serve, args=(other, *self.arguments), daemon=True)
+        self.own.process.start()
+        other.close()
+
+    def __call__(self, seed: int) -> Verdict:
+        if getattr(self.own, "process", None) is None:
+            self._start()
+        begin = time.monotonic()
+        self.own.pipe.send(seed)
+        try:
+            if self.own.pipe.poll(HANG):
+                return self.own.pipe.recv()
+            outcome = f"DEFECT: no end within {HANG:.0f} s"
+        except (EOFError, ConnectionError):
+            outcome = f"DEFECT: crash after {time.monotonic() - begin:.0f} s"
+        self.own.process.kill()
+        self.own.process = None
+        return Verdict(seed=seed, outcome=outcome, forms=random_system(seed).forms)
+
+
+def reason(verdict: Verdict) -> str:
+    """The kind of error and the sentence without its numbers."""
+    _, kind, text = verdict.outcome.split(": ", 2)
+    sentence = re.sub(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", "#", text.split("\n")[0].split(" [")[0].split(". ")[0])
+    return f"{kind}: {re.sub(r"'[^']*'", "'...'", sentence)[:110]}"
+
+
+def report(verdicts: list[Verdict], title: str) -> str:
+    """Tables of what was tried and what came of it."""
+    kinds = ("agree", "refused", "DISAGREE", "DEFECT")
+    rows = [["systems with a mode that is", "tried", *(k.lower() for k in kinds)]]
+    for form in (*FORMS, "implicit index 2", "any form"):
+        of = [v for v in verdicts if form in v.forms or form == "any form"]
+        found = Counter(v.kind for v in of)
+        rows.append([form, str(len(of)), *(str(found[k]) for k in kinds)])
+    agreed = [v for v in verdicts if v.kind == "agree"]
+    parts = [title, markdown(rows)]
+    refusals = Counter((reason(v), v.stage) for v in verdicts if v.kind == "refused")
+    parts.append(markdown([["refused", "by", "systems"], *([*k, str(n)] for k, n in refusals.most_common())]))
+    if agreed:
+        one, two = max(agreed, key=lambda v: v.adjoint), max(agreed, key=lambda v: v.differences)
+        compared, tried = sum(v.compared for v in agreed), sum(v.tried for v in agreed)
+        parts.append(
+            f"Of those that agree, {sum(v.events > 0 for v in agreed)} have events, {sum(v.events for v in agreed)} in "
+            f"all. Worst relative difference FSA - ASA: {one.adjoint:.1e} (seed {one.seed}); FSA - finite differences: "
+            f"{two.differences:.1e} (seed {two.seed}). Finite differences converged in {compared} of {tried} "
+            "directions; in the others a perturbed run took other transitions or was refused."
+        )
+    for kind in kinds[2:]:
+        parts += [f"- seed {v.seed} ({', '.join(v.forms)}): {v.outcome}" for v in verdicts if v.kind == kind]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0, help="of the first system")
+    parser.add_argument("--adapter", default="sundials")
+    parser.add_argument("--interpret-every", type=int, default=10, help="do not compile every n-th system; 0: all are")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", type=int, help="judge one system")
+    parser.add_argument("--markdown", type=Path)
+    given = parser.parse_args()
+    if given.only is not None:
+        drawn = random_system(given.only)
+        print(drawn.model().build(native=False, **drawn.build).describe())
+        print(judge(drawn, adapter=given.adapter))
+        return
+    work, done = Workers(given.adapter, given.interpret_every), counter(1)
+    verdicts: list[Verdict] = []
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for verdict in pool.map(work, range(given.seed, given.seed + given.count)):
+            verdicts.append(verdict)
+            if verdict.kind != "agree" or verdict.notes:
+                print(f"{verdict.seed}: {verdict.stage}: {verdict.outcome} {' '.join(verdict.notes)}", flush=True)
+            if (i := next(done)) % 50 == 0:
+                print(f"-- {i} of {given.count}", flush=True)
+    last = given.seed + given.count - 1
+    text = report(verdicts, f"Random systems {given.seed} to {last} through {given.adapter}")
+    print(text)
+    if given.markdown is not None:
+        given.markdown.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

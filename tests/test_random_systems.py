@@ -1,0 +1,114 @@
+"""Random hybrid systems: every way to a derivative agrees, and restatements change nothing.
+
+``python benchmarks/random_systems.py`` tries as many as one likes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+from random_systems import Restatement, random_system
+from verdicts import judge, restated
+
+import dae_hybrid as dh
+
+seeds = st.integers(0, 10**6)
+
+
+def few(count: int) -> settings:
+    """A seed does not shrink."""
+    return settings(derandomize=True, deadline=None, max_examples=count, phases=(Phase.explicit, Phase.generate))
+
+
+@few(8)
+@given(seeds)
+def test_all_ways_agree_or_the_library_refuses(seed: int) -> None:
+    verdict = judge(random_system(seed), native=True, directions=1)
+    assert verdict.kind in ("agree", "refused"), verdict
+    if "GrazingError" in verdict.outcome:
+        assert verdict.stage == "forward and adjoint", verdict
+
+
+@few(2)
+@given(seeds)
+def test_all_ways_agree_where_nothing_is_compiled(seed: int) -> None:
+    verdict = judge(random_system(seed, sizes=3), directions=1)
+    assert verdict.kind in ("agree", "refused"), verdict
+
+
+def test_a_seed_is_a_system() -> None:
+    one, two = (random_system(2019) for _ in range(2))
+    assert one.model().build(native=False).describe() == two.model().build(native=False).describe()
+    np.testing.assert_equal(one.parameters, two.parameters)
+    assert one.span == two.span
+
+
+@few(3)
+@given(seeds, st.integers(0, 100))
+def test_names_and_order_do_not_matter(seed: int, order: int) -> None:
+    assert not restated(random_system(seed), Restatement(prefix="other ", shuffle=order))
+
+
+@few(3)
+@given(seeds)
+def test_transitions_that_never_fire_do_not_matter(seed: int) -> None:
+    assert not restated(random_system(seed), Restatement(never=True))
+
+
+@few(3)
+@given(seeds, st.lists(st.floats(0.02, 0.98), min_size=1, max_size=3))
+def test_events_that_do_nothing_do_not_matter(seed: int, cuts: list[float]) -> None:
+    """Memory of a variable is frozen at every entry, so it is stated as an update by the others."""
+    drawn = random_system(seed)
+    assume(drawn.splits_freely)
+    start, end = drawn.span
+    times = tuple(start + cut * (end - start) for cut in cuts)
+    assert not restated(drawn, Restatement(cuts=times, updates=True))
+
+
+@few(3)
+@given(seeds)
+def test_memory_of_a_variable_is_an_update_by_every_transition(seed: int) -> None:
+    drawn = random_system(seed)
+    assume(any(memory.of is not None for memory in drawn.memories.values()))
+    assert not restated(drawn, Restatement(updates=True))
+
+
+@few(3)
+@given(seeds, st.sampled_from([0.01, 0.5, 3.0, 100.0]))
+def test_the_unit_of_time_does_not_matter(seed: int, stretch: float) -> None:
+    assert not restated(random_system(seed), Restatement(stretch=stretch))
+
+
+@pytest.mark.parametrize("rates", ["algebraic", "residual"])
+@few(2)
+@given(seeds)
+def test_an_ode_is_a_dae(rates: str, seed: int) -> None:
+    assert not restated(random_system(seed), Restatement(rates=rates))
+
+
+# -- what random systems have found -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(("bend", "form"), [(0.3, {}), (0.0, {"eliminate": False})], ids=["nonlinear", "as DAE"])
+def test_an_event_on_an_algebraic_variable_fires_once(bend: float, form: dict[str, Any], native: bool) -> None:
+    """An integrator's z is off by its tolerance: the guard has its zero where the equations put it."""
+    m = dh.HybridModel("once")
+    w = m.parameter("w", 4.0)
+    y, u, z = m.differential("y"), m.differential("u"), m.algebraic("z")
+    n = m.memory("n", initial=0.0)
+    equation = 1.3 * z + bend * z**3 - 0.5 * np.sin(0.9 + y) - 0.2 * np.sin(u)
+    run = m.mode("run", ode={y: w * u, u: -w * y}, algebraic=[equation])
+    m.transition(run, run, guard=z - 0.3, direction="rising", memory={n: n + 1})
+    m.initial(run, {y: 0.0, u: 1.0})
+    m.functional("count", terminal=n)
+    system = m.build(native=native, **form)
+    for rtol in (1e-6, 1e-8):
+        sol = dh.simulate(system, (0, 5), rtol=rtol, atol=rtol / 100)
+        assert sol.functionals["count"] == 3
+        np.testing.assert_allclose([e.guard for e in sol.events], 0, atol=1e-14)
