@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 import casadi as ca
@@ -156,7 +157,8 @@ class HybridModel(Symbols):
         start, end = self._mode(source, "source"), None if target is None else self._mode(target, "target")
         base = f"{start.name}->{end.name if end else 'end'}"
         if name is None:
-            name = next(n for n in (base, *(f"{base}#{i}" for i in range(2, 10**6))) if n not in self.transitions)
+            numbered = (f"{base}#{i}" for i in count(2))
+            name = base if base not in self.transitions else next(n for n in numbered if n not in self.transitions)
         elif name in self.transitions:
             raise ModelError(f"Transition '{name}' is declared twice.")
         given = [key for key, value in (("guard", guard), ("at", at), ("every", every)) if value is not None]
