@@ -13,7 +13,7 @@ from dae_hybrid.options import Options
 
 from .driver import PAUSED
 from .library import ADAMS, BDF, HERMITE, NORMAL
-from .memory import MAX_ORDER, SolverMemory
+from .memory import MAX_ORDER, SMALLEST_STEP, SolverMemory
 
 FORWARD_PASS_ORDER, CAUTIOUS_ORDER = 5, 3
 #: cubic interpolation of the forward pass may be off by this many tolerances; where it is not, the pass is repeated in
@@ -153,6 +153,8 @@ class Adjoint(SolverMemory):
             self.b_absolute_data[j][n] = task.absolute_integrals[j].min(initial=1.0)
             self.call("SetMaxNumStepsB", index, options.max_steps)
             self.call("SetMaxStepB", index, options.max_step or 0.0)
+            if self.bdot is None:
+                self.call("SetMinStepB", index, SMALLEST_STEP)
             self.call("SetMaxOrdB", index, options.max_order or MAX_ORDER[self.method])
             self.call("SVtolerancesB", index, options.rtol, self.b_absolute[j])
             if self.nq:

@@ -21,6 +21,8 @@ from .library import ADAMS, BDF, Objects
 MAX_ORDER = {"bdf": 5, "adams": 12}
 #: absolute tolerance of what takes no part in any test
 UNTESTED = 1e100
+#: where steps have shrunk to this they fail; CVODES would never come back from steps that underflow
+SMALLEST_STEP = 1e-290
 
 
 class SolverMemory:
@@ -120,6 +122,7 @@ class SolverMemory:
         if self.equations.implicit:
             self.call("SetSuppressAlg", int(options.suppress_algebraic or self.equations.constrained))
         self.call("SetMaxStep", options.max_step or 0.0)
+        self.call("SetMinStep", SMALLEST_STEP)
         self.call("SetInitStep", options.first_step or 0.0)
         self.call("SetMaxOrd", options.max_order or MAX_ORDER[self.method])
         self.call("SetMaxNumSteps", options.max_steps)
