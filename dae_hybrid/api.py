@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike
 from dae_hybrid import adjoint as adjoint_analysis
 from dae_hybrid.algorithm1 import serban_recuero
 from dae_hybrid.automaton import Automaton, scalar
-from dae_hybrid.errors import OptionError, UnsupportedError
+from dae_hybrid.errors import DaeHybridError, OptionError, UnsupportedError
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, Session
 from dae_hybrid.options import Options, SensitivityMethod, check_time_span, check_times
@@ -186,7 +187,8 @@ def forward_sensitivity(
     indices = list(system.parameter_indices(wrt))
     directions = Directions(system, setup.p, np.eye(system.parameters.size)[:, indices], setup.span[0])
     trajectory = setup.run(directions)
-    gradient = directions.gradient(trajectory)
+    with _carrying(trajectory):
+        gradient = directions.gradient(trajectory)
     count = len(indices)
     return ForwardSensitivity(
         trajectory=trajectory,
@@ -248,7 +250,8 @@ def adjoint_gradient(
     analysis: Callable[[adjoint_analysis.Sweep], Array] = (
         adjoint_analysis.gradient if algorithm == "general" else serban_recuero
     )
-    gradient, statistics = _with(setup, indices, lambda session: (analysis(sweep(session)), session.statistics()))
+    with _carrying(trajectory):
+        gradient, statistics = _with(setup, indices, lambda session: (analysis(sweep(session)), session.statistics()))
     return Gradient(
         functional=name,
         value=trajectory.functionals[name],
@@ -260,6 +263,17 @@ def adjoint_gradient(
         algorithm=algorithm,
         _samples=samples,
     )
+
+
+@contextmanager
+def _carrying(trajectory: Trajectory) -> Iterator[None]:
+    """Errors of what follows a run carry it."""
+    try:
+        yield
+    except DaeHybridError as error:
+        if error.trajectory is None:
+            error.trajectory = trajectory
+        raise
 
 
 def _with(setup: _Setup, wrt: tuple[int, ...], use: Callable[[Session], Any]) -> Any:

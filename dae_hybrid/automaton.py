@@ -12,7 +12,7 @@ from dae_hybrid.dense import Redo
 from dae_hybrid.diagnosis import explain
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError
 from dae_hybrid.events import SAME_INSTANT, Entry, Firing, Instant, signs
-from dae_hybrid.failures import singular
+from dae_hybrid.failures import SUSPECTS, singular
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.options import Options
@@ -362,6 +362,7 @@ class Automaton:
                     variables=names,
                     time=self.t,
                     mode=self.mode.name,
+                    remedy=f"Check its parts, at the values that the run came through, for {SUSPECTS}.",
                 )
                 error.trajectory = self._trajectory(complete=False)
                 raise error

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dae_hybrid.errors import ChatteringError, GuardPassedError, NonFiniteError, ZenoError
+from dae_hybrid.failures import SUSPECTS
 from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array
 from dae_hybrid.system import HybridSystem, ModeSystem
@@ -113,9 +114,14 @@ class Instant:
             transition, fire, passed = self.system.transitions[index], False, False
             if not math.isfinite(h):
                 raise NonFiniteError(
-                    "The guard is NaN or infinite.", transition=transition.name, mode=mode.name, time=t
+                    "The guard is NaN or infinite.",
+                    transition=transition.name,
+                    mode=mode.name,
+                    time=t,
+                    remedy=f"Check the guard, at the values that the mode is entered with, for {SUSPECTS}.",
                 )
-            band = ZERO_ROUNDINGS * EPS * (size + abs(rate) * elapsed) + TINY
+            rounding = size + abs(rate) * elapsed  # of no finite size where the guard is not differentiable
+            band = ZERO_ROUNDINGS * EPS * (rounding if math.isfinite(rounding) else abs(h)) + TINY
             if abs(h) <= band:
                 zero_band[i] = band
                 moving = abs(rate) * elapsed > band
@@ -176,7 +182,13 @@ class Instant:
         time = float(transition.kernels["time"](p, clock(self.span[0], count))[0][0])
         if not np.isfinite(time) or (transition.kind == "every" and count and time <= self.span[0]):
             what = "period is not positive" if transition.kind == "every" else "time is not finite"
-            raise NonFiniteError(f"The {what}: scheduled {time}.", transition=transition.name, time=t)
+            raise NonFiniteError(
+                f"The {what}: scheduled {time}.",
+                transition=transition.name,
+                mode=self.system.modes[transition.source].name,
+                time=t,
+                remedy="Check at= or every= of the transition at these parameters.",
+            )
         return time
 
     def fired(self, transition: TransitionMap, t: float) -> int:
@@ -241,5 +253,5 @@ class Instant:
 
 def signs(at: Arrival) -> list[int]:
     """Sign of every guard, 0 where it is zero to rounding."""
-    band = ZERO_ROUNDINGS * EPS * at.sizes + TINY
+    band = ZERO_ROUNDINGS * EPS * np.where(np.isfinite(at.sizes), at.sizes, np.abs(at.guards)) + TINY
     return [int(s) for s in np.where(np.abs(at.guards) <= band, 0.0, np.sign(at.guards))]

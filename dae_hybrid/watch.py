@@ -156,6 +156,8 @@ class Watch:
         c = np.array((start.values, h * start.rates, np.zeros_like(start.values), np.zeros_like(start.values)))
         c[2] = 3 * (end.values - start.values) - h * (2 * start.rates + end.rates)
         c[3] = 2 * (start.values - end.values) + h * (start.rates + end.rates)
+        if not np.all(np.isfinite(c)):  # no finite rates, no cubic
+            return np.ones_like(start.values, dtype=bool)
         off = np.abs((c[0] + c[1] / 2 + c[2] / 4 + c[3] / 8) - middle.values)
         largest = np.abs((start.values, middle.values, end.values)).max(axis=0)
         same = (start.values * end.values > 0) & (start.values * middle.values > 0)

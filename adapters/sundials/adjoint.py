@@ -10,6 +10,7 @@ import numpy as np
 from dae_hybrid.errors import StepSizeError
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Equations
 from dae_hybrid.options import Options
+from dae_hybrid.segments import is_short
 
 from .driver import PAUSED
 from .library import ADAMS, BDF, HERMITE, NORMAL
@@ -133,7 +134,7 @@ class Adjoint(SolverMemory):
         times = np.zeros(0) if task.t_eval is None else task.t_eval
         samples = np.zeros((times.size, k, n))
         for i, t in enumerate(times):
-            samples[i] = starts if t == task.t1 else self._at(float(t))
+            samples[i] = starts if is_short(float(t), task.t1) else self._at(float(t))
         adjoints = samples[-1].copy() if times.size and times[-1] == task.t0 else self._at(task.t0)
         integrals = np.zeros((k, self.nq))
         for j, index in enumerate(self.which) if self.nq else ():
