@@ -23,6 +23,8 @@ from dae_hybrid.trajectory import Part, Segment, Trajectory
 from dae_hybrid.transition import Arrival, TransitionMap
 
 NONE: frozenset[int] = frozenset()
+#: a guard that is zero at an event, and this share of the run's time scale before it, has been zero for a while
+PLATEAU = 1e-7
 
 
 class Companion(Protocol):
@@ -122,9 +124,25 @@ class Automaton:
             if crossing is not None:
                 index, guard, rate = crossing
                 source = self.mode
+                if guard == 0.0 == rate:
+                    self._refuse_plateau(index)
                 if self._fire(Firing(self.system.transitions[source.guarded[index]], guard, rate)):
                     return
                 entering, armed = True, armed if self.mode is source else NONE
+
+    def _refuse_plateau(self, index: int) -> None:
+        """A guard that comes to zero and stays there is seen somewhere on the way, not where it crosses."""
+        mode, at = self.mode, self.at
+        h = PLATEAU * max(abs(self.t), self.span[1] - self.span[0])
+        before = (self.t - h, at.x - h * at.xdot, at.m, self.p)
+        if mode.kernels["entry"](*before)[1][index] == 0.0:
+            raise EventError(
+                "The guard has come to zero and stays there: it does not cross, and there is no time for the event.",
+                transition=self.system.transitions[mode.guarded[index]].name,
+                mode=mode.name,
+                time=self.t,
+                remedy="State the guard without minima, maxima and branches that hold it at zero.",
+            )
 
     def _turn(self, armed: frozenset[int]) -> frozenset[int]:
         """Signals take their next coefficients; the transitions whose guards changed sign with them."""

@@ -142,7 +142,8 @@ class TransitionLinearisation:
     def refuse_not_finite(self, event: EventRecord) -> None:
         """Refuse a linearisation that has no numbers; of the functionals it speaks for those that it was made for."""
         given = (self.h_w, self.h_p, self.R_w, self.R_p, self.R_t, self.flow_minus, self.flow_plus)
-        what, of = f"transition '{event.transition}'", {"transition": event.transition, "time": event.time}
+        what = f"transition '{event.transition}'"
+        of: dict[str, Any] = {"transition": event.transition, "time": event.time}
         refuse_not_finite(what, given, mode=event.source, **of)
         integrands = (self.integrand_minus, self.integrand_plus)
         refuse_not_finite(f"an integrand at {what}", integrands, mode=event.target or event.source, **of)

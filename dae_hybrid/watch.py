@@ -19,6 +19,8 @@ from dae_hybrid.walk import Walk
 #: Newton's iteration for an event time stops at this many roundings; over this share of a step states move by their
 #: rates alone
 ROUNDINGS, SHORT, CORRECTIONS = 2.0, 1e-7, 8
+#: and the search for the zero of an interpolant, which is slow where the guard is flat, after so many steps
+MANY = 10_000
 #: a step is halved so often to look for guards that cross zero and come back; a cubic is at most this many times as
 #: wrong as in its middle
 DEPTH, SAFETY = 8, 4.0
@@ -182,7 +184,8 @@ class Watch:
             t0, t1 = start.t, end.t
             root = t1
             if end.values[i] != 0 and guard(t0) * guard(t1) < 0:
-                root = float(brentq(guard, t0, t1, xtol=8 * EPS * max(abs(t0), abs(t1)), rtol=8 * EPS))
+                near = 8 * EPS * max(abs(t0), abs(t1))
+                root = float(brentq(guard, t0, t1, xtol=near, rtol=8 * EPS, maxiter=MANY))
             found.append((root, i))
         root, index = min(found)
         return index, root
