@@ -154,6 +154,31 @@ def test_it_is_refused_where_it_matters(place: str, native: bool) -> None:
                     assert np.all(np.isfinite(gradient)), what
 
 
+@pytest.mark.parametrize("adapter", ["scipy", "casadi"])
+@pytest.mark.parametrize("place", ["dynamics", "integrand"])
+def test_other_adapters(place: str, adapter: str) -> None:
+    """They get the derivatives as further states, some of them without numbers from the first step on."""
+    system = model(place).build(native=False)
+    kinds = list(KINDS)
+    slow = adapter == "casadi"
+    for kind in ("nan", "derivative") if slow else ("nan", "overflow", *FINITE):
+        for moment in ("middle",) if slow else ("middle", "transition"):
+            for call in CALLS:
+                w1, w2 = MOMENTS[moment]
+                values, began = {"kind": kinds.index(kind), "w1": w1, "w2": w2}, time.monotonic()
+                options = {"rtol": 1e-5, "atol": 1e-7, "adapter": adapter}
+                result, refusal = attempt(call, system, parameters=values, **options)
+                what = (place, kind, moment, call.__name__)
+                if refusal is None:
+                    assert kind in FINITE, what
+                    assert call is dh.simulate, what
+                    assert result.functionals["G"] == pytest.approx(2.0, rel=1e-4), what
+                else:
+                    assert kind not in FINITE or call is not dh.simulate, f"{what}: {refusal!r}"
+                    check_refusal(refusal, began)
+                    assert refusal.time >= (0.4 if moment == "middle" else 1.0 - 1e-9), what
+
+
 @pytest.mark.parametrize("place", ["dynamics", "reset", "guard", "integrand"])
 def test_it_names_time_and_transition(place: str) -> None:
     """To rounding, where something jumps."""
