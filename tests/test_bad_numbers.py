@@ -196,6 +196,18 @@ def test_it_names_time_and_transition(place: str) -> None:
         assert error.trajectory.final[0] == pytest.approx(1.0, rel=1e-9)
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
+@pytest.mark.parametrize("adapter", ["sundials", "scipy"])
+def test_a_guard_that_breaks_down_on_the_way_is_at_fault_itself(adapter: str, native: bool) -> None:
+    system = model("guard").build(native=native)
+    for method in ("adams", "bdf") if adapter == "sundials" else ("auto",):
+        with pytest.raises(dh.NonFiniteError, match="guard") as caught:
+            dh.simulate(system, (0, 2), parameters={"kind": 0, "w1": 0.5}, adapter=adapter, method=method)
+        assert caught.value.mode == "one"
+        assert caught.value.remedy
+        assert 0 <= caught.value.time <= 1.0
+
+
 # -- other places ---------------------------------------------------------------------------------------------
 
 
