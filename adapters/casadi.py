@@ -189,6 +189,7 @@ def _integrator(p: InitialValueProblem, *, limited: bool) -> ca.Function:
         "abstol": ABSOLUTE,
         "reltol": p.rtol,
         "max_num_steps": 20_000,
+        "regularity_check": True,  # CVODES would look for a step without NaN for ever
         "disable_internal_warnings": True,
         "show_eval_warnings": False,
     }

@@ -84,7 +84,8 @@ class _Stepper:
 
     def at(self, t: Array) -> Array:
         """See `Stepper.at`."""
-        if self._dense is None:
-            self._dense = self._solver.dense_output()
-        values: Array = self._dense(t).T
+        with np.errstate(all="ignore"):
+            if self._dense is None:
+                self._dense = self._solver.dense_output()
+            values: Array = self._dense(t).T
         return values

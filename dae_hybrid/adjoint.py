@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import NonFiniteError
+from dae_hybrid.failures import refuse_not_finite
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.multipliers import consistent_adjoint, round_relative, stated_adjoint
@@ -59,16 +60,17 @@ class Sweep:
         """How much of each cost the states make up, to first order: the scale of x . dG/dx."""
         t, mode, x, m = self.trajectory.final
         chosen, p = list(self.components), self.trajectory.parameters
-        by_u = self.system.modes[mode].kernels["terminal"](t, x, m, p)[1]
-        if not np.all(np.isfinite(by_u)):
-            raise NonFiniteError("The gradient is not finite: a terminal value is not differentiable.", time=t)
+        final = self.system.modes[mode]
+        by_u = final.kernels["terminal"](t, x, m, p)[1][chosen]
+        refuse_not_finite("a terminal value", (by_u,), mode=final.name, time=t)
         size = np.abs(by_u[:, : x.size + m.size]) @ np.abs(np.concatenate((x, m)))
         duration, largest = self.trajectory.t_span[1] - self.trajectory.t_span[0], np.zeros_like(size)
         for segment in self.trajectory.segments:
-            g_x = segment.mode.kernels["adjoint_point"](segment.t_end, segment.x_end, segment.memory, p)[1]
-            largest = np.maximum(largest, np.abs(g_x) @ np.abs(segment.x_end))
+            g_x = segment.mode.kernels["adjoint_point"](segment.t_end, segment.x_end, segment.memory, p)[1][chosen]
+            found = np.abs(np.where(np.isfinite(g_x), g_x, 0.0)) @ np.abs(segment.x_end)
+            largest = np.maximum(largest, found)
         # a run that has settled has small integrands at its ends, and its cost behind it
-        size = np.maximum(size + duration * largest, SETTLED * np.abs(self.trajectory.integrals))[chosen]
+        size = np.maximum(size + duration * largest, SETTLED * np.abs(self.trajectory.integrals[chosen]))
         return np.asarray(np.where(np.isfinite(size) & (size > 0), size, 1.0))
 
     def _absolute(self, mode: ModeSystem) -> tuple[Array, Array]:
@@ -178,6 +180,8 @@ class Sweep:
         rows = np.zeros((self.system.functionals.size, by_u.shape[1]))
         rows[measurement.components] = by_u
         rows = rows[list(self.components)]
+        what = f"functional '{measurement.functional}'"
+        refuse_not_finite(what, (rows,), mode=record.mode.name, time=record.time)
         total = rows @ chain(record.mode, record.time, record.x, record.memory, p)
         n_w = record.mode.differential.size + record.memory.size
         share = total[:, n_w:-1] + np.outer(measurement_rate(rows, record), measurement.time(p)[1][0])
@@ -187,7 +191,9 @@ class Sweep:
         """The linearised transition of a record, for the components of this sweep."""
         run = self.trajectory
         whole = self.system.linearise(event, run.parameters, run.t_span[0], self.conditions)
-        return whole if len(self.components) == len(whole.integrand_minus) else whole.select(list(self.components))
+        chosen = whole if len(self.components) == len(whole.integrand_minus) else whole.select(list(self.components))
+        chosen.refuse_not_finite(event)
+        return chosen
 
 
 class _Step(NamedTuple):

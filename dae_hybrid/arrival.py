@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dae_hybrid.errors import ConsistencyError
+from dae_hybrid.failures import refuse_not_finite
 from dae_hybrid.formulation import closed_by_continuity, refuse_multiple_root, solve_linear
 from dae_hybrid.integrator import Array
 from dae_hybrid.options import Options
@@ -58,7 +59,10 @@ def arrival_derivative(
     """
     t, x, m = event.time, event.x_minus, event.memory_minus
     xi = event.xi
-    y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u, entries = transition.kernels["linear"](t, x, m, xi, p)
+    linear = transition.kernels["linear"](t, x, m, xi, p)
+    what = f"transition '{transition.name}'"
+    refuse_not_finite(what, (by_w, *linear[:6]), mode=source.name, transition=transition.name, time=t)
+    y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u, entries = linear
     right, right_size = -phi_u @ by_w, abs(phi_u) @ abs(by_w)
     excess, sizes = np.zeros((0, right.shape[1])), np.zeros((0, right.shape[1]))
     dxi = np.zeros((xi.size, right.shape[1]))

@@ -12,7 +12,7 @@ from dae_hybrid.dense import Redo
 from dae_hybrid.diagnosis import explain
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, ZenoError
 from dae_hybrid.events import SAME_INSTANT, Entry, Instant, signs
-from dae_hybrid.failures import singular
+from dae_hybrid.failures import SUSPECTS, singular
 from dae_hybrid.firing import Firing
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.measurement import Measurement
@@ -24,6 +24,8 @@ from dae_hybrid.trajectory import Part, Segment, Trajectory
 from dae_hybrid.transition import Arrival, TransitionMap
 
 NONE: frozenset[int] = frozenset()
+#: a guard that is zero at an event, and this share of the run's time scale before it, has been zero for a while
+PLATEAU = 1e-7
 
 
 class Companion(Protocol):
@@ -135,6 +137,8 @@ class Automaton:
     def _first(self, crossing: tuple[int, float, float], due: float, armed: frozenset[int]) -> Firing:
         """Which transition is the first of those that are due where a guard has crossed."""
         index, guard, rate = crossing
+        if guard == 0.0 == rate:
+            self._refuse_plateau(index)
         mode, at = self.mode, self.at
         found = Firing(self.system.transitions[mode.guarded[index]], guard, rate)
         if len(mode.guarded) > 1:
@@ -144,6 +148,20 @@ class Automaton:
             _, timed, count = self.instant.due(mode, self.t, self.p)
             found = found if timed is None else Firing(timed, count=count)
         return found
+
+    def _refuse_plateau(self, index: int) -> None:
+        """A guard that comes to zero and stays there is seen somewhere on the way, not where it crosses."""
+        mode, at = self.mode, self.at
+        h = PLATEAU * max(abs(self.t), self.span[1] - self.span[0])
+        before = (self.t - h, at.x - h * at.xdot, at.m, self.p)
+        if mode.kernels["entry"](*before)[1][index] == 0.0:
+            raise EventError(
+                "The guard has come to zero and stays there: it does not cross, and there is no time for the event.",
+                transition=self.system.transitions[mode.guarded[index]].name,
+                mode=mode.name,
+                time=self.t,
+                remedy="State the guard without minima, maxima and branches that hold it at zero.",
+            )
 
     def _turn(self, armed: frozenset[int]) -> frozenset[int]:
         """Signals take their next coefficients; the transitions whose guards changed sign with them."""
@@ -359,6 +377,7 @@ class Automaton:
                     variables=names,
                     time=self.t,
                     mode=self.mode.name,
+                    remedy=f"Check its parts, at the values that the run came through, for {SUSPECTS}.",
                 )
                 error.trajectory = self._trajectory(complete=False)
                 raise error

@@ -7,7 +7,7 @@ from functools import partial
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.codegen import Kernel, compile_functions
+from dae_hybrid.codegen import Kernel, NativeFunction, compile_functions
 from dae_hybrid.errors import ModelError
 from dae_hybrid.initial_build import build_initial
 from dae_hybrid.layout import Layout
@@ -28,10 +28,13 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         ModeBuilder(model, lowerings[name], i, eliminate=eliminate, direct=direct) for i, name in enumerate(model.modes)
     ]
     compiled = compile_functions(
-        {f"{b.index}:{key}": f for b in builders for key, f in b.integrator_functions().items()}, native=native
+        {(b.index, key): f for b in builders for key, f in b.integrator_functions().items()}, native=native
     )
+    functions: list[dict[str, NativeFunction]] = [{} for _ in builders]
+    for (i, key), function in compiled.items():
+        functions[i][key] = function
     index_of = {name: i for i, name in enumerate(model.transitions)}
-    modes = tuple(b.system(compiled, index_of) for b in builders)
+    modes = tuple(b.system(own, index_of) for b, own in zip(builders, functions, strict=True))
     mode_index = {name: i for i, name in enumerate(model.modes)}
     transitions = tuple(
         build_transition(model, t, index_of[t.name], mode_index, lowerings, builders)

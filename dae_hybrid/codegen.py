@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,12 @@ from dae_hybrid.errors import CompilerWarning
 
 FLAGS = ("-O2", "-fno-math-errno", "-fPIC", "-shared")
 COMPILE_TIMEOUT = 600.0
+#: a function of CasADi's C text that says something about another one, which is called `name`
+DESCRIPTION = re.compile(
+    r"^CASADI_SYMBOL_EXPORT [^\n(]*?(?P<name>\w+?)_(?:checkout|release|incref|decref|n_in|n_out|default_in|name_in|"
+    r"name_out|sparsity_in|sparsity_out|work|work_bytes)\((?:[^\n]*\}|.*?\n\})\n+",
+    re.MULTILINE | re.DOTALL,
+)
 
 Array = NDArray[np.float64]
 
@@ -233,10 +240,20 @@ def generate(functions: Sequence[ca.Function]) -> str:
     generator = ca.CodeGenerator("model.c", {"casadi_int": "long long int"})
     for function in functions:
         generator.add(function)
-    return str(generator.dump())
+    return _without_descriptions(str(generator.dump()), [function.name() for function in functions])
 
 
-def compile_functions(functions: Mapping[str, ca.Function], *, native: bool = True) -> dict[str, NativeFunction]:
+def _without_descriptions(source: str, names: Sequence[str]) -> str:
+    """C text without what CasADi adds to each function to describe it: nine tenths of what there is to compile."""
+    own = set(names)
+
+    def kept(found: re.Match[str]) -> str:
+        return "" if found["name"] in own else found[0]
+
+    return DESCRIPTION.sub(kept, source)
+
+
+def compile_functions[Key](functions: Mapping[Key, ca.Function], *, native: bool = True) -> dict[Key, NativeFunction]:
     """Native functions by the same keys; without addresses when `native` is off or nothing compiles."""
     library = compile_source(generate(list(functions.values()))) if native and functions else None
     return {key: NativeFunction(function, library) for key, function in functions.items()}

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dae_hybrid.errors import ChatteringError, GuardPassedError, NonFiniteError, ZenoError
+from dae_hybrid.failures import SUSPECTS
 from dae_hybrid.firing import Firing
 from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array
@@ -117,9 +118,13 @@ class Instant:
             transition, fire, passed = self.system.transitions[index], False, False
             if not math.isfinite(h):
                 raise NonFiniteError(
-                    "The guard is NaN or infinite.", transition=transition.name, mode=mode.name, time=t
+                    "The guard is NaN or infinite.",
+                    transition=transition.name,
+                    mode=mode.name,
+                    time=t,
+                    remedy=f"Check the guard, at the values that the mode is entered with, for {SUSPECTS}.",
                 )
-            band = self._band(size, rate, t)
+            band = self._band(h, size, rate, t)
             if abs(h) <= band:
                 zero_band[i] = band
                 moving = abs(rate) * duration > band
@@ -149,12 +154,13 @@ class Instant:
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         duration = self._duration(t)
         return [
-            (i, h, rate) for i, h, rate, size in values if abs(h) <= self._band(size, rate, t) < abs(rate) * duration
+            (i, h, rate) for i, h, rate, size in values if abs(h) <= self._band(h, size, rate, t) < abs(rate) * duration
         ]
 
-    def _band(self, size: float, rate: float, t: float) -> float:
+    def _band(self, h: float, size: float, rate: float, t: float) -> float:
         """Within which a guard is zero to rounding."""
-        return ZERO_ROUNDINGS * EPS * (size + abs(rate) * self.elapsed(t)) + TINY
+        rounding = size + abs(rate) * self.elapsed(t)  # of no finite size where the guard is not differentiable
+        return ZERO_ROUNDINGS * EPS * (rounding if math.isfinite(rounding) else abs(h)) + TINY
 
     def rate_scale(self, transition: TransitionMap, t: float) -> float:
         """How fast the guard would move if it went through its range in the time of the run."""
@@ -201,7 +207,13 @@ class Instant:
         time = float(transition.kernels["time"](p, clock(self.span[0], count))[0][0])
         if not np.isfinite(time) or (transition.kind == "every" and count and time <= self.span[0]):
             what = "period is not positive" if transition.kind == "every" else "time is not finite"
-            raise NonFiniteError(f"The {what}: scheduled {time}.", transition=transition.name, time=t)
+            raise NonFiniteError(
+                f"The {what}: scheduled {time}.",
+                transition=transition.name,
+                mode=self.system.modes[transition.source].name,
+                time=t,
+                remedy="Check at= or every= of the transition at these parameters.",
+            )
         return time
 
     def fired(self, transition: TransitionMap, t: float) -> int:
@@ -297,5 +309,5 @@ class Instant:
 
 def signs(at: Arrival) -> list[int]:
     """Sign of every guard, 0 where it is zero to rounding."""
-    band = ZERO_ROUNDINGS * EPS * at.sizes + TINY
+    band = ZERO_ROUNDINGS * EPS * np.where(np.isfinite(at.sizes), at.sizes, np.abs(at.guards)) + TINY
     return [int(s) for s in np.where(np.abs(at.guards) <= band, 0.0, np.sign(at.guards))]

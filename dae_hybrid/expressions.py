@@ -13,6 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 from dae_hybrid.errors import ModelError
 
 
+def checked_name(what: str, name: object) -> None:
+    """Refuse what is not a name."""
+    if not isinstance(name, str) or not name:
+        raise ModelError(f"A {what} needs a non-empty name, got {name!r}.")
+
+
 def positive_size(name: str, size: Any) -> int:
     """A positive integer."""
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:

@@ -4,11 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from dae_hybrid.errors import ConsistencyError, DaeHybridError, NonFiniteError, StepLimitError, StepSizeError, ZenoError
-from dae_hybrid.integrator import SegmentTask
+from dae_hybrid.integrator import Array, SegmentTask
 
 #: steps below this share of the segment get nowhere
 STARVED = 1e-12
+
+
+#: what makes numbers that are not finite
+SUSPECTS = "division by zero, logarithms or roots of negative numbers, and overflow"
+
+
+def refuse_not_finite(
+    what: str, values: Sequence[Array], *, mode: str | None, time: float | None, transition: str | None = None
+) -> None:
+    """Refuse derivatives that are NaN or infinite, where a gradient needs them."""
+    if all(np.isfinite(v).all() for v in values):
+        return
+    raise NonFiniteError(
+        f"The gradient is not finite: {what} has no finite derivative.",
+        mode=mode,
+        transition=transition,
+        time=time,
+        remedy="The values may be finite there: look for roots at zero, powers below one, and where branches meet.",
+    )
 
 
 def unresolved_guard(index: int, *, mode: str, time: float) -> ZenoError:
@@ -30,8 +51,7 @@ def not_finite_equations(*, mode: str, time: float) -> NonFiniteError:
         "The equations give NaN or infinity and smaller steps do not avoid it.",
         mode=mode,
         time=time,
-        remedy="Check the mode's equations and integrands near this point for division by zero, logarithms or roots of "
-        "negative numbers, and overflow.",
+        remedy=f"Check the mode's equations and integrands near this point for {SUSPECTS}.",
     )
 
 

@@ -146,7 +146,13 @@ def solve_algebraic(
     `ConsistencyError` when the Jacobian is singular or the iteration does not converge.
     """
     z = start.copy()
-    residual, jacobian, size = system(z)
+
+    def evaluate(trial: Array) -> tuple[Array, Array, Array]:
+        """Terms without a finite size, such as a root at zero, leave exact zeros."""
+        k, by_z, terms = system(trial)
+        return k, by_z, np.where(np.isfinite(terms), terms, np.abs(k))
+
+    residual, jacobian, size = evaluate(z)
 
     def zero() -> bool:
         """Whether every residual is rounding: of its own terms, or of the values it is made from.
@@ -178,7 +184,7 @@ def solve_algebraic(
         damping, norm = 1.0, float(np.abs(residual).max())
         while True:
             trial = z + damping * step
-            new = system(trial)
+            new = evaluate(trial)
             if np.all(np.isfinite(new[0])) and float(np.abs(new[0]).max()) < norm:
                 z, (residual, jacobian, size) = trial, new
                 break

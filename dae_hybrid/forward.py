@@ -12,6 +12,7 @@ import numpy as np
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.events import same_instant
+from dae_hybrid.failures import refuse_not_finite
 from dae_hybrid.integrator import Array, SegmentOutcome
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
@@ -96,6 +97,7 @@ class Directions:
     def cross(self, transition: TransitionMap, event: EventRecord) -> None:
         """Carry the derivatives across a transition."""
         map_ = self.system.linearise(event, self.p, self.t_start, self.conditions)
+        map_.refuse_not_finite(event)
         if not event.order:
             self.latest = (len(self.event_times), self.state)
         if event.order or same_instant(event.time, self.t_start, self.t_start):
@@ -119,6 +121,7 @@ class Directions:
         refuse_disturbed(self.system, record, self.conditions)
         measurement, mode = self.system.measurements[record.index], record.mode
         by_u = measurement.at(mode.index)(record.time, record.x, record.memory, self.p)[1]
+        refuse_not_finite(f"functional '{measurement.functional}'", (by_u,), mode=mode.name, time=record.time)
         gained = by_u @ self._by_u(mode, record.time, record.x, record.memory)
         gained = gained + np.outer(measurement_rate(by_u, record), measurement.time(self.p)[1][0] @ self.directions)
         self.costs = self.costs.copy()
@@ -129,6 +132,9 @@ class Directions:
         t, mode, x, m = trajectory.final
         final = self.system.modes[mode]
         by_u = final.kernels["terminal"](t, x, m, self.p)[1]
+        for name in self.system.functionals.names:
+            rows = by_u[self.system.functionals[name]]
+            refuse_not_finite(f"the terminal value of functional '{name}'", (rows,), mode=final.name, time=t)
         total = self.costs.T + by_u @ self._by_u(final, t, x, m)
         if trajectory.ended_by_event:
             total = total + np.outer(by_u @ chain(final, t, x, m, self.p)[:, -1], self.event_times[-1])

@@ -6,6 +6,7 @@ and the mode's K. There may be more equations than unknowns where they agree, at
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from dae_hybrid.arrival import EXCESS_TOLERANCE
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.errors import ConsistencyError, NonFiniteError
+from dae_hybrid.failures import SUSPECTS, refuse_not_finite
 from dae_hybrid.formulation import (
     RANK_TOLERANCE,
     reciprocal_condition,
@@ -67,14 +69,19 @@ class InitialMap:
         x, m = self.values(mode, t, p)
         entry = mode.kernels["entry"](t, x, m, p)
         if not all_finite(entry[0]):
-            raise NonFiniteError("The equations are not finite at the initial point.", mode=mode.name, time=t)
+            raise NonFiniteError(
+                "The equations are not finite at the initial point.",
+                mode=mode.name,
+                time=t,
+                remedy=f"Check the equations of the mode, at the initial values, for {SUSPECTS}.",
+            )
         return Arrival(x, m, *entry)
 
     def values(self, mode: ModeSystem, t: float, p: Array) -> tuple[Array, Array]:
         """x0 and m0."""
         start, held = self.start(p)[0], self._held(mode.equations.n_memory, t, p)
         if not np.all(np.isfinite(start)):
-            raise NonFiniteError("The initial values are not finite.", mode=mode.name, time=t)
+            raise _not_finite(mode.variables.labels(), start, mode, t)
 
         x, free = start.copy(), list(self.free)
 
@@ -97,7 +104,7 @@ class InitialMap:
                 raise
         m = self.equations(t, x, held, p)[0]
         if not np.all(np.isfinite(m)):
-            raise NonFiniteError("The initial values are not finite.", mode=mode.name, time=t)
+            raise _not_finite([f"memory entry {i}" for i in range(m.size)], m, mode, t)
         if mode.algebraic.size:
             _check_index(mode, t, x, m, p)
         return x, m
@@ -111,8 +118,9 @@ class InitialMap:
         """d(y0, m0)/dp, shape (n_differential + n_memory, n_parameters)."""
         held = self._held(mode.equations.n_memory, t, p)
         held_by_p = self._held_by_p(mode.equations.n_memory, t, p)
-        phi_x, phi_held, phi_p, m_x, m_held, m_p, entries = self.linear(t, x, held, p)
-        by_p, free = self.start(p)[1].copy(), list(self.free)
+        linear, by_p, free = self.linear(t, x, held, p), self.start(p)[1].copy(), list(self.free)
+        refuse_not_finite("an initial value or equation", (*linear[:6], by_p), mode=mode.name, time=t)
+        phi_x, phi_held, phi_p, m_x, m_held, m_p, entries = linear
         by_p[free] = 0.0
         right = -(phi_p + phi_held @ held_by_p + phi_x @ by_p)
         right_size = np.abs(phi_p) + np.abs(phi_held) @ np.abs(held_by_p) + np.abs(phi_x) @ np.abs(by_p)
@@ -140,6 +148,17 @@ class InitialMap:
             )
         m_by_p = m_x @ by_p + m_held @ held_by_p + m_p
         return np.vstack((by_p[: mode.differential.size], m_by_p))
+
+
+def _not_finite(names: Sequence[str], values: Array, mode: ModeSystem, t: float) -> NonFiniteError:
+    bad = [name for name, value in zip(names, values, strict=True) if not np.isfinite(value)]
+    return NonFiniteError(
+        f"The initial values are not finite: {', '.join(bad)}.",
+        mode=mode.name,
+        time=t,
+        variables=bad,
+        remedy=f"Check m.initial and the initial= of memory, at these parameters, for {SUSPECTS}.",
+    )
 
 
 def _check_index(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 import casadi as ca
 
 from dae_hybrid.declarations import DIRECTIONS, Declaration, Direction, Functional, Initial, Mode, OnEntry, Transition
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import equation_rows, expression, matrix, numbers
+from dae_hybrid.expressions import checked_name, equation_rows, expression, matrix, numbers
 from dae_hybrid.symbols import Symbols
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class HybridModel(Symbols):
             The name is taken, or something is not an expression of this model. Whether the equations fit the
             variables is looked at by `build`.
         """
+        checked_name("mode", name)
         if name in self.modes:
             raise ModelError(f"Mode '{name}' is declared twice.")
         mode = Mode(
@@ -160,8 +162,10 @@ class HybridModel(Symbols):
         start, end = self._mode(source, "source"), None if target is None else self._mode(target, "target")
         base = f"{start.name}->{end.name if end else 'end'}"
         if name is None:
-            name = next(n for n in (base, *(f"{base}#{i}" for i in range(2, 10**6))) if n not in self.transitions)
-        elif name in self.transitions:
+            numbered = (f"{base}#{i}" for i in count(2))
+            name = base if base not in self.transitions else next(n for n in numbered if n not in self.transitions)
+        checked_name("transition", name)
+        if name in self.transitions:
             raise ModelError(f"Transition '{name}' is declared twice.")
         given = [key for key, value in (("guard", guard), ("at", at), ("every", every)) if value is not None]
         if len(given) != 1:
@@ -300,6 +304,7 @@ class HybridModel(Symbols):
         at_events : mapping of transition to expression
             Added whenever the transition fires; in pre-transition values, `post` and `unknown`.
         """
+        checked_name("functional", name)
         if name in self.functionals:
             raise ModelError(f"Functional '{name}' is declared twice.")
         pairs = _pairs(at_times, name)

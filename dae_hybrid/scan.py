@@ -17,6 +17,8 @@ from dae_hybrid.segments import EPS
 DEPTH, SAFETY = 8, 4.0
 #: where in a step it is looked at: the middle may be a zero of its own
 INSIDE = 0.43
+#: the search for a zero, which is slow where the guard is flat, ends after so many steps
+MANY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ class Scan:
             t0, t1 = start.t, end.t
             root = t1
             if end.values[i] != 0 and guard(t0) * guard(t1) < 0:
-                root = float(brentq(guard, t0, t1, xtol=8 * EPS * max(abs(t0), abs(t1)), rtol=8 * EPS))
+                near = 8 * EPS * max(abs(t0), abs(t1))
+                root = float(brentq(guard, t0, t1, xtol=near, rtol=8 * EPS, maxiter=MANY))
             found.append((root, i))
         root, index = min(found)
         return index, root

@@ -10,7 +10,8 @@ from scipy.interpolate import CubicSpline
 
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.declarations import SignalData
-from dae_hybrid.errors import OptionError
+from dae_hybrid.errors import NonFiniteError, OptionError
+from dae_hybrid.failures import SUSPECTS, refuse_not_finite
 from dae_hybrid.integrator import Array
 
 
@@ -87,6 +88,12 @@ class SignalTable:
         key = ("values", p.tobytes())
         if key not in self._runs:
             values, cubic = self.values(p)[0], np.zeros((0, 3))
+            if not np.all(np.isfinite(values)):
+                raise NonFiniteError(
+                    f"Values of signal '{self.data.name}' are not finite at these parameters.",
+                    variables=[self.data.name],
+                    remedy=f"Check the values of the signal for {SUSPECTS}.",
+                )
             if self.data.kind == "cubic":
                 cubic = np.asarray(CubicSpline(self.data.knots, values).c[2::-1].T)
             self._runs.clear()
@@ -96,7 +103,9 @@ class SignalTable:
     def _by_p(self, p: Array) -> Array:
         key = ("derivatives", p.tobytes())
         if key not in self._runs:
-            self._runs[key] = (self.values_by_p(p)[0], np.zeros(0))
+            by_p = self.values_by_p(p)[0]
+            refuse_not_finite(f"signal '{self.data.name}'", (by_p,), mode=None, time=None)
+            self._runs[key] = (by_p, np.zeros(0))
         return self._runs[key][0]
 
     @cached_property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -194,9 +195,11 @@ class SteppedSession:
                 self.options.rtol, absolute, method, min(longest, self.options.max_step or np.inf), None,
                 self.options.max_order, name=e.name,
             )  # fmt: skip
-            walk = Walk(self.adapter, problem)
+            with _in_forward_time(later):
+                walk = Walk(self.adapter, problem)
             while not walk.at_end:
-                walk.advance()
+                with _in_forward_time(later):
+                    walk.advance()
                 self.spend(walk)
                 last = done + int(np.count_nonzero(times[done:] >= later - walk.t))
                 if last > done:
@@ -220,6 +223,17 @@ class SteppedSession:
             steps += [Step(s.t0, s.t1, system.variables(s.coefficients)) for s in walk.resolved(strict=True)]
         self._count(walk)
         return steps
+
+
+@contextmanager
+def _in_forward_time(end: float) -> Iterator[None]:
+    """Errors in time that runs back from an end say when it was."""
+    try:
+        yield
+    except DaeHybridError as error:
+        if error.time is not None:
+            error.time = end - error.time
+        raise
 
 
 def _parts(t0: float, t1: float, steps: list[Step]) -> Iterator[tuple[list[Step], float, float, float]]:

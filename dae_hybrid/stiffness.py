@@ -40,11 +40,12 @@ def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_sto
 def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> float:
     """Largest -Re of the eigenvalues of F_x (above 30 states: the smaller of its 1- and infinity-norm).
 
-    Of the equations for y, the algebraic variables solved for. Infinite where they have no finite Jacobian.
+    Of the equations for y, the algebraic variables solved for. Without a finite Jacobian explicit equations count as
+    not stiff, because methods for stiff ones need it; others have no choice.
     """
     jacobian = state_jacobian(equations, t, x, m, p)
     if not np.all(np.isfinite(jacobian)):
-        return np.inf
+        return np.inf if equations.implicit else 0.0
     ny = equations.n_differential
     if equations.implicit:
         try:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from dae_hybrid.declarations import Declaration, Interpolation, Kind, SignalData
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import expression, numbers, positive_size
+from dae_hybrid.expressions import checked_name, expression, numbers, positive_size
 
 #: polynomial degree between two knots
 DEGREES: dict[str, int] = {"previous": 0, "linear": 1, "cubic": 3}
@@ -244,8 +244,7 @@ class Symbols:
         return found
 
     def _declare(self, name: str, kind: Kind, size: int, unit: str, description: str, **more: Any) -> ca.MX:
-        if not isinstance(name, str) or not name:
-            raise ModelError(f"A {kind} needs a non-empty name, got {name!r}.")
+        checked_name(kind, name)
         if name in self.declarations or name == "t":
             raise ModelError(f"The name '{name}' is taken.", remedy="Names are unique among all symbols; 't' is time.")
         size = positive_size(name, size)

@@ -30,6 +30,7 @@ from dae_hybrid.arrival import arrival_derivative, refuse_singular_entry
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import ConsistencyError, EventError, GrazingError, NonFiniteError
+from dae_hybrid.failures import SUSPECTS, refuse_not_finite
 from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
 from dae_hybrid.integrator import Array
 from dae_hybrid.layout import Layout
@@ -71,11 +72,15 @@ def clock(start: float, count: int) -> Array:
 
 
 def vanishes(values: Array, sizes: Array, roundings: float) -> bool:
-    """Whether every entry is zero to this many roundings of its terms; NaN is not."""
+    """Whether every entry is zero to this many roundings of its terms; NaN and infinity are not.
+
+    Terms without a finite size, such as a root at zero, leave exact zeros.
+    """
+    limit = roundings * EPS
     if values.size <= SHORT:
-        limit = roundings * EPS
-        return all(abs(v) <= limit * s for v, s in zip(values.ravel().tolist(), sizes.ravel().tolist(), strict=True))
-    return bool(np.all(np.abs(values) <= roundings * EPS * sizes))
+        pairs = zip(values.ravel().tolist(), sizes.ravel().tolist(), strict=True)
+        return all(v == 0.0 or (abs(v) <= limit * s and s < math.inf) for v, s in pairs)
+    return bool(np.all((values == 0.0) | ((np.abs(values) <= limit * sizes) & (sizes < np.inf))))
 
 
 def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Array:
@@ -100,6 +105,7 @@ def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Array:
             time=t,
             variables=mode.algebraic.names,
         ) from None
+    refuse_not_finite("an equation for algebraic variables", (result,), mode=mode.name, time=t)
     return result
 
 
@@ -133,6 +139,17 @@ class TransitionLinearisation:
             integrand_plus=self.integrand_plus[components],
             cost=None if self.cost is None else self.cost[components],
         )
+
+    def refuse_not_finite(self, event: EventRecord) -> None:
+        """Refuse a linearisation that has no numbers; of the functionals it speaks for those that it was made for."""
+        given = (self.h_w, self.h_p, self.R_w, self.R_p, self.R_t, self.flow_minus, self.flow_plus)
+        what = f"transition '{event.transition}'"
+        of: dict[str, Any] = {"transition": event.transition, "time": event.time}
+        refuse_not_finite(what, given, mode=event.source, **of)
+        integrands = (self.integrand_minus, self.integrand_plus)
+        refuse_not_finite(f"an integrand at {what}", integrands, mode=event.target or event.source, **of)
+        if self.cost is not None:
+            refuse_not_finite(f"a cost of {what}", (self.cost,), mode=event.source, **of)
 
     @property
     def drift(self) -> Array:
@@ -252,14 +269,29 @@ class TransitionMap:
         if moved:
             entry = target.kernels["entry"](t, after, memory, p)
         if not (all_finite(after) and all_finite(memory)):
-            raise NonFiniteError("The reset gives NaN or infinity.", transition=self.name, mode=target.name, time=t)
+            raise NonFiniteError(
+                "The reset gives NaN or infinity.",
+                transition=self.name,
+                mode=target.name,
+                time=t,
+                variables=self._not_finite(target, after),
+                remedy=f"Check reset= and memory= of the transition for {SUSPECTS}.",
+            )
         if target.fragile and all_finite(after):
             refuse_singular_entry(target, t, after, memory, p, options, self.name)
         if not all_finite(entry[0]):
             raise NonFiniteError(
-                "The equations are not finite after the transition.", transition=self.name, mode=target.name, time=t
+                "The equations are not finite after the transition.",
+                transition=self.name,
+                mode=target.name,
+                time=t,
+                remedy=f"Check the equations of the mode, at the values that the reset gives, for {SUSPECTS}.",
             )
         return Arrival(after, memory, *entry), xi
+
+    @staticmethod
+    def _not_finite(target: ModeSystem, x: Array) -> list[str]:
+        return [name for name, value in zip(target.variables.labels(), x, strict=True) if not math.isfinite(value)]
 
     def _on_constraints(self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options) -> Array:
         """x+ on the target's constraints to rounding; refuses where it is not there to tolerance."""
@@ -334,6 +366,8 @@ class TransitionMap:
         nw, np_ = source.differential.size + m.size, p.size
         out = self.kernels["tangent"](t, before, m, event.x_plus, event.memory_plus, p, clock)
         h, jump, flow_minus, g_minus, flow_plus, g_plus, by_xi, by_xi_size = out
+        what = f"the trigger of transition '{self.name}'"
+        refuse_not_finite(what, (h, flow_minus), mode=event.source, transition=self.name, time=t)
         rate = float(h[0, :nw] @ flow_minus + h[0, -1])
         self._refuse_grazing(event, rate, conditions)
         if event.at_knot:
@@ -354,7 +388,8 @@ class TransitionMap:
             jump, dxi = arrival_derivative(self, source, target, event, p, by_w, when, flow_minus)
         if by_w is not None and costs:
             _, by_u, by_xi = self.kernels["cost"](t, before, m, event.xi, p)
-            cost = by_u @ by_w + by_xi @ dxi
+            with np.errstate(invalid="ignore"):  # of functionals that nobody may ask for
+                cost = by_u @ by_w + by_xi @ dxi
         return TransitionLinearisation(
             h_w=h[0, :nw],
             h_p=h[0, nw : nw + np_],

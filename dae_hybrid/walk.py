@@ -40,6 +40,9 @@ class Walk:
         self.t0 = self.t = problem.t0
         self.x0 = self.x = problem.x0
         self._polynomial: Step | None = None
+        # solver libraries may look for ever for a first step without numbers
+        if not np.all(np.isfinite(problem.system.kernel(problem.t0, problem.x0, problem.constants)[0])):
+            raise not_finite_equations(mode=problem.name, time=problem.t0)
         self._stepper = integrator.start(self.seen)
 
     @property

@@ -423,6 +423,8 @@ def test_errors_follow_the_tolerance(name: str, form: str) -> None:
             ]
         )
     logs = np.log10(np.maximum(errors, 1e-13))
+    logs = logs[:, logs.max(axis=0) > -12]  # the others are rounding at every tolerance
+    assert logs.shape[1]
     slopes = np.polyfit(np.log10(tolerances), logs, 1)[0]
     lowest, highest = SLOPES
     assert np.all((slopes > lowest) & (slopes < highest)), slopes

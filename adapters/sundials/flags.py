@@ -8,10 +8,11 @@ from dae_hybrid.errors import (
     ConsistencyError,
     DaeHybridError,
     IntegrationError,
+    NonFiniteError,
     StepLimitError,
     StepSizeError,
 )
-from dae_hybrid.failures import not_finite_equations
+from dae_hybrid.failures import SUSPECTS, not_finite_equations
 
 _NEAR = "Check the equations near this point."
 _BLOW_UP = "or a solution that blows up."
@@ -44,6 +45,13 @@ _REPEATED = ("REPTD", "REP_", "FUNC", "RHS", "RES", "FIRST", "UNREC")
 def integration_error(flag: int, name: str, *, not_finite: bool, mode: str, time: float) -> IntegrationError | Any:
     """The error for a negative return code."""
     key = name.removeprefix("CV_").removeprefix("IDA_")
+    if not_finite and key.startswith("RTFUNC"):
+        return NonFiniteError(
+            "A guard of the mode gives NaN or infinity.",
+            mode=mode,
+            time=time,
+            remedy=f"Check the mode's guards just after this point for {SUSPECTS}.",
+        )
     if not_finite and not key.startswith("ERR_FAIL"):
         return not_finite_equations(mode=mode, time=time)
     if key in _SENTENCES:

@@ -28,8 +28,8 @@ from .adjoint import Adjoint
 from .forward import Forward
 from .library import load
 
-#: steps between two looks at Python's signals
-BUDGET = 20_000
+#: steps between two looks at Python's signals, and at whether they still lead anywhere
+BUDGET = 500
 #: multipliers of index 2 as it stands that are off by this share are not to be trusted
 LOOSE = 0.1
 
