@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,10 @@ DEPTH, SAFETY = 8, 4.0
 INSIDE = 0.43
 #: the search for a zero, which is slow where the guard is flat, ends after so many steps
 MANY = 10_000
+#: rounding of a guard within a step, relative to its values at the ends
+NOISE = 1e-13
+#: a parabola that is this far from zero and from wrong needs no look, where the step before was no shorter than a share
+CALM, GROWN = 0.25, 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +57,44 @@ class Scan:
     def first(self, start: Glance, end: Glance, resolution: float = np.inf) -> tuple[int, float] | None:
         """The first crossing between two glances, and about when."""
         pieces = int(np.ceil((end.t - start.t) / resolution)) if end.t - start.t > resolution else 1
+        touched = NOISE * np.maximum(np.abs(start.values), np.abs(end.values))
         for t in np.linspace(start.t, end.t, pieces + 1)[1:-1].tolist():
             middle = self.glance(t)
-            found = self._between(start, middle, DEPTH)
+            found = self._between(start, middle, touched, DEPTH)
             if found is not None:
                 return found
             start = middle.after(start)
-        return self._between(start, end, DEPTH)
+        return self._between(start, end, touched, DEPTH)
 
-    def _between(self, start: Glance, end: Glance, depth: int) -> tuple[int, float] | None:
+    def _between(self, start: Glance, end: Glance, touched: Array, depth: int) -> tuple[int, float] | None:
         """The first crossing between two glances.
 
         A guard may cross zero and come back in between. It cannot where the cubic through its values and rates stays
         away from zero by more than it is off within; else both parts are looked at by themselves. They also are
         where a guard that starts at zero has come back through it, until it is seen on the other side.
         """
-        middle = self.glance(start.t + INSIDE * (end.t - start.t))
+        middle = self._look(start.t + INSIDE * (end.t - start.t), touched)
         returned = (start.values == 0) & (self.returned(middle.values) | self.returned(end.values))
         left = middle.values * self.departure > 0
-        hidden, place = may_cross(start, middle, end, self.band)
+        with np.errstate(all="ignore"):  # rates that are not finite say nothing
+            hidden, place = may_cross(start, middle, end, self.band)
         if depth and np.any(returned & ~left | hidden):
-            found = self._between(start, middle, depth - 1)
-            return found if found is not None else self._between(middle.after(start), end, depth - 1)
+            found = self._between(start, middle, touched, depth - 1)
+            return found if found is not None else self._between(middle.after(start), end, touched, depth - 1)
         self.refuse(returned & ~left, end.t)
         if place > 0:  # the last resort
-            middle = self.glance(start.t + place * (end.t - start.t))
-        for a, b in ((start, middle), (middle.after(start), end)):
+            middle = self._look(start.t + place * (end.t - start.t), touched)
+        middle = middle.after(start)
+        for a, b in ((start, middle), (middle, end)):
             crossed = self.crossed(a.values, b.values)
             if crossed.size:
                 return self.locate(crossed, a, b)
         return None
+
+    def _look(self, t: float, touched: Array) -> Glance:
+        """The guards within a step: what is rounding is zero, so that a touch does not cross."""
+        seen = self.glance(t)
+        return Glance(t, np.where(np.abs(seen.values) <= touched, 0.0, seen.values), seen.rates)
 
     def returned(self, values: Array) -> NDArray[np.bool_]:
         """Guards that start at zero and are on the side to which they do not leave."""
@@ -110,6 +123,37 @@ class Scan:
         return index, root
 
 
+def is_calm(
+    times: Sequence[float], values: Sequence[Sequence[float]], inside: Callable[[float], Sequence[float]]
+) -> bool:
+    """Whether a step needs no closer look: guards at the last three ends of steps, the latest first.
+
+    A parabola through them is clearly away from zero, and right at one point within the step, where `inside` has them.
+    """
+    if len(times) < 3:
+        return False
+    t0, t1, t2 = times
+    h = t0 - t1
+    if t1 - t2 < GROWN * h or any(not (a * b > 0 or a == 0 == b) for a, b in zip(values[0], values[1], strict=True)):
+        return False
+    at = t1 + INSIDE * h
+    for v0, v1, v2, v in zip(*values, inside(at), strict=True):
+        if v0 == 0 == v1:
+            continue
+        slope = (v0 - v1) / h
+        bend = (slope - (v1 - v2) / (t1 - t2)) / (t0 - t2)
+
+        def parabola(t: float, v0: float = v0, slope: float = slope, bend: float = bend) -> float:
+            return v0 + (t - t0) * (slope + bend * (t - t1))
+
+        extremum = (t0 + t1) / 2 - slope / (2 * bend) if bend else t0
+        if t1 < extremum < t0 and not math.copysign(1.0, v0) * parabola(extremum) >= CALM * min(abs(v0), abs(v1)):
+            return False
+        if not abs(parabola(at) - v) <= CALM * max(abs(v0), abs(v1), abs(v2)):
+            return False
+    return True
+
+
 def may_cross(start: Glance, middle: Glance, end: Glance, band: Array) -> tuple[NDArray[np.bool_], float]:
     """Guards that may cross zero between two glances without showing it there, and at which share one of them would."""
     h = end.t - start.t
@@ -131,9 +175,8 @@ def may_cross(start: Glance, middle: Glance, end: Glance, band: Array) -> tuple[
 
 def _smallest(c: Array) -> tuple[Array, Array]:
     """Smallest values on [0, 1] of cubics, coefficients along the first axis, and where they are."""
-    with np.errstate(all="ignore"):
-        root = np.sqrt(c[2] ** 2 - 3 * c[1] * c[3])
-        extrema = np.array(((-c[2] + root) / (3 * c[3]), (-c[2] - root) / (3 * c[3]), -c[1] / (2 * c[2])))
+    root = np.sqrt(c[2] ** 2 - 3 * c[1] * c[3])
+    extrema = np.array(((-c[2] + root) / (3 * c[3]), (-c[2] - root) / (3 * c[3]), -c[1] / (2 * c[2])))
     places = np.array((*np.where((extrema > 0) & (extrema < 1), extrema, 0.0), np.ones_like(c[0])))
     values = c[0] + places * (c[1] + places * (c[2] + places * c[3]))
     which = values.argmin(axis=0)[None]

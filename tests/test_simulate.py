@@ -511,7 +511,7 @@ def test_statistics_and_repr(built: Any, models: Any) -> None:
     assert sol.statistics["segments"] == 7
     assert 20 < sol.statistics["steps"] < 1000
     assert sol.statistics["nfev"] >= sol.statistics["steps"]
-    assert sol.diagnostics == ()
+    assert sol.diagnostics.notes == ()
     text = repr(sol)
     assert "ball" in text
     assert "6 events" in text

@@ -34,6 +34,7 @@ enum { HISTORY = 3 };                        /* ends of steps whose guards are k
 #define CALM 0.25                            /* a parabola that is this far from zero and from wrong needs no look */
 #define GROWN 0.4                            /* and the steps before were no shorter than this share of the next */
 #define INSIDE 0.43                          /* where in a step it is looked at; the middle may be a zero of its own */
+#define NOISE 1e-13                          /* of a guard, relative to its values at the ends of a step */
 #define TRIALS 100
 
 typedef struct {
@@ -109,6 +110,7 @@ typedef struct {
   double *glances;                           /* GLANCES rows of 2 n_guards doubles: values and rates of guards */
   double *history;                           /* HISTORY rows of n_guards doubles: guards at ends of steps */
   double *band;                              /* n_guards: zero_band where the step began */
+  double *noise;                             /* n_guards: what counts as zero within the step; a touch does not cross */
   const int *directions;
   const double *t_eval;
   double *rows;
@@ -551,7 +553,7 @@ static int glance(run *r, int row, double t, int here) {
   c->res[0] = value + c->n_guards;
   if (evaluate(c, c->rates, t, x)) return FATAL;
   for (integer i = 0; i < c->n_guards; i++)
-    if (fabs(value[i]) <= r->band[i]) value[i] = 0;
+    if (fabs(value[i]) <= r->noise[i]) value[i] = 0;
   r->times[row] = t;
   return 0;
 }
@@ -614,7 +616,7 @@ static double may_cross(const run *r, int a, int m, int b) {
     const double v0 = values_of(r, a)[i], v = values_of(r, m)[i], v1 = values_of(r, b)[i];
     double k[4], place;
     cubic(r, a, b, i, k);
-    const double off = fmax(fabs(horner(k, INSIDE) - v) - 2 * r->band[i], 0), largest = fmax(fabs(v0), fmax(fabs(v), fabs(v1)));
+    const double off = fmax(fabs(horner(k, INSIDE) - v) - 2 * r->noise[i], 0), largest = fmax(fabs(v0), fmax(fabs(v), fabs(v1)));
     if (v0 * v1 > 0 && v0 * v > 0) {
       if (smallest(k, sign_of(v0), &place) <= SAFETY * off) return place > 0 ? place : 1;
     } else if (SAFETY * off > largest)
@@ -706,6 +708,8 @@ static int look(run *r, int status) {
   const int calm = h > 0 && pieces == 1 ? is_calm(r) : 0;
   if (calm < 0) return FATAL;
   if (h > 0 && !calm) {
+    for (integer i = 0; i < c->n_guards; i++)
+      r->noise[i] = fmax(r->band[i], NOISE * fmax(fabs(r->history[i]), fabs(r->history[c->n_guards + i])));
     if (glance(r, START, begin, 0)) return FATAL;
     memcpy(values_of(r, START), r->history + c->n_guards, (size_t)c->n_guards * sizeof(double));
     for (integer piece = 1; piece <= pieces && !found; piece++) {
@@ -772,6 +776,7 @@ int dh_begin(run *r) {
                : c->api->cvode_sens_reinit(r->memory, (int)r->corrector, r->sensitivities);
   if (!flag) flag = c->api->set_stop_time(r->memory, r->t_stop);
   memcpy(r->band, c->zero_band, (size_t)c->n_guards * sizeof(double));
+  memcpy(r->noise, c->zero_band, (size_t)c->n_guards * sizeof(double));
   r->n_past = 0;
   c->latest_time = HUGE_VAL; /* there is none yet */
   if (!flag && c->n_guards) flag = remember(r);

@@ -70,7 +70,7 @@ class Run(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "work", "sensitivities", "sensitivity_rates",
-                                        "completed", "guard_values", "roots", "glances", "history", "band",
+                                        "completed", "guard_values", "roots", "glances", "history", "band", "noise",
                                         "directions", "t_eval", "rows")),
         *((name, c_double) for name in ("t", "t_stop", "until")),
         *((name, c_int64) for name in ("n_eval", "next_eval", "n_rows", "capacity", "width", "record", "dense_order",
@@ -233,7 +233,7 @@ class Stepper:
         self._guard_values = np.zeros(2 * max(e.n_guards, 1))
         self._roots = np.zeros(max(e.n_guards, 1), dtype=np.int32)
         self._glances, self._band = np.zeros(2 * GLANCES * e.n_guards), np.zeros(e.n_guards)
-        self._history = np.zeros(HISTORY * e.n_guards)
+        self._history, self._noise = np.zeros(HISTORY * e.n_guards), np.zeros(e.n_guards)
         self._directions = np.array(e.directions, dtype=np.int32)
         self._n_guards = e.n_guards
         self.run = Run(
@@ -244,6 +244,7 @@ class Stepper:
             glances=self._glances.ctypes.data,
             history=self._history.ctypes.data,
             band=self._band.ctypes.data,
+            noise=self._noise.ctypes.data,
             directions=self._directions.ctypes.data,
             resolution=e.resolution,
             implicit=int(e.implicit),

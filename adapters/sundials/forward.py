@@ -68,7 +68,7 @@ class Forward(SolverMemory):
             self.absolute_data[e.n :] = options.absolute(e.functionals)
         self.call("SVtolerances", options.rtol, self.absolute)
         if e.implicit:
-            self.call("SetSuppressAlg", int(options.suppress_algebraic or e.constrained))
+            self.call("SetSuppressAlg", int(options.suppress_algebraic or e.suppressed))
         if directions is not None and scales is not None and self.s is not None:
             self.model.parameter_directions[:] = directions
             self.call("SetSensParams", None, (c_double * scales.size)(*scales), None)

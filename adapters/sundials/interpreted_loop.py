@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dae_hybrid.integrator import Array
-from dae_hybrid.scan import Glance, Scan
+from dae_hybrid.scan import Glance, Scan, is_calm
 
 from .driver import FOUND_ROOT, PAUSED, REACHED_STOP, STALLED, STUCK
 from .library import ONE_STEP, load
@@ -55,7 +55,8 @@ class Stepper:
         if flag >= 0:
             flag = self._call("SetStopTime", t_stop)
         if self.model.equations.n_guards:
-            self._before = self._glance(t0, here=True).values
+            self._before = self._guards(t0, here=True)
+            self._past = [(t0, self._before.tolist())]
         if flag >= 0 and record == "steps":
             if t_eval is None:
                 self._record(t0)
@@ -175,19 +176,30 @@ class Stepper:
         value, rate = (self.model.evaluate(name, t, x)[0][self.root] for name in ("guards", "rates"))
         return self.root, float(value), float(rate)
 
-    def _glance(self, t: float, *, here: bool = False) -> Glance:
-        """Guards and rates: of the state as it stands where it is the end of the step, else of the polynomial."""
+    def _guards(self, t: float, *, here: bool = False) -> Array:
+        """Guards of the state as it stands where it is the end of the step, else of the polynomial."""
         if not here:
             self._get("GetDky", t, 0, self.handles["work"])
-        x = self._vectors["x" if here else "work"]
-        values, rates = (self.model.evaluate(name, t, x)[0] for name in ("guards", "rates"))
+        values = self.model.evaluate("guards", t, self._vectors["x" if here else "work"])[0]
         self.model.calls["guard_calls"] += 1
-        return Glance(t, np.where(np.abs(values) <= self._band, 0.0, values), rates)
+        return np.where(np.abs(values) <= self._band, 0.0, values)
+
+    def _glance(self, t: float, *, here: bool = False) -> Glance:
+        values = self._guards(t, here=here)
+        return Glance(t, values, self.model.evaluate("rates", t, self._vectors["x" if here else "work"])[0])
+
+    def _is_calm(self) -> bool:
+        times, values = zip(*self._past, strict=True)
+        return is_calm(times, values, lambda t: self._guards(t).tolist())
 
     def _look(self, begin: float, status: int) -> bool:
         """Whether a guard has crossed zero within the step that has ended; then self.t is about when."""
         e = self.model.equations
         if not e.n_guards or self.record == "dense":
+            return False
+        self._past = [(self.t, self._guards(self.t, here=True).tolist()), *self._past[:2]]
+        if status != FOUND_ROOT and self.t - begin <= e.resolution and self._is_calm():
+            self._before, self._band = np.array(self._past[0][1]), self.model.zero_band.copy()
             return False
         end = self._glance(self.t, here=True)
         if status == FOUND_ROOT:
