@@ -28,7 +28,7 @@ from .adjoint import Adjoint
 from .forward import Forward
 from .library import load
 
-#: steps between two looks at Python's signals
+#: steps between two looks at whether they get anywhere
 BUDGET = 20_000
 #: multipliers of index 2 as it stands that are off by this share are not to be trusted
 LOOSE = 0.1
@@ -122,10 +122,10 @@ class SundialsSession:
 
     def close(self) -> None:
         """Give the memories back to their pools."""
-        for memory in self._leased.values():
+        while self._leased:  # one that an interrupt meets on its way is given up
+            _, memory = self._leased.popitem()
             self._count(memory)
             memory.pool.append(memory)
-        self._leased.clear()
 
     def statistics(self) -> dict[str, int]:
         """Counters, in SciPy's names where SciPy has one."""
@@ -174,7 +174,8 @@ class SundialsSession:
         purpose = ("forward", method, n_directions, self._options.sensitivity_method if n_directions else None)
         memory = self._lease(task.equations, purpose)
         try:
-            outcome = self._run(memory, task, n_directions)
+            with memory.model.interruptible():
+                outcome = self._run(memory, task, n_directions)
         except BaseException:
             self._discard(task.equations, purpose)
             raise
@@ -277,7 +278,8 @@ class SundialsSession:
         purpose = ("adjoint", task.method, self._wrt, task.components, self._options.checkpoint_steps)
         memory = self._lease(task.equations, purpose)
         try:
-            outcome: BackwardOutcome = memory.solve(task)
+            with memory.model.interruptible():
+                outcome: BackwardOutcome = memory.solve(task)
             return outcome
         except BaseException as error:
             self._discard(task.equations, purpose)
