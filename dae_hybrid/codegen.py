@@ -21,14 +21,14 @@ from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import casadi as ca
 import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.cache import keep, load, open_cache, read
-from dae_hybrid.errors import CompilerWarning
+from dae_hybrid.errors import CompilerWarning, UnsupportedError
 
 FLAGS = ("-O2", "-fno-math-errno", "-fPIC", "-shared")
 COMPILE_TIMEOUT = 600.0
@@ -91,6 +91,23 @@ def densified(function: ca.Function, outputs: int | None = None) -> ca.Function:
     kind: Any = ca.SX if function.is_a("SXFunction") else ca.MX
     inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
     return ca.Function(function.name(), inputs, [ca.densify(o) for o in function.call(inputs)[:outputs]])
+
+
+class OfThisProcess:
+    """What holds compiled code: copies share it, and no pickle can carry it."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            f"A {type(self).__name__} cannot be pickled: it carries compiled code.",
+            remedy="Build the model in each worker process, which takes the code from the cache; send parameters there "
+            "and numbers back: sol['y'], dict(sol.functionals), gradient.",
+        )
 
 
 class NativeFunction:

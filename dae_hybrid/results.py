@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dae_hybrid.codegen import OfThisProcess
 from dae_hybrid.integrator import Array
 from dae_hybrid.records import EventRecord
 from dae_hybrid.trajectory import Side, Trajectory
 
 
 @dataclass(frozen=True, eq=False)
-class ForwardSensitivity:
+class ForwardSensitivity(OfThisProcess):
     """Forward sensitivities of a run.
 
     Attributes
@@ -77,7 +78,7 @@ class ForwardSensitivity:
 
 
 @dataclass(frozen=True, eq=False)
-class Gradient:
+class Gradient(OfThisProcess):
     """The gradient of one functional by adjoint analysis.
 
     Attributes
