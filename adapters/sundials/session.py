@@ -103,8 +103,8 @@ class SundialsSession:
         else:
             memory.configure_run(options, self._parameters)
         memory.pool = idle
-        self._leased[own] = memory
         self._base[id(memory)] = memory.model.counters()
+        self._leased[own] = memory  # last: an interrupt may come anywhere
         return memory
 
     def _discard(self, equations: Equations, purpose: tuple[Any, ...]) -> None:
