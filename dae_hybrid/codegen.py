@@ -2,7 +2,7 @@
 
 A `Kernel` evaluates one CasADi function on flat arrays through its buffer (0.2 microseconds of
 overhead instead of the 25 of a plain call). `compile_functions` turns a set of functions into one
-shared library, kept in the user's cache under a hash of its source, compiler and flags.
+shared library, kept in the user's cache under a hash of its source, compiler, flags and machine.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import casadi as ca
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.errors import CompilerWarning
+from dae_hybrid.cache import keep, load, open_cache, read
+from dae_hybrid.errors import CompilerWarning, UnsupportedError
 
 FLAGS = ("-O2", "-fno-math-errno", "-fPIC", "-shared")
 COMPILE_TIMEOUT = 600.0
@@ -98,6 +100,23 @@ def densified(function: ca.Function, outputs: int | None = None) -> ca.Function:
     return ca.Function(function.name(), inputs, [ca.densify(o) for o in function.call(inputs)[:outputs]])
 
 
+class OfThisProcess:
+    """What holds compiled code: copies share it, and no pickle can carry it."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            f"A {type(self).__name__} cannot be pickled: it carries compiled code.",
+            remedy="Build the model in each worker process, which takes the code from the cache; send parameters there "
+            "and numbers back: sol['y'], dict(sol.functionals), gradient.",
+        )
+
+
 class NativeFunction:
     """A CasADi function with its sparsity, work sizes and, where compiled, its address."""
 
@@ -116,9 +135,14 @@ class NativeFunction:
         return np.array(column, dtype=np.int64), np.array(row, dtype=np.int64)
 
 
-@cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, CompilerWarning, stacklevel=3)
+_warned: set[str] = set()
+
+
+def _warn_once(what: str, consequence: str) -> None:
+    subject = what.partition(" (")[0]
+    if subject not in _warned:
+        warnings.warn(f"{what}{consequence}", CompilerWarning, stacklevel=3)
+        _warned.add(subject)
 
 
 @cache
@@ -137,57 +161,25 @@ def find_compiler() -> tuple[str, ...] | None:
 @cache
 def _compiler_identity(command: tuple[str, ...]) -> str:
     try:
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, errors="replace", timeout=60, check=False
+        )
     except (OSError, subprocess.SubprocessError):
         return " ".join(command)
     return " ".join(command) + "\n" + done.stdout
 
 
-def cache_directory() -> Path:
-    """Where compiled models are kept: ``$DAE_HYBRID_CACHE`` or the user's cache directory."""
-    if given := os.environ.get("DAE_HYBRID_CACHE"):
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "dae_hybrid"
-
-
 @cache
-def _private_directory() -> Path:
-    """A directory of this process only, for when the cache cannot be written."""
-    import atexit
-
-    path = Path(tempfile.mkdtemp(prefix="dae_hybrid-"))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return path
-
-
-def _store() -> Path:
+def _machine() -> str:
+    """What a compiler may tune for: in a home that machines share, "native" means something else on each."""
     try:
-        directory = cache_directory()
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.name == "posix" and directory.stat().st_uid != os.getuid():
-            raise PermissionError(f"{directory} belongs to another user")
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except (OSError, RuntimeError) as reason:
-        _warn_once(
-            f"The cache of compiled models cannot be written ({reason}); this process compiles its own. "
-            "Set DAE_HYBRID_CACHE to a writable directory."
-        )
-        return _private_directory()
-    return directory
-
-
-def _seal(content: bytes) -> bytes:
-    return hashlib.sha256(content).hexdigest().encode()
-
-
-def _intact(library: Path) -> bool:
-    """Whether a cache entry is what was written, whole."""
-    try:
-        return library.with_suffix(".sha256").read_bytes() == _seal(library.read_bytes())
+        first = Path("/proc/cpuinfo").read_text(errors="replace").partition("\n\n")[0].splitlines()
     except OSError:
-        return False
+        return platform.platform() + platform.processor()
+    return "\n".join([platform.platform(), *(x for x in first if x.startswith(("model name", "flags", "Features")))])
+
+
+_loaded: dict[str, ctypes.CDLL] = {}
 
 
 def compile_source(source: str) -> ctypes.CDLL | None:
@@ -197,42 +189,67 @@ def compile_source(source: str) -> ctypes.CDLL | None:
     """
     command = find_compiler()
     if command is None:
-        _warn_once("No C compiler found: models run interpreted, slower. Install gcc or dae-hybrid[compiler].")
+        _warn_once("No C compiler found", ": models run interpreted, slower. Install gcc or dae-hybrid[compiler].")
         return None
-    identity = "\n".join([source, _compiler_identity(command), *FLAGS, platform.platform()])
-    entry = _store() / (hashlib.sha256(identity.encode()).hexdigest()[:40] + ".so")
-    if not _intact(entry):
-        failure = _compile(command, source, entry)
-        if failure is not None:
-            _warn_once(f"The C compiler failed, models run interpreted, slower: {failure}")
+    identity = "\n".join([source, _compiler_identity(command), *FLAGS, _machine()])
+    key = hashlib.sha256(identity.encode()).hexdigest()[:40]
+    if key not in _loaded:
+        try:
+            _loaded[key] = _from_cache(command, source, key + ".so")
+        except (OSError, subprocess.SubprocessError) as reason:
+            _warn_once(f"The C compiler failed ({reason})", ": models run interpreted, slower.")
             return None
-    return ctypes.CDLL(str(entry))
+    return _loaded[key]
 
 
-def _compile(command: Sequence[str], source: str, entry: Path) -> str | None:
-    """Build in a scratch directory and rename into place; text of the failure or None."""
+def _from_cache(command: Sequence[str], source: str, name: str) -> ctypes.CDLL:
+    """The library from its entry; without a usable one compiled, loaded and, where that is possible, kept."""
+    directory: Path | None = None
     try:
-        with tempfile.TemporaryDirectory(dir=entry.parent, prefix="build-") as scratch:
-            text, built = Path(scratch) / "model.c", Path(scratch) / "model.so"
-            text.write_text(source)
-            done = subprocess.run(
-                [*command, *FLAGS, "-o", str(built), str(text), "-lm"],
-                capture_output=True,
-                text=True,
-                timeout=COMPILE_TIMEOUT,
-                check=False,
-            )
-            if done.returncode != 0:
-                return f"'{' '.join(command)}' returned {done.returncode}: {done.stderr.strip()[:500]}"
-            if not built.is_file():
-                return f"'{' '.join(command)}' wrote no library"
-            mark = Path(scratch) / "model.sha256"
-            mark.write_bytes(_seal(built.read_bytes()))
-            built.replace(entry)
-            mark.replace(entry.with_suffix(".sha256"))
-    except (OSError, subprocess.SubprocessError) as reason:
-        return str(reason)
-    return None
+        directory = open_cache()
+    except (OSError, RuntimeError) as reason:
+        _warn_of_cache(reason)
+    else:
+        kept = read(directory / name)
+        if kept is not None:
+            with suppress(OSError):  # sound, but made where other system libraries are
+                return load(kept, directory)
+    built = _compile(command, source)
+    library = load(built, directory)
+    if directory is not None:
+        try:
+            keep(directory / name, built)
+        except OSError as reason:
+            _warn_of_cache(reason)
+    return library
+
+
+def _warn_of_cache(reason: Exception) -> None:
+    _warn_once(
+        f"The cache of compiled models cannot be used ({reason})",
+        "; this process compiles its own. Set DAE_HYBRID_CACHE to a writable directory of your own.",
+    )
+
+
+def _compile(command: Sequence[str], source: str) -> bytes:
+    """Build in a scratch directory; failures are `OSError` or `subprocess.SubprocessError`."""
+    with tempfile.TemporaryDirectory(prefix="dae_hybrid-", ignore_cleanup_errors=True) as scratch:
+        text, built = Path(scratch) / "model.c", Path(scratch) / "model.so"
+        text.write_text(source, encoding="utf-8")
+        done = subprocess.run(
+            [*command, *FLAGS, "-o", str(built), str(text), "-lm"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_TIMEOUT,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise OSError(f"'{' '.join(command)}' returned {done.returncode}: {done.stderr.strip()[:500]}")
+        if not built.is_file():
+            raise OSError(f"'{' '.join(command)}' wrote no library")
+        return built.read_bytes()
 
 
 def generate(functions: Sequence[ca.Function]) -> str:

@@ -55,6 +55,10 @@ class DaeHybridError(Exception):
         self.rows: Any = None
         self.guard: int | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets everything but the trajectory, which cannot be pickled."""
+        return type(self), (self.message,), {**self.__dict__, "trajectory": None, "rows": None}
+
     def __str__(self) -> str:
         places = [
             f"mode '{self.mode}'" if self.mode is not None else "",

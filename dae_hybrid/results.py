@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dae_hybrid.codegen import OfThisProcess
 from dae_hybrid.diagnostics import Diagnostics
 from dae_hybrid.duality import Duality
 from dae_hybrid.integrator import Array
@@ -39,7 +40,7 @@ class EventSensitivity:
 
 
 @dataclass(frozen=True, eq=False)
-class ForwardSensitivity:
+class ForwardSensitivity(OfThisProcess):
     """Forward sensitivities of a run.
 
     Attributes
@@ -110,7 +111,7 @@ class ForwardSensitivity:
 
 
 @dataclass(frozen=True, eq=False)
-class Gradient:
+class Gradient(OfThisProcess):
     """The gradient of one functional by adjoint analysis.
 
     Attributes

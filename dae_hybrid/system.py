@@ -11,7 +11,7 @@ import casadi as ca
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dae_hybrid.codegen import Kernel
+from dae_hybrid.codegen import Kernel, OfThisProcess
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.integrator import Array, Equations
@@ -32,7 +32,7 @@ SLACK = 2.0
 
 
 @dataclass(frozen=True, eq=False)
-class ModeSystem:
+class ModeSystem(OfThisProcess):
     """One mode: its variables, its equations for the integrator, and what the core evaluates at points.
 
     Kernels take ``(t, x, m, p)`` with ``x = (y, z)``; derivatives are by ``u = (x, m, p, t)``.
@@ -131,7 +131,7 @@ class ModeSystem:
 
 
 @dataclass(frozen=True, eq=False)
-class HybridSystem:
+class HybridSystem(OfThisProcess):
     """A model, checked, differentiated and compiled; made by `HybridModel.build`.
 
     Attributes

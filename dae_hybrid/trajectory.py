@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dae_hybrid.codegen import OfThisProcess
 from dae_hybrid.dense import Interpolant, Redo
 from dae_hybrid.errors import OptionError
 from dae_hybrid.integrator import Array
@@ -25,7 +26,7 @@ Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
+class Segment(OfThisProcess):
     """A smooth piece of the trajectory.
 
     `t` (n_t,) and `values` (n_t, n_x) are its outputs; x_start, x_end and their rates satisfy the mode's
@@ -90,7 +91,7 @@ def _times(t: ArrayLike) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Trajectory:
+class Trajectory(OfThisProcess):
     """A hybrid trajectory. Immutable.
 
     ``sol.t`` are the output times (both sides of an event where no ``t_eval`` was given), ``sol["u"]``

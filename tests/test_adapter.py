@@ -8,7 +8,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,8 +19,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid import codegen
-from dae_hybrid.adapters.sundials import driver, interpreted, library
+from dae_hybrid.adapters.sundials import interpreted, library
 from dae_hybrid.registry import find_integrator
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
@@ -255,163 +253,6 @@ def test_interpreted_adams(built: Any, models: Any) -> None:
     np.testing.assert_allclose(a, b, rtol=1e-8)
 
 
-# -- compilers and the cache ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def fresh(monkeypatch: Any, tmp_path: Path) -> Iterator[Path]:
-    """An empty cache of compiled models and no memory of compilers or warnings."""
-    caches = (
-        codegen.find_compiler, codegen._warn_once, codegen._private_directory, codegen._compiler_identity, driver.driver
-    )  # fmt: skip
-    for function in caches:
-        function.cache_clear()
-    cache = tmp_path / "cache"
-    monkeypatch.setenv("DAE_HYBRID_CACHE", str(cache))
-    yield cache
-    for function in caches:
-        function.cache_clear()
-
-
-def check_ball(system: dh.HybridSystem, *, native: bool) -> None:
-    assert system.native is native
-    assert dh.simulate(system, (0, 3), **TIGHT).functionals["height"] == pytest.approx(0.06870746096576572, abs=1e-7)
-
-
-def test_the_cache_is_used(fresh: Path, models: Any, monkeypatch: Any) -> None:
-    check_ball(models.ball().build(), native=True)
-    entries = {path: path.stat().st_mtime_ns for path in fresh.iterdir()}
-    assert entries
-    monkeypatch.setattr(codegen, "_compile", lambda *_: pytest.fail("compiled again"))
-    driver.driver.cache_clear()
-    check_ball(models.ball().build(), native=True)
-    assert {path: path.stat().st_mtime_ns for path in fresh.iterdir()} == entries
-
-
-def test_no_compiler(fresh: Path, models: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(codegen, "find_compiler", lambda: None)
-    with pytest.warns(dh.CompilerWarning, match="No C compiler") as caught:
-        check_ball(models.ball().build(), native=False)
-    assert len(caught) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_ball(models.ball().build(), native=False)  # warned once
-
-
-@pytest.mark.parametrize("command", ["/bin/false", "/nowhere/cc", "/bin/true"])
-def test_a_compiler_that_fails(command: str, fresh: Path, models: Any, monkeypatch: Any) -> None:
-    """It returns an error, it is not there, it claims success and writes nothing."""
-    monkeypatch.setenv("CC", command)
-    codegen.find_compiler.cache_clear()
-    with pytest.warns(dh.CompilerWarning, match="compiler failed") as caught:
-        check_ball(models.ball().build(), native=False)
-    assert len(caught) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_ball(models.ball().build(), native=False)
-    assert not [path for path in fresh.rglob("*") if path.is_file()]
-
-
-def test_compiler_options_in_cc(fresh: Path, models: Any, monkeypatch: Any) -> None:
-    compiler = codegen.find_compiler()
-    if compiler is None:
-        pytest.skip("no compiler")
-    monkeypatch.setenv("CC", " ".join([*compiler, "-DNOTHING=1"]))
-    codegen.find_compiler.cache_clear()
-    assert codegen.find_compiler() == (*compiler, "-DNOTHING=1")
-    check_ball(models.ball().build(), native=True)
-
-
-@pytest.mark.parametrize("kind", ["below a file", "is a file"])
-def test_a_cache_that_cannot_be_written(kind: str, fresh: Path, models: Any, monkeypatch: Any, tmp_path: Path) -> None:
-    blocker = tmp_path / "file"
-    blocker.write_text("")
-    monkeypatch.setenv("DAE_HYBRID_CACHE", str(blocker / "cache" if kind == "below a file" else blocker))
-    with pytest.warns(dh.CompilerWarning, match="DAE_HYBRID_CACHE") as caught:
-        check_ball(models.ball().build(), native=True)
-    assert len(caught) == 1
-    assert not fresh.exists()
-
-
-def test_a_cache_of_another_user(fresh: Path, models: Any, monkeypatch: Any) -> None:
-    if os.name != "posix":
-        pytest.skip("needs POSIX owners")
-    fresh.mkdir()
-    monkeypatch.setattr(os, "getuid", lambda: 12345678)
-    with pytest.warns(dh.CompilerWarning, match="another user"):
-        check_ball(models.ball().build(), native=True)
-    assert not list(fresh.iterdir())
-
-
-@pytest.mark.parametrize("damage", ["truncated", "empty", "garbage", "no seal", "directory"])
-def test_a_damaged_cache_entry(damage: str, fresh: Path, models: Any) -> None:
-    """In another process: a library that is loaded must not be truncated under its own feet."""
-    script = fresh.parent / "build.py"
-    script.write_text(BUILD)
-    run(script, fresh)
-    libraries = sorted(fresh.glob("*.so"))
-    assert libraries
-    for path in libraries:
-        if damage == "truncated":
-            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        elif damage == "empty":
-            path.write_bytes(b"")
-        elif damage == "garbage":
-            path.write_bytes(os.urandom(2000))
-        elif damage == "no seal":
-            path.with_suffix(".sha256").unlink()
-        else:
-            path.unlink()
-            path.mkdir()
-    done = run(script, fresh, check=damage != "directory")
-    if damage == "directory":  # cannot be replaced: interpreted, with a warning
-        assert "Warning" in done.stderr
-        assert done.returncode == 0
-    assert done.stdout == run(script, fresh, check=damage != "directory").stdout
-
-
-BUILD = """
-import dae_hybrid as dh
-import sys
-
-m = dh.HybridModel("p" + (sys.argv[1] if len(sys.argv) > 1 else ""))
-a = m.parameter("a", 0.5)
-x, v = m.differential("x"), m.differential("v")
-m.initial(m.mode("run", ode={x: v, v: -a * x}), {x: 1.0, v: 0.0})
-m.functional("G", integrand=x)
-sys.stdout.write(dh.simulate(m.build(), (0, 1)).functionals["G"].hex())
-"""
-
-
-def run(script: Path, cache: Path, *, check: bool = True, wait: bool = True) -> Any:
-    environment = {**os.environ, "DAE_HYBRID_CACHE": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, *(["-W", "error"] if check else []), str(script)]
-    if not wait:
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
-    assert not check or done.returncode == 0, done.stderr
-    return done
-
-
-def test_processes_that_build_at_once(fresh: Path) -> None:
-    script = fresh.parent / "build.py"
-    script.write_text(BUILD)
-    processes = [run(script, fresh, wait=False) for _ in range(4)]
-    results = [p.communicate(timeout=120) for p in processes]
-    assert [p.returncode for p in processes] == [0] * 4, results
-    assert len({out for out, _ in results}) == 1
-    assert not list(fresh.glob("build-*"))
-
-
-def test_where_the_cache_is(monkeypatch: Any, tmp_path: Path) -> None:
-    monkeypatch.delenv("DAE_HYBRID_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert codegen.cache_directory() == tmp_path / "dae_hybrid"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert codegen.cache_directory() == tmp_path / ".cache" / "dae_hybrid"
-
-
 # -- SUNDIALS itself --------------------------------------------------------------------------------------
 
 
@@ -541,7 +382,7 @@ def resident() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 def test_memory_is_flat(built: Any, models: Any) -> None:
-    """2,000 solves and 500 gradients; benchmarks/memory.py does ten times that."""
+    """2,000 solves and 500 gradients; benchmarks/long_life.py does a hundred times that."""
     ball, circuit = built(models.ball), built(models.circuit)
 
     def work(solves: int, gradients: int) -> None:

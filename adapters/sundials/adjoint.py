@@ -15,7 +15,7 @@ from dae_hybrid.segments import longest_steps
 from .driver import PAUSED, STALLED
 from .memory import SolverMemory
 
-#: steps between two looks at Python's signals
+#: steps between two looks at whether they get anywhere
 BUDGET = 20_000
 
 

@@ -14,6 +14,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
+#include <time.h>
 
 typedef long long integer;
 typedef void *vector;
@@ -36,6 +37,8 @@ enum { HISTORY = 3 };                        /* ends of steps whose guards are k
 #define INSIDE 0.43                          /* where in a step it is looked at; the middle may be a zero of its own */
 #define NOISE 1e-13                          /* of a guard, relative to its values at the ends of a step */
 #define TRIALS 100
+#define SIGNALS 0.1                          /* seconds between two looks at Python's signals */
+enum { UNWATCHED = 64 };                     /* evaluations between two looks at the clock, where they are short */
 
 typedef struct {
   double *(*array)(vector);
@@ -58,6 +61,13 @@ typedef struct {
   int (*get_error_test_failures)(void *, long *);
   int (*get_newton_failures)(void *, long *);
 } sundials_api;
+
+typedef struct {                             /* of Python's own C functions: PyGILState_Ensure, PyGILState_Release, */
+  int (*acquire)(void);                      /* PyErr_CheckSignals, PyErr_GetRaisedException */
+  void (*release)(int);
+  int (*check_signals)(void);
+  void *(*take_raised)(void);
+} python_api;
 
 typedef struct {                             /* compressed columns; the values lie in `value` */
   const integer *column;
@@ -97,6 +107,10 @@ typedef struct {
   double point_time;
   integer point_valid;
   integer flow_calls, jacobian_calls, linearised_calls, guard_calls, not_finite, returned;
+  const python_api *python;
+  void *raised;                              /* the exception of a signal handler, for the caller to raise */
+  double clock, asked;                       /* seconds: the last look at the clock, and at the signals */
+  integer unwatched;                         /* evaluations until the next look at the clock */
 } context;
 
 typedef struct {
@@ -142,7 +156,8 @@ size_t dh_sizes(int which) {
     case 0: return sizeof(sundials_api);
     case 1: return sizeof(context);
     case 2: return sizeof(run);
-    default: return sizeof(backward);
+    case 3: return sizeof(backward);
+    default: return sizeof(python_api);
   }
 }
 
@@ -154,7 +169,25 @@ static int all_finite(const double *values, integer n) {
   return sum == 0;
 }
 
+/* Whether a signal handler has raised: no Python runs in here, so that nobody else would see Ctrl-C before the end of a
+ * long stretch. The handlers run from here, at most every SIGNALS seconds. */
+static int interrupted(context *c) {
+  struct timespec now;
+  if (c->raised) return 1;
+  timespec_get(&now, TIME_UTC);
+  const double clock = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+  c->unwatched = fabs(clock - c->clock) < SIGNALS / 100 ? UNWATCHED : 0;
+  c->clock = clock;
+  if (fabs(clock - c->asked) < SIGNALS) return 0;
+  c->asked = clock;
+  const int state = c->python->acquire();
+  if (c->python->check_signals()) c->raised = c->python->take_raised();
+  c->python->release(state);
+  return c->raised != 0;
+}
+
 static int evaluate(context *c, casadi_function function, double t, const double *x) {
+  if (--c->unwatched < 0 && interrupted(c)) return FATAL;
   c->arg[0] = &t;
   c->arg[1] = x;
   c->arg[2] = c->memory;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_long, c_size_t, c_void_p
 from functools import cache
 from importlib.resources import files
@@ -35,6 +37,12 @@ class Api(Structure):
     )]  # fmt: skip
 
 
+class PythonApi(Structure):
+    """`python_api` of driver.c."""
+
+    _fields_ = [(name, c_void_p) for name in ("acquire", "release", "check_signals", "take_raised")]
+
+
 class Sparse(Structure):
     """`sparse` of driver.c."""
 
@@ -62,6 +70,9 @@ class Context(Structure):
         *((name, c_int64) for name in ("interpolated_valid", "component")),
         ("point_time", c_double),
         *((name, c_int64) for name in ("point_valid", *COUNTERS, "returned")),
+        *((name, c_void_p) for name in ("python", "raised")),
+        *((name, c_double) for name in ("clock", "asked")),
+        ("unwatched", c_int64),
     ]  # fmt: skip
 
 
@@ -100,8 +111,8 @@ def driver() -> ctypes.CDLL | None:
     if library is None:
         return None
     library.dh_sizes.restype = c_size_t
-    sizes = [library.dh_sizes(i) for i in range(4)]
-    if sizes != [ctypes.sizeof(kind) for kind in (Api, Context, Run, BackwardRun)]:
+    sizes = [library.dh_sizes(i) for i in range(5)]
+    if sizes != [ctypes.sizeof(kind) for kind in (Api, Context, Run, BackwardRun, PythonApi)]:
         raise AssertionError("driver.c and driver.py disagree on the layout of their structs")
     for name in ("dh_begin", "dh_advance", "dh_stop"):
         function = getattr(library, name)
@@ -127,6 +138,16 @@ def api(family: str) -> Api:
         "get_newton_failures": f"{family}GetNumNonlinSolvConvFails",
     }  # fmt: skip
     return Api(**{key: address(lib, name) for key, name in names.items()})
+
+
+@cache
+def python_api() -> PythonApi:
+    """Addresses of what driver.c calls in Python."""
+    names = {
+        "acquire": "PyGILState_Ensure", "release": "PyGILState_Release", "check_signals": "PyErr_CheckSignals",
+        "take_raised": "PyErr_GetRaisedException",
+    }  # fmt: skip
+    return PythonApi(**{key: address(ctypes.pythonapi, name) for key, name in names.items()})
 
 
 def address(library: ctypes.CDLL, name: str) -> int:
@@ -162,8 +183,11 @@ class Model:
         self._latest = np.zeros(e.n_guards)
         self._patterns: list[Any] = []
         blocks = {name: self._sparse("linearised", i) for i, name in enumerate(BLOCKS)}
+        # kept: where threads are the first at once, the cache of `api` keeps the table of one of them only
+        self._tables = api(family), python_api()
         self.context = Context(
-            api=ctypes.addressof(api(family)),
+            api=ctypes.addressof(self._tables[0]),
+            python=ctypes.addressof(self._tables[1]),
             **{name: e.functions[name].address for name in FUNCTIONS},
             **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
             n=e.n, n_differential=e.n_differential, n_functionals=e.functionals.size, n_integrals=n_integrals,
@@ -209,7 +233,20 @@ class Model:
         self.reset()
 
     def raise_pending(self) -> None:
-        """Compiled callbacks cannot raise."""
+        """Raise what a signal handler raised during native work."""
+        if self.context.raised:
+            error: BaseException = ctypes.cast(self.context.raised, ctypes.py_object).value
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))  # the reference that driver.c held
+            self.context.raised = None
+            raise error
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Native work within which signals are looked at; what a handler raises is raised at the end."""
+        try:
+            yield
+        finally:
+            self.raise_pending()
 
     def take_returned(self) -> int | None:
         """The guard that came back through zero within one step of leaving it, if any; forgets it."""

@@ -7,8 +7,11 @@ first one reaches the caller unchanged: a Python exception must never cross a C 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import CFUNCTYPE, POINTER, c_double, c_int, c_void_p
+from threading import current_thread, main_thread
 from typing import Any
 
 import numpy as np
@@ -116,6 +119,31 @@ class Model:
         if self._pending is not None:
             pending, self._pending = self._pending, None
             raise pending
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Native work within which signal handlers may run; what they raise is raised at the end.
+
+        A handler may run between a callback's call and its first line, where no `try` catches what it raises: ctypes
+        reports it as unraisable and goes on. Handlers run on the main thread only.
+        """
+        here = current_thread() is main_thread()
+        report = sys.unraisablehook
+
+        def listen(lost: Any) -> None:
+            if "ctypes callback" not in f"{lost.err_msg}" or self._pending is not None:
+                report(lost)
+                return
+            self._pending = lost.exc_value
+
+        if here:
+            sys.unraisablehook = listen
+        try:
+            yield
+        finally:
+            if here:
+                sys.unraisablehook = report
+            self.raise_pending()
 
     # -- evaluation -----------------------------------------------------------------------------------
 

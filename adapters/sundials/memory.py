@@ -7,6 +7,7 @@ differences (IDAS carries x' and an identification of the algebraic rows) are sp
 from __future__ import annotations
 
 from ctypes import byref, c_double, c_void_p
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from dae_hybrid.integrator import Array, Equations
 from dae_hybrid.options import Options
 
 from .flags import integration_error
-from .library import ADAMS, BDF, Objects
+from .library import ADAMS, BDF, Objects, load
 
 MAX_ORDER = {"bdf": 5, "adams": 12}
 #: absolute tolerance of what takes no part in any test
@@ -62,10 +63,9 @@ class SolverMemory:
         returned = self.model.take_returned()
         if returned is not None:
             raise unresolved_guard(returned, mode=self.equations.name, time=time)
-        name = self.name("GetReturnFlagName")(flag)
         raise integration_error(
             flag,
-            name.decode() if name else str(flag),
+            _flag_name(self.family, flag),
             not_finite=self.model.counters()["not_finite"] > self.not_finite,
             mode=self.equations.name,
             time=time,
@@ -127,6 +127,13 @@ class SolverMemory:
     def free(self) -> None:
         """Free everything native now."""
         self.objects.free()
+
+
+@cache
+def _flag_name(family: str, flag: int) -> str:
+    """SUNDIALS' name of a return code; kept, since every call makes a string that nobody frees."""
+    name = getattr(load(), f"{family}GetReturnFlagName")(flag)
+    return name.decode() if name else str(flag)
 
 
 class _Pointer:

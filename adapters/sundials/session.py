@@ -28,8 +28,8 @@ from .adjoint import Adjoint
 from .forward import Forward
 from .library import load
 
-#: steps between two looks at Python's signals, and at whether they still lead anywhere
-BUDGET = 500
+#: steps between two looks at whether they get anywhere
+BUDGET = 20_000
 #: multipliers of index 2 as it stands that are off by this share are not to be trusted
 LOOSE = 0.1
 
@@ -103,8 +103,8 @@ class SundialsSession:
         else:
             memory.configure_run(options, self._parameters)
         memory.pool = idle
-        self._leased[own] = memory
         self._base[id(memory)] = memory.model.counters()
+        self._leased[own] = memory  # last: an interrupt may come anywhere
         return memory
 
     def _discard(self, equations: Equations, purpose: tuple[Any, ...]) -> None:
@@ -122,10 +122,10 @@ class SundialsSession:
 
     def close(self) -> None:
         """Give the memories back to their pools."""
-        for memory in self._leased.values():
+        while self._leased:  # one that an interrupt meets on its way is given up
+            _, memory = self._leased.popitem()
             self._count(memory)
             memory.pool.append(memory)
-        self._leased.clear()
 
     def statistics(self) -> dict[str, int]:
         """Counters, in SciPy's names where SciPy has one."""
@@ -174,7 +174,8 @@ class SundialsSession:
         purpose = ("forward", method, n_directions, self._options.sensitivity_method if n_directions else None)
         memory = self._lease(task.equations, purpose)
         try:
-            outcome = self._run(memory, task, n_directions)
+            with memory.model.interruptible():
+                outcome = self._run(memory, task, n_directions)
         except BaseException:
             self._discard(task.equations, purpose)
             raise
@@ -285,9 +286,9 @@ class SundialsSession:
         purpose = ("adjoint", method, self._wrt, j)
         memory = self._lease(e, purpose)
         try:
-            adjoint, integrals, samples, steps = memory.solve(
-                task, j, path, self._options.max_steps - self._counts["steps"]
-            )
+            left = self._options.max_steps - self._counts["steps"]
+            with memory.model.interruptible():
+                adjoint, integrals, samples, steps = memory.solve(task, j, path, left)
         except BaseException as error:
             self._discard(e, purpose)
             if isinstance(error, IntegrationError):
