@@ -222,9 +222,7 @@ def adjoint_gradient(
         swept = setup.adjoint(trajectory, name, indices, conditions, algorithm)
         checked = {}
         if allowed is not None:
-            v = direction(setup.p[list(indices)])
-            witness = setup.witness(setup.columns(indices) @ v[:, None], np.ones(1), conditions)
-            total = witness.gradient(setup.run(witness))[:, 0]
+            witness, total, v = setup.testimony(trajectory, indices, conditions)
             checked[name] = compare(swept, witness, total, v, allowed)
         diagnostics = certify(trajectory, conditions, forward, checked)
     return Gradient(

@@ -243,7 +243,7 @@ class Automaton:
                 raise
             self._keep_partial(task, error.rows)
             error.mode = error.mode or mode.name
-            explain(error, mode, self.p, (task.t0, at), (self.t, self.at))
+            explain(error, mode, self.p, self.options, task.t_stop, (task.t0, at), (self.t, self.at))
             if error.guard is not None and error.guard < len(mode.guarded):
                 error.transition = self.system.transitions[mode.guarded[error.guard]].name
             raise

@@ -117,9 +117,9 @@ class Duality:
         )
 
 
-def direction(parameters: Array) -> Array:
-    """A multiple between 0.5 and 1.5 of every parameter, of either sign; always the same ones."""
-    random = np.random.default_rng(20190501)
+def direction(parameters: Array, which: int = 0) -> Array:
+    """A multiple between 0.5 and 1.5 of every parameter, of either sign; the same ones every time."""
+    random = np.random.default_rng(which)
     factors = random.uniform(0.5, 1.5, parameters.size) * random.choice([-1.0, 1.0], parameters.size)
     return np.asarray(factors * np.where(parameters != 0, np.abs(parameters), 1.0))
 

@@ -87,7 +87,7 @@ def starved(step: float, *, mode: str, time: float, not_finite: bool) -> DaeHybr
     if not_finite:
         return not_finite_equations(mode=mode, time=time)
     return StepSizeError(
-        f"The step size fell to {step:.3g}.",
+        f"The step size fell to {step:.3g}." if step else "The steps became too short to get anywhere.",
         mode=mode,
         time=time,
         remedy="Look for a solution that blows up, or a discontinuity that is not a transition.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from dae_hybrid import adjoint as adjoint_analysis
 from dae_hybrid.algorithm1 import serban_recuero
 from dae_hybrid.automaton import Automaton
 from dae_hybrid.conditions import Conditions
-from dae_hybrid.duality import Swept, Witness
-from dae_hybrid.errors import OptionError, UnsupportedError
+from dae_hybrid.duality import Swept, Witness, direction
+from dae_hybrid.errors import OptionError, StepLimitError, UnsupportedError
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, Session
 from dae_hybrid.options import Options, check_time_span, check_times
@@ -24,6 +25,8 @@ from dae_hybrid.trajectory import Trajectory
 Parameters = Mapping[str, ArrayLike] | ArrayLike | None
 #: tightest tolerance of the direct form of index 2 (measured: below it events on multipliers go astray)
 DIRECT_RTOL = 1e-11
+#: a witness may take so many times as many steps as the run, or another direction is tried, up to so many
+LONGER, DIRECTIONS = 20, 4
 
 
 class Setup:
@@ -68,20 +71,23 @@ class Setup:
         """A session of this run."""
         return self.integrator.open(self.options, self.p, **more)
 
-    def run(self, directions: Directions | None = None) -> Trajectory:
+    def run(self, directions: Directions | None = None, max_steps: int | None = None) -> Trajectory:
         """Simulate, carrying directions where given."""
         more: dict[str, Any] = {}
         if directions is not None and directions.count:
-            scales = np.abs(directions.directions).T @ np.abs(self.p)
-            scales = np.where(scales > 0, np.maximum(scales, adjoint_analysis.SMALLEST), 1.0)
-            more = {"parameter_directions": directions.directions.T, "scales": scales}
-        session = self.open(**more)
+            more = {"parameter_directions": directions.directions.T, "scales": self._scales(directions.directions)}
+        options = self.options if max_steps is None else replace(self.options, max_steps=max_steps)
+        session = self.integrator.open(options, self.p, **more)
         try:
-            return Automaton(
-                self.system, session, self.p, self.span, self.t_eval, self.options, directions, self.open
-            ).run()
+            return Automaton(self.system, session, self.p, self.span, self.t_eval, options, directions, self.open).run()
         finally:
             session.close()
+
+    def _scales(self, directions: Array) -> Array:
+        """How many times each direction fits into the parameters: |p_i| for that of p_i alone."""
+        size = np.where(self.p != 0, np.maximum(np.abs(self.p), adjoint_analysis.SMALLEST), 1.0)
+        share = (np.abs(directions) / size[:, None]).max(axis=0, initial=0.0)
+        return np.asarray(1.0 / np.where(share > 0, share, 1.0))
 
     def allowed(self, duality: bool | float) -> float | None:
         """What the duality check may find, None where there is none."""
@@ -104,6 +110,28 @@ class Setup:
     def witness(self, columns: Array, combination: Array, conditions: Conditions) -> Witness:
         """Directions that keep one combination of themselves for a duality check."""
         return Witness(self.system, self.p, columns, self.span[0], conditions, combination)
+
+    def testimony(
+        self, run: Trajectory, indices: tuple[int, ...], conditions: Conditions
+    ) -> tuple[Witness, Array, Array]:
+        """A witness that has gone along a run in one direction, its derivatives of the functionals, and the direction.
+
+        IDA may lose its way in a combination of sensitivities where it does not in others, and take a thousand times
+        as many steps (measured on a throw with an energy as algebraic variable): then another direction is taken.
+        """
+        patience = min(self.options.max_steps, 1000 + LONGER * run.statistics["steps"])
+        for which in range(DIRECTIONS):
+            last = which == DIRECTIONS - 1
+            v = direction(self.p[list(indices)], which)
+            witness = self.witness(self.columns(indices) @ v[:, None], np.ones(1), conditions)
+            try:
+                along = self.run(witness, max_steps=self.options.max_steps if last else patience)
+            except StepLimitError:
+                if last:
+                    raise
+            else:
+                return witness, witness.gradient(along)[:, 0], v
+        raise AssertionError("the last direction is returned or raises")
 
     def sweep(
         self, run: Trajectory, session: Session, name: str, wrt: tuple[int, ...], conditions: Conditions

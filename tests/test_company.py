@@ -223,7 +223,7 @@ def long_runs(system: dh.HybridSystem, functional: str, step: float) -> dict[str
     }
 
 
-LOOPS = (driver.Stepper, driver.ForwardPass, interpreted.Stepper, interpreted.ForwardPass)
+LOOPS = (driver.Stepper, driver.Backward, interpreted.Stepper, interpreted.Backward)
 
 
 def interrupt(
@@ -282,22 +282,21 @@ def test_interrupts(name: str, native: bool, models: Any) -> None:
 @posix
 @pytest.mark.parametrize("name", ["oscillator", "circuit"])
 def test_interrupts_of_a_backward_sweep(name: str, models: Any, monkeypatch: Any) -> None:
-    """Sent when the checkpointed pass is over: the sweep is one call of SUNDIALS."""
+    """Sent when the forward run has been integrated again and the sweep has begun."""
     system = getattr(models, name)().build(eliminate=False)
     functional = {"oscillator": "end", "circuit": "work"}[name]
     first = everything(system, functional)
-    advance, sent = driver.ForwardPass.advance, [0.0]
+    begin, sent = driver.Backward.begin, [0.0]
 
     def send() -> None:
         sent[0] = time.perf_counter()
         os.kill(os.getpid(), signal.SIGINT)
 
-    def passing(self: Any, *arguments: Any) -> Any:
-        done = advance(self, *arguments)
+    def beginning(self: Any, *arguments: Any) -> None:
+        begin(self, *arguments)
         threading.Timer(0.05, send).start()
-        return done
 
-    monkeypatch.setattr(driver.ForwardPass, "advance", passing)
+    monkeypatch.setattr(driver.Backward, "begin", beginning)
     with pytest.raises(KeyboardInterrupt):
         dh.adjoint_gradient(system, (0, 0.3), functional, max_step=2e-6, max_steps=10**9, t_eval=[0, 0.3], **TIGHT)
     assert time.perf_counter() - sent[0] < PROMPT

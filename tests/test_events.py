@@ -444,3 +444,182 @@ def test_a_fast_oscillation_loses_no_crossing() -> None:
     m.initial(run, {x: 1.0, v: 0.0})
     sol = dh.simulate(m.build(), (0, 200), rtol=1e-6, atol=1e-8)
     assert len(sol.events) == 200
+
+
+# -- crossings within a step ----------------------------------------------------------------------------------------
+
+
+def thrown(ceiling: float, *, native: bool) -> dh.HybridSystem:
+    """Thrown at 20 m/s under 10 m/s^2: the apex is at 20 m, and the whole flight is one or two steps."""
+    m = dh.HybridModel("thrown")
+    h = m.parameter("h", ceiling)
+    y, v = m.differential("y"), m.differential("v")
+    flight = m.mode("flight", ode={y: v, v: -10.0})
+    m.transition(flight, flight, guard=y - h, direction="rising", reset={v: -v}, name="ceiling")
+    m.initial(flight, {y: 0.0, v: 20.0})
+    m.functional("G", terminal=y)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "native"), [("sundials", True), ("sundials", False), ("scipy", True), ("casadi", True)]
+)
+@pytest.mark.parametrize("below", [5.0, 1.0, 1e-2, 1e-4, 1e-6])
+def test_a_guard_that_passes_zero_and_comes_back_within_a_step(below: float, adapter: str, native: bool) -> None:
+    system = thrown(20 - below, native=native)
+    when = 2 - np.sqrt(below / 5)
+    down = 3.5 - when
+    exact = 20 - below - (20 - 10 * when) * down - 5 * down**2
+    # y = h - v- (3.5 - t1) - 5 (3.5 - t1)^2, with v- = sqrt(400 - 20 h), t1 = 2 - v- / 10
+    speed = 20 - 10 * when
+    slope = 1 + (10 / speed) * down + (speed + 10 * down) / speed
+    sol = dh.simulate(system, (0, 3.5), adapter=adapter, **TIGHT)
+    # an error of the height is one of the time by the speed, and of the speed by the gravity
+    assert [e.time for e in sol.events] == [pytest.approx(when, abs=1e-8 / speed)]
+    assert sol.functionals["G"] == pytest.approx(exact, abs=1e-6 / speed)
+    asa = dh.adjoint_gradient(system, (0, 3.5), adapter=adapter, **TIGHT)
+    assert asa.gradient == pytest.approx(slope, rel=1e-7 / speed**2 + 1e-7)
+
+
+@pytest.mark.parametrize("adapter", ["sundials", "scipy"])
+@pytest.mark.parametrize("direction", ["rising", "falling"])
+def test_the_direction_counts_within_a_step_too(direction: Any, adapter: str) -> None:
+    """y - 19 rises at t = 2 - sqrt(0.2) and falls at 2 + sqrt(0.2), between the same two steps."""
+    m = dh.HybridModel("q")
+    y, v, n = m.differential("y"), m.differential("v"), m.memory("n", initial=0.0)
+    flight = m.mode("flight", ode={y: v, v: -10.0})
+    m.transition(flight, flight, guard=y - 19, direction=direction, memory={n: n + 1})
+    m.initial(flight, {y: 0.0, v: 20.0})
+    sol = dh.simulate(m.build(native=False), (0, 3.5), adapter=adapter, **TIGHT)
+    when = 2 + (-1 if direction == "rising" else 1) * np.sqrt(0.2)
+    np.testing.assert_allclose([e.time for e in sol.events], [when], rtol=1e-8)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_first_of_several_guards_within_a_step(native: bool) -> None:
+    """Ceilings declared in another order than they are met."""
+    m = dh.HybridModel("q")
+    y, v = m.differential("y"), m.differential("v")
+    flight = m.mode("flight", ode={y: v, v: -10.0})
+    for height in (19.9, 19.0, 19.5):
+        m.transition(flight, None, guard=y - height, direction="rising", name=f"{height}")
+    m.initial(flight, {y: 0.0, v: 20.0})
+    sol = dh.simulate(m.build(native=native), (0, 3.5), **TIGHT)
+    assert [e.transition for e in sol.events] == ["19.0"]
+    assert sol.final[0] == pytest.approx(2 - np.sqrt(0.2), rel=1e-9)
+
+
+def fast(resolution: float | None, *, native: bool, rate: float = 200.0) -> dh.HybridSystem:
+    m = dh.HybridModel("fast")
+    y, n = m.differential("y"), m.memory("n", initial=0.0)
+    run = m.mode("run", ode={y: 1.0})
+    m.transition(run, run, guard=np.sin(rate * y), memory={n: n + 1}, resolution=resolution)
+    m.initial(run, {y: 1e-3 / rate})
+    m.functional("n", terminal=n)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "native"), [("sundials", True), ("sundials", False), ("scipy", False), ("casadi", False)]
+)
+def test_a_resolution_finds_every_crossing_of_a_fast_guard(adapter: str, native: bool) -> None:
+    crossings = int(np.floor((200 * 3 + 1e-3) / np.pi))
+    system = fast(0.01, native=native)
+    assert dh.simulate(system, (0, 3), adapter=adapter).functionals["n"] == crossings
+
+
+def test_a_resolution_does_not_shorten_the_steps_and_max_step_does() -> None:
+    """A guard that is never zero, looked at a thousand times: ten steps or so all the same."""
+    m = dh.HybridModel("q")
+    y = m.differential("y")
+    run = m.mode("run", ode={y: 1.0})
+    m.transition(run, run, guard=2 + np.sin(200 * y), resolution=0.001)
+    m.initial(run, {y: 0.0})
+    system = m.build(native=False)
+    assert dh.simulate(system, (0, 1)).statistics["steps"] < 50
+    assert dh.simulate(system, (0, 1)).statistics["guard_evaluations"] > 1000
+    assert dh.simulate(system, (0, 1), max_step=0.001).statistics["steps"] >= 1000
+    assert dh.simulate(fast(None, native=False), (0, 3), max_step=0.005).functionals["n"] == 190
+
+
+@pytest.mark.parametrize("resolution", [0, -1.0, np.inf, "often"])
+def test_what_a_resolution_may_be(resolution: Any) -> None:
+    with pytest.raises(dh.ModelError, match="resolution must be a positive time"):
+        fast(resolution, native=False)
+
+
+@pytest.mark.parametrize("span", [1.0, 1e4, 3e10])
+def test_how_long_a_run_is_does_not_decide_what_is_zero(span: float) -> None:
+    """y = exp(-1000 t) meets 0.5 at log(2) / 1000, whether the run lasts a second or a thousand years."""
+    m = dh.HybridModel("q")
+    y, n = m.differential("y"), m.memory("n", initial=0.0)
+    run = m.mode("run", ode={y: -1e3 * y})
+    m.transition(run, run, guard=y - 0.5, direction="falling", memory={n: n + 1})
+    m.initial(run, {y: 1.0})
+    sol = dh.simulate(m.build(native=False), (0, span), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose([e.time for e in sol.events], [np.log(2) / 1000], rtol=1e-8)
+
+
+# -- what a run says of itself, and why it stopped ------------------------------------------------------------------
+
+
+def test_a_sliding_mode_names_its_surface() -> None:
+    m = dh.HybridModel("relay")
+    y = m.differential("y")
+    up, down = m.mode("up", ode={y: 1.0}), m.mode("down", ode={y: -1.0})
+    m.transition(up, down, guard=y - 0.25, direction="rising")
+    m.transition(down, up, guard=y - 0.25, direction="falling")
+    m.initial(up, {y: 0.0})
+    with pytest.raises(dh.ChatteringError) as caught:
+        dh.simulate(m.build(native=False), (0, 1))
+    assert "across the surface (y-0.25) = 0: a sliding mode" in caught.value.remedy
+    assert caught.value.time == pytest.approx(0.25)
+
+
+def test_fast_switching_about_a_surface_names_the_cycle_and_its_pace() -> None:
+    m = dh.HybridModel("relay")
+    y = m.differential("y")
+    up, down = m.mode("up", ode={y: 1.0}), m.mode("down", ode={y: -1.0})
+    m.transition(up, down, guard=y - 0.2501, direction="rising")
+    m.transition(down, up, guard=y - 0.25, direction="falling")
+    m.initial(up, {y: 0.0})
+    with pytest.raises(dh.EventError, match=r"the last ones .*up->down.* about every 0\.0001 units") as caught:
+        dh.simulate(m.build(native=False), (0, 1), max_events=500)
+    assert len(caught.value.trajectory.events) == 500
+
+
+def test_a_guard_that_never_leaves_zero_is_mentioned() -> None:
+    m = dh.HybridModel("q")
+    y = m.differential("y")
+    run = m.mode("run", ode={y: 0.0})
+    m.transition(run, None, guard=y - 1, name="still")
+    m.initial(run, {y: 1.0})
+    sol = dh.simulate(m.build(native=False), (0, 1))
+    assert sol.events == ()
+    assert sol.diagnostics.notes == (
+        "Guard of 'still' stayed at zero in mode 'run'; it does not fire before it has left.",
+    )
+
+
+@pytest.mark.parametrize("adapter", ["sundials", "scipy"])
+def test_a_solution_that_blows_up_is_named(adapter: str) -> None:
+    m = dh.HybridModel("q")
+    y, z = m.differential("y"), m.differential("z")
+    run = m.mode("run", ode={y: y**2, z: 1.0})
+    m.initial(run, {y: 1.0, z: 0.0})
+    with pytest.raises(dh.StepSizeError, match="the solution blows up: y from 1 to") as caught:
+        dh.simulate(m.build(native=False), (0, 2), adapter=adapter)
+    assert caught.value.variables == ("y",)
+    assert caught.value.time == pytest.approx(1.0, abs=1e-4)
+
+
+def test_stiffness_that_starves_the_step_is_named() -> None:
+    m = dh.HybridModel("q")
+    y = m.differential("y")
+    run = m.mode("run", ode={y: -1e6 * (y - m.time)})
+    m.initial(run, {y: 1.0})
+    system = m.build(native=False)
+    with pytest.raises(dh.StepLimitError, match=r"stiff there: .* 1e\+06 per unit of time") as caught:
+        dh.simulate(system, (0, 10), method="adams", max_steps=2000)
+    assert caught.value.remedy == "Use method='bdf', or 'auto', which changes over by itself."
+    assert dh.simulate(system, (0, 10)).complete

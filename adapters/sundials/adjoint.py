@@ -93,8 +93,8 @@ class Adjoint(SolverMemory):
                 return
             if loop.steps >= left:
                 raise step_limit(self.options.max_steps, mode=mode, time=loop.t)
-            step = (before - loop.t) / (loop.steps - taken)
-            if status == STALLED or is_starved(step, loop.t, task.forward):
+            step = 0.0 if status == STALLED else (before - loop.t) / (loop.steps - taken)
+            if is_starved(step, loop.t, task.forward):
                 poisoned = self.model.counters()["not_finite"] > self.not_finite
                 raise starved(step, mode=mode, time=loop.t, not_finite=poisoned)
 

@@ -192,8 +192,9 @@ class SundialsSession:
             status = stepper.advance(min(budget, left - stepper.steps))
             if status not in (driver.PAUSED, driver.STALLED):
                 return int(status)
-            n, step = task.equations.n, (stepper.t - before) / (stepper.steps - taken)
-            if status == driver.STALLED or is_starved(step, stepper.t, task):
+            n = task.equations.n
+            step = 0.0 if status == driver.STALLED else (stepper.t - before) / (stepper.steps - taken)
+            if is_starved(step, stepper.t, task):
                 poisoned = memory.model.counters()["not_finite"] > memory.not_finite
                 raise starved(step, mode=task.equations.name, time=stepper.t, not_finite=poisoned)
             if task.equations.index == 2:
