@@ -57,7 +57,6 @@ class Equations:
     integrates: bool  # whether any functional has an integrand
     index: int = 1  # 2 where the algebraic rows do not determine the algebraic variables but their derivatives do
     resolution: float = np.inf  # longest time between two looks at the guards
-    suppressed: bool = False  # whether the algebraic variables are left out of the error test: linear multipliers
     constrained: bool = False  # whether the solution stays on constraints of the differential variables alone
     #: where an adapter keeps what it built for these equations, by a key of its own
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)

@@ -143,15 +143,6 @@ class ModeBuilder(ModeFunctions):
             return f"Hessenberg index 2 ({self.nk} constraint{'s' * (self.nk > 1)})"
         return "implicit, index 0 or 1" if self.lowering.implicit else "Hessenberg index 1"
 
-    def _multipliers_are_linear(self) -> bool:
-        """Whether the algebraic variables of a mode with constraints enter their equations linearly.
-
-        A step that is right for y then finds them without a test of their own; else Newton's method needs them close.
-        """
-        s = self.symbols()
-        by_z = ca.jacobian(self.algebraic_part(s), s.x)[:, self.ny :]
-        return bool(ca.jacobian(ca.vec(by_z), s.x)[:, self.ny :].nnz() == 0)
-
     def system(self, functions: dict[str, NativeFunction], index_of: dict[str, int]) -> ModeSystem:
         """The finished mode."""
         lowering = self.lowering
@@ -168,7 +159,6 @@ class ModeBuilder(ModeFunctions):
             variables=variables if self.explicit is None else lowering.differential,
             functionals=Layout.of((f.name, f.size) for f in self.model.functionals.values()),
             index=2 if self.direct and self.nk else 1,
-            suppressed=self.nk > 0 and (self.direct or self._multipliers_are_linear()),
             constrained=self.nk > 0,
             integrates=any(f.integrand is not None for f in self.model.functionals.values()),
         )

@@ -134,6 +134,8 @@ def is_calm(
         return False
     t0, t1, t2 = times
     h = t0 - t1
+    if not h > 0:
+        return True
     if t1 - t2 < GROWN * h or any(not (a * b > 0 or a == 0 == b) for a, b in zip(values[0], values[1], strict=True)):
         return False
     at = t1 + INSIDE * h

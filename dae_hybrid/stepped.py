@@ -149,7 +149,7 @@ class SteppedSession:
         return InitialValueProblem(
             system, constants, task.t0, task.t_stop, x0, rates, options.rtol, absolute, method,
             options.max_step or np.inf, options.first_step, options.max_order,
-            options.suppress_algebraic or e.suppressed, name=e.name,
+            options.suppress_algebraic or e.constrained, name=e.name,
         )  # fmt: skip
 
     def spend(self, walk: Walk) -> None:

@@ -57,9 +57,9 @@ class Forward(SolverMemory):
         )  # fmt: skip
 
     def configure_run(
-        self, options: Options, parameters: Array, directions: Array | None, scales: Array | None
+        self, options: Options, parameters: Array, directions: Array | None, scales: Array | None, *, suppress: bool
     ) -> None:
-        """Apply options, parameters and directions of a run."""
+        """Apply options, parameters and directions of a run; whether algebraic variables stay out of the error test."""
         self.configure(options, parameters)
         e = self.equations
         self.absolute_data[: e.n] = options.absolute(e.variables)
@@ -68,7 +68,7 @@ class Forward(SolverMemory):
             self.absolute_data[e.n :] = options.absolute(e.functionals)
         self.call("SVtolerances", options.rtol, self.absolute)
         if e.implicit:
-            self.call("SetSuppressAlg", int(options.suppress_algebraic or e.suppressed))
+            self.call("SetSuppressAlg", int(suppress))
         if directions is not None and scales is not None and self.s is not None:
             self.model.parameter_directions[:] = directions
             self.call("SetSensParams", None, (c_double * scales.size)(*scales), None)

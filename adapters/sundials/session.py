@@ -78,6 +78,7 @@ class SundialsSession:
         self._leased: dict[Any, Any] = {}
         self._counts: Counter[str] = Counter()
         self._base: dict[int, dict[str, int]] = {}
+        self._tested: set[int] = set()  # equations whose multipliers are in the error test
         self._auto: dict[int, str] = {}  # what method="auto" has chosen, by equations
 
     # -- memories -------------------------------------------------------------------------------------
@@ -99,7 +100,8 @@ class SundialsSession:
             else:
                 memory = Adjoint(equations, purpose[1], self._wrt, backend)
         if purpose[0] == "forward":
-            memory.configure_run(options, self._parameters, self._directions, self._scales)
+            suppress = options.suppress_algebraic or (equations.constrained and id(equations) not in self._tested)
+            memory.configure_run(options, self._parameters, self._directions, self._scales, suppress=suppress)
         else:
             memory.configure_run(options, self._parameters)
         memory.pool = idle
@@ -154,10 +156,30 @@ class SundialsSession:
             _advise(error, task.equations)
             if not isinstance(error, StepSizeError):
                 raise
-            if task.method or self._options.method != "auto" or method == "bdf":
+            if (other := self._other_way(task, method)) is None:
                 raise
-        self._auto[id(task.equations)] = "bdf"
-        return self._integrate(task, "bdf")
+        return self._integrate(task, other)
+
+    def _other_way(self, task: SegmentTask, method: str) -> str | None:
+        """The method to try where steps have become too small, with what else is changed; None for no other way.
+
+        Multipliers stay out of the error test (`constrained`), and steps are those for y alone: where they enter
+        nonlinearly Newton's method may not find them any more, at some tolerances.
+        """
+        e, key = task.equations, id(task.equations)
+        if (
+            e.constrained
+            and e.implicit
+            and e.index == 1
+            and key not in self._tested
+            and not self._options.suppress_algebraic
+        ):
+            self._tested.add(key)
+            return method
+        if task.method or self._options.method != "auto" or method == "bdf":
+            return None
+        self._auto[key] = "bdf"
+        return "bdf"
 
     def _method(self, task: SegmentTask) -> str:
         """Adams for explicit equations that are not stiff where the segment starts, else BDF."""
