@@ -167,13 +167,8 @@ class SundialsSession:
         nonlinearly Newton's method may not find them any more, at some tolerances.
         """
         e, key = task.equations, id(task.equations)
-        if (
-            e.constrained
-            and e.implicit
-            and e.index == 1
-            and key not in self._tested
-            and not self._options.suppress_algebraic
-        ):
+        untested = e.constrained and e.implicit and e.index == 1 and not self._options.suppress_algebraic
+        if untested and key not in self._tested:
             self._tested.add(key)
             return method
         if task.method or self._options.method != "auto" or method == "bdf":
