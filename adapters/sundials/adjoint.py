@@ -25,7 +25,7 @@ class Adjoint(SolverMemory):
     SUNDIALS' own adjoint modules integrate the segment again and interpolate that. Another run is off by the tolerance,
     which is a lot where the solution moves fast: a gradient follows only from the solution it belongs to. Here the
     solution is the polynomial of every step of the run, and the adjoint is a problem like any other. The state is
-    (lambda, mu) and the guide, see driver.c.
+    (lambda, mu) and the guide, see callbacks.c.
     """
 
     def __init__(self, equations: Equations, method: str, wrt: tuple[int, ...], backend: Any) -> None:

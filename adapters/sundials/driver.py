@@ -17,7 +17,9 @@ from dae_hybrid.integrator import Array, Equations
 
 from .library import load
 
-#: rows of `run.glances` and `run.history` in driver.c
+#: the C text, one unit in this order
+PARTS = ("driver.h", "model.c", "callbacks.c", "guards.c", "driver.c")
+#: rows of `run.glances` and `run.history` in driver.h
 GLANCES, HISTORY = 12, 3
 PAUSED, ROWS_FULL, STALLED, STUCK = 100, 101, 102, 50
 REACHED_STOP, FOUND_ROOT = 1, 2
@@ -28,7 +30,7 @@ COUNTERS = ("flow_calls", "jacobian_calls", "linearised_calls", "guard_calls", "
 
 
 class Api(Structure):
-    """`sundials_api` of driver.c."""
+    """`sundials_api` of driver.h."""
 
     _fields_ = [(name, c_void_p) for name in (
         "array", "matrix", "cvode", "ida", "cvode_reinit", "ida_reinit", "cvode_sens_reinit", "ida_sens_reinit",
@@ -38,19 +40,19 @@ class Api(Structure):
 
 
 class PythonApi(Structure):
-    """`python_api` of driver.c."""
+    """`python_api` of driver.h."""
 
     _fields_ = [(name, c_void_p) for name in ("acquire", "release", "check_signals", "take_raised")]
 
 
 class Sparse(Structure):
-    """`sparse` of driver.c."""
+    """`sparse` of driver.h."""
 
     _fields_ = [("column", c_void_p), ("row", c_void_p), ("value", c_void_p)]
 
 
 class Context(Structure):
-    """`context` of driver.c."""
+    """`context` of driver.h."""
 
     _fields_ = [
         ("api", c_void_p),
@@ -77,7 +79,7 @@ class Context(Structure):
 
 
 class Run(Structure):
-    """`run` of driver.c."""
+    """`run` of driver.h."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "work", "sensitivities", "sensitivity_rates",
@@ -95,7 +97,7 @@ class Run(Structure):
 
 
 class BackwardRun(Structure):
-    """`backward` of driver.c."""
+    """`backward` of driver.h."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "sample", "longest", "t_eval", "samples")),
@@ -107,13 +109,14 @@ class BackwardRun(Structure):
 @cache
 def driver() -> ctypes.CDLL | None:
     """The compiled driver, None without a working compiler."""
-    library = compile_source(files("dae_hybrid.adapters.sundials").joinpath("driver.c").read_text())
+    folder = files("dae_hybrid.adapters.sundials")
+    library = compile_source("\n".join(folder.joinpath(part).read_text() for part in PARTS))
     if library is None:
         return None
     library.dh_sizes.restype = c_size_t
     sizes = [library.dh_sizes(i) for i in range(5)]
     if sizes != [ctypes.sizeof(kind) for kind in (Api, Context, Run, BackwardRun, PythonApi)]:
-        raise AssertionError("driver.c and driver.py disagree on the layout of their structs")
+        raise AssertionError("driver.h and driver.py disagree on the layout of their structs")
     for name in ("dh_begin", "dh_advance", "dh_stop"):
         function = getattr(library, name)
         function.argtypes, function.restype = [POINTER(Run)], c_int

@@ -16,7 +16,7 @@ from .memory import MAX_ORDER, SolverMemory
 class Forward(SolverMemory):
     """Integration with guards, the functionals' integrals and, with `n_directions`, forward sensitivities.
 
-    The solver's state is (x, q) with q' = g, the integrands; see driver.c.
+    The solver's state is (x, q) with q' = g, the integrands; see driver.h.
     """
 
     def __init__(self, equations: Equations, options: Options, method: str, n_directions: int, backend: Any) -> None:

@@ -1,4 +1,4 @@
-"""The driver without a compiler: the callbacks and the step loop of `driver.c` in Python.
+"""The driver without a compiler: the callbacks of `callbacks.c`, and the step loop of `driver.c`, in Python.
 
 Slower, same answers. An exception raised inside a callback is kept, SUNDIALS is told to stop, and the
 first one reaches the caller unchanged: a Python exception must never cross a C frame.
@@ -26,8 +26,8 @@ from .interpreted_loop import Stepper as Stepper
 from .library import load
 
 RECOVERABLE, FATAL = 1, -1
-SOLVES, CONVERGED = 10, 1e-11  # as in driver.c
-POLISH = 10_000  # as in driver.c
+SOLVES, CONVERGED = 10, 1e-11  # as in driver.h
+POLISH = 10_000  # as in driver.h
 EPS = float(np.finfo(float).eps)
 
 # what a callback receives: t time, c the factor of x', v vector, V array of vectors, m matrix, o guard
@@ -172,7 +172,7 @@ class Model:
             self._point = (t, x.copy(), blocks)
         return dict(zip(BLOCKS, self._point[2], strict=True))
 
-    # -- the right-hand sides; see driver.c for the equations ---------------------------------------------
+    # -- the right-hand sides; see callbacks.c for the equations ---------------------------------------------
 
     def _directional(self, t: float, x: Array, s: list[Array]) -> list[Array]:
         b = self._linearised(t, x)
@@ -201,7 +201,7 @@ class Model:
         return np.asarray(b["f_x"].T @ lam[: self.equations.n] + b["g_x"][:, self._component])
 
     def _guide(self, t: float, lam: Array) -> float:
-        """The weighted sum of the integrands that guides the order of the backward pass; see driver.c."""
+        """The weighted sum of the integrands that guides the order of the backward pass; see callbacks.c."""
         return float(self.weights @ self._adjoint_quadrature(t, lam))
 
     def _adjoint_jacobian(self, t: float, sign: float, cj: float, out: Array) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .interpreted import Model
 
 EPS = float(np.finfo(float).eps)
-POLISH = 10_000  # as in driver.c
+POLISH = 10_000  # as in driver.h
 
 
 class Stepper:

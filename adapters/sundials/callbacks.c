@@ -1,0 +1,186 @@
+/* ---- what both families share -------------------------------------------------------------------- */
+
+static int fill_jacobian(context *c, double t, const double *x, double cj, double *dense) {
+  const integer n = c->n, size = n + c->n_integrals;
+  c->jacobian_calls++;
+  c->res[0] = c->state_jacobian.value;
+  c->res[1] = c->n_integrals ? c->integrand_jacobian.value : 0;
+  if (evaluate(c, c->jacobian, t, x)) return FATAL;
+  if (checked(c, c->state_jacobian.value, c->state_jacobian.column[n])) return RECOVERABLE;
+  memset(dense, 0, (size_t)(size * size) * sizeof(double));
+  for (integer j = 0; j < n; j++) scatter_column(&c->state_jacobian, j, dense + j * size);
+  for (integer i = 0; i < c->n_integrals; i++)
+    for (integer k = c->integrand_jacobian.column[i]; k < c->integrand_jacobian.column[i + 1]; k++)
+      dense[c->integrand_jacobian.row[k] * size + n + i] = c->integrand_jacobian.value[k];
+  for (integer i = 0; i < c->n_differential; i++) dense[i * size + i] -= cj;
+  for (integer i = n; i < size; i++) dense[i * size + i] -= cj;
+  return 0;
+}
+
+/* subtract the rates of the differential rows */
+static void subtract_rates(const context *c, const double *rate, double *residual) {
+  for (integer i = 0; i < c->n_differential; i++) residual[i] -= rate[i];
+  for (integer i = c->n; i < c->n + c->n_integrals; i++) residual[i] -= rate[i];
+}
+
+static int guard_values(context *c, double t, const double *x, double *out) {
+  c->guard_calls++;
+  c->res[0] = out;
+  if (evaluate(c, c->guards, t, x)) return FATAL;
+  if (!all_finite(out, c->n_guards)) { c->not_finite++; return FATAL; }
+  for (integer i = 0; i < c->n_guards; i++) {
+    if (c->zero_band[i] == 0) continue;
+    /* exact zeros stay inactive in SUNDIALS' root finding until they have become something else */
+    if (fabs(out[i]) <= c->zero_band[i]) out[i] = 0;
+    else if (out[i] * c->departure[i] < 0) { c->returned = i + 1; return FATAL; } /* and back within one step */
+    else c->zero_band[i] = 0;
+  }
+  memcpy(c->latest, out, (size_t)c->n_guards * sizeof(double));
+  c->latest_time = t;
+  return 0;
+}
+
+/* F_x s + F_p dp + F_m dm, and the same of the integrands, for every direction; SR eq. 5, 18, 25 */
+static int directional(context *c, double t, const double *x, vector *s, vector *out) {
+  const int flag = linearise(c, t, x);
+  if (flag) return flag;
+  for (integer i = 0; i < c->n_directions; i++) {
+    double *result = c->api->array(out[i]);
+    const double *si = c->api->array(s[i]);
+    const double *dp = c->parameter_directions + i * c->n_parameters, *dm = c->memory_directions + i * c->n_memory;
+    memset(result, 0, (size_t)c->n * sizeof(double));
+    add_product(&c->f_x, c->n, si, result);
+    add_product(&c->f_p, c->n_parameters, dp, result);
+    add_product(&c->f_m, c->n_memory, dm, result);
+    for (integer j = 0; j < c->n_integrals; j++)
+      result[c->n + j] = column_dot(&c->g_x, j, si) + column_dot(&c->g_p, j, dp) + column_dot(&c->g_m, j, dm);
+  }
+  return 0;
+}
+
+/* SR eq. 33 to 35: parameters first, then memory. The minus undoes the direction of integration. */
+static int adjoint_quadrature(context *c, double t, const double *lambda, double *out) {
+  const int flag = linearise_path(c, t);
+  if (flag) return flag;
+  memset(c->parameter_gradient, 0, (size_t)c->n_parameters * sizeof(double));
+  scatter_column(&c->g_p, c->component, c->parameter_gradient);
+  for (integer i = 0; i < c->n_wrt; i++)
+    out[i] = -(c->parameter_gradient[c->wrt[i]] + column_dot(&c->f_p, c->wrt[i], lambda));
+  double *memory = out + c->n_wrt;
+  memset(memory, 0, (size_t)c->n_memory * sizeof(double));
+  scatter_column(&c->g_m, c->component, memory);
+  for (integer i = 0; i < c->n_memory; i++) memory[i] = -(memory[i] + column_dot(&c->f_m, i, lambda));
+  return 0;
+}
+
+/* sign * (F_x^T lambda + g_x^T), SR eq. 12, 20, 36; behind it the guide: one weighted sum of the integrands of eq. 33
+ * to 35. SUNDIALS chooses the order by the states alone, and where lambda stands still the integrals would be summed at
+ * order one; the guide is a state that moves as they do. */
+static int adjoint(context *c, double t, const double *lambda, double sign, double *out) {
+  const int flag = adjoint_quadrature(c, t, lambda, c->integrands);
+  if (flag) return flag;
+  memset(out, 0, (size_t)c->n * sizeof(double));
+  scatter_column(&c->g_x, c->component, out);
+  for (integer j = 0; j < c->n; j++) out[j] = sign * (out[j] + column_dot(&c->f_x, j, lambda));
+  out[c->n] = 0;
+  for (integer i = 0; i < c->n_wrt + c->n_memory; i++) out[c->n] += c->weights[i] * c->integrands[i];
+  return 0;
+}
+
+static int adjoint_jacobian(context *c, double t, double sign, double cj, double *dense) {
+  const integer n = c->n, size = n + 1;
+  const int flag = linearise_path(c, t);
+  if (flag) return flag;
+  memset(dense, 0, (size_t)(size * size) * sizeof(double));
+  for (integer j = 0; j < n; j++)
+    for (integer k = c->f_x.column[j]; k < c->f_x.column[j + 1]; k++)
+      dense[c->f_x.row[k] * size + j] = sign * c->f_x.value[k];
+  for (integer i = 0; i < c->n_wrt + c->n_memory; i++) {
+    const sparse *a = i < c->n_wrt ? &c->f_p : &c->f_m;
+    const integer j = i < c->n_wrt ? c->wrt[i] : i - c->n_wrt;
+    for (integer k = a->column[j]; k < a->column[j + 1]; k++) dense[a->row[k] * size + n] -= c->weights[i] * a->value[k];
+  }
+  for (integer i = 0; i < c->n_differential; i++) dense[i * size + i] += cj;
+  dense[n * size + n] -= cj;
+  return 0;
+}
+
+/* ---- callbacks with SUNDIALS' signatures --------------------------------------------------------- */
+
+#define ARRAY(v) (((context *)data)->api->array(v))
+#define MATRIX(m) (((context *)data)->api->matrix(m))
+
+int dh_cv_rhs(double t, vector y, vector ydot, void *data) { return flow(data, t, ARRAY(y), ARRAY(ydot)); }
+
+int dh_cv_jac(double t, vector y, vector fy, void *jac, void *data, vector a, vector b, vector c) {
+  (void)fy, (void)a, (void)b, (void)c;
+  return fill_jacobian(data, t, ARRAY(y), 0, MATRIX(jac));
+}
+
+int dh_cv_root(double t, vector y, double *out, void *data) { return guard_values(data, t, ARRAY(y), out); }
+
+int dh_cv_sens(int ns, double t, vector y, vector ydot, vector *s, vector *sdot, void *data, vector a, vector b) {
+  (void)ns, (void)ydot, (void)a, (void)b;
+  return directional(data, t, ARRAY(y), s, sdot);
+}
+
+int dh_cv_rhs_b(double t, vector yb, vector ybdot, void *data) { return adjoint(data, t, ARRAY(yb), -1, ARRAY(ybdot)); }
+
+int dh_cv_jac_b(double t, vector yb, vector fyb, void *jac, void *data, vector a, vector b, vector c) {
+  (void)yb, (void)fyb, (void)a, (void)b, (void)c;
+  return adjoint_jacobian(data, t, -1, 0, MATRIX(jac));
+}
+
+int dh_cv_quad_b(double t, vector yb, vector qbdot, void *data) {
+  return adjoint_quadrature(data, t, ARRAY(yb), ARRAY(qbdot));
+}
+
+int dh_ida_res(double t, vector x, vector xdot, vector out, void *data) {
+  context *c = data;
+  const double *rate = ARRAY(xdot);
+  double *residual = ARRAY(out);
+  const int flag = flow(c, t, ARRAY(x), residual);
+  if (!flag) subtract_rates(c, rate, residual);
+  return flag;
+}
+
+int dh_ida_jac(double t, double cj, vector x, vector xdot, vector r, void *jac, void *data, vector a, vector b, vector c) {
+  (void)xdot, (void)r, (void)a, (void)b, (void)c;
+  return fill_jacobian(data, t, ARRAY(x), cj, MATRIX(jac));
+}
+
+int dh_ida_root(double t, vector x, vector xdot, double *out, void *data) {
+  (void)xdot;
+  return guard_values(data, t, ARRAY(x), out);
+}
+
+int dh_ida_sens(int ns, double t, vector x, vector xdot, vector r, vector *s, vector *sdot, vector *out, void *data,
+                vector a, vector b, vector d) {
+  (void)ns, (void)xdot, (void)r, (void)a, (void)b, (void)d;
+  context *c = data;
+  const int flag = directional(c, t, ARRAY(x), s, out);
+  for (integer i = 0; !flag && i < c->n_directions; i++) subtract_rates(c, ARRAY(sdot[i]), ARRAY(out[i]));
+  return flag;
+}
+
+int dh_ida_res_b(double t, vector xb, vector xbdot, vector out, void *data) {
+  const context *c = data;
+  double *residual = ARRAY(out);
+  const double *rate = ARRAY(xbdot);
+  const int flag = adjoint(data, t, ARRAY(xb), 1, residual);
+  if (flag) return flag;
+  for (integer i = 0; i < c->n_differential; i++) residual[i] += rate[i];
+  residual[c->n] -= rate[c->n];
+  return 0;
+}
+
+int dh_ida_jac_b(double t, double cj, vector xb, vector xbdot, vector r, void *jac, void *data, vector a, vector b,
+                 vector c) {
+  (void)xb, (void)xbdot, (void)r, (void)a, (void)b, (void)c;
+  return adjoint_jacobian(data, t, 1, cj, MATRIX(jac));
+}
+
+int dh_ida_quad_b(double t, vector xb, vector xbdot, vector out, void *data) {
+  (void)xbdot;
+  return adjoint_quadrature(data, t, ARRAY(xb), ARRAY(out));
+}

@@ -1,0 +1,155 @@
+/* Callbacks and step loop of the native SUNDIALS adapter.
+ *
+ * The file is model-independent and includes no SUNDIALS header: the functions of the model (generated
+ * by CasADi) and the few SUNDIALS functions that the loop needs arrive as tables of pointers, so any C
+ * compiler can build it and it binds to exactly the library that Python loaded.
+ *
+ * A mode is the system  M x' = F(t, x, m, p)  with M = diag(1, .., 1, 0, .., 0): the first
+ * `n_differential` rows are differential equations, the others 0 = F_i. CVODES serves it when all rows
+ * are differential, IDAS otherwise. `m` is the memory, constant between transitions. Integrands are
+ * integrated as further states q' = g behind x (measured: a third less work than SUNDIALS' quadratures on
+ * small systems, under the same error control, and clear of a defect of Adams with quadrature sensitivities).
+ * The layout of the structs is mirrored in driver.py; `dh_sizes` lets Python check that they agree.
+ *
+ * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), guards.c
+ * (zeros within steps), driver.c (the loops). */
+#include <float.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+#include <time.h>
+
+typedef long long integer;
+typedef void *vector;
+typedef int (*casadi_function)(const double **arg, double **res, integer *iw, double *w, int mem);
+
+enum { ONE_STEP = 2 };                       /* CV_ONE_STEP == IDA_ONE_STEP */
+enum { REACHED_STOP = 1, FOUND_ROOT = 2 };   /* CV_TSTOP_RETURN, CV_ROOT_RETURN and IDA's twins */
+enum { PAUSED = 100, ROWS_FULL = 101, STALLED = 102, STUCK = 50 }; /* STUCK steps without progress are enough */
+enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
+enum { RECOVERABLE = 1, FATAL = -1 };
+enum { SOLVES = 10 };                        /* of three Newton steps each */
+#define CONVERGED 1e-11                      /* last relative correction of algebraic variables */
+enum { POLISH = 10000 };                     /* roundings that the polished event time may move by */
+enum { DEPTH = 8 };                          /* halvings of a step in search of a guard's zeros */
+enum { HALVES, START = DEPTH + 1, END, TRIAL, GLANCES }; /* rows of `run.glances` */
+enum { HISTORY = 3 };                        /* ends of steps whose guards are kept */
+#define SAFETY 4.0                           /* a cubic is at most this many times as wrong as within */
+#define CALM 0.25                            /* a parabola that is this far from zero and from wrong needs no look */
+#define GROWN 0.4                            /* and the steps before were no shorter than this share of the next */
+#define INSIDE 0.43                          /* where in a step it is looked at; the middle may be a zero of its own */
+#define NOISE 1e-13                          /* of a guard, relative to its values at the ends of a step */
+#define TRIALS 100
+#define SIGNALS 0.1                          /* seconds between two looks at Python's signals */
+enum { UNWATCHED = 64 };                     /* evaluations between two looks at the clock, where they are short */
+
+typedef struct {
+  double *(*array)(vector);
+  double *(*matrix)(void *);
+  int (*cvode)(void *, double, vector, double *, int);
+  int (*ida)(void *, double, double *, vector, vector, int);
+  int (*cvode_reinit)(void *, double, vector);
+  int (*ida_reinit)(void *, double, vector, vector);
+  int (*cvode_sens_reinit)(void *, int, vector *);
+  int (*ida_sens_reinit)(void *, int, vector *, vector *);
+  int (*set_stop_time)(void *, double);
+  int (*set_max_step)(void *, double);
+  int (*get_dky)(void *, double, int, vector);
+  int (*get_sens_dky)(void *, double, int, vector *);
+  int (*get_current_sens)(void *, vector **);
+  int (*get_last_step)(void *, double *);
+  int (*get_last_order)(void *, int *);
+  int (*get_current_time)(void *, double *);
+  int (*get_root_info)(void *, int *);
+  int (*get_error_test_failures)(void *, long *);
+  int (*get_newton_failures)(void *, long *);
+} sundials_api;
+
+typedef struct {                             /* of Python's own C functions: PyGILState_Ensure, PyGILState_Release, */
+  int (*acquire)(void);                      /* PyErr_CheckSignals, PyErr_GetRaisedException */
+  void (*release)(int);
+  int (*check_signals)(void);
+  void *(*take_raised)(void);
+} python_api;
+
+typedef struct {                             /* compressed columns; the values lie in `value` */
+  const integer *column;
+  const integer *row;
+  double *value;
+} sparse;
+
+typedef struct {
+  const sundials_api *api;
+  casadi_function flow, jacobian, linearised, guards, rates, complete;
+  const double **arg;
+  double **res;
+  integer *iw;
+  double *w;
+  integer n, n_differential, n_functionals, n_integrals, n_memory, n_parameters, n_guards, n_directions, n_wrt;
+  const double *parameters, *memory;
+  const double *parameter_directions;        /* n_parameters x n_directions, column by column */
+  const double *memory_directions;           /* n_memory x n_directions */
+  const integer *wrt;                        /* parameters whose gradient is wanted */
+  const double *weights;                     /* n_wrt + n_memory: the guide of the backward pass, see `adjoint` */
+  double *integrands;                        /* n_wrt + n_memory doubles of work */
+  sparse state_jacobian, integrand_jacobian; /* F_x and, transposed, g_x; filled by `jacobian` */
+  sparse f_x, f_p, f_m;                      /* filled together by `linearised` */
+  sparse g_x, g_p, g_m;                      /* transposed: one column per integrand */
+  double *zero_band;                         /* per guard: |guard| at most this counts as zero until it has left */
+  const double *departure;                   /* sign with which it has to leave zero, 0 where unknown */
+  double *latest;                            /* n_guards: guards as SUNDIALS has seen them last, and when */
+  double latest_time;
+  double *point;                             /* n doubles: argument of the cached linearisation */
+  double *parameter_gradient;                /* n_parameters doubles of work */
+  const double *path;                        /* rows of `record_dense`, the solution that the adjoint follows */
+  integer path_rows, path_width, path_row;   /* how many, how wide, and where it was looked at last */
+  double *interpolated;                      /* 4 n doubles: the state at a time of the path; and work */
+  double interpolated_time;
+  integer interpolated_valid;
+  integer component;                         /* which integrand the adjoint belongs to */
+  double point_time;
+  integer point_valid;
+  integer flow_calls, jacobian_calls, linearised_calls, guard_calls, not_finite, returned;
+  const python_api *python;
+  void *raised;                              /* the exception of a signal handler, for the caller to raise */
+  double clock, asked;                       /* seconds: the last look at the clock, and at the signals */
+  integer unwatched;                         /* evaluations until the next look at the clock */
+} context;
+
+typedef struct {
+  context *model;
+  void *memory;                              /* CVodeMem or IDAMem */
+  vector x, xdot, work;
+  vector *sensitivities, *sensitivity_rates;
+  double *completed;                         /* 2 n doubles and the n of the last Newton correction */
+  double *guard_values;                      /* 2 n_guards doubles of work */
+  int *roots;
+  double *glances;                           /* GLANCES rows of 2 n_guards doubles: values and rates of guards */
+  double *history;                           /* HISTORY rows of n_guards doubles: guards at ends of steps */
+  double *band;                              /* n_guards: zero_band where the step began */
+  double *noise;                             /* n_guards: what counts as zero within the step; a touch does not cross */
+  const int *directions;
+  const double *t_eval;
+  double *rows;
+  double t, t_stop, until;
+  integer n_eval, next_eval;
+  integer n_rows, capacity, width;
+  integer record, dense_order, implicit, closed_end, budget, steps, root, corrector;
+  long error_test_failures, newton_failures;
+  double times[GLANCES];                     /* of the glances */
+  double past[HISTORY];                      /* times of the history, the latest first */
+  integer n_past;
+  double resolution;                         /* longest time between two looks at the guards */
+  double loose;                              /* how far algebraic variables were from what the equations say */
+} run;
+
+typedef struct {                             /* an adjoint, integrated back along the path */
+  context *model;
+  void *memory;
+  vector x, xdot, sample;
+  const double *longest;                     /* longest step from within each step of the path */
+  const double *t_eval;                      /* decreasing */
+  double *samples;                           /* n doubles for each of them */
+  double t, t_stop, max_step, bound;         /* bound is what the solver has been told */
+  integer n_eval, next_eval, budget, steps, implicit;
+} backward;

@@ -1,0 +1,197 @@
+/* ---- guards within a step ------------------------------------------------------------------------------ */
+
+/* SUNDIALS compares guards at the ends of steps. One that passes through zero and comes back in between is found here:
+ * the step is halved where the cubic through values and rates at the ends does not stay away from zero by more than it
+ * is off within. Where a parabola through the ends of the last steps is clearly away from zero, and right within
+ * the step, that is not needed. */
+static double *values_of(const run *r, int row) { return r->glances + row * 2 * r->model->n_guards; }
+
+/* guards and rates at a time: of the state as it stands where it is the end of the step, else of the polynomial */
+static int glance(run *r, int row, double t, int here) {
+  context *c = r->model;
+  const double *x = c->api->array(here ? r->x : r->work);
+  double *value = values_of(r, row);
+  if (!here) {
+    const int flag = c->api->get_dky(r->memory, t, 0, r->work);
+    if (flag) return flag;
+  }
+  c->guard_calls++;
+  c->res[0] = value;
+  if (evaluate(c, c->guards, t, x)) return FATAL;
+  c->res[0] = value + c->n_guards;
+  if (evaluate(c, c->rates, t, x)) return FATAL;
+  for (integer i = 0; i < c->n_guards; i++)
+    if (fabs(value[i]) <= r->noise[i]) value[i] = 0;
+  r->times[row] = t;
+  return 0;
+}
+
+static void cubic(const run *r, int a, int b, integer i, double *k) {
+  const integer n = r->model->n_guards;
+  const double h = r->times[b] - r->times[a], v0 = values_of(r, a)[i], v1 = values_of(r, b)[i];
+  const double r0 = h * values_of(r, a)[n + i], r1 = h * values_of(r, b)[n + i];
+  k[0] = v0, k[1] = r0, k[2] = 3 * (v1 - v0) - 2 * r0 - r1, k[3] = 2 * (v0 - v1) + r0 + r1;
+}
+
+static double horner(const double *k, double s) { return k[0] + s * (k[1] + s * (k[2] + s * k[3])); }
+
+/* smallest value on [0, 1] of a cubic, or of its negative, and where it is */
+static double smallest(const double *k, double sign, double *place) {
+  double least = fmin(sign * k[0], sign * horner(k, 1));
+  *place = 0;
+  const double root = sqrt(k[2] * k[2] - 3 * k[1] * k[3]);
+  const double places[3] = {(-k[2] + root) / (3 * k[3]), (-k[2] - root) / (3 * k[3]), -k[1] / (2 * k[2])};
+  for (int i = 0; i < 3; i++)
+    if (places[i] > 0 && places[i] < 1 && sign * horner(k, places[i]) < least)
+      least = sign * horner(k, *place = places[i]);
+  return least;
+}
+
+static double sign_of(double v) { return v < 0 ? -1 : 1; }
+
+/* Whether all guards are so far from zero, and so well known, that a step needs no closer look: 1 if so, negative on
+ * failure. One look within the step tells a guard that moves faster than the steps from one that does not. */
+static int is_calm(run *r) {
+  context *c = r->model;
+  const integer n = c->n_guards;
+  const double *t = r->past, h = t[0] - t[1], inside = t[1] + INSIDE * h;
+  double *value = values_of(r, TRIAL);
+  if (r->n_past < HISTORY || t[1] - t[2] < GROWN * h) return 0;
+  for (integer i = 0; i < n; i++) {
+    const double v0 = r->history[i], v1 = r->history[n + i];
+    if (!(v0 * v1 > 0) && (v0 != 0 || v1 != 0)) return 0;
+  }
+  if (c->api->get_dky(r->memory, inside, 0, r->work)) return FATAL;
+  c->guard_calls++;
+  c->res[0] = value;
+  if (evaluate(c, c->guards, inside, c->api->array(r->work))) return FATAL;
+  for (integer i = 0; i < n; i++) {
+    const double v0 = r->history[i], v1 = r->history[n + i], v2 = r->history[2 * n + i];
+    if (v0 == 0 && v1 == 0) continue;
+    const double slope = (v0 - v1) / h, bend = (slope - (v1 - v2) / (t[1] - t[2])) / (t[0] - t[2]);
+    const double extremum = bend ? (t[0] + t[1]) / 2 - slope / (2 * bend) : t[0];
+    const double away = CALM * fmin(fabs(v0), fabs(v1)), largest = fmax(fabs(v0), fmax(fabs(v1), fabs(v2)));
+#define PARABOLA(at) (v0 + ((at) - t[0]) * (slope + bend * ((at) - t[1])))
+    if (extremum > t[1] && extremum < t[0] && !(sign_of(v0) * PARABOLA(extremum) >= away)) return 0;
+    if (!(fabs(PARABOLA(inside) - value[i]) <= CALM * largest)) return 0;
+  }
+  return 1;
+}
+
+/* where a guard may cross zero without showing it at the ends or within, in (0, 1]; else 0 */
+static double may_cross(const run *r, int a, int m, int b) {
+  for (integer i = 0; i < r->model->n_guards; i++) {
+    const double v0 = values_of(r, a)[i], v = values_of(r, m)[i], v1 = values_of(r, b)[i];
+    double k[4], place;
+    cubic(r, a, b, i, k);
+    const double off = fmax(fabs(horner(k, INSIDE) - v) - 2 * r->noise[i], 0), largest = fmax(fabs(v0), fmax(fabs(v), fabs(v1)));
+    if (v0 * v1 > 0 && v0 * v > 0) {
+      if (smallest(k, sign_of(v0), &place) <= SAFETY * off) return place > 0 ? place : 1;
+    } else if (SAFETY * off > largest)
+      return 1;
+    else if (v0 == 0 && v * v1 > 0) { /* leaving zero, perhaps not for good: k1 + k2 s + k3 s^2 */
+      const double rest[4] = {k[1], k[2], k[3], 0};
+      if (smallest(rest, sign_of(v), &place) < 0) return place > 0 ? place : 1;
+    }
+  }
+  return 0;
+}
+
+/* the first of the guards that change sign between two glances, and where, by the Illinois method */
+static int first_root(run *r, int a, int b, double *where) {
+  int found = 0;
+  for (integer i = 0; i < r->model->n_guards; i++) {
+    double f0 = values_of(r, a)[i], f1 = values_of(r, b)[i], t0 = r->times[a], t1 = r->times[b];
+    if (!(f0 * f1 < 0) || r->directions[i] * f0 > 0) continue;
+    for (int k = 0; k < TRIALS && fabs(t1 - t0) > 4 * DBL_EPSILON * fmax(fabs(t0), fabs(t1)); k++) {
+      double t = t1 - f1 * (t1 - t0) / (f1 - f0);
+      if (!(t > fmin(t0, t1) && t < fmax(t0, t1))) t = (t0 + t1) / 2;
+      if (glance(r, TRIAL, t, 0)) return FATAL;
+      const double f = values_of(r, TRIAL)[i];
+      if (f * f1 < 0) t0 = t1, f0 = f1;
+      else f0 /= 2;
+      t1 = t, f1 = f;
+      if (f == 0) break;
+    }
+    if (!found || t1 < *where) *where = t1, r->root = i;
+    found = 1;
+  }
+  return found;
+}
+
+/* zeros have the sign they had before */
+static void keep_signs(run *r, int row, int earlier) {
+  for (integer i = 0; i < r->model->n_guards; i++)
+    if (values_of(r, row)[i] == 0) values_of(r, row)[i] = values_of(r, earlier)[i];
+}
+
+/* 1 where a crossing has been found between two glances */
+static int scan(run *r, int a, int b, int depth, double *where) {
+  const int m = HALVES + depth;
+  int found = glance(r, m, r->times[a] + INSIDE * (r->times[b] - r->times[a]), 0);
+  if (found) return FATAL;
+  const double place = may_cross(r, a, m, b);
+  if (depth && place > 0) {
+    found = scan(r, a, m, depth - 1, where);
+    if (found) return found;
+    keep_signs(r, m, a);
+    return scan(r, m, b, depth - 1, where);
+  }
+  if (place > 0 && place < 1) { /* the last resort */
+    found = glance(r, m, r->times[a] + place * (r->times[b] - r->times[a]), 0);
+    if (found) return FATAL;
+  }
+  found = first_root(r, a, m, where);
+  if (found) return found;
+  keep_signs(r, m, a);
+  return first_root(r, m, b, where);
+}
+
+static int remember(run *r) {
+  context *c = r->model;
+  const size_t row = (size_t)c->n_guards;
+  memmove(r->history + row, r->history, (HISTORY - 1) * row * sizeof(double));
+  memmove(r->past + 1, r->past, (HISTORY - 1) * sizeof(double));
+  if (c->latest_time != r->t) {
+    if (glance(r, END, r->t, 1)) return FATAL;
+    memcpy(c->latest, values_of(r, END), row * sizeof(double));
+    c->latest_time = r->t;
+  }
+  memcpy(r->history, c->latest, row * sizeof(double));
+  r->past[0] = r->t;
+  r->n_past++;
+  return 0;
+}
+
+/* Looks at the guards within the step that has ended; where one has crossed before anything else happened, r->t is
+ * about when. Returns 1 then, a negative flag on failure. */
+static int look(run *r, int status) {
+  context *c = r->model;
+  if (!c->n_guards || r->record == RECORD_DENSE) return 0;
+  if (remember(r)) return FATAL;
+  const double begin = r->past[1], h = r->t - begin;
+  const integer pieces = h > r->resolution ? (integer)ceil(h / r->resolution) : 1;
+  double where = 0;
+  int found = 0;
+  const int calm = h > 0 && pieces == 1 ? is_calm(r) : 0;
+  if (calm < 0) return FATAL;
+  if (h > 0 && !calm) {
+    for (integer i = 0; i < c->n_guards; i++)
+      r->noise[i] = fmax(r->band[i], NOISE * fmax(fabs(r->history[i]), fabs(r->history[c->n_guards + i])));
+    if (glance(r, START, begin, 0)) return FATAL;
+    memcpy(values_of(r, START), r->history + c->n_guards, (size_t)c->n_guards * sizeof(double));
+    for (integer piece = 1; piece <= pieces && !found; piece++) {
+      const int last = piece == pieces;
+      if (glance(r, END, last ? r->t : begin + h * (double)piece / (double)pieces, last)) return FATAL;
+      for (integer i = 0; last && status == FOUND_ROOT && i < c->n_guards; i++)
+        if (r->roots[i]) values_of(r, END)[i] = 0;
+      found = scan(r, START, END, DEPTH, &where);
+      keep_signs(r, END, START);
+      memcpy(values_of(r, START), values_of(r, END), (size_t)(2 * c->n_guards) * sizeof(double));
+      r->times[START] = r->times[END];
+    }
+  }
+  memcpy(r->band, c->zero_band, (size_t)c->n_guards * sizeof(double));
+  if (found == 1) r->t = where;
+  return found;
+}

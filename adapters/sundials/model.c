@@ -1,0 +1,125 @@
+/* ---- evaluating the model ---------------------------------------------------------------------- */
+
+static int all_finite(const double *values, integer n) {
+  double sum = 0;
+  for (integer i = 0; i < n; i++) sum += 0 * values[i];
+  return sum == 0;
+}
+
+/* Whether a signal handler has raised: no Python runs in here, so that nobody else would see Ctrl-C before the end of a
+ * long stretch. The handlers run from here, at most every SIGNALS seconds. */
+static int interrupted(context *c) {
+  struct timespec now;
+  if (c->raised) return 1;
+  timespec_get(&now, TIME_UTC);
+  const double clock = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+  c->unwatched = fabs(clock - c->clock) < SIGNALS / 100 ? UNWATCHED : 0;
+  c->clock = clock;
+  if (fabs(clock - c->asked) < SIGNALS) return 0;
+  c->asked = clock;
+  const int state = c->python->acquire();
+  if (c->python->check_signals()) c->raised = c->python->take_raised();
+  c->python->release(state);
+  return c->raised != 0;
+}
+
+static int evaluate(context *c, casadi_function function, double t, const double *x) {
+  if (--c->unwatched < 0 && interrupted(c)) return FATAL;
+  c->arg[0] = &t;
+  c->arg[1] = x;
+  c->arg[2] = c->memory;
+  c->arg[3] = c->parameters;
+  return function(c->arg, c->res, c->iw, c->w, 0) ? FATAL : 0;
+}
+
+static int checked(context *c, const double *values, integer n) {
+  if (all_finite(values, n)) return 0;
+  c->not_finite++;
+  return RECOVERABLE; /* the solver tries a smaller step first */
+}
+
+/* F and, behind it, the integrands where they are integrated */
+static int flow(context *c, double t, const double *x, double *out) {
+  c->flow_calls++;
+  c->res[0] = out;
+  c->res[1] = c->n_integrals ? out + c->n : 0;
+  if (evaluate(c, c->flow, t, x)) return FATAL;
+  return checked(c, out, c->n + c->n_integrals);
+}
+
+/* Newton iterations and quadratures come back to the same (t, x): evaluate once. */
+static int linearise(context *c, double t, const double *x) {
+  if (c->point_valid && c->point_time == t && !memcmp(c->point, x, (size_t)c->n * sizeof(double))) return 0;
+  c->linearised_calls++;
+  c->point_valid = 0;
+  sparse *blocks[6] = {&c->f_x, &c->f_p, &c->f_m, &c->g_x, &c->g_p, &c->g_m};
+  for (int i = 0; i < 6; i++) c->res[i] = blocks[i]->value;
+  if (evaluate(c, c->linearised, t, x)) return FATAL;
+  const integer columns[6] = {c->n, c->n_parameters, c->n_memory, c->n_functionals, c->n_functionals, c->n_functionals};
+  for (int i = 0; i < 6; i++)
+    if (checked(c, blocks[i]->value, blocks[i]->column[columns[i]])) return RECOVERABLE;
+  memcpy(c->point, x, (size_t)c->n * sizeof(double));
+  c->point_time = t;
+  c->point_valid = 1;
+  return 0;
+}
+
+static void add_product(const sparse *a, integer columns, const double *v, double *out) {
+  for (integer j = 0; j < columns; j++) {
+    if (v[j] == 0) continue;
+    for (integer k = a->column[j]; k < a->column[j + 1]; k++) out[a->row[k]] += a->value[k] * v[j];
+  }
+}
+
+static double column_dot(const sparse *a, integer j, const double *v) {
+  double sum = 0;
+  for (integer k = a->column[j]; k < a->column[j + 1]; k++) sum += a->value[k] * v[a->row[k]];
+  return sum;
+}
+
+static void scatter_column(const sparse *a, integer j, double *out) {
+  for (integer k = a->column[j]; k < a->column[j + 1]; k++) out[a->row[k]] += a->value[k];
+}
+
+/* the step of the path that a time lies in */
+static integer path_row(context *c, double t) {
+  integer i = c->path_row;
+  while (i > 0 && t <= c->path[(i - 1) * c->path_width]) i--;
+  while (i < c->path_rows - 1 && t > c->path[i * c->path_width]) i++;
+  return c->path_row = i;
+}
+
+/* The solver's own polynomial on the step of the path that a time lies in. It is as good as the tolerance for y, but
+ * not for algebraic variables, which may move faster than the steps: solve for them. */
+static int follow(context *c, double t) {
+  const integer n = c->n, nz = n - c->n_differential;
+  if (c->interpolated_valid && c->interpolated_time == t) return 0;
+  double *at = c->interpolated, *next = at + n, *correction = next + 2 * n;
+  const double *row = c->path + path_row(c, t) * c->path_width, *derivatives = row + 3, offset = t - row[0];
+  const integer order = (integer)row[2];
+  memcpy(at, derivatives + order * n, (size_t)n * sizeof(double));
+  for (integer k = order - 1; k >= 0; k--)
+    for (integer j = 0; j < n; j++) at[j] = derivatives[k * n + j] + at[j] * offset / (double)(k + 1);
+  c->interpolated_valid = 0;
+  for (int k = 0; nz && k <= SOLVES; k++) {
+    if (k == SOLVES) return RECOVERABLE;
+    c->res[0] = next;
+    c->res[1] = next + n;
+    c->res[2] = correction;
+    if (evaluate(c, c->complete, t, at)) return FATAL;
+    if (checked(c, next, n)) return RECOVERABLE;
+    memcpy(at, next, (size_t)n * sizeof(double));
+    int converged = 1;
+    for (integer j = 0; j < nz; j++)
+      if (!(correction[j] <= CONVERGED)) converged = 0;
+    if (converged) break;
+  }
+  c->interpolated_time = t;
+  c->interpolated_valid = 1;
+  return 0;
+}
+
+static int linearise_path(context *c, double t) {
+  const int flag = follow(c, t);
+  return flag ? flag : linearise(c, t, c->interpolated);
+}
