@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 from dae_hybrid import adjoint as adjoint_analysis
 from dae_hybrid.automaton import scalar
 from dae_hybrid.certify import certify, keeping
-from dae_hybrid.conditions import Conditions
 from dae_hybrid.duality import compare, direction
 from dae_hybrid.errors import OptionError
 from dae_hybrid.forward import Directions
@@ -135,7 +134,7 @@ def forward_sensitivity(
     (array([-2.311953]), array([0.315708]))
     """
     setup = Setup(system, t_span, parameters, t_eval, adapter, options, "forward")
-    allowed, conditions = setup.allowed(duality), Conditions(strict=strict)
+    allowed, conditions = setup.allowed(duality), setup.conditions(strict=strict)
     indices = system.parameter_indices(wrt)
     v = direction(setup.p[list(indices)])
     directions = setup.directions(indices, conditions)
@@ -203,7 +202,7 @@ def adjoint_gradient(
     setup = Setup(system, t_span, parameters, t_eval, adapter, options, "adjoint")
     if algorithm not in ("general", "serban-recuero"):
         raise OptionError(f"algorithm must be 'general' or 'serban-recuero', got {algorithm!r}.")
-    allowed, conditions = setup.allowed(duality), Conditions(strict=strict)
+    allowed, conditions = setup.allowed(duality), setup.conditions(strict=strict)
     name, indices = system.functional_name(functional), system.parameter_indices(wrt)
     trajectory = setup.run()
 

@@ -97,19 +97,19 @@ class Automaton:
 
     def _loop(self) -> None:
         end, instant = self.span[1], self.instant
-        entering, armed, jumped = True, NONE, NONE
+        entering, armed, jumped, past = True, NONE, NONE, NONE
         while True:
             if self.stops.signals and self.stops.pass_knots(self.t):
                 jumped = self._turn(armed)
-            entry = instant.look(self.mode, self.t, self.at, entering=entering, armed=armed, jumped=jumped)
-            firing, jumped = entry.fires, NONE
+            entry = instant.look(self.mode, self.t, self.at, entering=entering, armed=armed, jumped=jumped, past=past)
+            firing, jumped, past = entry.fires, NONE, NONE
             due = np.inf
             if self.mode.timed and (firing is None or instant.reversed):
                 due, timed, count = instant.due(self.mode, self.t, self.p)
                 if timed is not None and due <= self.t:
                     firing = Firing(timed, count=count)
             if firing is not None:
-                source = self.mode
+                source, past = self.mode, self._past(firing)
                 if self._fire(firing):
                     return
                 entering, armed = True, armed if self.mode is source else NONE
@@ -130,7 +130,9 @@ class Automaton:
             instant.rested(source, pending)
             armed = frozenset(i for i, band in zip(self.mode.guarded, pending.tolist(), strict=True) if not band)
             if crossing is not None:
-                if self._fire(self._first(crossing, due, armed)):
+                firing = self._first(crossing, due, armed)
+                past = self._past(firing)
+                if self._fire(firing):
                     return
                 entering, armed = True, armed if self.mode is source else NONE
 
@@ -148,6 +150,14 @@ class Automaton:
             _, timed, count = self.instant.due(mode, self.t, self.p)
             found = found if timed is None else Firing(timed, count=count)
         return found
+
+    def _past(self, firing: Firing) -> frozenset[int]:
+        """Transitions whose guards are past their threshold before one from the mode to itself."""
+        mode, at = self.mode, self.at
+        if firing.transition.target != mode.index or not mode.guarded:
+            return NONE
+        at = Arrival(at.x, at.m, *mode.kernels["entry"](self.t, at.x, at.m, self.p))
+        return self.instant.past(mode, self.t, at)
 
     def _refuse_plateau(self, index: int) -> None:
         """A guard that comes to zero and stays there is seen somewhere on the way, not where it crosses."""

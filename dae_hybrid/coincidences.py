@@ -4,6 +4,8 @@ Two transitions that are due together fire one after the other. A change of the 
 then the other one may be first: where that makes a difference there are two one-sided derivatives. A guard that is zero
 where its mode is entered or where the run starts or ends may, after a change of the parameters, be past zero already or
 not get there. None of this matters where the times move together.
+
+Times within the accuracy of the run are one instant here: which of them comes first is chance.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from dae_hybrid.integrator import Array
 from dae_hybrid.records import EventRecord
 from dae_hybrid.system import ModeSystem
 from dae_hybrid.trajectory import Trajectory
-from dae_hybrid.transition import Arrival
+from dae_hybrid.transition import Arrival, clock
 
-#: states and derivatives that agree to this share are the same
-SAME = 1e-6
+#: states and derivatives that agree to this share are the same, or to so many rtol
+SAME, ACCURACY = 1e-6, 1e3
 #: times that differ by less than this share of the run for a change of the parameters by their own size are the same
 SAME_TIME = 1e-9
+#: times that differ by less than so many rtol of what has passed are one instant
+TOGETHER = 10.0
 
 
 @dataclass(frozen=True)
@@ -39,127 +43,236 @@ class _Outcome:
     costs: Array
     records: list[EventRecord]
 
-    def agrees(self, other: _Outcome) -> bool:
+    def agrees(self, other: _Outcome, accuracy: float) -> bool:
         """Whether the other outcome is the same state at the same cost."""
         pairs = ((self.at.x, other.at.x), (self.at.m, other.at.m), (self.costs, other.costs))
-        return self.mode is other.mode and all(_close(a, b) for a, b in pairs)
-
-
-def instants(trajectory: Trajectory) -> Iterator[tuple[int, list[EventRecord]]]:
-    """The events of a run by instant, with the number of the first."""
-    events, first = trajectory.events, 0
-    for i in range(1, len(events) + 1):
-        if i == len(events) or not events[i].order:
-            yield first, list(events[first:i])
-            first = i
+        return self.mode is other.mode and all(_close(a, b, accuracy) for a, b in pairs)
 
 
 def is_suspicious(trajectory: Trajectory) -> bool:
     """Whether anything falls on one instant, or on an end of the run, that may move."""
-    for _, events in instants(trajectory):
-        movable = [trajectory.system.transitions[e.index].movable for e in events]
-        at_start = _is_first(trajectory, events)
-        if any(movable) and (len(events) > 1 or at_start or _is_last(trajectory, events)):
+    look = _Look(trajectory)
+    if look.undecided(look.initial_mode, trajectory.t_span[0], trajectory.initial, look.initial_memory, None):
+        return True
+    for _, events in look.instants():
+        if len(events) > 1 or look.others(events[0]):
+            return True
+        movable = look.system.transitions[events[0].index].movable
+        if movable and (look.is_first(events) or look.is_last(events)):
+            return True
+        if look.undecided_after(events[-1]):
             return True
     return False
 
 
 def coincidences(trajectory: Trajectory, directions: Directions) -> tuple[str, ...]:
     """One-sided derivatives of a run along its directions, as sentences; others are refused as conditions."""
-    found: list[str] = []
-    conditions = directions.conditions
-    scale = np.where(trajectory.parameters != 0, np.abs(trajectory.parameters), 1.0) @ abs(directions.directions)
-    duration = trajectory.final[0] - trajectory.t_span[0]
-    still = SAME_TIME * duration / np.where(scale > 0, scale, 1.0)
-    accuracy = max(SAME, 1e3 * trajectory.options.rtol)
-
-    def together(a: Array, b: Array) -> bool:
-        return bool(np.all(np.abs(a - b) <= still + accuracy * np.maximum(np.abs(a), np.abs(b))))
-
-    before = dict((directions.latest,)) | directions.before
-    for first, events in instants(trajectory):
-        if first not in before:
-            continue
-        taus = directions.event_times[first : first + len(events)]
-        source = trajectory.system.modes[trajectory.system.transitions[events[0].index].source]
-        if _is_first(trajectory, events) and not together(taus[0], np.zeros_like(taus[0])):
-            what = "A guard is zero at the start of the run, to the last bit, and moves with the parameters"
-            _refuse(events[0], conditions, what, "Start the run earlier, or in the mode after the transition.")
-        if _is_last(trajectory, events) and not together(taus[-1], np.zeros_like(taus[-1])):
-            what = "A transition fires at the very end of the run, and its time moves with the parameters"
-            remedy = "End the run a little earlier or later, or by this transition (target=None)."
-            _refuse(events[-1], conditions, what, remedy)
-        due = {firing.transition.index for firing in _due(trajectory, source, events[0])}
-        for event, tau, earlier in zip(events[1:], taus[1:], taus[:-1], strict=True):
-            if event.follows or together(tau, earlier):
-                continue
-            if event.index not in due:
-                what = "The guard is zero, to the last bit, where its mode is entered, but moves apart from the entry"
-                remedy = "Change the parameters a little, or the reset so that it leads to either side of zero."
-                _refuse(event, conditions, what, remedy)
-            elif (why := _order_matters(trajectory, directions, before[first], events, event)) is not None:
-                names = " and ".join(dict.fromkeys(f"'{e.transition}'" for e in (events[0], event)))
-                found.append(
-                    f"Transitions {names} are due at one instant, t = {event.time:.12g}, and their order matters: "
-                    f"{why}. "
-                    "Derivatives are those of the order in which they fired; simultaneous='reversed' gives the others."
-                )
+    look, found = _Look(trajectory), []
+    along = _Along(trajectory, directions)
+    initial = look.initial_mode
+    begin = look.system.initial.derivatives(initial, trajectory.t_span[0], trajectory.initial, trajectory.parameters)
+    start = (initial, trajectory.t_span[0], trajectory.initial, look.initial_memory)
+    for index in look.undecided(*start, None):
+        if along.moves(index, *start, begin @ directions.directions, None):
+            _refuse_start(look, index, directions.conditions)
+    for first, events in look.instants():
+        found += _at_an_instant(look, along, first, events)
     return tuple(dict.fromkeys(found))
 
 
-def _is_first(trajectory: Trajectory, events: list[EventRecord]) -> bool:
-    start = trajectory.t_span[0]
-    return same_instant(events[0].time, start, start)
-
-
-def _is_last(trajectory: Trajectory, events: list[EventRecord]) -> bool:
-    start, end = trajectory.t_span
-    return same_instant(events[-1].time, end, start) and not trajectory.ended_by_event
-
-
-def _due(trajectory: Trajectory, mode: ModeSystem, event: EventRecord) -> list[Firing]:
-    """The other transitions that are due before the first event of an instant."""
-    system, p, t = trajectory.system, trajectory.parameters, event.time
-    at = Arrival(event.x_minus, event.memory_minus, *mode.kernels["entry"](t, event.x_minus, event.memory_minus, p))
-    instant = Instant(system, trajectory.t_span, trajectory.options)
+def _at_an_instant(look: _Look, along: _Along, first: int, events: list[EventRecord]) -> list[str]:
+    conditions = along.directions.conditions
+    taus = along.directions.event_times[first : first + len(events)]
+    before, after = along.directions.sides[first][0], along.directions.sides[first + len(events) - 1][1]
+    if look.is_first(events) and not along.together(taus[0], np.zeros_like(taus[0])):
+        _refuse_start(look, events[0].index, conditions)
+    if look.is_last(events) and not along.together(taus[-1], np.zeros_like(taus[-1])):
+        what = "A transition fires at the very end of the run, and its time moves with the parameters"
+        remedy = "End the run a little earlier or later, or by this transition (target=None)."
+        _refuse(look, events[-1].index, events[-1].time, conditions, what, remedy)
+    others = look.others(events[0])
+    due = {firing.transition.index for firing in others}
+    times = [along.time_of(look, events[0], other, before) for other in others]
+    for event, tau, earlier in zip(events[1:], taus[1:], taus[:-1], strict=True):
+        # in another mode the same may be due by another transition
+        known = any(along.together(tau, time) for time in (earlier, *times))
+        if event.order and not event.follows and event.index not in due and not known:
+            _refuse_entry(look, event.index, event.time, conditions)
+    last = events[-1]
+    settled = due | {event.index for event in events[:-1]}  # those are a matter of order
+    for index in [i for i in look.undecided_after(last) if i not in settled]:
+        point = (look.target(last), last.time, last.x_plus, last.memory_plus)
+        if along.moves(index, *point, after, taus[-1]):
+            _refuse_entry(look, index, last.time, conditions)
     found = []
-    for index, h, rate in instant.zeros(mode, t, at):
-        transition = system.transitions[index]
-        if transition.direction * rate >= 0:
-            found.append(Firing(transition, h, rate))
-    when, timed, count = instant.due(mode, t, p)
-    if timed is not None and when == t:
-        found.append(Firing(timed, count=count))
+    for other, time in zip(others, times, strict=True):
+        why = None if along.together(taus[0], time) else along.order_matters(look, events[0], other, before)
+        if why is not None:
+            names = " and ".join(dict.fromkeys(f"'{name}'" for name in (events[0].transition, other.transition.name)))
+            found.append(
+                f"Transitions {names} are due at one instant, t = {events[0].time:.12g}, and their order matters: "
+                f"{why}. Derivatives are those of the order in which they fired; simultaneous='reversed' gives the "
+                "others."
+            )
     return found
 
 
-def _order_matters(
-    trajectory: Trajectory, directions: Directions, before: Array, events: list[EventRecord], other: EventRecord
-) -> str | None:
-    """What another order of an instant changes, None where it is nothing."""
-    system = trajectory.system
-    mode = system.modes[system.transitions[events[0].index].source]
-    begin = next(f for f in _due(trajectory, mode, events[0]) if f.transition.index == other.index)
-    try:
-        one = _replay(trajectory, mode, events[0], _firing(trajectory, events[0]))
-        two = _replay(trajectory, mode, events[0], begin)
-        if not one.agrees(two):
+class _Look:
+    """The instants of a run, and what is due or open at them."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self.run, self.system, self.p = trajectory, trajectory.system, trajectory.parameters
+        self.initial_mode = self.system.modes[self.system.initial.mode]
+        start = (self.initial_mode, trajectory.t_span[0], trajectory.initial)
+        self.initial_memory = self.system.initial.matrix(*start, self.p)[0]
+
+    def slack(self, t: float) -> float:
+        """Times that differ by no more are one instant."""
+        return TOGETHER * self.run.options.rtol * max(abs(t), t - self.run.t_span[0])
+
+    def instant(self, t: float) -> Instant:
+        """A fresh instant of the run."""
+        return Instant(self.system, self.run.t_span, self.run.options, slack=self.slack(t))
+
+    def instants(self) -> Iterator[tuple[int, list[EventRecord]]]:
+        """The events of the run by instant, with the number of the first."""
+        events, first = self.run.events, 0
+        for i in range(1, len(events) + 1):
+            if i == len(events) or not (
+                events[i].order or events[i].time - events[first].time <= self.slack(events[i].time)
+            ):
+                yield first, list(events[first:i])
+                first = i
+
+    def is_first(self, events: list[EventRecord]) -> bool:
+        """Whether an instant is the start of the run."""
+        start = self.run.t_span[0]
+        return same_instant(events[0].time, start, start)
+
+    def is_last(self, events: list[EventRecord]) -> bool:
+        """Whether an instant is the end of the run, given as such."""
+        start, end = self.run.t_span
+        return same_instant(events[-1].time, end, start) and not self.run.ended_by_event
+
+    def source(self, event: EventRecord) -> ModeSystem:
+        """The mode that an event left."""
+        return self.system.modes[self.system.transitions[event.index].source]
+
+    def target(self, event: EventRecord) -> ModeSystem:
+        """The mode that an event led to."""
+        target = self.system.transitions[event.index].target
+        return self.system.modes[self.run.final[1] if target is None else target]
+
+    def others(self, event: EventRecord) -> list[Firing]:
+        """The other transitions that are due where the first event of an instant fired."""
+        mode, t = self.source(event), event.time
+        if len(mode.guarded) + len(mode.timed) < 2:
+            return []
+        at = Arrival(event.x_minus, event.memory_minus, *self._entry(mode, t, event.x_minus, event.memory_minus))
+        instant, found = self.instant(t), []
+        for index, h, rate in instant.zeros(mode, t, at):
+            transition = self.system.transitions[index]
+            if transition.direction * rate >= 0 and index != event.index:
+                found.append(Firing(transition, h, rate))
+        for when, timed, count in instant.timetable(mode, t, self.p):
+            if when - t <= self.slack(t) and timed.index != event.index:
+                found.append(Firing(timed, count=count))
+        return found
+
+    def undecided_after(self, event: EventRecord) -> list[int]:
+        """The same after an event."""
+        if event.target is None:
+            return []
+        same = event.source == event.target and np.array_equal(event.x_minus, event.x_plus)
+        own = event.index if same and np.array_equal(event.memory_minus, event.memory_plus) else None
+        return self.undecided(self.target(event), event.time, event.x_plus, event.memory_plus, own)
+
+    def undecided(self, mode: ModeSystem, t: float, x: Array, m: Array, own: int | None) -> list[int]:
+        """Transitions whose guards are zero where a mode is entered and do not fire, but would be met from beside.
+
+        `own` is the one that has just fired where nothing has changed but the clock.
+        """
+        if not mode.guarded:
+            return []
+        at = Arrival(x, m, *self._entry(mode, t, x, m))
+        instant, found = Instant(self.system, self.run.t_span, self.run.options), []
+        for index, rate in instant.touching(mode, t, at):
+            transition = self.system.transitions[index]
+            meets = transition.direction * rate >= 0 or transition.on_entry != "wait"
+            if meets and transition.movable and index != own:
+                found.append(index)
+        return found
+
+    def _entry(self, mode: ModeSystem, t: float, x: Array, m: Array) -> list[Array]:
+        return mode.kernels["entry"](t, x, m, self.p)
+
+
+@dataclass
+class _Along:
+    """Derivatives of a run along its directions."""
+
+    run: Trajectory
+    directions: Directions
+
+    def __post_init__(self) -> None:
+        p = self.run.parameters
+        scale = np.where(p != 0, np.abs(p), 1.0) @ abs(self.directions.directions)
+        duration = self.run.final[0] - self.run.t_span[0]
+        self.still = SAME_TIME * duration / np.where(scale > 0, scale, 1.0)
+        self.accuracy = max(SAME, ACCURACY * self.run.options.rtol)
+
+    def together(self, a: Array, b: Array) -> bool:
+        """Whether two times move together."""
+        return bool(np.all(np.abs(a - b) <= self.still + self.accuracy * np.maximum(np.abs(a), np.abs(b))))
+
+    def moves(
+        self, index: int, mode: ModeSystem, t: float, x: Array, m: Array, state: Array, tau: Array | None
+    ) -> bool:
+        """Whether a guard that is zero at a point moves away from there, with the time of the point."""
+        transition, dp = self.run.system.transitions[index], self.directions.directions
+        h_w, h_p, rate = transition.guard_derivatives(mode, t, x, m, self.run.parameters, clock(self.run.t_span[0], 0))
+        terms = [h_w[:, None] * state, h_p[:, None] * dp]
+        if tau is not None:
+            terms.append(rate * tau[None, :])
+        change, size = (sum(f(term).sum(axis=0) for term in terms) for f in (np.asarray, np.abs))
+        return bool(np.any(np.abs(change) > self.accuracy * size))
+
+    def time_of(self, look: _Look, event: EventRecord, other: Firing, before: Array) -> Array:
+        """Derivative of the time at which another transition is due where an instant begins."""
+        args = look.source(event), event.time, event.x_minus, event.memory_minus, self.run.parameters
+        h_w, h_p, rate = other.transition.guard_derivatives(*args, clock(self.run.t_span[0], other.count))
+        return np.asarray((h_w @ before + h_p @ self.directions.directions) / -rate)
+
+    def order_matters(self, look: _Look, event: EventRecord, other: Firing, before: Array) -> str | None:
+        """What another order of an instant changes, None where it is nothing."""
+        system = self.run.system
+        mine = Firing(system.transitions[event.index], event.guard, event.rate, event.count, event.follows)
+        try:
+            one, two = (_replay(look, event, firing) for firing in (mine, other))
+            sides = [self._derivatives(outcome.records, before) for outcome in (one, two)]
+        except DaeHybridError as error:
+            return f"in the other order there is an error ({error.message})"
+        if not one.agrees(two, self.accuracy):
             return "they lead to different states"
-        sides = [_derivatives(trajectory, directions, outcome.records, before) for outcome in (one, two)]
-    except DaeHybridError as error:
-        return f"in the other order there is an error ({error.message})"
-    same = all(_close(a, b) for a, b in zip(*sides, strict=True))
-    return None if same else "they lead to the same state with other derivatives"
+        same = all(_close(a, b, self.accuracy) for a, b in zip(*sides, strict=True))
+        return None if same else "they lead to the same state with other derivatives"
+
+    def _derivatives(self, records: list[EventRecord], before: Array) -> tuple[Array, Array]:
+        """Derivatives of the state after an instant, and what it adds to those of the functionals."""
+        system, p, start = self.run.system, self.run.parameters, self.run.t_span[0]
+        earlier: Array | None = None
+        state, gained = before, np.zeros((system.functionals.size, before.shape[1]))
+        for record in records:
+            map_ = system.linearise(record, p, start, self.directions.conditions)
+            earlier, state, cost = map_.forward(state, self.directions.directions, earlier)
+            gained = gained + cost
+        return state, gained
 
 
-def _firing(trajectory: Trajectory, event: EventRecord) -> Firing:
-    return Firing(trajectory.system.transitions[event.index], event.guard, event.rate, event.count, event.follows)
-
-
-def _replay(trajectory: Trajectory, mode: ModeSystem, event: EventRecord, begin: Firing) -> _Outcome:
+def _replay(look: _Look, event: EventRecord, begin: Firing) -> _Outcome:
     """Go through an instant, from the point before its first event, with some transition first."""
-    system, p, t, options = trajectory.system, trajectory.parameters, event.time, trajectory.options
-    instant = Instant(system, trajectory.t_span, options)
+    system, p, t, options = look.system, look.p, event.time, look.run.options
+    mode, instant = look.source(event), look.instant(t)
     at = Arrival(event.x_minus, event.memory_minus, event.xdot_minus, *(np.zeros(0) for _ in range(3)))
     costs, records, firing = np.zeros(system.functionals.size), [], begin
     while True:
@@ -178,38 +291,37 @@ def _replay(trajectory: Trajectory, mode: ModeSystem, event: EventRecord, begin:
         following = instant.look(mode, t, at, entering=True, armed=armed).fires
         if following is None:
             when, timed, count = instant.due(mode, t, p)
-            following = Firing(timed, count=count) if timed is not None and when <= t else None
+            following = Firing(timed, count=count) if timed is not None and when - t <= look.slack(t) else None
         if following is None:
             return _Outcome(mode, at, costs, records)
         firing = following
 
 
-def _derivatives(
-    trajectory: Trajectory, directions: Directions, records: list[EventRecord], before: Array
-) -> tuple[Array, Array]:
-    """Derivatives of the state after an instant, and what it adds to those of the functionals."""
-    system, p, start = trajectory.system, trajectory.parameters, trajectory.t_span[0]
-    earlier: Array | None = None
-    state, gained = before, np.zeros((system.functionals.size, before.shape[1]))
-    for record in records:
-        map_ = system.linearise(record, p, start, directions.conditions)
-        earlier, state, cost = map_.forward(state, directions.directions, earlier)
-        gained = gained + cost
-    return state, gained
-
-
-def _close(a: Array, b: Array) -> bool:
+def _close(a: Array, b: Array, accuracy: float) -> bool:
     scale = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
-    return bool(np.all(np.abs(a - b) <= SAME * scale))
+    return bool(np.all(np.abs(a - b) <= accuracy * scale))
 
 
-def _refuse(event: EventRecord, conditions: Conditions, what: str, remedy: str) -> None:
+def _refuse_start(look: _Look, index: int, conditions: Conditions) -> None:
+    what = "A guard is zero at the start of the run, to the last bit, and moves with the parameters"
+    remedy = "Start the run earlier, or in the mode after the transition."
+    _refuse(look, index, look.run.t_span[0], conditions, what, remedy)
+
+
+def _refuse_entry(look: _Look, index: int, t: float, conditions: Conditions) -> None:
+    what = "The guard is zero, to the last bit, where its mode is entered, but moves apart from the entry"
+    remedy = "Change the parameters a little, or the reset so that it leads to either side of zero."
+    _refuse(look, index, t, conditions, what, remedy)
+
+
+def _refuse(look: _Look, index: int, t: float, conditions: Conditions, what: str, remedy: str) -> None:
+    transition = look.system.transitions[index]
     conditions.refuse(
         EventError(
             f"{what}: a change of the parameters one way moves the transition, the other way takes it away.",
-            transition=event.transition,
-            mode=event.source,
-            time=event.time,
+            transition=transition.name,
+            mode=look.system.modes[transition.source].name,
+            time=t,
             remedy=remedy,
         )
     )

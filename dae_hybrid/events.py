@@ -22,6 +22,7 @@ seeing what the one before left.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,8 +42,8 @@ ZERO_ROUNDINGS = 256.0
 SAME_INSTANT = 4e-15
 #: events accumulate when this many intervals in a row shrink by one ratio, to this spread,
 ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO, ZENO_WINDOW = 4, 0.01, 0.999, 12
-#: and what is left of the series is below this share of the run
-ZENO_REST = 2e-5
+#: and what is left of the series is below this share of what has passed
+ZENO_REST = 1e-6
 TINY = float(np.finfo(float).tiny)
 
 
@@ -67,6 +68,7 @@ class Instant:
     system: HybridSystem
     span: tuple[float, float]
     options: Options
+    slack: float = 0.0  # times that differ by no more are one instant
     chain: list[int] = field(default_factory=list)
     spent: set[int] = field(default_factory=set)  # fired at this instant, their mode not left since
     times: list[float] = field(default_factory=list)
@@ -103,12 +105,14 @@ class Instant:
         entering: bool,
         armed: frozenset[int],
         jumped: frozenset[int] = frozenset(),
+        past: frozenset[int] = frozenset(),
     ) -> Entry:
         """Look at every guard of the mode.
 
         `entering` says whether the mode has just been entered (or the run has just started); otherwise a
         segment has just ended, and `armed` are the transitions whose guards could cross in it. `jumped` are those
-        whose guards changed sign with a signal: they fire.
+        whose guards changed sign with a signal: they fire. `past` are those that were past their threshold before a
+        transition from the mode to itself: they are not met anew.
         """
         zero_band, departure = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
         duration = self._duration(t)
@@ -133,7 +137,7 @@ class Instant:
                 fire = moving and towards and index not in self.spent and (entering or index in armed)
             elif index in jumped:
                 fire = passed = True
-            elif entering and transition.direction * h > 0:
+            elif entering and transition.direction * h > 0 and index not in past:
                 fire = passed = self._passed(transition, mode, t)
             self.sizes[index] = max(self.sizes.get(index, 0.0), abs(h))
             if fire and (fires is None or self.reversed):
@@ -157,10 +161,23 @@ class Instant:
             (i, h, rate) for i, h, rate, size in values if abs(h) <= self._band(h, size, rate, t) < abs(rate) * duration
         ]
 
+    def past(self, mode: ModeSystem, t: float, at: Arrival) -> frozenset[int]:
+        """Transitions of the mode whose guards are past their threshold."""
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        return frozenset(
+            i for i, h, rate, size in values if self.system.transitions[i].direction * h > self._band(h, size, rate, t)
+        )
+
+    def touching(self, mode: ModeSystem, t: float, at: Arrival) -> list[tuple[int, float]]:
+        """Transitions of the mode whose guards are zero to rounding, with their rates."""
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        return [(i, rate) for i, h, rate, size in values if abs(h) <= self._band(h, size, rate, t)]
+
     def _band(self, h: float, size: float, rate: float, t: float) -> float:
         """Within which a guard is zero to rounding."""
         rounding = size + abs(rate) * self.elapsed(t)  # of no finite size where the guard is not differentiable
-        return ZERO_ROUNDINGS * EPS * (rounding if math.isfinite(rounding) else abs(h)) + TINY
+        band = ZERO_ROUNDINGS * EPS * (rounding if math.isfinite(rounding) else abs(h)) + TINY
+        return band + self.slack * abs(rate) if self.slack else band
 
     def rate_scale(self, transition: TransitionMap, t: float) -> float:
         """How fast the guard would move if it went through its range in the time of the run."""
@@ -182,12 +199,21 @@ class Instant:
                 time=t,
                 remedy="Check the transition into this mode, or declare on_entry='wait' or 'fire'.",
             )
+        if transition.on_entry == "fire":
+            return True
         self.passed.add((transition.name, mode.name))
-        return transition.on_entry == "fire"
+        return False
 
     def due(self, mode: ModeSystem, t: float, p: Array) -> tuple[float, TransitionMap | None, int]:
         """Time, transition and count of the next time event of the mode, not before t."""
         best: tuple[float, TransitionMap | None, int] = (np.inf, None, 0)
+        for found in self.timetable(mode, t, p):
+            if found[0] < best[0] or (self.reversed and found[0] == best[0]):
+                best = found
+        return best
+
+    def timetable(self, mode: ModeSystem, t: float, p: Array) -> Iterator[tuple[float, TransitionMap, int]]:
+        """The next time of every time event of the mode that still comes, in order of declaration."""
         for index in mode.timed:
             transition = self.system.transitions[index]
             count = self.counts.get(index, 1 if transition.kind == "every" else 0)
@@ -198,10 +224,8 @@ class Instant:
                 time = self._scheduled(transition, count, p, t)
             if transition.kind == "every":
                 self.counts[index] = count
-            stale = time < t or (time == t and index in self.chain)
-            if not stale and time < best[0]:
-                best = (time, transition, count)
-        return best
+            if not (time < t or (time == t and index in self.chain)):
+                yield time, transition, count
 
     def _scheduled(self, transition: TransitionMap, count: int, p: Array, t: float) -> float:
         time = float(transition.kernels["time"](p, clock(self.span[0], count))[0][0])
@@ -259,7 +283,7 @@ class Instant:
         window = np.diff(self.times[-ZENO_WINDOW - 2 :])
         ratio = float(np.median(window[1:] / window[:-1]))  # single intervals are known to the tolerance of the states
         rest = last * ratio / (1 - ratio) if ratio < 1 else np.inf
-        if rest > ZENO_REST * (self.span[1] - self.span[0]) or t + rest > self.span[1]:
+        if rest > ZENO_REST * (t - self.span[0]) or t + rest > self.span[1]:
             return
         intervals = np.diff(recent)
         if np.ptp(intervals[1:] / intervals[:-1]) > ZENO_SPREAD * ratio:

@@ -11,7 +11,6 @@ import numpy as np
 
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import NonFiniteError
-from dae_hybrid.events import same_instant
 from dae_hybrid.failures import refuse_not_finite
 from dae_hybrid.integrator import Array, SegmentOutcome
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
@@ -38,8 +37,6 @@ class Directions:
         self.costs = np.zeros((directions.shape[1], system.functionals.size))
         self.event_times: list[Array] = []
         self.sides: list[tuple[Array, Array]] = []  # dw before and after every event
-        self.before: dict[int, Array] = {}  # dw before an instant, by its first event; where `coincidences` wants it
-        self.latest: tuple[int, Array] = (0, self.state)
         self._mode = system.modes[system.initial.mode]
 
     @property
@@ -98,10 +95,6 @@ class Directions:
         """Carry the derivatives across a transition."""
         map_ = self.system.linearise(event, self.p, self.t_start, self.conditions)
         map_.refuse_not_finite(event)
-        if not event.order:
-            self.latest = (len(self.event_times), self.state)
-        if event.order or same_instant(event.time, self.t_start, self.t_start):
-            self.before.setdefault(*self.latest)
         earlier = self.event_times[-1] if event.order else None
         before = self.state
         tau, self.state, jump = map_.forward(before, self.directions, earlier)

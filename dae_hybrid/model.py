@@ -172,11 +172,11 @@ class HybridModel(Symbols):
             raise ModelError(
                 f"Transition '{name}' needs exactly one of guard=, at=, every=; got {', '.join(given) or 'none'}."
             )
-        if direction not in DIRECTIONS:
+        if not isinstance(direction, str) or direction not in DIRECTIONS:
             raise ModelError(f"Transition '{name}': direction must be rising, falling or both, got {direction!r}.")
-        if on_entry not in ("wait", "fire", "error"):
+        if not isinstance(on_entry, str) or on_entry not in ("wait", "fire", "error"):
             raise ModelError(f"Transition '{name}': on_entry must be wait, fire or error, got {on_entry!r}.")
-        if resolution is not None and not (isinstance(resolution, int | float) and 0 < resolution < math.inf):
+        if resolution is not None and not (isinstance(resolution, int | float) and 0 < resolution < 1e300):
             raise ModelError(f"Transition '{name}': resolution must be a positive time, got {resolution!r}.")
         trigger = {
             key: expression(f"{key} of transition '{name}'", value, 1)

@@ -23,14 +23,17 @@ SHORTEST_SPAN = 1e-200
 def _positive(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise OptionError(f"{name} must be a positive number, got {value!r}.")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not (math.isfinite(number) and number > 0):
         raise OptionError(f"{name} must be finite and positive, got {number!r}.")
     return number
 
 
 def _choice(name: str, value: object, legal: tuple[str, ...]) -> None:
-    if value not in legal:
+    if not isinstance(value, str) or value not in legal:
         raise OptionError(f"{name} must be one of {', '.join(map(repr, legal))}, got {value!r}.")
 
 
@@ -141,7 +144,7 @@ def check_time_span(t_span: Any) -> tuple[float, float]:
     """Two finite times, the second after the first."""
     try:
         t0, tf = (float(t) for t in t_span)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise OptionError(f"t_span must be two numbers (start, end), got {t_span!r}.") from None
     if not (math.isfinite(t0) and math.isfinite(tf)):
         raise OptionError(f"t_span must be finite, got ({t0}, {tf}).")
@@ -159,7 +162,7 @@ def check_times(t_eval: ArrayLike | None, span: tuple[float, float]) -> NDArray[
         return None
     try:
         times = np.array(t_eval, dtype=float, ndmin=1)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise OptionError(f"t_eval must be an array of times, got {t_eval!r}.") from None
     if times.ndim != 1 or times.size == 0 or not np.all(np.isfinite(times)):
         raise OptionError("t_eval must be a non-empty one-dimensional array of finite times.")

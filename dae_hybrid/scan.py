@@ -149,9 +149,10 @@ def is_calm(
             return v0 + (t - t0) * (slope + bend * (t - t1))
 
         extremum = (t0 + t1) / 2 - slope / (2 * bend) if bend else t0
-        if t1 < extremum < t0 and not math.copysign(1.0, v0) * parabola(extremum) >= CALM * min(abs(v0), abs(v1)):
-            return False
-        if not abs(parabola(at) - v) <= CALM * max(abs(v0), abs(v1), abs(v2)):
+        least = nearest = min(abs(v0), abs(v1))
+        if t1 < extremum < t0:
+            least = min(nearest, math.copysign(1.0, v0) * parabola(extremum))
+        if not least - SAFETY * abs(parabola(at) - v) >= CALM * nearest:
             return False
     return True
 
@@ -171,8 +172,20 @@ def may_cross(start: Glance, middle: Glance, end: Glance, band: Array) -> tuple[
     # from zero: c1 + c2 s + c3 s^2 has the sign of the guard
     leaving = (start.values == 0) & (middle.values * end.values > 0)
     bent = np.array((c[1], c[2], c[3], np.zeros_like(c[0]))) * np.sign(middle.values)
+    back, turn = _turns_back(c, start.values, end.values, SAFETY * off)
+    place, hidden = np.where(back, turn, place), hidden | back
     where = float(place[np.argmax(hidden)]) if hidden.any() else 0.0
     return hidden | rough | (leaving & (_smallest(bent)[0] < 0)), where
+
+
+def _turns_back(c: Array, before: Array, after: Array, off: Array) -> tuple[NDArray[np.bool_], Array]:
+    """Cubics that change sign and have been on the other side and back before, but for an error, and where."""
+    root = np.sqrt(c[2] ** 2 - 3 * c[1] * c[3])
+    one, two = (-c[2] + root) / (3 * c[3]), (-c[2] - root) / (3 * c[3])
+    first, second, side = np.minimum(one, two), np.maximum(one, two), np.sign(before)
+    over, back = (side * (c[0] + s * (c[1] + s * (c[2] + s * c[3]))) for s in (first, second))
+    returns = (after == 0) | (back >= -off) & (second < 1)
+    return (before * after <= 0) & (before != 0) & (first > 0) & (first < 1) & (over <= off) & returns, first
 
 
 def _smallest(c: Array) -> tuple[Array, Array]:

@@ -25,6 +25,8 @@ from dae_hybrid.trajectory import Trajectory
 Parameters = Mapping[str, ArrayLike] | ArrayLike | None
 #: tightest tolerance of the direct form of index 2 (measured: below it events on multipliers go astray)
 DIRECT_RTOL = 1e-11
+#: how often a guard may be looked at in a run because of its resolution
+LOOKS = 1e8
 #: a witness may take so many times as many steps as the run, or another direction is tried, up to so many
 LONGER, DIRECTIONS = 20, 4
 
@@ -44,6 +46,7 @@ class Setup:
         self.options = Options.of(options)
         self._check_tolerance_names()
         self._check_index()
+        self._check_resolution()
         check_capabilities(adapter, system, self.options, analysis)
         self.integrator: Integrator = find_integrator(adapter)
 
@@ -54,6 +57,15 @@ class Setup:
                 f"Index 2 as it stands is not reliable below rtol {DIRECT_RTOL:g}, got {self.options.rtol:g}.",
                 mode=tight[0].name,
                 remedy="Build with index2='reduced' (the default), or loosen rtol.",
+            )
+
+    def _check_resolution(self) -> None:
+        finest, duration = min(mode.equations.resolution for mode in self.system.modes), self.span[1] - self.span[0]
+        if duration > LOOKS * finest:
+            raise OptionError(
+                f"A guard with resolution={finest:g} would be looked at {duration / finest:.0e} times in a run of "
+                f"length {duration:g}; the limit is {LOOKS:.0e}.",
+                remedy="Declare a coarser resolution: the shortest time for which the guard may stay on one side.",
             )
 
     def _check_tolerance_names(self) -> None:
@@ -95,13 +107,19 @@ class Setup:
             return None
         if duality is True:
             return float(np.sqrt(self.options.rtol))
-        if not isinstance(duality, int | float) or not 0 < duality < np.inf:
+        if isinstance(duality, bool) or not isinstance(duality, int | float) or not 0 < duality < 1e300:
             raise OptionError(f"duality must be True, False or a positive number, got {duality!r}.")
         return float(duality)
 
     def directions(self, indices: tuple[int, ...], conditions: Conditions) -> Directions:
         """One direction for every parameter."""
         return Directions(self.system, self.p, self.columns(indices), self.span[0], conditions)
+
+    def conditions(self, *, strict: bool) -> Conditions:
+        """The conditions of the derivatives of this call."""
+        if not isinstance(strict, bool):
+            raise OptionError(f"strict must be True or False, got {strict!r}.")
+        return Conditions(strict=strict)
 
     def columns(self, indices: tuple[int, ...]) -> Array:
         """Unit directions of these parameters, (n_parameters, n_wrt)."""

@@ -189,7 +189,10 @@ class HybridSystem(OfThisProcess):
         """Flat indices of the parameters named by `wrt`; None is all of them."""
         if wrt is None:
             return tuple(range(self.parameters.size))
-        names = [wrt] if isinstance(wrt, str) else list(wrt)
+        try:
+            names = [wrt] if isinstance(wrt, str) else [str(name) for name in wrt]
+        except TypeError:
+            raise ParameterError(f"wrt must be a name or names of parameters, got {wrt!r}.") from None
         if not names:
             raise ParameterError("wrt is empty.", remedy="Name at least one parameter, or leave wrt out for all.")
         indices: list[int] = []
@@ -213,7 +216,7 @@ class HybridSystem(OfThisProcess):
             if len(names) != 1:
                 raise ParameterError(f"Name the functional: model '{self.name}' has {len(names)}.", remedy=remedy)
             return names[0]
-        if functional not in self.functionals:
+        if not isinstance(functional, str) or functional not in self.functionals:
             raise ParameterError(f"Unknown functional {functional!r}.", remedy=remedy)
         return functional
 
@@ -273,7 +276,7 @@ def check_built(system: object) -> None:
 def _numbers(what: str, value: ArrayLike, size: int) -> Array:
     try:
         array = np.array(value, dtype=float, ndmin=1)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ParameterError(f"{what} must be numeric, got {value!r}.") from None
     if array.shape != (size,):
         raise ParameterError(f"{what} needs {size} value(s), got shape {np.shape(value)}.")

@@ -352,6 +352,15 @@ class TransitionMap:
         parts = {name: values[self.unknowns[name]] for name in self.unknowns.names}
         return {name: float(part[0]) if part.size == 1 else part for name, part in parts.items()}
 
+    def guard_derivatives(
+        self, source: ModeSystem, t: float, x: Array, m: Array, p: Array, clock: Array
+    ) -> tuple[Array, Array, float]:
+        """Derivatives of the guard by (y, m) and p at a point of its mode, and its rate there."""
+        tangent, nw = self.kernels["tangent"], source.differential.size + m.size
+        after = [np.zeros(tangent.function.nnz_in(i)) for i in (3, 4)]
+        h, _, flow, *_ = tangent(t, x, m, *after, p, clock)
+        return h[0, :nw], h[0, nw : nw + p.size], float(h[0, :nw] @ flow + h[0, -1])
+
     def linearise(
         self,
         source: ModeSystem,

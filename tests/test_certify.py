@@ -410,3 +410,115 @@ def test_nothing_is_warned_of_without_reason(built: Any, models: Any) -> None:
         warnings.simplefilter("error")
         for call in calls:
             assert call().diagnostics.passed
+
+
+# -- what a hard look found ----------------------------------------------------------------------------------------
+
+
+def due_together(kind: str) -> dh.HybridSystem:
+    """x' = a and y' = b are 1 together, and what A does keeps B from firing."""
+    m = dh.HybridModel(kind)
+    a, b = m.parameter("a", 1.0), m.parameter("b", 1.0)
+    x, y, z = m.differential("x"), m.differential("y"), m.differential("z")
+    run = m.mode("run", ode={x: a, y: b, z: 0})
+    if kind == "it leaves the mode":
+        left, right = m.mode("left", ode={x: 0, y: 0, z: 1}), m.mode("right", ode={x: 0, y: 0, z: 5})
+        m.transition(run, left, guard=x - 1, direction="rising", name="A")
+        m.transition(run, right, guard=y - 1, direction="rising", name="B")
+    else:
+        m.transition(run, run, guard=x - 1, direction="rising", reset={y: 0.0}, name="A")
+        m.transition(run, run, guard=y - 1, direction="rising", reset={z: z + 1}, name="B")
+    m.initial(run, {x: 0.0, y: 0.0, z: 0.0})
+    m.functional("G", terminal=z)
+    return m.build(native=False)
+
+
+@pytest.mark.parametrize("kind", ["it leaves the mode", "it takes the other guard away"])
+def test_a_transition_that_would_have_fired_counts(kind: str) -> None:
+    system = due_together(kind)
+    assert [e.transition for e in dh.simulate(system, (0, 1.5)).events] == ["A"]
+    for analysis in (dh.forward_sensitivity, dh.adjoint_gradient):
+        with pytest.warns(dh.DerivativeWarning, match="'A' and 'B' are due .* different states"):
+            analysis(system, (0, 1.5))
+
+
+@pytest.mark.filterwarnings("error::dae_hybrid.DerivativeWarning")
+@pytest.mark.parametrize("order", ["declared", "reversed"])
+def test_two_switches_as_one_automaton(order: Any) -> None:
+    """In the mode that the first one leads to the second is due by another transition: nothing depends on the order."""
+    m = dh.HybridModel("switches")
+    a, b = m.parameter("a", 1.0), m.parameter("b", 1.0)
+    x, y, u, w = (m.differential(n) for n in "xyuw")
+    modes = {(i, j): m.mode(f"m{i}{j}", ode={x: a, y: b, u: float(i), w: float(j)}) for i in (0, 1) for j in (0, 1)}
+    for k in (0, 1):
+        m.transition(modes[0, k], modes[1, k], guard=x - 1, direction="rising")
+        m.transition(modes[k, 0], modes[k, 1], guard=y - 1, direction="rising")
+    m.initial(modes[0, 0], {x: 0.0, y: 0.0, u: 0.0, w: 0.0})
+    m.functional("G", terminal=u + w)  # 2 T - 1 / a - 1 / b
+    asa = dh.adjoint_gradient(m.build(native=False), (0, 1.5), simultaneous=order)
+    np.testing.assert_allclose(asa.gradient, [1.0, 1.0], rtol=1e-8)
+
+
+@pytest.mark.parametrize("commute", [True, False])
+def test_two_times_that_are_one_by_chance(commute: bool) -> None:
+    m = dh.HybridModel("times")
+    one, two = m.parameter("one", 1.0), m.parameter("two", 1.0)
+    z, w = m.differential("z"), m.differential("w")
+    run = m.mode("run", ode={z: 1.0, w: 0.0})
+    m.transition(run, run, at=one, reset={z: 2 * z}, name="A")
+    m.transition(run, run, at=two, reset={w: w + m.time} if commute else {z: z + 1}, name="B")
+    m.initial(run, {z: 0.0, w: 0.0})
+    m.functional("G", terminal=z + w)
+    system = m.build(native=False)
+    if commute:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            asa = dh.adjoint_gradient(system, (0, 1.5))
+        np.testing.assert_allclose(asa.gradient, [1.0, 1.0], rtol=1e-8)  # z: 2 one + T - one, w: two
+    else:
+        with pytest.warns(dh.DerivativeWarning, match="order matters"):
+            dh.adjoint_gradient(system, (0, 1.5))
+
+
+def test_times_within_the_accuracy_of_the_run_are_one() -> None:
+    """cos t and exp(-t) meet their thresholds together at t = 1; which one the integrator sees first is chance."""
+    m = dh.HybridModel("near")
+    a, b = m.parameter("a", 1.0), m.parameter("b", 1.0)
+    x, v, y, z = (m.differential(n) for n in ("x", "v", "y", "z"))
+    run = m.mode("run", ode={x: v, v: -a * a * x, y: -b * y, z: 0})
+    m.transition(run, run, guard=x - np.cos(1.0), direction="falling", reset={z: z + 1}, name="A")
+    m.transition(run, run, guard=y - np.exp(-1.0), direction="falling", reset={z: 2 * z}, name="B")
+    m.initial(run, {x: 1.0, v: 0.0, y: 1.0, z: 0.0})
+    m.functional("G", terminal=z)
+    with pytest.warns(dh.DerivativeWarning, match="order matters"):
+        dh.adjoint_gradient(m.build(native=False), (0, 1.5), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("where", ["start", "entry"])
+@pytest.mark.parametrize("direction", ["rising", "both"])
+def test_a_guard_that_is_zero_on_entry_and_does_not_fire_may_do_so_next_to_it(where: str, direction: Any) -> None:
+    """x = p + (t - t0)^2 / 2: zero and at rest for p = 0; below zero it is met on the way up."""
+    m = dh.HybridModel("beside")
+    p = m.parameter("p", 0.0)
+    x, v, z = m.differential("x"), m.differential("v"), m.differential("z")
+    run = m.mode("run", ode={x: v, v: 1.0, z: 0})
+    m.transition(run, run, guard=x, direction=direction, reset={z: z + 1}, name="met")
+    if where == "start":
+        m.initial(run, {x: p, v: 0.0, z: 0.0})
+    else:
+        first = m.mode("first", ode={x: 0, v: 0, z: 0})
+        m.transition(first, run, at=0.5, reset={x: p})
+        m.initial(first, {x: -1.0, v: 0.0, z: 0.0})
+    m.functional("G", terminal=z)
+    system = m.build(native=False)
+    assert dh.simulate(system, (0, 1.5)).functionals["G"] == 0.0
+    assert dh.simulate(system, (0, 1.5), parameters={"p": -1e-4}).functionals["G"] == 1.0
+    with pytest.raises(dh.EventError, match="zero") as caught:
+        dh.adjoint_gradient(system, (0, 1.5))
+    assert caught.value.transition == "met"
+
+
+@pytest.mark.parametrize("strict", [None, "yes", 0, np.nan])
+def test_what_strict_may_be(strict: Any, built: Any, models: Any) -> None:
+    with pytest.raises(dh.OptionError, match="strict must be True or False"):
+        dh.adjoint_gradient(built(models.counter), (0, 1), "end", strict=strict)

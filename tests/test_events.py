@@ -624,3 +624,51 @@ def test_stiffness_that_starves_the_step_is_named() -> None:
         dh.simulate(system, (0, 10), method="adams", max_steps=2000)
     assert caught.value.remedy == "Use method='bdf', or 'auto', which changes over by itself."
     assert dh.simulate(system, (0, 10)).complete
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("eliminate", [True, False])
+@pytest.mark.parametrize("roots", [(6.47, 6.85, 8.07), (2.44, 2.49, 20.0), (3.0, 3.1, 20.0), (1.0, 1.2, 8.9)])
+def test_several_crossings_within_a_step(roots: tuple[float, ...], eliminate: bool, native: bool) -> None:
+    """Ends of one sign or of two; the state moves evenly, so steps are as long as they can be."""
+    m = dh.HybridModel("q")
+    s, n, w = m.differential("s"), m.differential("n"), m.algebraic("w")
+    run = m.mode("run", ode={s: w, n: 0.0}, algebraic=[w - 1.0])
+    guard = (s - roots[0]) * (s - roots[1]) * (s - roots[2])
+    m.transition(run, run, guard=guard, direction="both", reset={n: n + 1})
+    m.initial(run, {s: 0.0, n: 0.0})
+    sol = dh.simulate(m.build(native=native, eliminate=eliminate), (0, 10))
+    np.testing.assert_allclose([e.time for e in sol.events], [r for r in roots if r < 10], atol=1e-6)
+
+
+@pytest.mark.parametrize("on_entry", ["wait", "fire", "error"])
+def test_an_idle_event_is_no_new_entry(on_entry: Any) -> None:
+    """A guard that was past its threshold before a transition from the mode to itself is not met anew."""
+    m = dh.HybridModel("q")
+    y, n = m.differential("y"), m.memory("n", initial=0.0)
+    run = m.mode("run", ode={y: 1.0})
+    m.transition(run, run, guard=y - 0.55, direction="rising", memory={n: n + 1}, on_entry=on_entry, name="once")
+    m.transition(run, run, every=0.1, name="idle")
+    m.initial(run, {y: 0.0})
+    sol = dh.simulate(m.build(native=False), (0, 1.05))
+    assert [e.transition for e in sol.events].count("once") == 1
+    assert sol.diagnostics.notes == ()
+
+
+@pytest.mark.parametrize("slowest", [1e-3, 1e-4])
+def test_a_mode_of_rest_ends_what_would_accumulate(slowest: float) -> None:
+    """As the page on events advises: the ball settles when it bounces slowly, however long the run."""
+    m = dh.HybridModel("ball")
+    y, v, hit = m.differential("y"), m.differential("v"), m.differential("hit")
+    flight, rest = m.mode("flight", ode={y: v, v: -9.81, hit: 0}), m.mode("rest", ode={y: 0, v: 0, hit: 0})
+    m.transition(flight, flight, guard=y, direction="falling", reset={v: -0.5 * v, hit: -0.5 * v})
+    m.transition(flight, rest, guard=slowest - hit, direction="rising", on_entry="fire", reset={v: 0.0, y: 0.0})
+    m.initial(flight, {y: 1.0, v: 0.0, hit: 1.0})
+    sol = dh.simulate(m.build(native=False), (0, 100), rtol=1e-10, atol=1e-12)
+    assert sol.events[-1].transition == "flight->rest"
+    assert sol.events[-1].time == pytest.approx(np.sqrt(2 / 9.81) * 3, abs=4 * slowest / 9.81)
+
+
+def test_a_resolution_that_would_take_for_ever_is_refused() -> None:
+    with pytest.raises(dh.OptionError, match="would be looked at"):
+        dh.simulate(fast(1e-12, native=False), (0, 3))

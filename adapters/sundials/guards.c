@@ -70,12 +70,24 @@ static int is_calm(run *r) {
     if (v0 == 0 && v1 == 0) continue;
     const double slope = (v0 - v1) / h, bend = (slope - (v1 - v2) / (t[1] - t[2])) / (t[0] - t[2]);
     const double extremum = bend ? (t[0] + t[1]) / 2 - slope / (2 * bend) : t[0];
-    const double away = CALM * fmin(fabs(v0), fabs(v1)), largest = fmax(fabs(v0), fmax(fabs(v1), fabs(v2)));
+    const double nearest = fmin(fabs(v0), fabs(v1));
 #define PARABOLA(at) (v0 + ((at) - t[0]) * (slope + bend * ((at) - t[1])))
-    if (extremum > t[1] && extremum < t[0] && !(sign_of(v0) * PARABOLA(extremum) >= away)) return 0;
-    if (!(fabs(PARABOLA(inside) - value[i]) <= CALM * largest)) return 0;
+    const double off = fabs(PARABOLA(inside) - value[i]), turn = sign_of(v0) * PARABOLA(extremum);
+    const double least = extremum > t[1] && extremum < t[0] ? fmin(nearest, turn) : nearest;
+    if (!(least - SAFETY * off >= CALM * nearest)) return 0;
   }
   return 1;
+}
+
+/* where a cubic that changes sign from v0 to v1 has been on the other side and back before, but for an error; else 0 */
+static double turns_back(const double *k, double v0, double v1, double off) {
+  const double root = sqrt(k[2] * k[2] - 3 * k[1] * k[3]), side = sign_of(v0);
+  const double one = (-k[2] + root) / (3 * k[3]), two = (-k[2] - root) / (3 * k[3]);
+  const double first = fmin(one, two), second = fmax(one, two);
+  if (!(first > 0 && first < 1)) return 0;
+  const double over = side * horner(k, first), back = second < 1 ? side * horner(k, second) : -HUGE_VAL;
+  if (v1 == 0) return over <= off ? first : 0;
+  return over <= off && back >= -off ? first : 0;
 }
 
 /* where a guard may cross zero without showing it at the ends or within, in (0, 1]; else 0 */
@@ -89,6 +101,8 @@ static double may_cross(const run *r, int a, int m, int b) {
       if (smallest(k, sign_of(v0), &place) <= SAFETY * off) return place > 0 ? place : 1;
     } else if (SAFETY * off > largest)
       return 1;
+    else if (v0 != 0 && (place = turns_back(k, v0, v1, SAFETY * off)) > 0)
+      return place;
     else if (v0 == 0 && v * v1 > 0) { /* leaving zero, perhaps not for good: k1 + k2 s + k3 s^2 */
       const double rest[4] = {k[1], k[2], k[3], 0};
       if (smallest(rest, sign_of(v), &place) < 0) return place > 0 ? place : 1;
