@@ -33,6 +33,8 @@ NONE = np.zeros(0)
 SETTLED = 1e-2
 #: an adjoint is known to this share of its size at best: below it, integrators would follow rounding
 ROUNDING = 10 * float(np.finfo(float).eps)
+#: from so many segments on each is integrated more accurately: what they get wrong adds up
+FEW = 20
 #: parameters below it are scaled as if they were that large
 SMALLEST = 1e-100
 
@@ -53,6 +55,7 @@ class Sweep:
     def __post_init__(self) -> None:
         self.system: HybridSystem = self.trajectory.system
         self.sizes = self._cost_sizes()
+        self.rtol = self.options.rtol / max(1.0, len(self.trajectory.segments) / FEW)
 
     # -- tolerances -------------------------------------------------------------------------------------
 
@@ -86,11 +89,12 @@ class Sweep:
                 np.concatenate([np.zeros(0), *(self._extent[n] for n in names)])
                 for names in (layout.names, memory.names)
             )
-            floor = np.clip(self.options.absolute(layout) / x, ROUNDING, self.options.rtol)
+            finer = self.rtol / self.options.rtol
+            floor = np.clip(finer * self.options.absolute(layout) / x, ROUNDING, self.rtol)
             others = np.concatenate((np.where(p > 0, np.maximum(p, SMALLEST), 1.0), m))
             self._tolerances[mode.index] = (
                 np.outer(self.sizes, floor / x),
-                np.outer(self.sizes, floor.min(initial=self.options.rtol) / others),
+                np.outer(self.sizes, floor.min(initial=self.rtol) / others),
             )
         return self._tolerances[mode.index]
 
@@ -145,6 +149,7 @@ class Sweep:
                 rates[:, :n],
                 absolute,
                 absolute_integrals,
+                self.rtol,
                 t_eval,
             )
         )

@@ -249,7 +249,7 @@ class Automaton:
         try:
             outcome = self.session.integrate(task)
         except DaeHybridError as error:
-            if isinstance(error, ZenoError) and self.instant.ends():
+            if isinstance(error, ZenoError) and self.instant.lose(error):
                 raise
             self._keep_partial(task, error.rows)
             error.mode = error.mode or mode.name
@@ -355,6 +355,7 @@ class Automaton:
                 f"More than max_events={self.options.max_events} transitions, the last ones {cycle} about every "
                 f"{pace:.3g} units of time.",
                 transition=transition.name,
+                mode=self.mode.name,
                 time=t,
                 remedy="Raise max_events; or, where the modes point at each other across a surface and switch ever so "
                 "often, model the motion along it as a mode of its own.",

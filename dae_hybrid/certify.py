@@ -12,6 +12,7 @@ from dae_hybrid.diagnostics import Check, Diagnostics
 from dae_hybrid.duality import Duality
 from dae_hybrid.errors import DaeHybridError, DerivativeWarning, ZenoError
 from dae_hybrid.forward import Directions
+from dae_hybrid.grazing import refuse_shallow
 from dae_hybrid.trajectory import Trajectory
 
 
@@ -45,6 +46,7 @@ def certify(
                 remedy="Model what happens at rest as a mode of its own; strict=False gives it all the same.",
             )
         )
+    refuse_shallow(trajectory, conditions)
     sided: tuple[str, ...] = ()
     if is_suspicious(trajectory):
         sided = coincidences(*forward())

@@ -52,7 +52,7 @@ class _Outcome:
 def is_suspicious(trajectory: Trajectory) -> bool:
     """Whether anything falls on one instant, or on an end of the run, that may move."""
     look = _Look(trajectory)
-    if look.undecided(look.initial_mode, trajectory.t_span[0], trajectory.initial, look.initial_memory, None):
+    if look.moving_at_start(np.eye(trajectory.parameters.size)):
         return True
     for _, events in look.instants():
         if len(events) > 1 or look.others(events[0]):
@@ -69,12 +69,8 @@ def coincidences(trajectory: Trajectory, directions: Directions) -> tuple[str, .
     """One-sided derivatives of a run along its directions, as sentences; others are refused as conditions."""
     look, found = _Look(trajectory), []
     along = _Along(trajectory, directions)
-    initial = look.initial_mode
-    begin = look.system.initial.derivatives(initial, trajectory.t_span[0], trajectory.initial, trajectory.parameters)
-    start = (initial, trajectory.t_span[0], trajectory.initial, look.initial_memory)
-    for index in look.undecided(*start, None):
-        if along.moves(index, *start, begin @ directions.directions, None):
-            _refuse_start(look, index, directions.conditions)
+    for index in look.moving_at_start(directions.directions):
+        _refuse_start(look, index, directions.conditions)
     for first, events in look.instants():
         found += _at_an_instant(look, along, first, events)
     return tuple(dict.fromkeys(found))
@@ -102,7 +98,7 @@ def _at_an_instant(look: _Look, along: _Along, first: int, events: list[EventRec
     settled = due | {event.index for event in events[:-1]}  # those are a matter of order
     for index in [i for i in look.undecided_after(last) if i not in settled]:
         point = (look.target(last), last.time, last.x_plus, last.memory_plus)
-        if along.moves(index, *point, after, taus[-1]):
+        if look.moves(index, *point, after, along.directions.directions, taus[-1]):
             _refuse_entry(look, index, last.time, conditions)
     found = []
     for other, time in zip(others, times, strict=True):
@@ -125,6 +121,7 @@ class _Look:
         self.initial_mode = self.system.modes[self.system.initial.mode]
         start = (self.initial_mode, trajectory.t_span[0], trajectory.initial)
         self.initial_memory = self.system.initial.matrix(*start, self.p)[0]
+        self.accuracy = max(SAME, ACCURACY * trajectory.options.rtol)
 
     def slack(self, t: float) -> float:
         """Times that differ by no more are one instant."""
@@ -203,6 +200,27 @@ class _Look:
                 found.append(index)
         return found
 
+    def moving_at_start(self, directions: Array) -> list[int]:
+        """Transitions whose guards are zero at the start without firing, and move with the parameters."""
+        mode, t, x, m = self.initial_mode, self.run.t_span[0], self.run.initial, self.initial_memory
+        open_ = self.undecided(mode, t, x, m, None)
+        if not open_:
+            return []
+        state = self.system.initial.derivatives(mode, t, x, self.p) @ directions
+        return [index for index in open_ if self.moves(index, mode, t, x, m, state, directions, None)]
+
+    def moves(
+        self, index: int, mode: ModeSystem, t: float, x: Array, m: Array, state: Array, dp: Array, tau: Array | None
+    ) -> bool:
+        """Whether a guard that is zero at a point moves away from there, with the time of the point."""
+        transition = self.system.transitions[index]
+        h_w, h_p, rate = transition.guard_derivatives(mode, t, x, m, self.p, clock(self.run.t_span[0], 0))
+        terms = [h_w[:, None] * state, h_p[:, None] * dp]
+        if tau is not None:
+            terms.append(rate * tau[None, :])
+        change, size = (sum(f(term).sum(axis=0) for term in terms) for f in (np.asarray, np.abs))
+        return bool(np.any(np.abs(change) > self.accuracy * size))
+
     def _entry(self, mode: ModeSystem, t: float, x: Array, m: Array) -> list[Array]:
         return mode.kernels["entry"](t, x, m, self.p)
 
@@ -224,18 +242,6 @@ class _Along:
     def together(self, a: Array, b: Array) -> bool:
         """Whether two times move together."""
         return bool(np.all(np.abs(a - b) <= self.still + self.accuracy * np.maximum(np.abs(a), np.abs(b))))
-
-    def moves(
-        self, index: int, mode: ModeSystem, t: float, x: Array, m: Array, state: Array, tau: Array | None
-    ) -> bool:
-        """Whether a guard that is zero at a point moves away from there, with the time of the point."""
-        transition, dp = self.run.system.transitions[index], self.directions.directions
-        h_w, h_p, rate = transition.guard_derivatives(mode, t, x, m, self.run.parameters, clock(self.run.t_span[0], 0))
-        terms = [h_w[:, None] * state, h_p[:, None] * dp]
-        if tau is not None:
-            terms.append(rate * tau[None, :])
-        change, size = (sum(f(term).sum(axis=0) for term in terms) for f in (np.asarray, np.abs))
-        return bool(np.any(np.abs(change) > self.accuracy * size))
 
     def time_of(self, look: _Look, event: EventRecord, other: Firing, before: Array) -> Array:
         """Derivative of the time at which another transition is due where an instant begins."""

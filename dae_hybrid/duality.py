@@ -108,6 +108,13 @@ class Duality:
     def error(self) -> DualityError:
         """The error of a check that has failed."""
         start, end = self.worst
+        if not np.isfinite(self.defect):
+            return DualityError(
+                f"The runs of forward and adjoint analysis of '{self.functional}' went through different transitions.",
+                time=start,
+                remedy="Tighten rtol and atol, or set max_step or a resolution of the guards: the run is at the edge "
+                "of another one, or a crossing was missed.",
+            )
         return DualityError(
             f"Forward and adjoint analysis of '{self.functional}' differ by {self.defect:.2e} of their size, allowed "
             f"{self.allowed:.0e}; most of it arises from t = {start:.9g}, with what happens there, up to {end:.9g}.",

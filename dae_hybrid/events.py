@@ -264,6 +264,7 @@ class Instant:
             f"More than {self.options.max_transitions_per_instant} transitions at one instant; the cycle is "
             f"{' -> '.join(cycle)}.",
             transition=names[-1],
+            mode=self.system.modes[self.system.transitions[self.chain[-1]].source].name,
             time=t,
             remedy=f"The two modes point at each other across the surface {surface} = 0: a sliding mode. Model the "
             "motion along it as a mode of its own, with this as a constraint= (whose multiplier replaces the switched "
@@ -274,41 +275,48 @@ class Instant:
 
     def _watch_accumulation(self, transition: TransitionMap, t: float) -> None:
         """Intervals that shrink by one ratio add up to a finite time; refuse before they get lost in the steps."""
-        recent = self.times[-ZENO_INTERVALS - 1 :]
-        if transition.kind != "guard" or len(recent) <= ZENO_INTERVALS:
+        steps = np.diff(self.times[-ZENO_INTERVALS - 1 :])
+        if transition.kind != "guard" or steps.size < ZENO_INTERVALS or not steps[-1] <= ZENO_RATIO * steps[-2]:
             return
-        last, before = recent[-1] - recent[-2], recent[-2] - recent[-3]
-        if last > ZENO_RATIO * before:
+        limit = self.limit()
+        if limit is None or limit - t > ZENO_REST * (t - self.span[0]) or limit > self.span[1]:
             return
-        window = np.diff(self.times[-ZENO_WINDOW - 2 :])
-        ratio = float(np.median(window[1:] / window[:-1]))  # single intervals are known to the tolerance of the states
-        rest = last * ratio / (1 - ratio) if ratio < 1 else np.inf
-        if rest > ZENO_REST * (t - self.span[0]) or t + rest > self.span[1]:
+        ratios = steps[1:] / steps[:-1]
+        if np.ptp(ratios) > ZENO_SPREAD * ratios[-1]:
             return
-        intervals = np.diff(recent)
-        if np.ptp(intervals[1:] / intervals[:-1]) > ZENO_SPREAD * ratio:
-            return
-        self.accumulation = t + rest
+        self.accumulation = limit
         if self.options.on_zeno == "end":
             return
         raise ZenoError(
-            f"Events accumulate at about t = {t + rest:.12g}: the last interval is {last:.3g}, "
-            f"each {ratio:.3g} of the one before.",
+            f"Events accumulate at about t = {limit:.12g}: the last interval is {steps[-1]:.3g}, each {ratios[-1]:.3g} "
+            "of the one before.",
             transition=transition.name,
+            mode=self.system.modes[transition.source].name,
             time=t,
             remedy="Model what happens at rest as a mode of its own, entered when the motion has become small, or end "
             "the run there with on_zeno='end'.",
         )
 
-    def ends(self) -> bool:
-        """Whether a run whose events have become too fast to follow is to end at the last one."""
-        if self.options.on_zeno != "end" or len(self.times) < 3:
+    def limit(self) -> float | None:
+        """Where the latest events accumulate, by Aitken's extrapolation of their times; None where they do not."""
+        times = np.array(self.times[-ZENO_WINDOW - 2 :])
+        steps = np.diff(times)
+        shrink = steps[:-1] - steps[1:]
+        good = (shrink > 0) & (steps[1:] > 0)
+        if not good.size or not good[-1]:
+            return None
+        # single intervals are known to the tolerance of the states
+        return float(np.median(times[2:][good] + steps[1:][good] ** 2 / shrink[good]))
+
+    def lose(self, error: ZenoError) -> bool:
+        """Events have become too fast to follow: say where they accumulate, and whether the run is to end there."""
+        limit = self.limit()
+        if limit is None:
             return False
-        last, before = self.times[-1] - self.times[-2], self.times[-2] - self.times[-3]
-        if not last < before:
-            return False
-        self.accumulation = self.times[-1] + last * last / (before - last)
-        return True
+        error.message += f" By their intervals they accumulate at about t = {limit:.12g}."
+        if self.options.on_zeno == "end":
+            self.accumulation = limit
+        return self.options.on_zeno == "end"
 
     def rested(self, mode: ModeSystem, pending: Array) -> None:
         """Note the guards that have not left zero in a segment."""

@@ -141,8 +141,8 @@ class BackwardTask:
     `forward` is the segment itself, with ``record="dense"`` and its end: integrated again it takes the steps of the
     run, and the adjoint follows the solution of the run, not another one that is as accurate. `components` (k) are the
     functional components. `adjoints` (k, n) and `adjoint_rates` (k, n) are consistent values at the end; `absolute`
-    (k, n) and `absolute_integrals` (k, n_wrt + n_memory) their absolute tolerances. `t_eval`, decreasing, asks for the
-    adjoint at these times.
+    (k, n) and `absolute_integrals` (k, n_wrt + n_memory) their absolute tolerances, `rtol` the relative one. `t_eval`,
+    decreasing, asks for the adjoint at these times.
     """
 
     forward: SegmentTask
@@ -151,6 +151,7 @@ class BackwardTask:
     adjoint_rates: Array
     absolute: Array
     absolute_integrals: Array
+    rtol: float
     t_eval: Array | None = None
 
 

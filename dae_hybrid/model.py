@@ -176,7 +176,8 @@ class HybridModel(Symbols):
             raise ModelError(f"Transition '{name}': direction must be rising, falling or both, got {direction!r}.")
         if not isinstance(on_entry, str) or on_entry not in ("wait", "fire", "error"):
             raise ModelError(f"Transition '{name}': on_entry must be wait, fire or error, got {on_entry!r}.")
-        if resolution is not None and not (isinstance(resolution, int | float) and 0 < resolution < 1e300):
+        number = isinstance(resolution, int | float) and not isinstance(resolution, bool)
+        if resolution is not None and not (number and 0 < resolution < 1e300):
             raise ModelError(f"Transition '{name}': resolution must be a positive time, got {resolution!r}.")
         trigger = {
             key: expression(f"{key} of transition '{name}'", value, 1)

@@ -192,7 +192,7 @@ class SteppedSession:
             constants = system.constants(forward.memory, self.p, later, part)
             problem = InitialValueProblem(
                 system, constants, 0.0, later - earlier, state, system.kernel(0.0, state, constants)[0],
-                self.options.rtol, absolute, method, min(longest, self.options.max_step or np.inf), None,
+                task.rtol, absolute, method, min(longest, self.options.max_step or np.inf), None,
                 self.options.max_order, name=e.name,
             )  # fmt: skip
             with _in_forward_time(later):

@@ -100,7 +100,7 @@ class Adjoint(SolverMemory):
 
     def _set_tolerances(self, task: BackwardTask, j: int) -> None:
         """Apply the task's tolerances, which SUNDIALS copies."""
-        n, rtol = self.equations.n, self.options.rtol
+        n, rtol = self.equations.n, task.rtol
         if self.nq:  # all integrals on one scale
             self.model.weights[:] = task.absolute_integrals[0].min() / task.absolute_integrals[0]
             self.q_absolute_data[:] = task.absolute_integrals[j]
