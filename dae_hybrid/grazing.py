@@ -23,8 +23,8 @@ def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
         if depth <= SHALLOW * _accuracy(trajectory, event):
             conditions.refuse(
                 GrazingError(
-                    f"The guard goes beyond zero by about {depth:.1e}, within the accuracy of the run: whether it crosses "
-                    "is chance.",
+                    f"The guard goes beyond zero by about {depth:.1e}, within the accuracy of the run: whether it "
+                    "crosses is chance.",
                     transition=event.transition,
                     mode=event.source,
                     time=event.time,
