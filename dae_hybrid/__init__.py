@@ -13,6 +13,8 @@ from dae_hybrid.api import forward_sensitivity as forward_sensitivity
 from dae_hybrid.api import simulate as simulate
 from dae_hybrid.checks import GradientCheck as GradientCheck
 from dae_hybrid.checks import check_gradient as check_gradient
+from dae_hybrid.diagnostics import Diagnostics as Diagnostics
+from dae_hybrid.duality import Duality as Duality
 from dae_hybrid.errors import AdapterError as AdapterError
 from dae_hybrid.errors import AssumptionError as AssumptionError
 from dae_hybrid.errors import ChatteringError as ChatteringError
@@ -44,6 +46,7 @@ from dae_hybrid.records import EventRecord as EventRecord
 from dae_hybrid.registry import adapter_names as adapter_names
 from dae_hybrid.registry import describe_adapters as describe_adapters
 from dae_hybrid.registry import register_adapter as register_adapter
+from dae_hybrid.results import EventSensitivity as EventSensitivity
 from dae_hybrid.results import ForwardSensitivity as ForwardSensitivity
 from dae_hybrid.results import Gradient as Gradient
 from dae_hybrid.solvability import Solvability as Solvability
