@@ -153,6 +153,14 @@ def python_api() -> PythonApi:
     return PythonApi(**{key: address(ctypes.pythonapi, name) for key, name in names.items()})
 
 
+def _compiled() -> ctypes.CDLL:
+    """The driver, where its presence has been asked for before."""
+    library = driver()
+    if library is None:
+        raise AssertionError("the compiled driver is not there")
+    return library
+
+
 def address(library: ctypes.CDLL, name: str) -> int:
     """Address of an exported function."""
     value = ctypes.cast(getattr(library, name), c_void_p).value
@@ -218,10 +226,7 @@ class Model:
 
     def callback(self, name: str) -> int:
         """Address of a callback for SUNDIALS."""
-        library = driver()
-        if library is None:
-            raise AssertionError("the compiled driver is not there")
-        return address(library, f"dh_{name}")
+        return address(_compiled(), f"dh_{name}")
 
     @property
     def user_data(self) -> int:
@@ -261,8 +266,26 @@ class Model:
         return {name: int(getattr(self.context, name)) for name in COUNTERS}
 
 
-class Stepper:
+class _Loop:
+    """What the compiled loops share: the struct they keep their place in."""
+
+    run: Run | BackwardRun
+
+    @property
+    def t(self) -> float:
+        """Where the run stands."""
+        return float(self.run.t)
+
+    @property
+    def steps(self) -> int:
+        """Steps since `begin`."""
+        return int(self.run.steps)
+
+
+class Stepper(_Loop):
     """The compiled step loop on one solver memory."""
+
+    run: Run
 
     def __init__(self, model: Model, **handles: Any) -> None:
         e = model.equations
@@ -290,10 +313,7 @@ class Stepper:
             implicit=int(e.implicit),
             **pointers,
         )
-        library = driver()
-        if library is None:
-            raise AssertionError("the compiled driver is not there")
-        self._library = library
+        self._library = _compiled()
         self._buffer = np.zeros(0)
 
     def begin(
@@ -349,16 +369,6 @@ class Stepper:
         return float(self.run.loose)
 
     @property
-    def t(self) -> float:
-        """Where the run stands."""
-        return float(self.run.t)
-
-    @property
-    def steps(self) -> int:
-        """Steps of this segment."""
-        return int(self.run.steps)
-
-    @property
     def crossing(self) -> tuple[int, float, float]:
         """Which guard crossed, its value and its rate."""
         i = self.run.root
@@ -370,14 +380,13 @@ class Stepper:
         return self._buffer[: count * width].reshape(count, width).copy()
 
 
-class Backward:
+class Backward(_Loop):
     """The compiled loop of an adjoint on one solver memory; see `dh_back` in driver.c."""
 
+    run: BackwardRun
+
     def __init__(self, model: Model, **handles: Any) -> None:
-        library = driver()
-        if library is None:
-            raise AssertionError("the compiled driver is not there")
-        self._library, self._n = library, model.equations.n
+        self._library, self._n = _compiled(), model.equations.n
         self.run = BackwardRun(model=model.user_data, implicit=int(model.equations.implicit), **handles)
 
     def begin(self, t: float, t_stop: float, max_step: float, longest: Array, t_eval: Array) -> None:
@@ -392,13 +401,3 @@ class Backward:
         """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
         self.run.budget = budget
         return int(self._library.dh_back(self.run))
-
-    @property
-    def t(self) -> float:
-        """Where the run stands."""
-        return float(self.run.t)
-
-    @property
-    def steps(self) -> int:
-        """Steps so far."""
-        return int(self.run.steps)
