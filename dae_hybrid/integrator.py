@@ -83,7 +83,7 @@ class SegmentTask:
     dx, `memory_directions` (n_directions, n_memory) is constant. Output goes to `t_eval` (or every step);
     `closed_end` says whether an output time equal to `t_stop` belongs to this segment. `method` fixes the method
     where it is given. With ``record="dense"`` the steps are those towards `t_stop`, and end with the one that reaches
-    `until`.
+    `until`. `first_step` is where an explicit method begins, if it is not to look for one itself.
     """
 
     equations: Equations
@@ -104,6 +104,7 @@ class SegmentTask:
     integral_sensitivities: Array | None = None
     method: str | None = None
     until: float = np.inf
+    first_step: float | None = None
 
     @property
     def end(self) -> float:
@@ -116,7 +117,8 @@ class SegmentOutcome:
     """Where a segment ended: `crossing` is (index, value, rate) of the guard that crossed, None at `t_stop`.
 
     `zero_band` is positive for guards that have not left zero since the start.
-    An integrator may stop earlier, to go on in another way with the next task. `method` is the one it used.
+    An integrator may stop earlier, to go on in another way with the next task. `method` is the one it used,
+    `next_step` the step that an explicit one would have gone on with.
 
     x and x' satisfy the equations to rounding. `rows` holds one row per output: t, x and then, with
     sensitivities, dx for every direction; for ``record="dense"`` see `Interpolant`.
@@ -132,6 +134,7 @@ class SegmentOutcome:
     rows: Array
     sensitivities: Array | None = None
     integral_sensitivities: Array | None = None
+    next_step: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ Simultaneous = Literal["declared", "reversed"]
 OnZeno = Literal["raise", "end"]
 DEFAULT_ATOL = 1e-10
 SHORTEST_SPAN = 1e-200
+#: lowest and highest order by method
+ORDERS = {"bdf": (1, 5), "adams": (1, 12), "erk": (2, 9)}
 
 
 def _positive(name: str, value: object) -> float:
@@ -47,15 +49,17 @@ class Options:
         Relative tolerance of states, quadratures and sensitivities.
     atol : float or mapping of str to float
         Absolute tolerance, one for all or by name of variables and functionals (key ``"*"`` for the others).
-    method : {"auto", "bdf", "adams"}
-        Integration method. ``"auto"`` takes Adams for explicit modes that are not stiff, BDF for all others, and
-        looks again along the run; ``"adams"`` is for modes without (implicit) algebraic variables.
+    method : {"auto", "bdf", "adams", "erk"}
+        Integration method. ``"auto"`` takes explicit Runge-Kutta steps for explicit modes that are not stiff, BDF for
+        all others, and looks again along the run; ``"erk"`` and ``"adams"`` are for modes without (implicit) algebraic
+        variables.
     max_step, first_step : float or None
         Largest step and first step after every start; None lets the integrator choose.
     max_steps : int
         Limit of steps of one run.
     max_order : int or None
-        Largest order; None is the method's maximum (5 for BDF, 12 for Adams).
+        Largest order; None is the method's maximum (5 for BDF, 12 for Adams). Runge-Kutta methods (2 to 9) have this
+        order; None is 7.
     max_events : int
         Limit of transitions of one run.
     max_transitions_per_instant : int
@@ -109,9 +113,10 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise OptionError(f"{name} must be a positive integer, got {value!r}.")
-        highest = 12 if self.method == "adams" else 5
-        if self.max_order is not None and self.max_order > highest:
-            raise OptionError(f"max_order is at most {highest} for {self.method!r}, got {self.max_order}.")
+        lowest, highest = ORDERS.get(self.method, ORDERS["bdf"])
+        if self.max_order is not None and not lowest <= self.max_order <= highest:
+            limits = f"at most {highest}" if self.max_order > highest else f"at least {lowest}"
+            raise OptionError(f"max_order is {limits} for {self.method!r}, got {self.max_order}.")
 
     def absolute(self, layout: Layout) -> NDArray[np.float64]:
         """Absolute tolerance of every entry of a flat vector."""

@@ -62,11 +62,19 @@ class Step:
 
     def dense_row(self) -> Array:
         """A row of `Interpolant`: t1, h, order, and the derivatives at t1."""
-        factor, derivatives, c = 2 / (self.t1 - self.t0), [], self.coefficients
-        for k in range(COEFFICIENTS):
-            derivatives.append(c.sum(axis=0) * factor**k)
-            c = c[1:] * np.arange(1, len(c))[:, None]
-        return np.concatenate(([self.t1, self.t1 - self.t0, COEFFICIENTS - 1.0], *derivatives))
+        h = self.t1 - self.t0
+        derivatives = end_derivatives() @ self._powers(node_times(self.t0, self.t1)) @ self.coefficients
+        scaled = derivatives / h ** np.arange(COEFFICIENTS)[:, None]
+        return np.concatenate(([self.t1, h, COEFFICIENTS - 1.0], scaled.ravel()))
+
+
+def end_derivatives() -> Array:
+    """Values at the nodes of a step of length one to the derivatives 0 to 7 at its end, (8, 8)."""
+    rows, c = [], _FROM_VALUES
+    for k in range(COEFFICIENTS):
+        rows.append(c.sum(axis=0) * 2.0**k)
+        c = c[1:] * np.arange(1, len(c))[:, None]
+    return np.array(rows)
 
 
 def node_times(t0: float, t1: float) -> Array:

@@ -40,22 +40,21 @@ static int guard_values(context *c, double t, const double *x, double *out) {
   return 0;
 }
 
-/* F_x s + F_p dp + F_m dm, and the same of the integrands, for every direction; SR eq. 5, 18, 25 */
+/* F_x s + F_p dp + F_m dm, and the same of the integrands, for one direction; SR eq. 5, 18, 25 */
+static void along(context *c, integer i, const double *s, double *out) {
+  const double *dp = c->parameter_directions + i * c->n_parameters, *dm = c->memory_directions + i * c->n_memory;
+  memset(out, 0, (size_t)c->n * sizeof(double));
+  add_product(&c->f_x, c->n, s, out);
+  add_product(&c->f_p, c->n_parameters, dp, out);
+  add_product(&c->f_m, c->n_memory, dm, out);
+  for (integer j = 0; j < c->n_integrals; j++)
+    out[c->n + j] = column_dot(&c->g_x, j, s) + column_dot(&c->g_p, j, dp) + column_dot(&c->g_m, j, dm);
+}
+
 static int directional(context *c, double t, const double *x, vector *s, vector *out) {
   const int flag = linearise(c, t, x);
-  if (flag) return flag;
-  for (integer i = 0; i < c->n_directions; i++) {
-    double *result = c->api->array(out[i]);
-    const double *si = c->api->array(s[i]);
-    const double *dp = c->parameter_directions + i * c->n_parameters, *dm = c->memory_directions + i * c->n_memory;
-    memset(result, 0, (size_t)c->n * sizeof(double));
-    add_product(&c->f_x, c->n, si, result);
-    add_product(&c->f_p, c->n_parameters, dp, result);
-    add_product(&c->f_m, c->n_memory, dm, result);
-    for (integer j = 0; j < c->n_integrals; j++)
-      result[c->n + j] = column_dot(&c->g_x, j, si) + column_dot(&c->g_p, j, dp) + column_dot(&c->g_m, j, dm);
-  }
-  return 0;
+  for (integer i = 0; !flag && i < c->n_directions; i++) along(c, i, c->api->array(s[i]), c->api->array(out[i]));
+  return flag;
 }
 
 /* SR eq. 33 to 35: parameters first, then memory. The minus undoes the direction of integration. */

@@ -4,6 +4,7 @@ size_t dh_sizes(int which) {
     case 1: return sizeof(context);
     case 2: return sizeof(run);
     case 3: return sizeof(backward);
+    case 5: return sizeof(explicit_step);
     default: return sizeof(python_api);
   }
 }
@@ -29,6 +30,7 @@ static void record_point(run *r, double t) { record_values(r, t, r->sensitivitie
 /* everything the run reports, taken from the solver's interpolant at t */
 static int fetch(run *r, double t) {
   const context *c = r->model;
+  if (r->step) return part_of_step(r, t, r->step->size, c->api->array(r->x));
   int flag = c->api->get_dky(r->memory, t, 0, r->x);
   if (!flag && r->implicit) flag = c->api->get_dky(r->memory, t, 1, r->xdot);
   if (!flag && r->sensitivities) flag = c->api->get_sens_dky(r->memory, t, 0, r->sensitivities);
@@ -52,6 +54,7 @@ static int record_dense(run *r) {
   const context *c = r->model;
   double *row = new_row(r);
   int order = 0;
+  if (r->step) return record_polynomial(r, row);
   memset(row, 0, (size_t)r->width * sizeof(double));
   c->api->get_current_time(r->memory, &row[0]);
   c->api->get_last_step(r->memory, &row[1]);
@@ -104,18 +107,28 @@ static int polish(run *r) {
   c->api->get_current_time(r->memory, &now);
   c->api->get_last_step(r->memory, &h);
   for (int i = 0; i < 4; i++) {
-    int flag = c->api->get_dky(r->memory, t, 0, r->x);
+    int flag = r->step ? part_of_step(r, t, c->n, c->api->array(r->x)) : c->api->get_dky(r->memory, t, 0, r->x);
     if (!flag) flag = complete(r, t);
     if (!flag) flag = guards_and_rates(r, t);
     if (flag) return flag;
     const double dt = -r->guard_values[r->root] / r->guard_values[c->n_guards + r->root];
-    /* the root is known to 100 roundings: whatever lies farther away is another one */
-    if (!(fabs(t + dt - r->t) <= POLISH * DBL_EPSILON * (fabs(now) + fabs(h))) || t + dt > now || t + dt < now - h) break;
+    /* SUNDIALS knows the root to 100 roundings: whatever lies farther away is another one */
+    const double allowed = fmax(POLISH * DBL_EPSILON * (fabs(now) + fabs(h)), r->step ? REFINED * h : 0);
+    if (!(fabs(t + dt - r->t) <= allowed) || t + dt > now || t + dt < now - h) break;
     t += dt;
     if (fabs(dt) <= DBL_EPSILON * fabs(t)) break;
   }
   r->t = t;
   return 0;
+}
+
+static void count_failures(run *r) {
+  const sundials_api *api = r->model->api;
+  long failures = 0;
+  api->get_error_test_failures(r->memory, &failures);
+  if (r->step) failures -= r->failures_before; /* ARKODE counts on */
+  r->error_test_failures = failures;
+  if (api->get_newton_failures) api->get_newton_failures(r->memory, &r->newton_failures);
 }
 
 static int finish(run *r, int status) {
@@ -126,8 +139,8 @@ static int finish(run *r, int status) {
   if (!flag) flag = complete(r, t);
   if (!flag && status == FOUND_ROOT) flag = guards_and_rates(r, t);
   if (!flag && r->record == RECORD_STEPS && !r->n_eval) record_point(r, t);
-  c->api->get_error_test_failures(r->memory, &r->error_test_failures);
-  c->api->get_newton_failures(r->memory, &r->newton_failures);
+  count_failures(r);
+  if (r->step) c->api->get_next_step(r->memory, &r->next_step);
   return flag ? flag : status;
 }
 
@@ -139,11 +152,18 @@ int dh_begin(run *r) {
   r->loose = 0;
   c->point_valid = c->interpolated_valid = 0;
   int flag = r->implicit ? c->api->ida_reinit(r->memory, r->t, r->x, r->xdot) : c->api->cvode_reinit(r->memory, r->t, r->x);
-  if (!flag && r->sensitivities)
+  if (!flag && r->sensitivities && !r->step)
     flag = r->implicit
                ? c->api->ida_sens_reinit(r->memory, (int)r->corrector, r->sensitivities, r->sensitivity_rates)
                : c->api->cvode_sens_reinit(r->memory, (int)r->corrector, r->sensitivities);
   if (!flag) flag = c->api->set_stop_time(r->memory, r->t_stop);
+  if (!flag && r->step) {
+    explicit_step *s = r->step;
+    flag = c->api->set_first_step(r->memory, r->first_step);
+    s->begins = s->ends = r->t;
+    memcpy(s->end, c->api->array(r->x), (size_t)s->size * sizeof(double));
+    c->api->get_error_test_failures(r->memory, &r->failures_before);
+  }
   memcpy(r->band, c->zero_band, (size_t)c->n_guards * sizeof(double));
   memcpy(r->noise, c->zero_band, (size_t)c->n_guards * sizeof(double));
   r->n_past = 0;
@@ -162,9 +182,36 @@ int dh_stop(run *r) {
   const context *c = r->model;
   int flag = fetch(r, r->t);
   if (!flag) flag = complete(r, r->t);
-  c->api->get_error_test_failures(r->memory, &r->error_test_failures);
-  c->api->get_newton_failures(r->memory, &r->newton_failures);
+  count_failures(r);
   return flag;
+}
+
+/* One step. Where the equations are not finite beyond a point ARKODE gives up: begin again with shorter steps. */
+static int explicit_advance(run *r) {
+  context *c = r->model;
+  explicit_step *s = r->step;
+  double h = 0;
+  int status = 0;
+  for (int k = 0; k <= SHORTER; k++) {
+    const integer before = c->not_finite;
+    status = c->api->cvode(r->memory, r->t_stop, r->x, &r->t, ONE_STEP);
+    if (status >= 0 || c->not_finite == before) break;
+    if (!k) c->api->get_next_step(r->memory, &h);
+    h = fmin(h > 0 ? h : HUGE_VAL, r->t_stop - s->ends) / 8;
+    memcpy(c->api->array(r->x), s->end, (size_t)s->size * sizeof(double));
+    if (!(h > DBL_EPSILON * fabs(s->ends)) || c->api->cvode_reinit(r->memory, s->ends, r->x) ||
+        c->api->set_first_step(r->memory, h) || c->api->set_stop_time(r->memory, r->t_stop))
+      break;
+  }
+  if (status < 0) {
+    r->t = s->ends;
+    return status;
+  }
+  double *free_one = s->begin;
+  s->begin = s->end, s->end = free_one;
+  s->begins = s->ends, s->ends = r->t;
+  memcpy(s->end, c->api->array(r->x), (size_t)s->size * sizeof(double));
+  return status;
 }
 
 /* Steps from r->t until the stop time, a root, a failure or the end of the budget (then call again). */
@@ -174,6 +221,7 @@ int dh_advance(run *r) {
     const double before = r->t;
     if (r->record && !r->n_eval && r->n_rows + 2 > r->capacity) return ROWS_FULL;
     const int status = r->implicit ? c->api->ida(r->memory, r->t_stop, &r->t, r->x, r->xdot, ONE_STEP)
+                       : r->step   ? explicit_advance(r)
                                    : c->api->cvode(r->memory, r->t_stop, r->x, &r->t, ONE_STEP);
     if (status < 0) return status;
     r->steps++;
@@ -200,7 +248,8 @@ int dh_advance(run *r) {
     }
     if (r->record == RECORD_STEPS) {
       vector *now = 0; /* the corrector's own vectors: no interpolation, no copy */
-      int flag = r->sensitivities && !r->n_eval ? c->api->get_current_sens(r->memory, &now) : 0;
+      if (r->step) now = r->sensitivities;
+      int flag = r->sensitivities && !r->n_eval && !r->step ? c->api->get_current_sens(r->memory, &now) : 0;
       if (!flag && r->n_eval) flag = record_outputs(r, r->t, 1);
       if (flag) return flag;
       if (!r->n_eval) record_values(r, r->t, now);

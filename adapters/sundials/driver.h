@@ -6,13 +6,13 @@
  *
  * A mode is the system  M x' = F(t, x, m, p)  with M = diag(1, .., 1, 0, .., 0): the first
  * `n_differential` rows are differential equations, the others 0 = F_i. CVODES serves it when all rows
- * are differential, IDAS otherwise. `m` is the memory, constant between transitions. Integrands are
+ * are differential, IDAS otherwise; ARKODE takes explicit Runge-Kutta steps, for which sensitivities are further states. `m` is the memory, constant between transitions. Integrands are
  * integrated as further states q' = g behind x (measured: a third less work than SUNDIALS' quadratures on
  * small systems, under the same error control, and clear of a defect of Adams with quadrature sensitivities).
  * The layout of the structs is mirrored in driver.py; `dh_sizes` lets Python check that they agree.
  *
- * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), guards.c
- * (zeros within steps), driver.c (the loops). */
+ * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for),
+ * runge_kutta.c (explicit steps and their adjoint), guards.c (zeros within steps), driver.c (the loops). */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
@@ -30,9 +30,12 @@ enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
 enum { RECOVERABLE = 1, FATAL = -1 };
 enum { SOLVES = 10 };                        /* of three Newton steps each */
 #define CONVERGED 1e-11                      /* last relative correction of algebraic variables */
-enum { POLISH = 10000 };                     /* roundings that the polished event time may move by */
+enum { POLISH = 10000 };                     /* roundings that the polished event time may move by, */
+#define REFINED 1e-6                         /* or this share of a step */
 enum { DEPTH = 8 };                          /* halvings of a step in search of a guard's zeros */
 enum { HALVES, START = DEPTH + 1, END, TRIAL, GLANCES }; /* rows of `run.glances` */
+enum { SHORTER = 10 };                       /* times that an explicit step is made shorter where there are no numbers */
+enum { NODES = 8 };                          /* of the polynomial of an explicit step */
 enum { HISTORY = 3 };                        /* ends of steps whose guards are kept */
 #define SAFETY 4.0                           /* a cubic is at most this many times as wrong as within */
 #define CALM 0.25                            /* a parabola that is this far from zero and from wrong needs no look */
@@ -40,6 +43,8 @@ enum { HISTORY = 3 };                        /* ends of steps whose guards are k
 #define INSIDE 0.43                          /* where in a step it is looked at; the middle may be a zero of its own */
 #define NOISE 1e-13                          /* of a guard, relative to its values at the ends of a step */
 #define TRIALS 100
+enum { GUESSES = 8 };                        /* of the zero of a cubic */
+#define CLOSE 1e-8                           /* of a step: Newton's next move is its square */
 #define SIGNALS 0.1                          /* seconds between two looks at Python's signals */
 enum { UNWATCHED = 64 };                     /* evaluations between two looks at the clock, where they are short */
 
@@ -54,10 +59,12 @@ typedef struct {
   int (*ida_sens_reinit)(void *, int, vector *, vector *);
   int (*set_stop_time)(void *, double);
   int (*set_max_step)(void *, double);
+  int (*set_first_step)(void *, double);
   int (*get_dky)(void *, double, int, vector);
   int (*get_sens_dky)(void *, double, int, vector *);
   int (*get_current_sens)(void *, vector **);
   int (*get_last_step)(void *, double *);
+  int (*get_next_step)(void *, double *);
   int (*get_last_order)(void *, int *);
   int (*get_current_time)(void *, double *);
   int (*get_root_info)(void *, int *);
@@ -116,9 +123,23 @@ typedef struct {
   integer unwatched;                         /* evaluations until the next look at the clock */
 } context;
 
+typedef struct {                             /* Butcher's table, rows of `a` full */
+  integer stages;
+  const double *a, *b, *c;
+} tableau;
+
+typedef struct {                             /* an explicit step: what is needed to go through parts of it */
+  tableau table;
+  const double *to_derivatives;              /* NODES x NODES: from values at Chebyshev points to derivatives at the end */
+  const double *nodes;                       /* those points, on [0, 1] */
+  integer size;                              /* of a state with integrals and sensitivities */
+  double *begin, *end, *stages, *trial;      /* states at the ends of the step; `stages` sizes; work */
+  double begins, ends;                       /* when */
+} explicit_step;
+
 typedef struct {
   context *model;
-  void *memory;                              /* CVodeMem or IDAMem */
+  void *memory;                              /* CVodeMem, IDAMem or ARKodeMem */
   vector x, xdot, work;
   vector *sensitivities, *sensitivity_rates;
   double *completed;                         /* 2 n doubles and the n of the last Newton correction */
@@ -141,6 +162,9 @@ typedef struct {
   integer n_past;
   double resolution;                         /* longest time between two looks at the guards */
   double loose;                              /* how far algebraic variables were from what the equations say */
+  explicit_step *step;                       /* of Runge-Kutta methods */
+  long failures_before;                      /* failed error tests that ARKODE had counted when the segment began */
+  double first_step, next_step;              /* to begin with (0: the solver's choice), and what it would go on with */
 } run;
 
 typedef struct {                             /* an adjoint, integrated back along the path */

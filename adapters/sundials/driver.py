@@ -18,7 +18,7 @@ from dae_hybrid.integrator import Array, Equations
 from .library import load
 
 #: the C text, one unit in this order
-PARTS = ("driver.h", "model.c", "callbacks.c", "guards.c", "driver.c")
+PARTS = ("driver.h", "model.c", "callbacks.c", "runge_kutta.c", "guards.c", "driver.c")
 #: rows of `run.glances` and `run.history` in driver.h
 GLANCES, HISTORY = 12, 3
 PAUSED, ROWS_FULL, STALLED, STUCK = 100, 101, 102, 50
@@ -34,8 +34,8 @@ class Api(Structure):
 
     _fields_ = [(name, c_void_p) for name in (
         "array", "matrix", "cvode", "ida", "cvode_reinit", "ida_reinit", "cvode_sens_reinit", "ida_sens_reinit",
-        "set_stop_time", "set_max_step", "get_dky", "get_sens_dky", "get_current_sens", "get_last_step",
-        "get_last_order", "get_current_time", "get_root_info", "get_error_test_failures", "get_newton_failures",
+        "set_stop_time", "set_max_step", "set_first_step", "get_dky", "get_sens_dky", "get_current_sens",
+        "get_last_step", "get_next_step", "get_last_order", "get_current_time", "get_root_info", "get_error_test_failures", "get_newton_failures",
     )]  # fmt: skip
 
 
@@ -78,6 +78,18 @@ class Context(Structure):
     ]  # fmt: skip
 
 
+class ExplicitStep(Structure):
+    """`explicit_step` of driver.h."""
+
+    _fields_ = [
+        ("n_stages", c_int64),
+        *((name, c_void_p) for name in ("a", "b", "c", "to_derivatives", "nodes")),
+        ("size", c_int64),
+        *((name, c_void_p) for name in ("begin", "end", "stages", "trial")),
+        *((name, c_double) for name in ("begins", "ends")),
+    ]  # fmt: skip
+
+
 class Run(Structure):
     """`run` of driver.h."""
 
@@ -93,6 +105,9 @@ class Run(Structure):
         ("past", c_double * HISTORY),
         ("n_past", c_int64),
         *((name, c_double) for name in ("resolution", "loose")),
+        ("step", c_void_p),
+        ("failures_before", c_long),
+        *((name, c_double) for name in ("first_step", "next_step")),
     ]  # fmt: skip
 
 
@@ -114,8 +129,8 @@ def driver() -> ctypes.CDLL | None:
     if library is None:
         return None
     library.dh_sizes.restype = c_size_t
-    sizes = [library.dh_sizes(i) for i in range(5)]
-    if sizes != [ctypes.sizeof(kind) for kind in (Api, Context, Run, BackwardRun, PythonApi)]:
+    mirrored = (Api, Context, Run, BackwardRun, PythonApi, ExplicitStep)
+    if [library.dh_sizes(i) for i in range(len(mirrored))] != [ctypes.sizeof(kind) for kind in mirrored]:
         raise AssertionError("driver.h and driver.py disagree on the layout of their structs")
     for name in ("dh_begin", "dh_advance", "dh_stop"):
         function = getattr(library, name)
@@ -128,19 +143,28 @@ def driver() -> ctypes.CDLL | None:
 def api(family: str) -> Api:
     """Addresses of what driver.c calls in SUNDIALS."""
     lib = load()
+    own = {
+        "IDA": {"get_current_sens": "IDAGetCurrentYSens", "get_sens_dky": "IDAGetSensDky"},
+        "CVode": {"get_current_sens": "CVodeGetCurrentStateSens", "get_sens_dky": "CVodeGetSensDky"},
+        "ARKode": {
+            "cvode": "ARKodeEvolve", "cvode_reinit": "ARKodeReset", "set_first_step": "ARKodeSetInitStep",
+            "get_next_step": "ARKodeGetCurrentStep",
+        },
+    }  # fmt: skip
     names = {
         "array": "N_VGetArrayPointer", "matrix": "SUNDenseMatrix_Data", "cvode": "CVode", "ida": "IDASolve",
         "cvode_reinit": "CVodeReInit", "ida_reinit": "IDAReInit", "cvode_sens_reinit": "CVodeSensReInit",
         "ida_sens_reinit": "IDASensReInit", "set_stop_time": f"{family}SetStopTime",
         "set_max_step": f"{family}SetMaxStep",
-        "get_dky": f"{family}GetDky", "get_sens_dky": f"{family}GetSensDky",
-        "get_current_sens": "IDAGetCurrentYSens" if family == "IDA" else "CVodeGetCurrentStateSens",
-        "get_last_step": f"{family}GetLastStep", "get_last_order": f"{family}GetLastOrder",
-        "get_current_time": f"{family}GetCurrentTime", "get_root_info": f"{family}GetRootInfo",
-        "get_error_test_failures": f"{family}GetNumErrTestFails",
-        "get_newton_failures": f"{family}GetNumNonlinSolvConvFails",
+        "get_dky": f"{family}GetDky", "get_last_step": f"{family}GetLastStep",
+        "get_current_time": f"{family}GetCurrentTime", "get_error_test_failures": f"{family}GetNumErrTestFails",
     }  # fmt: skip
-    return Api(**{key: address(lib, name) for key, name in names.items()})
+    if family != "ARKode":
+        names |= {
+            "get_last_order": f"{family}GetLastOrder", "get_root_info": f"{family}GetRootInfo",
+            "get_newton_failures": f"{family}GetNumNonlinSolvConvFails",
+        }  # fmt: skip
+    return Api(**{key: address(lib, name) for key, name in (names | own[family]).items()})
 
 
 @cache
@@ -287,10 +311,10 @@ class Stepper(_Loop):
 
     run: Run
 
-    def __init__(self, model: Model, **handles: Any) -> None:
+    def __init__(self, model: Model, step: ExplicitStep | None = None, **handles: Any) -> None:
         e = model.equations
         self.model = model
-        self._handles = handles  # what the struct points at must live as long as it
+        self._handles, self._step = handles, step  # what the struct points at must live as long as it
         pointers = {k: ctypes.addressof(v) if isinstance(v, ctypes.Array) else v for k, v in handles.items()}
         self.completed = np.zeros(3 * e.n)
         self._guard_values = np.zeros(2 * max(e.n_guards, 1))
@@ -311,6 +335,7 @@ class Stepper(_Loop):
             directions=self._directions.ctypes.data,
             resolution=e.resolution,
             implicit=int(e.implicit),
+            step=None if step is None else ctypes.addressof(step),
             **pointers,
         )
         self._library = _compiled()
@@ -318,10 +343,11 @@ class Stepper(_Loop):
 
     def begin(
         self, t0: float, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int,
-        order: int,
+        order: int, first_step: float = 0.0,
     ) -> int:  # fmt: skip
         """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
         run = self.run
+        run.first_step, run.next_step = first_step, 0.0
         run.width, run.n_rows = width, 0
         self._make_room(2 if t_eval is None else t_eval.size + 2)
         run.t, run.t_stop, run.until, run.record, run.closed_end, run.dense_order = (
@@ -362,6 +388,11 @@ class Stepper(_Loop):
     def failures(self) -> tuple[int, int]:
         """Failed error tests and failed Newton iterations of this segment."""
         return self.run.error_test_failures, self.run.newton_failures
+
+    @property
+    def next_step(self) -> float:
+        """What an explicit method would go on with; 0 for others."""
+        return float(self.run.next_step)
 
     @property
     def loose(self) -> float:

@@ -44,7 +44,7 @@ _REPEATED = ("REPTD", "REP_", "FUNC", "RHS", "RES", "FIRST", "UNREC")
 
 def integration_error(flag: int, name: str, *, not_finite: bool, mode: str, time: float) -> IntegrationError | Any:
     """The error for a negative return code."""
-    key = name.removeprefix("CV_").removeprefix("IDA_")
+    key = name.removeprefix("CV_").removeprefix("IDA_").removeprefix("ARK_")
     if not_finite and key.startswith("RTFUNC"):
         return NonFiniteError(
             "A guard of the mode gives NaN or infinity.",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from ctypes import c_double, c_int
+from ctypes import c_double, c_int, c_void_p
 from typing import Any
 
 from dae_hybrid.codegen import Kernel, densified
 from dae_hybrid.integrator import Array, Equations, SegmentTask
 from dae_hybrid.options import Options
+from dae_hybrid.steps import COEFFICIENTS
 
 from .library import SIMULTANEOUS, STAGGERED
-from .memory import MAX_ORDER, SolverMemory
+from .memory import MAX_ORDER, SolverMemory, family_of
+from .runge_kutta import DEFAULT_ORDER, Parts, Table
 
 
 class Forward(SolverMemory):
@@ -21,10 +23,15 @@ class Forward(SolverMemory):
 
     def __init__(self, equations: Equations, options: Options, method: str, n_directions: int, backend: Any) -> None:
         e, ns = equations, n_directions
-        family = "IDA" if e.implicit else "CVode"
         n_integrals = e.functionals.size if e.integrates else 0
-        super().__init__(e, method, e.n + n_integrals, backend.Model(e, family, n_integrals, ns, ()))
-        objects, size = self.objects, self.size
+        model = backend.Model(e, family_of(e, method), n_integrals, ns, ())
+        size = self.block = e.n + n_integrals
+        self.explicit = method == "erk"
+        super().__init__(e, method, size * (1 + ns) if self.explicit else size, model)
+        objects = self.objects
+        if self.explicit:
+            self._create_explicit_method(backend, ns, options.max_order or DEFAULT_ORDER)
+            return
         self.s = objects.vectors(ns, size) if ns else None
         self.sdot = objects.vectors(ns, size) if ns and e.implicit else None
         self.s_data = [objects.data(v, size) for v in self.s or ()]
@@ -56,12 +63,44 @@ class Forward(SolverMemory):
             sensitivity_rates=self.sdot, corrector=self.corrector,
         )  # fmt: skip
 
+    def _create_explicit_method(self, backend: Any, ns: int, order: int) -> None:
+        """Sensitivities are parts of the state; their vectors are views of it."""
+        objects, size = self.objects, self.block
+        self.s_data, self.sdot_data, self.dense_order = [], [], COEFFICIENTS - 1
+        blocks = self.x_data.reshape(1 + ns, size)
+        self.s_data = list(blocks[1:])
+        self.s = (c_void_p * ns)(*(objects.view(block, size) for block in self.s_data)) if ns else None
+        table = Table.of(order)
+        self.create_explicit(table)
+        self.parts = Parts(table, self.equations.n, self.size)
+        self.stepper = backend.Stepper(
+            self.model, step=self.parts.struct, memory=self.memory, x=self.x, xdot=None, work=self.work,
+            sensitivities=self.s, sensitivity_rates=None, corrector=0,
+        )  # fmt: skip
+
+    def _set_explicit_tolerances(self, options: Options, scales: Array | None) -> None:
+        """Those of the states for every block; the mean of all blocks is tested, so that each one passes."""
+        n, size, blocks = self.equations.n, self.block, self.absolute_data.reshape(-1, self.block)
+        blocks[0, :n] = options.absolute(self.equations.variables)
+        blocks[0, n:] = options.absolute(self.equations.functionals)[: size - n]
+        if scales is not None:
+            blocks[1:] = blocks[0] / scales[:, None]
+        share = len(blocks) ** -0.5
+        self.absolute_data[:] *= share
+        self.call("SVtolerances", options.rtol * share, self.absolute)
+
     def configure_run(
         self, options: Options, parameters: Array, directions: Array | None, scales: Array | None, *, suppress: bool
     ) -> None:
         """Apply options, parameters and directions of a run; whether algebraic variables stay out of the error test."""
         self.configure(options, parameters)
         e = self.equations
+        if self.explicit:
+            if directions is not None and scales is not None:
+                self.model.parameter_directions[:] = directions
+            self._set_explicit_tolerances(options, scales if self.s_data else None)
+            self._first_step = options.first_step
+            return
         self.absolute_data[: e.n] = options.absolute(e.variables)
         self._free_algebraic(self.absolute_data)
         if self.size > e.n:
@@ -78,7 +117,7 @@ class Forward(SolverMemory):
         n, width = task.equations.n, 1 + task.equations.n
         self.model.memory[:] = task.memory
         self.model.zero_band[:], self.model.departure[:] = task.zero_band, task.departure
-        self.x_data[:n], self.x_data[n:] = task.x0, task.integrals[: self.size - n]
+        self.x_data[:n], self.x_data[n : self.block] = task.x0, task.integrals[: self.block - n]
         if self.xdot_data is not None:
             self.xdot_data[:n] = task.xdot0
             if self.size > n:  # IDA takes its first step from the rates, those of the integrals too
@@ -89,14 +128,15 @@ class Forward(SolverMemory):
         if task.record == "dense":
             width = 3 + (self.dense_order + 1) * n
         flag = self.stepper.begin(
-            task.t0, task.t_stop, task.until, task.record, task.t_eval, task.closed_end, width, self.dense_order
-        )
+            task.t0, task.t_stop, task.until, task.record, task.t_eval, task.closed_end, width, self.dense_order,
+            *((task.first_step or self._first_step or 0.0,) if self.explicit else ()),
+        )  # fmt: skip
         if flag < 0:
             self.fail(flag, task.t0)
 
     def _begin_sensitivities(self, task: SegmentTask) -> None:
         # a task with sensitivities has the other fields too, which its type does not say
-        n, count = task.equations.n, self.size - task.equations.n
+        n, count = task.equations.n, self.block - task.equations.n
         self.model.memory_directions[:] = task.memory_directions
         for i, data in enumerate(self.s_data):
             data[:n], data[n:] = task.sensitivities[i], task.integral_sensitivities[i][:count]  # type: ignore[index]

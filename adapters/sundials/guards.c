@@ -6,15 +6,18 @@
  * the step, that is not needed. */
 static double *values_of(const run *r, int row) { return r->glances + row * 2 * r->model->n_guards; }
 
-/* guards and rates at a time: of the state as it stands where it is the end of the step, else of the polynomial */
+/* x at a time within the step that has ended, by the solver's polynomial or by a shorter explicit step, in r->work */
+static int within(run *r, double t) {
+  const context *c = r->model;
+  return r->step ? part_of_step(r, t, c->n, c->api->array(r->work)) : c->api->get_dky(r->memory, t, 0, r->work);
+}
+
+/* guards and rates at a time: of the state as it stands where it is the end of the step, else within it */
 static int glance(run *r, int row, double t, int here) {
   context *c = r->model;
   const double *x = c->api->array(here ? r->x : r->work);
   double *value = values_of(r, row);
-  if (!here) {
-    const int flag = c->api->get_dky(r->memory, t, 0, r->work);
-    if (flag) return flag;
-  }
+  if (!here && within(r, t)) return FATAL;
   c->guard_calls++;
   c->res[0] = value;
   if (evaluate(c, c->guards, t, x)) return FATAL;
@@ -111,21 +114,43 @@ static double may_cross(const run *r, int a, int m, int b) {
   return 0;
 }
 
-/* the first of the guards that change sign between two glances, and where, by the Illinois method */
+/* the zero of a cubic that changes sign on [0, 1]; near enough to begin Newton's method there */
+static double cubic_zero(const double *k) {
+  double low = 0, high = 1, s = k[0] / (k[0] - horner(k, 1));
+  for (int i = 0; i < GUESSES; i++) {
+    const double value = horner(k, s);
+    if (value * k[0] > 0) low = s;
+    else high = s;
+    s -= value / (k[1] + s * (2 * k[2] + s * 3 * k[3]));
+    if (!(s > low && s < high)) s = (low + high) / 2;
+  }
+  return s;
+}
+
+/* The first of the guards that change sign between two glances, and where: Newton's method, kept within its bracket, to
+ * where `polish` goes on. */
 static int first_root(run *r, int a, int b, double *where) {
+  const integer n = r->model->n_guards;
   int found = 0;
-  for (integer i = 0; i < r->model->n_guards; i++) {
-    double f0 = values_of(r, a)[i], f1 = values_of(r, b)[i], t0 = r->times[a], t1 = r->times[b];
+  for (integer i = 0; i < n; i++) {
+    const double f0 = values_of(r, a)[i], f1 = values_of(r, b)[i], h = r->times[b] - r->times[a];
+    double t0 = r->times[a], t1 = r->times[b], k[4], before = HUGE_VAL;
     if (!(f0 * f1 < 0) || r->directions[i] * f0 > 0) continue;
-    for (int k = 0; k < TRIALS && fabs(t1 - t0) > 4 * DBL_EPSILON * fmax(fabs(t0), fabs(t1)); k++) {
-      double t = t1 - f1 * (t1 - t0) / (f1 - f0);
-      if (!(t > fmin(t0, t1) && t < fmax(t0, t1))) t = (t0 + t1) / 2;
+    cubic(r, a, b, i, k);
+    double t = t0 + h * cubic_zero(k);
+    for (int trial = 0; trial < TRIALS && t1 - t0 > 4 * DBL_EPSILON * fmax(fabs(t0), fabs(t1)); trial++) {
+      if (!(t > t0 && t < t1)) t = (t0 + t1) / 2;
       if (glance(r, TRIAL, t, 0)) return FATAL;
-      const double f = values_of(r, TRIAL)[i];
-      if (f * f1 < 0) t0 = t1, f0 = f1;
-      else f0 /= 2;
-      t1 = t, f1 = f;
-      if (f == 0) break;
+      const double f = values_of(r, TRIAL)[i], slope = values_of(r, TRIAL)[n + i];
+      if (f * f1 > 0) t1 = t;
+      else t0 = t;
+      const double next = t - f / slope, move = fabs(next - t);
+      if (f == 0 || (move <= CLOSE * h && next >= t0 && next <= t1)) {
+        t1 = f == 0 ? t : next;
+        break;
+      }
+      t = move < before / 2 ? next : (t0 + t1) / 2; /* Newton's moves shrink, or the bracket does */
+      before = move;
     }
     if (!found || t1 < *where) *where = t1, r->root = i;
     found = 1;
@@ -166,7 +191,9 @@ static int remember(run *r) {
   const size_t row = (size_t)c->n_guards;
   memmove(r->history + row, r->history, (HISTORY - 1) * row * sizeof(double));
   memmove(r->past + 1, r->past, (HISTORY - 1) * sizeof(double));
-  if (c->latest_time != r->t) {
+  if (r->step) { /* ARKODE looks for no roots: this is the one look at the end of a step */
+    if (guard_values(c, r->t, c->api->array(r->x), c->latest)) return FATAL;
+  } else if (c->latest_time != r->t) {
     if (glance(r, END, r->t, 1)) return FATAL;
     memcpy(c->latest, values_of(r, END), row * sizeof(double));
     c->latest_time = r->t;
@@ -204,6 +231,11 @@ static int look(run *r, int status) {
       memcpy(values_of(r, START), values_of(r, END), (size_t)(2 * c->n_guards) * sizeof(double));
       r->times[START] = r->times[END];
     }
+  }
+  for (integer i = 0; r->step && !found && i < c->n_guards; i++) { /* a zero at the very end, to the last bit */
+    const double before = r->history[c->n_guards + i];
+    if (r->history[i] == 0 && before != 0 && c->zero_band[i] == 0 && r->directions[i] * before <= 0)
+      found = 1, where = r->t, r->root = i;
   }
   memcpy(r->band, c->zero_band, (size_t)c->n_guards * sizeof(double));
   if (found == 1) r->t = where;

@@ -22,7 +22,7 @@ SIMULTANEOUS, STAGGERED = 1, 2
 _PROTOTYPES = {
     "SUNContext_Create": "i ip", "SUNContext_Free": "i p", "SUNContext_ClearErrHandlers": "i p",
     "SUNContext_GetLogger": "i pp", "SUNLogger_SetErrorFilename": "i ps", "SUNLogger_SetWarningFilename": "i ps",
-    "N_VNew_Serial": "p np", "N_VDestroy": "v p", "N_VGetArrayPointer": "p p", "N_VGetLength": "n p",
+    "N_VNew_Serial": "p np", "N_VMake_Serial": "p npp", "N_VDestroy": "v p", "N_VGetArrayPointer": "p p", "N_VGetLength": "n p",
     "SUNDenseMatrix": "p nnp", "SUNMatDestroy": "v p", "SUNDenseMatrix_Data": "p p", "SUNDenseMatrix_Rows": "n p",
     "SUNLinSol_Dense": "p ppp", "SUNLinSolFree": "i p",
     "SUNNonlinSol_FixedPoint": "p pip", "SUNNonlinSol_FixedPointSens": "p ipip", "SUNNonlinSolFree": "i p",
@@ -44,6 +44,13 @@ _OWN = {
     "CVodeGetReturnFlagName": "s l", "CVodeSetNonlinearSolver": "i pp",
     "CVodeSetNonlinearSolverSensStg": "i pp", "CVodeSetNonlinearSolverSensSim": "i pp",
     "CVodeSetMaxHnilWarns": "i pi",
+    "ERKStepCreate": "p pdpp", "ERKStepSetTable": "i pp", "ARKodeButcherTable_LoadERKByName": "p s",
+    "ARKodeButcherTable_Free": "v p",
+    "ARKodeEvolve": "i pdppi", "ARKodeFree": "v p", "ARKodeReset": "i pdp", "ARKodeSVtolerances": "i pdp",
+    "ARKodeSetUserData": "i pp", "ARKodeSetMaxStep": "i pd", "ARKodeSetInitStep": "i pd", "ARKodeSetStopTime": "i pd",
+    "ARKodeSetMaxNumSteps": "i pl", "ARKodeSetMaxHnilWarns": "i pi", "ARKodeGetDky": "i pdip",
+    "ARKodeGetLastStep": "i pp", "ARKodeGetCurrentStep": "i pp", "ARKodeGetCurrentTime": "i pp",
+    "ARKodeGetNumErrTestFails": "i pp", "ARKodeGetReturnFlagName": "s l",
     "IDACreate": "p p", "IDAInit": "i ppdpp", "IDASolve": "i pdpppi", "IDAFree": "v p",
     "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi",
 }  # fmt: skip
@@ -153,6 +160,11 @@ class Objects(Resources):
             return np.zeros(0)
         address = self.library.N_VGetArrayPointer(vector)
         return np.ctypeslib.as_array(ctypes.cast(address, POINTER(c_double)), (n,))
+
+    def view(self, data: Any, n: int) -> int:
+        """A vector on numbers that belong to somebody else."""
+        lib, handle = self.library, self.library.N_VMake_Serial(n, data.ctypes.data, self.context)
+        return self.own(handle, lambda: lib.N_VDestroy(handle), "a vector")
 
     def dense_solver(self, vector: int, n: int) -> tuple[int, int]:
         """A dense matrix and a linear solver on it."""

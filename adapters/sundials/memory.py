@@ -1,6 +1,6 @@
-"""What CVODES and IDAS memories share: created once for a set of equations, restarted for every segment.
+"""What CVODES, IDAS and ARKODE memories share: created once for a set of equations, restarted for every segment.
 
-The two libraries have parallel interfaces; `SolverMemory` names the functions by family and the few
+The libraries have parallel interfaces; `SolverMemory` names the functions by family and the few
 differences (IDAS carries x' and an identification of the algebraic rows) are spelled out here.
 """
 
@@ -18,8 +18,16 @@ from dae_hybrid.options import Options
 
 from .flags import integration_error
 from .library import ADAMS, BDF, Objects, load
+from .runge_kutta import Table
 
 MAX_ORDER = {"bdf": 5, "adams": 12}
+
+
+def family_of(equations: Equations, method: str) -> str:
+    """Prefix of the names of the library that serves them."""
+    return "ARKode" if method == "erk" else "IDA" if equations.implicit else "CVode"
+
+
 #: absolute tolerance of what takes no part in any test
 UNTESTED = 1e100
 
@@ -29,7 +37,7 @@ class SolverMemory:
 
     def __init__(self, equations: Equations, method: str, size: int, model: Any) -> None:
         self.equations, self.model, self.size = equations, model, size
-        self.family = "IDA" if equations.implicit else "CVode"
+        self.family = family_of(equations, method)
         self.prefix = self.family.removesuffix("ode").lower()  # callbacks are called cv_* and ida_*
         self.method = method
         n = size
@@ -73,6 +81,18 @@ class SolverMemory:
 
     not_finite = 0
 
+    def create_explicit(self, table: Table) -> None:
+        """Create the memory of a Runge-Kutta method."""
+        lib, free = self.lib, self.name("Free")
+        self.x_data[:] = 0.0
+        handle = lib.ERKStepCreate(self.model.callback("ark_rhs"), 0.0, self.x, self.objects.context)
+        pointer = _Pointer(handle)
+        self.memory = self.objects.own(handle, lambda: free(pointer.reference), "solver memory")
+        if lib.ERKStepSetTable(self.memory, table.handle) < 0:
+            raise AssertionError(f"ARKODE does not take {table.name}")
+        self.call("SetMaxHnilWarns", -1)
+        self.call("SetUserData", self.model.user_data)
+
     def create(self, suffix: str = "") -> None:
         """Create the memory with its right-hand side and linear solver; the suffix is that of the callbacks."""
         lib, e, free = self.lib, self.equations, self.name("Free")
@@ -110,7 +130,8 @@ class SolverMemory:
         self.model.reset()
         self.call("SetMaxStep", options.max_step or 0.0)
         self.call("SetInitStep", options.first_step or 0.0)
-        self.call("SetMaxOrd", options.max_order or MAX_ORDER[self.method])
+        if self.family != "ARKode":
+            self.call("SetMaxOrd", options.max_order or MAX_ORDER[self.method])
         self.call("SetMaxNumSteps", options.max_steps)
         self.not_finite = self.model.counters()["not_finite"]
 

@@ -42,7 +42,7 @@ class SundialsIntegrator:
 
     name = "sundials"
     capabilities = Capabilities(
-        methods=("auto", "bdf", "adams"),
+        methods=("auto", "bdf", "adams", "erk"),
         algebraic=("auto", "bdf"),
         roots=True,
         dense=True,
@@ -188,7 +188,10 @@ class SundialsSession:
 
     def _integrate(self, task: SegmentTask, method: str) -> SegmentOutcome:
         n_directions = 0 if task.sensitivities is None else len(task.sensitivities)
-        purpose = ("forward", method, n_directions, self._options.sensitivity_method if n_directions else None)
+        detail: Any = self._options.sensitivity_method if n_directions else None
+        if method == "erk":  # ARKODE makes room for the stages of one table
+            detail = self._options.max_order
+        purpose = ("forward", method, n_directions, detail)
         memory = self._lease(task.equations, purpose)
         try:
             with memory.model.interruptible():
@@ -259,10 +262,11 @@ class SundialsSession:
             zero_band=memory.model.zero_band.copy(),
             method=memory.method,
             crossing=crossing,
-            integrals=memory.x_data[n:].copy() if e.integrates else task.integrals,
+            integrals=memory.x_data[n : memory.block].copy() if e.integrates else task.integrals,
             rows=stepper.rows(),
             sensitivities=np.array([data[:n] for data in memory.s_data]) if n_directions else None,
             integral_sensitivities=_sensitivities(memory, task) if n_directions else None,
+            next_step=stepper.next_step if memory.explicit else None,
         )
 
     def _failure(self, memory: Forward, status: int) -> DaeHybridError:
@@ -301,6 +305,7 @@ class SundialsSession:
     def _back(self, task: BackwardTask, j: int, path: Array) -> tuple[Array, Array, Array]:
         """The adjoint of one component along a path: at t0, its integrals, samples."""
         e, method = task.forward.equations, str(task.forward.method)
+        method = "adams" if method == "erk" else method
         purpose = ("adjoint", method, self._wrt, j)
         memory = self._lease(e, purpose)
         try:

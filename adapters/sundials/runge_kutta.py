@@ -1,0 +1,87 @@
+"""Explicit Runge-Kutta methods of ARKODE: their tables, and what is needed to go through parts of a step."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_double, c_int, c_void_p
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from dae_hybrid.integrator import Array
+from dae_hybrid.steps import COEFFICIENTS, NODES, end_derivatives
+
+from .driver import ExplicitStep
+from .library import load
+
+#: by order: ARKODE's embedded pairs whose coefficients are given to rounding (those of VERNER_9_5_6 are off by 7e-13)
+TABLES = {
+    2: "ARKODE_HEUN_EULER_2_1_2",
+    3: "ARKODE_BOGACKI_SHAMPINE_4_2_3",
+    4: "ARKODE_SOFRONIOU_SPALETTA_5_3_4",
+    5: "ARKODE_TSITOURAS_7_4_5",
+    6: "ARKODE_VERNER_8_5_6",
+    7: "ARKODE_VERNER_10_6_7",
+    8: "ARKODE_VERNER_13_7_8",
+    9: "ARKODE_VERNER_16_8_9",
+}
+DEFAULT_ORDER = 7
+
+
+class _Table(Structure):
+    """`ARKodeButcherTableMem` of SUNDIALS."""
+
+    _fields_ = [
+        *((name, c_int) for name in ("q", "p", "stages")),
+        ("a", POINTER(POINTER(c_double))),
+        *((name, POINTER(c_double)) for name in ("c", "b", "d")),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Coefficients of one method: a (stages, stages), b, c (stages), and the handle that SUNDIALS knows them by."""
+
+    name: str
+    handle: int
+    a: Array
+    b: Array
+    c: Array
+
+    @classmethod
+    @cache
+    def of(cls, order: int) -> Table:
+        """The table of an order; it is kept."""
+        name = TABLES[min(max(order, min(TABLES)), max(TABLES))]
+        handle = load().ARKodeButcherTable_LoadERKByName(name.encode())
+        if not handle:
+            raise AssertionError(f"ARKODE has no table {name}")
+        table = ctypes.cast(c_void_p(handle), POINTER(_Table)).contents
+        stages = range(table.stages)
+        a = np.array([[table.a[i][j] for j in stages] for i in stages])
+        return cls(name, handle, a, np.array([table.b[i] for i in stages]), np.array([table.c[i] for i in stages]))
+
+
+class Parts:
+    """The struct of a memory's last step, with the arrays it points at."""
+
+    def __init__(self, table: Table, n: int, size: int) -> None:
+        self.table = table
+        self._nodes = np.ascontiguousarray((NODES + 1) / 2)
+        self._to_derivatives = np.ascontiguousarray(end_derivatives())
+        self._states = np.zeros((2, size))
+        self._work = [np.zeros(table.b.size * size), np.zeros(size + COEFFICIENTS * n)]
+        self.struct = ExplicitStep(
+            n_stages=table.b.size,
+            a=table.a.ctypes.data,
+            b=table.b.ctypes.data,
+            c=table.c.ctypes.data,
+            to_derivatives=self._to_derivatives.ctypes.data,
+            nodes=self._nodes.ctypes.data,
+            size=size,
+            begin=self._states[0].ctypes.data,
+            end=self._states[1].ctypes.data,
+            stages=self._work[0].ctypes.data,
+            trial=self._work[1].ctypes.data,
+        )
