@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict, Unpack
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid import adjoint as adjoint_analysis
@@ -16,7 +15,7 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Session
 from dae_hybrid.options import OnZeno, SensitivityMethod, Simultaneous
-from dae_hybrid.results import EventSensitivity, ForwardSensitivity, Gradient
+from dae_hybrid.results import ForwardSensitivity, Gradient
 from dae_hybrid.setup import Parameters, Setup
 from dae_hybrid.system import HybridSystem
 from dae_hybrid.trajectory import Side, Trajectory
@@ -149,15 +148,14 @@ def forward_sensitivity(
             for name in system.functionals.names:
                 swept = setup.adjoint(run, name, indices, conditions)
                 checked[name] = compare(swept, witness, gradient @ v, v, allowed)
-        diagnostics = certify(trajectory, conditions, lambda: (trajectory, directions), checked)
+        verdict = certify(trajectory, conditions, lambda: (trajectory, directions), checked)
     return ForwardSensitivity(
         trajectory=trajectory,
         parameters=_labels(system, indices),
         gradient={name: _shaped(gradient[system.functionals[name]]) for name in system.functionals.names},
-        event_time_sensitivity=np.array(directions.event_times).reshape(len(trajectory.events), len(indices)),
-        event_sensitivities=_both_sides(trajectory, directions),
         duality=checked,
-        diagnostics=diagnostics,
+        _directions=directions,
+        _verdict=verdict,
     )
 
 
@@ -204,7 +202,7 @@ def adjoint_gradient(
         raise OptionError(f"algorithm must be 'general' or 'serban-recuero', got {algorithm!r}.")
     allowed, conditions = setup.allowed(duality), setup.conditions(strict=strict)
     name, indices = system.functional_name(functional), system.parameter_indices(wrt)
-    trajectory = setup.run()
+    trajectory = setup.run(for_adjoint=True)
 
     def forward() -> tuple[Trajectory, Directions]:
         directions = setup.directions(indices, conditions)
@@ -223,7 +221,7 @@ def adjoint_gradient(
         if allowed is not None:
             witness, total, v = setup.testimony(trajectory, indices, conditions)
             checked[name] = compare(swept, witness, total, v, allowed)
-        diagnostics = certify(trajectory, conditions, forward, checked)
+        verdict = certify(trajectory, conditions, forward, checked)
     return Gradient(
         functional=name,
         value=trajectory.functionals[name],
@@ -232,18 +230,10 @@ def adjoint_gradient(
         trajectory=trajectory,
         statistics=swept.statistics,
         duality=checked.get(name),
-        diagnostics=diagnostics,
         algorithm=algorithm,
+        _verdict=verdict,
         _samples=samples,
     )
-
-
-def _both_sides(trajectory: Trajectory, directions: Directions) -> tuple[EventSensitivity, ...]:
-    found = []
-    for event, tau, (before, after) in zip(trajectory.events, directions.event_times, directions.sides, strict=True):
-        minus, plus = event.n_differential
-        found.append(EventSensitivity(tau, before[:minus], after[:plus], before[minus:], after[plus:]))
-    return tuple(found)
 
 
 def _labels(system: HybridSystem, indices: tuple[int, ...]) -> tuple[str, ...]:

@@ -11,10 +11,11 @@ import numpy as np
 from dae_hybrid.dense import Redo
 from dae_hybrid.diagnosis import explain
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, ZenoError
-from dae_hybrid.events import SAME_INSTANT, Entry, Instant, signs
+from dae_hybrid.events import SAME_INSTANT, TOGETHER, Entry, Instant, signs
 from dae_hybrid.failures import SUSPECTS, singular
 from dae_hybrid.firing import Firing
-from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
+from dae_hybrid.integrator import Array, Journey, Record, SegmentOutcome, SegmentTask, Session
+from dae_hybrid.leg import Leg, Parts
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
@@ -24,6 +25,8 @@ from dae_hybrid.trajectory import Part, Segment, Trajectory
 from dae_hybrid.transition import Arrival, TransitionMap
 
 NONE: frozenset[int] = frozenset()
+#: events that an integrator needs to know of
+RECENT = 4
 #: a guard that is zero at an event, and this share of the run's time scale before it, has been zero for a while
 PLATEAU = 1e-7
 
@@ -42,6 +45,9 @@ class Companion(Protocol):
 
     def cross(self, transition: TransitionMap, event: EventRecord) -> None:
         """A transition has fired."""
+
+    def absorb(self, leg: Leg) -> None:
+        """Transitions have been carried out by the integrator, with the segments before them."""
 
     def turn(self, knot: KnotRecord) -> None:
         """Signals have passed a knot."""
@@ -63,13 +69,16 @@ class Automaton:
         options: Options,
         companion: Companion | None,
         reopen: Any,
+        *,
+        certify: bool = False,
+        keep_path: bool = False,
     ) -> None:
         self.system, self.session, self.p = system, session, parameters
         self.span, self.t_eval, self.options, self.companion = t_span, t_eval, options, companion
-        self.reopen = reopen
+        self.reopen, self.certify, self.keep_path = reopen, certify, keep_path
         self.instant = Instant(system, t_span, options)
         self.stops = Stops(system, t_span, parameters)
-        self.parts: list[Part] = []
+        self.parts: list[Part | Leg] = []
         self.integrals = np.zeros(system.functionals.size)
         self.t = t_span[0]
         self.mode = system.modes[system.initial.mode]
@@ -77,6 +86,7 @@ class Automaton:
         self.n_events = 0
         self.x0 = np.zeros(0)
         self.sides: dict[int, int] = {}  # of guards that a signal holds at zero: which side they came from
+        self.next_step: float | None = None  # of an explicit method, from the segment before
         self.outputs = 0  # how many of the output times are done
 
     def run(self) -> Trajectory:
@@ -117,18 +127,18 @@ class Automaton:
             self._measure()
             if self.t >= end:
                 return
-            source, t_stop = self.mode, min(end, due, self.stops.next(self.t))
+            t_stop = min(end, due, self.stops.next(self.t))
             try:
-                crossing, pending = self._segment(t_stop, due, entry)
+                crossing, entry = self._segment(t_stop, due, entry)
             except ZenoError:
                 if instant.accumulation is None:
                     raise
                 return
             while crossing is None and self.t < t_stop:  # the integrator paused; nothing has happened
-                crossing, pending = self._segment(t_stop, due, replace(entry, zero_band=pending))
-            entering = False
-            instant.rested(source, pending)
-            armed = frozenset(i for i, band in zip(self.mode.guarded, pending.tolist(), strict=True) if not band)
+                crossing, entry = self._segment(t_stop, due, entry)
+            entering, source, pending = False, self.mode, entry.zero_band
+            instant.rest(source, pending)
+            armed = frozenset(i for i, band in zip(source.guarded, pending.tolist(), strict=True) if not band)
             if crossing is not None:
                 firing = self._first(crossing, due, armed)
                 past = self._past(firing)
@@ -234,9 +244,12 @@ class Automaton:
             elif not (isinstance(part, Segment) and self.t - part.t_start <= close):
                 return
 
-    def _segment(self, t_stop: float, due: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Array]:
-        """Integrate to the next event or stop; which guard crossed, if any, and which never left zero."""
-        mode, at, t_eval = self.mode, self.at, None
+    def _segment(self, t_stop: float, due: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Entry]:
+        """Integrate to the next event or stop; which guard crossed, if any, and which never left zero.
+
+        The integrator may carry out transitions on the way: the segment is then the one after them.
+        """
+        at, t_eval = self.at, None
         record: Record = "steps"
         if t_stop - self.t > self.instant.elapsed(t_stop) * SAME_INSTANT:
             self.instant.leave()
@@ -246,28 +259,71 @@ class Automaton:
             t_eval = np.ascontiguousarray(self.t_eval[first:last])
             record = "steps" if t_eval.size else "nothing"
         task = self._task(t_stop, entry, record, t_eval, closed=t_stop >= self.span[1] and due > t_stop)
-        try:
-            outcome = self.session.integrate(task)
-        except DaeHybridError as error:
-            if isinstance(error, ZenoError) and self.instant.lose(error):
-                raise
-            self._keep_partial(task, error.rows)
-            error.mode = error.mode or mode.name
-            explain(error, mode, self.p, self.options, task.t_stop, (task.t0, at), (self.t, self.at))
-            if error.guard is not None and error.guard < len(mode.guarded):
-                error.transition = self.system.transitions[mode.guarded[error.guard]].name
-            raise
+        passage = self.session.march(task, self._journey())
+        if passage.leg is not None:
+            self._catch_up(passage.leg, passage.task)
+        mode, at, task, outcome = self.mode, self.at, passage.task, passage.outcome
+        if outcome is None:
+            raise self._failed(task, passage.error)
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
         kept = {} if self.companion is None else self.companion.advance(outcome, x, at.m)
-        self._record(task, outcome.t, x, xdot, outcome.rows, outcome.method, kept)
-        self.t, self.integrals = outcome.t, outcome.integrals
+        self._record(task, outcome.t, x, xdot, outcome.rows, outcome.method, {"path": outcome.path, **kept})
+        self.t, self.integrals, self.next_step = outcome.t, outcome.integrals, outcome.next_step
         if outcome.crossing is None:  # the end of the run or a time event: the guards are looked at again
             self.at = Arrival(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
         else:
             self.at = Arrival(x, at.m, xdot, at.guards, at.rates, at.sizes)
         if outcome.crossing is not None and outcome.crossing[0] >= len(mode.guarded):
             raise singular(mode=mode.name, time=self.t, variables=mode.algebraic.names)
-        return outcome.crossing, outcome.zero_band[: len(mode.guarded)]
+        count = len(mode.guarded)
+        return outcome.crossing, Entry(None, outcome.zero_band[:count], task.departure[:count])
+
+    def _failed(self, task: SegmentTask, error: DaeHybridError | None) -> DaeHybridError:
+        """The error of a segment, with what is known about it and what had been computed."""
+        mode, at = self.mode, self.at
+        if error is None:
+            raise AssertionError("a segment has an outcome or an error")
+        if isinstance(error, ZenoError) and self.instant.lose(error):
+            return error
+        self._keep_partial(task, error.rows)
+        error.mode = error.mode or mode.name
+        explain(error, mode, self.p, self.options, task.t_stop, (task.t0, at), (self.t, self.at))
+        if error.guard is not None and error.guard < len(mode.guarded):
+            error.transition = self.system.transitions[mode.guarded[error.guard]].name
+        return error
+
+    def _journey(self) -> Journey:
+        """What the integrator needs to know to go on by itself."""
+        directions = getattr(self.companion, "directions", None)
+        return Journey(
+            network=self.system.network,
+            mode=self.mode.index,
+            span=self.span,
+            max_events=self.options.max_events - self.n_events,
+            start=(self.at.x, self.at.xdot),
+            recent=self.instant.times[-RECENT:],
+            ranges=self.instant.ranges,
+            rested=self.instant.rested,
+            directions=np.zeros((0, self.p.size)) if directions is None else directions.T,
+            certify=self.certify,
+            slack=TOGETHER * self.options.rtol if self.certify else 0.0,
+        )
+
+    def _catch_up(self, leg: Leg, task: SegmentTask) -> None:
+        """Go on after transitions that the integrator has carried out."""
+        for array in (*leg.rows.values(), *leg.start, leg.task.memory):
+            array.flags.writeable = False
+        self.parts.append(leg)
+        event, mode = leg.last
+        self.instant.catch_up(leg.times)
+        self.n_events += leg.count
+        self.outputs += leg.n_rows
+        self.mode, self.t, self.integrals = self.system.modes[mode], task.t0, task.integrals
+        none = np.zeros(0)
+        self.at = Arrival(event["x_after"], event["memory_after"], event["xdot_after"], none, none, none)
+        self.sides.clear()
+        if self.companion is not None:
+            self.companion.absorb(leg)
 
     def _task(self, t_stop: float, entry: Entry, record: Record, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at
@@ -286,6 +342,8 @@ class Automaton:
             record=record,
             t_eval=t_eval,
             closed_end=closed,
+            first_step=self.next_step,
+            keep_path=self.keep_path,
             **more,
         )
 
@@ -327,7 +385,7 @@ class Automaton:
 
     def _last_output(self) -> None:
         """An output time at the very end, where a transition fired: the value after it."""
-        nothing = not any(isinstance(part, Segment) for part in self.parts)
+        nothing = not any(isinstance(part, Segment | Leg) for part in self.parts)
         missing = self.t_eval is not None and self.outputs < self.t_eval.size and self.t_eval[self.outputs] == self.t
         if not (nothing or missing):
             return
@@ -371,6 +429,9 @@ class Automaton:
         self.sides.clear()
         return transition.target is None or self.instant.accumulation is not None
 
+    def _expand(self, leg: Leg) -> list[Part]:
+        return leg.parts(self.system, self.p, self.reopen, getattr(self.companion, "directions", None))
+
     def _trajectory(self, *, complete: bool) -> Trajectory:
         values = self.integrals.copy()
         for array in (self.integrals, self.p):
@@ -398,7 +459,7 @@ class Automaton:
             t_span=self.span,
             options=self.options,
             parameters=self.p,
-            parts=tuple(self.parts),
+            parts=Parts(self.parts, self._expand),
             integrals=self.integrals,
             functionals=MappingProxyType(functionals if complete else {}),
             statistics=MappingProxyType(self.session.statistics()),

@@ -17,6 +17,7 @@ from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
 from dae_hybrid.signals import SignalTable
 from dae_hybrid.system import HybridSystem
+from dae_hybrid.crossing_build import crossing_functions, is_plain, network
 from dae_hybrid.transition_build import build_transition, check_parameters_only, of_parameters
 
 
@@ -27,19 +28,23 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
     builders = [
         ModeBuilder(model, lowerings[name], i, eliminate=eliminate, direct=direct) for i, name in enumerate(model.modes)
     ]
-    compiled = compile_functions(
-        {(b.index, key): f for b in builders for key, f in b.integrator_functions().items()}, native=native
-    )
-    functions: list[dict[str, NativeFunction]] = [{} for _ in builders]
-    for (i, key), function in compiled.items():
-        functions[i][key] = function
     index_of = {name: i for i, name in enumerate(model.transitions)}
-    modes = tuple(b.system(own, index_of) for b, own in zip(builders, functions, strict=True))
     mode_index = {name: i for i, name in enumerate(model.modes)}
     transitions = tuple(
         build_transition(model, t, index_of[t.name], mode_index, lowerings, builders)
         for t in model.transitions.values()
     )
+    wanted = {("mode", b.index): b.integrator_functions() for b in builders}
+    if native:
+        plain = [t for t in transitions if is_plain(t, builders)]
+        wanted |= {("transition", t.index): crossing_functions(t, builders) for t in plain}
+    compiled = compile_functions(
+        {(*owner, key): f for owner, own in wanted.items() for key, f in own.items()}, native=native
+    )
+    functions: dict[str, dict[int, dict[str, NativeFunction]]] = {"mode": {}, "transition": {}}
+    for (kind, i, key), function in compiled.items():
+        functions[kind].setdefault(i, {})[key] = function
+    modes = tuple(b.system(functions["mode"][b.index], index_of) for b in builders)
     parameters = model.of_kind("parameter")
     nominal = np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0)
     nominal.flags.writeable = False
@@ -54,6 +59,7 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         nominal=nominal,
         modes=modes,
         transitions=transitions,
+        network=network(modes, transitions, functions["transition"]),
         initial=build_initial(model, mode_index, builders, signals),
         signals=signals,
         measurements=_measurements(model, functionals, builders),

@@ -32,7 +32,7 @@ def certify(
     forward: Callable[[], tuple[Trajectory, Directions]],
     duality: Mapping[str, Duality],
 ) -> Diagnostics:
-    """Look at the conditions that concern a run as a whole, and state what was checked.
+    """Look at the conditions that concern a run as a whole, and state what was checked besides the run's diagnostics.
 
     `forward` gives directions that have gone along the run; it is called where they are needed.
 
@@ -67,4 +67,4 @@ def certify(
         Check("duality", check.passed, f"'{name}': forward and adjoint differ by {check.defect:.1e}")
         for name, check in duality.items()
     ]
-    return trajectory.diagnostics + Diagnostics((*sided, *conditions.failed), tuple(checks))
+    return Diagnostics((*sided, *conditions.failed), tuple(checks))

@@ -17,7 +17,7 @@ import numpy as np
 
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import DaeHybridError, EventError
-from dae_hybrid.events import Instant, same_instant
+from dae_hybrid.events import TOGETHER, Instant, same_instant
 from dae_hybrid.firing import Firing
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array
@@ -30,8 +30,6 @@ from dae_hybrid.transition import Arrival, clock
 SAME, ACCURACY = 1e-6, 1e3
 #: times that differ by less than this share of the run for a change of the parameters by their own size are the same
 SAME_TIME = 1e-9
-#: times that differ by less than so many rtol of what has passed are one instant
-TOGETHER = 10.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,11 @@ def is_suspicious(trajectory: Trajectory) -> bool:
     look = _Look(trajectory)
     if look.moving_at_start(np.eye(trajectory.parameters.size)):
         return True
+    if not trajectory.uncertified:
+        return False
     for _, events in look.instants():
+        if len(events) == 1 and events[0].certified:
+            continue
         if len(events) > 1 or look.others(events[0]):
             return True
         movable = look.system.transitions[events[0].index].movable

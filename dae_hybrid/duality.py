@@ -22,6 +22,7 @@ from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import DualityError
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array
+from dae_hybrid.leg import Leg
 from dae_hybrid.records import EventRecord
 from dae_hybrid.system import HybridSystem
 from dae_hybrid.transition import TransitionMap
@@ -61,6 +62,14 @@ class Witness(Directions):
         if not event.order:
             self.seen.append((event.time, self.state @ self.combination, self.combination @ self.costs))
         super().cross(transition, event)
+
+    def absorb(self, leg: Leg) -> None:
+        """See `Directions`."""
+        for event, _ in leg.events():
+            before = event["before"].reshape(self.count, -1).T @ self.combination
+            costs = event["costs_before"].reshape(self.count, -1) if leg.n_integrals else self.costs
+            self.seen.append((event["time"], before, self.combination @ costs))
+        super().absorb(leg)
 
 
 @dataclass(frozen=True, eq=False)

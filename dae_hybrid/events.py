@@ -40,6 +40,8 @@ from dae_hybrid.transition import Arrival, TransitionMap, clock
 ZERO_ROUNDINGS = 256.0
 #: times closer than this share of the run's time scale are one instant
 SAME_INSTANT = 4e-15
+#: where derivatives are wanted, times that differ by less than so many rtol of what has passed are one instant
+TOGETHER = 10.0
 #: events accumulate when this many intervals in a row shrink by one ratio, to this spread,
 ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO, ZENO_WINDOW = 4, 0.01, 0.999, 12
 #: and what is left of the series is below this share of what has passed
@@ -74,9 +76,11 @@ class Instant:
     times: list[float] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # periods that have passed, by periodic transition
     passed: set[tuple[str, str]] = field(default_factory=set)
-    resting: set[tuple[str, str]] = field(default_factory=set)  # guards that stayed at zero, with their mode
     accumulation: float | None = None  # where events accumulate, once that is seen
-    sizes: dict[int, float] = field(default_factory=dict)  # how large each guard has been
+
+    def __post_init__(self) -> None:
+        self.ranges = np.zeros(len(self.system.transitions))  # how large each guard has been
+        self.rested = np.zeros(len(self.system.transitions), dtype=np.int64)  # whether it stayed at zero
 
     @property
     def reversed(self) -> bool:
@@ -139,7 +143,8 @@ class Instant:
                 fire = passed = True
             elif entering and transition.direction * h > 0 and index not in past:
                 fire = passed = self._passed(transition, mode, t)
-            self.sizes[index] = max(self.sizes.get(index, 0.0), abs(h))
+            if abs(h) > self.ranges[index]:
+                self.ranges[index] = abs(h)
             if fire and (fires is None or self.reversed):
                 fires = Firing(transition, h, rate, follows=passed)
         return Entry(fires, np.array(zero_band), np.array(departure))
@@ -181,7 +186,7 @@ class Instant:
 
     def rate_scale(self, transition: TransitionMap, t: float) -> float:
         """How fast the guard would move if it went through its range in the time of the run."""
-        return self.sizes.get(transition.index, 0.0) / self._duration(t)
+        return float(self.ranges[transition.index]) / self._duration(t)
 
     def happened(self, t: float) -> list[TransitionMap]:
         """The transitions of this instant."""
@@ -318,11 +323,20 @@ class Instant:
             self.accumulation = limit
         return self.options.on_zeno == "end"
 
-    def rested(self, mode: ModeSystem, pending: Array) -> None:
+    def rest(self, mode: ModeSystem, pending: Array) -> None:
         """Note the guards that have not left zero in a segment."""
         for index, band in zip(mode.guarded, pending.tolist(), strict=True):
             if band:
-                self.resting.add((self.system.transitions[index].name, mode.name))
+                self.rested[index] = 1
+
+    def catch_up(self, times: list[float]) -> None:
+        """Transitions have fired at these times, each alone, and the next segment has begun."""
+        self.times += times
+        self.leave()
+
+    def _resting(self) -> list[tuple[str, str]]:
+        found = [self.system.transitions[i] for i in np.flatnonzero(self.rested)]
+        return [(t.name, self.system.modes[t.source].name) for t in found]
 
     def notes(self) -> tuple[str, ...]:
         """What was noticed."""
@@ -332,7 +346,7 @@ class Instant:
         ]
         found += [
             f"Guard of '{name}' stayed at zero in mode '{mode}'; it does not fire before it has left."
-            for name, mode in sorted(self.resting)
+            for name, mode in sorted(self._resting())
         ]
         if self.accumulation is not None:
             found.append(f"The run was ended: events accumulate at about t = {self.accumulation:.12g}.")

@@ -13,6 +13,7 @@ from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import refuse_not_finite
 from dae_hybrid.integrator import Array, SegmentOutcome
+from dae_hybrid.leg import Leg
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.system import HybridSystem, ModeSystem
@@ -24,8 +25,7 @@ class Directions:
     """Derivatives of everything along the columns of `directions` (n_parameters, d).
 
     Travels with the automaton as its companion. `state` is dw = d(y, m), shape (n_w, d); `costs`
-    the derivative of the functionals so far, shape (d, k); `event_times` one row of dt_i per event. `conditions` are
-    those of the derivatives.
+    the derivative of the functionals so far, shape (d, k). `conditions` are those of the derivatives.
     """
 
     def __init__(
@@ -35,8 +35,7 @@ class Directions:
         self.t_start = start
         self.state = np.zeros((0, directions.shape[1]))
         self.costs = np.zeros((directions.shape[1], system.functionals.size))
-        self.event_times: list[Array] = []
-        self.sides: list[tuple[Array, Array]] = []  # dw before and after every event
+        self._crossed: list[Leg | tuple[Array, Array, Array]] = []  # dt, dw before and after
         self._mode = system.modes[system.initial.mode]
 
     @property
@@ -98,10 +97,34 @@ class Directions:
         earlier = self.event_times[-1] if event.order else None
         before = self.state
         tau, self.state, jump = map_.forward(before, self.directions, earlier)
-        self.sides.append((before, self.state))
+        self._crossed.append((tau, before, self.state))
         self.costs = self.costs + jump.T
-        self.event_times.append(tau)
         self._mode = self._mode if transition.target is None else self.system.modes[transition.target]
+
+    def absorb(self, leg: Leg) -> None:
+        """Take over what an integrator has carried across transitions by itself."""
+        self._crossed.append(leg)
+        event, mode = leg.last
+        self.state, self._mode = event["after"].reshape(self.count, -1).T, self.system.modes[mode]
+        if leg.n_integrals:
+            self.costs = event["costs_after"].reshape(self.count, -1)
+
+    def _each(self) -> list[tuple[Array, Array, Array]]:
+        """dt, dw before and after every event."""
+        found: list[tuple[Array, Array, Array]] = []
+        for item in self._crossed:
+            found += item.derivatives() if isinstance(item, Leg) else [item]
+        return found
+
+    @property
+    def event_times(self) -> list[Array]:
+        """dt of every event."""
+        return [tau for tau, _, _ in self._each()]
+
+    @property
+    def sides(self) -> list[tuple[Array, Array]]:
+        """dw before and after every event."""
+        return [(before, after) for _, before, after in self._each()]
 
     def turn(self, knot: KnotRecord) -> None:
         """The memory of signals follows their values."""

@@ -16,7 +16,7 @@ BEFORE = 1e-6
 
 def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
     """Refuse derivatives of event times that another run as accurate would not have."""
-    for event in trajectory.events:
+    for event in trajectory.uncertified:
         if not event.direction or event.follows:
             continue
         depth = _depth(trajectory, event)

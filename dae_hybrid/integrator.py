@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,10 @@ from numpy.typing import NDArray
 from dae_hybrid.codegen import NativeFunction
 from dae_hybrid.layout import Layout
 from dae_hybrid.options import Options
+
+if TYPE_CHECKING:
+    from dae_hybrid.errors import DaeHybridError
+    from dae_hybrid.leg import Leg
 
 Array = NDArray[np.float64]
 Record = Literal["nothing", "steps", "dense"]
@@ -72,6 +76,43 @@ class Equations:
         return self.n > self.n_differential
 
 
+@dataclass(frozen=True, eq=False)
+class Link:
+    """A transition that an integrator may carry out where it is plain: between explicit equations, given explicitly.
+
+    The functions have the inputs ``(t, x, m, p)``, with the integrator's x before, and dense outputs:
+
+    ======== ===========================================================================================
+    cross    (y, z) before and its rates, the guards there, their rates and sizes; (y, z) after, the memory after, rates,
+             guards, their rates and sizes after; what has to vanish where `follows_z`, and the size of its terms
+    tangent  h by (w, p, t); w after by (w, p, t), at fixed time; rates of w and integrands before, and after; what has to
+             vanish where `follows_z`, and the size of its terms. w = (y, m); see `transition`
+    ======== ===========================================================================================
+    """
+
+    cross: NativeFunction
+    tangent: NativeFunction
+    target: int
+    transition: int
+    follows_z: bool  # the memory after depends on z after, which has to be continuous
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """All modes' equations, and the links between them: for each mode one for every guard of a transition, or None.
+
+    `guarded` are the transitions of these guards, `sizes` those of (y, z); `directions` and `waits` are by transition.
+    """
+
+    equations: tuple[Equations, ...]
+    guarded: tuple[tuple[int, ...], ...]
+    directions: tuple[int, ...]
+    waits: tuple[bool, ...]
+    sizes: tuple[int, ...]
+    links: tuple[tuple[Link | None, ...], ...]
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
     """Integrate from (t0, x0) until `t_stop` or until a guard crosses zero in its direction.
@@ -83,7 +124,7 @@ class SegmentTask:
     dx, `memory_directions` (n_directions, n_memory) is constant. Output goes to `t_eval` (or every step);
     `closed_end` says whether an output time equal to `t_stop` belongs to this segment. `method` fixes the method
     where it is given. With ``record="dense"`` the steps are those towards `t_stop`, and end with the one that reaches
-    `until`. `first_step` is where an explicit method begins, if it is not to look for one itself.
+    `until`. With `keep_path` the outcome has what the adjoint follows. `first_step` is where an explicit method begins, if it is not to look for one itself.
     """
 
     equations: Equations
@@ -105,6 +146,7 @@ class SegmentTask:
     method: str | None = None
     until: float = np.inf
     first_step: float | None = None
+    keep_path: bool = False
 
     @property
     def end(self) -> float:
@@ -118,7 +160,7 @@ class SegmentOutcome:
 
     `zero_band` is positive for guards that have not left zero since the start.
     An integrator may stop earlier, to go on in another way with the next task. `method` is the one it used,
-    `next_step` the step that an explicit one would have gone on with.
+    `next_step` the step that an explicit one would have gone on with, `path` what its own `backward` can follow.
 
     x and x' satisfy the equations to rounding. `rows` holds one row per output: t, x and then, with
     sensitivities, dx for every direction; for ``record="dense"`` see `Interpolant`.
@@ -135,13 +177,52 @@ class SegmentOutcome:
     sensitivities: Array | None = None
     integral_sensitivities: Array | None = None
     next_step: float | None = None
+    path: Array | None = None
+
+
+@dataclass(slots=True)
+class Journey:
+    """What a run is within and has been through, for an integrator that carries out plain transitions by itself.
+
+    `recent` are the times of the latest events, `ranges` how large each transition's guard has been and `rested` whether
+    it has stayed at zero; the integrator goes on with them. With `certify` events are carried out only where their
+    derivatives exist, and are marked where nothing about them needs a closer look; `slack` is then the accuracy of times
+    relative to what has passed. `start` is the whole (y, z) and its rates, `directions` (d, n_parameters) are those of
+    the sensitivities.
+    """
+
+    network: Network
+    mode: int
+    span: tuple[float, float]
+    max_events: int
+    start: tuple[Array, Array]
+    recent: list[float]
+    ranges: Array
+    rested: NDArray[np.int64]
+    directions: Array
+    certify: bool = False
+    slack: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Plain transitions with the segments before them, if any (`leg`), and the segment that came after: its task, and
+    its outcome or the error it ended with.
+    """
+
+    leg: Leg | None
+    mode: int
+    task: SegmentTask
+    outcome: SegmentOutcome | None
+    error: DaeHybridError | None = None
+    method: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardTask:
     """The adjoint of one segment, one problem per functional component.
 
-    `forward` is the segment itself, with ``record="dense"`` and its end: integrated again it takes the steps of the
+    `path` is what the run kept of it; without that it is integrated again: `forward` is the segment itself, with ``record="dense"`` and its end: integrated again it takes the steps of the
     run, and the adjoint follows the solution of the run, not another one that is as accurate. `components` (k) are the
     functional components. `adjoints` (k, n) and `adjoint_rates` (k, n) are consistent values at the end; `absolute`
     (k, n) and `absolute_integrals` (k, n_wrt + n_memory) their absolute tolerances, `rtol` the relative one. `t_eval`,
@@ -156,6 +237,7 @@ class BackwardTask:
     absolute_integrals: Array
     rtol: float
     t_eval: Array | None = None
+    path: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +289,9 @@ class Session(Protocol):
 
     def integrate(self, task: SegmentTask) -> SegmentOutcome:
         """Carry out one segment; a failure is an `IntegrationError` with the `rows` so far."""
+
+    def march(self, task: SegmentTask, journey: Journey) -> Passage:
+        """Carry out a segment, and go on through plain transitions as far as it can; just one segment will do."""
 
     def backward(self, task: BackwardTask) -> BackwardOutcome:
         """Carry out the adjoint of one segment."""

@@ -71,6 +71,7 @@ class EventRecord:
     n_differential: tuple[int, int]  # of source and target
     xi: Array  # what the transition solved for; see `TransitionMap`
     unknowns: Mapping[str, Any]
+    certified: bool = False  # nothing about it needs a closer look for derivatives
 
     @property
     def state_minus(self) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import ArrayLike
 from dae_hybrid.codegen import OfThisProcess
 from dae_hybrid.diagnostics import Diagnostics
 from dae_hybrid.duality import Duality
+from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array
 from dae_hybrid.records import EventRecord
 from dae_hybrid.trajectory import Side, Trajectory
@@ -66,10 +68,28 @@ class ForwardSensitivity(OfThisProcess):
     trajectory: Trajectory
     parameters: tuple[str, ...]
     gradient: Mapping[str, Array]
-    event_time_sensitivity: Array
-    event_sensitivities: tuple[EventSensitivity, ...]
     duality: Mapping[str, Duality]
-    diagnostics: Diagnostics
+    _directions: Directions = field(repr=False)
+    _verdict: Diagnostics = field(repr=False)
+
+    @cached_property
+    def event_time_sensitivity(self) -> Array:
+        """dt_i/dp (SR eq. 6b, 27), shape (n_events, n_p)."""
+        return np.array(self._directions.event_times).reshape(-1, len(self.parameters))
+
+    @cached_property
+    def event_sensitivities(self) -> tuple[EventSensitivity, ...]:
+        """Derivatives on both sides of every event."""
+        found, along = [], self._directions
+        for event, tau, (before, after) in zip(self.events, along.event_times, along.sides, strict=True):
+            minus, plus = event.n_differential
+            found.append(EventSensitivity(tau, before[:minus], after[:plus], before[minus:], after[plus:]))
+        return tuple(found)
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        """What was noticed and checked."""
+        return self.trajectory.diagnostics + self._verdict
 
     @property
     def t(self) -> Array:
@@ -139,9 +159,14 @@ class Gradient(OfThisProcess):
     trajectory: Trajectory
     statistics: Mapping[str, int]
     duality: Duality | None
-    diagnostics: Diagnostics
     algorithm: str
+    _verdict: Diagnostics = field(repr=False)
     _samples: Callable[[Array, Side], list[Array]] = field(repr=False)
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        """What was noticed and checked."""
+        return self.trajectory.diagnostics + self._verdict
 
     def adjoint(self, t: ArrayLike, side: Side = "right") -> dict[str, Array]:
         """The adjoint variables at times `t`, made by another backward sweep that stops there.

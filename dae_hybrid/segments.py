@@ -9,7 +9,8 @@ import numpy as np
 
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.failures import unsolved
-from dae_hybrid.integrator import Array, Equations, SegmentOutcome, SegmentTask
+from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.integrator import Array, Equations, Journey, Passage, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.options import Options
 
 #: a state that is kept on constraints is looked at after this many steps, and brought back where it has left them by
@@ -83,6 +84,14 @@ def standing_still(task: SegmentTask, method: str) -> SegmentOutcome:
         sensitivities=task.sensitivities,
         integral_sensitivities=task.integral_sensitivities,
     )
+
+
+def one_segment(session: Session, task: SegmentTask, journey: Journey) -> Passage:
+    """`march` of a session that leaves every transition to others."""
+    try:
+        return Passage(None, journey.mode, task, session.integrate(task))
+    except DaeHybridError as error:
+        return Passage(None, journey.mode, task, None, error)
 
 
 def longest_steps(steps: Array) -> Array:

@@ -83,15 +83,20 @@ class Setup:
         """A session of this run."""
         return self.integrator.open(self.options, self.p, **more)
 
-    def run(self, directions: Directions | None = None, max_steps: int | None = None) -> Trajectory:
-        """Simulate, carrying directions where given."""
+    def run(
+        self, directions: Directions | None = None, max_steps: int | None = None, *, for_adjoint: bool = False
+    ) -> Trajectory:
+        """Simulate, carrying directions where given, or keeping what the adjoint follows."""
         more: dict[str, Any] = {}
         if directions is not None and directions.count:
             more = {"parameter_directions": directions.directions.T, "scales": self._scales(directions.directions)}
         options = self.options if max_steps is None else replace(self.options, max_steps=max_steps)
         session = self.integrator.open(options, self.p, **more)
         try:
-            return Automaton(self.system, session, self.p, self.span, self.t_eval, options, directions, self.open).run()
+            return Automaton(
+                self.system, session, self.p, self.span, self.t_eval, options, directions, self.open,
+                certify=for_adjoint or directions is not None, keep_path=for_adjoint,
+            ).run()  # fmt: skip
         finally:
             session.close()
 

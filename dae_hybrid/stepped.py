@@ -17,10 +17,18 @@ import numpy as np
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.failures import is_starved, singular, starved, step_limit, unresolved_guard
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
-from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, SegmentOutcome, SegmentTask
+from dae_hybrid.integrator import (
+    Array,
+    BackwardOutcome,
+    BackwardTask,
+    Journey,
+    Passage,
+    SegmentOutcome,
+    SegmentTask,
+)
 from dae_hybrid.options import Options
 from dae_hybrid.output import Rows
-from dae_hybrid.segments import DRIFT_LOOK, completed, has_drifted, is_short, standing_still, stretches
+from dae_hybrid.segments import DRIFT_LOOK, completed, has_drifted, is_short, one_segment, standing_still, stretches
 from dae_hybrid.smooth import SensitivitySystem, adjoint, with_sensitivities
 from dae_hybrid.steps import Step
 from dae_hybrid.stiffness import LOOK, is_stiff, state_jacobian
@@ -163,6 +171,10 @@ class SteppedSession:
             self._counts[name] += value
 
     # -- backwards ------------------------------------------------------------------------------------
+
+    def march(self, task: SegmentTask, journey: Journey) -> Passage:
+        """See `dae_hybrid.integrator.Session.march`."""
+        return one_segment(self, task, journey)
 
     def backward(self, task: BackwardTask) -> BackwardOutcome:
         """See `dae_hybrid.integrator.Session.backward`."""

@@ -13,8 +13,13 @@ EIGENVALUES = 30
 #: ``method="auto"`` starts with a method for non-stiff equations where fewer than this many of the fastest decay times
 #: make up the segment,
 DECAYS = 500.0
-#: and looks again after this many steps, to change where that is no longer so
-LOOK = 500
+#: and looks again after so many steps, as many again and so on, to change where that is no longer so
+LOOK, MOST = 100, 1000
+
+
+def steps_to_look(taken: int) -> int:
+    """Steps to take, after so many, before the next look."""
+    return min(LOOK + taken, MOST)
 
 
 def state_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array) -> Array:

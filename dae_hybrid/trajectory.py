@@ -14,6 +14,7 @@ from dae_hybrid.codegen import OfThisProcess
 from dae_hybrid.dense import Interpolant, Redo
 from dae_hybrid.errors import OptionError
 from dae_hybrid.integrator import Array
+from dae_hybrid.leg import Parts
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
@@ -50,6 +51,7 @@ class Segment(OfThisProcess):
     sensitivity_rows: Array | None = field(default=None, repr=False)
     memory_sensitivities: Array | None = None
     directions: Array | None = None
+    path: Array | None = field(default=None, repr=False)  # what the integrator's adjoint follows, where it was kept
 
     @cached_property
     def values(self) -> Array:
@@ -112,7 +114,7 @@ class Trajectory(OfThisProcess):
     t_span: tuple[float, float]
     options: Options = field(repr=False)
     parameters: Array
-    parts: tuple[Part, ...]
+    parts: Parts = field(repr=False)
     integrals: Array
     functionals: Mapping[str, Any]
     statistics: Mapping[str, int]
@@ -135,7 +137,16 @@ class Trajectory(OfThisProcess):
     @property
     def ended_by_event(self) -> bool:
         """Whether a transition ended the run, so that its final time depends on the parameters."""
-        return bool(self.events) and (self.events[-1].target is None or self.accumulation is not None)
+        if self.accumulation is not None:
+            return bool(self.events)
+        return self.parts.ends_with_event
+
+    @cached_property
+    def uncertified(self) -> tuple[EventRecord, ...]:
+        """The events that need a closer look for derivatives."""
+        if self.parts.is_certified:
+            return ()
+        return tuple(event for event in self.events if not event.certified)
 
     @cached_property
     def diagnostics(self) -> Diagnostics:

@@ -5,6 +5,9 @@ size_t dh_sizes(int which) {
     case 2: return sizeof(run);
     case 3: return sizeof(backward);
     case 5: return sizeof(explicit_step);
+    case 6: return sizeof(link);
+    case 7: return sizeof(station);
+    case 8: return sizeof(march);
     default: return sizeof(python_api);
   }
 }
@@ -50,12 +53,11 @@ static int record_outputs(run *r, double limit, int inclusive) {
 }
 
 /* t_n, h, order and the derivatives 0..order at t_n: the solver's own interpolant on [t_n - h, t_n] */
-static int record_dense(run *r) {
+static int record_dense(run *r, double *row) {
   const context *c = r->model;
-  double *row = new_row(r);
   int order = 0;
   if (r->step) return record_polynomial(r, row);
-  memset(row, 0, (size_t)r->width * sizeof(double));
+  memset(row, 0, (size_t)(3 + (r->dense_order + 1) * c->n) * sizeof(double));
   c->api->get_current_time(r->memory, &row[0]);
   c->api->get_last_step(r->memory, &row[1]);
   c->api->get_last_order(r->memory, &order);
@@ -66,6 +68,17 @@ static int record_dense(run *r) {
     if (flag) return flag;
     memcpy(row + 3 + k * c->n, c->api->array(r->work), (size_t)c->n * sizeof(double));
   }
+  return 0;
+}
+
+/* what the adjoint follows: of an explicit method the points that its steps lead to, of others their polynomials */
+static int keep(run *r, int step) {
+  const context *c = r->model;
+  if (!r->path || step == !!r->step) return 0;
+  double *row = r->path + r->n_path++ * r->path_width;
+  if (step) return record_dense(r, row);
+  row[0] = r->t;
+  memcpy(row + 1, c->api->array(r->x), (size_t)c->n * sizeof(double));
   return 0;
 }
 
@@ -138,6 +151,7 @@ static int finish(run *r, int status) {
   if (!flag) flag = fetch(r, t);
   if (!flag) flag = complete(r, t);
   if (!flag && status == FOUND_ROOT) flag = guards_and_rates(r, t);
+  if (!flag) flag = keep(r, 0);
   if (!flag && r->record == RECORD_STEPS && !r->n_eval) record_point(r, t);
   count_failures(r);
   if (r->step) c->api->get_next_step(r->memory, &r->next_step);
@@ -147,7 +161,7 @@ static int finish(run *r, int status) {
 /* Restarts the solver at r->t from what stands in the vectors, and records the start. */
 int dh_begin(run *r) {
   context *c = r->model;
-  r->n_rows = r->next_eval = r->steps = 0;
+  r->steps = 0;
   r->error_test_failures = r->newton_failures = 0;
   r->loose = 0;
   c->point_valid = c->interpolated_valid = 0;
@@ -169,6 +183,7 @@ int dh_begin(run *r) {
   r->n_past = 0;
   c->latest_time = HUGE_VAL; /* there is none yet */
   if (!flag && c->n_guards) flag = remember(r);
+  if (!flag) flag = keep(r, 0);
   if (!flag && r->record == RECORD_STEPS) {
     if (!r->n_eval) record_point(r, r->t);
     for (; r->next_eval < r->n_eval && r->t_eval[r->next_eval] <= r->t; r->next_eval++)
@@ -186,7 +201,22 @@ int dh_stop(run *r) {
   return flag;
 }
 
-/* One step. Where the equations are not finite beyond a point ARKODE gives up: begin again with shorter steps. */
+/* Whether a guard that was zero has left zero on one side and come back to the other within the step. */
+static int came_back(run *r) {
+  context *c = r->model;
+  int leaving = 0;
+  for (integer i = 0; i < c->n_guards; i++) leaving |= c->zero_band[i] > 0 && c->departure[i] != 0;
+  if (!leaving) return 0;
+  c->guard_calls++;
+  c->res[0] = r->guard_values;
+  if (evaluate(c, c->guards, r->t, c->api->array(r->x))) return 0;
+  for (integer i = 0; i < c->n_guards; i++)
+    if (c->zero_band[i] > 0 && fabs(r->guard_values[i]) > c->zero_band[i] && r->guard_values[i] * c->departure[i] < 0) return 1;
+  return 0;
+}
+
+/* One step. Where the equations are not finite beyond a point ARKODE gives up: begin again with shorter steps; and where a
+ * first step was so long that the next event came and went. */
 static int explicit_advance(run *r) {
   context *c = r->model;
   explicit_step *s = r->step;
@@ -195,8 +225,10 @@ static int explicit_advance(run *r) {
   for (int k = 0; k <= SHORTER; k++) {
     const integer before = c->not_finite;
     status = c->api->cvode(r->memory, r->t_stop, r->x, &r->t, ONE_STEP);
-    if (status >= 0 || c->not_finite == before) break;
-    if (!k) c->api->get_next_step(r->memory, &h);
+    if (status >= 0 ? !came_back(r) : c->not_finite == before) break;
+    if (k == SHORTER) break;
+    if (status >= 0) h = r->t - s->ends;
+    else if (!k) c->api->get_next_step(r->memory, &h);
     h = fmin(h > 0 ? h : HUGE_VAL, r->t_stop - s->ends) / 8;
     memcpy(c->api->array(r->x), s->end, (size_t)s->size * sizeof(double));
     if (!(h > DBL_EPSILON * fabs(s->ends)) || c->api->cvode_reinit(r->memory, s->ends, r->x) ||
@@ -220,6 +252,7 @@ int dh_advance(run *r) {
   for (integer step = 0, stuck = 0; step < r->budget; step++) {
     const double before = r->t;
     if (r->record && !r->n_eval && r->n_rows + 2 > r->capacity) return ROWS_FULL;
+    if (r->path && r->n_path + 2 > r->path_capacity) return ROWS_FULL;
     const int status = r->implicit ? c->api->ida(r->memory, r->t_stop, &r->t, r->x, r->xdot, ONE_STEP)
                        : r->step   ? explicit_advance(r)
                                    : c->api->cvode(r->memory, r->t_stop, r->x, &r->t, ONE_STEP);
@@ -228,10 +261,12 @@ int dh_advance(run *r) {
     stuck = r->t == before ? stuck + 1 : 0; /* SUNDIALS would go on until its step underflows, and then for ever */
     if (stuck >= STUCK) return STALLED;
     if (r->record == RECORD_DENSE) {
-      const int flag = record_dense(r);
+      const int flag = record_dense(r, new_row(r));
       if (flag) return flag;
       if (r->t >= r->until) return finish(r, REACHED_STOP);
     }
+    const int kept = keep(r, 1);
+    if (kept) return kept;
     if (status == FOUND_ROOT) {
       c->api->get_root_info(r->memory, r->roots);
       for (r->root = 0; r->root < c->n_guards - 1 && !r->roots[r->root]; r->root++) {}
@@ -246,6 +281,7 @@ int dh_advance(run *r) {
       r->t = r->t_stop;
       return finish(r, status);
     }
+    keep(r, 0);
     if (r->record == RECORD_STEPS) {
       vector *now = 0; /* the corrector's own vectors: no interpolation, no copy */
       if (r->step) now = r->sensitivities;

@@ -43,6 +43,20 @@ enum { HISTORY = 3 };                        /* ends of steps whose guards are k
 #define INSIDE 0.43                          /* where in a step it is looked at; the middle may be a zero of its own */
 #define NOISE 1e-13                          /* of a guard, relative to its values at the ends of a step */
 #define TRIALS 100
+/* as in dae_hybrid: events.py, transition.py, grazing.py, formulation.py */
+#define ZERO_ROUNDINGS 256.0
+#define SAME_INSTANT 4e-15
+enum { ZENO_INTERVALS = 4, RECENT = 4 };
+#define ZENO_RATIO 0.999
+#define ZENO_REST 1e-6
+#define FAR 100.0                            /* times that: an estimate from three events tells as much */
+#define RESIDUAL_ROUNDINGS 1e4
+#define RANK_ROUNDINGS (RANK_TOLERANCE / DBL_EPSILON)
+#define RANK_TOLERANCE 1e-11
+#define GRAZING 1e-9
+#define SHALLOW 100.0
+#define BEFORE 1e-6
+enum { HEADER = 12 };                        /* numbers at the head of an event's record */
 enum { GUESSES = 8 };                        /* of the zero of a cubic */
 #define CLOSE 1e-8                           /* of a step: Newton's next move is its square */
 #define SIGNALS 0.1                          /* seconds between two looks at Python's signals */
@@ -164,6 +178,8 @@ typedef struct {
   double loose;                              /* how far algebraic variables were from what the equations say */
   explicit_step *step;                       /* of Runge-Kutta methods */
   long failures_before;                      /* failed error tests that ARKODE had counted when the segment began */
+  double *path;                              /* rows of every step, for the adjoint: of explicit ones t and x */
+  integer n_path, path_capacity, path_width;
   double first_step, next_step;              /* to begin with (0: the solver's choice), and what it would go on with */
 } run;
 
@@ -177,3 +193,39 @@ typedef struct {                             /* an adjoint, integrated back alon
   double t, t_stop, max_step, bound;         /* bound is what the solver has been told */
   integer n_eval, next_eval, budget, steps, implicit;
 } backward;
+
+typedef struct {                             /* what follows where a guard crosses */
+  casadi_function cross, tangent;            /* none where that is never plain; see march.c */
+  integer target, transition, index, direction, width;
+  integer waits, follows_z;                  /* on_entry="wait"; whether the memory after it depends on z after it */
+} link;
+
+typedef struct {                             /* a mode */
+  run *run;                                  /* none yet where the mode has not been needed */
+  integer n_x, n_y, n_z, n_guards;
+  const link *links;                         /* n_guards */
+  const double *absolute;                    /* n_y: absolute tolerances */
+} station;
+
+typedef struct {                             /* parts of an event's record */
+  double *x, *xdot, *guards, *x_after, *memory_after, *xdot_after, *guards_after, *phi, *memory, *integrals, *tau, *before,
+      *after, *costs_before, *costs_after;
+} event;
+
+typedef struct {
+  const station *stations;
+  const double **arg;
+  double **res;
+  integer *iw;
+  double *w, *work, *tangent;
+  const double *parameters, *directions;
+  double *bands;                             /* bands and departures of the guards of the mode that is entered */
+  double *ranges;                            /* by transition: how large its guard has been */
+  integer *rested;                           /* by transition: whether its guard stayed at zero */
+  double *records;
+  integer at, n_memory, n_parameters, n_functionals, n_integrals, n_directions, certify;
+  integer capacity, used, n_events, max_events, budget, steps, failures, newton_failures, row, path_row, last, n_times;
+  integer wanted, full, resumed;             /* why it stopped: a mode that has not been opened, no room for a record */
+  double t0, t1, t_stop, begun, began_with, slack, rtol, t_end, now, first_step; /* 0: as the last one would have gone on */
+  double recent[RECENT];                     /* times of the latest events, the last first */
+} march;

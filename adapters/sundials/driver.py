@@ -18,7 +18,7 @@ from dae_hybrid.integrator import Array, Equations
 from .library import load
 
 #: the C text, one unit in this order
-PARTS = ("driver.h", "model.c", "callbacks.c", "runge_kutta.c", "guards.c", "driver.c")
+PARTS = ("driver.h", "model.c", "callbacks.c", "runge_kutta.c", "guards.c", "driver.c", "march.c")
 #: rows of `run.glances` and `run.history` in driver.h
 GLANCES, HISTORY = 12, 3
 PAUSED, ROWS_FULL, STALLED, STUCK = 100, 101, 102, 50
@@ -107,6 +107,8 @@ class Run(Structure):
         *((name, c_double) for name in ("resolution", "loose")),
         ("step", c_void_p),
         ("failures_before", c_long),
+        ("path", c_void_p),
+        *((name, c_int64) for name in ("n_path", "path_capacity", "path_width")),
         *((name, c_double) for name in ("first_step", "next_step")),
     ]  # fmt: skip
 
@@ -135,6 +137,7 @@ def driver() -> ctypes.CDLL | None:
     for name in ("dh_begin", "dh_advance", "dh_stop"):
         function = getattr(library, name)
         function.argtypes, function.restype = [POINTER(Run)], c_int
+    library.dh_march.restype = c_int
     library.dh_back.argtypes, library.dh_back.restype = [POINTER(BackwardRun)], c_int
     return library
 
@@ -177,7 +180,7 @@ def python_api() -> PythonApi:
     return PythonApi(**{key: address(ctypes.pythonapi, name) for key, name in names.items()})
 
 
-def _compiled() -> ctypes.CDLL:
+def compiled() -> ctypes.CDLL:
     """The driver, where its presence has been asked for before."""
     library = driver()
     if library is None:
@@ -250,7 +253,7 @@ class Model:
 
     def callback(self, name: str) -> int:
         """Address of a callback for SUNDIALS."""
-        return address(_compiled(), f"dh_{name}")
+        return address(compiled(), f"dh_{name}")
 
     @property
     def user_data(self) -> int:
@@ -338,23 +341,28 @@ class Stepper(_Loop):
             step=None if step is None else ctypes.addressof(step),
             **pointers,
         )
-        self._library = _compiled()
-        self._buffer = np.zeros(0)
+        self._library = compiled()
+        self._buffer, self._path = np.zeros(0), np.zeros(0)
 
-    def begin(
-        self, t0: float, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int,
-        order: int, first_step: float = 0.0,
-    ) -> int:  # fmt: skip
-        """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
+    def prepare(
+        self, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int,
+        path_width: int,
+    ) -> None:  # fmt: skip
+        """What is to be recorded; with a `path_width` the path too."""
         run = self.run
-        run.first_step, run.next_step = first_step, 0.0
-        run.width, run.n_rows = width, 0
+        run.width, run.n_rows, run.next_eval, run.n_path, run.path_width = width, 0, 0, 0, path_width
         self._make_room(2 if t_eval is None else t_eval.size + 2)
-        run.t, run.t_stop, run.until, run.record, run.closed_end, run.dense_order = (
-            t0, t_stop, until, RECORD[record], closed_end, order,
+        self._make_path(2)
+        run.t_stop, run.until, run.record, run.closed_end, run.dense_order = (
+            t_stop, until, RECORD[record], closed_end, order,
         )  # fmt: skip
         self._t_eval = t_eval
         run.n_eval, run.t_eval = (0, None) if t_eval is None else (t_eval.size, t_eval.ctypes.data)
+
+    def begin(self, t0: float, first_step: float = 0.0) -> int:
+        """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
+        run = self.run
+        run.t, run.first_step, run.next_step = t0, first_step, 0.0
         return int(self._library.dh_begin(run))
 
     def advance(self, budget: int) -> int:
@@ -364,10 +372,18 @@ class Stepper(_Loop):
         run.budget = budget
         status = int(self._library.dh_advance(run))
         while status == ROWS_FULL:
-            self._make_room(2 * run.n_rows + 256)
+            self.enlarge()
             run.budget = budget - (run.steps - taken)
             status = int(self._library.dh_advance(run))
         return status
+
+    def enlarge(self) -> None:
+        """Room for as many rows again."""
+        run = self.run
+        if run.n_rows + 2 > run.capacity:
+            self._make_room(2 * run.n_rows + 256)
+        if run.path_width and run.n_path + 2 > run.path_capacity:
+            self._make_path(2 * run.n_path + 64)
 
     def _make_room(self, rows: int) -> None:
         """Room for that many rows, keeping what is there."""
@@ -379,6 +395,19 @@ class Stepper(_Loop):
             self._buffer = larger
             run.rows = larger.ctypes.data
         run.capacity = self._buffer.size // run.width
+
+    def _make_path(self, rows: int) -> None:
+        """The same for the path."""
+        run = self.run
+        if not run.path_width:
+            run.path = None
+            return
+        if rows * run.path_width > self._path.size:
+            kept = run.n_path * run.path_width
+            larger = np.empty(rows * run.path_width)
+            larger[:kept] = self._path[:kept]
+            self._path = larger
+        run.path, run.path_capacity = self._path.ctypes.data, self._path.size // run.path_width
 
     def stop(self) -> int:
         """End the segment where it was paused."""
@@ -405,10 +434,15 @@ class Stepper(_Loop):
         i = self.run.root
         return i, float(self._guard_values[i]), float(self._guard_values[self._n_guards + i])
 
-    def rows(self) -> Array:
+    def rows(self, first: int = 0) -> Array:
         """A copy of what was recorded."""
         count, width = self.run.n_rows, self.run.width
-        return self._buffer[: count * width].reshape(count, width).copy()
+        return self._buffer[first * width : count * width].reshape(count - first, width).copy()
+
+    def path(self, first: int = 0) -> Array | None:
+        """A copy of the path, None where none was kept."""
+        count, width = self.run.n_path, self.run.path_width
+        return self._path[first * width : count * width].reshape(count - first, width).copy() if width else None
 
 
 class Backward(_Loop):
@@ -417,7 +451,7 @@ class Backward(_Loop):
     run: BackwardRun
 
     def __init__(self, model: Model, **handles: Any) -> None:
-        self._library, self._n = _compiled(), model.equations.n
+        self._library, self._n = compiled(), model.equations.n
         self.run = BackwardRun(model=model.user_data, implicit=int(model.equations.implicit), **handles)
 
     def begin(self, t: float, t_stop: float, max_step: float, longest: Array, t_eval: Array) -> None:

@@ -112,9 +112,21 @@ class Forward(SolverMemory):
             self.model.parameter_directions[:] = directions
             self.call("SetSensParams", None, (c_double * scales.size)(*scales), None)
 
+    def prepare(self, task: SegmentTask) -> None:
+        """What the segments of a task record."""
+        n, width = task.equations.n, 1 + task.equations.n
+        if task.sensitivities is not None:
+            width += n * len(self.s_data)
+        dense = 3 + (self.dense_order + 1) * n
+        path = 0 if not task.keep_path else 1 + n if self.explicit else dense
+        width = dense if task.record == "dense" else width
+        self.stepper.prepare(
+            task.t_stop, task.until, task.record, task.t_eval, task.closed_end, width, self.dense_order, path
+        )
+
     def begin(self, task: SegmentTask) -> None:
         """Start the segment of a task."""
-        n, width = task.equations.n, 1 + task.equations.n
+        n = task.equations.n
         self.model.memory[:] = task.memory
         self.model.zero_band[:], self.model.departure[:] = task.zero_band, task.departure
         self.x_data[:n], self.x_data[n : self.block] = task.x0, task.integrals[: self.block - n]
@@ -124,15 +136,14 @@ class Forward(SolverMemory):
                 self.xdot_data[n:] = self._flow(task.t0, task.x0, task.memory, self.model.parameters)[1]
         if task.sensitivities is not None:
             self._begin_sensitivities(task)
-            width += n * len(self.s_data)
-        if task.record == "dense":
-            width = 3 + (self.dense_order + 1) * n
-        flag = self.stepper.begin(
-            task.t0, task.t_stop, task.until, task.record, task.t_eval, task.closed_end, width, self.dense_order,
-            *((task.first_step or self._first_step or 0.0,) if self.explicit else ()),
-        )  # fmt: skip
+        self.prepare(task)
+        flag = self.stepper.begin(task.t0, *((self.first_step(task),) if self.explicit else ()))
         if flag < 0:
             self.fail(flag, task.t0)
+
+    def first_step(self, task: SegmentTask) -> float:
+        """What an explicit method begins with; 0 leaves that to ARKODE."""
+        return self._first_step or task.first_step or 0.0
 
     def _begin_sensitivities(self, task: SegmentTask) -> None:
         # a task with sensitivities has the other fields too, which its type does not say

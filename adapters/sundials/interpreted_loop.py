@@ -34,17 +34,19 @@ class Stepper:
         self._vectors = {name: model.vector(handles[name]) for name in ("x", "xdot", "work") if handles[name]}
         self._s = [model.vector(v) for v in handles["sensitivities"] or ()]
 
-    def begin(
-        self, t0: float, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int,
-        order: int,
-    ) -> int:  # fmt: skip
+    def prepare(
+        self, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int,
+        path_width: int,
+    ) -> None:  # fmt: skip
+        """What is to be recorded; with a `path_width` the path too."""
+        self.t_stop, self.until, self.record, self.closed_end = t_stop, until, record, closed_end
+        self.every_step, self.t_eval = t_eval is None, np.zeros(0) if t_eval is None else t_eval
+        self.width, self.order, self.path_width = width, order, path_width
+        self.next_eval, self._rows, self._path = 0, [], []
+
+    def begin(self, t0: float) -> int:
         """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
-        self.until = until
-        self.t, self.t_stop, self.steps, self.record, self.closed_end = t0, t_stop, 0, record, closed_end
-        self.t_eval = np.zeros(0) if t_eval is None else t_eval
-        self.next_eval, self.width, self.order, self.failures = 0, width, order, (0, 0)
-        self.loose = 0.0
-        self._rows: list[Array] = []
+        self.t, self.steps, self.failures, self.loose = t0, 0, (0, 0), 0.0
         self.model.reset()
         self._band = self.model.zero_band.copy()
         h, implicit = self.handles, self.family == "IDA"
@@ -53,21 +55,27 @@ class Stepper:
             rates = (h["sensitivity_rates"],) if implicit else ()
             flag = self._call("SensReInit", h["corrector"], h["sensitivities"], *rates)
         if flag >= 0:
-            flag = self._call("SetStopTime", t_stop)
+            flag = self._call("SetStopTime", self.t_stop)
         if self.model.equations.n_guards:
             self._before = self._guards(t0, here=True)
             self._past = [(t0, self._before.tolist())]
-        if flag >= 0 and record == "steps":
-            if t_eval is None:
+        if flag >= 0 and self.record == "steps":
+            if self.every_step:
                 self._record(t0)
             while self.next_eval < self.t_eval.size and self.t_eval[self.next_eval] <= t0:
                 self._record(float(self.t_eval[self.next_eval]))
                 self.next_eval += 1
         return flag
 
-    def rows(self) -> Array:
+    def rows(self, first: int = 0) -> Array:
         """What was recorded."""
-        return np.array(self._rows) if self._rows else np.zeros((0, self.width))
+        return np.array(self._rows[first:]) if self._rows[first:] else np.zeros((0, self.width))
+
+    def path(self, first: int = 0) -> Array | None:
+        """The path, None where none was kept."""
+        if not self.path_width:
+            return None
+        return np.array(self._path[first:]) if self._path[first:] else np.zeros((0, self.path_width))
 
     def advance(self, budget: int) -> int:
         """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
@@ -85,8 +93,10 @@ class Stepper:
             stuck = stuck + 1 if self.t == before else 0
             if stuck >= STUCK:
                 return STALLED
+            if self.path_width:
+                self._path.append(self._polynomial())
             if self.record == "dense":
-                self._record_dense()
+                self._rows.append(self._polynomial())
                 if self.t >= self.until:
                     return self._finish(REACHED_STOP)
             if self._look(before, status):
@@ -146,14 +156,15 @@ class Stepper:
         self._get(name, ctypes.byref(value))
         return value.value
 
-    def _record_dense(self) -> None:
-        n, row = self.model.equations.n, np.zeros(self.width)
+    def _polynomial(self) -> Array:
+        n = self.model.equations.n
+        row = np.zeros(3 + (self.order + 1) * n)
         order = min(self._scalar("GetLastOrder", c_int), self.order)
         row[:3] = self._scalar("GetCurrentTime", c_double), self._scalar("GetLastStep", c_double), order
         for k in range(order + 1):
             self._get("GetDky", row[0], k, self.handles["work"])
             row[3 + k * n : 3 + (k + 1) * n] = self._vectors["work"][:n]
-        self._rows.append(row)
+        return row
 
     def _complete(self, t: float) -> None:
         values = self.model.evaluate("complete", t, self._vectors["x"])

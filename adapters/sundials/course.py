@@ -1,0 +1,226 @@
+"""One way forward: a segment, or segment after segment through plain transitions, with a look around from time to time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dae_hybrid.errors import DaeHybridError, NonFiniteError, StepSizeError
+from dae_hybrid.failures import is_starved, starved, step_limit, unresolved_guard
+from dae_hybrid.integrator import Array, Journey, Passage, SegmentOutcome, SegmentTask
+from dae_hybrid.leg import Leg
+from dae_hybrid.segments import DRIFT_LOOK, has_drifted
+from dae_hybrid.stiffness import is_stiff, steps_to_look
+
+from . import driver
+from .forward import Forward
+
+if TYPE_CHECKING:
+    from .march import Marcher
+    from .session import SundialsSession
+
+#: steps between two looks at whether they get anywhere
+BUDGET = 20_000
+#: multipliers of index 2 as it stands that are off by this share are not to be trusted
+LOOSE = 0.1
+
+
+class Course:
+    """A task on its way. With a `marcher` it goes on where transitions are plain; `task` and `mode` are the latest."""
+
+    def __init__(
+        self, session: SundialsSession, task: SegmentTask, method: str, marcher: Marcher | None = None,
+        journey: Journey | None = None,
+    ) -> None:  # fmt: skip
+        self.session, self.first, self.task, self.method = session, task, task, method
+        self.marcher, self.journey = marcher, journey
+        self.mode = 0 if journey is None else journey.mode
+        self.memories: dict[int, Forward] = {}
+
+    def run(self) -> Passage:
+        """Go as far as it goes."""
+        session, counts = self.session, self.session.counts
+        memory = self.memories[self.mode] = session.forward_memory(self.task, self.method)
+        self.before = counts["steps"]
+        outcome: SegmentOutcome | None = None
+        error: DaeHybridError | None = None
+        try:
+            memory.begin(self.task)
+            if self.marcher is not None and self.journey is not None:
+                self.marcher.begin(self.task, self.journey, session.options, session.parameters)
+                self.marcher.enter(self.mode, memory.stepper.run)
+            with memory.model.interruptible():
+                status = self._advance()
+            self.memory.model.raise_pending()
+            outcome = self._outcome(status)
+        except DaeHybridError as found:
+            error = found
+            error.rows = self.memory.stepper.rows(self._row)
+        finally:
+            self._count()
+        return Passage(self._leg(), self.mode, self.task, outcome, error, self.memory.method)
+
+    @property
+    def memory(self) -> Forward:
+        """Of the segment that is under way."""
+        return self.memories[self.mode]
+
+    @property
+    def steps(self) -> int:
+        """Steps so far, of all segments."""
+        return self.memory.stepper.steps + (self.marcher.steps if self.marcher is not None else 0)
+
+    @property
+    def _row(self) -> int:
+        """The first row of the segment under way."""
+        return 0 if self.marcher is None else self.marcher.row
+
+    # -- steps ----------------------------------------------------------------------------------------------
+
+    def _advance(self) -> int:
+        """Step until something happens; PAUSED at the step limit or where another way of going on is called for."""
+        left = self.session.options.max_steps - self.before
+        auto = self.session.options.method == "auto" and self.first.method is None
+        while left > self.steps:
+            before, taken, segment = self.memory.stepper.t, self.steps, self.task.t0
+            watch = auto and self.memory.method in ("adams", "erk")
+            constrained = self.task.equations.constrained
+            budget = DRIFT_LOOK if constrained else steps_to_look(taken) if watch else BUDGET
+            status = self._go(min(budget, left - taken))
+            if status not in (driver.PAUSED, driver.STALLED):
+                return status
+            t, task = self.memory.stepper.t, self.task
+            step = 0.0 if status == driver.STALLED else (t - before) / (self.steps - taken)
+            if segment == task.t0 and is_starved(step, t, task):
+                raise starved(step, mode=task.equations.name, time=t, not_finite=self._is_poisoned())
+            if self._look_around(t, watch=watch):
+                return driver.PAUSED
+        return driver.PAUSED
+
+    def _look_around(self, t: float, *, watch: bool) -> bool:
+        """Whether another way of going on is called for, with the next task."""
+        session, task, memory = self.session, self.task, self.memory
+        if task.equations.index == 2:
+            memory.stepper.stop()
+            refuse_loose(memory)
+        x = memory.x_data[: task.equations.n]
+        drifts = task.equations.constrained and task.record != "dense" and task.equations.index == 1
+        if drifts and has_drifted(task, t, x, session.parameters, session.options):
+            return True
+        if watch and is_stiff(task.equations, t, x, task.memory, session.parameters, task.t_stop):
+            session.auto[id(task.equations)] = "bdf"
+            return True
+        return False
+
+    def _go(self, budget: int) -> int:
+        if self.marcher is None:
+            return self.memory.stepper.advance(budget)
+        while True:
+            status = self.marcher.advance(budget)
+            if self.marcher.mode != self.mode or self.marcher.n_events:
+                self.mode = self.marcher.mode
+                self.task = self.marcher.task(self.first)
+            if status == driver.ROWS_FULL:
+                self.memory.stepper.enlarge()
+            elif status == driver.FOUND_ROOT and self.marcher.wanted >= 0:
+                self._open(self.marcher.wanted)
+            else:
+                return status
+
+    def _open(self, mode: int) -> None:
+        """Get the memory of a mode that is to be entered."""
+        if self.marcher is None:
+            raise AssertionError("only a marcher wants modes")
+        task = self.marcher.ahead(self.first)
+        method = self.session.method_for(task)
+        opened = self.memories[mode] = self.session.forward_memory(task, method)
+        opened.prepare(task)
+        self.marcher.enter(mode, opened.stepper.run)
+        self.marcher.resume()
+
+    # -- results --------------------------------------------------------------------------------------------
+
+    def _outcome(self, status: int) -> SegmentOutcome:
+        task, memory, stepper = self.task, self.memory, self.memory.stepper
+        e = task.equations
+        if status == driver.PAUSED and self.before + self.steps < self.session.options.max_steps:
+            status = stepper.stop()
+        if status == driver.PAUSED or status < 0:
+            raise self._failure(status)
+        crossing = stepper.crossing if status == driver.FOUND_ROOT else None
+        if crossing is not None and e.directions[crossing[0]] * crossing[2] < 0:  # the flow says otherwise
+            raise unresolved_guard(crossing[0], mode=e.name, time=stepper.t)
+        refuse_loose(memory)
+        n, completed, sensitive = e.n, stepper.completed.copy(), task.sensitivities is not None
+        return SegmentOutcome(
+            t=stepper.t,
+            x=completed[:n],
+            xdot=completed[n : 2 * n],
+            zero_band=memory.model.zero_band.copy(),
+            method=memory.method,
+            crossing=crossing,
+            integrals=memory.x_data[n : memory.block].copy() if e.integrates else task.integrals,
+            rows=stepper.rows(self._row),
+            sensitivities=np.array([data[:n] for data in memory.s_data]) if sensitive else None,
+            integral_sensitivities=_sensitivities(memory, task) if sensitive else None,
+            next_step=stepper.next_step if memory.explicit else None,
+            path=stepper.path(0 if self.marcher is None else self.marcher.path_row),
+        )
+
+    def _is_poisoned(self) -> bool:
+        return self.memory.model.counters()["not_finite"] > self.memory.not_finite
+
+    def _failure(self, status: int) -> DaeHybridError:
+        memory, stepper = self.memory, self.memory.stepper
+        error: DaeHybridError
+        if status == driver.PAUSED:
+            error = step_limit(self.session.options.max_steps, mode=memory.equations.name, time=stepper.t)
+        else:
+            try:
+                memory.fail(status, stepper.t)
+                raise AssertionError("fail() raises")
+            except DaeHybridError as raised:
+                error = raised
+        if not isinstance(error, NonFiniteError) and self._is_poisoned():
+            error.message += " On the way the equations gave NaN or infinity."
+        return error
+
+    def _count(self) -> None:
+        counts, stepper = self.session.counts, self.memory.stepper
+        failures = stepper.failures
+        counts["steps"] += self.steps
+        if self.marcher is not None:
+            counts["segments"] += self.marcher.n_events
+            failures = (failures[0] + self.marcher.failures[0], failures[1] + self.marcher.failures[1])
+        counts["error_test_failures"] += failures[0]
+        counts["newton_failures"] += failures[1]
+
+    def _leg(self) -> Leg | None:
+        if self.marcher is None or self.journey is None or not self.marcher.n_events:
+            return None
+        rows, paths, methods = {}, {}, {}
+        for mode, memory in self.memories.items():
+            rows[mode], methods[mode] = memory.stepper.rows(), memory.method
+            path = memory.stepper.path()
+            if path is not None:
+                paths[mode] = path
+        return self.marcher.leg(self.first, self.journey, rows, paths, methods)
+
+
+def refuse_loose(memory: Forward) -> None:
+    """In index 2 as it stands nothing tests the multipliers as such; see `Forward._free_algebraic`."""
+    if memory.equations.index == 2 and not memory.stepper.loose <= LOOSE:
+        raise StepSizeError(
+            "The multipliers of index 2 have come loose from the equations.",
+            mode=memory.equations.name,
+            time=memory.stepper.t,
+        )
+
+
+def _sensitivities(memory: Forward, task: SegmentTask) -> Array | None:
+    return (
+        np.array([data[task.equations.n :] for data in memory.s_data])
+        if task.equations.integrates
+        else task.integral_sensitivities
+    )

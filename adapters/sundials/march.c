@@ -1,0 +1,268 @@
+/* ---- through segment after segment ---------------------------------------------------------------------------
+ *
+ * Where a guard crosses and nothing is special about it, the transition is carried out here, as the automaton would do
+ * it: the rules are those of dae_hybrid/events.py, the derivatives those of dae_hybrid/transition.py. Anything that is not
+ * plain (another guard near zero, values that are not finite, equations to be solved, events that accumulate, ...) is left
+ * as it stands, for the automaton to go on from there. */
+static double elapsed(const march *m, double t) { return fmax(fabs(t), t - m->t0); }
+
+static double duration(const march *m, double t) { return fmax(fabs(t), m->t1 - m->t0); }
+
+/* within which a guard is zero to rounding */
+static double band_of(const march *m, double h, double size, double rate, double t) {
+  const double rounding = size + fabs(rate) * elapsed(m, t);
+  return ZERO_ROUNDINGS * DBL_EPSILON * (isfinite(rounding) ? rounding : fabs(h)) + DBL_MIN;
+}
+
+static int call(march *m, casadi_function function, double t, const double *x, const double *memory, double **res,
+                int count) {
+  m->arg[0] = &t;
+  m->arg[1] = x;
+  m->arg[2] = memory;
+  m->arg[3] = m->parameters;
+  for (int i = 0; i < count; i++) m->res[i] = res[i];
+  return function(m->arg, m->res, m->iw, m->w, 0) ? FATAL : 0;
+}
+
+static int negligible(const double *values, const double *sizes, integer n, double roundings) {
+  for (integer i = 0; i < n; i++)
+    if (!(values[i] == 0 || (fabs(values[i]) <= roundings * DBL_EPSILON * sizes[i] && sizes[i] < HUGE_VAL))) return 0;
+  return 1;
+}
+
+/* Whether intervals between events shrink as if they were to accumulate soon; the automaton looks closer. */
+static int accumulates(const march *m, double t) {
+  if (m->n_times < ZENO_INTERVALS) return 0;
+  const double last = t - m->recent[0], before = m->recent[0] - m->recent[1];
+  if (!(last <= ZENO_RATIO * before)) return 0;
+  const double limit = t + last * last / (before - last);
+  return !(limit - t > FAR * ZENO_REST * (t - m->t0));
+}
+
+/* the parts of an event's record, one after the other; mirrored in march.py */
+static void lay_out(const march *m, const station *from, const station *to, double *record, event *e) {
+  double *at = record + HEADER;
+#define PART(name, size) e->name = at, at += (size)
+  PART(x, from->n_x);
+  PART(xdot, from->n_x);
+  PART(guards, 3 * from->n_guards);
+  PART(x_after, to->n_x);
+  PART(memory_after, m->n_memory);
+  PART(xdot_after, to->n_x);
+  PART(guards_after, 3 * to->n_guards);
+  PART(phi, 2 * to->n_z);
+  PART(memory, m->n_memory);
+  PART(integrals, m->n_integrals);
+  PART(tau, m->n_directions);
+  PART(before, m->n_directions * (from->n_y + m->n_memory));
+  PART(after, m->n_directions * (to->n_y + m->n_memory));
+  PART(costs_before, m->n_directions * m->n_integrals);
+  PART(costs_after, m->n_directions * m->n_integrals);
+#undef PART
+}
+
+/* whether the guards of the mode before are as they should be: the one that crosses alone at zero, and moving */
+static int one_alone(const march *m, const station *from, integer index, double t, const event *e) {
+  const double *h = e->guards, *rate = h + from->n_guards, *size = rate + from->n_guards;
+  for (integer j = 0; j < from->n_guards; j++) {
+    const double width = band_of(m, h[j], size[j], rate[j], t) + m->slack * elapsed(m, t) * fabs(rate[j]);
+    if (j != index && fabs(h[j]) <= width) return 0;
+  }
+  return 1;
+}
+
+/* Looks at the guards of the mode that is entered, and sets what the next segment needs to know of them; whether nothing
+ * fires or is past its threshold. `decided`: none is zero that a neighbouring run would meet. */
+static int enter(const march *m, const station *from, const station *to, integer index, double t, const event *e,
+                 int *decided) {
+  const double *h = e->guards_after, *rate = h + to->n_guards, *size = rate + to->n_guards;
+  const double *h0 = e->guards, *rate0 = h0 + from->n_guards, *size0 = rate0 + from->n_guards;
+  double *band = m->bands, *departure = band + to->run->model->n_guards;
+  memset(band, 0, (size_t)(2 * to->run->model->n_guards) * sizeof(double));
+  *decided = 1;
+  for (integer j = 0; j < to->n_guards; j++) {
+    const double width = band_of(m, h[j], size[j], rate[j], t), towards = (double)to->links[j].direction * rate[j];
+    if (fabs(h[j]) <= width) {
+      const int moving = fabs(rate[j]) * duration(m, t) > width, own = from == to && j == index;
+      band[j] = width;
+      departure[j] = moving ? sign_of(rate[j]) : 0;
+      if (moving && !own && (towards > 0 || (from == to && to->links[j].direction == 0))) return 0;
+      if (towards >= 0 || !to->links[j].waits) *decided = 0;
+    } else if ((double)to->links[j].direction * h[j] > 0) {
+      const double before = from == to ? band_of(m, h0[j], size0[j], rate0[j], t) : 0;
+      if (from != to || !((double)to->links[j].direction * h0[j] > before)) return 0;
+    }
+  }
+  return 1;
+}
+
+/* Derivatives across the event, SR eq. 6 and 28; whether they exist. Where they are to be relied on, `clean` says that the
+ * crossing is deep enough for the accuracy of the run. */
+static int differentiate(march *m, const station *from, const station *to, const link *l, double t, const event *e,
+                         double *clean) {
+  const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
+  double *h = m->tangent, *jump = h + width, *flow = jump + nt * width, *g = flow + nf, *flow_after = g + m->n_functionals,
+         *g_after = flow_after + nt, *by_z = g_after + m->n_functionals, *by_z_size = by_z + to->n_z * to->n_z;
+  double *res[8] = {h, jump, flow, g, flow_after, g_after, by_z, by_z_size};
+  const run *r = from->run;
+  if (call(m, l->tangent, t, r->model->api->array(r->x), e->memory, res, 8)) return 0;
+  if (!all_finite(h, width + nt * width + nf + nt + 2 * m->n_functionals)) return 0;
+  if (l->follows_z && !negligible(by_z, by_z_size, to->n_z * to->n_z, RANK_ROUNDINGS)) return 0;
+  double rate = h[width - 1];
+  for (integer j = 0; j < nf; j++) rate += h[j] * flow[j];
+  if (rate == 0 || fabs(rate) <= GRAZING * m->ranges[l->transition] / duration(m, t)) return 0;
+  *clean = 1;
+  { /* a parabola through the rate a moment before says how deep the guard goes beyond zero */
+    const double moment = BEFORE * (m->t_end - m->t0);
+    double accuracy = 0, *x = m->work;
+    context *c = r->model;
+    for (integer j = 0; j < from->n_y; j++) {
+      accuracy += fabs(h[j]) * (from->absolute[j] + m->rtol * fabs(e->x[j]));
+      x[j] = e->x[j] - moment * e->xdot[j];
+    }
+    c->res[0] = x + from->n_y;
+    if (evaluate(c, c->rates, t - moment, x)) return 0;
+    const double bend = fabs(e->guards[from->n_guards + l->index] - x[from->n_y + l->index]) / moment;
+    const double own = e->guards[from->n_guards + l->index], depth = bend > 0 ? own * own / (2 * bend) : HUGE_VAL;
+    if (!(depth > SHALLOW * accuracy)) *clean = 0;
+  }
+  for (integer i = 0; i < m->n_directions; i++) {
+    const double *dp = m->directions + i * m->n_parameters, *w = e->before + i * nf;
+    double *after = e->after + i * nt, tau = 0;
+    for (integer j = 0; j < nf; j++) tau += h[j] * w[j];
+    for (integer j = 0; j < m->n_parameters; j++) tau += h[nf + j] * dp[j];
+    e->tau[i] = tau = -tau / rate;
+    for (integer k = 0; k < nt; k++) after[k] = (jump[(width - 1) * nt + k] - flow_after[k]) * tau;
+    for (integer j = 0; j < nf; j++)
+      for (integer k = 0; k < nt; k++) after[k] += jump[j * nt + k] * (w[j] + flow[j] * tau);
+    for (integer j = 0; j < m->n_parameters; j++)
+      for (integer k = 0; k < nt; k++) after[k] += jump[(nf + j) * nt + k] * dp[j];
+    for (integer j = 0; j < m->n_integrals; j++) {
+      const double *own = r->model->api->array(r->sensitivities[i]);
+      e->costs_before[i * m->n_integrals + j] = own[from->n_y + j];
+      e->costs_after[i * m->n_integrals + j] = own[from->n_y + j] + (g[j] - g_after[j]) * tau;
+    }
+    if (!all_finite(after, nt)) return 0;
+  }
+  return 1;
+}
+
+/* Carries out the transition that is due at the end of a segment, where that is plain; 1 if so, and 0 if not. */
+static int fire(march *m) {
+  const station *from = &m->stations[m->at];
+  run *r = from->run;
+  context *c = r->model;
+  const double t = r->t;
+  if (r->root >= from->n_guards || m->n_events >= m->max_events) return 0;
+  const link *l = &from->links[r->root];
+  const double value = r->guard_values[r->root], rate = r->guard_values[c->n_guards + r->root];
+  if (!l->cross || rate == 0 || (double)l->direction * rate < 0) return 0;
+  const double since = m->n_times ? m->recent[0] : m->t0;
+  if (!(t - m->begun > SAME_INSTANT * elapsed(m, t)) || !(m->t_stop - t > m->slack * elapsed(m, t)) || accumulates(m, t))
+    return 0;
+  const station *to = &m->stations[l->target];
+  if (m->used + l->width > m->capacity) {
+    m->full = 1;
+    return 0;
+  }
+  double *record = m->records + m->used;
+  event e;
+  lay_out(m, from, to, record, &e);
+  double *x = c->api->array(r->x);
+  const integer ng = from->n_guards, nt = to->n_guards;
+  double *res[13] = {e.x, e.xdot, e.guards, e.guards + ng, e.guards + 2 * ng, e.x_after, e.memory_after, e.xdot_after,
+                     e.guards_after, e.guards_after + nt, e.guards_after + 2 * nt, e.phi, e.phi + to->n_z};
+  if (call(m, l->cross, t, x, c->memory, res, 13)) return 0;
+  if (!all_finite(e.x, (e.guards + 3 * ng) - e.x) || !all_finite(e.x_after, e.phi - e.x_after)) return 0;
+  if (!to->run) {
+    m->wanted = l->target, m->now = t;
+    return 0;
+  }
+  if (l->follows_z && !negligible(e.phi, e.phi + to->n_z, to->n_z, RESIDUAL_ROUNDINGS)) return 0;
+  int decided = 1;
+  if (!one_alone(m, from, r->root, t, &e) || !enter(m, from, to, r->root, t, &e, &decided)) return 0;
+  memcpy(e.memory, c->memory, (size_t)m->n_memory * sizeof(double));
+  memcpy(e.integrals, x + c->n, (size_t)m->n_integrals * sizeof(double));
+  for (integer i = 0; i < m->n_directions; i++) {
+    double *w = e.before + i * (from->n_y + m->n_memory);
+    memcpy(w, c->api->array(r->sensitivities[i]), (size_t)from->n_y * sizeof(double));
+    memcpy(w + from->n_y, c->memory_directions + i * m->n_memory, (size_t)m->n_memory * sizeof(double));
+  }
+  double clean = 0;
+  if (m->certify && !differentiate(m, from, to, l, t, &e, &clean)) return 0;
+  const double apart = fmin(t - since, t - m->t0);
+  if (!decided || !(apart > m->slack * elapsed(m, t))) clean = 0;
+  const double header[HEADER] = {t, (double)m->at, (double)r->root, value, rate,
+                                 m->ranges[l->transition] / duration(m, t), (double)m->row, (double)r->n_rows,
+                                 m->began_with, clean, (double)r->steps, (double)r->n_path};
+  memcpy(record, header, sizeof header);
+  m->last = m->used;
+  m->used += l->width;
+  m->n_events++;
+  return 1;
+}
+
+/* The next segment begins where an event has led to. */
+static int go_on(march *m) {
+  const station *from = &m->stations[m->at];
+  const run *before = from->run;
+  const link *l = &from->links[before->root];
+  const station *to = &m->stations[l->target];
+  run *r = to->run;
+  context *c = r->model;
+  event e;
+  lay_out(m, from, to, m->records + m->used - l->width, &e);
+  for (integer j = 0; j < from->n_guards; j++)
+    if (before->model->zero_band[j] != 0) m->rested[from->links[j].transition] = 1;
+  memcpy(c->zero_band, m->bands, (size_t)c->n_guards * sizeof(double));
+  memcpy((double *)c->departure, m->bands + c->n_guards, (size_t)c->n_guards * sizeof(double));
+  for (integer j = 0; j < to->n_guards; j++) {
+    double *range = &m->ranges[to->links[j].transition];
+    *range = fmax(*range, fabs(e.guards_after[j]));
+  }
+  memmove(m->recent + 1, m->recent, (RECENT - 1) * sizeof(double));
+  m->recent[0] = before->t;
+  if (m->n_times < RECENT) m->n_times++;
+  m->steps += before->steps;
+  m->failures += before->error_test_failures;
+  m->newton_failures += before->newton_failures;
+  r->t = before->t;
+  r->t_stop = m->t_stop;
+  r->next_eval = before->next_eval;
+  r->first_step = m->first_step > 0 ? m->first_step : r->step ? fmin(before->next_step, m->t_stop - r->t) : 0;
+  m->begun = r->t;
+  m->began_with = r->first_step;
+  m->row = r->n_rows;
+  m->path_row = r->n_path;
+  m->at = l->target;
+  memcpy((double *)c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
+  memcpy(c->api->array(r->x), e.x_after, (size_t)to->n_y * sizeof(double));
+  memcpy(c->api->array(r->x) + c->n, e.integrals, (size_t)m->n_integrals * sizeof(double));
+  for (integer i = 0; i < m->n_directions; i++) {
+    double *s = c->api->array(r->sensitivities[i]);
+    const double *w = e.after + i * (to->n_y + m->n_memory);
+    memcpy(s, w, (size_t)to->n_y * sizeof(double));
+    memcpy(s + c->n, e.costs_after + i * m->n_integrals, (size_t)m->n_integrals * sizeof(double));
+    memcpy((double *)c->memory_directions + i * m->n_memory, w + to->n_y, (size_t)m->n_memory * sizeof(double));
+  }
+  return dh_begin(r);
+}
+
+/* Goes on from where the run of the mode stands, for at most `budget` steps; as `dh_advance`, with FOUND_ROOT where an
+ * event is not plain, or a mode is wanted, or there is no room for the record. */
+int dh_march(march *m) {
+  const integer end = m->steps + m->stations[m->at].run->steps + m->budget;
+  while (1) {
+    run *r = m->stations[m->at].run;
+    if (!m->resumed) {
+      r->budget = end - m->steps - r->steps;
+      if (r->budget <= 0) return PAUSED;
+      const int status = dh_advance(r);
+      if (status != FOUND_ROOT) return status;
+    }
+    m->resumed = 0;
+    if (!fire(m)) return FOUND_ROOT;
+    const int flag = go_on(m);
+    if (flag) return flag;
+  }
+}

@@ -1,0 +1,240 @@
+"""Through segment after segment in compiled code: `march.c`, its structs mirrored."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure, byref, c_double, c_int64, c_void_p
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.integrator import Array, Journey, Network, SegmentTask
+from dae_hybrid.leg import HEADER, Leg, parts_of
+from dae_hybrid.options import Options
+
+from .driver import compiled
+
+RECENT = 4
+
+
+class LinkStruct(Structure):
+    """`link` of driver.h."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("cross", "tangent")),
+        *((name, c_int64) for name in ("target", "transition", "index", "direction", "width", "waits", "follows_z")),
+    ]  # fmt: skip
+
+
+class Station(Structure):
+    """`station` of driver.h."""
+
+    _fields_ = [
+        ("run", c_void_p),
+        *((name, c_int64) for name in ("n_x", "n_y", "n_z", "n_guards")),
+        *((name, c_void_p) for name in ("links", "absolute")),
+    ]  # fmt: skip
+
+
+class MarchStruct(Structure):
+    """`march` of driver.h."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("stations", "arg", "res", "iw", "w", "work", "tangent", "parameters",
+                                        "directions", "bands", "ranges", "rested", "records")),
+        *((name, c_int64) for name in ("at", "n_memory", "n_parameters", "n_functionals", "n_integrals", "n_directions",
+                                       "certify", "capacity", "used", "n_events", "max_events", "budget", "steps",
+                                       "failures", "newton_failures", "row", "path_row", "last", "n_times", "wanted", "full", "resumed")),
+        *((name, c_double) for name in ("t0", "t1", "t_stop", "begun", "began_with", "slack", "rtol", "t_end",
+                                        "now", "first_step")),
+        ("recent", c_double * RECENT),
+    ]  # fmt: skip
+
+
+class Marcher:
+    """The tables of a network for one number of directions; made once, used by one run at a time."""
+
+    pool: list[Marcher]
+
+    def __init__(self, network: Network, n_directions: int) -> None:
+        first = network.equations[0]
+        self.network, self.n_directions = network, n_directions
+        self.n_integrals = first.functionals.size if first.integrates else 0
+        self._absolute = [np.zeros(e.n) for e in network.equations]
+        self._links = [self._of_mode(i) for i in range(len(network.equations))]
+        self.stations = (Station * len(network.equations))()
+        for i, (e, links) in enumerate(zip(network.equations, self._links, strict=True)):
+            self.stations[i] = Station(
+                run=None, n_x=network.sizes[i], n_y=e.n, n_z=network.sizes[i] - e.n, n_guards=len(links),
+                links=ctypes.addressof(links), absolute=self._absolute[i].ctypes.data,
+            )  # fmt: skip
+        functions = [f for links in network.links for x in links if x is not None for f in (x.cross, x.tangent)]
+        sizes = np.max([f.work_sizes for f in functions], axis=0)
+        kinds = (np.intp, np.intp, np.int64, float)
+        self._work = [np.zeros(max(int(s), 16), kind) for s, kind in zip(sizes, kinds, strict=True)]
+        largest = max(sum(f.function.size1_out(i) * f.function.size2_out(i) for i in range(f.function.n_out())) for f in functions)
+        most = max(e.n_guards for e in network.equations)
+        self._bands = np.zeros(2 * most)
+        self._scratch = [np.zeros(max(e.n for e in network.equations) + most), np.zeros(largest)]
+        self._records = np.zeros(256)
+        self.struct = MarchStruct(
+            stations=ctypes.addressof(self.stations),
+            **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
+            **{name: v.ctypes.data for name, v in zip(("work", "tangent"), self._scratch, strict=True)},
+            bands=self._bands.ctypes.data,
+            n_memory=first.n_memory, n_parameters=first.n_parameters, n_functionals=first.functionals.size,
+            n_integrals=self.n_integrals, n_directions=n_directions,
+        )  # fmt: skip
+        self._library = compiled()
+
+    def _of_mode(self, mode: int) -> Any:
+        network = self.network
+        links = (LinkStruct * max(len(network.guarded[mode]), 1))()
+        for i, (transition, link) in enumerate(zip(network.guarded[mode], network.links[mode], strict=True)):
+            links[i] = LinkStruct(
+                transition=transition, index=i, direction=network.directions[transition], waits=network.waits[transition]
+            )
+            if link is not None:
+                sizes = parts_of(network, mode, link.target, self.n_integrals, self.n_directions)
+                links[i].cross, links[i].tangent = link.cross.address, link.tangent.address
+                links[i].target, links[i].follows_z = link.target, link.follows_z
+                links[i].width = len(HEADER) + sum(sizes.values())
+        return links
+
+    def begin(self, task: SegmentTask, journey: Journey, options: Options, parameters: Array) -> None:
+        """Tables for a run that begins with a segment."""
+        m, recent = self.struct, journey.recent[: -RECENT - 1 : -1]
+        self._held = (parameters, np.ascontiguousarray(journey.directions), journey.ranges, journey.rested)
+        m.parameters, m.directions, m.ranges, m.rested = (v.ctypes.data for v in self._held)
+        for station, absolute, e in zip(self.stations, self._absolute, self.network.equations, strict=True):
+            station.run, absolute[:] = None, options.absolute(e.variables)
+        m.at, m.certify, m.max_events = journey.mode, journey.certify, journey.max_events
+        m.used = m.n_events = m.steps = m.failures = m.newton_failures = m.row = m.path_row = m.full = m.resumed = 0
+        m.n_times, m.wanted = len(recent), -1
+        m.recent[: len(recent)] = recent
+        m.t0, (m.t_end, m.t1) = journey.span[0], (journey.span[1], journey.span[1])
+        m.t_stop, m.begun, m.first_step = task.t_stop, task.t0, options.first_step or 0.0
+        m.began_with = m.first_step or task.first_step or 0.0
+        m.slack, m.rtol = journey.slack, options.rtol
+        self._make_room(0)
+
+    def enter(self, mode: int, run: Any) -> None:
+        """A mode's memory is ready."""
+        self.stations[mode].run = ctypes.addressof(run)
+
+    @property
+    def _now(self) -> float:
+        return float(self.struct.now)
+
+    def _make_room(self, more: int) -> None:
+        if self.struct.used + more > self._records.size:
+            larger = np.zeros(2 * (self.struct.used + more))
+            larger[: self.struct.used] = self._records[: self.struct.used]
+            self._records = larger
+        self.struct.records, self.struct.capacity = self._records.ctypes.data, self._records.size
+
+    def advance(self, budget: int) -> int:
+        """At most `budget` steps; see `dh_march`. It stops for a mode that is not ready with `wanted`."""
+        m = self.struct
+        m.budget = budget
+        while True:
+            status = int(self._library.dh_march(byref(m)))
+            if not m.full:
+                return status
+            m.full, m.resumed = 0, 1
+            self._make_room(max(link.width for links in self._links for link in links))
+
+    def resume(self) -> None:
+        """The transition that was to be carried out can be now."""
+        self.struct.wanted, self.struct.resumed = -1, 1
+
+    # -- where it stands ------------------------------------------------------------------------------------
+
+    @property
+    def mode(self) -> int:
+        """The mode that is under way."""
+        return int(self.struct.at)
+
+    @property
+    def n_events(self) -> int:
+        """How many transitions have been carried out."""
+        return int(self.struct.n_events)
+
+    @property
+    def wanted(self) -> int:
+        """The mode that is to be entered and is not ready, -1 for none."""
+        return int(self.struct.wanted)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the segments that are over."""
+        return int(self.struct.steps)
+
+    @property
+    def failures(self) -> tuple[int, int]:
+        """Failed error tests and Newton iterations of these segments."""
+        return int(self.struct.failures), int(self.struct.newton_failures)
+
+    @property
+    def row(self) -> int:
+        """The first row of the segment under way."""
+        return int(self.struct.row)
+
+    @property
+    def path_row(self) -> int:
+        """The same of its path."""
+        return int(self.struct.path_row)
+
+    def _record(self, at: int, source: int, target: int) -> dict[str, Array]:
+        at, found = at + len(HEADER), {}
+        for name, size in parts_of(self.network, source, target, self.n_integrals, self.n_directions).items():
+            found[name], at = self._records[at : at + size], at + size
+        return found
+
+    def ahead(self, first: SegmentTask) -> SegmentTask:
+        """The task of a segment in the mode that is wanted, as far as that matters for its memory."""
+        m = self.struct
+        found, target = self._record(m.used, m.at, m.wanted), self.network.equations[m.wanted]
+        nothing = np.zeros(target.n_guards)
+        return replace(
+            first, equations=target, t0=self._now, x0=found["x_after"][: target.n].copy(),
+            memory=found["memory_after"].copy(), zero_band=nothing, departure=nothing,
+        )  # fmt: skip
+
+    def task(self, first: SegmentTask) -> SegmentTask:
+        """The task of the segment under way."""
+        m, d = self.struct, self.n_directions
+        if not m.n_events:
+            return first
+        source, guard = (int(v) for v in self._records[m.last + 1 : m.last + 3])
+        found, e = self._record(m.last, source, m.at), self.network.equations[m.at]
+        after, n_guards = found["after"].reshape(d, e.n + e.n_memory), e.n_guards
+        sensitive: dict[str, Any] = {}
+        if d:
+            sensitive = {
+                "sensitivities": after[:, : e.n].copy(),
+                "memory_directions": after[:, e.n :].copy(),
+                "integral_sensitivities": found["costs_after"].reshape(d, -1).copy()
+                if self.n_integrals
+                else first.integral_sensitivities,
+            }
+        return replace(
+            first, equations=e, t0=float(self._records[m.last]), x0=found["x_after"][: e.n].copy(),
+            xdot0=found["xdot_after"][: e.n].copy(), memory=found["memory_after"].copy(),
+            integrals=found["integrals"].copy() if self.n_integrals else first.integrals,
+            zero_band=self._bands[:n_guards].copy(), departure=self._bands[n_guards : 2 * n_guards].copy(),
+            first_step=m.began_with or None, **sensitive,
+        )  # fmt: skip
+
+    def leg(
+        self, task: SegmentTask, journey: Journey, rows: dict[int, Array], paths: dict[int, Array],
+        methods: dict[int, str],
+    ) -> Leg:  # fmt: skip
+        """What has been gone through."""
+        records = self._records[: self.struct.used].copy()
+        records.flags.writeable = False
+        return Leg(
+            self.network, journey.mode, task, journey.start, records, self.n_events, rows, paths, methods,
+            self.n_integrals, self.n_directions,
+        )  # fmt: skip

@@ -1,0 +1,85 @@
+"""Crossings that an integrator may carry out by itself: transitions and their derivatives as compiled functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import casadi as ca
+
+from dae_hybrid.codegen import NativeFunction
+from dae_hybrid.integrator import Link, Network
+from dae_hybrid.mode_build import ModeBuilder
+from dae_hybrid.symbolic import expanded
+from dae_hybrid.system import ModeSystem
+from dae_hybrid.transition import TransitionMap
+
+#: beyond so many states and memories it is the integration of a segment that takes the time, not the transition
+LARGEST = 40
+
+
+def is_plain(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> bool:
+    """Whether the point after a transition is given explicitly, between modes that are explicit ODEs."""
+    if transition.kind != "guard" or transition.target is None or not transition.simple:
+        return False
+    ends = builders[transition.source], builders[transition.target]
+    explicit = all(not b.nk and (b.explicit is not None or not b.nz) and b.ny + b.nm <= LARGEST for b in ends)
+    scheduled = any(t.guard is None for b in ends for t in b.outgoing)
+    return explicit and not ends[1].poles and not scheduled and "cost" not in transition.kernels
+
+
+def follows_z(transition: TransitionMap) -> bool:
+    """Whether the memory after a transition depends on the algebraic variables after it."""
+    return bool(transition.kernels["after"].function.jac_sparsity(1, 3).nnz())
+
+
+def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> dict[str, ca.Function]:
+    """`cross` and `tangent` of a plain transition; see `Link`."""
+    if transition.target is None:
+        raise AssertionError("a plain transition has a target")
+    source, target = builders[transition.source], builders[transition.target]
+    t, y, m, p = (ca.MX.sym(n, size) for n, size in zip("tymp", (1, source.ny, source.nm, source.np), strict=True))
+    x = y if source.explicit is None else ca.vertcat(y, source.explicit(t, y, m, p)[0])
+    x_after, m_after, _, phi, phi_size, _, *entry = transition.kernels["jump"].function(t, x, m, p)
+    if target.explicit is not None and not follows_z(transition):
+        y_after = x_after[: target.ny]
+        x_after = ca.vertcat(y_after, target.explicit(t, y_after, m_after, p)[0])
+        entry = target.entry(t, x_after, m_after, p)
+    before = source.entry(t, x, m, p)
+    tangent = transition.kernels["tangent"].function
+    clock = ca.MX.zeros(tangent.size1_in(6))
+    outputs = {
+        "cross": [x, *before, x_after, m_after, *entry, phi, phi_size],
+        "tangent": tangent(t, x, m, x_after, m_after, p, clock),
+    }
+    return {
+        key: expanded(ca.Function(f"t{transition.index}_{key}", [t, y, m, p], [ca.densify(v) for v in values]))
+        for key, values in outputs.items()
+    }
+
+
+def network(
+    modes: Sequence[ModeSystem],
+    transitions: Sequence[TransitionMap],
+    functions: Mapping[int, Mapping[str, NativeFunction]],
+) -> Network:
+    """The modes' equations and what leads from one to the other."""
+
+    def link(index: int) -> Link | None:
+        own, transition = functions.get(index), transitions[index]
+        if own is None or transition.target is None or any(f.address is None for f in own.values()):
+            return None
+        return Link(
+            target=transition.target,
+            transition=index,
+            follows_z=follows_z(transition),
+            **own,
+        )
+
+    return Network(
+        equations=tuple(mode.equations for mode in modes),
+        guarded=tuple(mode.guarded for mode in modes),
+        directions=tuple(t.direction for t in transitions),
+        waits=tuple(t.on_entry == "wait" for t in transitions),
+        sizes=tuple(mode.variables.size for mode in modes),
+        links=tuple(tuple(link(index) for index in mode.guarded) for mode in modes),
+    )

@@ -1,0 +1,239 @@
+"""Plain events and the segments before them, as an integrator has recorded them.
+
+Records are numbers; what the rest of the library works with is made of them when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from dae_hybrid.dense import Redo
+from dae_hybrid.integrator import Array, Network, SegmentTask
+from dae_hybrid.records import EventRecord
+
+if TYPE_CHECKING:
+    from dae_hybrid.system import HybridSystem
+    from dae_hybrid.trajectory import Part
+
+#: numbers at the head of a record
+HEADER = ("time", "mode", "guard", "value", "rate", "rate_scale", "row", "row_end", "first_step", "clean", "steps", "path_end")
+
+
+def parts_of(network: Network, source: int, target: int, n_integrals: int, n_directions: int) -> dict[str, int]:
+    """Names and sizes of the parts of a record behind its head."""
+    e, ng = network.equations, [len(guarded) for guarded in network.guarded]
+    nx, ny, nm = network.sizes, [e_.n for e_ in e], e[0].n_memory
+    return {
+        "x": nx[source],
+        "xdot": nx[source],
+        "guards": 3 * ng[source],
+        "x_after": nx[target],
+        "memory_after": nm,
+        "xdot_after": nx[target],
+        "guards_after": 3 * ng[target],
+        "phi": 2 * (nx[target] - ny[target]),
+        "memory": nm,
+        "integrals": n_integrals,
+        "tau": n_directions,
+        "before": n_directions * (ny[source] + nm),
+        "after": n_directions * (ny[target] + nm),
+        "costs_before": n_directions * n_integrals,
+        "costs_after": n_directions * n_integrals,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class Leg:
+    """Segments, each with the plain event that ended it.
+
+    `task` is that of the first segment, `start` the whole x and x' it began with; `records` are the records one after
+    the other, `rows` and `paths` by mode what the integrator recorded, `methods` by mode how.
+    """
+
+    network: Network
+    mode: int
+    task: SegmentTask
+    start: tuple[Array, Array]
+    records: Array
+    count: int
+    rows: Mapping[int, Array]
+    paths: Mapping[int, Array]
+    methods: Mapping[int, str]
+    n_integrals: int
+    n_directions: int
+
+    def events(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """Every record by names, and the mode after it."""
+        for at, mode, guard in self._heads():
+            link = self.network.links[mode][guard]
+            if link is None:
+                raise AssertionError("an event without a link was carried out")
+            record = self.records[at:]
+            event: dict[str, Any] = dict(zip(HEADER, record[: len(HEADER)].tolist(), strict=True))
+            for name, part in self._layout(mode, link.target)[0].items():
+                event[name] = record[part]
+            event["transition"], event["source"] = link.transition, mode
+            yield event, link.target
+
+    def _heads(self) -> Iterator[tuple[int, int, int]]:
+        """Where each record begins, its mode and guard."""
+        at, mode = 0, self.mode
+        for _ in range(self.count):
+            guard = int(self.records[at + 2])
+            yield at, mode, guard
+            target = self.network.links[mode][guard].target  # type: ignore[union-attr]
+            at, mode = at + self._layout(mode, target)[1], target
+
+    def _layout(self, source: int, target: int) -> tuple[dict[str, slice], int]:
+        """Where the parts of a record stand, and how long it is."""
+        key = ("layout", source, target, self.n_integrals, self.n_directions)
+        if key not in self.network.kept:
+            found, end = {}, len(HEADER)
+            for name, size in parts_of(self.network, *key[1:]).items():
+                found[name], end = slice(end, end + size), end + size
+            self.network.kept[key] = found, end
+        layout: tuple[dict[str, slice], int] = self.network.kept[key]
+        return layout
+
+    @cached_property
+    def times(self) -> list[float]:
+        """Times of the events."""
+        return [float(self.records[at]) for at, _, _ in self._heads()]
+
+    @cached_property
+    def last(self) -> tuple[dict[str, Any], int]:
+        """The last event, and the mode after it."""
+        *_, (at, mode, guard) = self._heads()
+        target = self.network.links[mode][guard].target  # type: ignore[union-attr]
+        return {name: self.records[at:][part] for name, part in self._layout(mode, target)[0].items()}, target
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all its segments."""
+        return sum(int(self.records[at + 7] - self.records[at + 6]) for at, _, _ in self._heads())
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether no event needs a closer look."""
+        return all(self.records[at + 9] for at, _, _ in self._heads())
+
+    def derivatives(self) -> list[tuple[Array, Array, Array]]:
+        """Derivatives of the time, and of (y, m) before and after, of every event."""
+        d = self.n_directions
+        return [
+            (event["tau"], event["before"].reshape(d, -1).T, event["after"].reshape(d, -1).T)
+            for event, _ in self.events()
+        ]
+
+    def parts(self, system: HybridSystem, p: Array, reopen: Any, directions: Array | None) -> list[Part]:
+        """The segments and events."""
+        from dae_hybrid.trajectory import Segment
+
+        found: list[Part] = []
+        t, (x, xdot), memory, task = self.task.t0, self.start, self.task.memory, self.task
+        dm = self.task.memory_directions
+        path_begin: dict[int, int] = {}
+        for event, after in self.events():
+            mode, transition = system.modes[event["source"]], system.transitions[event["transition"]]
+            n, target = mode.equations.n, system.modes[after]
+            rows = self.rows[mode.index][int(event["row"]) : int(event["row_end"])]
+            kept: dict[str, Any] = {}
+            if directions is not None and directions.shape[1] and dm is not None:
+                kept = {
+                    "sensitivity_rows": rows[:, 1 + n :].reshape(len(rows), directions.shape[1], n),
+                    "memory_sensitivities": dm.T,
+                    "directions": directions,
+                }
+                dm = event["after"].reshape(self.n_directions, -1)[:, target.differential.size :]
+            own = SegmentTask(
+                mode.equations, t, task.t_stop, x[:n], xdot[:n], memory, task.integrals,
+                np.zeros(mode.equations.n_guards), np.zeros(mode.equations.n_guards),
+                first_step=event["first_step"] or None,
+            )  # fmt: skip
+            end = int(event["path_end"])
+            path = self.paths[mode.index][path_begin.get(mode.index, 0) : end] if mode.index in self.paths else None
+            path_begin[mode.index] = end
+            found.append(
+                Segment(
+                    mode, p, t, event["time"], x, event["x"], xdot, event["xdot"], memory, self.methods[mode.index],
+                    rows[:, 0], rows[:, 1 : 1 + n], Redo(reopen, own, event["time"], self.methods[mode.index]),
+                    path=path, **kept,
+                )
+            )  # fmt: skip
+            found.append(
+                EventRecord(
+                    time=event["time"],
+                    index=transition.index,
+                    transition=transition.name,
+                    source=mode.name,
+                    target=target.name,
+                    order=0,
+                    guard=event["value"],
+                    direction=1 if event["rate"] > 0 else -1,
+                    rate=event["rate"],
+                    rate_scale=event["rate_scale"],
+                    count=0,
+                    follows=False,
+                    at_knot=False,
+                    x_minus=event["x"],
+                    x_plus=event["x_after"],
+                    xdot_minus=event["xdot"],
+                    xdot_plus=event["xdot_after"],
+                    memory_minus=memory,
+                    memory_plus=event["memory_after"],
+                    n_differential=(mode.differential.size, target.differential.size),
+                    xi=event["x_after"][target.differential.size :],
+                    unknowns={},
+                    certified=bool(event["clean"]),
+                )
+            )
+            t, x, xdot, memory = event["time"], event["x_after"], event["xdot_after"], event["memory_after"]
+        return found
+
+
+class Parts(Sequence["Part"]):
+    """The parts of a run; those that stand in a leg are made when they are first asked for."""
+
+    def __init__(self, given: Sequence[Part | Leg], expand: Callable[[Leg], list[Part]]) -> None:
+        self._given, self._expand = tuple(given), expand
+        self._parts: tuple[Part, ...] | None = None
+
+    def _all(self) -> tuple[Part, ...]:
+        if self._parts is None:
+            parts: list[Part] = []
+            for item in self._given:
+                parts += self._expand(item) if isinstance(item, Leg) else [item]
+            self._parts = tuple(parts)
+        return self._parts
+
+    @property
+    def given(self) -> Sequence[Part | Leg]:
+        """The parts, those in a leg together."""
+        return self._given
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether no event needs a closer look for derivatives."""
+        return all(item.is_clean if isinstance(item, Leg) else not isinstance(item, EventRecord) for item in self._given)
+
+    @property
+    def ends_with_event(self) -> bool:
+        """Whether the last event led to no mode; those in a leg always do."""
+        events = (item for item in reversed(self._given) if isinstance(item, EventRecord | Leg))
+        last = next(events, None)
+        return isinstance(last, EventRecord) and last.target is None
+
+    @overload
+    def __getitem__(self, index: int) -> Part: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Part, ...]: ...
+    def __getitem__(self, index: int | slice) -> Part | tuple[Part, ...]:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
