@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import refuse_not_finite
-from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session
+from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, LegAdjoint, Session
+from dae_hybrid.leg import Leg
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.multipliers import consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.options import Options
@@ -49,17 +50,20 @@ class Sweep:
     components: tuple[int, ...]
     wrt: tuple[int, ...]
     conditions: Conditions = field(default_factory=Conditions)
-    sizes: Array = field(init=False)
     _tolerances: dict[int, tuple[Array, Array]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.system: HybridSystem = self.trajectory.system
-        self.sizes = self._cost_sizes()
-        self.rtol = self.options.rtol / max(1.0, len(self.trajectory.segments) / FEW)
 
     # -- tolerances -------------------------------------------------------------------------------------
 
-    def _cost_sizes(self) -> Array:
+    @cached_property
+    def rtol(self) -> float:
+        """Relative tolerance of every segment."""
+        return self.options.rtol / max(1.0, len(self.trajectory.segments) / FEW)
+
+    @cached_property
+    def sizes(self) -> Array:
         """How much of each cost the states make up, to first order: the scale of x . dG/dx."""
         t, mode, x, m = self.trajectory.final
         chosen, p = list(self.components), self.trajectory.parameters
@@ -80,7 +84,7 @@ class Sweep:
         """Absolute tolerances of the adjoints and of the integrals in a mode.
 
         The states' ratio of absolute tolerance to size, at most rtol and above rounding, is applied to dG/dx ~ s/x,
-        dG/dp ~ s/p and dG/dm ~ s/m, with s the cost's size of `_cost_sizes`.
+        dG/dp ~ s/p and dG/dm ~ s/m, with s the cost's size of `sizes`.
         """
         if mode.index not in self._tolerances:
             p = np.abs(self.trajectory.parameters[list(self.wrt)])
@@ -151,6 +155,7 @@ class Sweep:
                 absolute_integrals,
                 self.rtol,
                 t_eval,
+                segment.path,
             )
         )
         if not all(
@@ -202,24 +207,43 @@ class Sweep:
 
 
 class _Step(NamedTuple):
-    """One part of a trajectory, gone through backwards."""
+    """One part of a trajectory, or one leg, gone through backwards."""
 
-    part: Part
+    part: Part | Leg
     adjoint: Array  # dG/dw before it
     share: Array  # what it adds to dG/dp, (k, n_wrt)
     samples: Array
+    marks: tuple[tuple[Array, Array], ...] = ()  # of a leg: dG/dw and the share of dG/dp before every event, from the last
+
+
+def _marks(leg: Leg, found: LegAdjoint) -> tuple[tuple[Array, Array], ...]:
+    marks = []
+    for (_, mode, _), mark in zip(leg.heads(), found.marks, strict=True):
+        e = leg.network.equations[mode]
+        marks.append((mark[:, : e.n + e.n_memory], mark[:, found.width :]))
+    return tuple(reversed(marks))
 
 
 def _backwards(
-    sweep: Sweep, adjoint: Array, clock: Array, t_eval: Callable[[Segment], Array | None] = lambda segment: None
+    sweep: Sweep, adjoint: Array, clock: Array, t_eval: Callable[[Segment], Array | None] | None = None
 ) -> Iterator[_Step]:
     """Go through the trajectory from its end; `t_eval` gives the times, decreasing, to sample in a segment."""
+    whole = t_eval is not None
     wrt = list(sweep.wrt)
-    for part in reversed(sweep.trajectory.parts):
-        if isinstance(part, Segment):
+    parts = [*reversed(sweep.trajectory.parts.given)]
+    while parts:
+        part = parts.pop(0)
+        if isinstance(part, Leg):
+            found = None if whole or clock.any() else sweep.session.sweep(part, adjoint, sweep.components)
+            if found is None:
+                parts[:0] = reversed(sweep.trajectory.parts.of(part))
+            else:
+                adjoint = found.adjoints
+                yield _Step(part, adjoint, found.share, NONE, _marks(part, found))
+        elif isinstance(part, Segment):
             adjoint, landing = sweep.land(part, adjoint)
             ny = part.mode.differential.size
-            outcome = sweep.segment(part, adjoint[:, :ny], t_eval(part))
+            outcome = sweep.segment(part, adjoint[:, :ny], None if t_eval is None else t_eval(part))
             adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
             yield _Step(part, adjoint, outcome.parameter_integrals + landing, outcome.samples)
         elif isinstance(part, KnotRecord):
@@ -249,6 +273,8 @@ def gradient(sweep: Sweep, marks: list[tuple[Array, Array]] | None = None) -> Ar
     adjoint, by_p, clock = sweep.terminal()
     total = by_p[:, wrt]
     for step in _backwards(sweep, adjoint, clock):
+        if marks is not None:
+            marks += [(mark, total + share) for mark, share in step.marks]
         adjoint, total = step.adjoint, total + step.share
         if marks is not None and isinstance(step.part, EventRecord) and not step.part.order:
             marks.append((adjoint, total))
@@ -269,7 +295,7 @@ def samples(sweep: Sweep, times: Array, side: str) -> list[Array]:
 
     found: list[Array | None] = [None] * times.size
     adjoint, _, clock = sweep.terminal()
-    for part, _, _, sampled in _backwards(sweep, adjoint, clock, t_eval):
+    for part, _, _, sampled, _ in _backwards(sweep, adjoint, clock, t_eval):
         if isinstance(part, Segment):
             ny = part.mode.differential.size
             for index, value in zip(inside(part), sampled, strict=True):

@@ -39,7 +39,7 @@ class Equations:
     ============== =========================================================================
     flow           F, dense (n), and the integrands g, dense (n_functionals)
     jacobian       F_x and, transposed, g_x; sparse
-    linearised     F_x, F_p, F_m and, transposed, g_x, g_p, g_m; all sparse
+    linearised     what `flow` gives, and F_x, F_p, F_m and, transposed, g_x, g_p, g_m; these sparse
     guards, rates  the guards and their total time derivatives along the flow (n_guards); behind the guards of
                    transitions stand quantities whose zeros end a run
     complete       x and x' that satisfy the equations to rounding, near the given x, and the last
@@ -255,6 +255,20 @@ class BackwardOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class LegAdjoint:
+    """dG/d(y, m) before a leg (k, n_w), its share of dG/dp (k, n_wrt), and both before every event.
+
+    marks (n_events, k, width + n_wrt), the shares counted from the end of the leg; `width` is that of the largest
+    (y, m).
+    """
+
+    adjoints: Array
+    share: Array
+    marks: Array
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What an adapter does itself; what it does not do comes from the core, but for methods and the index.
 
@@ -295,6 +309,9 @@ class Session(Protocol):
 
     def backward(self, task: BackwardTask) -> BackwardOutcome:
         """Carry out the adjoint of one segment."""
+
+    def sweep(self, leg: Leg, adjoints: Array, components: tuple[int, ...]) -> LegAdjoint | None:
+        """Carry dG/d(y, m), (k, n_w), back through a leg of its own; None where that is left to the core."""
 
     def statistics(self) -> dict[str, int]:
         """Counters of the session so far."""

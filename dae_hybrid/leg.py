@@ -69,7 +69,7 @@ class Leg:
 
     def events(self) -> Iterator[tuple[dict[str, Any], int]]:
         """Every record by names, and the mode after it."""
-        for at, mode, guard in self._heads():
+        for at, mode, guard in self.heads():
             link = self.network.links[mode][guard]
             if link is None:
                 raise AssertionError("an event without a link was carried out")
@@ -80,7 +80,7 @@ class Leg:
             event["transition"], event["source"] = link.transition, mode
             yield event, link.target
 
-    def _heads(self) -> Iterator[tuple[int, int, int]]:
+    def heads(self) -> Iterator[tuple[int, int, int]]:
         """Where each record begins, its mode and guard."""
         at, mode = 0, self.mode
         for _ in range(self.count):
@@ -103,24 +103,24 @@ class Leg:
     @cached_property
     def times(self) -> list[float]:
         """Times of the events."""
-        return [float(self.records[at]) for at, _, _ in self._heads()]
+        return [float(self.records[at]) for at, _, _ in self.heads()]
 
     @cached_property
     def last(self) -> tuple[dict[str, Any], int]:
         """The last event, and the mode after it."""
-        *_, (at, mode, guard) = self._heads()
+        *_, (at, mode, guard) = self.heads()
         target = self.network.links[mode][guard].target  # type: ignore[union-attr]
         return {name: self.records[at:][part] for name, part in self._layout(mode, target)[0].items()}, target
 
     @property
     def n_rows(self) -> int:
         """Rows of all its segments."""
-        return sum(int(self.records[at + 7] - self.records[at + 6]) for at, _, _ in self._heads())
+        return sum(int(self.records[at + 7] - self.records[at + 6]) for at, _, _ in self.heads())
 
     @property
     def is_clean(self) -> bool:
         """Whether no event needs a closer look."""
-        return all(self.records[at + 9] for at, _, _ in self._heads())
+        return all(self.records[at + 9] for at, _, _ in self.heads())
 
     def derivatives(self) -> list[tuple[Array, Array, Array]]:
         """Derivatives of the time, and of (y, m) before and after, of every event."""
@@ -202,14 +202,21 @@ class Parts(Sequence["Part"]):
     def __init__(self, given: Sequence[Part | Leg], expand: Callable[[Leg], list[Part]]) -> None:
         self._given, self._expand = tuple(given), expand
         self._parts: tuple[Part, ...] | None = None
+        self._expanded: dict[int, list[Part]] = {}
 
     def _all(self) -> tuple[Part, ...]:
         if self._parts is None:
             parts: list[Part] = []
             for item in self._given:
-                parts += self._expand(item) if isinstance(item, Leg) else [item]
+                parts += self.of(item) if isinstance(item, Leg) else [item]
             self._parts = tuple(parts)
         return self._parts
+
+    def of(self, leg: Leg) -> list[Part]:
+        """The parts of a leg."""
+        if id(leg) not in self._expanded:
+            self._expanded[id(leg)] = self._expand(leg)
+        return self._expanded[id(leg)]
 
     @property
     def given(self) -> Sequence[Part | Leg]:

@@ -39,7 +39,7 @@ class ModeBuilder(ModeFunctions):
         named = {
             "flow": [equations, g],
             "jacobian": [by[0], integrands_by[0]],
-            "linearised": [*by, *integrands_by],
+            "linearised": [equations, g, *by, *integrands_by],
             "guards": [h],
         }
         functions = {key: ca.Function(f"m{self.index}_{key}", inputs, outputs) for key, outputs in named.items()}

@@ -117,7 +117,7 @@ def _with_sensitivities(e: Equations, d: int) -> SensitivitySystem:
     rows = [equations[:ny, :], g[:nq, :]]
     sensitivities = []
     if d:
-        f_x, f_p, f_m, g_x, g_p, g_m = e.functions["linearised"].function(*point)
+        f_x, f_p, f_m, g_x, g_p, g_m = e.functions["linearised"].function(*point)[2:]
         dm, dp = ca.reshape(dm, nm, d), ca.reshape(dp, n_p, d)
         s_y = ca.horzcat(*(state[width * (1 + i) : width * (1 + i) + ny, :] for i in range(d)))
         by_constants = f_p @ dp + f_m @ dm
@@ -187,7 +187,7 @@ def _adjoint_rates(e: Equations, components: tuple[int, ...], wrt: tuple[int, ..
     """(t, x, L (k ny), m, p) -> rates of (L, I) in backward time, mu solved for (SR eq. 36)."""
     kind, n, ny, k = _kind(e), e.n, e.n_differential, len(components)
     t, x, flat, m, p = _symbols(kind, 1, n, k * ny, e.n_memory, e.n_parameters)
-    f_x, f_p, f_m, g_x, g_p, g_m = e.functions["linearised"].function(t, x, m, p)
+    f_x, f_p, f_m, g_x, g_p, g_m = e.functions["linearised"].function(t, x, m, p)[2:]
     chosen = list(components)
     g_x, g_p, g_m = g_x[:, chosen], g_p[list(wrt), chosen], g_m[:, chosen]
     lam = ca.reshape(flat, ny, k)

@@ -22,10 +22,12 @@ from dae_hybrid.integrator import (
     BackwardOutcome,
     BackwardTask,
     Journey,
+    LegAdjoint,
     Passage,
     SegmentOutcome,
     SegmentTask,
 )
+from dae_hybrid.leg import Leg
 from dae_hybrid.options import Options
 from dae_hybrid.output import Rows
 from dae_hybrid.segments import DRIFT_LOOK, completed, has_drifted, is_short, one_segment, standing_still, stretches
@@ -175,6 +177,11 @@ class SteppedSession:
     def march(self, task: SegmentTask, journey: Journey) -> Passage:
         """See `dae_hybrid.integrator.Session.march`."""
         return one_segment(self, task, journey)
+
+    def sweep(self, leg: Leg, adjoints: Array, components: tuple[int, ...]) -> LegAdjoint | None:
+        """See `dae_hybrid.integrator.Session.sweep`: there are no legs here."""
+        del leg, adjoints, components
+        return None
 
     def backward(self, task: BackwardTask) -> BackwardOutcome:
         """See `dae_hybrid.integrator.Session.backward`."""

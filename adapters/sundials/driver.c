@@ -8,6 +8,8 @@ size_t dh_sizes(int which) {
     case 6: return sizeof(link);
     case 7: return sizeof(station);
     case 8: return sizeof(march);
+    case 9: return sizeof(explicit_adjoint);
+    case 10: return sizeof(sweep);
     default: return sizeof(python_api);
   }
 }

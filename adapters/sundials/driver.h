@@ -36,6 +36,7 @@ enum { DEPTH = 8 };                          /* halvings of a step in search of 
 enum { HALVES, START = DEPTH + 1, END, TRIAL, GLANCES }; /* rows of `run.glances` */
 enum { SHORTER = 10 };                       /* times that an explicit step is made shorter where there are no numbers */
 enum { NODES = 8 };                          /* of the polynomial of an explicit step */
+enum { BLOCKS = 6 };                         /* of the linearised equations */
 enum { HISTORY = 3 };                        /* ends of steps whose guards are kept */
 #define SAFETY 4.0                           /* a cubic is at most this many times as wrong as within */
 #define CALM 0.25                            /* a parabola that is this far from zero and from wrong needs no look */
@@ -54,6 +55,7 @@ enum { ZENO_INTERVALS = 4, RECENT = 4 };
 #define RANK_ROUNDINGS (RANK_TOLERANCE / DBL_EPSILON)
 #define RANK_TOLERANCE 1e-11
 #define GRAZING 1e-9
+#define DRIFT_ROUNDINGS 64.0
 #define SHALLOW 100.0
 #define BEFORE 1e-6
 enum { HEADER = 12 };                        /* numbers at the head of an event's record */
@@ -229,3 +231,32 @@ typedef struct {
   double t0, t1, t_stop, begun, began_with, slack, rtol, t_end, now, first_step; /* 0: as the last one would have gone on */
   double recent[RECENT];                     /* times of the latest events, the last first */
 } march;
+
+typedef struct {                             /* the adjoint of explicit steps */
+  context *model;
+  tableau table;
+  integer n_components, n_rows, width;       /* of the path: t and x of every point */
+  const integer *components;
+  const double *path;
+  double *adjoint;                           /* n_components x n: dG/dx, from the end to the start */
+  double *totals;                            /* n_components x (n_wrt + n_memory): the integrals are added to it */
+  double *states, *slopes, *nu, *theta;      /* stages x n; the same; n_components x stages x n; n */
+  double *values;                            /* stages x nonzeros: the linearised equations at every stage */
+  integer nonzeros;
+} explicit_adjoint;
+
+typedef struct {                             /* back through the events of a leg */
+  march *tables;                             /* `stations`, work and sizes; its runs are not used */
+  explicit_adjoint **modes;                  /* by mode */
+  const double *const *paths;                /* by mode */
+  const integer *path_ends;                  /* n_events: rows that the path of its mode has up to here */
+  const integer *path_begins;
+  const integer *offsets;                    /* n_events: of the records */
+  const double *records;
+  integer n_events, n_components, n_wrt, marks_width;
+  const integer *wrt, *components;
+  double *adjoint;                           /* n_components x (n_y + n_memory), room for the largest; in and out */
+  double *totals;                            /* n_components x n_wrt */
+  double *marks;                             /* n_events x n_components x marks_width: adjoint and totals before it */
+  double *work;
+} sweep;

@@ -18,7 +18,7 @@ from dae_hybrid.integrator import Array, Equations
 from .library import load
 
 #: the C text, one unit in this order
-PARTS = ("driver.h", "model.c", "callbacks.c", "runge_kutta.c", "guards.c", "driver.c", "march.c")
+PARTS = ("driver.h", "model.c", "callbacks.c", "runge_kutta.c", "guards.c", "driver.c", "march.c", "sweep.c")
 #: rows of `run.glances` and `run.history` in driver.h
 GLANCES, HISTORY = 12, 3
 PAUSED, ROWS_FULL, STALLED, STUCK = 100, 101, 102, 50
@@ -137,7 +137,7 @@ def driver() -> ctypes.CDLL | None:
     for name in ("dh_begin", "dh_advance", "dh_stop"):
         function = getattr(library, name)
         function.argtypes, function.restype = [POINTER(Run)], c_int
-    library.dh_march.restype = c_int
+    library.dh_march.restype = library.dh_back_steps.restype = library.dh_sweep.restype = c_int
     library.dh_back.argtypes, library.dh_back.restype = [POINTER(BackwardRun)], c_int
     return library
 
@@ -220,7 +220,7 @@ class Model:
         self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters), np.zeros(4 * e.n)]
         self._latest = np.zeros(e.n_guards)
         self._patterns: list[Any] = []
-        blocks = {name: self._sparse("linearised", i) for i, name in enumerate(BLOCKS)}
+        blocks = {name: self._sparse("linearised", 2 + i) for i, name in enumerate(BLOCKS)}
         # kept: where threads are the first at once, the cache of `api` keeps the table of one of them only
         self._tables = api(family), python_api()
         self.context = Context(

@@ -69,7 +69,7 @@ class Model:
         e = equations
         self.size = e.n + n_integrals
         self.equations = e
-        matrices = {"jacobian": range(2), "linearised": range(6)}
+        matrices = {"jacobian": range(2), "linearised": range(2, 8)}
         self.kernels = {
             name: Kernel(densified(e.functions[name].function), matrices.get(name, ())) for name in FUNCTIONS
         }
@@ -166,7 +166,7 @@ class Model:
     def _linearised(self, t: float, x: Array) -> dict[str, Array]:
         if self._point is None or self._point[0] != t or not np.array_equal(self._point[1], x):
             self.calls["linearised_calls"] += 1
-            blocks = self.evaluate("linearised", t, x)
+            blocks = self.evaluate("linearised", t, x)[2:]
             self._point = None
             self._checked(*blocks)
             self._point = (t, x.copy(), blocks)

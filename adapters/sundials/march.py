@@ -119,6 +119,11 @@ class Marcher:
         m.slack, m.rtol = journey.slack, options.rtol
         self._make_room(0)
 
+    def look_back(self, parameters: Array) -> None:
+        """Tables for a sweep backwards."""
+        self._held = (parameters,)
+        self.struct.parameters = parameters.ctypes.data
+
     def enter(self, mode: int, run: Any) -> None:
         """A mode's memory is ready."""
         self.stations[mode].run = ctypes.addressof(run)

@@ -47,21 +47,34 @@ static int flow(context *c, double t, const double *x, double *out) {
   return checked(c, out, c->n + c->n_integrals);
 }
 
-/* Newton iterations and quadratures come back to the same (t, x): evaluate once. */
-static int linearise(context *c, double t, const double *x) {
-  if (c->point_valid && c->point_time == t && !memcmp(c->point, x, (size_t)c->n * sizeof(double))) return 0;
+/* F and g where `out` is given, and their derivatives in the values of the blocks */
+static int evaluate_linearised(context *c, double t, const double *x, double *out, sparse *const *blocks) {
   c->linearised_calls++;
-  c->point_valid = 0;
-  sparse *blocks[6] = {&c->f_x, &c->f_p, &c->f_m, &c->g_x, &c->g_p, &c->g_m};
-  for (int i = 0; i < 6; i++) c->res[i] = blocks[i]->value;
+  c->res[0] = out;
+  c->res[1] = out && c->n_integrals ? out + c->n : 0;
+  for (int i = 0; i < BLOCKS; i++) c->res[2 + i] = blocks[i]->value;
   if (evaluate(c, c->linearised, t, x)) return FATAL;
-  const integer columns[6] = {c->n, c->n_parameters, c->n_memory, c->n_functionals, c->n_functionals, c->n_functionals};
-  for (int i = 0; i < 6; i++)
+  const integer columns[BLOCKS] = {c->n, c->n_parameters, c->n_memory, c->n_functionals, c->n_functionals, c->n_functionals};
+  for (int i = 0; i < BLOCKS; i++)
     if (checked(c, blocks[i]->value, blocks[i]->column[columns[i]])) return RECOVERABLE;
+  return out ? checked(c, out, c->n + c->n_integrals) : 0;
+}
+
+/* Newton iterations and quadratures come back to the same (t, x): evaluate once. */
+static int linearise_and(context *c, double t, const double *x, double *out) {
+  sparse *const blocks[BLOCKS] = {&c->f_x, &c->f_p, &c->f_m, &c->g_x, &c->g_p, &c->g_m};
+  c->point_valid = 0;
+  const int flag = evaluate_linearised(c, t, x, out, blocks);
+  if (flag) return flag;
   memcpy(c->point, x, (size_t)c->n * sizeof(double));
   c->point_time = t;
   c->point_valid = 1;
   return 0;
+}
+
+static int linearise(context *c, double t, const double *x) {
+  if (c->point_valid && c->point_time == t && !memcmp(c->point, x, (size_t)c->n * sizeof(double))) return 0;
+  return linearise_and(c, t, x, 0);
 }
 
 static void add_product(const sparse *a, integer columns, const double *v, double *out) {

@@ -5,9 +5,8 @@
  * (x, q, s_1, .., s_d) with s_i = d(x, q) along direction i. */
 static int augmented(context *c, double t, const double *x, double *out) {
   const integer size = c->n + c->n_integrals;
-  int flag = flow(c, t, x, out);
-  if (flag || !c->n_directions) return flag;
-  flag = linearise(c, t, x);
+  if (!c->n_directions) return flow(c, t, x, out);
+  const int flag = linearise_and(c, t, x, out);
   for (integer i = 0; !flag && i < c->n_directions; i++) along(c, i, x + (i + 1) * size, out + (i + 1) * size);
   return flag;
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.errors import IntegrationError, StepSizeError
+from dae_hybrid.errors import IntegrationError, NonFiniteError, StepSizeError
 from dae_hybrid.integrator import (
     Array,
     BackwardOutcome,
@@ -17,11 +17,13 @@ from dae_hybrid.integrator import (
     Capabilities,
     Equations,
     Journey,
+    LegAdjoint,
     Network,
     Passage,
     SegmentOutcome,
     SegmentTask,
 )
+from dae_hybrid.leg import Leg
 from dae_hybrid.options import Options
 from dae_hybrid.segments import is_short, standing_still
 from dae_hybrid.stiffness import is_stiff
@@ -32,6 +34,8 @@ from .course import Course
 from .forward import Forward
 from .library import load
 from .march import Marcher
+from .runge_kutta import DEFAULT_ORDER, Table
+from .sweep import DiscreteAdjoint, sweep
 
 #: what ``method="auto"`` takes for explicit equations that are not stiff
 EXPLICIT = "erk"
@@ -100,9 +104,13 @@ class SundialsSession:
         except IndexError:
             if purpose[0] == "forward":
                 memory = Forward(equations, options, purpose[1], purpose[2], backend)
+            elif purpose[0] == "discrete":
+                memory = DiscreteAdjoint(equations, self._wrt, Table.of(options.max_order or DEFAULT_ORDER))
             else:
                 memory = Adjoint(equations, purpose[1], self._wrt, backend)
-        if purpose[0] == "forward":
+        if purpose[0] == "discrete":
+            pass
+        elif purpose[0] == "forward":
             suppress = options.suppress_algebraic or (equations.constrained and id(equations) not in self._tested)
             memory.configure_run(options, self.parameters, self._directions, self._scales, suppress=suppress)
         else:
@@ -264,11 +272,50 @@ class SundialsSession:
             count = 0 if task.t_eval is None else task.t_eval.size
             samples = np.tile(task.adjoints, (count, 1, 1)) if count else np.zeros((0, k, e.n))
             return BackwardOutcome(task.adjoints, np.zeros((k, n_wrt)), np.zeros((k, e.n_memory)), samples)
-        path = np.ascontiguousarray(self.integrate(forward).rows)
+        explicit = str(forward.method) == "erk"
+        if explicit and task.path is not None and task.t_eval is None:
+            return self._back_by_steps(task, task.path)
+        kept = None if explicit else task.path
+        path = np.ascontiguousarray(self.integrate(forward).rows if kept is None else kept)
         found = [self._back(task, j, path) for j in range(k)]
         adjoints, integrals = (np.array([result[i] for result in found]) for i in range(2))
         samples = np.stack([result[2] for result in found], axis=1)
         return BackwardOutcome(adjoints, integrals[:, :n_wrt], integrals[:, n_wrt:], samples)
+
+    def _back_by_steps(self, task: BackwardTask, path: Array) -> BackwardOutcome:
+        """The exact adjoint of the steps of a Runge-Kutta method."""
+        e, n_wrt = task.forward.equations, len(self._wrt)
+        discrete = self._discrete(e, task.components)
+        with discrete.model.interruptible():
+            flag = discrete.back(path, task.forward.memory, task.adjoints)
+        self.counts["steps"] += len(path) - 1
+        if flag:
+            raise NonFiniteError("The derivatives of the equations are not finite.", mode=e.name, time=task.forward.t0)
+        adjoints, totals = discrete.adjoint.copy(), discrete.totals.copy()
+        samples = np.zeros((0, len(adjoints), e.n))
+        return BackwardOutcome(adjoints, totals[:, :n_wrt], totals[:, n_wrt:], samples)
+
+    def _discrete(self, equations: Equations, components: tuple[int, ...]) -> DiscreteAdjoint:
+        found: DiscreteAdjoint = self._lease(equations, ("discrete", self.options.max_order, self._wrt))
+        found.choose(components, self.parameters)
+        return found
+
+    def sweep(self, leg: Leg, adjoints: Array, components: tuple[int, ...]) -> LegAdjoint | None:
+        """See `dae_hybrid.integrator.Session.sweep`."""
+        modes = sorted(leg.methods)
+        if any(leg.methods[mode] != "erk" or mode not in leg.paths for mode in modes):
+            return None
+        marcher = self._marcher(leg.network, leg.n_directions)
+        marcher.look_back(self.parameters)
+        own = {mode: self._discrete(leg.network.equations[mode], components) for mode in modes}
+        flag, before, share, marks = sweep(marcher, leg, own, adjoints, self._wrt, components)
+        for discrete in own.values():
+            discrete.model.raise_pending()
+        self.counts["steps"] += sum(len(leg.paths[mode]) for mode in modes) - leg.count
+        self.counts["segments"] += leg.count
+        if flag:
+            raise NonFiniteError("The derivatives of the equations are not finite.", time=leg.task.t0)
+        return LegAdjoint(before, share, marks, marks.shape[2] - len(self._wrt))
 
     def _back(self, task: BackwardTask, j: int, path: Array) -> tuple[Array, Array, Array]:
         """The adjoint of one component along a path: at t0, its integrals, samples."""

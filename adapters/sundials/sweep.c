@@ -1,0 +1,140 @@
+/* ---- the adjoint of explicit steps, and of plain events --------------------------------------------------------
+ *
+ * The adjoint of a Runge-Kutta step is a Runge-Kutta step back, exactly: with x+ = x + h sum b_i K_i, K_i = F(Y_i),
+ * Y_i = x + h sum a_ij K_j, and lambda = dG/dx+,
+ *
+ *     theta_i = h (b_i lambda + sum_j a_ji nu_j)      = dG/dK_i
+ *     nu_i    = F_x(Y_i)^T theta_i + h b_i g_x(Y_i)   = dG/dY_i
+ *     dG/dx   = lambda + sum nu_i,     dG/dp += sum F_p(Y_i)^T theta_i + h b_i g_p(Y_i)
+ *
+ * (Hairer, Norsett, Wanner, Solving Ordinary Differential Equations I, II.6, differentiated and transposed; Sandu, On the
+ * properties of Runge-Kutta discrete adjoints, 2006, eq. 7). It needs no interpolation of the solution, only its points. */
+static int adjoint_of_step(explicit_adjoint *s, double t, double h, const double *x) {
+  context *c = s->model;
+  const tableau *rk = &s->table;
+  const integer n = c->n, stages = rk->stages, n_totals = c->n_wrt + c->n_memory;
+  const sparse *shape[BLOCKS] = {&c->f_x, &c->f_p, &c->f_m, &c->g_x, &c->g_p, &c->g_m};
+  const integer columns[BLOCKS] = {n, c->n_parameters, c->n_memory, c->n_functionals, c->n_functionals, c->n_functionals};
+  for (integer i = 0; i < stages; i++) {
+    sparse at[BLOCKS], *blocks[BLOCKS];
+    double *values = s->values + i * s->nonzeros;
+    for (int b = 0; b < BLOCKS; values += shape[b]->column[columns[b]], b++)
+      at[b] = *shape[b], at[b].value = values, blocks[b] = &at[b];
+    combine(x, h, rk->a + i * stages, s->slopes, i, n, s->states);
+    c->point_valid = 0;
+    const int flag = evaluate_linearised(c, t + rk->c[i] * h, s->states, s->slopes + i * n, blocks);
+    if (flag) return flag;
+  }
+  for (integer k = 0; k < s->n_components; k++) {
+    double *lambda = s->adjoint + k * n, *totals = s->totals + k * n_totals, *nu = s->nu, *theta = s->theta;
+    const integer component = s->components[k];
+    for (integer i = stages - 1; i >= 0; i--) {
+      const double weight = h * rk->b[i];
+      sparse at[BLOCKS];
+      double *values = s->values + i * s->nonzeros;
+      for (int b = 0; b < BLOCKS; values += shape[b]->column[columns[b]], b++) at[b] = *shape[b], at[b].value = values;
+      for (integer j = 0; j < n; j++) theta[j] = weight * lambda[j];
+      for (integer l = i + 1; l < stages; l++) {
+        const double factor = h * rk->a[l * stages + i];
+        if (factor == 0) continue;
+        for (integer j = 0; j < n; j++) theta[j] += factor * nu[l * n + j];
+      }
+      double *own = nu + i * n;
+      memset(own, 0, (size_t)n * sizeof(double));
+      scatter_column(&at[3], component, own);
+      for (integer j = 0; j < n; j++) own[j] = weight * own[j] + column_dot(&at[0], j, theta);
+      memset(c->parameter_gradient, 0, (size_t)c->n_parameters * sizeof(double));
+      scatter_column(&at[4], component, c->parameter_gradient);
+      for (integer j = 0; j < c->n_wrt; j++)
+        totals[j] += weight * c->parameter_gradient[c->wrt[j]] + column_dot(&at[1], c->wrt[j], theta);
+      for (integer j = 0; j < c->n_memory; j++) totals[c->n_wrt + j] += column_dot(&at[2], j, theta);
+      for (integer q = at[5].column[component]; q < at[5].column[component + 1]; q++)
+        totals[c->n_wrt + at[5].row[q]] += weight * at[5].value[q];
+    }
+    for (integer i = 0; i < stages; i++)
+      for (integer j = 0; j < n; j++) lambda[j] += nu[i * n + j];
+  }
+  return 0;
+}
+
+/* From the end of a path to its beginning. */
+int dh_back_steps(explicit_adjoint *s) {
+  for (integer i = s->n_rows - 2; i >= 0; i--) {
+    const double *from = s->path + i * s->width, *to = from + s->width;
+    if (to[0] == from[0]) continue;
+    const int flag = adjoint_of_step(s, from[0], to[0] - from[0], from + 1);
+    if (flag) return flag;
+  }
+  return 0;
+}
+
+/* L = dG/d(y, m) from after an event to before it, with its share of dG/dp; see dae_hybrid/transition.py */
+static int back_across(sweep *s, const station *from, const station *to, const link *l, double t, const event *e) {
+  march *m = s->tables;
+  const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, np = m->n_parameters, width = nf + np + 1;
+  double *h = m->tangent, *jump = h + width, *flow = jump + nt * width, *g = flow + nf, *flow_after = g + m->n_functionals,
+         *g_after = flow_after + nt, *by_z = g_after + m->n_functionals, *by_z_size = by_z + to->n_z * to->n_z;
+  double *res[8] = {h, jump, flow, g, flow_after, g_after, by_z, by_z_size}, *before = s->work;
+  if (call(m, l->tangent, t, e->x, e->memory, res, 8)) return FATAL;
+  double rate = h[width - 1];
+  for (integer j = 0; j < nf; j++) rate += h[j] * flow[j];
+  for (integer k = 0; k < s->n_components; k++) {
+    double *after = s->adjoint + k * s->marks_width, *totals = s->totals + k * s->n_wrt;
+    const double at_event = g[s->components[k]] - g_after[s->components[k]];
+    double c = at_event, size = fabs(g[s->components[k]]) + fabs(g_after[s->components[k]]);
+    for (integer i = 0; i < nt; i++) {
+      double drift = jump[(width - 1) * nt + i] - flow_after[i], drift_size = fabs(jump[(width - 1) * nt + i]) + fabs(flow_after[i]);
+      for (integer j = 0; j < nf; j++) drift += jump[j * nt + i] * flow[j], drift_size += fabs(jump[j * nt + i] * flow[j]);
+      c += after[i] * drift, size += fabs(after[i]) * drift_size;
+    }
+    if (fabs(c) <= DRIFT_ROUNDINGS * DBL_EPSILON * size) c = 0; /* rates and integrand are continuous */
+    for (integer j = 0; j < width - 1; j++) {
+      double sum = -c / rate * h[j];
+      for (integer i = 0; i < nt; i++) sum += after[i] * jump[j * nt + i];
+      before[j] = sum;
+    }
+    for (integer j = 0; j < s->n_wrt; j++) totals[j] += before[nf + s->wrt[j]];
+    memcpy(after, before, (size_t)nf * sizeof(double));
+  }
+  return 0;
+}
+
+/* Back through every event of a leg and the segment before it. */
+int dh_sweep(sweep *s) {
+  march *m = s->tables;
+  for (integer i = s->n_events - 1; i >= 0; i--) {
+    double *record = (double *)s->records + s->offsets[i];
+    const integer mode = (integer)record[1];
+    const station *from = &m->stations[mode];
+    const link *l = &from->links[(integer)record[2]];
+    const station *to = &m->stations[l->target];
+    event e;
+    lay_out(m, from, to, record, &e);
+    int flag = back_across(s, from, to, l, record[0], &e);
+    if (flag) return flag;
+    double *mark = s->marks + i * s->n_components * (s->marks_width + s->n_wrt);
+    for (integer k = 0; k < s->n_components; k++, mark += s->marks_width + s->n_wrt) {
+      memcpy(mark, s->adjoint + k * s->marks_width, (size_t)(from->n_y + m->n_memory) * sizeof(double));
+      memcpy(mark + s->marks_width, s->totals + k * s->n_wrt, (size_t)s->n_wrt * sizeof(double));
+    }
+    explicit_adjoint *own = s->modes[mode];
+    context *c = own->model;
+    const integer n_totals = s->n_wrt + m->n_memory;
+    memcpy((double *)c->memory, e.memory, (size_t)m->n_memory * sizeof(double));
+    c->point_valid = 0;
+    own->path = s->paths[mode] + s->path_begins[i] * own->width;
+    own->n_rows = s->path_ends[i] - s->path_begins[i];
+    memset(own->totals, 0, (size_t)(s->n_components * n_totals) * sizeof(double));
+    for (integer k = 0; k < s->n_components; k++)
+      memcpy(own->adjoint + k * from->n_y, s->adjoint + k * s->marks_width, (size_t)from->n_y * sizeof(double));
+    flag = dh_back_steps(own);
+    if (flag) return flag;
+    for (integer k = 0; k < s->n_components; k++) {
+      double *adjoint = s->adjoint + k * s->marks_width, *totals = own->totals + k * n_totals;
+      memcpy(adjoint, own->adjoint + k * from->n_y, (size_t)from->n_y * sizeof(double));
+      for (integer j = 0; j < m->n_memory; j++) adjoint[from->n_y + j] += totals[s->n_wrt + j];
+      for (integer j = 0; j < s->n_wrt; j++) s->totals[k * s->n_wrt + j] += totals[j];
+    }
+  }
+  return 0;
+}
