@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import refuse_not_finite
-from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, LegAdjoint, Session
+from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, LegAdjoint, Session, Tolerances
 from dae_hybrid.leg import Leg
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.multipliers import consistent_adjoint, round_relative, stated_adjoint
@@ -50,7 +50,7 @@ class Sweep:
     components: tuple[int, ...]
     wrt: tuple[int, ...]
     conditions: Conditions = field(default_factory=Conditions)
-    _tolerances: dict[int, tuple[Array, Array]] = field(init=False, default_factory=dict)
+    _tolerances: dict[int, Tolerances] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.system: HybridSystem = self.trajectory.system
@@ -60,7 +60,7 @@ class Sweep:
     @cached_property
     def rtol(self) -> float:
         """Relative tolerance of every segment."""
-        return self.options.rtol / max(1.0, len(self.trajectory.segments) / FEW)
+        return self.options.rtol / max(1.0, self.trajectory.parts.n_segments / FEW)
 
     @cached_property
     def sizes(self) -> Array:
@@ -80,8 +80,8 @@ class Sweep:
         size = np.maximum(size + duration * largest, SETTLED * np.abs(self.trajectory.integrals[chosen]))
         return np.asarray(np.where(np.isfinite(size) & (size > 0), size, 1.0))
 
-    def _absolute(self, mode: ModeSystem) -> tuple[Array, Array]:
-        """Absolute tolerances of the adjoints and of the integrals in a mode.
+    def _tolerance(self, mode: ModeSystem) -> Tolerances:
+        """Tolerances of the adjoints and of the integrals in a mode.
 
         The states' ratio of absolute tolerance to size, at most rtol and above rounding, is applied to dG/dx ~ s/x,
         dG/dp ~ s/p and dG/dm ~ s/m, with s the cost's size of `sizes`.
@@ -96,9 +96,10 @@ class Sweep:
             finer = self.rtol / self.options.rtol
             floor = np.clip(finer * self.options.absolute(layout) / x, ROUNDING, self.rtol)
             others = np.concatenate((np.where(p > 0, np.maximum(p, SMALLEST), 1.0), m))
-            self._tolerances[mode.index] = (
+            self._tolerances[mode.index] = Tolerances(
                 np.outer(self.sizes, floor / x),
                 np.outer(self.sizes, floor.min(initial=self.rtol) / others),
+                self.rtol,
             )
         return self._tolerances[mode.index]
 
@@ -144,16 +145,13 @@ class Sweep:
             full, rates, _ = stated_adjoint(mode, t, x, m, start, p, self.components)
         elif n > mode.differential.size:
             full, rates = consistent_adjoint(mode, t, x, m, start, p, self.components)
-        absolute, absolute_integrals = self._absolute(mode)
         outcome = self.session.backward(
             BackwardTask(
                 segment.interpolate.again(),
                 self.components,
                 full[:, :n],
                 rates[:, :n],
-                absolute,
-                absolute_integrals,
-                self.rtol,
+                lambda: self._tolerance(mode),
                 t_eval,
                 segment.path,
             )

@@ -11,9 +11,9 @@ segment, ``p`` the parameters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -218,24 +218,30 @@ class Passage:
     method: str = ""
 
 
+class Tolerances(NamedTuple):
+    """Of the adjoints (k, n) and of their integrals (k, n_wrt + n_memory), absolute, and of both relative."""
+
+    absolute: Array
+    integrals: Array
+    rtol: float
+
+
 @dataclass(frozen=True, slots=True)
 class BackwardTask:
     """The adjoint of one segment, one problem per functional component.
 
-    `path` is what the run kept of it; without that it is integrated again: `forward` is the segment itself, with ``record="dense"`` and its end: integrated again it takes the steps of the
-    run, and the adjoint follows the solution of the run, not another one that is as accurate. `components` (k) are the
-    functional components. `adjoints` (k, n) and `adjoint_rates` (k, n) are consistent values at the end; `absolute`
-    (k, n) and `absolute_integrals` (k, n_wrt + n_memory) their absolute tolerances, `rtol` the relative one. `t_eval`,
-    decreasing, asks for the adjoint at these times.
+    `forward` is the segment itself, with ``record="dense"`` and its end: integrated again it takes the steps of the run,
+    and the adjoint follows the solution of the run, not another one that is as accurate. `path` is what the run kept of
+    that, if anything. `components` (k) are the functional components, `adjoints` (k, n) and `adjoint_rates` (k, n)
+    consistent values at the end; `tolerances` gives those of an integration. `t_eval`, decreasing, asks for the adjoint
+    at these times.
     """
 
     forward: SegmentTask
     components: tuple[int, ...]
     adjoints: Array
     adjoint_rates: Array
-    absolute: Array
-    absolute_integrals: Array
-    rtol: float
+    tolerances: Callable[[], Tolerances]
     t_eval: Array | None = None
     path: Array | None = None
 

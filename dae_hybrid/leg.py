@@ -14,12 +14,13 @@ import numpy as np
 
 from dae_hybrid.dense import Redo
 from dae_hybrid.integrator import Array, Network, SegmentTask
-from dae_hybrid.records import EventRecord
+from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
 if TYPE_CHECKING:
     from dae_hybrid.system import HybridSystem
     from dae_hybrid.trajectory import Part
 
+RECORDS = EventRecord | KnotRecord | MeasurementRecord
 #: numbers at the head of a record
 HEADER = ("time", "mode", "guard", "value", "rate", "rate_scale", "row", "row_end", "first_step", "clean", "steps", "path_end")
 
@@ -227,6 +228,11 @@ class Parts(Sequence["Part"]):
     def is_certified(self) -> bool:
         """Whether no event needs a closer look for derivatives."""
         return all(item.is_clean if isinstance(item, Leg) else not isinstance(item, EventRecord) for item in self._given)
+
+    @property
+    def n_segments(self) -> int:
+        """How many of them are segments."""
+        return sum(item.count if isinstance(item, Leg) else not isinstance(item, RECORDS) for item in self._given)
 
     @property
     def ends_with_event(self) -> bool:

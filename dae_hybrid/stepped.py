@@ -196,7 +196,8 @@ class SteppedSession:
             return BackwardOutcome(starts, np.zeros((k, n_wrt)), np.zeros((k, e.n_memory)), samples)
         steps = self._solution(forward)
         width = n_wrt + e.n_memory
-        absolute = np.concatenate((task.absolute[:, :ny].ravel(), task.absolute_integrals.ravel()))
+        tolerances = task.tolerances()
+        absolute = np.concatenate((tolerances.absolute[:, :ny].ravel(), tolerances.integrals.ravel()))
         state = np.concatenate((starts.ravel(), np.zeros(k * width)))
         samples = np.zeros((times.size, k, ny))
         samples[times >= t1] = starts
@@ -211,7 +212,7 @@ class SteppedSession:
             constants = system.constants(forward.memory, self.p, later, part)
             problem = InitialValueProblem(
                 system, constants, 0.0, later - earlier, state, system.kernel(0.0, state, constants)[0],
-                task.rtol, absolute, method, min(longest, self.options.max_step or np.inf), None,
+                tolerances.rtol, absolute, method, min(longest, self.options.max_step or np.inf), None,
                 self.options.max_order, name=e.name,
             )  # fmt: skip
             with _in_forward_time(later):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dae_hybrid.failures import is_starved, starved, step_limit
-from dae_hybrid.integrator import Array, BackwardTask, Equations
+from dae_hybrid.integrator import Array, BackwardTask, Equations, Tolerances
 from dae_hybrid.options import Options
 from dae_hybrid.segments import longest_steps
 
@@ -39,7 +39,7 @@ class Adjoint(SolverMemory):
             self.call("QuadInit", self.model.callback(f"{self.prefix}_quad_b"), self.q)
             self.call("SetQuadErrCon", 1)
         self.loop = backend.Backward(self.model, memory=self.memory, x=self.x, xdot=self.xdot, sample=self.work)
-        self.scales: Array | None = None  # the absolute tolerances that are set, of the run's options
+        self.scales: Tolerances | None = None  # the absolute tolerances that are set, of the run's options
 
     def configure_run(self, options: Options, parameters: Array) -> None:
         """Apply options and parameters of a run."""
@@ -57,8 +57,9 @@ class Adjoint(SolverMemory):
         n, t0, t1 = self.equations.n, task.forward.t0, task.forward.end
         self.model.memory[:] = task.forward.memory
         self.model.follow(path, task.components[j])
-        if task.absolute is not self.scales:
-            self._set_tolerances(task, j)
+        tolerances = task.tolerances()
+        if tolerances is not self.scales:
+            self._set_tolerances(tolerances, j)
         self.time.value = t1
         self.x_data[:n], self.x_data[n] = task.adjoints[j], 0.0
         if self.xdot_data is None:
@@ -98,14 +99,14 @@ class Adjoint(SolverMemory):
                 poisoned = self.model.counters()["not_finite"] > self.not_finite
                 raise starved(step, mode=mode, time=loop.t, not_finite=poisoned)
 
-    def _set_tolerances(self, task: BackwardTask, j: int) -> None:
+    def _set_tolerances(self, given: Tolerances, j: int) -> None:
         """Apply the task's tolerances, which SUNDIALS copies."""
-        n, rtol = self.equations.n, task.rtol
+        n = self.equations.n
         if self.nq:  # all integrals on one scale
-            self.model.weights[:] = task.absolute_integrals[0].min() / task.absolute_integrals[0]
-            self.q_absolute_data[:] = task.absolute_integrals[j]
-            self.call("QuadSVtolerances", rtol, self.q_absolute)
-        self.absolute_data[:n], self.absolute_data[n] = task.absolute[j], task.absolute_integrals[j].min(initial=1.0)
+            self.model.weights[:] = given.integrals[0].min() / given.integrals[0]
+            self.q_absolute_data[:] = given.integrals[j]
+            self.call("QuadSVtolerances", given.rtol, self.q_absolute)
+        self.absolute_data[:n], self.absolute_data[n] = given.absolute[j], given.integrals[j].min(initial=1.0)
         self._free_algebraic(self.absolute_data)
-        self.call("SVtolerances", rtol, self.absolute)
-        self.scales = task.absolute
+        self.call("SVtolerances", given.rtol, self.absolute)
+        self.scales = given
