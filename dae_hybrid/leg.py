@@ -48,7 +48,7 @@ def parts_of(network: Network, source: int, target: int, n_integrals: int, n_dir
     }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Leg:
     """Segments, each with the plain event that ended it.
 
@@ -67,6 +67,9 @@ class Leg:
     methods: Mapping[int, str]
     n_integrals: int
     n_directions: int
+
+    def __repr__(self) -> str:
+        return f"<Leg: {self.count} segments from t = {self.task.t0:g}>"
 
     def events(self) -> Iterator[tuple[dict[str, Any], int]]:
         """Every record by names, and the mode after it."""

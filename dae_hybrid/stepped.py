@@ -33,13 +33,15 @@ from dae_hybrid.output import Rows
 from dae_hybrid.segments import DRIFT_LOOK, completed, has_drifted, is_short, one_segment, standing_still, stretches
 from dae_hybrid.smooth import SensitivitySystem, adjoint, with_sensitivities
 from dae_hybrid.steps import Step
-from dae_hybrid.stiffness import LOOK, is_stiff, state_jacobian
+from dae_hybrid.stiffness import is_stiff, state_jacobian
 from dae_hybrid.walk import Walk
 from dae_hybrid.watch import Arrival, Watch
 
 #: absolute tolerances of sensitivities are those of the states over the parameter, but no larger than this share of the
 #: largest of them: a parameter may be small because it is next to zero
 COARSEST = 1e-4
+#: steps between two looks at stiffness
+LOOK = 500
 #: polynomials that one adjoint problem has in it
 TOGETHER = 64
 

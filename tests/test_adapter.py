@@ -65,7 +65,8 @@ def test_what_was_computed_stays_on_the_error(native: bool, algebraic: bool, eve
         assert dict(trajectory.functionals) == {}
         assert len(trajectory.events) == event
         assert trajectory.t[-1] == pytest.approx(2 / 3, abs=1e-2)
-        np.testing.assert_allclose(trajectory["y"][1:-1], (1 - 1.5 * trajectory.t[1:-1]) ** (2 / 3), atol=1e-4)
+        exact = np.maximum(1 - 1.5 * trajectory.t[1:-1], 0) ** (2 / 3)
+        np.testing.assert_allclose(trajectory["y"][1:-1], exact, atol=1e-4)
 
 
 def test_a_partial_trajectory_is_as_useful_as_a_whole_one() -> None:
@@ -227,7 +228,9 @@ def test_interpreted_and_compiled_agree(name: str, built: Any, models: Any) -> N
     assert not other.native
     assert "compiled" in repr(one)
     assert "interpreted" in repr(other)
-    a, b = (dh.simulate(s, span, t_eval=np.linspace(0, 1.2, 7), **TIGHT) for s in (one, other))
+    explicit = not any(mode.equations.implicit for mode in one.modes)
+    same: dict[str, Any] = {**TIGHT, "method": "adams" if explicit else "bdf"}  # explicit steps are for compiled ones
+    a, b = (dh.simulate(s, span, t_eval=np.linspace(0, 1.2, 7), **same) for s in (one, other))
     assert [e.transition for e in a.events] == [e.transition for e in b.events]
     for variable in a.names:
         np.testing.assert_allclose(a[variable], b[variable], rtol=1e-10, atol=1e-13, err_msg=variable)
@@ -237,10 +240,10 @@ def test_interpreted_and_compiled_agree(name: str, built: Any, models: Any) -> N
         np.testing.assert_allclose(a(times)[variable], b(times)[variable], rtol=1e-9, atol=1e-12)
     methods: list[dict[str, Any]] = [{}, {"sensitivity_method": "simultaneous"}]
     for more in methods:
-        a, b = (dh.forward_sensitivity(s, span, **TIGHT, **more) for s in (one, other))
+        a, b = (dh.forward_sensitivity(s, span, **same, **more) for s in (one, other))
         np.testing.assert_allclose(a.gradient[functional], b.gradient[functional], rtol=1e-7, atol=1e-9)
         np.testing.assert_allclose(a.event_time_sensitivity, b.event_time_sensitivity, rtol=1e-7, atol=1e-9)
-    a, b = (dh.adjoint_gradient(s, span, functional, **TIGHT) for s in (one, other))
+    a, b = (dh.adjoint_gradient(s, span, functional, **same) for s in (one, other))
     np.testing.assert_allclose(a.gradient, b.gradient, rtol=1e-7, atol=1e-9)
 
 

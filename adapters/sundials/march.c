@@ -40,7 +40,7 @@ static int accumulates(const march *m, double t) {
 }
 
 /* the parts of an event's record, one after the other; mirrored in march.py */
-static void lay_out(const march *m, const station *from, const station *to, double *record, event *e) {
+static integer lay_out(const march *m, const station *from, const station *to, double *record, event *e) {
   double *at = record + HEADER;
 #define PART(name, size) e->name = at, at += (size)
   PART(x, from->n_x);
@@ -59,6 +59,7 @@ static void lay_out(const march *m, const station *from, const station *to, doub
   PART(costs_before, m->n_directions * m->n_integrals);
   PART(costs_after, m->n_directions * m->n_integrals);
 #undef PART
+  return at - record;
 }
 
 /* whether the guards of the mode before are as they should be: the one that crosses alone at zero, and moving */
@@ -167,7 +168,7 @@ static int fire(march *m) {
   }
   double *record = m->records + m->used;
   event e;
-  lay_out(m, from, to, record, &e);
+  if (lay_out(m, from, to, record, &e) != l->width) return 0;
   double *x = c->api->array(r->x);
   const integer ng = from->n_guards, nt = to->n_guards;
   double *res[13] = {e.x, e.xdot, e.guards, e.guards + ng, e.guards + 2 * ng, e.x_after, e.memory_after, e.xdot_after,

@@ -66,7 +66,8 @@ class Marcher:
         self.stations = (Station * len(network.equations))()
         for i, (e, links) in enumerate(zip(network.equations, self._links, strict=True)):
             self.stations[i] = Station(
-                run=None, n_x=network.sizes[i], n_y=e.n, n_z=network.sizes[i] - e.n, n_guards=len(links),
+                run=None, n_x=network.sizes[i], n_y=e.n, n_z=network.sizes[i] - e.n,
+                n_guards=len(network.guarded[i]),
                 links=ctypes.addressof(links), absolute=self._absolute[i].ctypes.data,
             )  # fmt: skip
         functions = [f for links in network.links for x in links if x is not None for f in (x.cross, x.tangent)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.errors import IntegrationError, NonFiniteError, StepSizeError
+from dae_hybrid.errors import IntegrationError, NonFiniteError, StepSizeError, UnsupportedError
 from dae_hybrid.integrator import (
     Array,
     BackwardOutcome,
@@ -240,9 +240,15 @@ class SundialsSession:
 
     def method_for(self, task: SegmentTask) -> str:
         """Explicit steps for explicit equations that are not stiff where the segment starts, else BDF."""
+        e = task.equations
+        if self.options.method == "erk" and not self._is_native(e):
+            raise UnsupportedError(
+                "method='erk' needs compiled equations, and these are not.",
+                mode=e.name,
+                remedy="Install a C compiler, build with native=True, or use method='adams'.",
+            )
         if self.options.method != "auto":
             return self.options.method
-        e = task.equations
         if id(e) not in self.auto:
             stiff = e.implicit or is_stiff(e, task.t0, task.x0, task.memory, self.parameters, task.t_stop)
             self.auto[id(e)] = "bdf" if stiff else EXPLICIT if self._is_native(e) else "adams"
