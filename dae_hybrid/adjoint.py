@@ -69,7 +69,6 @@ class Sweep:
         chosen, p = list(self.components), self.trajectory.parameters
         final = self.system.modes[mode]
         by_u = final.kernels["terminal"](t, x, m, p)[1][chosen]
-        refuse_not_finite("a terminal value", (by_u,), mode=final.name, time=t)
         size = np.abs(by_u[:, : x.size + m.size]) @ np.abs(np.concatenate((x, m)))
         duration, largest = self.trajectory.t_span[1] - self.trajectory.t_span[0], np.zeros_like(size)
         for segment in self.trajectory.segments:
@@ -130,6 +129,7 @@ class Sweep:
         t, mode, x, m = self.trajectory.final
         final, p = self.system.modes[mode], self.trajectory.parameters
         by_u = final.kernels["terminal"](t, x, m, p)[1][list(self.components)]
+        refuse_not_finite("a terminal value", (by_u,), mode=final.name, time=t)
         total = by_u @ chain(final, t, x, m, p)
         n_w = final.differential.size + m.size
         clock = total[:, -1] if self.trajectory.ended_by_event else np.zeros(len(total))
@@ -138,7 +138,7 @@ class Sweep:
     def segment(self, segment: Segment, adjoint: Array, t_eval: Array | None = None) -> BackwardOutcome:
         """Integrate the adjoint of a segment back to its start, from dG/dy (k, n_differential)."""
         mode, n, p = segment.mode, segment.mode.equations.n, self.trajectory.parameters
-        start = round_relative(adjoint, self.options.rtol / 256)
+        start = adjoint if segment.steps_kept else round_relative(adjoint, self.options.rtol / 256)
         full, rates = start, np.zeros_like(start)
         t, x, m = segment.t_end, segment.x_end, segment.memory
         if mode.equations.index == 2:

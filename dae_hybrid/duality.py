@@ -66,8 +66,8 @@ class Witness(Directions):
     def absorb(self, leg: Leg) -> None:
         """See `Directions`."""
         for event, _ in leg.events():
-            before = event["before"].reshape(self.count, -1).T @ self.combination
-            costs = event["costs_before"].reshape(self.count, -1) if leg.n_integrals else self.costs
+            before = leg.state_derivatives(event["before"], event["source"]) @ self.combination
+            costs = event["costs_before"].reshape(self.count, leg.n_integrals) if leg.n_integrals else self.costs
             self.seen.append((event["time"], before, self.combination @ costs))
         super().absorb(leg)
 

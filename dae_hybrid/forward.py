@@ -105,9 +105,9 @@ class Directions:
         """Take over what an integrator has carried across transitions by itself."""
         self._crossed.append(leg)
         event, mode = leg.last
-        self.state, self._mode = event["after"].reshape(self.count, -1).T, self.system.modes[mode]
+        self.state, self._mode = leg.state_derivatives(event["after"], mode), self.system.modes[mode]
         if leg.n_integrals:
-            self.costs = event["costs_after"].reshape(self.count, -1)
+            self.costs = event["costs_after"].reshape(self.count, leg.n_integrals)
 
     def _each(self) -> list[tuple[Array, Array, Array]]:
         """dt, dw before and after every event."""

@@ -128,11 +128,15 @@ class Leg:
 
     def derivatives(self) -> list[tuple[Array, Array, Array]]:
         """Derivatives of the time, and of (y, m) before and after, of every event."""
-        d = self.n_directions
         return [
-            (event["tau"], event["before"].reshape(d, -1).T, event["after"].reshape(d, -1).T)
-            for event, _ in self.events()
+            (event["tau"], self.state_derivatives(event["before"], event["source"]), self.state_derivatives(event["after"], after))
+            for event, after in self.events()
         ]
+
+    def state_derivatives(self, part: Array, mode: int) -> Array:
+        """A part of a record as d(y, m), (n_w, d)."""
+        e = self.network.equations[mode]
+        return part.reshape(self.n_directions, e.n + e.n_memory).T
 
     def parts(self, system: HybridSystem, p: Array, reopen: Any, directions: Array | None) -> list[Part]:
         """The segments and events."""
@@ -153,7 +157,7 @@ class Leg:
                     "memory_sensitivities": dm.T,
                     "directions": directions,
                 }
-                dm = event["after"].reshape(self.n_directions, -1)[:, target.differential.size :]
+                dm = self.state_derivatives(event["after"], after)[target.differential.size :].T
             own = SegmentTask(
                 mode.equations, t, task.t_stop, x[:n], xdot[:n], memory, task.integrals,
                 np.zeros(mode.equations.n_guards), np.zeros(mode.equations.n_guards),

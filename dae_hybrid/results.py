@@ -75,7 +75,8 @@ class ForwardSensitivity(OfThisProcess):
     @cached_property
     def event_time_sensitivity(self) -> Array:
         """dt_i/dp (SR eq. 6b, 27), shape (n_events, n_p)."""
-        return np.array(self._directions.event_times).reshape(-1, len(self.parameters))
+        times = self._directions.event_times
+        return np.array(times).reshape(len(times), len(self.parameters))
 
     @cached_property
     def event_sensitivities(self) -> tuple[EventSensitivity, ...]:

@@ -53,6 +53,11 @@ class Segment(OfThisProcess):
     directions: Array | None = None
     path: Array | None = field(default=None, repr=False)  # what the integrator's adjoint follows, where it was kept
 
+    @property
+    def steps_kept(self) -> bool:
+        """Whether the adjoint is that of the steps themselves, exact, and not an integration of its own."""
+        return self.method == "erk" and self.path is not None
+
     @cached_property
     def values(self) -> Array:
         """x = (y, z) at the output times, shape (n_t, n_x)."""

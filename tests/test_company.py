@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.adapters.sundials import driver, interpreted
+from dae_hybrid.adapters.sundials import driver, interpreted, march
+from dae_hybrid.adapters.sundials.sweep import DiscreteAdjoint
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 CASES = {"ball": "height", "circuit": "work"}
@@ -223,7 +224,7 @@ def long_runs(system: dh.HybridSystem, functional: str, step: float) -> dict[str
     }
 
 
-LOOPS = (driver.Stepper, driver.Backward, interpreted.Stepper, interpreted.Backward)
+LOOPS = (driver.Stepper, march.Marcher, driver.Backward, interpreted.Stepper, interpreted.Backward)
 
 
 def interrupt(
@@ -280,25 +281,27 @@ def test_interrupts(name: str, native: bool, models: Any) -> None:
 
 
 @posix
-@pytest.mark.parametrize("name", ["oscillator", "circuit"])
-def test_interrupts_of_a_backward_sweep(name: str, models: Any, monkeypatch: Any) -> None:
-    """Sent when the forward run has been integrated again and the sweep has begun."""
+@pytest.mark.parametrize(("name", "method"), [("oscillator", "adams"), ("oscillator", "erk"), ("circuit", "auto")])
+def test_interrupts_of_a_backward_sweep(name: str, method: str, models: Any, monkeypatch: Any) -> None:
+    """Sent when the sweep has begun."""
     system = getattr(models, name)().build(eliminate=False)
     functional = {"oscillator": "end", "circuit": "work"}[name]
     first = everything(system, functional)
-    begin, sent = driver.Backward.begin, [0.0]
+    loop, entered = (DiscreteAdjoint, "back") if method == "erk" else (driver.Backward, "begin")
+    begin, sent = getattr(loop, entered), [0.0]
 
     def send() -> None:
         sent[0] = time.perf_counter()
         os.kill(os.getpid(), signal.SIGINT)
 
-    def beginning(self: Any, *arguments: Any) -> None:
-        begin(self, *arguments)
+    def beginning(self: Any, *arguments: Any) -> Any:
         threading.Timer(0.05, send).start()
+        return begin(self, *arguments)
 
-    monkeypatch.setattr(driver.Backward, "begin", beginning)
+    monkeypatch.setattr(loop, entered, beginning)
+    more = {"max_step": 2e-6, "max_steps": 10**9, "t_eval": [0, 0.3], "method": method, **TIGHT}
     with pytest.raises(KeyboardInterrupt):
-        dh.adjoint_gradient(system, (0, 0.3), functional, max_step=2e-6, max_steps=10**9, t_eval=[0, 0.3], **TIGHT)
+        dh.adjoint_gradient(system, (0, 0.3), functional, **more)
     assert time.perf_counter() - sent[0] < PROMPT
     monkeypatch.undo()
     assert everything(system, functional) == first

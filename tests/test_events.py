@@ -308,7 +308,7 @@ def test_a_flight_too_short_to_resolve_names_its_transition(analysis: Any, built
     error = caught.value
     assert error.transition == "bounce"
     assert error.mode == "flight"
-    assert error.time == pytest.approx(8.43, abs=0.05)
+    assert 8.3 < error.time < np.sqrt(2 / 9.81) * (1 + 2 * 0.9 / 0.1)  # where the bounces accumulate
     assert len(error.trajectory.events) > 30
 
 

@@ -519,12 +519,13 @@ def test_statistics_and_repr(built: Any, models: Any) -> None:
 
 
 def test_output_does_not_change_the_run(built: Any, models: Any) -> None:
-    """Outputs come from the interpolant: the steps are the same with and without them."""
+    """Outputs come from within the steps: these are the same with and without them."""
     system = built(models.em)
     plain = dh.simulate(system, (0, 3))
     asked = dh.simulate(system, (0, 3), t_eval=np.linspace(0, 3, 1000))
     assert plain.functionals == asked.functionals
-    assert plain.statistics == asked.statistics
+    steps = [{k: v for k, v in sol.statistics.items() if k != "nfev"} for sol in (plain, asked)]
+    assert steps[0] == steps[1]
     assert [e.time for e in plain.events] == [e.time for e in asked.events]
 
 

@@ -59,6 +59,7 @@ enum { ZENO_INTERVALS = 4, RECENT = 4 };
 #define SHALLOW 100.0
 #define BEFORE 1e-6
 enum { HEADER = 12 };                        /* numbers at the head of an event's record */
+#define MOMENT 1e-3                          /* of a step, after which a guard has left zero */
 enum { GUESSES = 8 };                        /* of the zero of a cubic */
 #define CLOSE 1e-8                           /* of a step: Newton's next move is its square */
 #define SIGNALS 0.1                          /* seconds between two looks at Python's signals */
@@ -253,7 +254,7 @@ typedef struct {                             /* back through the events of a leg
   const integer *path_begins;
   const integer *offsets;                    /* n_events: of the records */
   const double *records;
-  integer n_events, n_components, n_wrt, marks_width;
+  integer n_events, n_components, n_wrt, marks_width, failed; /* the event that it failed at or before */
   const integer *wrt, *components;
   double *adjoint;                           /* n_components x (n_y + n_memory), room for the largest; in and out */
   double *totals;                            /* n_components x n_wrt */

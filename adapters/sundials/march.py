@@ -221,7 +221,7 @@ class Marcher:
             sensitive = {
                 "sensitivities": after[:, : e.n].copy(),
                 "memory_directions": after[:, e.n :].copy(),
-                "integral_sensitivities": found["costs_after"].reshape(d, -1).copy()
+                "integral_sensitivities": found["costs_after"].reshape(d, self.n_integrals).copy()
                 if self.n_integrals
                 else first.integral_sensitivities,
             }

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.errors import IntegrationError, NonFiniteError, StepSizeError, UnsupportedError
+from dae_hybrid.errors import IntegrationError, StepSizeError, UnsupportedError
 from dae_hybrid.integrator import (
     Array,
     BackwardOutcome,
@@ -35,7 +35,7 @@ from .forward import Forward
 from .library import load
 from .march import Marcher
 from .runge_kutta import DEFAULT_ORDER, Table
-from .sweep import DiscreteAdjoint, sweep
+from .sweep import DiscreteAdjoint, not_finite_derivatives, sweep
 
 #: what ``method="auto"`` takes for explicit equations that are not stiff
 EXPLICIT = "erk"
@@ -296,7 +296,7 @@ class SundialsSession:
             flag = discrete.back(path, task.forward.memory, task.adjoints)
         self.counts["steps"] += len(path) - 1
         if flag:
-            raise NonFiniteError("The derivatives of the equations are not finite.", mode=e.name, time=task.forward.t0)
+            raise not_finite_derivatives(mode=e.name, time=task.forward.end)
         adjoints, totals = discrete.adjoint.copy(), discrete.totals.copy()
         samples = np.zeros((0, len(adjoints), e.n))
         return BackwardOutcome(adjoints, totals[:, :n_wrt], totals[:, n_wrt:], samples)
@@ -314,13 +314,9 @@ class SundialsSession:
         marcher = self._marcher(leg.network, leg.n_directions)
         marcher.look_back(self.parameters)
         own = {mode: self._discrete(leg.network.equations[mode], components) for mode in modes}
-        flag, before, share, marks = sweep(marcher, leg, own, adjoints, self._wrt, components)
-        for discrete in own.values():
-            discrete.model.raise_pending()
+        before, share, marks = sweep(marcher, leg, own, adjoints, self._wrt, components)
         self.counts["steps"] += sum(len(leg.paths[mode]) for mode in modes) - leg.count
         self.counts["segments"] += leg.count
-        if flag:
-            raise NonFiniteError("The derivatives of the equations are not finite.", time=leg.task.t0)
         return LegAdjoint(before, share, marks, marks.shape[2] - len(self._wrt))
 
     def _back(self, task: BackwardTask, j: int, path: Array) -> tuple[Array, Array, Array]:

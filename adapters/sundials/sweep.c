@@ -104,6 +104,7 @@ int dh_sweep(sweep *s) {
   march *m = s->tables;
   for (integer i = s->n_events - 1; i >= 0; i--) {
     double *record = (double *)s->records + s->offsets[i];
+    s->failed = i;
     const integer mode = (integer)record[1];
     const station *from = &m->stations[mode];
     const link *l = &from->links[(integer)record[2]];

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from dae_hybrid.errors import NonFiniteError
+from dae_hybrid.failures import SUSPECTS
 from dae_hybrid.integrator import Array, Equations
 from dae_hybrid.leg import Leg
 
@@ -35,7 +37,7 @@ class SweepStruct(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("tables", "modes", "paths", "path_ends", "path_begins", "offsets", "records")),
-        *((name, c_int64) for name in ("n_events", "n_components", "n_wrt", "marks_width")),
+        *((name, c_int64) for name in ("n_events", "n_components", "n_wrt", "marks_width", "failed")),
         *((name, c_void_p) for name in ("wrt", "components", "adjoint", "totals", "marks", "work")),
     ]  # fmt: skip
 
@@ -85,13 +87,23 @@ class DiscreteAdjoint:
         """Nothing native is owned."""
 
 
+def not_finite_derivatives(*, mode: str, time: float) -> NonFiniteError:
+    """The error of equations whose derivatives have no numbers."""
+    return NonFiniteError(
+        "The derivatives of the equations give NaN or infinity.",
+        mode=mode,
+        time=time,
+        remedy=f"Check the mode's equations and integrands before this point for {SUSPECTS}.",
+    )
+
+
 def sweep(
     marcher: Marcher, leg: Leg, modes: dict[int, DiscreteAdjoint], adjoints: Array, wrt: tuple[int, ...],
     components: tuple[int, ...],
-) -> tuple[int, Array, Array, Array]:  # fmt: skip
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Back through a leg from dG/d(y, m) (k, n_w) after it.
 
-    Return code, dG/d(y, m) before it, its share of dG/dp (k, n_wrt), and both, side by side, before every event, the
+    dG/d(y, m) before it, its share of dG/dp (k, n_wrt), and both, side by side, before every event, the
     shares counted from the end of the leg: (n_events, k, width + n_wrt).
     """
     network, k, n_wrt = leg.network, len(components), len(wrt)
@@ -120,6 +132,10 @@ def sweep(
         wrt=chosen.ctypes.data, components=which.ctypes.data, adjoint=adjoint.ctypes.data, totals=totals.ctypes.data,
         marks=marks.ctypes.data, work=work.ctypes.data,
     )  # fmt: skip
-    flag = int(compiled().dh_sweep(byref(struct)))
+    if compiled().dh_sweep(byref(struct)):
+        for own in modes.values():
+            own.model.raise_pending()
+        at, mode, _ = heads[struct.failed]
+        raise not_finite_derivatives(mode=network.equations[mode].name, time=float(leg.records[at]))
     first = network.equations[leg.mode]
-    return flag, adjoint[:, : first.n + first.n_memory], totals, marks
+    return adjoint[:, : first.n + first.n_memory], totals, marks
