@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import refuse_not_finite
-from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, LegAdjoint, Session, Tolerances
+from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session, Tolerances
+from dae_hybrid.journey import LegAdjoint
 from dae_hybrid.leg import Leg
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.multipliers import consistent_adjoint, round_relative, stated_adjoint
@@ -211,7 +212,9 @@ class _Step(NamedTuple):
     adjoint: Array  # dG/dw before it
     share: Array  # what it adds to dG/dp, (k, n_wrt)
     samples: Array
-    marks: tuple[tuple[Array, Array], ...] = ()  # of a leg: dG/dw and the share of dG/dp before every event, from the last
+    marks: tuple[
+        tuple[Array, Array], ...
+    ] = ()  # of a leg: dG/dw and the share of dG/dp before every event, from the last
 
 
 def _marks(leg: Leg, found: LegAdjoint) -> tuple[tuple[Array, Array], ...]:

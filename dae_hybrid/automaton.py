@@ -14,7 +14,8 @@ from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, ZenoEr
 from dae_hybrid.events import SAME_INSTANT, TOGETHER, Entry, Instant, signs
 from dae_hybrid.failures import SUSPECTS, singular
 from dae_hybrid.firing import Firing
-from dae_hybrid.integrator import Array, Journey, Record, SegmentOutcome, SegmentTask, Session
+from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
+from dae_hybrid.journey import Journey
 from dae_hybrid.leg import Leg, Parts
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.options import Options

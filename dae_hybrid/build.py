@@ -8,7 +8,9 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen import Kernel, NativeFunction, compile_functions
+from dae_hybrid.crossing_build import crossing_functions, is_plain, network
 from dae_hybrid.errors import ModelError
+from dae_hybrid.hoisting import hoisted
 from dae_hybrid.initial_build import build_initial
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import ModeLowering, symbols_for
@@ -17,7 +19,6 @@ from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
 from dae_hybrid.signals import SignalTable
 from dae_hybrid.system import HybridSystem
-from dae_hybrid.crossing_build import crossing_functions, is_plain, network
 from dae_hybrid.transition_build import build_transition, check_parameters_only, of_parameters
 
 
@@ -34,7 +35,8 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         build_transition(model, t, index_of[t.name], mode_index, lowerings, builders)
         for t in model.transitions.values()
     )
-    wanted = {("mode", b.index): b.integrator_functions() for b in builders}
+    named = {b.index: b.integrator_functions() for b in builders}
+    wanted = {("mode", i): hoisted(own) for i, own in named.items()}
     if native:
         plain = [t for t in transitions if is_plain(t, builders)]
         wanted |= {("transition", t.index): crossing_functions(t, builders) for t in plain}
@@ -44,7 +46,7 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
     functions: dict[str, dict[int, dict[str, NativeFunction]]] = {"mode": {}, "transition": {}}
     for (kind, i, key), function in compiled.items():
         functions[kind].setdefault(i, {})[key] = function
-    modes = tuple(b.system(functions["mode"][b.index], index_of) for b in builders)
+    modes = tuple(b.system(named[b.index], functions["mode"][b.index], index_of) for b in builders)
     parameters = model.of_kind("parameter")
     nominal = np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0)
     nominal.flags.writeable = False

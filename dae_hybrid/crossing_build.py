@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import casadi as ca
 
 from dae_hybrid.codegen import NativeFunction
-from dae_hybrid.integrator import Link, Network
+from dae_hybrid.journey import Link, Network
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.symbolic import expanded
 from dae_hybrid.system import ModeSystem
@@ -38,23 +38,29 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
         raise AssertionError("a plain transition has a target")
     source, target = builders[transition.source], builders[transition.target]
     t, y, m, p = (ca.MX.sym(n, size) for n, size in zip("tymp", (1, source.ny, source.nm, source.np), strict=True))
-    x = y if source.explicit is None else ca.vertcat(y, source.explicit(t, y, m, p)[0])
-    x_after, m_after, _, phi, phi_size, _, *entry = transition.kernels["jump"].function(t, x, m, p)
+    x = y if source.explicit is None else ca.vertcat(y, _first(source.explicit, t, y, m, p))
+    x_after, m_after, _, phi, phi_size, _, *entry = transition.kernels["jump"].function.call([t, x, m, p])
     if target.explicit is not None and not follows_z(transition):
         y_after = x_after[: target.ny]
-        x_after = ca.vertcat(y_after, target.explicit(t, y_after, m_after, p)[0])
-        entry = target.entry(t, x_after, m_after, p)
-    before = source.entry(t, x, m, p)
+        x_after = ca.vertcat(y_after, _first(target.explicit, t, y_after, m_after, p))
+        entry = target.entry.call([t, x_after, m_after, p])
+    before = source.entry.call([t, x, m, p])
     tangent = transition.kernels["tangent"].function
     clock = ca.MX.zeros(tangent.size1_in(6))
     outputs = {
         "cross": [x, *before, x_after, m_after, *entry, phi, phi_size],
-        "tangent": tangent(t, x, m, x_after, m_after, p, clock),
+        "tangent": tangent.call([t, x, m, x_after, m_after, p, clock]),
     }
     return {
         key: expanded(ca.Function(f"t{transition.index}_{key}", [t, y, m, p], [ca.densify(v) for v in values]))
         for key, values in outputs.items()
     }
+
+
+def _first(function: ca.Function, *arguments: ca.MX) -> ca.MX:
+    """The first output."""
+    found: ca.MX = function.call(list(arguments))[0]
+    return found
 
 
 def network(

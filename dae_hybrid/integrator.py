@@ -23,7 +23,7 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.options import Options
 
 if TYPE_CHECKING:
-    from dae_hybrid.errors import DaeHybridError
+    from dae_hybrid.journey import Journey, LegAdjoint, Passage
     from dae_hybrid.leg import Leg
 
 Array = NDArray[np.float64]
@@ -61,6 +61,8 @@ class Equations:
     integrates: bool  # whether any functional has an integrand
     index: int = 1  # 2 where the algebraic rows do not determine the algebraic variables but their derivatives do
     resolution: float = np.inf  # longest time between two looks at the guards
+    #: the same as machine code, with a further input c that `constants` gives from these; empty where nothing compiles
+    compiled: Mapping[str, NativeFunction] = field(default_factory=dict, repr=False)
     constrained: bool = False  # whether the solution stays on constraints of the differential variables alone
     #: where an adapter keeps what it built for these equations, by a key of its own
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -76,43 +78,6 @@ class Equations:
         return self.n > self.n_differential
 
 
-@dataclass(frozen=True, eq=False)
-class Link:
-    """A transition that an integrator may carry out where it is plain: between explicit equations, given explicitly.
-
-    The functions have the inputs ``(t, x, m, p)``, with the integrator's x before, and dense outputs:
-
-    ======== ===========================================================================================
-    cross    (y, z) before and its rates, the guards there, their rates and sizes; (y, z) after, the memory after, rates,
-             guards, their rates and sizes after; what has to vanish where `follows_z`, and the size of its terms
-    tangent  h by (w, p, t); w after by (w, p, t), at fixed time; rates of w and integrands before, and after; what has to
-             vanish where `follows_z`, and the size of its terms. w = (y, m); see `transition`
-    ======== ===========================================================================================
-    """
-
-    cross: NativeFunction
-    tangent: NativeFunction
-    target: int
-    transition: int
-    follows_z: bool  # the memory after depends on z after, which has to be continuous
-
-
-@dataclass(frozen=True, eq=False)
-class Network:
-    """All modes' equations, and the links between them: for each mode one for every guard of a transition, or None.
-
-    `guarded` are the transitions of these guards, `sizes` those of (y, z); `directions` and `waits` are by transition.
-    """
-
-    equations: tuple[Equations, ...]
-    guarded: tuple[tuple[int, ...], ...]
-    directions: tuple[int, ...]
-    waits: tuple[bool, ...]
-    sizes: tuple[int, ...]
-    links: tuple[tuple[Link | None, ...], ...]
-    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
-
-
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
     """Integrate from (t0, x0) until `t_stop` or until a guard crosses zero in its direction.
@@ -124,7 +89,8 @@ class SegmentTask:
     dx, `memory_directions` (n_directions, n_memory) is constant. Output goes to `t_eval` (or every step);
     `closed_end` says whether an output time equal to `t_stop` belongs to this segment. `method` fixes the method
     where it is given. With ``record="dense"`` the steps are those towards `t_stop`, and end with the one that reaches
-    `until`. With `keep_path` the outcome has what the adjoint follows. `first_step` is where an explicit method begins, if it is not to look for one itself.
+    `until`. With `keep_path` the outcome has what the adjoint follows. `first_step` is where an explicit method begins, if
+    it is not to look for one itself.
     """
 
     equations: Equations
@@ -180,44 +146,6 @@ class SegmentOutcome:
     path: Array | None = None
 
 
-@dataclass(slots=True)
-class Journey:
-    """What a run is within and has been through, for an integrator that carries out plain transitions by itself.
-
-    `recent` are the times of the latest events, `ranges` how large each transition's guard has been and `rested` whether
-    it has stayed at zero; the integrator goes on with them. With `certify` events are carried out only where their
-    derivatives exist, and are marked where nothing about them needs a closer look; `slack` is then the accuracy of times
-    relative to what has passed. `start` is the whole (y, z) and its rates, `directions` (d, n_parameters) are those of
-    the sensitivities.
-    """
-
-    network: Network
-    mode: int
-    span: tuple[float, float]
-    max_events: int
-    start: tuple[Array, Array]
-    recent: list[float]
-    ranges: Array
-    rested: NDArray[np.int64]
-    directions: Array
-    certify: bool = False
-    slack: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """Plain transitions with the segments before them, if any (`leg`), and the segment that came after: its task, and
-    its outcome or the error it ended with.
-    """
-
-    leg: Leg | None
-    mode: int
-    task: SegmentTask
-    outcome: SegmentOutcome | None
-    error: DaeHybridError | None = None
-    method: str = ""
-
-
 class Tolerances(NamedTuple):
     """Of the adjoints (k, n) and of their integrals (k, n_wrt + n_memory), absolute, and of both relative."""
 
@@ -230,8 +158,8 @@ class Tolerances(NamedTuple):
 class BackwardTask:
     """The adjoint of one segment, one problem per functional component.
 
-    `forward` is the segment itself, with ``record="dense"`` and its end: integrated again it takes the steps of the run,
-    and the adjoint follows the solution of the run, not another one that is as accurate. `path` is what the run kept of
+    `forward` is the segment itself, with ``record="dense"`` and its end: integrated again it takes the steps of the
+    run, and the adjoint follows the solution of the run, not another one that is as accurate. `path` is what the run kept of
     that, if anything. `components` (k) are the functional components, `adjoints` (k, n) and `adjoint_rates` (k, n)
     consistent values at the end; `tolerances` gives those of an integration. `t_eval`, decreasing, asks for the adjoint
     at these times.
@@ -258,20 +186,6 @@ class BackwardOutcome:
     parameter_integrals: Array
     memory_integrals: Array
     samples: Array
-
-
-@dataclass(frozen=True, slots=True)
-class LegAdjoint:
-    """dG/d(y, m) before a leg (k, n_w), its share of dG/dp (k, n_wrt), and both before every event.
-
-    marks (n_events, k, width + n_wrt), the shares counted from the end of the leg; `width` is that of the largest
-    (y, m).
-    """
-
-    adjoints: Array
-    share: Array
-    marks: Array
-    width: int
 
 
 @dataclass(frozen=True, slots=True)

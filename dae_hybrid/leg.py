@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from dae_hybrid.dense import Redo
-from dae_hybrid.integrator import Array, Network, SegmentTask
+from dae_hybrid.integrator import Array, SegmentTask
+from dae_hybrid.journey import Network
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
 if TYPE_CHECKING:
@@ -22,7 +23,20 @@ if TYPE_CHECKING:
 
 RECORDS = EventRecord | KnotRecord | MeasurementRecord
 #: numbers at the head of a record
-HEADER = ("time", "mode", "guard", "value", "rate", "rate_scale", "row", "row_end", "first_step", "clean", "steps", "path_end")
+HEADER = (
+    "time",
+    "mode",
+    "guard",
+    "value",
+    "rate",
+    "rate_scale",
+    "row",
+    "row_end",
+    "first_step",
+    "clean",
+    "steps",
+    "path_end",
+)
 
 
 def parts_of(network: Network, source: int, target: int, n_integrals: int, n_directions: int) -> dict[str, int]:
@@ -129,7 +143,11 @@ class Leg:
     def derivatives(self) -> list[tuple[Array, Array, Array]]:
         """Derivatives of the time, and of (y, m) before and after, of every event."""
         return [
-            (event["tau"], self.state_derivatives(event["before"], event["source"]), self.state_derivatives(event["after"], after))
+            (
+                event["tau"],
+                self.state_derivatives(event["before"], event["source"]),
+                self.state_derivatives(event["after"], after),
+            )
             for event, after in self.events()
         ]
 
@@ -234,7 +252,9 @@ class Parts(Sequence["Part"]):
     @property
     def is_certified(self) -> bool:
         """Whether no event needs a closer look for derivatives."""
-        return all(item.is_clean if isinstance(item, Leg) else not isinstance(item, EventRecord) for item in self._given)
+        return all(
+            item.is_clean if isinstance(item, Leg) else not isinstance(item, EventRecord) for item in self._given
+        )
 
     @property
     def n_segments(self) -> int:

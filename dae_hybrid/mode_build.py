@@ -143,7 +143,9 @@ class ModeBuilder(ModeFunctions):
             return f"Hessenberg index 2 ({self.nk} constraint{'s' * (self.nk > 1)})"
         return "implicit, index 0 or 1" if self.lowering.implicit else "Hessenberg index 1"
 
-    def system(self, functions: dict[str, NativeFunction], index_of: dict[str, int]) -> ModeSystem:
+    def system(
+        self, functions: dict[str, ca.Function], compiled: dict[str, NativeFunction], index_of: dict[str, int]
+    ) -> ModeSystem:
         """The finished mode."""
         lowering = self.lowering
         variables = Layout.of((d.name, d.size) for d in lowering.variables)
@@ -155,7 +157,8 @@ class ModeBuilder(ModeFunctions):
             n_parameters=self.np,
             directions=(*(t.direction for t in self.guarded), *(0,) * self.poles),
             resolution=min((t.resolution for t in self.guarded), default=np.inf),
-            functions=functions,
+            functions={key: NativeFunction(function, None) for key, function in functions.items()},
+            compiled=compiled if all(f.address is not None for f in compiled.values()) else {},
             variables=variables if self.explicit is None else lowering.differential,
             functionals=Layout.of((f.name, f.size) for f in self.model.functionals.values()),
             index=2 if self.direct and self.nk else 1,

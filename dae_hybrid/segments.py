@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from dae_hybrid.codegen import Kernel
-from dae_hybrid.failures import unsolved
 from dae_hybrid.errors import DaeHybridError
-from dae_hybrid.integrator import Array, Equations, Journey, Passage, SegmentOutcome, SegmentTask, Session
+from dae_hybrid.failures import unsolved
+from dae_hybrid.integrator import Array, Equations, SegmentOutcome, SegmentTask, Session
+from dae_hybrid.journey import Journey, Passage
 from dae_hybrid.options import Options
 
 #: a state that is kept on constraints is looked at after this many steps, and brought back where it has left them by

@@ -17,16 +17,8 @@ import numpy as np
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.failures import is_starved, singular, starved, step_limit, unresolved_guard
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
-from dae_hybrid.integrator import (
-    Array,
-    BackwardOutcome,
-    BackwardTask,
-    Journey,
-    LegAdjoint,
-    Passage,
-    SegmentOutcome,
-    SegmentTask,
-)
+from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, SegmentOutcome, SegmentTask
+from dae_hybrid.journey import Journey, LegAdjoint, Passage
 from dae_hybrid.leg import Leg
 from dae_hybrid.options import Options
 from dae_hybrid.output import Rows

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 from dae_hybrid.codegen import Kernel, OfThisProcess
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import OptionError, ParameterError
-from dae_hybrid.integrator import Array, Equations, Network
+from dae_hybrid.integrator import Array, Equations
+from dae_hybrid.journey import Network
 from dae_hybrid.layout import Layout
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.options import Options

@@ -8,7 +8,8 @@ import numpy as np
 
 from dae_hybrid.errors import DaeHybridError, NonFiniteError, StepSizeError
 from dae_hybrid.failures import is_starved, starved, step_limit, unresolved_guard
-from dae_hybrid.integrator import Array, Journey, Passage, SegmentOutcome, SegmentTask
+from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask
+from dae_hybrid.journey import Journey, Passage
 from dae_hybrid.leg import Leg
 from dae_hybrid.segments import DRIFT_LOOK, has_drifted
 from dae_hybrid.stiffness import is_stiff, steps_to_look

@@ -166,7 +166,7 @@ int dh_begin(run *r) {
   r->steps = 0;
   r->error_test_failures = r->newton_failures = 0;
   r->loose = 0;
-  c->point_valid = c->interpolated_valid = 0;
+  c->point_valid = c->interpolated_valid = c->held_valid = 0;
   int flag = r->implicit ? c->api->ida_reinit(r->memory, r->t, r->x, r->xdot) : c->api->cvode_reinit(r->memory, r->t, r->x);
   if (!flag && r->sensitivities && !r->step)
     flag = r->implicit

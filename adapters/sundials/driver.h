@@ -104,7 +104,7 @@ typedef struct {                             /* compressed columns; the values l
 
 typedef struct {
   const sundials_api *api;
-  casadi_function flow, jacobian, linearised, guards, rates, complete;
+  casadi_function flow, jacobian, linearised, guards, rates, complete, constants;
   const double **arg;
   double **res;
   integer *iw;
@@ -138,6 +138,8 @@ typedef struct {
   void *raised;                              /* the exception of a signal handler, for the caller to raise */
   double clock, asked;                       /* seconds: the last look at the clock, and at the signals */
   integer unwatched;                         /* evaluations until the next look at the clock */
+  double *held;                              /* what depends on parameters and memory alone */
+  integer held_valid;
 } context;
 
 typedef struct {                             /* Butcher's table, rows of `a` full */

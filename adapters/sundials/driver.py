@@ -56,7 +56,7 @@ class Context(Structure):
 
     _fields_ = [
         ("api", c_void_p),
-        *((name, c_void_p) for name in FUNCTIONS),
+        *((name, c_void_p) for name in (*FUNCTIONS, "constants")),
         *((name, c_void_p) for name in ("arg", "res", "iw", "w")),
         *((name, c_int64) for name in ("n", "n_differential", "n_functionals", "n_integrals", "n_memory",
                                        "n_parameters", "n_guards", "n_directions", "n_wrt")),
@@ -75,6 +75,8 @@ class Context(Structure):
         *((name, c_void_p) for name in ("python", "raised")),
         *((name, c_double) for name in ("clock", "asked")),
         ("unwatched", c_int64),
+        ("held", c_void_p),
+        ("held_valid", c_int64),
     ]  # fmt: skip
 
 
@@ -207,7 +209,7 @@ class Model:
     ) -> None:
         e = equations
         self.equations = e
-        sizes = np.max([f.work_sizes for f in e.functions.values()], axis=0)
+        sizes = np.max([f.work_sizes for f in e.compiled.values()], axis=0)
         self._work = [
             np.zeros(max(int(s), 8), dtype) for s, dtype in zip(sizes, (np.intp, np.intp, np.int64, float), strict=True)
         ]
@@ -219,6 +221,7 @@ class Model:
         self.weights, self._integrands = np.zeros(len(wrt) + e.n_memory), np.zeros(len(wrt) + e.n_memory)
         self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters), np.zeros(4 * e.n)]
         self._latest = np.zeros(e.n_guards)
+        self._held = np.zeros(e.compiled["constants"].function.size1_out(0) if "constants" in e.compiled else 0)
         self._patterns: list[Any] = []
         blocks = {name: self._sparse("linearised", 2 + i) for i, name in enumerate(BLOCKS)}
         # kept: where threads are the first at once, the cache of `api` keeps the table of one of them only
@@ -226,7 +229,9 @@ class Model:
         self.context = Context(
             api=ctypes.addressof(self._tables[0]),
             python=ctypes.addressof(self._tables[1]),
-            **{name: e.functions[name].address for name in FUNCTIONS},
+            **{name: e.compiled[name].address for name in FUNCTIONS},
+            constants=e.compiled["constants"].address if "constants" in e.compiled else None,
+            held=self._held.ctypes.data,
             **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
             n=e.n, n_differential=e.n_differential, n_functionals=e.functionals.size, n_integrals=n_integrals,
             n_memory=e.n_memory, n_parameters=e.n_parameters, n_guards=e.n_guards, n_directions=n_directions,
@@ -242,14 +247,14 @@ class Model:
         )  # fmt: skip
 
     def _sparse(self, function: str, output: int) -> Sparse:
-        column, row = self.equations.functions[function].pattern(output)
+        column, row = self.equations.compiled[function].pattern(output)
         value = np.zeros(max(row.size, 1))
         self._patterns.append((column, row, value))
         return Sparse(column.ctypes.data, row.ctypes.data, value.ctypes.data)
 
     def reset(self) -> None:
-        """Forget the cached linearisation; needed whenever parameters, memory or directions change."""
-        self.context.point_valid = self.context.interpolated_valid = 0
+        """Forget what was cached; needed whenever parameters, memory or directions change."""
+        self.context.point_valid = self.context.interpolated_valid = self.context.held_valid = 0
 
     def callback(self, name: str) -> int:
         """Address of a callback for SUNDIALS."""

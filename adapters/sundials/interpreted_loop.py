@@ -42,7 +42,9 @@ class Stepper:
         self.t_stop, self.until, self.record, self.closed_end = t_stop, until, record, closed_end
         self.every_step, self.t_eval = t_eval is None, np.zeros(0) if t_eval is None else t_eval
         self.width, self.order, self.path_width = width, order, path_width
-        self.next_eval, self._rows, self._path = 0, [], []
+        self.next_eval = 0
+        self._rows: list[Array] = []
+        self._path: list[Array] = []
 
     def begin(self, t0: float) -> int:
         """Restart the solver from what stands in its vectors; SUNDIALS' return code."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.integrator import Array, Journey, Network, SegmentTask
+from dae_hybrid.integrator import Array, SegmentTask
+from dae_hybrid.journey import Journey, Network
 from dae_hybrid.leg import HEADER, Leg, parts_of
 from dae_hybrid.options import Options
 
@@ -74,7 +75,9 @@ class Marcher:
         sizes = np.max([f.work_sizes for f in functions], axis=0)
         kinds = (np.intp, np.intp, np.int64, float)
         self._work = [np.zeros(max(int(s), 16), kind) for s, kind in zip(sizes, kinds, strict=True)]
-        largest = max(sum(f.function.size1_out(i) * f.function.size2_out(i) for i in range(f.function.n_out())) for f in functions)
+        largest = max(
+            sum(f.function.size1_out(i) * f.function.size2_out(i) for i in range(f.function.n_out())) for f in functions
+        )
         most = max(e.n_guards for e in network.equations)
         self._bands = np.zeros(2 * most)
         self._scratch = [np.zeros(max(e.n for e in network.equations) + most), np.zeros(largest)]
@@ -94,7 +97,10 @@ class Marcher:
         links = (LinkStruct * max(len(network.guarded[mode]), 1))()
         for i, (transition, link) in enumerate(zip(network.guarded[mode], network.links[mode], strict=True)):
             links[i] = LinkStruct(
-                transition=transition, index=i, direction=network.directions[transition], waits=network.waits[transition]
+                transition=transition,
+                index=i,
+                direction=network.directions[transition],
+                waits=network.waits[transition],
             )
             if link is not None:
                 sizes = parts_of(network, mode, link.target, self.n_integrals, self.n_directions)
@@ -122,7 +128,7 @@ class Marcher:
 
     def look_back(self, parameters: Array) -> None:
         """Tables for a sweep backwards."""
-        self._held = (parameters,)
+        self._of_sweep = parameters
         self.struct.parameters = parameters.ctypes.data
 
     def enter(self, mode: int, run: Any) -> None:

@@ -29,6 +29,15 @@ static int evaluate(context *c, casadi_function function, double t, const double
   c->arg[1] = x;
   c->arg[2] = c->memory;
   c->arg[3] = c->parameters;
+  if (!c->held_valid && c->constants) {
+    double *wanted[8];
+    memcpy(wanted, c->res, sizeof wanted);
+    c->res[0] = c->held;
+    if (c->constants(c->arg, c->res, c->iw, c->w, 0)) return FATAL;
+    memcpy(c->res, wanted, sizeof wanted);
+  }
+  c->held_valid = 1;
+  c->arg[4] = c->held;
   return function(c->arg, c->res, c->iw, c->w, 0) ? FATAL : 0;
 }
 

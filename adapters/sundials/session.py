@@ -16,13 +16,10 @@ from dae_hybrid.integrator import (
     BackwardTask,
     Capabilities,
     Equations,
-    Journey,
-    LegAdjoint,
-    Network,
-    Passage,
     SegmentOutcome,
     SegmentTask,
 )
+from dae_hybrid.journey import Journey, LegAdjoint, Network, Passage
 from dae_hybrid.leg import Leg
 from dae_hybrid.options import Options
 from dae_hybrid.segments import is_short, standing_still
@@ -256,7 +253,7 @@ class SundialsSession:
 
     @staticmethod
     def _is_native(equations: Equations) -> bool:
-        return all(f.address is not None for f in equations.functions.values()) and driver.driver() is not None
+        return bool(equations.compiled) and driver.driver() is not None
 
     def forward_memory(self, task: SegmentTask, method: str) -> Forward:
         """The memory for a task, ready to begin it."""

@@ -122,7 +122,7 @@ int dh_sweep(sweep *s) {
     context *c = own->model;
     const integer n_totals = s->n_wrt + m->n_memory;
     memcpy((double *)c->memory, e.memory, (size_t)m->n_memory * sizeof(double));
-    c->point_valid = 0;
+    c->point_valid = c->held_valid = 0;
     own->path = s->paths[mode] + s->path_begins[i] * own->width;
     own->n_rows = s->path_ends[i] - s->path_begins[i];
     memset(own->totals, 0, (size_t)(s->n_components * n_totals) * sizeof(double));
