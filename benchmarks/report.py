@@ -147,8 +147,8 @@ def text(results: Results) -> str:
         "of a problem follow one another; times are medians of the CPU time of a warm call, in milliseconds. *forward* "
         "is the gradient by forward analysis (forward mode, or finite differences where it says so), *adjoint* by "
         "adjoint analysis (reverse mode), each with the solve that it needs. Errors are relative to exact values, "
-        f"those of a gradient the largest of its components. An answer is **wrong** if its error is more than {WRONG:.0e} "
-        "rtol, or if it has not seen every event.",
+        "those of a gradient the largest of its components. An answer is **wrong** if its error is more than "
+        f"{WRONG:g} rtol, or if it has not seen every event.",
         f"{machine}. {'; '.join(versions)}.",
         "## Summary",
         f"The fastest right way of each package at rtol {RTOL:.0e}, atol {ATOL:.0e}: solve / gradient (error of the "
@@ -201,9 +201,8 @@ STATEMENTS = {
     "*DAE*: with the stress as an algebraic variable.",
     "P3": "y'' = -g, y(0) = 1, y'(0) = 0, T = 3, 6 bounces with y' <- -e y'; the result is y(3), e = 0.8, g = 9.81.",
     "P4": "y1' = -k1 y1 + k3 y2 y3 + m r y3, y2' = k1 y1 - k3 y2 y3 - k2 y2^2, y3' = k2 y2^2 - m r y3, "
-    "y(0) = (1, 0, 0), T = 200; m becomes 1 when y1 falls to 0.7 and 0 when it rises to 0.85, 8 events. G is the integral of y3^2, "
-    + _parameters(CASES["P4"].names, CASES["P4"].nominal)
-    + ".",
+    "y(0) = (1, 0, 0), T = 200; m becomes 1 when y1 falls to 0.7 and 0 when it rises to 0.85, 8 events. G is the "
+    "integral of y3^2, " + _parameters(CASES["P4"].names, CASES["P4"].nominal) + ".",
     "D1": f"`problems/{FORMS['D1'][0]}.py`: fully implicit equations with an acceleration as the guard, 3 events, "
     "6 parameters; derivatives are eliminated at build, or not (*DAE as written*).",
     "D2": f"`problems/{FORMS['D2'][0]}.py`: a constraint of index 2 that comes with an impact and goes again, 6 "

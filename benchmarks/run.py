@@ -10,8 +10,8 @@ Every row of the tables is a process of its own, with a limit on its time: one t
 
 ``--quick`` takes less than a minute: P1 and P3 at two tolerances, and what it does not come to is left out; it prints
 the summary and writes nothing unless it is told where. ``--json`` keeps the numbers, and ``--report`` writes the page
-from such a file again. ``benchmarks/strip.py``, if it is there, is called with ``--markdown`` (and ``--quick``), and what it
-prints becomes a section of the page.
+from such a file again. ``benchmarks/strip.py``, if it is there, is called with ``--markdown`` (and ``--quick``), and
+what it prints becomes a section of the page.
 """
 
 from __future__ import annotations

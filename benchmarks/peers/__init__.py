@@ -53,7 +53,8 @@ class Peer(Protocol):
 
 def load(module: str) -> Peer:
     """One of `NAMES`, or any other module that is a peer; an `ImportError` says that it is not installed."""
-    return import_module(f"peers.{module}" if module in NAMES else module)  # type: ignore[return-value]
+    peer: Any = import_module(f"peers.{module}" if module in NAMES else module)
+    return peer
 
 
 #: relative steps of central differences over the cube root of rtol: what was best for each problem at rtol 1e-8, of

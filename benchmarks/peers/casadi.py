@@ -20,14 +20,14 @@ from peers import Answer, Task, UnsupportedError
 
 name = "CasADi"
 
-JIT = {"jit": True, "compiler": "shell", "jit_options": {"flags": ["-O3"], "cleanup": True}}
+JIT: dict[str, Any] = {"jit": True, "compiler": "shell", "jit_options": {"flags": ["-O3"], "cleanup": True}}
 #: room for the steps of a compiled adjoint, which cannot grow
 TAPE = 20_000
 NS = SimpleNamespace(sin=ca.sin, exp=ca.exp, sinh=ca.sinh)
 
 
 def version() -> str:
-    return f"casadi {ca.__version__}"
+    return f"casadi {ca.CasadiMeta.version()}"
 
 
 def rows(case: str) -> list[str]:
@@ -40,16 +40,17 @@ def rows(case: str) -> list[str]:
 def integrator(case: Case, method: str, rtol: float, atol: float, *, dae: bool) -> Any:
     """The integrator as a CasADi function, with z of P2 as an algebraic variable if `dae`."""
     n = len(case.x0)
-    t, p = ca.SX.sym("t"), ca.SX.sym("p", len(case.nominal))
+    t, parameters = ca.SX.sym("t"), ca.SX.sym("p", len(case.nominal))
+    p = [parameters[i] for i in range(len(case.nominal))]
     states, u = ca.SX.sym("x", n + len(case.m0)), ca.SX.sym("u", 0)
     x, m = ([states[i] for i in part] for part in (range(n), range(n, states.numel())))
     z = ca.SX.sym("z", int(dae))
     rate = [x[1], force(NS, t) - z] if dae else case.rate(NS, t, x, m, p)
     post = ca.vertcat(*(value for part in case.jump(NS, t, x, m, p) for value in part))
-    problem = {
+    problem: dict[str, Any] = {
         "t": t,
         "x": states,
-        "p": p,
+        "p": parameters,
         "ode": ca.vertcat(*rate, *np.zeros(len(m))),
         "zero": case.guard(NS, t, x, m, p),
     }
@@ -58,9 +59,15 @@ def integrator(case: Case, method: str, rtol: float, atol: float, *, dae: bool) 
     if not case.terminal:
         problem["quad"] = case.cost(NS, t, x, m, p)
     transition = ca.Function(
-        "transition", [ca.SX.sym("i"), t, states, z, p, u], [post, z], ca.event_in(), ca.event_out()
+        "transition", [ca.SX.sym("i"), t, states, z, parameters, u], [post, z], ca.event_in(), ca.event_out()
     )
-    options = {"reltol": rtol, "abstol": atol, "transition": transition, "max_events": 1000, "max_tape_steps": TAPE}
+    options: dict[str, Any] = {
+        "reltol": rtol,
+        "abstol": atol,
+        "transition": transition,
+        "max_events": 1000,
+        "max_tape_steps": TAPE,
+    }
     options["max_num_steps"] = 1_000_000
     return ca.integrator("run", method, problem, *case.span, options)
 
@@ -75,10 +82,9 @@ def prepare(case: str, row: str, rtol: float, atol: float) -> Mapping[str, Task]
     value = end["xf"][0] if stated.terminal else end["qf"]
     plain = ca.Function("solve", [p], [value])
     options = JIT if "jit" in row else {}
-    seeds = ca.MX.eye(p.numel())
-    forward = plain.forward(p.numel())(p, value, seeds)
+    forward = plain.forward(p.numel())(p, value, ca.MX.eye(p.numel()))
     reverse = plain.reverse(1)(p, value, 1)
-    outputs = {"solve": [value], "forward": [value, forward], "adjoint": [value, reverse]}
+    outputs: dict[str, Any] = {"solve": [value], "forward": [value, forward], "adjoint": [value, reverse]}
     return {key: _task(ca.Function(key, [p], out, options), stated.nominal) for key, out in outputs.items()}
 
 

@@ -1,9 +1,9 @@
 """diffrax: solves that end at an event, chained by a scan, under jit.
 
 Events are located by a root finder on the dense output, with tolerances well below those of the solve, and only in the
-direction in which the guard falls; the gradient goes through the located time, by implicit differentiation. dtmax on P1:
-without it a step passes over both crossings of a guard, as long as steps are long.
-The scan has as many segments as there are events and one more, which a user would have to know or to bound.
+direction in which the guard falls; the gradient goes through the located time, by implicit differentiation. On P1 a
+long step passes over two crossings of the guard unless dtmax keeps it short. The scan has one segment more than there
+are events, whose number a user would have to know or to bound.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,14 +38,11 @@ ROWS = (
 
 
 def version() -> str:
-    return f"dae_hybrid {metadata.version('dae-hybrid') if _installed() else '(this tree)'}"
-
-
-def _installed() -> bool:
-    try:
-        return bool(metadata.version("dae-hybrid"))
-    except metadata.PackageNotFoundError:
-        return False
+    own = dh.__version__
+    if own == "0+unknown":  # not installed
+        text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+        own = tomllib.loads(text)["project"]["version"]
+    return f"dae_hybrid {own}, sundials4py {metadata.version('sundials4py')}"
 
 
 def rows(case: str) -> list[str]:
