@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import TITLES
-from results import Results, Way, fastest
+from results import OURS, Results, Way, fastest
 
 #: rounding: errors below are drawn there
 FLOOR = 1e-14
@@ -50,7 +50,7 @@ def chosen(results: Results, case: str, tasks: Sequence[str]) -> Iterator[tuple[
 
 def _line(axes: Any, way: Way, task: str, look: dict[str, str]) -> None:
     points = [p for p in way.curve(task) if p.error == p.error]
-    ours = look["color"] == "C0"
+    ours = way.package == OURS
     label = way.label if task == "solve" else f"{way.label}, {task}"
     x, y = [p.cpu_ms for p in points], [max(p.error, FLOOR) for p in points]
     axes.plot(

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cases import CASES, FORMS, TITLES
-from results import ATOL, GRADIENTS, RTOL, WRONG, Package, Point, Results, Way, fastest
+from results import ATOL, GRADIENTS, OURS, RTOL, TARGET, WRONG, Package, Point, Results, Way, fastest, soonest
 
 from dae_hybrid.tables import align, markdown
 
-OURS = "dae_hybrid"
 SHOWN = (1e-4, 1e-6, 1e-8, 1e-10)
 Rows = list[list[str]]
 
@@ -61,7 +60,7 @@ def _best(results: Results, package: Package, case: str) -> str:
 def ratios(results: Results) -> Rows:
     """Our best time over the best of a peer that is right, by problem."""
     cases = [case for case in _cases(results) if case in CASES]
-    rows = [["ours / fastest right peer", *cases]]
+    rows = [[f"{OURS} / fastest right peer", *cases]]
     for title, tasks in (("solve", ("solve",)), ("gradient", GRADIENTS)):
         row = [title]
         for case in cases:
@@ -74,10 +73,31 @@ def ratios(results: Results) -> Rows:
     return rows
 
 
+def equal(results: Results) -> Rows:
+    """The least time of each package for an error of `TARGET`, and ours over the least of peers."""
+    cases = _cases(results)
+    rows = [["", *(f"{case}: {TITLES[case]}" for case in cases)]]
+    kinds = (("solve",), GRADIENTS)
+    for package in results.packages:
+        if not package.missing:
+            cells = []
+            for case in cases:
+                ways = [way for way in results.of(case) if way.package == package.name]
+                times = [soonest(ways, tasks, TARGET) for tasks in kinds]
+                cells.append(" / ".join(milliseconds(t[1]) if t else "not reached" for t in times) if ways else "–")
+            rows.append([package.name, *cells])
+    last = []
+    for case in cases:
+        mine, theirs = ([w for w in results.of(case) if (w.package == OURS) is own] for own in (True, False))
+        pairs = [(soonest(mine, tasks, TARGET), soonest(theirs, tasks, TARGET)) for tasks in kinds]
+        last.append(" / ".join(f"{a[1] / b[1]:.2f}" if a and b else "–" for a, b in pairs))
+    return [*rows, [f"{OURS} / fastest peer", *last]]
+
+
 def summary(results: Results) -> str:
     """Plain text."""
-    blocks = ["\n".join(align(rows)) for rows in (overview(results), ratios(results))]
-    blocks += absent(results)
+    blocks = ["\n".join(align(rows)) for rows in (overview(results), ratios(results), equal(results))]
+    blocks.append("\n".join(absent(results)))
     return "\n\n".join(block.replace("**", "") for block in blocks)
 
 
@@ -87,13 +107,15 @@ def absent(results: Results) -> list[str]:
     for package in results.packages:
         for reason in dict.fromkeys(package.unsupported.values()):
             cases = [case for case, given in package.unsupported.items() if given == reason]
-            lines.append(f"{package.name} does not take {' and '.join(cases)}: {reason}.")
+            lines.append(f"{package.name} does not take {', '.join(cases)}: {reason}.")
     for way in results.ways:
         if way.note:
             lines.append(f"{way.case}, {way.label}: the process {way.note}.")
         failures = {p.failed: p for p in reversed(way.points) if p.failed and p.rtol == RTOL}
         lines += [f"{way.case}, {way.label}, {p.task or 'build'}: {said}" for said, p in failures.items()]
-    return [*lines, *(f"{row} was left out for lack of time." for row in results.left_out)]
+    if results.left_out:
+        lines.append(f"Left out for lack of time: {'; '.join(results.left_out)}.")
+    return lines
 
 
 def detail(ways: Iterable[Way]) -> Rows:
@@ -155,6 +177,9 @@ def text(results: Results) -> str:
         "gradient).",
         markdown(overview(results)),
         markdown(ratios(results)),
+        f"At equal accuracy: the least time for a value / a gradient with an error of at most {TARGET:.0e}, whatever "
+        "tolerance that takes (interpolated between tolerances that are a factor of ten apart).",
+        markdown(equal(results)),
         "![CPU time of a gradient against its error, a panel for each problem](benchmarks_gradient.png)",
         "![CPU time of a solve against its error, a panel for each problem](benchmarks_solve.png)",
         "The pictures have for each package and each kind of gradient the way that was fastest and right at the "

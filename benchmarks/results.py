@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,10 @@ WRONG = 1e4
 #: tolerances of the tables
 RTOL, ATOL = 1e-8, 1e-12
 GRADIENTS = ("forward", "adjoint")
+#: the name of this library among the packages
+OURS = "dae_hybrid"
+#: the accuracy at which times are compared
+TARGET = 1e-6
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,26 @@ def gradient_error(found: Sequence[float], exact: Sequence[float]) -> float:
     scale = max(abs(g) for g in exact)
     errors = [abs(f - g) / (abs(g) or scale) for f, g in zip(found, exact, strict=True)]
     return float("nan") if any(e != e for e in errors) else max(errors)
+
+
+def time_to(points: Sequence[Point], target: float) -> float | None:
+    """Least CPU time in milliseconds for an error of at most `target`, from the points of a curve.
+
+    Between two neighbouring tolerances the logarithm of time is linear in that of error.
+    """
+    found = [p.cpu_ms for p in points if not p.events_missed and p.error <= target]
+    for loose, tight in pairwise(points):
+        if tight.error <= target < loose.error and tight.error > 0 and not (loose.events_missed or tight.events_missed):
+            share = log(target / loose.error) / log(tight.error / loose.error)
+            found.append(loose.cpu_ms * (tight.cpu_ms / loose.cpu_ms) ** share)
+    return min(found, default=None)
+
+
+def soonest(ways: Iterable[Way], tasks: Sequence[str], target: float) -> tuple[Way, float] | None:
+    """The way that comes to an error first, and its time."""
+    times = [(way, time_to(way.curve(task), target)) for way in ways for task in tasks]
+    found = [(way, time) for way, time in times if time is not None]
+    return min(found, key=lambda pair: pair[1]) if found else None
 
 
 def fastest(ways: Iterable[Way], tasks: Sequence[str], *, right: bool = True) -> tuple[Way, Point] | None:

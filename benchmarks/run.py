@@ -47,7 +47,8 @@ class Settings:
     """What to run, and how long.
 
     `pythons` are interpreters of peers that do not live in this one; `seconds` is how long a call is repeated;
-    `timeout` is for one row and `total` for all; `cold` builds in a process of its own first; `rows` are all if empty.
+    `timeout` is for one row and `total` for all; `cold` builds in a process of its own first; `rows` are all if empty; `keep` is
+    a file for the numbers.
     """
 
     peers: Sequence[str] = NAMES
@@ -59,6 +60,7 @@ class Settings:
     total: float = float("inf")
     cold: bool = True
     rows: Sequence[str] = ()
+    keep: Path | None = None
 
 
 def run(settings: Settings) -> Results:
@@ -78,6 +80,8 @@ def run(settings: Settings) -> Results:
                 continue
             print(f"{case}: {package.name} {row}", flush=True)
             results.ways.append(measure(package, case, row, settings, min(left, settings.timeout), Path(cache)))
+            if settings.keep is not None:
+                results.save(settings.keep)  # as it comes: a run takes long
     return results
 
 
@@ -224,6 +228,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             for peer, path in (pair.split("=", 1) for pair in given.python)
         },
         "timeout": given.timeout,
+        "keep": given.json,
     }
     if given.quick:
         options |= QUICK | {"cold": False}

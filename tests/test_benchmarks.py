@@ -155,7 +155,7 @@ def test_failures_cost_a_row_and_are_told(bench, faked):
     assert any("ValueError: cannot do it" in line for line in said)
     assert any("fake crashes: the process ended with status 3" in line for line in said)
     assert any("fake hangs: the process stopped after 3 s" in line for line in said)
-    assert any("fake does not take P1 and P2" in line and "balls" in line for line in said)
+    assert any("fake does not take P1, P2" in line and "balls" in line for line in said)
 
 
 def test_peers_say_what_they_need(bench):

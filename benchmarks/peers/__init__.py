@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 #: modules of this folder, in the order of the tables
-NAMES = ("ours", "casadi", "diffrax", "pydiffsol", "amici", "scipy", "sundae")
+NAMES = ("ours", "c", "casadi", "diffrax", "pydiffsol", "amici", "scipy", "sundae")
 #: what is measured: a solve, and two ways to the gradient (finite differences count as forward)
 TASKS = ("solve", "forward", "adjoint")
 
@@ -25,10 +25,11 @@ class Answer(NamedTuple):
 
 
 class Task(NamedTuple):
-    """The call that is timed, and how to read what it returns, which is not."""
+    """The call that is timed, how to read what it returns, and its milliseconds in there if it takes its own time."""
 
     call: Callable[[], Any]
     read: Callable[[Any], Answer]
+    own: Callable[[Any], float] | None = None
 
 
 class Peer(Protocol):

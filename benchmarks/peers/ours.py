@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 from cases import CASES, FORMS, P3, P4, Case
+from results import OURS
 
 import dae_hybrid as dh
 from peers import Answer, Task, UnsupportedError
 
-name = "dae_hybrid"
+name = OURS
 
 
 @dataclass(frozen=True)

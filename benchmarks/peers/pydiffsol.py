@@ -2,7 +2,7 @@
 
 Forward sensitivities carry the integral as a state, because its solver does not integrate outputs along with them; the
 adjoint takes it as an integrated output, and the height of the ball (P3) as the integral of its velocity: that is more
-accurate than its discrete adjoint. Sensitivities are under error control, without which they lose five digits on P2.
+accurate than its discrete adjoint. Sensitivities are under error control, without which they lose two digits on P2.
 """
 
 from __future__ import annotations
