@@ -22,7 +22,7 @@ def draw(results: Results, tasks: Sequence[str], path: Path) -> None:
     cases = [case for case in TITLES if results.of(case)]
     columns = min(3, len(cases))
     lines = -(-len(cases) // columns)
-    figure = Figure(figsize=(4.6 * columns, 4.4 * lines), layout="constrained")
+    figure = Figure(figsize=(4.6 * columns, 5.3 * lines), layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False).ravel()
     names = [package.name for package in results.packages]
     looks = {name: {"color": f"C{i}", "marker": MARKERS[i % len(MARKERS)]} for i, name in enumerate(names)}
@@ -32,8 +32,11 @@ def draw(results: Results, tasks: Sequence[str], path: Path) -> None:
             _line(axes, way, task, looks[way.package])
         axes.set(xscale="log", yscale="log", title=f"{case}: {TITLES[case]}")
         axes.set(xlabel="CPU time / ms", ylabel=f"relative error of the {what}")
+        low, high = axes.get_xlim()
+        room = max(1.0, (10 * low / high) ** 0.5)  # a decade at least, or its labels overlap
+        axes.set_xlim(low / room, high * room)
         axes.grid(visible=True, which="major", alpha=0.3)
-        axes.legend(fontsize=6.5)
+        axes.legend(fontsize=6.5, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     for axes in panels[len(cases) :]:
         axes.set_visible(False)
     figure.savefig(path, dpi=110)

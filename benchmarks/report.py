@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cases import CASES, FORMS, TITLES
-from results import ATOL, GRADIENTS, OURS, RTOL, TARGET, WRONG, Package, Point, Results, Way, fastest, soonest
+from results import ATOL, GRADIENTS, LARGE, OURS, RTOL, TARGET, WRONG, Package, Point, Results, Way, fastest, soonest
 
 from dae_hybrid.tables import align, markdown
 
@@ -25,7 +25,7 @@ def cell(point: Point | None) -> tuple[str, str]:
         return "", ""
     if point.failed:
         return "", "not supported" if point.unsupported else "failed"
-    events = f", {point.events} events" if point.events_missed else ""
+    events = f", events seen: {point.events}" if point.events_missed else ""
     mark = f"**wrong** {point.error:.0e}{events}" if point.wrong else f"{point.error:.0e}"
     return milliseconds(point.cpu_ms), mark
 
@@ -170,7 +170,7 @@ def text(results: Results) -> str:
         "is the gradient by forward analysis (forward mode, or finite differences where it says so), *adjoint* by "
         "adjoint analysis (reverse mode), each with the solve that it needs. Errors are relative to exact values, "
         "those of a gradient the largest of its components. An answer is **wrong** if its error is more than "
-        f"{WRONG:g} rtol, or if it has not seen every event.",
+        f"{WRONG:g} rtol or {LARGE:.0%}, or if it has not seen every event.",
         f"{machine}. {'; '.join(versions)}.",
         "## Summary",
         f"The fastest right way of each package at rtol {RTOL:.0e}, atol {ATOL:.0e}: solve / gradient (error of the "

@@ -10,8 +10,9 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-#: an answer is wrong if its error is more than so many relative tolerances, or if it has not seen every event
-WRONG = 1e4
+#: an answer is wrong if its error is more than so many relative tolerances or more than LARGE, or if it has not seen
+#: every event
+WRONG, LARGE = 1e4, 0.1
 #: tolerances of the tables
 RTOL, ATOL = 1e-8, 1e-12
 GRADIENTS = ("forward", "adjoint")
@@ -43,7 +44,7 @@ class Point:
     @property
     def wrong(self) -> bool:
         """Neither right nor failed."""
-        return not self.failed and (self.events_missed or not self.error <= WRONG * self.rtol)
+        return not self.failed and (self.events_missed or not self.error <= min(WRONG * self.rtol, LARGE))
 
     @property
     def right(self) -> bool:

@@ -47,8 +47,8 @@ class Settings:
     """What to run, and how long.
 
     `pythons` are interpreters of peers that do not live in this one; `seconds` is how long a call is repeated;
-    `timeout` is for one row and `total` for all; `cold` builds in a process of its own first; `rows` are all if empty; `keep` is
-    a file for the numbers.
+    `timeout` is for one row and `total` for all; `cold` builds in a process of its own first; `rows` are all if empty;
+    `keep` is a file for the numbers.
     """
 
     peers: Sequence[str] = NAMES
@@ -191,6 +191,7 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "Python": platform.python_version(),
         "compiler": found[0],
+        "load before the run": f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown",
     }
 
 

@@ -50,16 +50,20 @@ def measure(peer: Any, job: Mapping[str, Any], emit: Emit) -> None:
     start = time.perf_counter()
     tasks = _prepared(peer, job, rtol, atol, emit)
     built = time.perf_counter() - start
+    failed = {}
     for key, task in tasks.items():
         start = time.perf_counter()
-        _guarded(task.call)
+        _, failed[key] = _guarded(task.call)
         if task.own is None:
             emit(first=key, seconds=time.perf_counter() - start)
     emit(build=built)
     if job["build_only"]:
         return
     for key, task in tasks.items():
-        _timed(key, task, rtol, atol, job["seconds"], emit, least=3)
+        if error := failed[key]:  # what it says later may only be the consequence
+            emit(rtol=rtol, atol=atol, task=key, failed=_said(error), unsupported=isinstance(error, UnsupportedError))
+        else:
+            _timed(key, task, rtol, atol, job["seconds"], emit, least=3)
     done: set[str] = set()
     for rtol, atol in others:
         for key, task in _prepared(peer, job, rtol, atol, emit).items():

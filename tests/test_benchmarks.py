@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,7 +143,7 @@ def test_wrong_answers_are_flagged_as_wrong(bench, faked):
     assert ways["overlooks"].at("solve").wrong
     rows = {row[0]: row[1:] for row in bench.report.detail(faked.ways)}
     assert rows["fake liar"][-1] == "**wrong** 1e-03"
-    assert rows["fake overlooks"][1] == "**wrong** 0e+00, 5 events"
+    assert rows["fake overlooks"][1] == "**wrong** 0e+00, events seen: 5"
     best = bench.results.fastest(faked.ways, ("adjoint",))
     assert best[0].row == "right"
 
@@ -156,6 +157,15 @@ def test_failures_cost_a_row_and_are_told(bench, faked):
     assert any("fake crashes: the process ended with status 3" in line for line in said)
     assert any("fake hangs: the process stopped after 3 s" in line for line in said)
     assert any("fake does not take P1, P2" in line and "balls" in line for line in said)
+
+
+def test_the_page_in_docs_is_of_this_form(bench):
+    text = (FOLDER.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    rows = importlib.import_module("peers.ours").rows
+    for case, title in bench.cases.TITLES.items():
+        section = text.split(f"### {case}: {title}")[1].split("###")[0]
+        assert all(f"| dae_hybrid {row} |" in section for row in rows(case)), "run: python benchmarks/run.py"
+    assert not re.search(r"/(home|work|tmp|root|usr)/", text)
 
 
 def test_peers_say_what_they_need(bench):

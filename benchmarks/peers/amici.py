@@ -109,9 +109,8 @@ def prepare(case: str, row: str, rtol: float, atol: float) -> Mapping[str, Task]
 
     def read(result: Any) -> Answer:
         if result.status != sim.AMICI_SUCCESS:
-            raise RuntimeError(
-                f"{sim.simulation_status_to_str(result.status)} {[m.message for m in result.messages][-1:]}"
-            )
+            messages = [message.message for message in result.messages][-1:]
+            raise RuntimeError(": ".join([sim.simulation_status_to_str(result.status), *messages]))
         value, gradient = float(np.ravel(result.y)[0]), None
         if result.sy is not None:
             gradient = np.ravel(result.sy)
