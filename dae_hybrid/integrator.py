@@ -89,8 +89,8 @@ class SegmentTask:
     dx, `memory_directions` (n_directions, n_memory) is constant. Output goes to `t_eval` (or every step);
     `closed_end` says whether an output time equal to `t_stop` belongs to this segment. `method` fixes the method
     where it is given. With ``record="dense"`` the steps are those towards `t_stop`, and end with the one that reaches
-    `until`. With `keep_path` the outcome has what the adjoint follows. `first_step` is where an explicit method begins, if
-    it is not to look for one itself.
+    `until`. With `keep_path` the outcome has what the adjoint follows. `first_step` is where an explicit method begins,
+    if it is not to look for one itself.
     """
 
     equations: Equations
@@ -159,8 +159,8 @@ class BackwardTask:
     """The adjoint of one segment, one problem per functional component.
 
     `forward` is the segment itself, with ``record="dense"`` and its end: integrated again it takes the steps of the
-    run, and the adjoint follows the solution of the run, not another one that is as accurate. `path` is what the run kept of
-    that, if anything. `components` (k) are the functional components, `adjoints` (k, n) and `adjoint_rates` (k, n)
+    run, and the adjoint follows the solution of the run, not another one that is as accurate. `path` is what the run kept
+    of that, if anything. `components` (k) are the functional components, `adjoints` (k, n) and `adjoint_rates` (k, n)
     consistent values at the end; `tolerances` gives those of an integration. `t_eval`, decreasing, asks for the adjoint
     at these times.
     """

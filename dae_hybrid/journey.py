@@ -1,6 +1,6 @@
 """The part of the port by which an integrator goes through plain transitions by itself.
 
-An integrator with a compiled loop is handed a `Network` of modes with a segment to begin with, and goes on where a
+An integrator with a compiled loop is handed a `Network` of modes with a segment to begin with. It goes on where a
 transition is plain: one guard alone crosses, the state after it is given explicitly, and nothing fires or is past its
 threshold where the next mode is entered. Whatever is not plain it leaves to the automaton, which goes on from there. One
 that has no such loop carries out one segment at a time (`segments.one_segment`).
@@ -64,10 +64,10 @@ class Journey:
     """What a run is within and has been through, for an integrator that carries out plain transitions by itself.
 
     `recent` are the times of the latest events, `ranges` how large each transition's guard has been and `rested`
-    whether it has stayed at zero; the integrator goes on with them. With `certify` events are carried out only where their
-    derivatives exist, and are marked where nothing about them needs a closer look; `slack` is then the accuracy of times
-    relative to what has passed. `start` is the whole (y, z) and its rates, `directions` (d, n_parameters) are those of
-    the sensitivities.
+    whether it has stayed at zero; the integrator goes on with them. With `certify` events are carried out only where
+    their derivatives exist, and are marked where nothing about them needs a closer look; `slack` is then the accuracy
+    of times relative to what has passed. `start` is the whole (y, z) and its rates, `directions` (d, n_parameters) are
+    those of the sensitivities.
     """
 
     network: Network

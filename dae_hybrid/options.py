@@ -16,6 +16,11 @@ from dae_hybrid.layout import Layout
 SensitivityMethod = Literal["staggered", "simultaneous"]
 Simultaneous = Literal["declared", "reversed"]
 OnZeno = Literal["raise", "end"]
+CHOICES = {
+    "sensitivity_method": get_args(SensitivityMethod),
+    "simultaneous": get_args(Simultaneous),
+    "on_zeno": get_args(OnZeno),
+}
 DEFAULT_ATOL = 1e-10
 SHORTEST_SPAN = 1e-200
 #: lowest and highest order by method
@@ -100,9 +105,8 @@ class Options:
             _positive("atol", self.atol)
         if not isinstance(self.method, str):
             raise OptionError(f"method must be a string, got {self.method!r}.")
-        _choice("sensitivity_method", self.sensitivity_method, get_args(SensitivityMethod))
-        _choice("simultaneous", self.simultaneous, get_args(Simultaneous))
-        _choice("on_zeno", self.on_zeno, get_args(OnZeno))
+        for name, legal in CHOICES.items():
+            _choice(name, getattr(self, name), legal)
         if not isinstance(self.suppress_algebraic, bool):
             raise OptionError(f"suppress_algebraic must be True or False, got {self.suppress_algebraic!r}.")
         for name in ("max_step", "first_step"):

@@ -39,7 +39,16 @@ def reduced_jacobian(jacobian: Array, n: int) -> Array:
 
 def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> bool:
     """Whether ``method="auto"`` takes a method for stiff equations from t to t_stop."""
-    return decay_rate(equations, t, x, m, p) * (t_stop - t) > DECAYS
+    jacobian = state_jacobian(equations, t, x, m, p)
+    if not equations.implicit and _bound(jacobian) * (t_stop - t) <= DECAYS:  # without a look at the eigenvalues
+        return False
+    return _decay_rate(equations, jacobian) * (t_stop - t) > DECAYS
+
+
+def _bound(jacobian: Array) -> float:
+    """The smaller of the 1- and the infinity-norm, which no eigenvalue exceeds."""
+    sizes = np.abs(jacobian)
+    return float(min(sizes.sum(axis=0).max(initial=0.0), sizes.sum(axis=1).max(initial=0.0)))
 
 
 def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> float:
@@ -48,7 +57,10 @@ def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> 
     Of the equations for y, the algebraic variables solved for. Without a finite Jacobian explicit equations count as
     not stiff, because methods for stiff ones need it; others have no choice.
     """
-    jacobian = state_jacobian(equations, t, x, m, p)
+    return _decay_rate(equations, state_jacobian(equations, t, x, m, p))
+
+
+def _decay_rate(equations: Equations, jacobian: Array) -> float:
     if not np.all(np.isfinite(jacobian)):
         return np.inf if equations.implicit else 0.0
     ny = equations.n_differential
@@ -58,5 +70,5 @@ def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> 
         except np.linalg.LinAlgError:
             return np.inf
     if ny > EIGENVALUES:
-        return float(min(np.abs(jacobian).sum(axis=0).max(), np.abs(jacobian).sum(axis=1).max()))
+        return _bound(jacobian)
     return max(0.0, float(-np.linalg.eigvals(jacobian).real.min(initial=0.0)))

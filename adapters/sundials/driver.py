@@ -35,7 +35,8 @@ class Api(Structure):
     _fields_ = [(name, c_void_p) for name in (
         "array", "matrix", "cvode", "ida", "cvode_reinit", "ida_reinit", "cvode_sens_reinit", "ida_sens_reinit",
         "set_stop_time", "set_max_step", "set_first_step", "get_dky", "get_sens_dky", "get_current_sens",
-        "get_last_step", "get_next_step", "get_last_order", "get_current_time", "get_root_info", "get_error_test_failures", "get_newton_failures",
+        "get_last_step", "get_next_step", "get_last_order", "get_current_time", "get_root_info",
+        "get_error_test_failures", "get_newton_failures",
     )]  # fmt: skip
 
 

@@ -22,7 +22,8 @@ SIMULTANEOUS, STAGGERED = 1, 2
 _PROTOTYPES = {
     "SUNContext_Create": "i ip", "SUNContext_Free": "i p", "SUNContext_ClearErrHandlers": "i p",
     "SUNContext_GetLogger": "i pp", "SUNLogger_SetErrorFilename": "i ps", "SUNLogger_SetWarningFilename": "i ps",
-    "N_VNew_Serial": "p np", "N_VMake_Serial": "p npp", "N_VDestroy": "v p", "N_VGetArrayPointer": "p p", "N_VGetLength": "n p",
+    "N_VNew_Serial": "p np", "N_VMake_Serial": "p npp", "N_VDestroy": "v p", "N_VGetArrayPointer": "p p",
+    "N_VGetLength": "n p",
     "SUNDenseMatrix": "p nnp", "SUNMatDestroy": "v p", "SUNDenseMatrix_Data": "p p", "SUNDenseMatrix_Rows": "n p",
     "SUNLinSol_Dense": "p ppp", "SUNLinSolFree": "i p",
     "SUNNonlinSol_FixedPoint": "p pip", "SUNNonlinSol_FixedPointSens": "p ipip", "SUNNonlinSolFree": "i p",

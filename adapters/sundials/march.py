@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import Structure, byref, c_double, c_int64, c_void_p
 from dataclasses import replace
 from typing import Any
@@ -46,7 +47,8 @@ class MarchStruct(Structure):
                                         "directions", "bands", "ranges", "rested", "records")),
         *((name, c_int64) for name in ("at", "n_memory", "n_parameters", "n_functionals", "n_integrals", "n_directions",
                                        "certify", "capacity", "used", "n_events", "max_events", "budget", "steps",
-                                       "failures", "newton_failures", "row", "path_row", "last", "n_times", "wanted", "full", "resumed")),
+                                       "failures", "newton_failures", "row", "path_row", "last", "n_times", "wanted", "full",
+                                       "resumed")),
         *((name, c_double) for name in ("t0", "t1", "t_stop", "begun", "began_with", "slack", "rtol", "t_end",
                                         "now", "first_step")),
         ("recent", c_double * RECENT),
@@ -80,6 +82,7 @@ class Marcher:
         )
         most = max(e.n_guards for e in network.equations)
         self._bands = np.zeros(2 * most)
+        self._atol: Any = None  # that of the stations' tolerances
         self._scratch = [np.zeros(max(e.n for e in network.equations) + most), np.zeros(largest)]
         self._records = np.zeros(256)
         self.struct = MarchStruct(
@@ -114,8 +117,12 @@ class Marcher:
         m, recent = self.struct, journey.recent[: -RECENT - 1 : -1]
         self._held = (parameters, np.ascontiguousarray(journey.directions), journey.ranges, journey.rested)
         m.parameters, m.directions, m.ranges, m.rested = (v.ctypes.data for v in self._held)
-        for station, absolute, e in zip(self.stations, self._absolute, self.network.equations, strict=True):
-            station.run, absolute[:] = None, options.absolute(e.variables)
+        for station in self.stations:
+            station.run = None
+        if options.atol != self._atol:
+            self._atol = dict(options.atol) if isinstance(options.atol, Mapping) else options.atol
+            for absolute, e in zip(self._absolute, self.network.equations, strict=True):
+                absolute[:] = options.absolute(e.variables)
         m.at, m.certify, m.max_events = journey.mode, journey.certify, journey.max_events
         m.used = m.n_events = m.steps = m.failures = m.newton_failures = m.row = m.path_row = m.full = m.resumed = 0
         m.n_times, m.wanted = len(recent), -1
@@ -219,7 +226,7 @@ class Marcher:
         m, d = self.struct, self.n_directions
         if not m.n_events:
             return first
-        source, guard = (int(v) for v in self._records[m.last + 1 : m.last + 3])
+        source = int(self._records[m.last + 1])
         found, e = self._record(m.last, source, m.at), self.network.equations[m.at]
         after, n_guards = found["after"].reshape(d, e.n + e.n_memory), e.n_guards
         sensitive: dict[str, Any] = {}

@@ -1,0 +1,219 @@
+"""Explicit Runge-Kutta steps of ARKODE: order, events, outputs, derivatives, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import casadi as ca
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+
+import dae_hybrid as dh
+from dae_hybrid.adapters.sundials.runge_kutta import TABLES, Table
+
+ERK: dict[str, Any] = {"method": "erk"}
+TIGHT: dict[str, Any] = {"method": "erk", "rtol": 1e-10, "atol": 1e-12}
+#: no error test: steps of one size
+FREE: dict[str, Any] = {"method": "erk", "rtol": 0.9, "atol": 1e6}
+
+
+def swing() -> dh.HybridModel:
+    """y' = k cos(t) y, y = exp(k sin t); a memory switches the sign of the integrand whenever y rises through 1."""
+    m = dh.HybridModel("swing")
+    k, y0, c = m.parameter("k", 1.1), m.parameter("y0", 0.9), m.parameter("c", 1.0)
+    y, s = m.differential("y"), m.memory("s", initial=1.0)
+    run = m.mode("run", ode={y: k * ca.cos(m.time) * y})
+    m.transition(run, run, guard=y - c, direction="rising", memory={s: -s}, name="up")
+    m.initial(run, {y: y0})
+    m.functional("G", integrand=s * y**2, terminal=c * y)
+    return m
+
+
+@pytest.fixture(scope="module")
+def system() -> dh.HybridSystem:
+    """Built once."""
+    return swing().build()
+
+
+@pytest.mark.parametrize("order", sorted(TABLES))
+def test_tables(order: int) -> None:
+    """Quadrature conditions b c^(k-1) = 1/k, and rows that sum to c."""
+    table = Table.of(order)
+    for k in range(1, order + 1):
+        assert table.b @ table.c ** (k - 1) == pytest.approx(1 / k, abs=2e-14)
+    np.testing.assert_allclose(table.a.sum(axis=1), table.c, atol=5e-14)
+    assert not np.triu(table.a).any()
+
+
+@pytest.mark.filterwarnings("ignore::dae_hybrid.DerivativeWarning")  # nothing is accurate to a tolerance of 0.9
+@pytest.mark.parametrize("order", [2, 3, 4, 5, 6])
+def test_order(order: int, system: dh.HybridSystem) -> None:
+    """The error at the end, of the state, of the event and of both gradients, falls as the order says."""
+    exact = dh.forward_sensitivity(system, (0, 5), **TIGHT)
+    steps, errors = np.array([0.2, 0.1, 0.05]), []
+    for h in steps:
+        more: dict[str, Any] = {"max_order": order, "max_step": h, "first_step": h, "strict": False, **FREE}
+        fsa = dh.forward_sensitivity(system, (0, 5), **more)
+        asa = dh.adjoint_gradient(system, (0, 5), **more)
+        found = (fsa.trajectory["y"][-1], fsa.events[0].time, fsa.gradient["G"], asa.gradient)
+        true = (exact.trajectory["y"][-1], exact.events[0].time, exact.gradient["G"], exact.gradient["G"])
+        errors.append([np.abs(np.subtract(a, b)).max() for a, b in zip(found, true, strict=True)])
+    slopes = np.log2(np.array(errors[:-1]) / np.array(errors[1:]))
+    assert np.all(slopes[-1] > order - 0.6), slopes
+    assert np.median(slopes[-1]) < order + 1.5, slopes
+
+
+@pytest.mark.filterwarnings("ignore::dae_hybrid.DerivativeWarning")
+def test_the_adjoint_is_the_transpose_of_the_steps(system: dh.HybridSystem) -> None:
+    """On the same coarse steps forward and adjoint analysis agree to rounding, wrong as both are."""
+    more: dict[str, Any] = {"max_step": 0.5, "first_step": 0.5, "strict": False, **FREE}
+    forward = dh.forward_sensitivity(system, (0, 9), **more).gradient["G"]
+    adjoint = dh.adjoint_gradient(system, (0, 9), **more).gradient
+    exact = dh.forward_sensitivity(system, (0, 9), **TIGHT).gradient["G"]
+    np.testing.assert_allclose(adjoint, forward, rtol=1e-9)
+    assert np.abs(forward / exact - 1).max() > 1e-7
+
+
+def test_it_is_the_derivative_of_what_was_computed() -> None:
+    """Without events: central differences of the very steps, to their own accuracy."""
+    m = dh.HybridModel("q")
+    k, y0 = m.parameter("k", 1.1), m.parameter("y0", 0.9)
+    y = m.differential("y")
+    m.initial(m.mode("run", ode={y: k * ca.cos(m.time) * y - 0.1 * y**2}), {y: y0})
+    m.functional("G", integrand=y**2, terminal=y)
+    built = m.build()
+    more: dict[str, Any] = {"max_step": 0.5, "first_step": 0.5, "max_order": 4, **FREE}
+    asa = dh.adjoint_gradient(built, (0, 5), **more)
+    for i, name in enumerate(("k", "y0")):
+        value = built.nominal[i]
+        side = [
+            dh.simulate(built, (0, 5), parameters={name: value * (1 + d)}, **more).functionals["G"] for d in (-1e-5, 1e-5)
+        ]
+        assert asa.gradient[i] == pytest.approx((side[1] - side[0]) / (2e-5 * value), rel=1e-7)
+
+
+@pytest.mark.parametrize("rtol", [1e-6, 1e-9])
+def test_events_are_as_accurate_as_the_steps(rtol: float, system: dh.HybridSystem) -> None:
+    sol = dh.simulate(system, (0, 20), rtol=rtol, atol=rtol * 1e-2, **ERK)
+    exact = []
+    for turn in range(4):
+        exact.append(brentq(lambda t: 0.9 * np.exp(1.1 * np.sin(t)) - 1, 2 * np.pi * turn - 1.5, 2 * np.pi * turn + 1.5))
+    exact = [t for t in exact if 0 < t < 20]
+    assert len(sol.events) == len(exact)
+    np.testing.assert_allclose([e.time for e in sol.events], exact, atol=30 * rtol)
+    for event in sol.events:
+        assert abs(event.x_minus[0] - 1) < 1e-14
+
+
+def test_outputs_are_as_accurate_as_the_steps(system: dh.HybridSystem) -> None:
+    """Many within one step; the same from dense output."""
+    times = np.linspace(0, 9, 500)
+    sol = dh.simulate(system, (0, 9), t_eval=times, **TIGHT)
+    assert sol.statistics["steps"] < 200
+    exact = 0.9 * np.exp(1.1 * np.sin(times))
+    np.testing.assert_allclose(sol["y"], exact, rtol=3e-9)
+    np.testing.assert_allclose(sol(times)["y"], exact, rtol=1e-7)
+    fsa = dh.forward_sensitivity(system, (0, 9), t_eval=times, **TIGHT)
+    np.testing.assert_allclose(fsa["y"][:, 0], np.sin(times) * exact, atol=1e-8)
+    np.testing.assert_allclose(fsa["y"][:, 1], exact / 0.9, atol=1e-8)
+
+
+def test_the_adjoint_over_time() -> None:
+    """Between the points of the steps it is integrated along their polynomials."""
+    m = dh.HybridModel("decay")
+    k = m.parameter("k", 0.7)
+    y = m.differential("y")
+    m.initial(m.mode("run", ode={y: -k * y}), {y: 2.0})
+    m.functional("area", integrand=y)
+    asa = dh.adjoint_gradient(m.build(), (0, 3), **TIGHT)
+    times = np.linspace(0, 3, 13)
+    np.testing.assert_allclose(asa.adjoint(times)["y"], (1 - np.exp(-0.7 * (3 - times))) / 0.7, atol=1e-8)
+
+
+def test_steps_go_round_what_has_no_numbers() -> None:
+    """Beyond the event the equations are not defined: a step that goes there is made again, shorter."""
+    m = dh.HybridModel("q")
+    y, n = m.differential("y"), m.memory("n", initial=0.0)
+    fall, rise = m.mode("fall", ode={y: -ca.sqrt(y)}), m.mode("rise", ode={y: ca.sqrt(y)})
+    m.transition(fall, rise, guard=y - 0.01, direction="falling", memory={n: n + 1})
+    m.transition(rise, fall, guard=y - 1, direction="rising")
+    m.initial(fall, {y: 1.0})
+    sol = dh.simulate(m.build(), (0, 20), **TIGHT)
+    np.testing.assert_allclose([e.time for e in sol.events], 1.8 * np.arange(1, len(sol.events) + 1), rtol=1e-8)
+    assert len(sol.events) == 11
+
+
+def test_equations_that_fail_say_so(built: Any) -> None:
+    def model() -> dh.HybridModel:
+        m = dh.HybridModel("q")
+        y = m.differential("y")
+        m.initial(m.mode("run", ode={y: -1 / ca.sqrt(y)}), {y: 1.0})
+        return m
+
+    with pytest.raises(dh.IntegrationError, match="NaN") as caught:
+        dh.simulate(built(model), (0, 2), **ERK)
+    assert caught.value.trajectory.t[-1] == pytest.approx(2 / 3, abs=1e-3)
+
+
+def test_a_first_step_does_not_jump_over_the_next_event(built: Any, models: Any) -> None:
+    """Steps go on after an event as they were before; flights become shorter than that."""
+    sol = dh.simulate(built(models.ball), (0, 4), parameters={"e": 0.3}, rtol=1e-3, atol=1e-3, on_zeno="end", **ERK)
+    flights = np.diff([e.time for e in sol.events])
+    assert len(flights) > 5
+    np.testing.assert_allclose(flights[1:4] / flights[:3], 0.3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("roots", [(6.47, 6.85, 8.07), (2.44, 2.49, 20.0), (3.0, 3.1, 20.0), (1.0, 1.2, 8.9)])
+def test_crossings_within_one_step(roots: tuple[float, ...]) -> None:
+    m = dh.HybridModel("q")
+    s, n = m.differential("s"), m.differential("n")
+    run = m.mode("run", ode={s: 1.0, n: 0.0})
+    guard = (s - roots[0]) * (s - roots[1]) * (s - roots[2])
+    m.transition(run, run, guard=guard, direction="both", reset={n: n + 1})
+    m.initial(run, {s: 0.0, n: 0.0})
+    sol = dh.simulate(m.build(), (0, 10), rtol=1e-6, **ERK)
+    np.testing.assert_allclose([e.time for e in sol.events], [r for r in roots if r < 10], atol=1e-6)
+
+
+def test_auto_takes_explicit_steps_and_changes_over_where_it_is_stiff(built: Any, models: Any) -> None:
+    assert {s.method for s in dh.simulate(built(models.ball), (0, 2)).segments} == {"erk"}
+    m = dh.HybridModel("q")
+    rate = m.parameter("rate", 1e5)
+    y = m.differential("y")
+    m.initial(m.mode("run", ode={y: -rate * (y - ca.cos(m.time))}), {y: 0.0})
+    m.functional("G", integrand=y)
+    sol = dh.simulate(m.build(), (0, 10))
+    assert {s.method for s in sol.segments} == {"bdf"}
+    late = dh.HybridModel("late")
+    z = late.differential("z")
+    late.initial(late.mode("run", ode={z: -ca.exp(late.time) * (z - ca.cos(late.time))}), {z: 0.0})
+    methods = [s.method for s in dh.simulate(late.build(), (0, 12)).segments]
+    assert methods == ["erk", "bdf"]
+
+
+@pytest.mark.parametrize("order", [1, 10])
+def test_orders_there_are_not(order: int, system: dh.HybridSystem) -> None:
+    with pytest.raises(dh.OptionError, match="max_order is at"):
+        dh.simulate(system, (0, 1), max_order=order, **ERK)
+
+
+def test_refusals(built: Any, models: Any) -> None:
+    implicit = models.circuit().build(eliminate=False)
+    with pytest.raises(dh.UnsupportedError, match="method='erk' needs modes without algebraic variables"):
+        dh.simulate(implicit, (0, 1), **ERK)
+    with pytest.raises(dh.UnsupportedError, match="needs compiled equations") as caught:
+        dh.simulate(built(models.ball, native=False), (0, 1), **ERK)
+    assert "adams" in str(caught.value)
+    with pytest.raises(dh.UnsupportedError, match="no method 'erk'"):
+        dh.simulate(built(models.ball), (0, 1), adapter="scipy", **ERK)
+
+
+def test_orders_do_not_get_in_each_other_s_way(system: dh.HybridSystem) -> None:
+    """Tables of few and of many stages in turn, in every analysis."""
+    values = {}
+    for order in (9, 2, 5, 9, 2, 5):
+        found = dh.adjoint_gradient(system, (0, 3), max_order=order, **TIGHT).gradient
+        forward = dh.forward_sensitivity(system, (0, 3), max_order=order, **TIGHT).gradient["G"]
+        np.testing.assert_allclose(found, forward, rtol=1e-6)
+        assert values.setdefault(order, found.tobytes()) == found.tobytes()

@@ -1,0 +1,240 @@
+"""Through plain transitions in compiled code: the same runs, records and derivatives as segment by segment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import casadi as ca
+import numpy as np
+import pytest
+from random_systems import random_system
+
+import dae_hybrid as dh
+from dae_hybrid.adapters.sundials.session import SundialsSession
+from dae_hybrid.leg import Leg
+
+TIGHT = {"rtol": 1e-9, "atol": 1e-12}
+METHODS = ["erk", "adams", "bdf"]
+
+
+@contextmanager
+def segment_by_segment() -> Iterator[None]:
+    """No integrator goes on by itself."""
+    with patch.object(SundialsSession, "_can_march", staticmethod(lambda task, journey: False)):
+        yield
+
+
+def both(call: Callable[[], Any]) -> tuple[Any, Any]:
+    """What a call gives in compiled code, and segment by segment."""
+    one = call()
+    with segment_by_segment():
+        return one, call()
+
+
+def legs(run: dh.Trajectory) -> int:
+    """How many transitions an integrator has carried out by itself."""
+    return sum(item.count for item in run.parts.given if isinstance(item, Leg))
+
+
+def switched() -> dh.HybridModel:
+    """Modes with 1, 2, .. states of their own, a memory that counts, an integrand that jumps; parameters everywhere."""
+    m = dh.HybridModel("switched")
+    a, b, c = m.parameter("a", 1.3), m.parameter("b", 0.4), m.parameter("c", 0.2)
+    y, z, w = m.differential("y"), m.differential("z"), m.algebraic("w")
+    count = m.memory("count", initial=a * 0.1)
+    modes = [
+        m.mode("up", ode={y: a - w}, algebraic=[w - b * y]),
+        m.mode("down", ode={y: -b * y - w, z: count - z}, algebraic=[w - c * z]),
+    ]
+    m.transition(
+        modes[0], modes[1], guard=y - 1 - count, direction="rising", reset={z: a * y}, memory={count: count + c * y}
+    )
+    m.transition(modes[1], modes[0], guard=y - c, direction="falling", reset={y: y + b * z})
+    m.initial(modes[0], {y: b})
+    m.functional("G", integrand=y**2 + w, terminal=y * a)
+    m.functional("V", integrand=ca.vertcat(y * w, count))
+    return m
+
+
+CASES: dict[str, tuple[str, tuple[float, float], str]] = {
+    "ball": ("ball", (0, 3), "height"),
+    "em": ("em", (0, 3), "G"),
+    "counter": ("counter", (0, 3.3), "area"),
+    "switched": ("", (0, 9), "G"),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest, built: Any, models: Any) -> tuple[dh.HybridSystem, tuple[float, float], str]:
+    """A system, its time span and a functional."""
+    name, span, functional = CASES[request.param]
+    return built(getattr(models, name) if name else switched), span, functional
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_run(case: Any, method: str) -> None:
+    system, span, _ = case
+    one, other = both(lambda: dh.simulate(system, span, method=method, **TIGHT))
+    assert legs(one) >= len(one.events) - 1 > 0
+    assert legs(other) == 0
+    for name, value in one.functionals.items():
+        np.testing.assert_allclose(value, other.functionals[name], rtol=1e-9, atol=1e-12)
+    assert len(one.segments) == len(other.segments)
+    assert one.ended_by_event is other.ended_by_event
+    for a, b in zip(one.events, other.events, strict=True):
+        for field in ("index", "transition", "source", "target", "order", "direction", "count", "follows", "at_knot"):
+            assert getattr(a, field) == getattr(b, field)
+        for field in ("time", "rate", "rate_scale", "x_minus", "x_plus", "xdot_minus", "xdot_plus", "memory_minus",
+                      "memory_plus", "xi"):  # fmt: skip
+            np.testing.assert_allclose(getattr(a, field), getattr(b, field), rtol=1e-7, atol=1e-9, err_msg=field)
+        assert abs(a.guard) < 1e-13
+    for a, b in zip(one.segments, other.segments, strict=True):
+        assert a.mode is b.mode
+        for field in ("t_start", "t_end", "x_start", "x_end", "xdot_start", "xdot_end", "memory"):
+            np.testing.assert_allclose(getattr(a, field), getattr(b, field), rtol=1e-7, atol=1e-9, err_msg=field)
+        assert a.t[0] == a.t_start
+        assert a.t[-1] == a.t_end
+    assert one.notes == other.notes
+    assert str(one.diagnostics).splitlines()[0] == str(other.diagnostics).splitlines()[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_values_within(case: Any, method: str) -> None:
+    """At output times, at the times of events from either side, and in dense output."""
+    system, span, _ = case
+    events = [e.time for e in dh.simulate(system, span, method=method, **TIGHT).events]
+    times = np.unique([*np.linspace(*span, 41), *events[:2]])
+    one, other = both(lambda: dh.simulate(system, span, method=method, t_eval=times, **TIGHT))
+    np.testing.assert_array_equal(one.t, times)
+    inner = [t for t in times if min(abs(t - np.array(events))) > 1e-6]
+    for name in one.names:
+        same = np.isin(times, inner)
+        np.testing.assert_allclose(one[name][same], other[name][same], rtol=1e-6, atol=1e-8, err_msg=name)
+        np.testing.assert_allclose(one(inner)[name], one[name][same], rtol=1e-6, atol=1e-8, err_msg=name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_derivatives(case: Any, method: str) -> None:
+    system, span, functional = case
+    fsa = both(lambda: dh.forward_sensitivity(system, span, method=method, duality=True, **TIGHT))
+    asa = both(lambda: dh.adjoint_gradient(system, span, functional, method=method, duality=True, **TIGHT))
+    scale = np.abs(fsa[1].gradient[functional]).max()
+    for found in (fsa[0].gradient[functional], asa[0].gradient, asa[1].gradient):
+        np.testing.assert_allclose(found, fsa[1].gradient[functional], rtol=1e-4, atol=2e-6 * scale)
+    taus = [run.event_time_sensitivity for run in fsa]
+    np.testing.assert_allclose(*taus, rtol=1e-4, atol=1e-6 * np.abs(taus[1]).max())
+    for a, b in zip(*(run.event_sensitivities for run in fsa), strict=True):
+        for side in ("state_minus", "state_plus", "memory_minus", "memory_plus"):
+            np.testing.assert_allclose(getattr(a, side), getattr(b, side), rtol=1e-3, atol=1e-4)
+    for name in fsa[0].trajectory.names:
+        first, last = fsa[0][name][[0, -1]], fsa[1][name][[0, -1]]
+        np.testing.assert_allclose(first, last, rtol=1e-4, atol=1e-5)
+    assert fsa[0].diagnostics.passed
+    assert asa[0].diagnostics.passed
+    times = np.linspace(*span, 7)[1:-1]
+    for name, values in asa[0].adjoint(times).items():
+        np.testing.assert_allclose(values, asa[1].adjoint(times)[name], rtol=1e-4, atol=1e-5 * max(scale, 1.0))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_several_functionals_and_some_parameters(method: str, built: Any) -> None:
+    system = built(switched)
+    whole = dh.adjoint_gradient(system, (0, 9), "G", method=method, **TIGHT)
+    some = dh.adjoint_gradient(system, (0, 9), "G", wrt=["c", "a"], method=method, **TIGHT)
+    np.testing.assert_allclose(some.gradient, whole.gradient[[2, 0]], rtol=1e-6)
+    one, other = both(lambda: dh.adjoint_gradient(system, (0, 9), "V", method=method, **TIGHT))
+    np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-6)
+
+
+def test_events_are_certified_where_they_are_found(built: Any, models: Any) -> None:
+    system = built(models.em)
+    asa = dh.adjoint_gradient(system, (0, 3), "G", **TIGHT)
+    assert asa.trajectory.uncertified == ()
+    assert all(event.certified for event in asa.trajectory.events)
+    assert not any(event.certified for event in dh.simulate(system, (0, 3), **TIGHT).events)
+
+
+def test_limits_count_what_is_carried_out_in_compiled_code(built: Any, models: Any) -> None:
+    system = built(models.ball)
+    for call in (lambda: dh.simulate(system, (0, 3), max_events=4), lambda: dh.simulate(system, (0, 3), max_steps=15)):
+        errors = []
+        for way in both(lambda call=call: pytest.raises(dh.DaeHybridError, call)):
+            errors.append(way.value)
+            assert not way.value.trajectory.complete
+        assert type(errors[0]) is type(errors[1])
+    assert len(errors[0].trajectory.events) > 0
+    with pytest.raises(dh.EventError, match="max_events=4") as caught:
+        dh.simulate(system, (0, 3), max_events=4)
+    assert len(caught.value.trajectory.events) == 4
+
+
+def test_what_is_not_plain_is_left_to_the_automaton() -> None:
+    """Two that are due together, one that is past its threshold on entry, one that fires at once."""
+    m = dh.HybridModel("q")
+    y, n = m.differential("y"), m.memory("n", initial=0.0)
+    run, rest, last = (m.mode(name, ode={y: 1.0}) for name in ("run", "rest", "last"))
+    for name in ("one", "two"):
+        m.transition(run, run, guard=y - 0.5, direction="rising", memory={n: n + 1}, name=name)
+    m.transition(run, rest, guard=y - 0.7, direction="rising", reset={y: 2 * y})
+    m.transition(rest, run, guard=y - 1.0, direction="rising", name="passed")
+    m.transition(rest, last, guard=y - 1.6, direction="rising", memory={n: n + 10})
+    m.transition(last, run, guard=1.6 - y, direction="falling", reset={y: 0.9}, name="at once")
+    m.initial(run, {y: 0.0})
+    m.functional("G", integrand=y, terminal=n)
+    one, other = both(lambda: dh.simulate(m.build(), (0, 3), **TIGHT))
+    assert [(e.transition, e.order) for e in one.events] == [(e.transition, e.order) for e in other.events]
+    assert [e.time for e in one.events] == pytest.approx([e.time for e in other.events])
+    assert one.functionals == pytest.approx(dict(other.functionals))
+    assert one.notes == other.notes != ()
+
+
+@pytest.mark.parametrize("e", [0.5, 0.8])
+def test_accumulating_events_are_seen(e: float, built: Any, models: Any) -> None:
+    for way in both(lambda: pytest.raises(dh.ZenoError, dh.simulate, built(models.ball), (0, 12), parameters={"e": e})):
+        assert way.value.transition == "bounce"
+        end = np.sqrt(2 / 9.81) * (1 + 2 * e / (1 - e))
+        assert way.value.time == pytest.approx(end, abs=1e-3)
+        assert "accumulate" in str(way.value)
+
+
+def test_a_shallow_crossing_is_refused() -> None:
+    """(t - 1)^2 goes below a, by less than the accuracy of the run."""
+    m = dh.HybridModel("q")
+    a = m.parameter("a", 5e-11)
+    y, n = m.differential("y"), m.memory("n", initial=0.0)
+    run = m.mode("run", ode={y: 2 * (m.time - 1)})
+    m.transition(run, run, guard=y - a, direction="falling", memory={n: n + 1})
+    m.initial(run, {y: 1.0})
+    m.functional("G", integrand=y * n)
+    system = m.build()
+    for analysis in (dh.forward_sensitivity, dh.adjoint_gradient):
+        for way in both(lambda analysis=analysis: pytest.raises(dh.GrazingError, analysis, system, (0, 2), **TIGHT)):
+            assert "whether it crosses is chance" in str(way.value)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_systems(seed: int) -> None:
+    """Whatever the compiled way does, the automaton does."""
+    statement = random_system(1000 + seed)
+    system = statement.model().build()
+    options = {"parameters": statement.parameters, "rtol": 1e-8, "atol": 1e-10}
+
+    def run() -> dh.Trajectory | dh.DaeHybridError:
+        try:
+            return dh.simulate(system, statement.span, **options)
+        except dh.DaeHybridError as error:
+            return error
+
+    one, other = both(run)
+    assert type(one) is type(other), (one, other)
+    runs = [found.trajectory if isinstance(found, dh.DaeHybridError) else found for found in (one, other)]
+    names = [[event.transition for event in found.events] for found in runs]
+    assert names[0][:40] == names[1][:40]
+    times = [[event.time for event in found.events][:40] for found in runs]
+    np.testing.assert_allclose(*times, rtol=1e-4, atol=1e-5)
+    if isinstance(one, dh.Trajectory) and isinstance(other, dh.Trajectory):
+        for name, value in one.functionals.items():
+            np.testing.assert_allclose(value, other.functionals[name], rtol=1e-4, atol=1e-5)
