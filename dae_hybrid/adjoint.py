@@ -21,9 +21,10 @@ from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import refuse_not_finite
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session, Tolerances
 from dae_hybrid.journey import LegAdjoint
+from dae_hybrid.layout import Layout
 from dae_hybrid.leg import Leg
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
-from dae_hybrid.multipliers import consistent_adjoint, round_relative, stated_adjoint
+from dae_hybrid.multipliers import ROUNDED, consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.system import HybridSystem, ModeSystem
@@ -37,6 +38,8 @@ SETTLED = 1e-2
 ROUNDING = 10 * float(np.finfo(float).eps)
 #: from so many segments on each is integrated more accurately: what they get wrong adds up
 FEW = 20
+#: ends of segments of a leg that are looked at for the size of a cost
+LOOKS = 16
 #: parameters below it are scaled as if they were that large
 SMALLEST = 1e-100
 
@@ -72,9 +75,9 @@ class Sweep:
         by_u = final.kernels["terminal"](t, x, m, p)[1][chosen]
         size = np.abs(by_u[:, : x.size + m.size]) @ np.abs(np.concatenate((x, m)))
         duration, largest = self.trajectory.t_span[1] - self.trajectory.t_span[0], np.zeros_like(size)
-        for segment in self.trajectory.segments:
-            g_x = segment.mode.kernels["adjoint_point"](segment.t_end, segment.x_end, segment.memory, p)[1][chosen]
-            found = np.abs(np.where(np.isfinite(g_x), g_x, 0.0)) @ np.abs(segment.x_end)
+        for own, at, x_end, memory in self._ends():
+            g_x = own.kernels["adjoint_point"](at, x_end, memory, p)[1][chosen]
+            found = np.abs(np.where(np.isfinite(g_x), g_x, 0.0)) @ np.abs(x_end)
             largest = np.maximum(largest, found)
         # a run that has settled has small integrands at its ends, and its cost behind it
         size = np.maximum(size + duration * largest, SETTLED * np.abs(self.trajectory.integrals[chosen]))
@@ -103,19 +106,33 @@ class Sweep:
             )
         return self._tolerances[mode.index]
 
+    def _ends(self) -> Iterator[tuple[ModeSystem, float, Array, Array]]:
+        """Mode, time, x and memory at ends of segments; of a leg at some of them."""
+        for item in self.trajectory.parts.given:
+            if isinstance(item, Segment):
+                yield item.mode, item.t_end, item.x_end, item.memory
+            elif isinstance(item, Leg):
+                for event in item.some(LOOKS):
+                    yield self.system.modes[event["source"]], event["time"], event["x"], event["memory"]
+
     @cached_property
     def _extent(self) -> dict[str, Array]:
         """How large each variable and memory is along the run, or moves; one where it is always zero."""
         extent: dict[str, Array] = {}
-        for s in self.trajectory.segments:
-            layout, n, span = s.mode.equations.variables, s.mode.equations.n, s.t_end - s.t_start
-            ends = np.abs((s.x_start[:n], s.x_end[:n], span * s.xdot_start[:n], span * s.xdot_end[:n])).max(axis=0)
-            if len(s.states):
-                ends = np.maximum(ends, np.maximum(s.states.max(axis=0), -s.states.min(axis=0)))
-            for blocks, values in ((layout, ends), (self.system.memory, np.abs(s.memory))):
-                for name in blocks.names:
-                    part = values[blocks[name]]
-                    extent[name] = np.maximum(extent[name], part) if name in extent else part
+
+        def note(blocks: Layout, values: Array) -> None:
+            for name in blocks.names:
+                part = values[blocks[name]]
+                extent[name] = np.maximum(extent[name], part) if name in extent else part
+
+        for item in self.trajectory.parts.given:
+            if isinstance(item, Leg):
+                for mode in item.methods:
+                    note(self.system.modes[mode].equations.variables, item.extent(mode))
+                note(self.system.memory, item.memory_extent())
+            elif isinstance(item, Segment):
+                note(item.mode.equations.variables, item.extent())
+                note(self.system.memory, np.abs(item.memory))
         return {name: np.where(size > 0, size, 1.0) for name, size in extent.items()}
 
     def initial_derivatives(self) -> Array:
@@ -139,7 +156,7 @@ class Sweep:
     def segment(self, segment: Segment, adjoint: Array, t_eval: Array | None = None) -> BackwardOutcome:
         """Integrate the adjoint of a segment back to its start, from dG/dy (k, n_differential)."""
         mode, n, p = segment.mode, segment.mode.equations.n, self.trajectory.parameters
-        start = adjoint if segment.steps_kept else round_relative(adjoint, self.options.rtol / 256)
+        start = adjoint if segment.steps_kept else round_relative(adjoint, self.options.rtol / ROUNDED)
         full, rates = start, np.zeros_like(start)
         t, x, m = segment.t_end, segment.x_end, segment.memory
         if mode.equations.index == 2:
@@ -162,6 +179,10 @@ class Sweep:
         ):
             raise NonFiniteError("The adjoint is not finite.", mode=mode.name, time=segment.t_start)
         return outcome
+
+    def carry(self, leg: Leg, adjoint: Array) -> LegAdjoint | None:
+        """Back through a leg in one go, None where its parts have to be gone through."""
+        return self.session.sweep(leg, adjoint, self.components, lambda mode: self._tolerance(self.system.modes[mode]))
 
     def land(self, segment: Segment, adjoint: Array) -> tuple[Array, Array]:
         """Transpose of the projection onto the constraints of index 2 that ends a segment; also the share of dG/dp.
@@ -235,7 +256,7 @@ def _backwards(
     while parts:
         part = parts.pop(0)
         if isinstance(part, Leg):
-            found = None if whole or clock.any() else sweep.session.sweep(part, adjoint, sweep.components)
+            found = None if whole or clock.any() else sweep.carry(part, adjoint)
             if found is None:
                 parts[:0] = reversed(sweep.trajectory.parts.of(part))
             else:

@@ -144,7 +144,7 @@ def forward_sensitivity(
         gradient = directions.gradient(trajectory)
         checked = {}
         if witness is not None and allowed is not None and system.functionals.names:
-            run = setup.run()
+            run = setup.run(for_adjoint=True)
             for name in system.functionals.names:
                 swept = setup.adjoint(run, name, indices, conditions)
                 checked[name] = compare(swept, witness, gradient @ v, v, allowed)

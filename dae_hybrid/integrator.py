@@ -159,8 +159,8 @@ class BackwardTask:
     """The adjoint of one segment, one problem per functional component.
 
     `forward` is the segment itself, with ``record="dense"`` and its end: integrated again it takes the steps of the
-    run, and the adjoint follows the solution of the run, not another one that is as accurate. `path` is what the run kept
-    of that, if anything. `components` (k) are the functional components, `adjoints` (k, n) and `adjoint_rates` (k, n)
+    run, and the adjoint follows the solution of the run, not another one that is as accurate. `path` is what the run
+    kept of that, if anything. `components` (k) are the functional components, `adjoints` (k, n) and `adjoint_rates` (k, n)
     consistent values at the end; `tolerances` gives those of an integration. `t_eval`, decreasing, asks for the adjoint
     at these times.
     """
@@ -230,8 +230,13 @@ class Session(Protocol):
     def backward(self, task: BackwardTask) -> BackwardOutcome:
         """Carry out the adjoint of one segment."""
 
-    def sweep(self, leg: Leg, adjoints: Array, components: tuple[int, ...]) -> LegAdjoint | None:
-        """Carry dG/d(y, m), (k, n_w), back through a leg of its own; None where that is left to the core."""
+    def sweep(
+        self, leg: Leg, adjoints: Array, components: tuple[int, ...], tolerances: Callable[[int], Tolerances]
+    ) -> LegAdjoint | None:
+        """Carry dG/d(y, m), (k, n_w), back through a leg of its own; None where that is left to the core.
+
+        `tolerances` gives those of an integration in a mode.
+        """
 
     def statistics(self) -> dict[str, int]:
         """Counters of the session so far."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from dae_hybrid.dense import Redo
+from dae_hybrid.dense import DENSE_COLUMNS, Redo
 from dae_hybrid.integrator import Array, SegmentTask
 from dae_hybrid.journey import Network
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
@@ -129,6 +129,25 @@ class Leg:
         *_, (at, mode, guard) = self.heads()
         target = self.network.links[mode][guard].target  # type: ignore[union-attr]
         return {name: self.records[at:][part] for name, part in self._layout(mode, target)[0].items()}, target
+
+    def some(self, most: int) -> Iterator[dict[str, Any]]:
+        """At most so many of the events, the last among them."""
+        stride = -(-self.count // most)
+        for i, (event, _) in enumerate(self.events()):
+            if (self.count - 1 - i) % stride == 0:
+                yield event
+
+    def extent(self, mode: int) -> Array:
+        """How large what is integrated becomes in a mode, (n,)."""
+        n = self.network.equations[mode].n
+        points = self.paths.get(mode, self.rows[mode])
+        first = DENSE_COLUMNS if mode in self.paths and self.methods[mode] != "erk" else 1
+        found: Array = np.abs(points[:, first : first + n]).max(axis=0, initial=0.0)
+        return found
+
+    def memory_extent(self) -> Array:
+        """How large the memory becomes, (n_memory,)."""
+        return np.abs([event[name] for event, _ in self.events() for name in ("memory", "memory_after")]).max(axis=0)
 
     @property
     def n_rows(self) -> int:

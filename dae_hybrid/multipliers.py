@@ -10,6 +10,9 @@ from dae_hybrid.errors import ConsistencyError
 from dae_hybrid.integrator import Array
 from dae_hybrid.system import ModeSystem
 
+#: the adjoint that an integration starts with is rounded to this share of rtol
+ROUNDED = 256
+
 
 def round_relative(values: Array, relative: float) -> Array:
     """Values rounded to a relative precision, a power of two.

@@ -7,7 +7,7 @@ its own, with the forward solution in it as a piecewise polynomial; see `smooth`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.failures import is_starved, singular, starved, step_limit, unresolved_guard
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
-from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, SegmentOutcome, SegmentTask
+from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, SegmentOutcome, SegmentTask, Tolerances
 from dae_hybrid.journey import Journey, LegAdjoint, Passage
 from dae_hybrid.leg import Leg
 from dae_hybrid.options import Options
@@ -172,9 +172,11 @@ class SteppedSession:
         """See `dae_hybrid.integrator.Session.march`."""
         return one_segment(self, task, journey)
 
-    def sweep(self, leg: Leg, adjoints: Array, components: tuple[int, ...]) -> LegAdjoint | None:
+    def sweep(
+        self, leg: Leg, adjoints: Array, components: tuple[int, ...], tolerances: Callable[[int], Tolerances]
+    ) -> LegAdjoint | None:
         """See `dae_hybrid.integrator.Session.sweep`: there are no legs here."""
-        del leg, adjoints, components
+        del leg, adjoints, components, tolerances
         return None
 
     def backward(self, task: BackwardTask) -> BackwardOutcome:

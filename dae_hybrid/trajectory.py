@@ -58,6 +58,15 @@ class Segment(OfThisProcess):
         """Whether the adjoint is that of the steps themselves, exact, and not an integration of its own."""
         return self.method == "erk" and self.path is not None
 
+    def extent(self) -> Array:
+        """How large what is integrated becomes, or how far it moves, (n,)."""
+        n, span = self.mode.equations.n, self.t_end - self.t_start
+        ends = (self.x_start[:n], self.x_end[:n], span * self.xdot_start[:n], span * self.xdot_end[:n])
+        found: Array = np.abs(ends).max(axis=0)
+        if len(self.states):
+            found = np.maximum(found, np.abs(self.states).max(axis=0))
+        return found
+
     @cached_property
     def values(self) -> Array:
         """x = (y, z) at the output times, shape (n_t, n_x)."""

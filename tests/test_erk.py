@@ -88,7 +88,8 @@ def test_it_is_the_derivative_of_what_was_computed() -> None:
     for i, name in enumerate(("k", "y0")):
         value = built.nominal[i]
         side = [
-            dh.simulate(built, (0, 5), parameters={name: value * (1 + d)}, **more).functionals["G"] for d in (-1e-5, 1e-5)
+            dh.simulate(built, (0, 5), parameters={name: value * (1 + d)}, **more).functionals["G"]
+            for d in (-1e-5, 1e-5)
         ]
         assert asa.gradient[i] == pytest.approx((side[1] - side[0]) / (2e-5 * value), rel=1e-7)
 
@@ -98,7 +99,9 @@ def test_events_are_as_accurate_as_the_steps(rtol: float, system: dh.HybridSyste
     sol = dh.simulate(system, (0, 20), rtol=rtol, atol=rtol * 1e-2, **ERK)
     exact = []
     for turn in range(4):
-        exact.append(brentq(lambda t: 0.9 * np.exp(1.1 * np.sin(t)) - 1, 2 * np.pi * turn - 1.5, 2 * np.pi * turn + 1.5))
+        exact.append(
+            brentq(lambda t: 0.9 * np.exp(1.1 * np.sin(t)) - 1, 2 * np.pi * turn - 1.5, 2 * np.pi * turn + 1.5)
+        )
     exact = [t for t in exact if 0 < t < 20]
     assert len(sol.events) == len(exact)
     np.testing.assert_allclose([e.time for e in sol.events], exact, atol=30 * rtol)

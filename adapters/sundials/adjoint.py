@@ -38,7 +38,9 @@ class Adjoint(SolverMemory):
         if self.nq:
             self.call("QuadInit", self.model.callback(f"{self.prefix}_quad_b"), self.q)
             self.call("SetQuadErrCon", 1)
-        self.loop = backend.Backward(self.model, memory=self.memory, x=self.x, xdot=self.xdot, sample=self.work)
+        self.loop = backend.Backward(
+            self.model, memory=self.memory, x=self.x, xdot=self.xdot, sample=self.work, integrals=self.q
+        )
         self.scales: Tolerances | None = None  # the absolute tolerances that are set, of the run's options
 
     def configure_run(self, options: Options, parameters: Array) -> None:
@@ -57,9 +59,7 @@ class Adjoint(SolverMemory):
         n, t0, t1 = self.equations.n, task.forward.t0, task.forward.end
         self.model.memory[:] = task.forward.memory
         self.model.follow(path, task.components[j])
-        tolerances = task.tolerances()
-        if tolerances is not self.scales:
-            self._set_tolerances(tolerances, j)
+        self.use(task.tolerances(), j)
         self.time.value = t1
         self.x_data[:n], self.x_data[n] = task.adjoints[j], 0.0
         if self.xdot_data is None:
@@ -99,8 +99,10 @@ class Adjoint(SolverMemory):
                 poisoned = self.model.counters()["not_finite"] > self.not_finite
                 raise starved(step, mode=mode, time=loop.t, not_finite=poisoned)
 
-    def _set_tolerances(self, given: Tolerances, j: int) -> None:
-        """Apply the task's tolerances, which SUNDIALS copies."""
+    def use(self, given: Tolerances, j: int) -> None:
+        """Apply tolerances, which SUNDIALS copies."""
+        if given is self.scales:
+            return
         n = self.equations.n
         if self.nq:  # all integrals on one scale
             self.model.weights[:] = given.integrals[0].min() / given.integrals[0]

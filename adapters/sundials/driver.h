@@ -56,6 +56,8 @@ enum { ZENO_INTERVALS = 4, RECENT = 4 };
 #define RANK_TOLERANCE 1e-11
 #define GRAZING 1e-9
 #define DRIFT_ROUNDINGS 64.0
+enum { SHORTEST = 8 };                       /* roundings: shorter intervals are not integrated */
+#define LONGER 3.0                           /* as in segments.py */
 #define SHALLOW 100.0
 #define BEFORE 1e-6
 enum { HEADER = 12 };                        /* numbers at the head of an event's record */
@@ -87,6 +89,8 @@ typedef struct {
   int (*get_root_info)(void *, int *);
   int (*get_error_test_failures)(void *, long *);
   int (*get_newton_failures)(void *, long *);
+  int (*quad_reinit)(void *, vector);
+  int (*get_quad)(void *, double *, vector);
 } sundials_api;
 
 typedef struct {                             /* of Python's own C functions: PyGILState_Ensure, PyGILState_Release, */
@@ -191,7 +195,7 @@ typedef struct {
 typedef struct {                             /* an adjoint, integrated back along the path */
   context *model;
   void *memory;
-  vector x, xdot, sample;
+  vector x, xdot, sample, integrals;
   const double *longest;                     /* longest step from within each step of the path */
   const double *t_eval;                      /* decreasing */
   double *samples;                           /* n doubles for each of them */
@@ -250,7 +254,8 @@ typedef struct {                             /* the adjoint of explicit steps */
 
 typedef struct {                             /* back through the events of a leg */
   march *tables;                             /* `stations`, work and sizes; its runs are not used */
-  explicit_adjoint **modes;                  /* by mode */
+  explicit_adjoint **modes;                  /* by mode, of explicit steps; */
+  backward **integrated;                     /* of others, by mode and component */
   const double *const *paths;                /* by mode */
   const integer *path_ends;                  /* n_events: rows that the path of its mode has up to here */
   const integer *path_begins;
@@ -261,5 +266,7 @@ typedef struct {                             /* back through the events of a leg
   double *adjoint;                           /* n_components x (n_y + n_memory), room for the largest; in and out */
   double *totals;                            /* n_components x n_wrt */
   double *marks;                             /* n_events x n_components x marks_width: adjoint and totals before it */
-  double *work;
+  double *work, *longest;                    /* work; a number for every step of the longest path */
+  double begin, precision;                   /* of the leg; what adjoints are rounded to where integration begins */
+  integer steps, max_steps;                  /* of integrations */
 } sweep;

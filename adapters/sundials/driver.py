@@ -26,6 +26,8 @@ REACHED_STOP, FOUND_ROOT = 1, 2
 RECORD = {"nothing": 0, "steps": 1, "dense": 2}
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
 BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
+#: bytes of a path; a longer one is given up, and the adjoint integrates its segment again
+LARGEST_PATH = 2**28
 COUNTERS = ("flow_calls", "jacobian_calls", "linearised_calls", "guard_calls", "not_finite")
 
 
@@ -36,7 +38,7 @@ class Api(Structure):
         "array", "matrix", "cvode", "ida", "cvode_reinit", "ida_reinit", "cvode_sens_reinit", "ida_sens_reinit",
         "set_stop_time", "set_max_step", "set_first_step", "get_dky", "get_sens_dky", "get_current_sens",
         "get_last_step", "get_next_step", "get_last_order", "get_current_time", "get_root_info",
-        "get_error_test_failures", "get_newton_failures",
+        "get_error_test_failures", "get_newton_failures", "quad_reinit", "get_quad",
     )]  # fmt: skip
 
 
@@ -120,7 +122,8 @@ class BackwardRun(Structure):
     """`backward` of driver.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "sample", "longest", "t_eval", "samples")),
+        *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "sample", "integrals", "longest", "t_eval",
+                                        "samples")),
         *((name, c_double) for name in ("t", "t_stop", "max_step", "bound")),
         *((name, c_int64) for name in ("n_eval", "next_eval", "budget", "steps", "implicit")),
     ]  # fmt: skip
@@ -169,6 +172,7 @@ def api(family: str) -> Api:
         names |= {
             "get_last_order": f"{family}GetLastOrder", "get_root_info": f"{family}GetRootInfo",
             "get_newton_failures": f"{family}GetNumNonlinSolvConvFails",
+            "quad_reinit": f"{family}QuadReInit", "get_quad": f"{family}GetQuad",
         }  # fmt: skip
     return Api(**{key: address(lib, name) for key, name in (names | own[family]).items()})
 
@@ -407,6 +411,9 @@ class Stepper(_Loop):
         run = self.run
         if not run.path_width:
             run.path = None
+            return
+        if 8 * rows * run.path_width > LARGEST_PATH:
+            run.path, run.path_width, run.n_path = None, 0, 0
             return
         if rows * run.path_width > self._path.size:
             kept = run.n_path * run.path_width

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,11 @@ from dae_hybrid.integrator import (
     Equations,
     SegmentOutcome,
     SegmentTask,
+    Tolerances,
 )
 from dae_hybrid.journey import Journey, LegAdjoint, Network, Passage
 from dae_hybrid.leg import Leg
+from dae_hybrid.multipliers import ROUNDED
 from dae_hybrid.options import Options
 from dae_hybrid.segments import is_short, standing_still
 from dae_hybrid.stiffness import is_stiff
@@ -32,7 +34,7 @@ from .forward import Forward
 from .library import load
 from .march import Marcher
 from .runge_kutta import DEFAULT_ORDER, Table
-from .sweep import DiscreteAdjoint, not_finite_derivatives, sweep
+from .sweep import DiscreteAdjoint, LegSweep, not_finite_derivatives
 
 #: what ``method="auto"`` takes for explicit equations that are not stiff
 EXPLICIT = "erk"
@@ -303,18 +305,37 @@ class SundialsSession:
         found.choose(components, self.parameters)
         return found
 
-    def sweep(self, leg: Leg, adjoints: Array, components: tuple[int, ...]) -> LegAdjoint | None:
+    def sweep(
+        self, leg: Leg, adjoints: Array, components: tuple[int, ...], tolerances: Callable[[int], Tolerances]
+    ) -> LegAdjoint | None:
         """See `dae_hybrid.integrator.Session.sweep`."""
         modes = sorted(leg.methods)
-        if any(leg.methods[mode] != "erk" or mode not in leg.paths for mode in modes):
+        if any(mode not in leg.paths for mode in modes):
             return None
         marcher = self._marcher(leg.network, leg.n_directions)
         marcher.look_back(self.parameters)
-        own = {mode: self._discrete(leg.network.equations[mode], components) for mode in modes}
-        before, share, marks = sweep(marcher, leg, own, adjoints, self._wrt, components)
-        self.counts["steps"] += sum(len(leg.paths[mode]) for mode in modes) - leg.count
+        discrete, integrated = {}, {}
+        for mode in modes:
+            e, method = leg.network.equations[mode], leg.methods[mode]
+            if method == "erk":
+                discrete[mode] = self._discrete(e, components)
+                continue
+            integrated[mode] = [self._lease(e, ("adjoint", method, self._wrt, j)) for j in range(len(components))]
+            for j, memory in enumerate(integrated[mode]):
+                memory.use(tolerances(mode), j)
+        left = self.options.max_steps - self.counts["steps"]
+        precision = self.options.rtol / ROUNDED
+        found, steps = LegSweep(marcher, leg, discrete, integrated, self._wrt, components).run(
+            adjoints, precision, left
+        )
+        for mode, memories in integrated.items():
+            if found is None:
+                for j in range(len(memories)):
+                    purpose = ("adjoint", leg.methods[mode], self._wrt, j)
+                    self._discard((id(leg.network.equations[mode]), purpose))
+        self.counts["steps"] += steps + sum(len(leg.paths[mode]) for mode in discrete)
         self.counts["segments"] += leg.count
-        return LegAdjoint(before, share, marks, marks.shape[2] - len(self._wrt))
+        return found
 
     def _back(self, task: BackwardTask, j: int, path: Array) -> tuple[Array, Array, Array]:
         """The adjoint of one component along a path: at t0, its integrals, samples."""

@@ -99,6 +99,63 @@ static int back_across(sweep *s, const station *from, const station *to, const l
   return 0;
 }
 
+/* How long a backward step may be that starts within each step of a path; see dae_hybrid/segments.py */
+static void longest_steps(const double *path, integer rows, integer width, double *out) {
+  const double begin = path[0] - path[1];
+  integer growth = 0;
+  if (rows < 3) {
+    for (integer i = 0; i < rows; i++) out[i] = HUGE_VAL;
+    return;
+  }
+#define END_OF(i) path[(i) * width]
+  for (integer i = 0; i < rows; i++) out[i] = END_OF(i) - (i ? END_OF(i - 1) : begin);
+  out[rows - 1] = fmax(out[rows - 1], out[rows - 2]); /* cut off by the end */
+  while (growth < rows - 1 && !(out[growth + 1] < out[growth])) growth++;
+  for (integer i = 0; i < growth; i++) out[i] = out[growth]; /* steps grow from nothing, whatever the equations */
+  double least = HUGE_VAL;
+  for (integer i = 0; i < rows; i++) {
+    const double half = (END_OF(i) - begin) / 2;
+    least = fmin(least, LONGER * out[i] - half);
+    out[i] = half + least;
+  }
+#undef END_OF
+}
+
+static double rounded(double value, double factor) {
+  int exponent;
+  const double mantissa = frexp(value, &exponent);
+  return ldexp(rint(mantissa * factor) / factor, exponent);
+}
+
+/* One component back through a segment by integration along the polynomials of its steps. */
+static int integrate_back(sweep *s, backward *b, double t1, double t0, const double *path, integer rows, double *adjoint,
+                          double *totals) {
+  context *c = b->model;
+  double *x = c->api->array(b->x), *integrals = c->api->array(b->integrals), at = 0;
+  const integer count = c->n_wrt + c->n_memory;
+  if (fabs(t1 - t0) <= SHORTEST * DBL_EPSILON * fmax(fabs(t0), fabs(t1))) return 0;
+  c->path = path, c->path_rows = rows, c->path_row = rows - 1;
+  c->point_valid = c->interpolated_valid = c->held_valid = 0;
+  for (integer j = 0; j < c->n; j++) x[j] = rounded(adjoint[j], s->precision);
+  x[c->n] = 0;
+  longest_steps(path, rows, c->path_width, s->longest);
+  int flag = c->api->cvode_reinit(b->memory, t1, b->x);
+  memset(integrals, 0, (size_t)count * sizeof(double));
+  if (!flag && count) flag = c->api->quad_reinit(b->memory, b->integrals);
+  if (!flag) flag = c->api->set_stop_time(b->memory, t0);
+  if (flag) return flag;
+  b->t = t1, b->t_stop = t0, b->bound = -1, b->steps = b->n_eval = b->next_eval = 0;
+  b->longest = s->longest;
+  b->budget = s->max_steps - s->steps;
+  const int status = dh_back(b);
+  s->steps += b->steps;
+  if (status != REACHED_STOP) return status < 0 ? status : FATAL;
+  if (count && c->api->get_quad(b->memory, &at, b->integrals)) return FATAL;
+  memcpy(adjoint, x, (size_t)c->n * sizeof(double));
+  for (integer j = 0; j < count; j++) totals[j] = integrals[j];
+  return 0;
+}
+
 /* Back through every event of a leg and the segment before it. */
 int dh_sweep(sweep *s) {
   march *m = s->tables;
@@ -119,12 +176,24 @@ int dh_sweep(sweep *s) {
       memcpy(mark + s->marks_width, s->totals + k * s->n_wrt, (size_t)s->n_wrt * sizeof(double));
     }
     explicit_adjoint *own = s->modes[mode];
+    const integer n_totals = s->n_wrt + m->n_memory, begin = s->path_begins[i], rows = s->path_ends[i] - begin;
+    const double since = i ? s->records[s->offsets[i - 1]] : s->begin;
+    for (integer k = 0; !own && k < s->n_components; k++) {
+      backward *b = s->integrated[mode * s->n_components + k];
+      double *adjoint = s->adjoint + k * s->marks_width, *gained = s->work;
+      memcpy((double *)b->model->memory, e.memory, (size_t)m->n_memory * sizeof(double));
+      memset(gained, 0, (size_t)n_totals * sizeof(double));
+      flag = integrate_back(s, b, record[0], since, s->paths[mode] + begin * b->model->path_width, rows, adjoint, gained);
+      if (flag) return flag;
+      for (integer j = 0; j < m->n_memory; j++) adjoint[from->n_y + j] += gained[s->n_wrt + j];
+      for (integer j = 0; j < s->n_wrt; j++) s->totals[k * s->n_wrt + j] += gained[j];
+    }
+    if (!own) continue;
     context *c = own->model;
-    const integer n_totals = s->n_wrt + m->n_memory;
     memcpy((double *)c->memory, e.memory, (size_t)m->n_memory * sizeof(double));
     c->point_valid = c->held_valid = 0;
-    own->path = s->paths[mode] + s->path_begins[i] * own->width;
-    own->n_rows = s->path_ends[i] - s->path_begins[i];
+    own->path = s->paths[mode] + begin * own->width;
+    own->n_rows = rows;
     memset(own->totals, 0, (size_t)(s->n_components * n_totals) * sizeof(double));
     for (integer k = 0; k < s->n_components; k++)
       memcpy(own->adjoint + k * from->n_y, s->adjoint + k * s->marks_width, (size_t)from->n_y * sizeof(double));

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, byref, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,10 @@ import numpy as np
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import SUSPECTS
 from dae_hybrid.integrator import Array, Equations
-from dae_hybrid.leg import Leg
+from dae_hybrid.journey import LegAdjoint
+from dae_hybrid.leg import HEADER, Leg
 
+from .adjoint import Adjoint
 from .driver import BLOCKS, Model, compiled
 from .march import Marcher
 from .runge_kutta import Table
@@ -36,9 +38,11 @@ class SweepStruct(Structure):
     """`sweep` of driver.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("tables", "modes", "paths", "path_ends", "path_begins", "offsets", "records")),
+        *((name, c_void_p) for name in ("tables", "modes", "integrated", "paths", "path_ends", "path_begins", "offsets", "records")),
         *((name, c_int64) for name in ("n_events", "n_components", "n_wrt", "marks_width", "failed")),
-        *((name, c_void_p) for name in ("wrt", "components", "adjoint", "totals", "marks", "work")),
+        *((name, c_void_p) for name in ("wrt", "components", "adjoint", "totals", "marks", "work", "longest")),
+        *((name, c_double) for name in ("begin", "precision")),
+        *((name, c_int64) for name in ("steps", "max_steps")),
     ]  # fmt: skip
 
 
@@ -97,45 +101,71 @@ def not_finite_derivatives(*, mode: str, time: float) -> NonFiniteError:
     )
 
 
-def sweep(
-    marcher: Marcher, leg: Leg, modes: dict[int, DiscreteAdjoint], adjoints: Array, wrt: tuple[int, ...],
-    components: tuple[int, ...],
-) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Back through a leg from dG/d(y, m) (k, n_w) after it.
+class LegSweep:
+    """Back through a leg; `discrete` by mode where its steps are explicit, else one memory for every component."""
 
-    dG/d(y, m) before it, its share of dG/dp (k, n_wrt), and both, side by side, before every event, the
-    shares counted from the end of the leg: (n_events, k, width + n_wrt).
-    """
-    network, k, n_wrt = leg.network, len(components), len(wrt)
-    width = max(e.n + e.n_memory for e in network.equations)
-    n_parameters = network.equations[0].n_parameters
-    heads = list(leg.heads())
-    offsets = np.array([at for at, _, _ in heads], dtype=np.int64)
-    ends, begins, reached = np.zeros(len(heads), np.int64), np.zeros(len(heads), np.int64), dict.fromkeys(modes, 0)
-    for i, (at, mode, _) in enumerate(heads):
-        begins[i], ends[i] = reached[mode], int(leg.records[at + 11])
-        reached[mode] = ends[i]
-    adjoint, totals = np.zeros((k, width)), np.zeros((k, n_wrt))
-    adjoint[:, : adjoints.shape[1]] = adjoints
-    marks = np.zeros((len(heads), k, width + n_wrt))
-    work, chosen = np.zeros(width + n_parameters + 1), np.array(wrt, dtype=np.int64)
-    which = np.array(components, dtype=np.int64)
-    count = len(network.equations)
-    structs: Any = (POINTER(ExplicitAdjoint) * count)()
-    paths: Any = (c_void_p * count)()
-    for mode, own in modes.items():
-        structs[mode], paths[mode] = ctypes.pointer(own.struct), leg.paths[mode].ctypes.data
-    struct = SweepStruct(
-        tables=ctypes.addressof(marcher.struct), modes=ctypes.addressof(structs), paths=ctypes.addressof(paths),
-        path_ends=ends.ctypes.data, path_begins=begins.ctypes.data, offsets=offsets.ctypes.data,
-        records=leg.records.ctypes.data, n_events=len(heads), n_components=k, n_wrt=n_wrt, marks_width=width,
-        wrt=chosen.ctypes.data, components=which.ctypes.data, adjoint=adjoint.ctypes.data, totals=totals.ctypes.data,
-        marks=marks.ctypes.data, work=work.ctypes.data,
-    )  # fmt: skip
-    if compiled().dh_sweep(byref(struct)):
-        for own in modes.values():
-            own.model.raise_pending()
-        at, mode, _ = heads[struct.failed]
-        raise not_finite_derivatives(mode=network.equations[mode].name, time=float(leg.records[at]))
-    first = network.equations[leg.mode]
-    return adjoint[:, : first.n + first.n_memory], totals, marks
+    def __init__(
+        self, marcher: Marcher, leg: Leg, discrete: dict[int, DiscreteAdjoint], integrated: dict[int, list[Adjoint]],
+        wrt: tuple[int, ...], components: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        self.leg, self.wrt, self.components, self.heads = leg, wrt, components, list(leg.heads())
+        self._discrete, self._integrated, self._marcher = discrete, integrated, marcher
+        e, k, count = leg.network.equations, len(components), len(leg.network.equations)
+        self.width = max(own.n + own.n_memory for own in e)
+        self._offsets = np.array([at for at, _, _ in self.heads], dtype=np.int64)
+        self._ends, self._begins = (np.zeros(len(self.heads), np.int64) for _ in range(2))
+        reached = dict.fromkeys(leg.methods, 0)
+        for i, (at, mode, _) in enumerate(self.heads):
+            self._begins[i], self._ends[i] = reached[mode], int(leg.records[at + HEADER.index("path_end")])
+            reached[mode] = int(self._ends[i])
+        self._wrt, self._components = (np.array(v, dtype=np.int64) for v in (wrt, components))
+        self.adjoint, self.totals = np.zeros((k, self.width)), np.zeros((k, len(wrt)))
+        self.marks = np.zeros((len(self.heads), k, self.width + len(wrt)))
+        longest = max((len(path) for path in leg.paths.values()), default=0)
+        self._work, self._longest = np.zeros(self.width + e[0].n_parameters + 1), np.zeros(longest)
+        self._modes: Any = (POINTER(ExplicitAdjoint) * count)()
+        self._memories: Any = (c_void_p * (count * k))()
+        self._paths: Any = (c_void_p * count)()
+        for mode, path in leg.paths.items():
+            self._paths[mode] = path.ctypes.data
+        for mode, own in discrete.items():
+            self._modes[mode] = ctypes.pointer(own.struct)
+        for mode, memories in integrated.items():
+            for j, memory in enumerate(memories):
+                memory.model.follow(leg.paths[mode], components[j])
+                memory.loop.run.max_step = memory.options.max_step or np.inf
+                self._memories[mode * k + j] = ctypes.addressof(memory.loop.run)
+
+    def run(self, adjoints: Array, precision: float, max_steps: int) -> tuple[LegAdjoint | None, int]:
+        """From dG/d(y, m) (k, n_w) after it; None where an integration fails, and the steps of integrations.
+
+        `precision` is that of the adjoints that an integration starts with.
+        """
+        self.adjoint[:, : adjoints.shape[1]] = adjoints
+        addresses = {
+            name: value.ctypes.data for name, value in (
+                ("path_ends", self._ends), ("path_begins", self._begins), ("offsets", self._offsets),
+                ("records", self.leg.records), ("wrt", self._wrt), ("components", self._components),
+                ("adjoint", self.adjoint), ("totals", self.totals), ("marks", self.marks), ("work", self._work),
+                ("longest", self._longest),
+            )
+        }  # fmt: skip
+        struct = SweepStruct(
+            tables=ctypes.addressof(self._marcher.struct), modes=ctypes.addressof(self._modes),
+            integrated=ctypes.addressof(self._memories), paths=ctypes.addressof(self._paths),
+            n_events=len(self.heads), n_components=len(self.components), n_wrt=len(self.wrt), marks_width=self.width,
+            begin=self.leg.task.t0, precision=2.0 ** np.floor(-np.log2(precision)), steps=0, max_steps=max_steps,
+            **addresses,
+        )  # fmt: skip
+        flag = compiled().dh_sweep(byref(struct))
+        memories = [memory for many in self._integrated.values() for memory in many]
+        for model in (own.model for own in (*self._discrete.values(), *memories)):
+            model.raise_pending()
+        e = self.leg.network.equations
+        if flag:
+            at, mode, _ = self.heads[struct.failed]
+            if mode in self._integrated:
+                return None, struct.steps
+            raise not_finite_derivatives(mode=e[mode].name, time=float(self.leg.records[at]))
+        before = self.adjoint[:, : e[self.leg.mode].n + e[self.leg.mode].n_memory]
+        return LegAdjoint(before, self.totals, self.marks, self.width), struct.steps
