@@ -160,9 +160,9 @@ class BackwardTask:
 
     `forward` is the segment itself, with ``record="dense"`` and its end: integrated again it takes the steps of the
     run, and the adjoint follows the solution of the run, not another one that is as accurate. `path` is what the run
-    kept of that, if anything. `components` (k) are the functional components, `adjoints` (k, n) and `adjoint_rates` (k, n)
-    consistent values at the end; `tolerances` gives those of an integration. `t_eval`, decreasing, asks for the adjoint
-    at these times.
+    kept of that, if anything. `components` (k) are the functional components, `adjoints` (k, n) and `adjoint_rates`
+    (k, n) consistent values at the end; `tolerances` gives those of an integration. `t_eval`, decreasing, asks for the
+    adjoint at these times.
     """
 
     forward: SegmentTask

@@ -2,8 +2,8 @@
 
 An integrator with a compiled loop is handed a `Network` of modes with a segment to begin with. It goes on where a
 transition is plain: one guard alone crosses, the state after it is given explicitly, and nothing fires or is past its
-threshold where the next mode is entered. Whatever is not plain it leaves to the automaton, which goes on from there. One
-that has no such loop carries out one segment at a time (`segments.one_segment`).
+threshold where the next mode is entered. Whatever is not plain it leaves to the automaton, which goes on from there.
+One that has no such loop carries out one segment at a time (`segments.one_segment`).
 """
 
 from __future__ import annotations

@@ -250,8 +250,8 @@ def test_random_systems(seed: int) -> None:
 
 
 def test_a_path_that_is_too_long_is_integrated_again(built: Any, models: Any, monkeypatch: Any) -> None:
-    system = built(models.em)
-    kept = dh.adjoint_gradient(system, (0, 3), "G", method="bdf", **TIGHT)
+    kept = dh.adjoint_gradient(built(models.em), (0, 3), "G", method="bdf", **TIGHT)
+    system = models.em().build()
     monkeypatch.setattr(driver, "LARGEST_PATH", 10_000)
     again = dh.adjoint_gradient(system, (0, 3), "G", method="bdf", **TIGHT)
     assert any(segment.path is None for segment in again.trajectory.segments)

@@ -158,8 +158,9 @@ class LegSweep:
             **addresses,
         )  # fmt: skip
         flag = compiled().dh_sweep(byref(struct))
-        memories = [memory for many in self._integrated.values() for memory in many]
-        for model in (own.model for own in (*self._discrete.values(), *memories)):
+        models = [own.model for own in self._discrete.values()]
+        models += [memory.model for memories in self._integrated.values() for memory in memories]
+        for model in models:
             model.raise_pending()
         e = self.leg.network.equations
         if flag:
