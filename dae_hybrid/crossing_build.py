@@ -9,7 +9,7 @@ import casadi as ca
 from dae_hybrid.codegen import NativeFunction
 from dae_hybrid.journey import Link, Network
 from dae_hybrid.mode_build import ModeBuilder
-from dae_hybrid.symbolic import expanded
+from dae_hybrid.symbolic import SYMBOLIC_SOLVE, expanded
 from dae_hybrid.system import ModeSystem
 from dae_hybrid.transition import TransitionMap
 
@@ -18,13 +18,13 @@ LARGEST = 40
 
 
 def is_plain(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> bool:
-    """Whether the point after a transition is given explicitly, between modes that are explicit ODEs."""
+    """Whether the point after a transition is given explicitly, or is where it was."""
     if transition.kind != "guard" or transition.target is None or not transition.simple:
         return False
     ends = builders[transition.source], builders[transition.target]
-    explicit = all(not b.nk and (b.explicit is not None or not b.nz) and b.ny + b.nm <= LARGEST for b in ends)
+    small = all(not b.nk and b.lowering.n + b.nm <= LARGEST and b.nz <= SYMBOLIC_SOLVE for b in ends)
     scheduled = any(t.guard is None for b in ends for t in b.outgoing)
-    return explicit and not ends[1].poles and not scheduled and "cost" not in transition.kernels
+    return small and not ends[1].poles and not scheduled and "cost" not in transition.kernels
 
 
 def follows_z(transition: TransitionMap) -> bool:
@@ -37,7 +37,8 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
     if transition.target is None:
         raise AssertionError("a plain transition has a target")
     source, target = builders[transition.source], builders[transition.target]
-    t, y, m, p = (ca.MX.sym(n, size) for n, size in zip("tymp", (1, source.ny, source.nm, source.np), strict=True))
+    n = source.ny if source.explicit is not None else source.lowering.n
+    t, y, m, p = (ca.MX.sym(key, size) for key, size in zip("tymp", (1, n, source.nm, source.np), strict=True))
     x = y if source.explicit is None else ca.vertcat(y, _first(source.explicit, t, y, m, p))
     x_after, m_after, _, phi, phi_size, _, *entry = transition.kernels["jump"].function.call([t, x, m, p])
     if target.explicit is not None and not follows_z(transition):
@@ -48,13 +49,21 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
     tangent = transition.kernels["tangent"].function
     clock = ca.MX.zeros(tangent.size1_in(6))
     outputs = {
-        "cross": [x, *before, x_after, m_after, *entry, phi, phi_size],
+        "cross": [x, *before, x_after, m_after, *entry, phi, phi_size, _open(target, t, x_after, m_after, p)],
         "tangent": tangent.call([t, x, m, x_after, m_after, p, clock]),
     }
     return {
         key: expanded(ca.Function(f"t{transition.index}_{key}", [t, y, m, p], [ca.densify(v) for v in values]))
         for key, values in outputs.items()
     }
+
+
+def _open(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:
+    """How the algebraic variables of implicit equations depend on y: what `refuse_singular_entry` looks at."""
+    if not mode.nz or mode.explicit is not None:
+        return ca.MX(0, 0)
+    rows = slice(mode.ny, mode.lowering.n)
+    return _first(mode.point_function("open", lambda s: [mode.chain(s)[rows, : mode.ny]]), t, x, m, p)
 
 
 def _first(function: ca.Function, *arguments: ca.MX) -> ca.MX:
@@ -78,6 +87,7 @@ def network(
             target=transition.target,
             transition=index,
             follows_z=follows_z(transition),
+            closes=follows_z(transition) or modes[transition.target].equations.implicit,
             **own,
         )
 

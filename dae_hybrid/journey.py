@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """A transition that an integrator may carry out where it is plain: between explicit equations, given explicitly.
+    """A transition that an integrator may carry out where it is plain.
 
     The functions have the inputs ``(t, x, m, p)``, with the integrator's x before, and dense outputs:
 
     ======== ===========================================================================================
     cross    (y, z) before and its rates, the guards there, their rates and sizes; (y, z) after, the memory after,
-             rates, guards, their rates and sizes after; what has to vanish where `follows_z`, and the size of its terms
+             rates, guards, their rates and sizes after; what has to vanish where it `closes`, and the size of its terms;
+             z by y after, where the equations after are implicit
     tangent  h by (w, p, t); w after by (w, p, t), at fixed time; rates of w and integrands before, and after; what has
              to vanish where `follows_z`, and the size of its terms. w = (y, m); see `transition`
     ======== ===========================================================================================
@@ -40,6 +41,7 @@ class Link:
     tangent: NativeFunction
     target: int
     transition: int
+    closes: bool  # z after is what it was before, and has to satisfy the equations
     follows_z: bool  # the memory after depends on z after, which has to be continuous
 
 

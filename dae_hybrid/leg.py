@@ -42,7 +42,7 @@ HEADER = (
 def parts_of(network: Network, source: int, target: int, n_integrals: int, n_directions: int) -> dict[str, int]:
     """Names and sizes of the parts of a record behind its head."""
     e, ng = network.equations, [len(guarded) for guarded in network.guarded]
-    nx, ny, nm = network.sizes, [e_.n for e_ in e], e[0].n_memory
+    nx, ny, nm = network.sizes, [own.n_differential for own in e], e[0].n_memory
     return {
         "x": nx[source],
         "xdot": nx[source],
@@ -52,6 +52,7 @@ def parts_of(network: Network, source: int, target: int, n_integrals: int, n_dir
         "xdot_after": nx[target],
         "guards_after": 3 * ng[target],
         "phi": 2 * (nx[target] - ny[target]),
+        "open": (nx[target] - ny[target]) * ny[target] if e[target].implicit else 0,
         "memory": nm,
         "integrals": n_integrals,
         "tau": n_directions,
@@ -173,7 +174,7 @@ class Leg:
     def state_derivatives(self, part: Array, mode: int) -> Array:
         """A part of a record as d(y, m), (n_w, d)."""
         e = self.network.equations[mode]
-        return part.reshape(self.n_directions, e.n + e.n_memory).T
+        return part.reshape(self.n_directions, e.n_differential + e.n_memory).T
 
     def parts(self, system: HybridSystem, p: Array, reopen: Any, directions: Array | None) -> list[Part]:
         """The segments and events."""

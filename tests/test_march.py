@@ -102,6 +102,23 @@ def test_the_same_run(case: Any, method: str) -> None:
     assert str(one.diagnostics).splitlines()[0] == str(other.diagnostics).splitlines()[0]
 
 
+@pytest.mark.parametrize("name", ["em", "circuit"])
+def test_implicit_modes(name: str, models: Any) -> None:
+    """Where the algebraic variables are continuous; else the automaton finds them."""
+    system = getattr(models, name)().build(eliminate=False)
+    functional = {"em": "G", "circuit": "both"}[name]
+    one, other = both(lambda: dh.simulate(system, (0, 3), **TIGHT))
+    assert (legs(one) == len(one.events) > 0) is (name == "em")
+    assert one.notes == other.notes
+    np.testing.assert_allclose(one.functionals[functional], other.functionals[functional], rtol=1e-8)
+    np.testing.assert_allclose([e.time for e in one.events], [e.time for e in other.events], rtol=1e-8)
+    for a, b in zip(one.events, other.events, strict=True):
+        np.testing.assert_allclose(a.x_plus, b.x_plus, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(a.xdot_plus, b.xdot_plus, rtol=1e-5, atol=1e-6)
+    one, other = both(lambda: dh.adjoint_gradient(system, (0, 3), functional, duality=True, **TIGHT))
+    np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-5, atol=1e-7 * np.abs(other.gradient).max())
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_values_within(case: Any, method: str) -> None:
     """At output times, at the times of events from either side, and in dense output."""

@@ -60,6 +60,7 @@ enum { SHORTEST = 8 };                       /* roundings: shorter intervals are
 #define LONGER 3.0                           /* as in segments.py */
 #define SHALLOW 100.0
 #define BEFORE 1e-6
+#define ENORMOUS 1e6
 enum { HEADER = 12 };                        /* numbers at the head of an event's record */
 #define MOMENT 1e-3                          /* of a step, after which a guard has left zero */
 enum { GUESSES = 8 };                        /* of the zero of a cubic */
@@ -206,18 +207,19 @@ typedef struct {                             /* an adjoint, integrated back alon
 typedef struct {                             /* what follows where a guard crosses */
   casadi_function cross, tangent;            /* none where that is never plain; see march.c */
   integer target, transition, index, direction, width;
-  integer waits, follows_z;                  /* on_entry="wait"; whether the memory after it depends on z after it */
+  integer waits, closes, follows_z;          /* on_entry="wait"; whether z stays and has to satisfy the equations after
+                                                it; whether the memory after it depends on z after it */
 } link;
 
 typedef struct {                             /* a mode */
   run *run;                                  /* none yet where the mode has not been needed */
-  integer n_x, n_y, n_z, n_guards;
+  integer n_x, n_y, n_z, n_guards, implicit;
   const link *links;                         /* n_guards */
-  const double *absolute;                    /* n_y: absolute tolerances */
+  const double *absolute;                    /* absolute tolerances of what is integrated */
 } station;
 
 typedef struct {                             /* parts of an event's record */
-  double *x, *xdot, *guards, *x_after, *memory_after, *xdot_after, *guards_after, *phi, *memory, *integrals, *tau, *before,
+  double *x, *xdot, *guards, *x_after, *memory_after, *xdot_after, *guards_after, *phi, *open, *memory, *integrals, *tau, *before,
       *after, *costs_before, *costs_after;
 } event;
 

@@ -51,6 +51,7 @@ static integer lay_out(const march *m, const station *from, const station *to, d
   PART(xdot_after, to->n_x);
   PART(guards_after, 3 * to->n_guards);
   PART(phi, 2 * to->n_z);
+  PART(open, to->implicit ? to->n_z * to->n_y : 0);
   PART(memory, m->n_memory);
   PART(integrals, m->n_integrals);
   PART(tau, m->n_directions);
@@ -148,6 +149,19 @@ static int differentiate(march *m, const station *from, const station *to, const
   return 1;
 }
 
+/* Whether the algebraic variables after an event are determined to the accuracy of the state; see
+ * dae_hybrid/arrival.py, `refuse_singular_entry` */
+static int determined(const march *m, const station *to, const event *e) {
+  for (integer i = 0; i < to->n_z; i++) {
+    const double z = fabs(e->x_after[to->n_y + i]), own = to->absolute[to->n_y + i] / m->rtol;
+    double open_to = 0;
+    for (integer j = 0; j < to->n_y; j++)
+      open_to += fabs(e->open[j * to->n_z + i]) * (to->absolute[j] + m->rtol * fabs(e->x_after[j]));
+    if (!isfinite(open_to) || (!(open_to <= z) && !(z <= ENORMOUS * fmax(own, 1)))) return 0;
+  }
+  return 1;
+}
+
 /* Carries out the transition that is due at the end of a segment, where that is plain; 1 if so, and 0 if not. */
 static int fire(march *m) {
   const station *from = &m->stations[m->at];
@@ -171,15 +185,16 @@ static int fire(march *m) {
   if (lay_out(m, from, to, record, &e) != l->width) return 0;
   double *x = c->api->array(r->x);
   const integer ng = from->n_guards, nt = to->n_guards;
-  double *res[13] = {e.x, e.xdot, e.guards, e.guards + ng, e.guards + 2 * ng, e.x_after, e.memory_after, e.xdot_after,
-                     e.guards_after, e.guards_after + nt, e.guards_after + 2 * nt, e.phi, e.phi + to->n_z};
-  if (call(m, l->cross, t, x, c->memory, res, 13)) return 0;
+  double *res[14] = {e.x, e.xdot, e.guards, e.guards + ng, e.guards + 2 * ng, e.x_after, e.memory_after, e.xdot_after,
+                     e.guards_after, e.guards_after + nt, e.guards_after + 2 * nt, e.phi, e.phi + to->n_z, e.open};
+  if (call(m, l->cross, t, x, c->memory, res, 14)) return 0;
   if (!all_finite(e.x, (e.guards + 3 * ng) - e.x) || !all_finite(e.x_after, e.phi - e.x_after)) return 0;
   if (!to->run) {
     m->wanted = l->target, m->now = t;
     return 0;
   }
-  if (l->follows_z && !negligible(e.phi, e.phi + to->n_z, to->n_z, RESIDUAL_ROUNDINGS)) return 0;
+  if (l->closes && !negligible(e.phi, e.phi + to->n_z, to->n_z, RESIDUAL_ROUNDINGS)) return 0;
+  if (to->implicit && !determined(m, to, &e)) return 0;
   int decided = 1;
   if (!one_alone(m, from, r->root, t, &e) || !enter(m, from, to, r->root, t, &e, &decided)) return 0;
   memcpy(e.memory, c->memory, (size_t)m->n_memory * sizeof(double));
@@ -190,7 +205,7 @@ static int fire(march *m) {
     memcpy(w + from->n_y, c->memory_directions + i * m->n_memory, (size_t)m->n_memory * sizeof(double));
   }
   double clean = 0;
-  if (m->certify && !differentiate(m, from, to, l, t, &e, &clean)) return 0;
+  if (m->certify && !from->implicit && !to->implicit && !differentiate(m, from, to, l, t, &e, &clean)) return 0;
   const double apart = fmin(t - since, t - m->t0);
   if (!decided || !(apart > m->slack * elapsed(m, t))) clean = 0;
   const double header[HEADER] = {t, (double)m->at, (double)r->root, value, rate,
@@ -237,8 +252,15 @@ static int go_on(march *m) {
   m->path_row = r->n_path;
   m->at = l->target;
   memcpy((double *)c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
-  memcpy(c->api->array(r->x), e.x_after, (size_t)to->n_y * sizeof(double));
+  memcpy(c->api->array(r->x), e.x_after, (size_t)c->n * sizeof(double));
   memcpy(c->api->array(r->x) + c->n, e.integrals, (size_t)m->n_integrals * sizeof(double));
+  if (r->xdot) { /* IDA takes its first step from the rates, those of the integrals too */
+    double *rates = c->api->array(r->work);
+    c->held_valid = 0;
+    if (flow(c, r->t, c->api->array(r->x), rates)) return FATAL;
+    memcpy(c->api->array(r->xdot), e.xdot_after, (size_t)c->n * sizeof(double));
+    memcpy(c->api->array(r->xdot) + c->n, rates + c->n, (size_t)m->n_integrals * sizeof(double));
+  }
   for (integer i = 0; i < m->n_directions; i++) {
     double *s = c->api->array(r->sensitivities[i]);
     const double *w = e.after + i * (to->n_y + m->n_memory);

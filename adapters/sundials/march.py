@@ -25,7 +25,8 @@ class LinkStruct(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("cross", "tangent")),
-        *((name, c_int64) for name in ("target", "transition", "index", "direction", "width", "waits", "follows_z")),
+        *((name, c_int64) for name in ("target", "transition", "index", "direction", "width", "waits", "closes",
+                                       "follows_z")),
     ]  # fmt: skip
 
 
@@ -34,7 +35,7 @@ class Station(Structure):
 
     _fields_ = [
         ("run", c_void_p),
-        *((name, c_int64) for name in ("n_x", "n_y", "n_z", "n_guards")),
+        *((name, c_int64) for name in ("n_x", "n_y", "n_z", "n_guards", "implicit")),
         *((name, c_void_p) for name in ("links", "absolute")),
     ]  # fmt: skip
 
@@ -69,7 +70,8 @@ class Marcher:
         self.stations = (Station * len(network.equations))()
         for i, (e, links) in enumerate(zip(network.equations, self._links, strict=True)):
             self.stations[i] = Station(
-                run=None, n_x=network.sizes[i], n_y=e.n, n_z=network.sizes[i] - e.n,
+                run=None, n_x=network.sizes[i], n_y=e.n_differential, n_z=network.sizes[i] - e.n_differential,
+                implicit=e.implicit,
                 n_guards=len(network.guarded[i]),
                 links=ctypes.addressof(links), absolute=self._absolute[i].ctypes.data,
             )  # fmt: skip
@@ -108,7 +110,7 @@ class Marcher:
             if link is not None:
                 sizes = parts_of(network, mode, link.target, self.n_integrals, self.n_directions)
                 links[i].cross, links[i].tangent = link.cross.address, link.tangent.address
-                links[i].target, links[i].follows_z = link.target, link.follows_z
+                links[i].target, links[i].closes, links[i].follows_z = link.target, link.closes, link.follows_z
                 links[i].width = len(HEADER) + sum(sizes.values())
         return links
 

@@ -209,7 +209,12 @@ class SundialsSession:
     @staticmethod
     def _can_march(task: SegmentTask, journey: Journey) -> bool:
         links = journey.network.links[journey.mode]
-        return task.record != "dense" and any(link is not None for link in links) and driver.driver() is not None
+        able = task.sensitivities is None or not any(e.implicit for e in journey.network.equations)
+        return able and task.record != "dense" and any(link is not None for link in links) and SundialsSession._ready()
+
+    @staticmethod
+    def _ready() -> bool:
+        return driver.driver() is not None
 
     def _marcher(self, network: Network, n_directions: int) -> Marcher:
         if n_directions not in self._marchers:
@@ -310,7 +315,7 @@ class SundialsSession:
     ) -> LegAdjoint | None:
         """See `dae_hybrid.integrator.Session.sweep`."""
         modes = sorted(leg.methods)
-        if any(mode not in leg.paths for mode in modes):
+        if any(mode not in leg.paths or leg.network.equations[mode].implicit for mode in modes):
             return None
         marcher = self._marcher(leg.network, leg.n_directions)
         marcher.look_back(self.parameters)
