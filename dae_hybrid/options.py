@@ -16,6 +16,7 @@ from dae_hybrid.layout import Layout
 SensitivityMethod = Literal["staggered", "simultaneous"]
 Simultaneous = Literal["declared", "reversed"]
 OnZeno = Literal["raise", "end"]
+LinearSolver = Literal["auto", "dense", "band", "sparse", "krylov"]
 DEFAULT_ATOL = 1e-10
 SHORTEST_SPAN = 1e-200
 
@@ -67,6 +68,10 @@ class Options:
         What to do where events accumulate: raise `ZenoError`, or end the run at the last event before.
     sensitivity_method : {"staggered", "simultaneous"}
         Corrector of forward sensitivity analysis.
+    linear_solver : {"auto", "dense", "band", "sparse", "krylov"}
+        How implicit methods solve for their steps: by dense, banded or sparse (SuperLU) factorisation, or by GMRES with
+        an incomplete sparse factorisation for preconditioner. ``"auto"`` takes what costs least for the structure of the
+        equations; ``diagnostics`` of the result says what that was.
     suppress_algebraic : bool
         Leave (implicit) algebraic variables out of the error test. Cheaper where they move with the state; where
         they move faster, steps pass over them and gradients are wrong.
@@ -85,6 +90,7 @@ class Options:
     on_zeno: OnZeno = "raise"
     sensitivity_method: SensitivityMethod = "staggered"
     suppress_algebraic: bool = False
+    linear_solver: LinearSolver = "auto"
 
     def __post_init__(self) -> None:
         if _positive("rtol", self.rtol) >= 1.0:
@@ -98,6 +104,7 @@ class Options:
             raise OptionError(f"method must be a string, got {self.method!r}.")
         _choice("sensitivity_method", self.sensitivity_method, get_args(SensitivityMethod))
         _choice("simultaneous", self.simultaneous, get_args(Simultaneous))
+        _choice("linear_solver", self.linear_solver, get_args(LinearSolver))
         _choice("on_zeno", self.on_zeno, get_args(OnZeno))
         if not isinstance(self.suppress_algebraic, bool):
             raise OptionError(f"suppress_algebraic must be True or False, got {self.suppress_algebraic!r}.")

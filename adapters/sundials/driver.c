@@ -4,7 +4,8 @@ size_t dh_sizes(int which) {
     case 1: return sizeof(context);
     case 2: return sizeof(run);
     case 3: return sizeof(backward);
-    default: return sizeof(python_api);
+    case 4: return sizeof(python_api);
+    default: return sizeof(linear);
   }
 }
 

@@ -18,7 +18,7 @@ from dae_hybrid.integrator import Array, Equations
 from .library import load
 
 #: the C text, one unit in this order
-PARTS = ("driver.h", "model.c", "callbacks.c", "guards.c", "driver.c")
+PARTS = ("driver.h", "model.c", "callbacks.c", "linear.c", "guards.c", "driver.c")
 #: rows of `run.glances` and `run.history` in driver.h
 GLANCES, HISTORY = 12, 3
 PAUSED, ROWS_FULL, STALLED, STUCK = 100, 101, 102, 50
@@ -75,6 +75,7 @@ class Context(Structure):
         *((name, c_void_p) for name in ("python", "raised")),
         *((name, c_double) for name in ("clock", "asked")),
         ("unwatched", c_int64),
+        ("linear", c_void_p),
     ]  # fmt: skip
 
 
@@ -228,6 +229,13 @@ class Model:
         """Address of a callback for SUNDIALS."""
         return address(_compiled(), f"dh_{name}")
 
+    linear: Any = None  # a `LinearSystem`, where Newton's matrix is not SUNDIALS' dense one
+
+    def use(self, linear: Any) -> None:
+        """What `linear.c` works on."""
+        self.linear, linear.struct.model = linear, self.user_data
+        self.context.linear = ctypes.addressof(linear.struct)
+
     @property
     def user_data(self) -> int:
         """What SUNDIALS hands to forward callbacks."""
@@ -242,6 +250,8 @@ class Model:
 
     def raise_pending(self) -> None:
         """Raise what a signal handler raised during native work."""
+        if self.linear is not None:
+            self.linear.raise_pending()
         if self.context.raised:
             error: BaseException = ctypes.cast(self.context.raised, ctypes.py_object).value
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))  # the reference that driver.c held

@@ -24,12 +24,15 @@ _PROTOTYPES = {
     "SUNContext_GetLogger": "i pp", "SUNLogger_SetErrorFilename": "i ps", "SUNLogger_SetWarningFilename": "i ps",
     "N_VNew_Serial": "p np", "N_VDestroy": "v p", "N_VGetArrayPointer": "p p", "N_VGetLength": "n p",
     "SUNDenseMatrix": "p nnp", "SUNMatDestroy": "v p", "SUNDenseMatrix_Data": "p p", "SUNDenseMatrix_Rows": "n p",
-    "SUNLinSol_Dense": "p ppp", "SUNLinSolFree": "i p",
+    "SUNLinSol_Dense": "p ppp", "SUNLinSolFree": "i p", "SUNLinSol_SPGMR": "p piip",
+    "SUNMatNewEmpty": "p p", "SUNMatFreeEmpty": "v p", "SUNLinSolNewEmpty": "p p", "SUNLinSolFreeEmpty": "v p",
+    "SUNDlsMat_bandGBTRF": "n pnnnnp", "SUNDlsMat_bandGBTRS": "v pnnnpp",
     "SUNNonlinSol_FixedPoint": "p pip", "SUNNonlinSol_FixedPointSens": "p ipip", "SUNNonlinSolFree": "i p",
 }  # fmt: skip
 _SHARED: dict[str, Any] = {
     "ReInit": {"CVode": "i pdp", "IDA": "i pdpp"},
     "SVtolerances": "i pdp", "SetUserData": "i pp", "SetLinearSolver": "i ppp", "SetJacFn": "i pp",
+    "SetJacTimes": "i ppp", "SetPreconditioner": "i ppp",
     "RootInit": "i pip", "SetRootDirection": "i pp", "SetNoInactiveRootWarn": "i p",
     "SetMaxStep": "i pd", "SetInitStep": "i pd", "SetMaxOrd": "i pi", "SetStopTime": "i pd",
     "SetMaxNumSteps": "i pl",
@@ -43,7 +46,7 @@ _OWN = {
     "CVodeCreate": "p ip", "CVodeInit": "i ppdp", "CVode": "i pdppi", "CVodeFree": "v p",
     "CVodeGetReturnFlagName": "s l", "CVodeSetNonlinearSolver": "i pp",
     "CVodeSetNonlinearSolverSensStg": "i pp", "CVodeSetNonlinearSolverSensSim": "i pp",
-    "CVodeSetMaxHnilWarns": "i pi",
+    "CVodeSetMaxHnilWarns": "i pi", "CVodeSetLinSysFn": "i pp",
     "IDACreate": "p p", "IDAInit": "i ppdpp", "IDASolve": "i pdpppi", "IDAFree": "v p",
     "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi",
 }  # fmt: skip

@@ -88,7 +88,7 @@ class SundialsSession:
         if own in self._leased:
             return self._leased[own]
         options = self._options
-        key = ("sundials", *purpose)
+        key = ("sundials", options.linear_solver, *purpose)
         idle = equations.kept.setdefault(key, [])
         native = all(f.address is not None for f in equations.functions.values())
         backend: Any = driver if native and driver.driver() is not None else interpreted
@@ -98,7 +98,7 @@ class SundialsSession:
             if purpose[0] == "forward":
                 memory = Forward(equations, options, purpose[1], purpose[2], backend)
             else:
-                memory = Adjoint(equations, purpose[1], self._wrt, backend)
+                memory = Adjoint(equations, options, purpose[1], self._wrt, backend)
         if purpose[0] == "forward":
             suppress = options.suppress_algebraic or (equations.constrained and id(equations) not in self._tested)
             memory.configure_run(options, self._parameters, self._directions, self._scales, suppress=suppress)
