@@ -27,6 +27,7 @@ from typing import Any, NoReturn, Self
 import casadi as ca
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csc_array
 
 from dae_hybrid.cache import keep, load, open_cache, read
 from dae_hybrid.errors import CompilerWarning, UnsupportedError
@@ -47,19 +48,26 @@ class Kernel:
     """A CasADi function on flat arrays; safe to call from several threads at once.
 
     Inputs are one-dimensional arrays (or numbers for size one). Outputs are one-dimensional, except
-    those whose indices are in `matrices`: they keep their two dimensions.
+    those whose indices are in `matrices`: they keep their two dimensions, and where they are sparse they are sparse
+    arrays of SciPy.
     """
 
     def __init__(self, function: ca.Function, matrices: Sequence[int] = ()) -> None:
         self.function = function
         self.name: str = function.name()
         self._shapes = [(*function.size_out(i), i in matrices) for i in range(function.n_out())]
-        ends = np.cumsum([rows * columns for rows, columns, _ in self._shapes]).tolist()
+        counts = [function.nnz_out(i) for i in range(function.n_out())]
+        ends = np.cumsum(counts).tolist()
         self._size = ends[-1] if ends else 0
-        self._slices = [slice(end - r * c, end) for end, (r, c, _) in zip(ends, self._shapes, strict=True)]
+        self._slices = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        self._patterns: dict[int, tuple[Any, Any]] = {}
         for i in range(function.n_out()):
-            if not function.sparsity_out(i).is_dense():
+            if function.sparsity_out(i).is_dense():
+                continue
+            if i not in matrices:
                 raise AssertionError(f"kernel {self.name}: output {i} is not dense")
+            pointers, rows = function.sparsity_out(i).get_ccs()
+            self._patterns[i] = np.array(rows, dtype=np.int32), np.array(pointers, dtype=np.int32)
         self._idle: list[tuple[list[Array], Array, Any]] = []
 
     def _workspace(self) -> tuple[list[Array], Array, Any]:
@@ -87,10 +95,13 @@ class Kernel:
         trigger()
         results = output.copy()
         self._idle.append(workspace)
-        return [
-            results[part].reshape(columns, rows).T if matrix else results[part]
-            for part, (rows, columns, matrix) in zip(self._slices, self._shapes, strict=True)
+        found: list[Any] = [
+            results[part] if not matrix or i in self._patterns else results[part].reshape(columns, rows).T
+            for i, (part, (rows, columns, matrix)) in enumerate(zip(self._slices, self._shapes, strict=True))
         ]
+        for i, pattern in self._patterns.items():
+            found[i] = csc_array((found[i], *pattern), shape=self._shapes[i][:2])
+        return found
 
 
 def densified(function: ca.Function, outputs: int | None = None) -> ca.Function:

@@ -91,7 +91,8 @@ class InitialMap:
             return phi, by_x[:, free], sizes
 
         if self.labels:
-            names = [mode.variables.labels()[i] for i in free]
+            labels = mode.variables.labels()
+            names = [labels[i] for i in free]
             try:
                 x[free] = solve_algebraic(
                     system, start[free], mode=mode.name, variables=names, time=t, equations=self.labels

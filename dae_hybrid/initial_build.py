@@ -13,6 +13,7 @@ from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.formulation import unmatched
 from dae_hybrid.initial import InitialMap
 from dae_hybrid.lowering import symbols_for
+from dae_hybrid.matrices import compact
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.mode_functions import entry_sizes, term_sizes
 from dae_hybrid.model import HybridModel
@@ -53,7 +54,8 @@ def build_initial(
         closure = builder.flow(*point)[builder.ny :, :]
         return ca.vertcat(*stated.call(list(point)), builder.invariants(*point), closure)
 
-    free = [i for i in range(lowering.n) if i not in entries]
+    given_entries = set(entries)
+    free = [i for i in range(lowering.n) if i not in given_entries]
     labels = _labels(initial, builder)
     rows = phi(s.m)
     _check_count(initial, builder, len(free) - rows.numel(), given)
@@ -68,8 +70,8 @@ def build_initial(
     return InitialMap(
         index,
         start,
-        Kernel(ca.Function("equations", inputs, [ca.densify(v) for v in equations]), [2]),
-        Kernel(ca.Function("linear", inputs, [ca.densify(v) for v in linear]), range(7)),
+        Kernel(ca.Function("equations", inputs, [compact(v) if i == 2 else ca.densify(v) for i, v in enumerate(equations)]), [2]),
+        Kernel(ca.Function("linear", inputs, [compact(v) for v in linear]), range(7)),
         tuple(free),
         labels,
         signals,
@@ -161,4 +163,4 @@ def _start(initial: Initial, builder: ModeBuilder, values: ca.Function, entries:
     start = ca.MX(ca.DM(guess))
     if entries:
         start[entries] = ca.vertcat(*values.call([*zeros, p]))
-    return Kernel(ca.Function("start", [p], [ca.densify(v) for v in (start, ca.jacobian(start, p))]), [1])
+    return Kernel(ca.Function("start", [p], [ca.densify(start), compact(ca.jacobian(start, p))]), [1])

@@ -9,6 +9,9 @@ import casadi as ca
 
 #: up to this many unknowns a linear system is solved symbolically, above by CasADi's sparse QR
 SYMBOLIC_SOLVE = 4
+#: a function of more elementary operations stays in MX form where one operation of it stands for so many of them
+#: (measured: code for 1,000 of them takes a second to compile, and runs no faster than loops from about there on)
+LARGE, VECTORISED = 1000, 8
 
 
 def kind_for(functions: Sequence[ca.Function]) -> Any:
@@ -17,11 +20,23 @@ def kind_for(functions: Sequence[ca.Function]) -> Any:
 
 
 def expanded(function: ca.Function) -> ca.Function:
-    """The function in SX form where it has one."""
+    """The function in SX form where it has one, but for large ones whose operations on vectors would be taken apart."""
+    if function.is_a("SXFunction") or _is_vectorised(function):
+        return function
     try:
         return function.expand()
     except RuntimeError:
         return function
+
+
+def _is_vectorised(function: ca.Function) -> bool:
+    """Whether a function of MX does much with few operations: its code is short, and as fast as that of its elements."""
+    operations = function.n_instructions()
+    if function.sz_w() * operations <= LARGE:  # no result is large enough
+        return False
+    own = [i for i in range(operations) if function.instruction_id(i) not in (ca.OP_INPUT, ca.OP_OUTPUT)]
+    elements = sum(function.instruction_MX(i).nnz() for i in own)
+    return elements > max(LARGE, VECTORISED * len(own))
 
 
 def linear_solve(matrix: Any, right: Any) -> Any:

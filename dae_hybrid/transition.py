@@ -34,6 +34,7 @@ from dae_hybrid.failures import SUSPECTS, refuse_not_finite
 from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
 from dae_hybrid.integrator import Array
 from dae_hybrid.layout import Layout
+from dae_hybrid.matrices import Matrix, column, identity
 from dae_hybrid.options import Options
 
 #: up to this many numbers Python is quicker than NumPy
@@ -83,7 +84,7 @@ def vanishes(values: Array, sizes: Array, roundings: float) -> bool:
     return bool(np.all((values == 0.0) | ((np.abs(values) <= limit * sizes) & (sizes < np.inf))))
 
 
-def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Array:
+def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Matrix:
     """Derivative of u = (y, z, m, p, t) by (w, p, t) = (y, m, p, t) along the mode's algebraic equations.
 
     Shape (n + n_memory + n_parameters + 1, n_differential + n_memory + n_parameters + 1).
@@ -91,7 +92,7 @@ def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Array:
     ny, nz = mode.differential.size, mode.algebraic.size
     size = ny + nz + m.size + p.size + 1
     if nz == 0:
-        return np.eye(size)
+        return identity(size)
     by_u = mode.kernels["closure_by_u"](t, x, m, p)[0]
     kept = np.r_[0:ny, ny + nz : size]
     result = np.zeros((size, size - nz))
@@ -121,8 +122,8 @@ class TransitionLinearisation:
     h_w: Array
     h_p: Array
     rate: float  # D
-    R_w: Array
-    R_p: Array
+    R_w: Matrix
+    R_p: Matrix
     R_t: Array
     flow_minus: Array
     flow_plus: Array
@@ -405,7 +406,7 @@ class TransitionMap:
             rate=rate,
             R_w=jump[:, :nw],
             R_p=jump[:, nw : nw + np_],
-            R_t=jump[:, -1],
+            R_t=column(jump, -1),
             flow_minus=flow_minus,
             flow_plus=flow_plus,
             integrand_minus=g_minus,
