@@ -25,6 +25,8 @@ PAUSED, ROWS_FULL, STALLED, STUCK = 100, 101, 102, 50
 REACHED_STOP, FOUND_ROOT = 1, 2
 RECORD = {"nothing": 0, "steps": 1, "dense": 2}
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
+#: numbers in a row from which on rows are not copied
+WIDE = 10_000
 BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
 COUNTERS = ("flow_calls", "jacobian_calls", "linearised_calls", "guard_calls", "not_finite")
 
@@ -325,6 +327,7 @@ class Stepper(_Loop):
         )
         self._library = _compiled()
         self._buffer = np.zeros(0)
+        self._given: Array | None = None  # rows that were handed out
 
     def begin(
         self, t0: float, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int,
@@ -332,7 +335,7 @@ class Stepper(_Loop):
     ) -> int:  # fmt: skip
         """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
         run = self.run
-        run.width, run.n_rows = width, 0
+        run.width, run.n_rows, self._given = width, 0, None
         self._make_room(2 if t_eval is None else t_eval.size + 2)
         run.t, run.t_stop, run.until, run.record, run.closed_end, run.dense_order = (
             t0, t_stop, until, RECORD[record], closed_end, order,
@@ -348,7 +351,7 @@ class Stepper(_Loop):
         run.budget = budget
         status = int(self._library.dh_advance(run))
         while status == ROWS_FULL:
-            self._make_room(2 * run.n_rows + 256)
+            self._make_room(2 * run.n_rows + 256 if run.width < WIDE else run.n_rows * 5 // 4 + 16)
             run.budget = budget - (run.steps - taken)
             status = int(self._library.dh_advance(run))
         return status
@@ -358,10 +361,13 @@ class Stepper(_Loop):
         run = self.run
         if rows * run.width > self._buffer.size:
             kept = run.n_rows * run.width
-            larger = np.empty(rows * run.width)
-            larger[:kept] = self._buffer[:kept]
-            self._buffer = larger
-            run.rows = larger.ctypes.data
+            if run.width < WIDE:
+                larger = np.empty(rows * run.width)
+                larger[:kept] = self._buffer[:kept]
+                self._buffer = larger
+            else:  # the system moves pages, where a copy would need twice the memory
+                self._buffer.resize(rows * run.width, refcheck=False)
+            run.rows = self._buffer.ctypes.data
         run.capacity = self._buffer.size // run.width
 
     def stop(self) -> int:
@@ -385,8 +391,14 @@ class Stepper(_Loop):
         return i, float(self._guard_values[i]), float(self._guard_values[self._n_guards + i])
 
     def rows(self) -> Array:
-        """A copy of what was recorded."""
+        """A copy of what was recorded; wide rows are given away."""
         count, width = self.run.n_rows, self.run.width
+        if width >= WIDE:
+            if self._given is None:
+                given, self._buffer, self.run.capacity = self._buffer, np.zeros(0), 0
+                given.resize(count * width, refcheck=False)
+                self._given = given.reshape(count, width)
+            return self._given
         return self._buffer[: count * width].reshape(count, width).copy()
 
 
