@@ -20,6 +20,7 @@ from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import refuse_not_finite
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session
+from dae_hybrid.matrices import Matrix
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.multipliers import consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.options import Options
@@ -113,7 +114,7 @@ class Sweep:
                     extent[name] = np.maximum(extent[name], part) if name in extent else part
         return {name: np.where(size > 0, size, 1.0) for name, size in extent.items()}
 
-    def initial_derivatives(self) -> Array:
+    def initial_derivatives(self) -> Matrix:
         """d(y0, m0)/dp."""
         run, initial = self.trajectory, self.system.initial
         return initial.derivatives(self.system.modes[initial.mode], run.t_span[0], run.initial, run.parameters)

@@ -14,7 +14,7 @@ from dae_hybrid.formulation import unmatched
 from dae_hybrid.initial import InitialMap
 from dae_hybrid.lowering import symbols_for
 from dae_hybrid.matrices import compact
-from dae_hybrid.mode_build import ModeBuilder
+from dae_hybrid.mode_build import ModeBuilder, dense_vectors
 from dae_hybrid.mode_functions import entry_sizes, term_sizes
 from dae_hybrid.model import HybridModel
 from dae_hybrid.signals import SignalTable
@@ -63,14 +63,14 @@ def build_initial(
     total = phi(m0)
     _check_rank(initial, builder, labels, free, ca.jacobian(total, s.x)[:, free].sparsity())
     inputs = [s.t, s.x, held, s.p]
-    equations = [m0, total, ca.jacobian(total, s.x), at(s.t, s.x, m0, s.p)[1]]
+    equations = [m0, total, compact(ca.jacobian(total, s.x)), at(s.t, s.x, m0, s.p)[1]]
     linear = [ca.jacobian(value, by) for value in (total, m0) for by in (s.x, held, s.p)]
     linear.append(entry_sizes(ca.jacobian(total, s.x), ca.vertcat(s.u, held)))
     start = _start(initial, builder, values, entries)
     return InitialMap(
         index,
         start,
-        Kernel(ca.Function("equations", inputs, [compact(v) if i == 2 else ca.densify(v) for i, v in enumerate(equations)]), [2]),
+        Kernel(ca.Function("equations", inputs, dense_vectors(equations, [2])), [2]),
         Kernel(ca.Function("linear", inputs, [compact(v) for v in linear]), range(7)),
         tuple(free),
         labels,

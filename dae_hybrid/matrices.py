@@ -1,7 +1,7 @@
 """Matrices that are dense where they are small and sparse where they are large.
 
 What the core evaluates at points is a NumPy array up to `LARGE` rows or columns, and beyond that a SciPy sparse array
-wherever its structure leaves most of it empty: both know ``@``, ``abs`` and slices. What only one of them knows is here.
+wherever its structure leaves most of it empty. Both know ``@``, ``abs`` and slices; what else is needed is here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from scipy.sparse import csc_array, eye_array, issparse
 from scipy.sparse import hstack as sparse_hstack
 from scipy.sparse import vstack as sparse_vstack
-from scipy.sparse.linalg import splu
+from scipy.sparse.linalg import LinearOperator, onenormest, splu
 
 from dae_hybrid.integrator import Array
 
@@ -34,6 +34,13 @@ def compact(value: Any) -> Any:
     return value
 
 
+def compacted(function: ca.Function) -> ca.Function:
+    """The same function with compact outputs."""
+    kind: Any = ca.SX if function.is_a("SXFunction") else ca.MX
+    inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
+    return ca.Function(function.name(), inputs, [compact(o) for o in function.call(inputs)])
+
+
 def identity(size: int) -> Matrix:
     """The identity."""
     return np.eye(size) if size <= LARGE else eye_array(size, format="csc")
@@ -41,12 +48,28 @@ def identity(size: int) -> Matrix:
 
 def dense(matrix: Matrix) -> Array:
     """All entries."""
-    return np.asarray(matrix.toarray() if issparse(matrix) else matrix)
+    return matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix.toarray())
 
 
 def column(matrix: Matrix, j: int) -> Array:
     """A column with all its entries."""
-    return dense(matrix[:, [j]])[:, 0] if issparse(matrix) else matrix[:, j]
+    if isinstance(matrix, np.ndarray):
+        return matrix[:, j]
+    unit = np.zeros(matrix.shape[1])
+    unit[j] = 1.0
+    return np.asarray(matrix @ unit)
+
+
+def row_maxima(matrix: Matrix) -> Array:
+    """Largest magnitude of every row."""
+    if isinstance(matrix, np.ndarray):
+        return np.asarray(np.abs(matrix).max(axis=1, initial=0.0))
+    return dense(abs(matrix).max(axis=1)).ravel()
+
+
+def is_finite(matrix: Matrix) -> bool:
+    """Whether every entry is."""
+    return bool(np.isfinite(entries(matrix)).all())
 
 
 def entries(matrix: Matrix) -> Array:
@@ -81,6 +104,15 @@ class Factors:
             self._factors = splu(csc_array(matrix))
         except RuntimeError as reason:
             raise np.linalg.LinAlgError(str(reason)) from None
+
+    def inverse_norm(self) -> float:
+        """1-norm of the inverse, estimated."""
+        shape = self._factors.shape
+        operator = LinearOperator(
+            shape, matvec=self._factors.solve, rmatvec=lambda v: self._factors.solve(v, "T"),
+            matmat=self._factors.solve, rmatmat=lambda v: self._factors.solve(v, "T"), dtype=float,
+        )  # fmt: skip
+        return float(onenormest(operator))
 
     def solve(self, right: Array, *, transposed: bool = False) -> Array:
         """matrix^-1 right, or with the transpose."""

@@ -70,8 +70,8 @@ class Options:
         Corrector of forward sensitivity analysis.
     linear_solver : {"auto", "dense", "band", "sparse", "krylov"}
         How implicit methods solve for their steps: by dense, banded or sparse (SuperLU) factorisation, or by GMRES with
-        an incomplete sparse factorisation for preconditioner. ``"auto"`` takes what costs least for the structure of the
-        equations; ``diagnostics`` of the result says what that was.
+        an incomplete sparse factorisation for preconditioner. ``"auto"`` takes what costs least for the structure of
+        the equations.
     suppress_algebraic : bool
         Leave (implicit) algebraic variables out of the error test. Cheaper where they move with the state; where
         they move faster, steps pass over them and gradients are wrong.

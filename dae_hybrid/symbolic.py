@@ -9,9 +9,9 @@ import casadi as ca
 
 #: up to this many unknowns a linear system is solved symbolically, above by CasADi's sparse QR
 SYMBOLIC_SOLVE = 4
-#: a function of more elementary operations stays in MX form where one operation of it stands for so many of them
-#: (measured: code for 1,000 of them takes a second to compile, and runs no faster than loops from about there on)
-LARGE, VECTORISED = 1000, 8
+#: equations of more elementary operations stay in MX form where one operation of theirs stands for so many of them
+#: (measured: their code takes a second to compile, and runs no faster than loops from about there on)
+LARGE, VECTORISED = 500, 8
 
 
 def kind_for(functions: Sequence[ca.Function]) -> Any:
@@ -20,17 +20,16 @@ def kind_for(functions: Sequence[ca.Function]) -> Any:
 
 
 def expanded(function: ca.Function) -> ca.Function:
-    """The function in SX form where it has one, but for large ones whose operations on vectors would be taken apart."""
-    if function.is_a("SXFunction") or _is_vectorised(function):
-        return function
+    """The function in SX form where it has one."""
     try:
         return function.expand()
     except RuntimeError:
         return function
 
 
-def _is_vectorised(function: ca.Function) -> bool:
-    """Whether a function of MX does much with few operations: its code is short, and as fast as that of its elements."""
+def is_vectorised(expression: ca.MX) -> bool:
+    """Whether much is done with few operations on vectors: such code is short, and as fast as element by element."""
+    function = ca.Function("everything", ca.symvar(expression), [expression])
     operations = function.n_instructions()
     if function.sz_w() * operations <= LARGE:  # no result is large enough
         return False

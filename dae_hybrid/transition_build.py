@@ -12,7 +12,7 @@ from dae_hybrid.errors import ModelError
 from dae_hybrid.jump import Jump, cost_kernel, event_costs
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import ModeLowering, split, symbols_for
-from dae_hybrid.matrices import compact
+from dae_hybrid.matrices import LARGE, compact
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
 from dae_hybrid.transition import TransitionMap
@@ -105,7 +105,8 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Ke
     s = source.solvable(s)
     kind, n_after = s.kind, source.lowering.n if jump is None else jump.target.lowering.n
     after, m_after, clock = kind.sym("after", n_after), kind.sym("m_after", source.nm), kind.sym("clock", CLOCK)
-    by_w = source.chain(s)
+    # through many algebraic variables the derivatives are left by u: their chain is known by its products only
+    by_w = source.chain(s) if source.nz <= LARGE else kind.eye(s.u.numel())
     h = trigger(*s.point, clock)
     flow_minus = ca.vertcat(source.flow(*s.point)[: source.ny, :], kind.zeros(source.nm))
     n_w = source.ny + source.nm

@@ -28,9 +28,7 @@ class Adjoint(SolverMemory):
     (lambda, mu) and the guide, see callbacks.c.
     """
 
-    def __init__(
-        self, equations: Equations, options: Options, method: str, wrt: tuple[int, ...], backend: Any
-    ) -> None:
+    def __init__(self, equations: Equations, options: Options, method: str, wrt: tuple[int, ...], backend: Any) -> None:
         e = equations
         super().__init__(e, method, e.n + 1, backend.Model(e, "IDA" if e.implicit else "CVode", 0, 0, wrt))
         self.nq = len(wrt) + e.n_memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_long, c_size_t, c_void_p
 from functools import cache
 from importlib.resources import files
@@ -264,7 +264,8 @@ class Model:
     def interruptible(self) -> Iterator[None]:
         """Native work within which signals are looked at; what a handler raises is raised at the end."""
         try:
-            yield
+            with nullcontext() if self.linear is None else self.linear.interruptible():
+                yield
         finally:
             self.raise_pending()
 

@@ -1,13 +1,14 @@
 """Newton's matrix of large systems: band, sparse (SuperLU) or Krylov, behind SUNDIALS' interface of linear solvers.
 
-SUNDIALS is given a matrix that it never looks into and a solver of our own; see linear.c. Their structs are known here by
-their layout, which is compared with SUNDIALS' own dense ones before anything is made.
+SUNDIALS is given a matrix that it never looks into and a solver of our own; see linear.c. Their structs are known here
+by their layout, which is compared with SUNDIALS' own dense ones before anything is made.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from ctypes import CFUNCTYPE, Structure, c_double, c_int, c_int64, c_void_p
 from functools import cache
 from typing import Any
@@ -20,9 +21,11 @@ from dae_hybrid.errors import AdapterError
 
 from . import structure as structures
 from .library import INSTALL, Objects
+from .unraisable import caught
 
 MATRIX_OPERATIONS = (
-    "getid", "clone", "destroy", "zero", "copy", "scaleadd", "scaleaddi", "matvecsetup", "matvec", "transposed", "space",
+    "getid", "clone", "destroy", "zero", "copy", "scaleadd", "scaleaddi", "matvecsetup", "matvec", "transposed",
+    "space",
 )  # fmt: skip
 SOLVER_OPERATIONS = (
     "gettype", "getid", "setatimes", "setpreconditioner", "setscalingvectors", "setoptions", "setzeroguess",
@@ -106,6 +109,13 @@ class SuperLU:
         prototype = CFUNCTYPE(c_int)
         self.factor, self.solve = prototype(self._guarded(self._factor)), prototype(self._guarded(self._solve))
 
+    def keep(self, error: BaseException) -> bool:
+        """Take an exception, to be raised later; the first one only."""
+        if self.pending is not None:
+            return False
+        self.pending = error
+        return True
+
     def _factor(self) -> int:
         self._factors = None
         if not np.isfinite(self._matrix.data).all():
@@ -143,7 +153,7 @@ class LinearSystem:
 
     def __init__(self, objects: Objects, model: Any, structure: structures.Structure, border: int, suffix: str) -> None:
         _check_layout()
-        e, self.structure, self._objects = model.equations, structure, objects
+        e, self.structure, self._objects, self.library = model.equations, structure, objects, objects.library
         self._model = model
         backward = bool(suffix)
         n_entries = len(structure.place)
@@ -181,6 +191,10 @@ class LinearSystem:
         if self.superlu is not None and self.superlu.pending is not None:
             pending, self.superlu.pending = self.superlu.pending, None
             raise pending
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Native work within which signal handlers may run in what Python factorises."""
+        return nullcontext() if self.superlu is None else caught(self.superlu.keep)
 
     def direct(self) -> tuple[int, int]:
         """A matrix and a solver for SUNDIALS."""

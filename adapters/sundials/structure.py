@@ -21,8 +21,8 @@ Indices = NDArray[np.int64]
 
 #: below this size nothing is quicker than a dense matrix (measured, as are the costs; benchmarks/linear_solvers.py)
 DENSE_BELOW = 12
-#: seconds of a factorisation and the solutions that follow it: dense n^3 + n^2; band n, n p (p + q) and n (p + q); sparse
-#: once, by entries of L and U and by what is multiplied. Only their ratios matter.
+#: seconds of a factorisation and the solutions that follow it: dense n^3 + n^2; band n, n p (p + q) and n (p + q);
+#: sparse once, by entries of L and U and by what is multiplied. Only their ratios matter.
 DENSE_COST = (0.33e-9, 12e-9)
 BAND_COST = (60e-9, 0.7e-9, 12e-9)
 SPARSE_COST = (200e-6, 40e-9, 0.7e-9)
@@ -35,8 +35,8 @@ class Structure:
     """Where the entries of F_x, of the diagonal and of the unknowns stand in what is factorised.
 
     Entry k of F_x is number `place[k]` of the values, that of row and column i on the diagonal number `diagonal[i]`;
-    unknown `order[i]` comes as number i. A band stores its columns one after the other, `upper` + `lower` of them filled
-    in by pivoting; a sparse matrix has its column pointers and row indices.
+    unknown `order[i]` comes as number i. A band stores its columns one after the other, with room for what pivoting
+    fills in; a sparse matrix has its column pointers and row indices.
     """
 
     kind: str  # "dense", "band", "sparse" or "krylov"
