@@ -45,6 +45,8 @@ def build_initial(
     m0 = ca.vertcat(*memories.call(list(s.point))) if builder.nm else s.kind(0, 1)
     if builder.nm and ca.jacobian(m0, s.m).nnz():
         raise ModelError("The initial value of a memory uses a memory or a signal.", mode=initial.mode.name)
+    if builder.nm:  # MX keeps what it does not use
+        m0 = ca.vertcat(*memories.call([s.t, s.x, s.kind.zeros(builder.nm), s.p]))
     for table in signals:
         m0 = s.kind(m0)
         m0[table.memory, :] = held[table.memory, :]

@@ -71,7 +71,7 @@ class Options:
     linear_solver : {"auto", "dense", "band", "sparse", "krylov"}
         How implicit methods solve for their steps: by dense, banded or sparse (SuperLU) factorisation, or by GMRES with
         an incomplete sparse factorisation for preconditioner. ``"auto"`` takes what costs least for the structure of
-        the equations.
+        the equations; ``statistics`` of the result counts its factorisations and solutions unless it is dense.
     suppress_algebraic : bool
         Leave (implicit) algebraic variables out of the error test. Cheaper where they move with the state; where
         they move faster, steps pass over them and gradients are wrong.

@@ -276,7 +276,8 @@ class Model:
 
     def counters(self) -> dict[str, int]:
         """Calls so far."""
-        return {name: int(getattr(self.context, name)) for name in COUNTERS}
+        own = {name: int(getattr(self.context, name)) for name in COUNTERS}
+        return own if self.linear is None else own | self.linear.counters()
 
 
 class _Loop:

@@ -109,7 +109,7 @@ class Model(LinearCallbacks):
 
     def counters(self) -> dict[str, int]:
         """Calls so far."""
-        return dict(self.calls)
+        return dict(self.calls) if self.linear is None else self.calls | self.linear.counters()
 
     def take_returned(self) -> int | None:
         """The guard that came back through zero within one step of leaving it, if any; forgets it."""

@@ -186,6 +186,11 @@ class LinearSystem:
         self.struct.factor_band = ctypes.cast(lib.SUNDlsMat_bandGBTRF, c_void_p).value
         self.struct.solve_band = ctypes.cast(lib.SUNDlsMat_bandGBTRS, c_void_p).value
 
+    def counters(self) -> dict[str, int]:
+        """Factorisations and solutions so far, under the name of their kind."""
+        kind, s = self.structure.kind, self.struct
+        return {f"{kind} factorisations": int(s.setups), f"{kind} solutions": int(s.solves)}
+
     def raise_pending(self) -> None:
         """Raise what a factorisation in Python left behind."""
         if self.superlu is not None and self.superlu.pending is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from dae_hybrid.integrator import (
     SegmentOutcome,
     SegmentTask,
 )
-from dae_hybrid.options import Options
+from dae_hybrid.options import LinearSolver, Options
 from dae_hybrid.segments import DRIFT_LOOK, has_drifted, is_short, standing_still
 from dae_hybrid.stiffness import LOOK, is_stiff
 
@@ -49,6 +49,7 @@ class SundialsIntegrator:
         forward=True,
         adjoint=True,
         index2=True,
+        linear_solvers=get_args(LinearSolver),
     )
 
     def __init__(self) -> None:
@@ -143,6 +144,7 @@ class SundialsSession:
             "error_test_failures": counts["error_test_failures"],
             "newton_failures": counts["newton_failures"],
             "segments": counts["segments"],
+            **{name: count for name, count in counts.items() if name.endswith((" factorisations", " solutions"))},
         }
 
     # -- forwards -------------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ Indices = NDArray[np.int64]
 DENSE_BELOW = 12
 #: seconds of a factorisation and the solutions that follow it: dense n^3 + n^2; band n, n p (p + q) and n (p + q);
 #: sparse once, by entries of L and U and by what is multiplied. Only their ratios matter.
-DENSE_COST = (0.33e-9, 12e-9)
-BAND_COST = (60e-9, 0.7e-9, 12e-9)
-SPARSE_COST = (200e-6, 40e-9, 0.7e-9)
+DENSE_COST = (8e-12, 4e-9)
+BAND_COST = (60e-9, 0.25e-9, 2e-9)
+SPARSE_COST = (60e-6, 60e-9, 0.4e-9)
 #: a quicker way has to be so much quicker than the dense one
 WORTH = 0.9
 
@@ -82,12 +82,12 @@ def decide(n: int, rows: Indices, columns: Indices, wanted: str = "auto") -> Str
     if wanted == "band":
         return banded
     if wanted in ("sparse", "krylov"):
-        return replace(_sparse(n, rows, columns)[0], kind=wanted)
+        return replace(sparse_structure(n, rows, columns)[0], kind=wanted)
     cost, best = WORTH * dense_cost(n), _dense(n)
     if (narrow := band_cost(banded)) < cost:
         cost, best = narrow, banded
     if sparse_cost(len(rows) + n, 0.0) < cost:
-        found, fill, products = _sparse(n, rows, columns)
+        found, fill, products = sparse_structure(n, rows, columns)
         if sparse_cost(fill, products) < cost:
             return found
     return best
@@ -151,7 +151,7 @@ def _of_unknowns(values: Indices, order: Indices) -> Indices:
     return result
 
 
-def _sparse(n: int, rows: Indices, columns: Indices) -> tuple[Structure, float, float]:
+def sparse_structure(n: int, rows: Indices, columns: Indices) -> tuple[Structure, float, float]:
     """In the order that fills in less, with how much it fills in and how much is multiplied; for most values."""
     trial = _trial(n, rows, columns)
     best: Any = None
