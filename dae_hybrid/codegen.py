@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
 from dae_hybrid.cache import keep, load, open_cache, read
-from dae_hybrid.chunks import LONG, cut, shared_out
+from dae_hybrid.chunks import cut, is_long, shared_out
 from dae_hybrid.errors import CompilerWarning, UnsupportedError
 
 FLAGS = ("-O2", "-fno-math-errno", "-fPIC", "-shared")
@@ -284,7 +284,7 @@ def _run(command: Sequence[str], arguments: Sequence[str], built: Path) -> None:
 def generate_files(functions: Sequence[ca.Function]) -> list[str]:
     """C texts of the functions: one, or where that is long several of short functions."""
     text = generate(functions)
-    if len(text) < LONG:
+    if not is_long(text):
         return [text]
     files = min(os.cpu_count() or 1, MOST_FILES)
     shares = shared_out(functions, files)

@@ -76,6 +76,7 @@ class Adjoint(SolverMemory):
         limits = longest_steps(np.append(path[0, 0] - path[0, 1], path[:, 0]))
         self.loop.begin(t1, t0, self.options.max_step or np.inf, limits, inside)
         self._back(task, left)
+        self.model.leave()
         if self.nq:
             self.call("GetQuad", byref(self.time), self.q)
         samples = np.vstack((starts, self.loop.samples))

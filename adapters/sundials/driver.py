@@ -245,10 +245,15 @@ class Model:
 
     def follow(self, path: Array, component: int) -> None:
         """What the adjoint follows and belongs to."""
-        c, self._path = self.context, path
+        c = self.context
+        self._path: Array | None = path
         c.path, (c.path_rows, c.path_width), c.component = path.ctypes.data, path.shape, component
         c.path_row = c.path_rows - 1
         self.reset()
+
+    def leave(self) -> None:
+        """Let go of what was followed, which may be large."""
+        self._path, self.context.path = None, None
 
     def raise_pending(self) -> None:
         """Raise what a signal handler raised during native work."""

@@ -96,8 +96,13 @@ class Model(LinearCallbacks):
 
     def follow(self, path: Array, component: int) -> None:
         """What the adjoint follows and belongs to."""
-        self._path, self._component = Interpolant(path, self.equations.n), component
+        self._path: Any = Interpolant(path, self.equations.n)
+        self._component = component
         self.reset()
+
+    def leave(self) -> None:
+        """Let go of what was followed, which may be large."""
+        self._path = None
 
     def reset(self) -> None:
         """Forget the cached linearisation."""
