@@ -23,6 +23,7 @@ from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session,
 from dae_hybrid.journey import LegAdjoint
 from dae_hybrid.layout import Layout
 from dae_hybrid.leg import Leg
+from dae_hybrid.matrices import Matrix
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.multipliers import ROUNDED, consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.options import Options
@@ -135,7 +136,7 @@ class Sweep:
                 note(self.system.memory, np.abs(item.memory))
         return {name: np.where(size > 0, size, 1.0) for name, size in extent.items()}
 
-    def initial_derivatives(self) -> Array:
+    def initial_derivatives(self) -> Matrix:
         """d(y0, m0)/dp."""
         run, initial = self.trajectory, self.system.initial
         return initial.derivatives(self.system.modes[initial.mode], run.t_span[0], run.initial, run.parameters)

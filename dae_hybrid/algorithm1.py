@@ -22,6 +22,7 @@ import numpy as np
 from dae_hybrid.adjoint import Sweep
 from dae_hybrid.errors import AssumptionError
 from dae_hybrid.integrator import Array
+from dae_hybrid.matrices import dense
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.trajectory import Segment
 from dae_hybrid.transition import TransitionLinearisation, chain
@@ -60,7 +61,7 @@ def serban_recuero(sweep: Sweep) -> Array:
         i, j = integrals @ frozen_y.T, integrals @ frozen_z.T
         mode = system.modes[system.transitions[part.index].source]
         # rows of the chain that belong to z: the algebraic equations solved for z
-        solved = chain(mode, part.time, part.x_minus, part.memory_minus, p)[ny : ny + mode.algebraic.size]
+        solved = dense(chain(mode, part.time, part.x_minus, part.memory_minus, p))[ny : ny + mode.algebraic.size]
         k_y, k_m, k_p = solved[:, :ny], solved[:, ny : ny + system.memory.size], solved[:, ny + system.memory.size : -1]
         weight = j + a
         lam = lam + i + weight @ k_y + b
@@ -113,17 +114,18 @@ def _check_event(event: EventRecord, map_: TransitionLinearisation, ny: int) -> 
         raise AssumptionError("Algorithm 1 knows no costs at events.", transition=event.transition, remedy=GENERAL)
     if event.target is None:
         raise AssumptionError("Algorithm 1 assumes a fixed final time.", transition=event.transition, remedy=GENERAL)
-    same = np.array_equal(map_.R_w[:ny, :ny], np.eye(ny)) and not np.any(map_.R_w[:ny, ny:])
+    by_w, by_p = dense(map_.R_w), dense(map_.R_p)
+    same = np.array_equal(by_w[:ny, :ny], np.eye(ny)) and not np.any(by_w[:ny, ny:])
     if (
         not same
-        or np.any(map_.R_p[:ny])
+        or np.any(by_p[:ny])
         or np.any(map_.R_t[:ny])
         or not np.array_equal(event.state_minus, event.state_plus)
     ):
         raise AssumptionError(
             "Algorithm 1 assumes continuous states.", transition=event.transition, time=event.time, remedy=GENERAL
         )
-    moving = np.abs(map_.R_w) @ np.abs(map_.flow_minus) + np.abs(map_.R_t) + np.abs(map_.flow_plus)
+    moving = np.abs(by_w) @ np.abs(map_.flow_minus) + np.abs(map_.R_t) + np.abs(map_.flow_plus)
     scale = max(float(moving.max(initial=0.0)), abs(map_.rate))
     g = np.abs(map_.integrand_minus) + np.abs(map_.integrand_plus)
     jump = np.abs(map_.integrand_minus - map_.integrand_plus) > DRIFT_TOLERANCE * np.maximum(g, 1e-300)

@@ -7,14 +7,17 @@ parameters: along every admissible perturbation, one that stays on the source's 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from scipy.sparse import csc_array, issparse
 
-from dae_hybrid.errors import ConsistencyError
+from dae_hybrid.errors import ConsistencyError, UnsupportedError
 from dae_hybrid.failures import refuse_not_finite
-from dae_hybrid.formulation import closed_by_continuity, refuse_multiple_root, solve_linear
+from dae_hybrid.formulation import RANK_TOLERANCE, closed_by_continuity, refuse_multiple_root, solve_linear
 from dae_hybrid.integrator import Array
+from dae_hybrid.matrices import LARGE, row_maxima, vstack
+from dae_hybrid.operators import Operator, below, of, solution
 from dae_hybrid.options import Options
 
 if TYPE_CHECKING:
@@ -33,8 +36,8 @@ EXCESS_TOLERANCE = 1e-7
 class ArrivalDerivative(NamedTuple):
     """(y+, m+) and xi by (w-, p, t)."""
 
-    jump: Array
-    xi: Array
+    jump: Any
+    xi: Any
 
 
 def arrival_derivative(
@@ -63,6 +66,8 @@ def arrival_derivative(
     what = f"transition '{transition.name}'"
     refuse_not_finite(what, (by_w, *linear[:6]), mode=source.name, transition=transition.name, time=t)
     y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u, entries = linear
+    if isinstance(by_w, Operator) or issparse(phi_xi):
+        return _by_products(transition, target, t, by_w, linear)
     right, right_size = -phi_u @ by_w, abs(phi_u) @ abs(by_w)
     excess, sizes = np.zeros((0, right.shape[1])), np.zeros((0, right.shape[1]))
     dxi = np.zeros((xi.size, right.shape[1]))
@@ -89,6 +94,31 @@ def arrival_derivative(
     if len(excess):
         _refuse_excess(transition, source, target, event, p, excess, sizes, when, flow_minus)
     return ArrivalDerivative(jump, dxi)
+
+
+def _by_products(
+    transition: TransitionMap, target: ModeSystem, t: float, by_w: Any, linear: list[Any]
+) -> ArrivalDerivative:
+    """The same where there are many algebraic variables, whose derivatives would fill a matrix."""
+    y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u, _ = linear
+    z = transition.z(target)
+    if transition.helping or target.invariants or not transition.simple:
+        raise UnsupportedError(
+            f"Derivatives through the reset of transition '{transition.name}', with more than {LARGE} algebraic "
+            "variables, are not supported.",
+            transition=transition.name,
+            mode=target.name,
+            remedy="Give an explicit reset, or eliminate the algebraic variables.",
+        )
+    try:
+        kept = csc_array(closed_by_continuity(phi_xi, phi_xi_size, z))
+        decided = row_maxima(phi_xi) > RANK_TOLERANCE * row_maxima(phi_xi_size)
+        matrix = vstack((csc_array(phi_xi)[decided], kept))
+        dxi = solution(matrix, vstack((csc_array(phi_u)[decided], -(kept[:, z] @ csc_array(z_u))))) @ by_w
+    except np.linalg.LinAlgError as reason:
+        raise _undetermined(transition, target, t, f"{reason}") from None
+    y, m = (of(direct) @ by_w + of(through) @ dxi for direct, through in ((y_u, y_xi), (m_u, m_xi)))
+    return ArrivalDerivative(below(y, m), dxi)
 
 
 def _undetermined(transition: TransitionMap, target: ModeSystem, t: float, reason: str) -> ConsistencyError:
@@ -167,8 +197,12 @@ def refuse_singular_entry(
     """
     ny = mode.differential.size
     by_u = mode.kernels["closure_by_u"](t, x, m, p)[0]
+    by_y: Any
     try:
-        by_y = np.abs(np.linalg.solve(by_u[:, ny : x.size], by_u[:, :ny]))
+        if issparse(by_u):
+            by_y = abs(solution(by_u[:, ny : x.size], by_u[:, :ny]))
+        else:
+            by_y = np.abs(np.linalg.solve(by_u[:, ny : x.size], by_u[:, :ny]))
     except np.linalg.LinAlgError:
         by_y = np.full((x.size - ny, ny), np.inf)
     allowed, z = options.allowed(mode.variables, x), np.abs(x[ny:])

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
@@ -27,11 +28,16 @@ from typing import Any, NoReturn, Self
 import casadi as ca
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csc_array
 
 from dae_hybrid.cache import keep, load, open_cache, read
+from dae_hybrid.chunks import cut, is_long, shared_out
 from dae_hybrid.errors import CompilerWarning, UnsupportedError
 
 FLAGS = ("-O2", "-fno-math-errno", "-fPIC", "-shared")
+#: long texts are compiled file by file, and with less effort: their loops are few, and their statements straight
+SEPARATE = ("-O1", "-fno-math-errno", "-fPIC", "-c")
+MOST_FILES = 8
 COMPILE_TIMEOUT = 600.0
 #: a function of CasADi's C text that says something about another one, which is called `name`
 DESCRIPTION = re.compile(
@@ -47,19 +53,26 @@ class Kernel:
     """A CasADi function on flat arrays; safe to call from several threads at once.
 
     Inputs are one-dimensional arrays (or numbers for size one). Outputs are one-dimensional, except
-    those whose indices are in `matrices`: they keep their two dimensions.
+    those whose indices are in `matrices`: they keep their two dimensions, and where they are sparse they are sparse
+    arrays of SciPy.
     """
 
     def __init__(self, function: ca.Function, matrices: Sequence[int] = ()) -> None:
         self.function = function
         self.name: str = function.name()
         self._shapes = [(*function.size_out(i), i in matrices) for i in range(function.n_out())]
-        ends = np.cumsum([rows * columns for rows, columns, _ in self._shapes]).tolist()
+        counts = [function.nnz_out(i) for i in range(function.n_out())]
+        ends = np.cumsum(counts).tolist()
         self._size = ends[-1] if ends else 0
-        self._slices = [slice(end - r * c, end) for end, (r, c, _) in zip(ends, self._shapes, strict=True)]
+        self._slices = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        self._patterns: dict[int, tuple[Any, Any]] = {}
         for i in range(function.n_out()):
-            if not function.sparsity_out(i).is_dense():
+            if function.sparsity_out(i).is_dense():
+                continue
+            if i not in matrices:
                 raise AssertionError(f"kernel {self.name}: output {i} is not dense")
+            pointers, rows = function.sparsity_out(i).get_ccs()
+            self._patterns[i] = np.array(rows, dtype=np.int32), np.array(pointers, dtype=np.int32)
         self._idle: list[tuple[list[Array], Array, Any]] = []
 
     def _workspace(self) -> tuple[list[Array], Array, Any]:
@@ -87,10 +100,13 @@ class Kernel:
         trigger()
         results = output.copy()
         self._idle.append(workspace)
-        return [
-            results[part].reshape(columns, rows).T if matrix else results[part]
-            for part, (rows, columns, matrix) in zip(self._slices, self._shapes, strict=True)
+        found: list[Any] = [
+            results[part] if not matrix or i in self._patterns else results[part].reshape(columns, rows).T
+            for i, (part, (rows, columns, matrix)) in enumerate(zip(self._slices, self._shapes, strict=True))
         ]
+        for i, pattern in self._patterns.items():
+            found[i] = csc_array((found[i], *pattern), shape=self._shapes[i][:2])
+        return found
 
 
 def densified(function: ca.Function, outputs: int | None = None) -> ca.Function:
@@ -182,8 +198,8 @@ def _machine() -> str:
 _loaded: dict[str, ctypes.CDLL] = {}
 
 
-def compile_source(source: str) -> ctypes.CDLL | None:
-    """Compile C text into a loaded shared library, or take it from the cache.
+def compile_source(*sources: str) -> ctypes.CDLL | None:
+    """Compile C texts, one file each, into a loaded shared library, or take it from the cache.
 
     Returns None, after one `CompilerWarning`, when there is no working compiler.
     """
@@ -191,18 +207,18 @@ def compile_source(source: str) -> ctypes.CDLL | None:
     if command is None:
         _warn_once("No C compiler found", ": models run interpreted, slower. Install gcc or dae-hybrid[compiler].")
         return None
-    identity = "\n".join([source, _compiler_identity(command), *FLAGS, _machine()])
+    identity = "\n".join([*sources, _compiler_identity(command), *FLAGS, *SEPARATE, _machine()])
     key = hashlib.sha256(identity.encode()).hexdigest()[:40]
     if key not in _loaded:
         try:
-            _loaded[key] = _from_cache(command, source, key + ".so")
+            _loaded[key] = _from_cache(command, sources, key + ".so")
         except (OSError, subprocess.SubprocessError) as reason:
             _warn_once(f"The C compiler failed ({reason})", ": models run interpreted, slower.")
             return None
     return _loaded[key]
 
 
-def _from_cache(command: Sequence[str], source: str, name: str) -> ctypes.CDLL:
+def _from_cache(command: Sequence[str], sources: Sequence[str], name: str) -> ctypes.CDLL:
     """The library from its entry; without a usable one compiled, loaded and, where that is possible, kept."""
     directory: Path | None = None
     try:
@@ -214,7 +230,7 @@ def _from_cache(command: Sequence[str], source: str, name: str) -> ctypes.CDLL:
         if kept is not None:
             with suppress(OSError):  # sound, but made where other system libraries are
                 return load(kept, directory)
-    built = _compile(command, source)
+    built = _compile(command, sources)
     library = load(built, directory)
     if directory is not None:
         try:
@@ -231,30 +247,53 @@ def _warn_of_cache(reason: Exception) -> None:
     )
 
 
-def _compile(command: Sequence[str], source: str) -> bytes:
+def _compile(command: Sequence[str], sources: Sequence[str]) -> bytes:
     """Build in a scratch directory; failures are `OSError` or `subprocess.SubprocessError`."""
     with tempfile.TemporaryDirectory(prefix="dae_hybrid-", ignore_cleanup_errors=True) as scratch:
-        text, built = Path(scratch) / "model.c", Path(scratch) / "model.so"
-        text.write_text(source, encoding="utf-8")
-        done = subprocess.run(
-            [*command, *FLAGS, "-o", str(built), str(text), "-lm"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMPILE_TIMEOUT,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise OSError(f"'{' '.join(command)}' returned {done.returncode}: {done.stderr.strip()[:500]}")
-        if not built.is_file():
-            raise OSError(f"'{' '.join(command)}' wrote no library")
+        texts, built = [Path(scratch) / f"model{i}.c" for i in range(len(sources))], Path(scratch) / "model.so"
+        for text, source in zip(texts, sources, strict=True):
+            text.write_text(source, encoding="utf-8")
+        if len(texts) > 1:  # the compiler runs outside of this process, one thread waits for each
+            objects = [text.with_suffix(".o") for text in texts]
+            with ThreadPoolExecutor(len(texts)) as pool:
+                pairs = zip(texts, objects, strict=True)
+                list(
+                    pool.map(lambda pair: _run(command, [*SEPARATE, "-o", str(pair[1]), str(pair[0])], pair[1]), pairs)
+                )
+            texts = objects
+        _run(command, [*FLAGS, "-o", str(built), *map(str, texts), "-lm"], built)
         return built.read_bytes()
 
 
-def generate(functions: Sequence[ca.Function]) -> str:
-    """C text of the functions."""
-    generator = ca.CodeGenerator("model.c", {"casadi_int": "long long int"})
+def _run(command: Sequence[str], arguments: Sequence[str], built: Path) -> None:
+    done = subprocess.run(
+        [*command, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=COMPILE_TIMEOUT,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise OSError(f"'{' '.join(command)}' returned {done.returncode}: {done.stderr.strip()[:500]}")
+    if not built.is_file():
+        raise OSError(f"'{' '.join(command)}' wrote no library")
+
+
+def generate_files(functions: Sequence[ca.Function]) -> list[str]:
+    """C texts of the functions: one, or where that is long several of short functions."""
+    text = generate(functions)
+    if not is_long(text):
+        return [text]
+    files = min(os.cpu_count() or 1, MOST_FILES)
+    shares = shared_out(functions, files)
+    return [cut(generate(share, f"model{i}.c", in_work_vector=True)) for i, share in enumerate(shares)]
+
+
+def generate(functions: Sequence[ca.Function], name: str = "model.c", *, in_work_vector: bool = False) -> str:
+    """C text of the functions, with their values in variables or in the work vector; the name prefixes its symbols."""
+    generator = ca.CodeGenerator(name, {"casadi_int": "long long int", "avoid_stack": in_work_vector})
     for function in functions:
         generator.add(function)
     return _without_descriptions(str(generator.dump()), [function.name() for function in functions])
@@ -272,5 +311,5 @@ def _without_descriptions(source: str, names: Sequence[str]) -> str:
 
 def compile_functions[Key](functions: Mapping[Key, ca.Function], *, native: bool = True) -> dict[Key, NativeFunction]:
     """Native functions by the same keys; without addresses when `native` is off or nothing compiles."""
-    library = compile_source(generate(list(functions.values()))) if native and functions else None
+    library = compile_source(*generate_files(list(functions.values()))) if native and functions else None
     return {key: NativeFunction(function, library) for key, function in functions.items()}

@@ -21,7 +21,7 @@ def refuse_not_finite(
     what: str, values: Sequence[Array], *, mode: str | None, time: float | None, transition: str | None = None
 ) -> None:
     """Refuse derivatives that are NaN or infinite, where a gradient needs them."""
-    if all(np.isfinite(v).all() for v in values):
+    if all(np.isfinite(getattr(v, "data", 0.0) if not isinstance(v, np.ndarray) else v).all() for v in values):
         return
     raise NonFiniteError(
         f"The gradient is not finite: {what} has no finite derivative.",

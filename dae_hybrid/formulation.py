@@ -18,11 +18,12 @@ from collections.abc import Callable, Sequence
 import casadi as ca
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from scipy.sparse import csr_matrix
+from scipy.sparse import csc_array, csr_matrix, issparse
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from dae_hybrid.errors import ConsistencyError, FormulationError
 from dae_hybrid.integrator import Array
+from dae_hybrid.matrices import Factors, Matrix, dense, is_finite, row_maxima, solve
 
 #: singular values below this, relative to the size of what was summed to form the matrix, are zero
 RANK_TOLERANCE = 1e-11
@@ -37,6 +38,8 @@ COLLAPSED = 1e-5
 #: a residual below this many roundings of its terms is zero
 RESIDUAL_ROUNDINGS = 1e4
 EPS = float(np.finfo(float).eps)
+#: up to this size a singular matrix is taken apart to name what is wrong
+NAMED = 1000
 
 
 def check_structure(mode: str, algebraic: Sequence[str], rows: Sequence[str], hidden: int, by_z: ca.Sparsity) -> None:
@@ -159,21 +162,21 @@ def solve_algebraic(
 
         Asked only where Newton's method gets no farther. Terms that all vanish leave no scale of their own.
         """
-        if not (np.all(np.isfinite(residual)) and np.all(np.isfinite(jacobian))):
+        if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
             return False
-        carried = np.abs(jacobian).sum(axis=1) * np.abs(z).max(initial=0.0)
+        carried = abs(jacobian).sum(axis=1) * np.abs(z).max(initial=0.0)
         allowed = RESIDUAL_ROUNDINGS * EPS * size + STAGNANT * carried
         return bool(np.all(np.abs(residual) <= allowed))
 
     def fail(reason: str = "") -> ConsistencyError:
-        fixed = ~np.any(jacobian, axis=1)  # nothing can be done about these: they are in conflict with what is given
+        fixed = row_maxima(jacobian) == 0.0  # nothing can be done about these: they are in conflict with what is given
         conflict = np.any(fixed & (np.abs(residual) > RESIDUAL_ROUNDINGS * EPS * size))
         return _inconsistent(
             np.where(fixed, residual, 0.0) if conflict else residual, size, reason, equations, mode, variables, time
         )
 
     for _ in range(50):
-        if not (np.all(np.isfinite(residual)) and np.all(np.isfinite(jacobian))):
+        if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
             break
         step = _newton_step(jacobian, residual)
         if step is None or not np.all(np.isfinite(step)):
@@ -203,19 +206,19 @@ def _newton_step(jacobian: Array, residual: Array) -> Array | None:
     rows, columns = jacobian.shape
     if rows == columns:
         try:
-            return np.asarray(-np.linalg.solve(jacobian, residual))
+            return np.asarray(-solve(jacobian, residual))
         except np.linalg.LinAlgError:
             return None
     try:
-        step, _, rank, _ = np.linalg.lstsq(jacobian, -residual, rcond=None)
+        step, _, rank, _ = np.linalg.lstsq(dense(jacobian), -residual, rcond=None)
     except np.linalg.LinAlgError:
         return None
     return None if rank < columns else np.asarray(step)
 
 
-def _row_sizes(matrix: Array) -> Array:
+def _row_sizes(matrix: Matrix) -> Array:
     """Largest magnitude of every row, as a column; one where a row is zero."""
-    scale = np.abs(matrix).max(axis=1, initial=0.0)
+    scale = row_maxima(matrix)
     return np.where(scale > 0, scale, 1.0)[:, None]
 
 
@@ -226,12 +229,16 @@ def solve_linear(matrix: Array, right: Array, right_size: Array) -> tuple[Array,
     which is also that of what is left. Raises `np.linalg.LinAlgError` where the matrix is singular.
     """
     scale = _row_sizes(matrix)
-    matrix, right, right_size = matrix / scale, right / scale, right_size / scale
     rows, columns = matrix.shape
+    right, right_size = dense(right) / scale, dense(right_size) / scale
+    if issparse(matrix):
+        matrix = csc_array(matrix / scale) if rows == columns else dense(matrix) / scale
+    else:
+        matrix = matrix / scale
     if rows == columns:
         if reciprocal_condition(matrix) <= RANK_TOLERANCE:
             raise np.linalg.LinAlgError("their matrix is singular")
-        return np.linalg.solve(matrix, right), np.zeros_like(right), np.ones_like(right)
+        return solve(matrix, right), np.zeros_like(right), np.ones_like(right)
     if not columns:
         return np.zeros((0, right.shape[1])), -right, right_size
     solution, _, rank, _ = np.linalg.lstsq(matrix, right, rcond=RANK_TOLERANCE)
@@ -246,8 +253,11 @@ def refuse_multiple_root(matrix: Array, sizes: Array) -> None:
 
     At a multiple root Newton's method stops at about the square root of rounding, where a matrix that should be
     singular still is a regular one, of entries that have almost cancelled. Units of the unknowns do not matter:
-    derivatives may be larger than variables by whatever the unit of time makes of them.
+    derivatives may be larger than variables by whatever the unit of time makes of them. Large matrices are not looked
+    at: what discretises a smooth problem comes as close to a singular one as it is fine.
     """
+    if issparse(matrix):
+        return
     rows = _row_sizes(sizes)
     columns = _row_sizes((sizes / rows).T).T
     smallest = np.linalg.svd(matrix / rows / columns, compute_uv=False)[-1]
@@ -255,20 +265,28 @@ def refuse_multiple_root(matrix: Array, sizes: Array) -> None:
         raise np.linalg.LinAlgError(f"their matrix almost cancels (to {smallest:.1e} of its terms), a multiple root")
 
 
-def reciprocal_condition(matrix: Array) -> float:
+def reciprocal_condition(matrix: Matrix) -> float:
     """Smallest over largest singular value, the rows brought to one size; 0 where the matrix is not finite."""
-    if not matrix.size:
+    if not min(matrix.shape):
         return 1.0
-    if not np.all(np.isfinite(matrix)):
+    if not is_finite(matrix):
         return 0.0
+    if issparse(matrix):
+        scaled = csc_array(matrix / _row_sizes(matrix))
+        try:
+            return float(1 / (abs(scaled).sum(axis=0).max() * Factors(scaled).inverse_norm()))
+        except np.linalg.LinAlgError:
+            return 0.0
     singular = np.linalg.svd(matrix / _row_sizes(matrix), compute_uv=False)
     return float(singular[-1] / singular[0]) if singular[0] > 0 else 0.0
 
 
 def collapsed(matrix: Array, before: Array) -> bool:
     """Whether a matrix has lost its smallest singular value against what it was before."""
-    if not (np.all(np.isfinite(matrix)) and np.all(np.isfinite(before))):
+    if not (is_finite(matrix) and is_finite(before)):
         return True
+    if issparse(matrix):
+        return reciprocal_condition(matrix) < COLLAPSED * reciprocal_condition(before)
     scale = _row_sizes(before)
     now, then = (np.linalg.svd(m / scale, compute_uv=False)[-1] for m in (matrix, before))
     return bool(now < COLLAPSED * then)
@@ -276,8 +294,11 @@ def collapsed(matrix: Array, before: Array) -> bool:
 
 def singular_names(matrix: Array, equations: Sequence[str], variables: Sequence[str]) -> str:
     """Which equations depend on each other and which variables they leave open, from the null vectors."""
-    if not np.all(np.isfinite(matrix)):
+    if not is_finite(matrix):
         return "the derivatives of the equations are not finite"
+    if max(matrix.shape) > NAMED:
+        return "their matrix is singular"
+    matrix = dense(matrix)
     left, _, right = np.linalg.svd(matrix)
     text = f"their matrix is singular (condition {1 / max(reciprocal_condition(matrix), 1e-300):.1e})"
 
@@ -311,7 +332,7 @@ def _inconsistent(
     )
 
 
-def closed_by_continuity(matrix: Array, size: Array, algebraic: slice = slice(None)) -> Array:
+def closed_by_continuity(matrix: Matrix, size: Matrix, algebraic: slice = slice(None)) -> Array:
     """Which algebraic variables an arrival leaves to continuity, as rows of the identity.
 
     `matrix` is the derivative of the arrival's equations by its unknowns with the memory following, `size` bounds
@@ -321,11 +342,16 @@ def closed_by_continuity(matrix: Array, size: Array, algebraic: slice = slice(No
     do not determine the other variables, or where it cannot be decided whether a row cancels.
     """
     n = matrix.shape[1]
-    scale = size.max(axis=1, initial=0.0)
-    relative = np.abs(matrix).max(axis=1, initial=0.0) / np.maximum(scale, np.finfo(float).tiny)
+    scale = row_maxima(size)
+    relative = row_maxima(matrix) / np.maximum(scale, np.finfo(float).tiny)
     cancels = (relative <= RANK_TOLERANCE) & (scale > 0)
     if np.any(~cancels & (relative < DOUBTFUL_TOLERANCE)):
         raise np.linalg.LinAlgError(f"rows of relative size {relative} leave it undecided")
+    if issparse(matrix) and not cancels.any() and matrix.shape[0] == n:
+        if reciprocal_condition(matrix) <= RANK_TOLERANCE:
+            raise np.linalg.LinAlgError("the equations are singular")
+        return np.zeros((0, n))
+    matrix, size = dense(matrix), dense(size)
     rows, candidates = np.flatnonzero(cancels), np.arange(n)[algebraic]
     own = size[np.ix_(rows, candidates)] / scale[rows, None]
     if rows.size > candidates.size:

@@ -14,6 +14,7 @@ from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import refuse_not_finite
 from dae_hybrid.integrator import Array, SegmentOutcome
 from dae_hybrid.leg import Leg
+from dae_hybrid.matrices import column
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.system import HybridSystem, ModeSystem
@@ -45,7 +46,7 @@ class Directions:
 
     def start(self, mode: ModeSystem, t: float, x: Array) -> None:
         """Initial derivatives (SR eq. 2, differentiated)."""
-        self.state, self._mode = self.system.initial.derivatives(mode, t, x, self.p) @ self.directions, mode
+        self.state, self._mode = np.asarray(self.system.initial.derivatives(mode, t, x, self.p) @ self.directions), mode
 
     def _by_u(self, mode: ModeSystem, t: float, x: Array, m: Array) -> Array:
         """Derivatives of u = (x, m, p, t) along the directions at fixed t, shape (n_u, d)."""
@@ -153,7 +154,7 @@ class Directions:
             refuse_not_finite(f"the terminal value of functional '{name}'", (rows,), mode=final.name, time=t)
         total = self.costs.T + by_u @ self._by_u(final, t, x, m)
         if trajectory.ended_by_event:
-            total = total + np.outer(by_u @ chain(final, t, x, m, self.p)[:, -1], self.event_times[-1])
+            total = total + np.outer(by_u @ column(chain(final, t, x, m, self.p), -1), self.event_times[-1])
         if not np.all(np.isfinite(total)):
             raise NonFiniteError("The gradient is not finite.", mode=final.name, time=t)
         return np.asarray(total)

@@ -24,6 +24,7 @@ from dae_hybrid.formulation import (
     solve_linear,
 )
 from dae_hybrid.integrator import Array
+from dae_hybrid.matrices import Matrix, dense, vstack
 from dae_hybrid.signals import SignalTable
 from dae_hybrid.system import ModeSystem
 from dae_hybrid.transition import Arrival, all_finite
@@ -91,7 +92,8 @@ class InitialMap:
             return phi, by_x[:, free], sizes
 
         if self.labels:
-            names = [mode.variables.labels()[i] for i in free]
+            labels = mode.variables.labels()
+            names = [labels[i] for i in free]
             try:
                 x[free] = solve_algebraic(
                     system, start[free], mode=mode.name, variables=names, time=t, equations=self.labels
@@ -114,16 +116,19 @@ class InitialMap:
         m, _, by_x, _ = self.equations(t, x, self._held(mode.equations.n_memory, t, p), p)
         return m, by_x[:, list(self.free)]
 
-    def derivatives(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Array:
+    def derivatives(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Matrix:
         """d(y0, m0)/dp, shape (n_differential + n_memory, n_parameters)."""
         held = self._held(mode.equations.n_memory, t, p)
         held_by_p = self._held_by_p(mode.equations.n_memory, t, p)
-        linear, by_p, free = self.linear(t, x, held, p), self.start(p)[1].copy(), list(self.free)
+        linear, by_p, free = self.linear(t, x, held, p), self.start(p)[1], list(self.free)
         refuse_not_finite("an initial value or equation", (*linear[:6], by_p), mode=mode.name, time=t)
         phi_x, phi_held, phi_p, m_x, m_held, m_p, entries = linear
+        if not self.labels and not free:  # everything is given
+            return vstack((by_p[: mode.differential.size], m_x @ by_p + m_held @ held_by_p + m_p))
+        by_p = dense(by_p).copy()
         by_p[free] = 0.0
         right = -(phi_p + phi_held @ held_by_p + phi_x @ by_p)
-        right_size = np.abs(phi_p) + np.abs(phi_held) @ np.abs(held_by_p) + np.abs(phi_x) @ np.abs(by_p)
+        right_size = abs(phi_p) + abs(phi_held) @ abs(held_by_p) + abs(phi_x) @ abs(by_p)
         try:
             if free:
                 refuse_multiple_root(phi_x[:, free], entries[:, free])

@@ -13,7 +13,8 @@ from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.formulation import unmatched
 from dae_hybrid.initial import InitialMap
 from dae_hybrid.lowering import symbols_for
-from dae_hybrid.mode_build import ModeBuilder
+from dae_hybrid.matrices import compact
+from dae_hybrid.mode_build import ModeBuilder, dense_vectors
 from dae_hybrid.mode_functions import entry_sizes, term_sizes
 from dae_hybrid.model import HybridModel
 from dae_hybrid.signals import SignalTable
@@ -44,6 +45,8 @@ def build_initial(
     m0 = ca.vertcat(*memories.call(list(s.point))) if builder.nm else s.kind(0, 1)
     if builder.nm and ca.jacobian(m0, s.m).nnz():
         raise ModelError("The initial value of a memory uses a memory or a signal.", mode=initial.mode.name)
+    if builder.nm:  # MX keeps what it does not use
+        m0 = ca.vertcat(*memories.call([s.t, s.x, s.kind.zeros(builder.nm), s.p]))
     for table in signals:
         m0 = s.kind(m0)
         m0[table.memory, :] = held[table.memory, :]
@@ -53,7 +56,8 @@ def build_initial(
         closure = builder.flow(*point)[builder.ny :, :]
         return ca.vertcat(*stated.call(list(point)), builder.invariants(*point), closure)
 
-    free = [i for i in range(lowering.n) if i not in entries]
+    given_entries = set(entries)
+    free = [i for i in range(lowering.n) if i not in given_entries]
     labels = _labels(initial, builder)
     rows = phi(s.m)
     _check_count(initial, builder, len(free) - rows.numel(), given)
@@ -61,15 +65,15 @@ def build_initial(
     total = phi(m0)
     _check_rank(initial, builder, labels, free, ca.jacobian(total, s.x)[:, free].sparsity())
     inputs = [s.t, s.x, held, s.p]
-    equations = [m0, total, ca.jacobian(total, s.x), at(s.t, s.x, m0, s.p)[1]]
+    equations = [m0, total, compact(ca.jacobian(total, s.x)), at(s.t, s.x, m0, s.p)[1]]
     linear = [ca.jacobian(value, by) for value in (total, m0) for by in (s.x, held, s.p)]
     linear.append(entry_sizes(ca.jacobian(total, s.x), ca.vertcat(s.u, held)))
     start = _start(initial, builder, values, entries)
     return InitialMap(
         index,
         start,
-        Kernel(ca.Function("equations", inputs, [ca.densify(v) for v in equations]), [2]),
-        Kernel(ca.Function("linear", inputs, [ca.densify(v) for v in linear]), range(7)),
+        Kernel(ca.Function("equations", inputs, dense_vectors(equations, [2])), [2]),
+        Kernel(ca.Function("linear", inputs, [compact(v) for v in linear]), range(7)),
         tuple(free),
         labels,
         signals,
@@ -161,4 +165,4 @@ def _start(initial: Initial, builder: ModeBuilder, values: ca.Function, entries:
     start = ca.MX(ca.DM(guess))
     if entries:
         start[entries] = ca.vertcat(*values.call([*zeros, p]))
-    return Kernel(ca.Function("start", [p], [ca.densify(v) for v in (start, ca.jacobian(start, p))]), [1])
+    return Kernel(ca.Function("start", [p], [ca.densify(start), compact(ca.jacobian(start, p))]), [1])

@@ -207,6 +207,8 @@ class Capabilities:
         Has sensitivity analysis of its own. Else it is handed the augmented or adjoint system as another problem.
     index2 : bool
         Integrates index 2 as it stands (``build(index2="direct")``). Else such systems are refused.
+    linear_solvers : tuple of str
+        Values of ``linear_solver=`` that it takes; ``"auto"`` leaves the choice to the adapter.
     """
 
     methods: tuple[str, ...]
@@ -216,6 +218,7 @@ class Capabilities:
     forward: bool = False
     adjoint: bool = False
     index2: bool = False
+    linear_solvers: tuple[str, ...] = ("auto",)
 
 
 class Session(Protocol):

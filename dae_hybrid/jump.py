@@ -13,6 +13,7 @@ from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.formulation import unmatched
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import Flat, ModeLowering, split, symbols_for
+from dae_hybrid.matrices import compact
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.mode_functions import entry_sizes, term_sizes
 from dae_hybrid.model import HybridModel
@@ -274,7 +275,9 @@ class Jump:
         at = ca.Function("at", [*s.point, xi, m_after], [phi, by_xi, by_xi_size, term_sizes(phi, everything)])
         m_new = self.memory(s, xi)
         at_new = at.call([*s.point, xi, m_new])
-        after = ca.Function("after", [t, x, m, xi, p], [ca.densify(e) for e in (self.after(s, xi), m_new, *at_new)])
+        outputs = [self.after(s, xi), m_new, *at_new]
+        outputs = [compact(e) if i in (3, 4) else ca.densify(e) for i, e in enumerate(outputs)]
+        after = ca.Function("after", [t, x, m, xi, p], outputs)
         total = self.phi(s, xi, m_new)
         self._check_rank(ca.jacobian(total, xi).sparsity())
         z_before = ca.vertcat(*self.z_before.call(list(s.point)))
@@ -288,7 +291,7 @@ class Jump:
         found = {
             "jump": Kernel(self._arrival(after)),
             "after": Kernel(after, [3, 4]),
-            "linear": Kernel(ca.Function("linear", [t, x, m, xi, p], [ca.densify(e) for e in linear]), range(9)),
+            "linear": Kernel(ca.Function("linear", [t, x, m, xi, p], [compact(e) for e in linear]), range(9)),
         }
         if self.has_cost:
             cost = self.costs(s, xi)

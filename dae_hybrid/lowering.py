@@ -18,7 +18,7 @@ from dae_hybrid.declarations import Declaration, Mode
 from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.model import HybridModel
-from dae_hybrid.symbolic import expanded, kind_for
+from dae_hybrid.symbolic import expanded, is_vectorised, kind_for
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class ModeLowering:
         self.memory = model.of_kind("memory")
         self.parameters = model.of_kind("parameter")
         self.n = self.differential.size + self.algebraic.size
+        self.vectorised = is_vectorised(mode.everything)
 
     def _rate_hash(self, declared: Declaration) -> int | None:
         rate = self.model.rates.get(declared.name)
@@ -111,7 +112,8 @@ class ModeLowering:
         own = [self.model.time, *(d.symbol for d in (*self.variables, *self.memory, *self.parameters))]
         inputs = [*own, *extra]
         self._check_symbols([(what, value) for (what, _), value in zip(expressions, values, strict=True)], inputs)
-        function = expanded(ca.Function(name, inputs, values))
+        function = ca.Function(name, inputs, values)
+        function = function if self.vectorised else expanded(function)
         kind = kind_for([function])
         sizes = (self.n, sum(d.size for d in self.memory), sum(d.size for d in self.parameters))
         t = kind.sym("t")

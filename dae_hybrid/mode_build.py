@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import casadi as ca
@@ -12,6 +13,7 @@ from dae_hybrid.codegen import Kernel, NativeFunction
 from dae_hybrid.integrator import Equations
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import Flat, symbols_for
+from dae_hybrid.matrices import compact
 from dae_hybrid.mode_functions import ModeFunctions, term_sizes
 from dae_hybrid.system import ModeSystem
 
@@ -64,7 +66,7 @@ class ModeBuilder(ModeFunctions):
             }
         if not eliminated:
             found = {"complete": landing, "rates": self.point_function("rates", lambda s: [self.guard_rates(s)])}
-            if ca.depends_on(h, state[self.ny :, :]):  # the integrator's z is off by its tolerance, an event's is not
+            if max(ca.jacobian_sparsity(h, state).get_col(), default=-1) >= self.ny:  # z is off by the tolerance
                 point = [ca.MX.sym(k, v.numel()) for k, v in zip("txmp", (t, state, m, p), strict=True)]
                 found["guards"] = self._on_the_constraints(point, landing(*point)[0], "guards")
             return found
@@ -92,14 +94,14 @@ class ModeBuilder(ModeFunctions):
         closure, k = self.algebraic_part(s), self.invariant_part(s)
         phi, g, equations = self.terminals(*s.point), self.integrands(*s.point), self.flow(*s.point)
         outputs = {
-            "closure": ([closure, ca.jacobian(closure, s.x)[:, self.ny :], term_sizes(closure, s.u)], [1]),
-            "closure_by_u": ([ca.jacobian(closure, s.u)], [0]),
-            "terminal": ([phi, ca.jacobian(phi, s.u)], [1]),
-            "adjoint_point": ([ca.jacobian(equations, s.x), ca.jacobian(g, s.x)], [0, 1]),
-            "flow_by_u": ([ca.jacobian(equations, s.u)], [0]),
+            "closure": ([closure, compact(ca.jacobian(closure, s.x)[:, self.ny :]), term_sizes(closure, s.u)], [1]),
+            "closure_by_u": ([compact(ca.jacobian(closure, s.u))], [0]),
+            "terminal": ([phi, ca.densify(ca.jacobian(phi, s.u))], [1]),
+            "adjoint_point": ([compact(ca.jacobian(equations, s.x)), ca.densify(ca.jacobian(g, s.x))], [0, 1]),
+            "flow_by_u": ([compact(ca.jacobian(equations, s.u))], [0]),
         }
         found = {
-            key: Kernel(ca.Function(key, list(s.point), [ca.densify(o) for o in values]), matrices)
+            key: Kernel(ca.Function(key, list(s.point), dense_vectors(values, matrices)), matrices)
             for key, (values, matrices) in outputs.items()
         }
         found["entry"] = Kernel(self.entry)
@@ -107,14 +109,15 @@ class ModeBuilder(ModeFunctions):
             found["landing"] = Kernel(self.landing)
         if self.nk:
             by_u = ca.jacobian(k, s.u)
-            sizes = ca.Function("invariants", list(s.point), [ca.densify(v) for v in (k, by_u, term_sizes(k, s.u))])
+            values = [ca.densify(k), compact(by_u), ca.densify(term_sizes(k, s.u))]
+            sizes = ca.Function("invariants", list(s.point), values)
             found["invariants"] = Kernel(sizes, [1])
             found["direction"] = Kernel(self.point_function("direction", lambda s: [self.direction(s)]), [0])
             found["multipliers"] = Kernel(self.multipliers())
         return found
 
-    def _solved(self) -> dict[str, ca.Function]:
-        """x at outputs, and its derivative by (y, m, p); see `ModeSystem`."""
+    def _solved(self) -> dict[str, Any]:
+        """x at outputs, and its derivative by (y, m, p), made when it is asked for; see `ModeSystem`."""
         n = self.lowering.n if self.explicit is None else self.ny
         t, state, m, p = (ca.MX.sym(k, v) for k, v in zip(("t", "x", "m", "p"), (1, n, self.nm, self.np), strict=True))
         x = self.landing(t, state, m, p)[0]
@@ -130,11 +133,12 @@ class ModeBuilder(ModeFunctions):
             moved[:ny, :] -= self.direction(s) @ ca.horzcat(k_u[:, :ny], k_u[:, n : n + self.nm + self.np])
             return [derivative @ moved]
 
-        derivative = self.point_function("by_w", by_w)
-        return {
-            "solved": ca.Function("solved", [t, state, m, p], [x]),
-            "solved_by_w": ca.Function("solved_by_w", [t, state, m, p], [derivative(t, x, m, p)]),
-        }
+        @cache
+        def solved_by_w() -> ca.Function:
+            derivative = self.point_function("by_w", by_w)
+            return ca.Function("solved_by_w", [t, state, m, p], [derivative(t, x, m, p)])
+
+        return {"solved": ca.Function("solved", [t, state, m, p], [x]), "solved_by_w": solved_by_w}
 
     def _in_words(self) -> str:
         if not self.nz:
@@ -181,3 +185,8 @@ class ModeBuilder(ModeFunctions):
             fragile=self.nz > 0 and (self.explicit is None or self.poles > 0),
             **self._solved(),
         )
+
+
+def dense_vectors(values: list[Any], matrices: list[int]) -> list[Any]:
+    """Columns with all their entries; matrices as they are."""
+    return [value if i in matrices else ca.densify(value) for i, value in enumerate(values)]

@@ -12,6 +12,7 @@ from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.formulation import check_structure, solve_explicitly
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import Flat, ModeLowering, symbols_for
+from dae_hybrid.matrices import LARGE
 from dae_hybrid.model import HybridModel
 from dae_hybrid.symbolic import SYMBOLIC_SOLVE, linear_solve
 
@@ -203,6 +204,11 @@ class ModeFunctions:
 
         def scale(s: Flat) -> list[Any]:
             k = self.algebraic_part(s)
+            if self.nz > LARGE:  # instead of all of the inverse, what it makes of two combinations of signs
+                terms = term_sizes(k, s.u)
+                signs = ca.DM((-1.0) ** np.arange(self.nz))
+                found = linear_solve(ca.jacobian(k, s.x)[:, self.ny :], ca.horzcat(terms, signs * terms))
+                return [ca.fabs(s.x[self.ny :, :]) + ca.fabs(found) @ ca.DM.ones(2)]
             inverse = linear_solve(ca.jacobian(k, s.x)[:, self.ny :], s.kind.eye(self.nz))
             return [ca.fabs(s.x[self.ny :, :]) + ca.fabs(inverse) @ term_sizes(k, s.u)]
 
@@ -283,4 +289,6 @@ def term_sizes(values: Any, u: Any) -> Any:
 
 def entry_sizes(matrix: Any, u: Any) -> Any:
     """Size of what each entry of a matrix is summed from; an entry far below it is zero but for cancellation."""
+    if min(matrix.shape) > LARGE:  # those that there are
+        return type(matrix)(matrix.sparsity(), term_sizes(matrix.nz[:], u))
     return ca.reshape(term_sizes(ca.vec(ca.densify(matrix)), u), *matrix.shape)

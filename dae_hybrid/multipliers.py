@@ -8,6 +8,7 @@ import numpy as np
 
 from dae_hybrid.errors import ConsistencyError
 from dae_hybrid.integrator import Array
+from dae_hybrid.matrices import solve
 from dae_hybrid.system import ModeSystem
 
 #: the adjoint that an integration starts with is rounded to this share of rtol
@@ -36,7 +37,7 @@ def consistent_adjoint(
     if mode.algebraic.size:
         right = -(adjoint @ f_x[:ny, ny:] + g_x[:, ny:])
         try:
-            mu = np.linalg.solve(f_x[ny:, ny:].T, right.T).T
+            mu = solve(f_x[ny:, ny:].T, right.T).T
         except np.linalg.LinAlgError:
             raise ConsistencyError("k_z is singular.", mode=mode.name, time=t) from None
         full = np.hstack((adjoint, mu))

@@ -16,9 +16,11 @@ from dae_hybrid.layout import Layout
 SensitivityMethod = Literal["staggered", "simultaneous"]
 Simultaneous = Literal["declared", "reversed"]
 OnZeno = Literal["raise", "end"]
+LinearSolver = Literal["auto", "dense", "band", "sparse", "krylov"]
 CHOICES = {
     "sensitivity_method": get_args(SensitivityMethod),
     "simultaneous": get_args(Simultaneous),
+    "linear_solver": get_args(LinearSolver),
     "on_zeno": get_args(OnZeno),
 }
 DEFAULT_ATOL = 1e-10
@@ -76,6 +78,10 @@ class Options:
         What to do where events accumulate: raise `ZenoError`, or end the run at the last event before.
     sensitivity_method : {"staggered", "simultaneous"}
         Corrector of forward sensitivity analysis.
+    linear_solver : {"auto", "dense", "band", "sparse", "krylov"}
+        How implicit methods solve for their steps: by dense, banded or sparse (SuperLU) factorisation, or by GMRES with
+        an incomplete sparse factorisation for preconditioner. ``"auto"`` takes what costs least for the structure of
+        the equations; ``statistics`` of the result counts its factorisations and solutions unless it is dense.
     suppress_algebraic : bool
         Leave (implicit) algebraic variables out of the error test. Cheaper where they move with the state; where
         they move faster, steps pass over them and gradients are wrong.
@@ -94,6 +100,7 @@ class Options:
     on_zeno: OnZeno = "raise"
     sensitivity_method: SensitivityMethod = "staggered"
     suppress_algebraic: bool = False
+    linear_solver: LinearSolver = "auto"
 
     def __post_init__(self) -> None:
         if _positive("rtol", self.rtol) >= 1.0:

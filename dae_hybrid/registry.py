@@ -155,6 +155,11 @@ def check_capabilities(name: str, system: HybridSystem, options: Options, analys
             f"Adapter {name!r} has no method {method!r}.",
             remedy=f"Its methods: {', '.join(can.methods)}. Adapters with {method!r}: {others}.",
         )
+    if options.linear_solver not in can.linear_solvers:
+        raise UnsupportedError(
+            f"Adapter {name!r} has no choice of linear_solver={options.linear_solver!r}.",
+            remedy=f"Leave it out, or use {_with(lambda other: options.linear_solver in other.linear_solvers)}.",
+        )
     for mode in system.modes:
         if mode.equations.index == 2 and not can.index2:
             raise UnsupportedError(

@@ -9,6 +9,7 @@ import numpy as np
 
 from dae_hybrid.formulation import closed_by_continuity, reciprocal_condition
 from dae_hybrid.integrator import Array
+from dae_hybrid.matrices import vstack
 from dae_hybrid.tables import align
 
 if TYPE_CHECKING:
@@ -97,4 +98,4 @@ def _arrival(trajectory: Trajectory, event: EventRecord, target: ModeSystem) -> 
         kept = closed_by_continuity(after[3], after[4], transition.z(target))
     except np.linalg.LinAlgError:
         return np.inf
-    return _condition(np.vstack((after[3], kept)))
+    return _condition(vstack((after[3], kept)))

@@ -6,6 +6,7 @@ import numpy as np
 
 from dae_hybrid.codegen import Kernel, densified
 from dae_hybrid.integrator import Array, Equations
+from dae_hybrid.matrices import LARGE, Matrix, entries, identity
 from dae_hybrid.segments import kept
 
 #: above this size a bound replaces the eigenvalues
@@ -39,24 +40,23 @@ def reduced_jacobian(jacobian: Array, n: int) -> Array:
 
 def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> bool:
     """Whether ``method="auto"`` takes a method for stiff equations from t to t_stop."""
+    if equations.n > LARGE:
+        return decay_rate(equations, t, x, m, p) * (t_stop - t) > DECAYS
     jacobian = state_jacobian(equations, t, x, m, p)
     if not equations.implicit and _bound(jacobian) * (t_stop - t) <= DECAYS:  # without a look at the eigenvalues
         return False
     return _decay_rate(equations, jacobian) * (t_stop - t) > DECAYS
 
 
-def _bound(jacobian: Array) -> float:
-    """The smaller of the 1- and the infinity-norm, which no eigenvalue exceeds."""
-    sizes = np.abs(jacobian)
-    return float(min(sizes.sum(axis=0).max(initial=0.0), sizes.sum(axis=1).max(initial=0.0)))
-
-
 def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> float:
     """Largest -Re of the eigenvalues of F_x (above 30 states: the smaller of its 1- and infinity-norm).
 
     Of the equations for y, the algebraic variables solved for. Without a finite Jacobian explicit equations count as
-    not stiff, because methods for stiff ones need it; others have no choice.
+    not stiff, because methods for stiff ones need it; others have no choice. Large equations with algebraic variables
+    count as stiff: to solve for them would take a matrix of all states.
     """
+    if equations.n > LARGE:
+        return np.inf if equations.implicit else _bound(_sparse_jacobian(equations, t, x, m, p))
     return _decay_rate(equations, state_jacobian(equations, t, x, m, p))
 
 
@@ -72,3 +72,17 @@ def _decay_rate(equations: Equations, jacobian: Array) -> float:
     if ny > EIGENVALUES:
         return _bound(jacobian)
     return max(0.0, float(-np.linalg.eigvals(jacobian).real.min(initial=0.0)))
+
+
+def _sparse_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array) -> Matrix:
+    """F_x as it is stored; all zero where it is not finite."""
+    function = equations.functions["jacobian"].function
+    kernel: Kernel = kept(equations, "sparse jacobian", lambda: Kernel(function, range(2)))
+    jacobian = kernel(t, x, m, p)[0]
+    return jacobian if np.all(np.isfinite(entries(jacobian))) else 0.0 * identity(equations.n)
+
+
+def _bound(jacobian: Matrix) -> float:
+    """The smaller of the 1- and the infinity-norm, which no eigenvalue exceeds."""
+    sizes = abs(jacobian)
+    return float(min(sizes.sum(axis=0).max(), sizes.sum(axis=1).max())) if sizes.shape[0] else 0.0

@@ -9,6 +9,9 @@ import casadi as ca
 
 #: up to this many unknowns a linear system is solved symbolically, above by CasADi's sparse QR
 SYMBOLIC_SOLVE = 4
+#: equations of more elementary operations stay in MX form where one operation of theirs stands for so many of them
+#: (measured: their code takes a second to compile, and runs no faster than loops from about there on)
+LARGE, VECTORISED = 500, 8
 
 
 def kind_for(functions: Sequence[ca.Function]) -> Any:
@@ -22,6 +25,17 @@ def expanded(function: ca.Function) -> ca.Function:
         return function.expand()
     except RuntimeError:
         return function
+
+
+def is_vectorised(expression: ca.MX) -> bool:
+    """Whether much is done with few operations on vectors: such code is short, and as fast as element by element."""
+    function = ca.Function("everything", ca.symvar(expression), [expression])
+    operations = function.n_instructions()
+    if function.sz_w() * operations <= LARGE:  # no result is large enough
+        return False
+    own = [i for i in range(operations) if function.instruction_id(i) not in (ca.OP_INPUT, ca.OP_OUTPUT)]
+    elements = sum(function.instruction_MX(i).nnz() for i in own)
+    return elements > max(LARGE, VECTORISED * len(own))
 
 
 def linear_solve(matrix: Any, right: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.integrator import Array, Equations
 from dae_hybrid.journey import Network
 from dae_hybrid.layout import Layout
+from dae_hybrid.matrices import hstack
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.options import Options
 from dae_hybrid.signals import SignalTable
@@ -64,7 +65,7 @@ class ModeSystem(OfThisProcess):
     formulation: str  # in words
     explicit: ca.Function | None  # z as a function of (t, y, m, p), where the integrator sees y only
     solved: ca.Function  # x from (t, integrator's state, m, p), consistent
-    solved_by_w: ca.Function  # its derivative by (y, m, p)
+    solved_by_w: Callable[[], ca.Function]  # makes the function for its derivative by (y, m, p)
     invariants: tuple[str, ...]  # names of the constraints that the state is kept on
     fragile: bool  # whether [F_y' | F_z] could become singular, as far as the structure says
 
@@ -110,7 +111,7 @@ class ModeSystem(OfThisProcess):
         if not len(t):
             return np.zeros((0, rows.shape[1], n))
         constants = (np.tile(v[:, None], t.size) for v in (m, p))
-        by_w = np.asarray(self.solved_by_w(t[None, :], states.T, *constants)).reshape(n, t.size, -1)
+        by_w = np.asarray(self.solved_by_w()(t[None, :], states.T, *constants)).reshape(n, t.size, -1)
         constant = by_w[:, :, ny : ny + m.size] @ dm + by_w[:, :, ny + m.size :] @ dp
         return np.einsum("xty,tdy->tdx", by_w[:, :, :ny], rows[:, :, :ny]) + np.moveaxis(constant, 0, 2)
 
@@ -121,9 +122,9 @@ class ModeSystem(OfThisProcess):
         """
         ny, n = self.differential.size, self.variables.size
         by_u = self.kernels["invariants"](t, x, m, p)[1]
-        direction = np.zeros((ny + m.size, len(by_u)))
+        direction = np.zeros((ny + m.size, by_u.shape[0]))
         direction[:ny] = self.kernels["direction"](t, x, m, p)[0]
-        return direction, np.hstack((by_u[:, :ny], by_u[:, n:-1]))
+        return direction, hstack((by_u[:, :ny], by_u[:, n:-1]))
 
     @cached_property
     def variables(self) -> Layout:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from scipy.sparse import csc_array, issparse
 
 from dae_hybrid.arrival import arrival_derivative, refuse_singular_entry
 from dae_hybrid.codegen import Kernel
@@ -34,6 +35,8 @@ from dae_hybrid.failures import SUSPECTS, refuse_not_finite
 from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
 from dae_hybrid.integrator import Array
 from dae_hybrid.layout import Layout
+from dae_hybrid.matrices import LARGE, Matrix, column, dense, hstack, identity, row_maxima, vstack
+from dae_hybrid.operators import Operator, of, solution
 from dae_hybrid.options import Options
 
 #: up to this many numbers Python is quicker than NumPy
@@ -83,7 +86,7 @@ def vanishes(values: Array, sizes: Array, roundings: float) -> bool:
     return bool(np.all((values == 0.0) | ((np.abs(values) <= limit * sizes) & (sizes < np.inf))))
 
 
-def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Array:
+def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Matrix:
     """Derivative of u = (y, z, m, p, t) by (w, p, t) = (y, m, p, t) along the mode's algebraic equations.
 
     Shape (n + n_memory + n_parameters + 1, n_differential + n_memory + n_parameters + 1).
@@ -91,22 +94,51 @@ def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Array:
     ny, nz = mode.differential.size, mode.algebraic.size
     size = ny + nz + m.size + p.size + 1
     if nz == 0:
-        return np.eye(size)
+        return identity(size)
     by_u = mode.kernels["closure_by_u"](t, x, m, p)[0]
+    if nz > LARGE:
+        return _chain_of_many(mode, t, by_u)
     kept = np.r_[0:ny, ny + nz : size]
     result = np.zeros((size, size - nz))
     result[kept, np.arange(kept.size)] = 1.0
     try:
         result[ny : ny + nz] = -np.linalg.solve(by_u[:, ny : ny + nz], by_u[:, kept])
     except np.linalg.LinAlgError:
-        raise ConsistencyError(
-            "k_z is singular: the algebraic variables are not differentiable here.",
-            mode=mode.name,
-            time=t,
-            variables=mode.algebraic.names,
-        ) from None
+        raise _not_differentiable(mode, t) from None
     refuse_not_finite("an equation for algebraic variables", (result,), mode=mode.name, time=t)
     return result
+
+
+def _not_differentiable(mode: ModeSystem, t: float) -> ConsistencyError:
+    return ConsistencyError(
+        "k_z is singular: the algebraic variables are not differentiable here.",
+        mode=mode.name,
+        time=t,
+        variables=mode.algebraic.names,
+    )
+
+
+def _chain_of_many(mode: ModeSystem, t: float, by_u: Matrix) -> Operator:
+    """The chain of many algebraic variables, known by its products."""
+    ny, nz = mode.differential.size, mode.algebraic.size
+    refuse_not_finite("an equation for algebraic variables", (by_u,), mode=mode.name, time=t)
+    end, by_u = ny + nz, csc_array(by_u)
+    try:
+        solved = solution(by_u[:, ny:end], hstack((by_u[:, :ny], by_u[:, end:])))
+    except np.linalg.LinAlgError:
+        raise _not_differentiable(mode, t) from None
+    return Operator(
+        (by_u.shape[1], by_u.shape[1] - nz),
+        lambda v: np.vstack((v[:ny], solved @ v, v[ny:])),
+        lambda v: np.hstack((v[:, :ny], v[:, end:])) + v[:, ny:end] @ solved,
+    )
+
+
+def _cancels(matrix: Matrix, sizes: Matrix) -> bool:
+    """Whether every entry of a matrix vanishes against its terms."""
+    if issparse(sizes):
+        return bool(row_maxima(matrix).max(initial=0.0) <= RANK_TOLERANCE * row_maxima(sizes).min(initial=np.inf))
+    return vanishes(dense(matrix), sizes, RANK_TOLERANCE / EPS)
 
 
 @dataclass(frozen=True)
@@ -121,8 +153,8 @@ class TransitionLinearisation:
     h_w: Array
     h_p: Array
     rate: float  # D
-    R_w: Array
-    R_p: Array
+    R_w: Matrix
+    R_p: Matrix
     R_t: Array
     flow_minus: Array
     flow_plus: Array
@@ -323,7 +355,7 @@ class TransitionMap:
             phi, by_xi, _, phi_size = equations(trial)
             offset = trial - continuous
             sizes = abs(kept) @ (abs(trial) + abs(continuous))
-            return np.concatenate((phi, kept @ offset)), np.vstack((by_xi, kept)), np.concatenate((phi_size, sizes))
+            return np.concatenate((phi, kept @ offset)), vstack((by_xi, kept)), np.concatenate((phi_size, sizes))
 
         try:
             _, by_start, by_start_size, _ = equations(start)
@@ -359,6 +391,8 @@ class TransitionMap:
         tangent, nw = self.kernels["tangent"], source.differential.size + m.size
         after = [np.zeros(tangent.function.nnz_in(i)) for i in (3, 4)]
         h, _, flow, *_ = tangent(t, x, m, *after, p, clock)
+        if source.algebraic.size > LARGE:
+            h = h @ chain(source, t, x, m, p)
         return h[0, :nw], h[0, nw : nw + p.size], float(h[0, :nw] @ flow + h[0, -1])
 
     def linearise(
@@ -373,8 +407,12 @@ class TransitionMap:
         """The linearisation at a recorded event."""
         t, before, m = event.time, event.x_minus, event.memory_minus
         nw, np_ = source.differential.size + m.size, p.size
-        out = self.kernels["tangent"](t, before, m, event.x_plus, event.memory_plus, p, clock)
+        out: list[Any] = self.kernels["tangent"](t, before, m, event.x_plus, event.memory_plus, p, clock)
         h, jump, flow_minus, g_minus, flow_plus, g_plus, by_xi, by_xi_size = out
+        by_w: Matrix | None = None
+        if source.algebraic.size > LARGE:
+            by_w = chain(source, t, before, m, p)
+            h, jump = h @ by_w, of(jump) @ by_w if target is None or self.simple else jump
         what = f"the trigger of transition '{self.name}'"
         refuse_not_finite(what, (h, flow_minus), mode=event.source, transition=self.name, time=t)
         rate = float(h[0, :nw] @ flow_minus + h[0, -1])
@@ -390,8 +428,8 @@ class TransitionMap:
             conditions.refuse(error)
         cost, dxi = None, np.zeros((0, nw + np_ + 1))
         costs = "cost" in self.kernels
-        plain = self.simple and not costs and vanishes(by_xi, by_xi_size, RANK_TOLERANCE / EPS)
-        by_w = None if plain else chain(source, t, before, m, p)
+        plain = self.simple and not costs and _cancels(by_xi, by_xi_size)
+        by_w = None if plain else chain(source, t, before, m, p) if by_w is None else by_w
         if by_w is not None and target is not None:
             when = None if event.follows else -h[0, :-1] / rate
             jump, dxi = arrival_derivative(self, source, target, event, p, by_w, when, flow_minus)
@@ -405,7 +443,7 @@ class TransitionMap:
             rate=rate,
             R_w=jump[:, :nw],
             R_p=jump[:, nw : nw + np_],
-            R_t=jump[:, -1],
+            R_t=column(jump, -1),
             flow_minus=flow_minus,
             flow_plus=flow_plus,
             integrand_minus=g_minus,

@@ -12,6 +12,7 @@ from dae_hybrid.errors import ModelError
 from dae_hybrid.jump import Jump, cost_kernel, event_costs
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import ModeLowering, split, symbols_for
+from dae_hybrid.matrices import LARGE, compact
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
 from dae_hybrid.transition import TransitionMap
@@ -104,7 +105,8 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Ke
     s = source.solvable(s)
     kind, n_after = s.kind, source.lowering.n if jump is None else jump.target.lowering.n
     after, m_after, clock = kind.sym("after", n_after), kind.sym("m_after", source.nm), kind.sym("clock", CLOCK)
-    by_w = source.chain(s)
+    # through many algebraic variables the derivatives are left by u: their chain is known by its products only
+    by_w = source.chain(s) if source.nz <= LARGE else kind.eye(s.u.numel())
     h = trigger(*s.point, clock)
     flow_minus = ca.vertcat(source.flow(*s.point)[: source.ny, :], kind.zeros(source.nm))
     n_w = source.ny + source.nm
@@ -127,7 +129,8 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Ke
             derivative = ca.vertcat(ca.jacobian(y_new, s.u) @ by_w, dm @ by_w)
         arrival = [flow_plus, target.integrands(*point), k_z, k_z_size]
     outputs = [ca.jacobian(h, s.u) @ by_w, derivative, flow_minus, g_minus, *arrival]
-    function = ca.Function("tangent", [s.t, s.x, s.m, after, m_after, s.p, clock], [ca.densify(o) for o in outputs])
+    outputs = [compact(o) if i in (1, 6, 7) else ca.densify(o) for i, o in enumerate(outputs)]
+    function = ca.Function("tangent", [s.t, s.x, s.m, after, m_after, s.p, clock], outputs)
     return Kernel(function, [0, 1, 6, 7])
 
 

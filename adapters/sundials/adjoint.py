@@ -28,11 +28,11 @@ class Adjoint(SolverMemory):
     (lambda, mu) and the guide, see callbacks.c.
     """
 
-    def __init__(self, equations: Equations, method: str, wrt: tuple[int, ...], backend: Any) -> None:
+    def __init__(self, equations: Equations, options: Options, method: str, wrt: tuple[int, ...], backend: Any) -> None:
         e = equations
         super().__init__(e, method, e.n + 1, backend.Model(e, "IDA" if e.implicit else "CVode", 0, 0, wrt))
         self.nq = len(wrt) + e.n_memory
-        self.create("_b")
+        self.create(options.linear_solver, "_b")
         self.q, self.q_absolute = (self.objects.vector(max(self.nq, 1)) for _ in range(2))
         self.q_data, self.q_absolute_data = (self.objects.data(v, self.nq) for v in (self.q, self.q_absolute))
         if self.nq:
@@ -77,6 +77,7 @@ class Adjoint(SolverMemory):
         limits = longest_steps(np.append(path[0, 0] - path[0, 1], path[:, 0]))
         self.loop.begin(t1, t0, self.options.max_step or np.inf, limits, inside)
         self._back(task, left)
+        self.model.leave()
         if self.nq:
             self.call("GetQuad", byref(self.time), self.q)
         samples = np.vstack((starts, self.loop.samples))

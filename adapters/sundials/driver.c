@@ -4,13 +4,14 @@ size_t dh_sizes(int which) {
     case 1: return sizeof(context);
     case 2: return sizeof(run);
     case 3: return sizeof(backward);
+    case 4: return sizeof(python_api);
     case 5: return sizeof(explicit_step);
     case 6: return sizeof(link);
     case 7: return sizeof(station);
     case 8: return sizeof(march);
     case 9: return sizeof(explicit_adjoint);
     case 10: return sizeof(sweep);
-    default: return sizeof(python_api);
+    default: return sizeof(linear);
   }
 }
 

@@ -11,8 +11,9 @@
  * small systems, under the same error control, and clear of a defect of Adams with quadrature sensitivities).
  * The layout of the structs is mirrored in driver.py; `dh_sizes` lets Python check that they agree.
  *
- * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for),
- * runge_kutta.c (explicit steps and their adjoint), guards.c (zeros within steps), driver.c (the loops). */
+ * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), linear.c
+ * (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c (the
+ * loops), march.c and sweep.c (through plain events, and back). */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
@@ -28,6 +29,7 @@ enum { REACHED_STOP = 1, FOUND_ROOT = 2 };   /* CV_TSTOP_RETURN, CV_ROOT_RETURN 
 enum { PAUSED = 100, ROWS_FULL = 101, STALLED = 102, STUCK = 50 }; /* STUCK steps without progress are enough */
 enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
 enum { RECOVERABLE = 1, FATAL = -1 };
+enum { SOLVER_DIRECT = 0, MATRIX_CUSTOM = 10, SOLVER_CUSTOM = 18 }; /* of SUNLinearSolver_Type, SUNMatrix_ID, .._ID */
 enum { SOLVES = 10 };                        /* of three Newton steps each */
 #define CONVERGED 1e-11                      /* last relative correction of algebraic variables */
 enum { POLISH = 10000 };                     /* roundings that the polished event time may move by, */
@@ -145,7 +147,23 @@ typedef struct {
   integer unwatched;                         /* evaluations until the next look at the clock */
   double *held;                              /* what depends on parameters and memory alone */
   integer held_valid;
+  struct linear *linear;                     /* Newton's matrix, where it is not SUNDIALS' own dense one */
 } context;
+
+typedef struct linear {                      /* see linear.c; the functions of the band are SUNDIALS' */
+  context *model;
+  integer n, border, backward, n_entries, n_matrix;
+  const integer *place, *diagonal;           /* where the entries of F_x and the diagonal stand in `matrix` */
+  const integer *order;                      /* of the unknowns in `matrix` */
+  double *jacobian, *rows, *matrix, *right;
+  double row_scale, corner;
+  double **columns;                          /* of the band */
+  integer upper, lower, stored, *pivots;
+  integer (*factor_band)(double **, integer, integer, integer, integer, integer *);
+  void (*solve_band)(double **, integer, integer, integer, integer *, double *);
+  int (*factor)(void), (*solve)(void);       /* of Python: `matrix`, and `right` in place; null for a band */
+  integer setups, solves;
+} linear;
 
 typedef struct {                             /* Butcher's table, rows of `a` full */
   integer stages;

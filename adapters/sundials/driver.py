@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_long, c_size_t, c_void_p
 from functools import cache
 from importlib.resources import files
@@ -18,13 +18,17 @@ from dae_hybrid.integrator import Array, Equations
 from .library import load
 
 #: the C text, one unit in this order
-PARTS = ("driver.h", "model.c", "callbacks.c", "runge_kutta.c", "guards.c", "driver.c", "march.c", "sweep.c")
+PARTS = (
+    "driver.h", "model.c", "callbacks.c", "linear.c", "runge_kutta.c", "guards.c", "driver.c", "march.c", "sweep.c",
+)  # fmt: skip
 #: rows of `run.glances` and `run.history` in driver.h
 GLANCES, HISTORY = 12, 3
 PAUSED, ROWS_FULL, STALLED, STUCK = 100, 101, 102, 50
 REACHED_STOP, FOUND_ROOT = 1, 2
 RECORD = {"nothing": 0, "steps": 1, "dense": 2}
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
+#: numbers in a row from which on rows are not copied
+WIDE = 10_000
 BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
 #: bytes of a path; a longer one is given up, and the adjoint integrates its segment again
 LARGEST_PATH = 2**28
@@ -80,6 +84,7 @@ class Context(Structure):
         ("unwatched", c_int64),
         ("held", c_void_p),
         ("held_valid", c_int64),
+        ("linear", c_void_p),
     ]  # fmt: skip
 
 
@@ -265,6 +270,13 @@ class Model:
         """Address of a callback for SUNDIALS."""
         return address(compiled(), f"dh_{name}")
 
+    linear: Any = None  # a `LinearSystem`, where Newton's matrix is not SUNDIALS' dense one
+
+    def use(self, linear: Any) -> None:
+        """What `linear.c` works on."""
+        self.linear, linear.struct.model = linear, self.user_data
+        self.context.linear = ctypes.addressof(linear.struct)
+
     @property
     def user_data(self) -> int:
         """What SUNDIALS hands to forward callbacks."""
@@ -272,13 +284,20 @@ class Model:
 
     def follow(self, path: Array, component: int) -> None:
         """What the adjoint follows and belongs to."""
-        c, self._path = self.context, path
+        c = self.context
+        self._path: Array | None = path
         c.path, (c.path_rows, c.path_width), c.component = path.ctypes.data, path.shape, component
         c.path_row = c.path_rows - 1
         self.reset()
 
+    def leave(self) -> None:
+        """Let go of what was followed, which may be large."""
+        self._path, self.context.path = None, None
+
     def raise_pending(self) -> None:
         """Raise what a signal handler raised during native work."""
+        if self.linear is not None:
+            self.linear.raise_pending()
         if self.context.raised:
             error: BaseException = ctypes.cast(self.context.raised, ctypes.py_object).value
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))  # the reference that driver.c held
@@ -289,7 +308,8 @@ class Model:
     def interruptible(self) -> Iterator[None]:
         """Native work within which signals are looked at; what a handler raises is raised at the end."""
         try:
-            yield
+            with nullcontext() if self.linear is None else self.linear.interruptible():
+                yield
         finally:
             self.raise_pending()
 
@@ -300,7 +320,8 @@ class Model:
 
     def counters(self) -> dict[str, int]:
         """Calls so far."""
-        return {name: int(getattr(self.context, name)) for name in COUNTERS}
+        own = {name: int(getattr(self.context, name)) for name in COUNTERS}
+        return own if self.linear is None else own | self.linear.counters()
 
 
 class _Loop:
@@ -353,6 +374,7 @@ class Stepper(_Loop):
         )
         self._library = compiled()
         self._buffer, self._path = np.zeros(0), np.zeros(0)
+        self._given: Array | None = None  # rows that were handed out
 
     def prepare(
         self, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int,
@@ -361,6 +383,7 @@ class Stepper(_Loop):
         """What is to be recorded; with a `path_width` the path too."""
         run = self.run
         run.width, run.n_rows, run.next_eval, run.n_path, run.path_width = width, 0, 0, 0, path_width
+        self._given = None
         self._make_room(2 if t_eval is None else t_eval.size + 2)
         self._make_path(2)
         run.t_stop, run.until, run.record, run.closed_end, run.dense_order = (
@@ -391,7 +414,7 @@ class Stepper(_Loop):
         """Room for as many rows again."""
         run = self.run
         if run.n_rows + 2 > run.capacity:
-            self._make_room(2 * run.n_rows + 256)
+            self._make_room(2 * run.n_rows + 256 if run.width < WIDE else run.n_rows * 5 // 4 + 16)
         if run.path_width and run.n_path + 2 > run.path_capacity:
             self._make_path(2 * run.n_path + 64)
 
@@ -400,10 +423,13 @@ class Stepper(_Loop):
         run = self.run
         if rows * run.width > self._buffer.size:
             kept = run.n_rows * run.width
-            larger = np.empty(rows * run.width)
-            larger[:kept] = self._buffer[:kept]
-            self._buffer = larger
-            run.rows = larger.ctypes.data
+            if run.width < WIDE:
+                larger = np.empty(rows * run.width)
+                larger[:kept] = self._buffer[:kept]
+                self._buffer = larger
+            else:  # the system moves pages, where a copy would need twice the memory
+                self._buffer.resize(rows * run.width, refcheck=False)
+            run.rows = self._buffer.ctypes.data
         run.capacity = self._buffer.size // run.width
 
     def _make_path(self, rows: int) -> None:
@@ -448,8 +474,14 @@ class Stepper(_Loop):
         return i, float(self._guard_values[i]), float(self._guard_values[self._n_guards + i])
 
     def rows(self, first: int = 0) -> Array:
-        """A copy of what was recorded."""
+        """A copy of what was recorded; wide rows are given away."""
         count, width = self.run.n_rows, self.run.width
+        if width >= WIDE:
+            if self._given is None:
+                given, self._buffer, self.run.capacity = self._buffer, np.zeros(0), 0
+                given.resize(count * width, refcheck=False)
+                self._given = given.reshape(count, width)
+            return self._given[first:]
         return self._buffer[first * width : count * width].reshape(count - first, width).copy()
 
     def path(self, first: int = 0) -> Array | None:

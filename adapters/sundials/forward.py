@@ -40,7 +40,7 @@ class Forward(SolverMemory):
         sensitivity_solver = None
         if ns and self.method == "adams":
             sensitivity_solver = objects.fixed_point(self.x, ns + (self.corrector == SIMULTANEOUS))
-        self.create()
+        self.create(options.linear_solver)
         if e.n_guards:
             self.call("RootInit", e.n_guards, self.model.callback(f"{self.prefix}_root"))
             self.call("SetRootDirection", (c_int * e.n_guards)(*e.directions))

@@ -7,23 +7,24 @@ first one reaches the caller unchanged: a Python exception must never cross a C 
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import CFUNCTYPE, POINTER, c_double, c_int, c_void_p
-from threading import current_thread, main_thread
 from typing import Any
 
 import numpy as np
 
-from dae_hybrid.codegen import Kernel, densified
+from dae_hybrid.codegen import Kernel
 from dae_hybrid.dense import Interpolant
 from dae_hybrid.integrator import Array, Equations
+from dae_hybrid.matrices import Matrix, column, compacted, dense, hstack, vstack
 
 from .driver import BLOCKS, COUNTERS, FUNCTIONS
+from .interpreted_linear import CONSTANTS, SIGNATURES, TYPES, LinearCallbacks, Singular
 from .interpreted_loop import Backward as Backward
 from .interpreted_loop import Stepper as Stepper
 from .library import load
+from .unraisable import caught
 
 RECOVERABLE, FATAL = 1, -1
 SOLVES, CONVERGED = 10, 1e-11  # as in driver.h
@@ -47,8 +48,9 @@ _SIGNATURES = {
     "ida_res_b": "tvvv_",
     "ida_jac_b": "tcvv_m____",
     "ida_quad_b": "tvvv_",
+    **SIGNATURES,
 }
-_TYPES: dict[str, Any] = {"t": c_double, "c": c_double, "o": POINTER(c_double), "i": c_int}
+_TYPES: dict[str, Any] = {"t": c_double, "c": c_double, "o": POINTER(c_double), "i": c_int, **TYPES}
 
 
 class _Recoverable(Exception):
@@ -59,7 +61,7 @@ class _Fatal(Exception):
     """The solver has to stop."""
 
 
-class Model:
+class Model(LinearCallbacks):
     """The same face as `driver.Model`, evaluating kernels in Python."""
 
     def __init__(
@@ -71,7 +73,7 @@ class Model:
         self.equations = e
         matrices = {"jacobian": range(2), "linearised": range(2, 8)}
         self.kernels = {
-            name: Kernel(densified(e.functions[name].function), matrices.get(name, ())) for name in FUNCTIONS
+            name: Kernel(compacted(e.functions[name].function), matrices.get(name, ())) for name in FUNCTIONS
         }
         self.parameters, self.memory = np.zeros(e.n_parameters), np.zeros(e.n_memory)
         self.parameter_directions = np.zeros((n_directions, e.n_parameters))
@@ -94,8 +96,13 @@ class Model:
 
     def follow(self, path: Array, component: int) -> None:
         """What the adjoint follows and belongs to."""
-        self._path, self._component = Interpolant(path, self.equations.n), component
+        self._path: Any = Interpolant(path, self.equations.n)
+        self._component = component
         self.reset()
+
+    def leave(self) -> None:
+        """Let go of what was followed, which may be large."""
+        self._path = None
 
     def reset(self) -> None:
         """Forget the cached linearisation."""
@@ -107,7 +114,7 @@ class Model:
 
     def counters(self) -> dict[str, int]:
         """Calls so far."""
-        return dict(self.calls)
+        return dict(self.calls) if self.linear is None else self.calls | self.linear.counters()
 
     def take_returned(self) -> int | None:
         """The guard that came back through zero within one step of leaving it, if any; forgets it."""
@@ -116,34 +123,26 @@ class Model:
 
     def raise_pending(self) -> None:
         """Raise the first exception that a callback left behind."""
+        if self.linear is not None:
+            self.linear.raise_pending()
         if self._pending is not None:
             pending, self._pending = self._pending, None
             raise pending
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Native work within which signal handlers may run; what they raise is raised at the end.
-
-        A handler may run between a callback's call and its first line, where no `try` catches what it raises: ctypes
-        reports it as unraisable and goes on. Handlers run on the main thread only.
-        """
-        here = current_thread() is main_thread()
-        report = sys.unraisablehook
-
-        def listen(lost: Any) -> None:
-            if "ctypes callback" not in f"{lost.err_msg}" or self._pending is not None:
-                report(lost)
-                return
-            self._pending = lost.exc_value
-
-        if here:
-            sys.unraisablehook = listen
+        """Native work within which signal handlers may run; what they raise is raised at the end."""
         try:
-            yield
+            with caught(self._keep):
+                yield
         finally:
-            if here:
-                sys.unraisablehook = report
             self.raise_pending()
+
+    def _keep(self, error: BaseException) -> bool:
+        if self._pending is not None:
+            return False
+        self._pending = error
+        return True
 
     # -- evaluation -----------------------------------------------------------------------------------
 
@@ -152,8 +151,8 @@ class Model:
         n = self.equations.n
         return self.kernels[name](t, x[:n], self.memory, self.parameters)
 
-    def _checked(self, *values: Array) -> None:
-        if not all(np.all(np.isfinite(v)) for v in values):
+    def _checked(self, *values: Matrix) -> None:
+        if not all(np.all(np.isfinite(v if isinstance(v, np.ndarray) else v.data)) for v in values):
             self.calls["not_finite"] += 1
             raise _Recoverable
 
@@ -176,7 +175,7 @@ class Model:
 
     def _directional(self, t: float, x: Array, s: list[Array]) -> list[Array]:
         b = self._linearised(t, x)
-        by_x, by_p, by_m = (np.vstack((b[f"f_{v}"], b[f"g_{v}"].T))[: self.size] for v in "xpm")
+        by_x, by_p, by_m = (vstack((b[f"f_{v}"], b[f"g_{v}"].T))[: self.size] for v in "xpm")
         n, pairs = self.equations.n, zip(s, self.parameter_directions, self.memory_directions, strict=True)
         return [by_x @ si[:n] + by_p @ dp + by_m @ dm for si, dp, dm in pairs]
 
@@ -198,7 +197,7 @@ class Model:
 
     def _adjoint(self, t: float, lam: Array) -> Array:
         b = self._followed(t)
-        return np.asarray(b["f_x"].T @ lam[: self.equations.n] + b["g_x"][:, self._component])
+        return np.asarray(b["f_x"].T @ lam[: self.equations.n] + column(b["g_x"], self._component))
 
     def _guide(self, t: float, lam: Array) -> float:
         """The weighted sum of the integrands that guides the order of the backward pass; see callbacks.c."""
@@ -207,16 +206,28 @@ class Model:
     def _adjoint_jacobian(self, t: float, sign: float, cj: float, out: Array) -> None:
         b, n, ny = self._followed(t), self.equations.n, self.equations.n_differential
         out[:] = 0.0
-        out[:n, :n] = sign * b["f_x"].T
-        by = np.hstack((b["f_p"][:, self.wrt], b["f_m"]))
-        out[n, :n] = -by @ self.weights
+        out[:n, :n] = sign * dense(b["f_x"]).T
+        out[n, :n] = self._guide_row(b)
         out[range(ny), range(ny)] += cj
         out[n, n] -= cj
+
+    def _guide_row(self, blocks: dict[str, Matrix]) -> Array:
+        return np.asarray(-hstack((blocks["f_p"][:, self.wrt], blocks["f_m"])) @ self.weights)
+
+    def _forward_blocks(self, t: float, x: Array) -> tuple[Matrix, Array]:
+        self.calls["jacobian_calls"] += 1
+        by_x, integrands_by_x = self.evaluate("jacobian", t, x)
+        self._checked(by_x)
+        return by_x, dense(integrands_by_x.T)[: self.size - self.equations.n]
+
+    def _backward_blocks(self, t: float) -> tuple[Matrix, Array]:
+        b = self._followed(t)
+        return b["f_x"], self._guide_row(b)[None, :]
 
     def _adjoint_quadrature(self, t: float, lam: Array) -> Array:
         b, j = self._followed(t), self._component
         lam = lam[: self.equations.n]
-        by_p, by_m = b["f_p"].T @ lam + b["g_p"][:, j], b["f_m"].T @ lam + b["g_m"][:, j]
+        by_p, by_m = b["f_p"].T @ lam + column(b["g_p"], j), b["f_m"].T @ lam + column(b["g_m"], j)
         return -np.concatenate((by_p[self.wrt], by_m))
 
     def _guards(self, t: float, x: Array) -> Array:
@@ -238,6 +249,8 @@ class Model:
 
     def callback(self, name: str) -> int:
         """Address of a callback for SUNDIALS."""
+        if name in CONSTANTS:
+            self._callbacks.setdefault(name, self.constant(name))
         if name not in self._callbacks:
             signature = _SIGNATURES[name]
             prototype = CFUNCTYPE(c_int, *(_TYPES.get(letter, c_void_p) for letter in signature))
@@ -255,11 +268,11 @@ class Model:
                 return FATAL
             try:
                 arguments = [
-                    self._view(letter, v, e) for letter, v in zip(signature, raw, strict=True) if letter not in "_i"
+                    self._view(letter, v, e) for letter, v in zip(signature, raw, strict=True) if letter not in "_i."
                 ]
                 with np.errstate(all="ignore"):  # whatever is not finite is looked at afterwards
                     function(*arguments)
-            except _Recoverable:
+            except (_Recoverable, Singular):
                 return RECOVERABLE
             except _Fatal:
                 return FATAL
@@ -271,7 +284,7 @@ class Model:
         return call
 
     def _view(self, letter: str, value: Any, e: Equations) -> Any:
-        if letter in "tc":
+        if letter in "tckf":
             return value
         if letter == "o":
             return np.ctypeslib.as_array(value, (e.n_guards,))
@@ -316,12 +329,9 @@ class Model:
         out[:] = self._flow(t, x) - self._mass * xdot
 
     def _ida_jac(self, t: float, cj: float, x: Array, xdot: Array | None, out: Array) -> None:
-        self.calls["jacobian_calls"] += 1
-        by_x, integrands_by_x = self.evaluate("jacobian", t, x)
-        n = self.equations.n
-        self._checked(by_x)
+        by_x, rows = self._forward_blocks(t, x)
         out[:] = -cj * np.diag(self._mass)
-        out[:, :n] += np.vstack((by_x, integrands_by_x.T))[: self.size]
+        out[:, : self.equations.n] += np.vstack((dense(by_x), rows))
 
     def _ida_root(self, t: float, x: Array, xdot: Array, out: Array) -> None:
         out[:] = self._guards(t, x)

@@ -18,6 +18,7 @@ from dae_hybrid.options import Options
 
 from .flags import integration_error
 from .library import ADAMS, BDF, Objects, load
+from .linear import prepare
 from .runge_kutta import Table
 
 MAX_ORDER = {"bdf": 5, "adams": 12}
@@ -93,11 +94,13 @@ class SolverMemory:
         self.call("SetMaxHnilWarns", -1)
         self.call("SetUserData", self.model.user_data)
 
-    def create(self, suffix: str = "") -> None:
+    linear_solver = "none"  # which one there is
+
+    def create(self, linear_solver: str, suffix: str = "") -> None:
         """Create the memory with its right-hand side and linear solver; the suffix is that of the callbacks."""
         lib, e, free = self.lib, self.equations, self.name("Free")
         callback = self.model.callback
-        matrix, solver = (None, None) if self.method == "adams" else self.objects.dense_solver(self.x, self.size)
+        connect = None if self.method == "adams" else prepare(self, linear_solver, suffix)
         fixed_point = self.objects.fixed_point(self.x) if self.method == "adams" else None
         if e.implicit:
             handle = lib.IDACreate(self.objects.context)
@@ -113,9 +116,8 @@ class SolverMemory:
             self.call("Init", callback(f"cv_rhs{suffix}"), 0.0, self.x)
             self.call("SetMaxHnilWarns", -1)
         self.call("SetUserData", self.model.user_data)
-        if fixed_point is None:
-            self.call("SetLinearSolver", solver, matrix)
-            self.call("SetJacFn", callback(f"{self.prefix}_jac{suffix}"))
+        if connect is not None:
+            connect()
         else:
             self.call("SetNonlinearSolver", fixed_point)
         if e.implicit:

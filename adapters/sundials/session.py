@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from dae_hybrid.integrator import (
 from dae_hybrid.journey import Journey, LegAdjoint, Network, Passage
 from dae_hybrid.leg import Leg
 from dae_hybrid.multipliers import ROUNDED
-from dae_hybrid.options import Options
+from dae_hybrid.options import LinearSolver, Options
 from dae_hybrid.segments import is_short, standing_still
 from dae_hybrid.stiffness import is_stiff
 
@@ -55,6 +55,7 @@ class SundialsIntegrator:
         forward=True,
         adjoint=True,
         index2=True,
+        linear_solvers=get_args(LinearSolver),
     )
 
     def __init__(self) -> None:
@@ -95,7 +96,7 @@ class SundialsSession:
         if own in self._leased:
             return self._leased[own]
         options = self.options
-        key = ("sundials", *purpose)
+        key = ("sundials", options.linear_solver, *purpose)
         idle = equations.kept.setdefault(key, [])
         backend: Any = driver if self._is_native(equations) else interpreted
         try:
@@ -106,7 +107,7 @@ class SundialsSession:
             elif purpose[0] == "discrete":
                 memory = DiscreteAdjoint(equations, self._wrt, Table.of(options.max_order or DEFAULT_ORDER))
             else:
-                memory = Adjoint(equations, purpose[1], self._wrt, backend)
+                memory = Adjoint(equations, options, purpose[1], self._wrt, backend)
         if purpose[0] == "discrete":
             pass
         elif purpose[0] == "forward":
@@ -156,6 +157,7 @@ class SundialsSession:
             "error_test_failures": counts["error_test_failures"],
             "newton_failures": counts["newton_failures"],
             "segments": counts["segments"],
+            **{name: count for name, count in counts.items() if name.endswith((" factorisations", " solutions"))},
         }
 
     # -- forwards -------------------------------------------------------------------------------------

@@ -1,0 +1,160 @@
+"""Newton's matrix of large systems without a compiler: what linear.c does, in Python."""
+
+from __future__ import annotations
+
+from ctypes import CFUNCTYPE, POINTER, c_double, c_int, c_void_p
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.integrator import Array, Equations
+from dae_hybrid.matrices import Matrix, entries
+
+#: further signatures of callbacks, see interpreted.py: k whether the Jacobian is kept, f whether it is fresh,
+#: . a number that is ignored
+SIGNATURES = {
+    "solver_setup": "__",
+    "solver_solve": "__vv.",
+    "cv_system": "tv__kfc____",
+    "cv_product_setup": "tv__",
+    "cv_product": "vv.____",
+    "cv_precondition": "tv_kfc_",
+    "cv_preconditioned": ".__vv..i_",
+    "ida_system": "tcv_______",
+    "ida_product_setup": "tv__c_",
+    "ida_product": ".___vvc___",
+    "ida_precondition": "tv__c_",
+    "ida_preconditioned": ".___vv.._",
+}
+TYPES: dict[str, Any] = {"k": c_int, "f": POINTER(c_int), ".": c_double}
+CONSTANTS = {"matrix_id": 10, "matrix_zero": 0, "solver_type": 0, "solver_id": 18}
+
+
+class Singular(Exception):
+    """The matrix is singular: the solver may try a smaller step."""
+
+
+class LinearCallbacks:
+    """Callbacks of `interpreted.Model`; `linear` is a `LinearSystem`."""
+
+    equations: Equations
+    size: int
+    linear: Any = None
+    _jacobian: Matrix  # F_x, and the rows behind it
+    _rows: Array
+    _mass: Array
+
+    def use(self, linear: Any) -> None:
+        """What the callbacks work on."""
+        self.linear = linear
+        pointers, rows = self.equations.functions["jacobian"].pattern(0)
+        self._places = rows, np.repeat(np.arange(self.equations.n), np.diff(pointers))
+
+    def constant(self, name: str) -> Any:
+        """A function that returns a number."""
+        return CFUNCTYPE(c_int, c_void_p)(lambda _: CONSTANTS[name])
+
+    # what the model gives; see interpreted.Model
+    def _forward_blocks(self, t: float, x: Array) -> tuple[Matrix, Array]:
+        raise NotImplementedError
+
+    def _backward_blocks(self, t: float) -> tuple[Matrix, Array]:
+        raise NotImplementedError
+
+    @property
+    def _backward(self) -> bool:
+        return bool(self.linear.struct.backward)
+
+    def _keep_jacobian(self, t: float, x: Array) -> None:
+        self._jacobian, self._rows = self._backward_blocks(t) if self._backward else self._forward_blocks(t, x)
+
+    def _assemble(self, scale: float, shift: float, row_scale: float, corner: float) -> None:
+        linear, structure = self.linear, self.linear.structure
+        linear.matrix[:] = 0.0
+        jacobian = self._jacobian[self._places] if isinstance(self._jacobian, np.ndarray) else entries(self._jacobian)
+        linear.matrix[structure.place] = scale * jacobian
+        linear.matrix[structure.diagonal[: self.equations.n_differential]] += shift
+        linear.struct.row_scale, linear.struct.corner = row_scale, corner
+
+    def _assemble_explicit(self, gamma: float) -> None:
+        self._assemble(gamma if self._backward else -gamma, 1.0, -gamma, 1.0)
+
+    def _assemble_implicit(self, cj: float) -> None:
+        self._assemble(1.0, cj if self._backward else -cj, 1.0, -cj)
+
+    def _solver_setup(self) -> None:
+        s, linear = self.linear.struct, self.linear
+        linear.struct.setups += 1
+        if linear.superlu is not None:
+            flag = linear.superlu.factor()
+        else:
+            lib = linear.library
+            flag = lib.SUNDlsMat_bandGBTRF(s.columns, s.n, s.upper, s.lower, s.stored, s.pivots)
+        if flag:
+            raise Singular
+
+    def _substitute(self, x: Array, b: Array) -> None:
+        s, linear, n = self.linear.struct, self.linear, self.equations.n
+        linear.struct.solves += 1
+        order = linear.structure.order
+        linear.right[:] = b[order]
+        if linear.superlu is not None:
+            if linear.superlu.solve():
+                raise Singular
+        else:
+            lib = linear.library
+            lib.SUNDlsMat_bandGBTRS(s.columns, s.n, s.stored, s.lower, s.pivots, s.right)
+        behind = b[n:].copy()
+        x[order] = linear.right
+        x[n:] = (behind - s.row_scale * (self._rows @ x[:n])) / s.corner
+
+    def _multiply(self, v: Array, out: Array) -> None:
+        n = self.equations.n
+        matrix = self._jacobian.T if self._backward else self._jacobian
+        out[:n], out[n:] = matrix @ v[:n], self._rows @ v[:n]
+
+    # -- callbacks --------------------------------------------------------------------------------------
+
+    def _solver_solve(self, x: Array, b: Array) -> None:
+        self._substitute(x, b)
+
+    def _cv_system(self, t: float, y: Array, kept: int, fresh: Any, gamma: float) -> None:
+        fresh[0] = int(not kept)
+        if not kept:
+            self._keep_jacobian(t, y)
+        self._assemble_explicit(gamma)
+
+    def _cv_product_setup(self, t: float, y: Array) -> None:
+        self._keep_jacobian(t, y)
+
+    def _cv_product(self, v: Array, out: Array) -> None:
+        self._multiply(v, out)
+        if self._backward:
+            out[: self.equations.n] *= -1.0
+
+    def _cv_precondition(self, t: float, y: Array, kept: int, fresh: Any, gamma: float) -> None:
+        self._cv_system(t, y, kept, fresh, gamma)
+        self._solver_setup()
+
+    def _cv_preconditioned(self, r: Array, z: Array) -> None:
+        self._substitute(z, r)
+
+    def _ida_system(self, t: float, cj: float, x: Array) -> None:
+        self._keep_jacobian(t, x)
+        self._assemble_implicit(cj)
+
+    def _ida_product_setup(self, t: float, x: Array, cj: float) -> None:
+        self._keep_jacobian(t, x)
+
+    def _ida_product(self, v: Array, out: Array, cj: float) -> None:
+        self._multiply(v, out)
+        ny, n = self.equations.n_differential, self.equations.n
+        out[:ny] += (cj if self._backward else -cj) * v[:ny]
+        out[n:] -= cj * v[n:]
+
+    def _ida_precondition(self, t: float, x: Array, cj: float) -> None:
+        self._ida_system(t, cj, x)
+        self._solver_setup()
+
+    def _ida_preconditioned(self, r: Array, z: Array) -> None:
+        self._substitute(z, r)

@@ -1,0 +1,260 @@
+"""Newton's matrix of large systems: band, sparse (SuperLU) or Krylov, behind SUNDIALS' interface of linear solvers.
+
+SUNDIALS is given a matrix that it never looks into and a solver of our own; see linear.c. Their structs are known here
+by their layout, which is compared with SUNDIALS' own dense ones before anything is made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from ctypes import CFUNCTYPE, Structure, c_double, c_int, c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csc_array
+from scipy.sparse.linalg import spilu, splu
+
+from dae_hybrid.errors import AdapterError
+
+from . import structure as structures
+from .library import INSTALL, Objects
+from .unraisable import caught
+
+MATRIX_OPERATIONS = (
+    "getid", "clone", "destroy", "zero", "copy", "scaleadd", "scaleaddi", "matvecsetup", "matvec", "transposed",
+    "space",
+)  # fmt: skip
+SOLVER_OPERATIONS = (
+    "gettype", "getid", "setatimes", "setpreconditioner", "setscalingvectors", "setoptions", "setzeroguess",
+    "initialize", "setup", "solve", "numiters", "resnorm", "lastflag", "space", "resid", "free",
+)  # fmt: skip
+RECOVERABLE, FATAL = 1, -1
+PRECONDITION_LEFT = 1
+#: subspace of GMRES, and what the incomplete factorisation drops and fills in
+KRYLOV, DROPPED, FILL = 20, 1e-4, 10.0
+#: of SuperLU: entries of the diagonal are kept as pivots down to this share of the largest
+PIVOT = 0.1
+
+
+class Linear(Structure):
+    """`linear` of driver.h."""
+
+    _fields_ = [
+        ("model", c_void_p),
+        *((name, c_int64) for name in ("n", "border", "backward", "n_entries", "n_matrix")),
+        *((name, c_void_p) for name in ("place", "diagonal", "order", "jacobian", "rows", "matrix", "right")),
+        *((name, c_double) for name in ("row_scale", "corner")),
+        ("columns", c_void_p),
+        *((name, c_int64) for name in ("upper", "lower", "stored")),
+        *((name, c_void_p) for name in ("pivots", "factor_band", "solve_band", "factor", "solve")),
+        *((name, c_int64) for name in ("setups", "solves")),
+    ]  # fmt: skip
+
+
+class _Matrix(Structure):
+    """Begin of SUNDIALS' matrices."""
+
+    _fields_ = [(name, c_void_p) for name in ("content", "operations", "context")]
+
+
+class _Solver(Structure):
+    """Begin of SUNDIALS' linear solvers."""
+
+    _fields_ = [(name, c_void_p) for name in ("content", "python", "operations", "context")]
+
+
+def _operations(kind: Any, handle: int, count: int) -> Any:
+    return (c_void_p * count).from_address(kind.from_address(handle).operations)
+
+
+@cache
+def _check_layout() -> None:
+    """Refuse a SUNDIALS whose matrices and linear solvers are laid out in another way than here."""
+    objects = Objects()
+    lib = objects.library
+    matrix, solver = objects.dense_solver(objects.vector(1), 1)
+    known = (
+        (_Matrix, matrix, MATRIX_OPERATIONS, {"getid": "SUNMatGetID_Dense", "zero": "SUNMatZero_Dense"}),
+        (_Solver, solver, SOLVER_OPERATIONS, {
+            "gettype": "SUNLinSolGetType_Dense", "getid": "SUNLinSolGetID_Dense", "setup": "SUNLinSolSetup_Dense",
+            "solve": "SUNLinSolSolve_Dense", "free": "SUNLinSolFree_Dense",
+        }),
+    )  # fmt: skip
+    for kind, handle, names, functions in known:
+        if kind.from_address(handle).context != objects.context:
+            raise AdapterError("This SUNDIALS lays out its linear solvers differently.", remedy=INSTALL)
+        found = _operations(kind, handle, len(names))
+        for name, function in functions.items():
+            if found[names.index(name)] != ctypes.cast(getattr(lib, function), c_void_p).value:
+                raise AdapterError(f"This SUNDIALS has its '{name}' elsewhere.", remedy=INSTALL)
+    objects.free()
+
+
+class SuperLU:
+    """SciPy's SuperLU on values that lie in an array, solving in place in another; as C functions.
+
+    With `incomplete` the factorisation is an incomplete one. A singular matrix is a recoverable failure; whatever else
+    is raised is kept in `pending`.
+    """
+
+    def __init__(self, structure: structures.Structure, values: Any, right: Any, *, incomplete: bool) -> None:
+        self._matrix = csc_array((values, structure.rows, structure.pointers), shape=(structure.n, structure.n))
+        self._matrix.has_canonical_format = True
+        self._right, self._incomplete = right, incomplete
+        self._factors: Any = None
+        self.pending: BaseException | None = None
+        prototype = CFUNCTYPE(c_int)
+        self.factor, self.solve = prototype(self._guarded(self._factor)), prototype(self._guarded(self._solve))
+
+    def keep(self, error: BaseException) -> bool:
+        """Take an exception, to be raised later; the first one only."""
+        if self.pending is not None:
+            return False
+        self.pending = error
+        return True
+
+    def _factor(self) -> int:
+        self._factors = None
+        if not np.isfinite(self._matrix.data).all():
+            return RECOVERABLE
+        try:
+            if self._incomplete:
+                self._factors = spilu(self._matrix, drop_tol=DROPPED, fill_factor=FILL, permc_spec="NATURAL")
+            else:
+                self._factors = splu(self._matrix, permc_spec="NATURAL", diag_pivot_thresh=PIVOT)
+        except RuntimeError:  # exactly singular
+            return RECOVERABLE
+        return 0
+
+    def _solve(self) -> int:
+        if self._factors is None:
+            return RECOVERABLE
+        self._right[:] = self._factors.solve(self._right)
+        return 0
+
+    def _guarded(self, function: Callable[[], int]) -> Callable[[], int]:
+        def call() -> int:
+            if self.pending is not None:
+                return FATAL
+            try:
+                return function()
+            except BaseException as error:
+                self.pending = error
+                return FATAL
+
+        return call
+
+
+class LinearSystem:
+    """Newton's matrix of one solver memory: the arrays that linear.c works on, and what SUNDIALS is given."""
+
+    def __init__(self, objects: Objects, model: Any, structure: structures.Structure, border: int, suffix: str) -> None:
+        _check_layout()
+        e, self.structure, self._objects, self.library = model.equations, structure, objects, objects.library
+        self._model = model
+        backward = bool(suffix)
+        n_entries = len(structure.place)
+        rows = e.n if backward else max(int(e.functions["jacobian"].pattern(1)[1].size), 1)
+        self.jacobian, self.rows = np.zeros(n_entries), np.zeros(rows)
+        self.matrix, self.right = np.zeros(structure.size), np.zeros(e.n)
+        self.pivots = np.zeros(e.n, dtype=np.int64)
+        self.struct = Linear(
+            n=e.n, border=border, backward=int(backward), n_entries=n_entries, n_matrix=structure.size,
+            upper=structure.upper, lower=structure.lower, stored=structure.stored,
+            **{name: getattr(structure, name).ctypes.data for name in ("place", "diagonal", "order")},
+            **{name: getattr(self, name).ctypes.data for name in ("jacobian", "rows", "matrix", "right", "pivots")},
+        )  # fmt: skip
+        if structure.kind == "band":
+            self._use_band()
+        else:
+            self.superlu = SuperLU(structure, self.matrix, self.right, incomplete=structure.kind == "krylov")
+            self.struct.factor, self.struct.solve = (
+                ctypes.cast(function, c_void_p).value for function in (self.superlu.factor, self.superlu.solve)
+            )
+        model.use(self)
+
+    superlu: SuperLU | None = None
+
+    def _use_band(self) -> None:
+        lib, s = self._objects.library, self.structure
+        length = s.stored + s.lower + 1
+        self._columns = self.matrix.ctypes.data + 8 * length * np.arange(s.n, dtype=np.intp)
+        self.struct.columns = self._columns.ctypes.data
+        self.struct.factor_band = ctypes.cast(lib.SUNDlsMat_bandGBTRF, c_void_p).value
+        self.struct.solve_band = ctypes.cast(lib.SUNDlsMat_bandGBTRS, c_void_p).value
+
+    def counters(self) -> dict[str, int]:
+        """Factorisations and solutions so far, under the name of their kind."""
+        kind, s = self.structure.kind, self.struct
+        return {f"{kind} factorisations": int(s.setups), f"{kind} solutions": int(s.solves)}
+
+    def raise_pending(self) -> None:
+        """Raise what a factorisation in Python left behind."""
+        if self.superlu is not None and self.superlu.pending is not None:
+            pending, self.superlu.pending = self.superlu.pending, None
+            raise pending
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Native work within which signal handlers may run in what Python factorises."""
+        return nullcontext() if self.superlu is None else caught(self.superlu.keep)
+
+    def direct(self) -> tuple[int, int]:
+        """A matrix and a solver for SUNDIALS."""
+        objects, lib, callback = self._objects, self._objects.library, self._model.callback
+        made = lib.SUNMatNewEmpty(objects.context)
+        matrix = objects.own(made, lambda: lib.SUNMatFreeEmpty(made), "a matrix")
+        operations = _operations(_Matrix, matrix, len(MATRIX_OPERATIONS))
+        for name, what in {"getid": "matrix_id", "zero": "matrix_zero"}.items():
+            operations[MATRIX_OPERATIONS.index(name)] = callback(what)
+        made_solver = lib.SUNLinSolNewEmpty(objects.context)
+        solver = objects.own(made_solver, lambda: lib.SUNLinSolFreeEmpty(made_solver), "a linear solver")
+        _Solver.from_address(solver).content = ctypes.addressof(self.struct)
+        operations = _operations(_Solver, solver, len(SOLVER_OPERATIONS))
+        for name in ("gettype", "getid", "setup", "solve"):
+            operations[SOLVER_OPERATIONS.index(name)] = callback(f"solver_{name.removeprefix('get')}")
+        return matrix, solver
+
+    def krylov(self, vector: int) -> int:
+        """GMRES, preconditioned from the left."""
+        objects, lib = self._objects, self._objects.library
+        solver = lib.SUNLinSol_SPGMR(vector, PRECONDITION_LEFT, KRYLOV, objects.context)
+        return objects.own(solver, lambda: lib.SUNLinSolFree(solver), "a linear solver")
+
+
+def prepare(memory: Any, wanted: str, suffix: str) -> Callable[[], None]:
+    """Make the linear solver of a solver memory, of the wanted kind; the result connects the two.
+
+    The suffix is that of the callbacks.
+    """
+    e, objects = memory.equations, memory.objects
+    found = structures.structure_of(e, backward=bool(suffix), wanted=wanted)
+    memory.linear_solver = found.kind
+    callback, prefix = memory.model.callback, memory.prefix
+    if found.kind == "dense":
+        matrix, solver = objects.dense_solver(memory.x, memory.size)
+
+        def connect_dense() -> None:
+            memory.call("SetLinearSolver", solver, matrix)
+            memory.call("SetJacFn", callback(f"{prefix}_jac{suffix}"))
+
+        return connect_dense
+    system = LinearSystem(objects, memory.model, found, memory.size - e.n, suffix)
+    if found.kind == "krylov":
+        gmres = system.krylov(memory.x)
+
+        def connect_krylov() -> None:
+            memory.call("SetLinearSolver", gmres, None)
+            memory.call("SetJacTimes", callback(f"{prefix}_product_setup"), callback(f"{prefix}_product"))
+            memory.call("SetPreconditioner", callback(f"{prefix}_precondition"), callback(f"{prefix}_preconditioned"))
+
+        return connect_krylov
+    matrix, solver = system.direct()
+
+    def connect() -> None:
+        memory.call("SetLinearSolver", solver, matrix)
+        memory.call("SetJacFn" if prefix == "ida" else "SetLinSysFn", callback(f"{prefix}_system"))
+
+    return connect
