@@ -38,6 +38,8 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
     c = ca.SX.sym("c", len(symbols))
     if symbols:
         rewritten = ca.substitute(rewritten, list(symbols), ca.vertsplit(c))
+    if any(new.sparsity() != old.sparsity() for new, (_, old) in zip(rewritten, outputs, strict=True)):
+        return result
     for key in hot:
         own = [new for (owner, _), new in zip(outputs, rewritten, strict=True) if owner == key]
         result[key] = ca.Function(functions[key].name(), [*point, c], own if len(own) == 1 else ca.cse(own))

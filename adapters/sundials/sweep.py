@@ -161,6 +161,8 @@ class LegSweep:
         models = [own.model for own in self._discrete.values()]
         models += [memory.model for memories in self._integrated.values() for memory in memories]
         for model in models:
+            model.leave()
+        for model in models:
             model.raise_pending()
         e = self.leg.network.equations
         if flag:
