@@ -2,8 +2,8 @@
 
     python benchmarks/threads.py [--count 400] [--repeats 5]
 
-Wall time of the same adjoint gradients of the EM model, one after the other and on a pool of threads, in turn; what counts
-is the ratio.
+Wall time of the same adjoint gradients of the EM model, one after the other and on a pool of threads, in turn; what
+counts is the ratio.
 """
 
 from __future__ import annotations

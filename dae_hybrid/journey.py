@@ -30,8 +30,8 @@ class Link:
 
     ======== ===========================================================================================
     cross    (y, z) before and its rates, the guards there, their rates and sizes; (y, z) after, the memory after,
-             rates, guards, their rates and sizes after; what has to vanish where it `closes`, and the size of its terms;
-             z by y after, where the equations after are implicit
+             rates, guards, their rates and sizes after; what has to vanish where it `closes`, and the size of its
+             terms; z by y after, where the equations after are implicit
     tangent  h by (w, p, t); w after by (w, p, t), at fixed time; rates of w and integrands before, and after; what has
              to vanish where `follows_z`, and the size of its terms. w = (y, m); see `transition`
     ======== ===========================================================================================

@@ -1,4 +1,4 @@
-"""One way forward: a segment, or one after the other through plain transitions, with a look around from time to time."""
+"""One way forward: a segment, or one after the other through plain transitions, with looks around on the way."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ class SweepStruct(Structure):
     """`sweep` of driver.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("tables", "modes", "integrated", "paths", "path_ends", "path_begins", "offsets", "records")),
+        *((name, c_void_p) for name in ("tables", "modes", "integrated", "paths", "path_ends", "path_begins",
+                                        "offsets", "records")),
         *((name, c_int64) for name in ("n_events", "n_components", "n_wrt", "marks_width", "failed")),
         *((name, c_void_p) for name in ("wrt", "components", "adjoint", "totals", "marks", "work", "longest")),
         *((name, c_double) for name in ("begin", "precision")),
