@@ -223,6 +223,7 @@ def adjoint_gradient(
             witness, total, v = setup.testimony(trajectory, indices, conditions)
             checked[name] = compare(swept, witness, total, v, allowed)
         verdict = certify(trajectory, conditions, forward, checked)
+    trajectory.parts.forget_paths()
     return Gradient(
         functional=name,
         value=trajectory.functionals[name],

@@ -78,7 +78,7 @@ class Leg:
     records: Array
     count: int
     rows: Mapping[int, Array]
-    paths: Mapping[int, Array]
+    paths: dict[int, Array]
     methods: Mapping[int, str]
     n_integrals: int
     n_directions: int
@@ -257,6 +257,16 @@ class Parts(Sequence["Part"]):
                 parts += self.of(item) if isinstance(item, Leg) else [item]
             self._parts = tuple(parts)
         return self._parts
+
+    def forget_paths(self) -> None:
+        """Let go of what only an adjoint needs; a further one integrates the segments again."""
+        for item in self._given:
+            if isinstance(item, Leg):
+                item.paths.clear()
+        segments = [item for item in self._given if not isinstance(item, Leg | RECORDS)]
+        segments += [part for parts in self._expanded.values() for part in parts if not isinstance(part, RECORDS)]
+        for segment in segments:
+            object.__setattr__(segment, "path", None)
 
     def of(self, leg: Leg) -> list[Part]:
         """The parts of a leg."""

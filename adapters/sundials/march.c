@@ -173,8 +173,8 @@ static int fire(march *m) {
   const double value = r->guard_values[r->root], rate = r->guard_values[c->n_guards + r->root];
   if (!l->cross || rate == 0 || (double)l->direction * rate < 0) return 0;
   const double since = m->n_times ? m->recent[0] : m->t0;
-  if (!(t - m->begun > SAME_INSTANT * elapsed(m, t)) || !(m->t_stop - t > m->slack * elapsed(m, t)) || accumulates(m, t))
-    return 0;
+  const double instant = SAME_INSTANT * elapsed(m, t);
+  if (!(t - m->begun > instant) || !(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t))) || accumulates(m, t)) return 0;
   const station *to = &m->stations[l->target];
   if (m->used + l->width > m->capacity) {
     m->full = 1;
