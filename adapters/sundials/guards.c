@@ -164,10 +164,28 @@ static void keep_signs(run *r, int row, int earlier) {
     if (values_of(r, row)[i] == 0) values_of(r, row)[i] = values_of(r, earlier)[i];
 }
 
+/* Explicit steps are long from the first on: a guard that begins at zero may have left it and come back before the first
+ * look. It is given the sign that it has a moment after the beginning. */
+static int leave_zero(run *r, int a, int m) {
+  const context *c = r->model;
+  int back = 0;
+#define LEAVES(i) (values_of(r, a)[i] == 0 && r->band[i] > 0 && c->departure[i] != 0)
+  for (integer i = 0; i < c->n_guards; i++) back |= LEAVES(i) && values_of(r, m)[i] * c->departure[i] < 0;
+  if (!back) return 0;
+  if (glance(r, TRIAL, r->times[a] + MOMENT * (r->times[m] - r->times[a]), 0)) return FATAL;
+  for (integer i = 0; i < c->n_guards; i++) {
+    const double value = values_of(r, TRIAL)[i];
+    if (LEAVES(i) && value * c->departure[i] > 0) values_of(r, a)[i] = value;
+  }
+#undef LEAVES
+  return 0;
+}
+
 /* 1 where a crossing has been found between two glances */
 static int scan(run *r, int a, int b, int depth, double *where) {
   const int m = HALVES + depth;
   int found = glance(r, m, r->times[a] + INSIDE * (r->times[b] - r->times[a]), 0);
+  if (!found && r->step && a == START) found = leave_zero(r, a, m);
   if (found) return FATAL;
   const double place = may_cross(r, a, m, b);
   if (depth && place > 0) {
@@ -204,21 +222,6 @@ static int remember(run *r) {
   return 0;
 }
 
-/* Explicit steps are long from the first on: a guard that has to leave zero gets the sign it has a moment later. */
-static int leave_zero(run *r, double begin, double h) {
-  const context *c = r->model;
-  int leaving = 0;
-  for (integer i = 0; i < c->n_guards; i++)
-    leaving |= values_of(r, START)[i] == 0 && r->band[i] > 0 && c->departure[i] != 0;
-  if (!leaving) return 0;
-  if (glance(r, TRIAL, begin + MOMENT * h, 0)) return FATAL;
-  for (integer i = 0; i < c->n_guards; i++) {
-    const double value = values_of(r, TRIAL)[i];
-    if (values_of(r, START)[i] == 0 && r->band[i] > 0 && value * c->departure[i] > 0) values_of(r, START)[i] = value;
-  }
-  return 0;
-}
-
 /* Looks at the guards within the step that has ended; where one has crossed before anything else happened, r->t is
  * about when. Returns 1 then, a negative flag on failure. */
 static int look(run *r, int status) {
@@ -236,7 +239,6 @@ static int look(run *r, int status) {
       r->noise[i] = fmax(r->band[i], NOISE * fmax(fabs(r->history[i]), fabs(r->history[c->n_guards + i])));
     if (glance(r, START, begin, 0)) return FATAL;
     memcpy(values_of(r, START), r->history + c->n_guards, (size_t)c->n_guards * sizeof(double));
-    if (r->step && leave_zero(r, begin, h)) return FATAL;
     for (integer piece = 1; piece <= pieces && !found; piece++) {
       const int last = piece == pieces;
       if (glance(r, END, last ? r->t : begin + h * (double)piece / (double)pieces, last)) return FATAL;
