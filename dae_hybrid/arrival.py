@@ -110,6 +110,9 @@ def _by_products(
             mode=target.name,
             remedy="Give an explicit reset, or eliminate the algebraic variables.",
         )
+    by_w = by_w if isinstance(by_w, Operator) else of(by_w)
+    if not transition.labels:
+        return ArrivalDerivative(below(of(y_u) @ by_w, of(m_u) @ by_w), np.zeros((0, by_w.shape[1])))
     try:
         kept = csc_array(closed_by_continuity(phi_xi, phi_xi_size, z))
         decided = row_maxima(phi_xi) > RANK_TOLERANCE * row_maxima(phi_xi_size)

@@ -412,7 +412,7 @@ class TransitionMap:
         by_w: Matrix | None = None
         if source.algebraic.size > LARGE:
             by_w = chain(source, t, before, m, p)
-            h, jump = h @ by_w, of(jump) @ by_w if target is None or self.simple else jump
+            h, jump = h @ by_w, of(jump) @ by_w if target is not None and self.simple else jump
         what = f"the trigger of transition '{self.name}'"
         refuse_not_finite(what, (h, flow_minus), mode=event.source, transition=self.name, time=t)
         rate = float(h[0, :nw] @ flow_minus + h[0, -1])

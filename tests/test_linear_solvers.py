@@ -139,6 +139,55 @@ def test_memory_and_a_reset_of_many_states() -> None:
     assert check.difference("forward", "finite_difference") < 1e-5
 
 
+def test_many_algebraic_variables_up_to_an_event_that_ends_the_run() -> None:
+    """The final time moves with the parameters, through a guard and costs on algebraic variables."""
+    n = 130
+    m = dh.HybridModel("ending")
+    k, c = m.parameter("k", 1.2), m.parameter("c", 0.3)
+    y, z = m.differential("y", size=n), m.algebraic("z", size=n)
+    coupled = 2.5 * z - c * (ca.vertcat(z[1:], 0) + ca.vertcat(0, z[:-1])) - k * y
+    run = m.mode("run", ode={y: -z}, algebraic=[coupled + 0.1 * z**3])
+    m.transition(run, None, guard=z[n // 3] - 0.3, direction="falling", name="end")
+    m.initial(run, {y: k * np.linspace(1.0, 1.5, n)})
+    m.functional("G", integrand=ca.sumsqr(z) / n, terminal=m.time * y[0] + z[1], at_events={"end": z[2] ** 2})
+    check = dh.check_gradient(m.build(), (0, 5), rtol=1e-8, atol=1e-11)
+    assert check.same_events
+    assert check.difference("forward", "adjoint") < 1e-6
+    assert check.difference("forward", "finite_difference") < 1e-5
+
+
+def test_between_many_algebraic_variables_and_none() -> None:
+    n = 130
+    m = dh.HybridModel("both")
+    k, c = m.parameter("k", 1.2), m.parameter("c", 0.3)
+    y, z = m.differential("y", size=n), m.algebraic("z", size=n)
+    coupled = 2.5 * z - c * (ca.vertcat(z[1:], 0) + ca.vertcat(0, z[:-1])) - k * y
+    with_z, without = m.mode("with", ode={y: -z}, algebraic=[coupled + 0.1 * z**3]), m.mode("without", ode={y: c * y})
+    m.transition(with_z, without, guard=y[3] - 0.6, direction="falling", reset={y: 0.9 * y + 0.01 * z})
+    m.transition(without, with_z, guard=y[3] - 0.7, direction="rising", reset={y: k * y})
+    m.initial(without, {y: k * np.linspace(0.5, 0.6, n)})
+    m.functional("G", integrand=ca.sumsqr(y) / n, terminal=y[0])
+    check = dh.check_gradient(m.build(), (0, 4), rtol=1e-8, atol=1e-11)
+    assert check.same_events
+    assert check.difference("forward", "adjoint") < 1e-6
+    assert check.difference("forward", "finite_difference") < 1e-5
+
+
+def test_many_algebraic_variables_and_an_implicit_reset_are_refused() -> None:
+    n = 130
+    m = dh.HybridModel("implicit")
+    k = m.parameter("k", 1.2)
+    y, z = m.differential("y", size=n), m.algebraic("z", size=n)
+    run = m.mode("run", ode={y: -z}, algebraic=[z - k * y + 0.1 * z**3])
+    m.transition(run, run, guard=y[0] - 0.5, direction="falling", reset=[m.post(y) - 1.1 * m.pre(y)])
+    m.initial(run, {y: np.linspace(1.0, 1.5, n)})
+    m.functional("G", integrand=ca.sumsqr(z) / n)
+    system = m.build()
+    assert len(dh.simulate(system, (0, 1)).events) > 0
+    with pytest.raises(dh.UnsupportedError, match="more than 100 algebraic"):
+        dh.adjoint_gradient(system, (0, 1))
+
+
 def test_vectors_and_elements_agree() -> None:
     """The same equations as operations on vectors, which stay together, and element by element."""
     n = 150
