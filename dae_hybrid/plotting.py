@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.integrator import Array
 
 if TYPE_CHECKING:
     from dae_hybrid.results import Gradient
-    from dae_hybrid.trajectory import Trajectory
+    from dae_hybrid.trajectory import Segment, Trajectory
 
 #: event times, in every figure
 EVENT_LINE = {"color": "0.75", "linewidth": 0.6, "zorder": 0}
 #: more events than this are not drawn as lines: they would hide the picture
 MOST_EVENT_LINES = 200
+#: points of a line along a run, at least
+FINE = 1000
 WIDTH, PANEL_HEIGHT = 6.4, 1.9  # inches
 
 
@@ -207,26 +210,53 @@ def plot_trajectory(trajectory: Trajectory, *names: str, axes: Any = None) -> An
     return figure
 
 
-def _line(trajectory: Trajectory, name: str) -> tuple[Array, Array]:
-    """Times (n,) and values (n, size): the outputs and both ends of every segment, NaN between segments."""
+def line(trajectory: Trajectory, name: str) -> tuple[Array, Array]:
+    """A variable, memory or signal as a line that breaks where the run jumps.
+
+    Long steps are filled in from within, so that the line is as smooth as the solution.
+
+    Returns
+    -------
+    t : ndarray, shape (n,)
+        Outputs, both ends of every segment, and points between; NaN between segments.
+    values : ndarray, shape (n, size)
+    """
     memory, times, values = trajectory.system.memory, [np.zeros(0)], [np.zeros((0, trajectory.width(name)))]
+    longest = (trajectory.final[0] - trajectory.t_span[0]) / FINE
     for segment in trajectory.segments:
         # t_eval seldom holds event times: without the ends, a continuous variable would have gaps as well
-        t = np.concatenate(([segment.t_start], segment.t, [segment.t_end], [np.nan]))
+        t = np.concatenate(([segment.t_start], segment.t, [segment.t_end]))
         layout = segment.mode.variables
         if name in layout:
             x = np.vstack((segment.x_start, segment.values, segment.x_end))[:, layout[name]]
+            if trajectory.complete and np.diff(t).max() > longest:
+                t, x = _filled_in(segment, t, x, layout[name], longest)
         elif name in memory:
-            x = trajectory.held(name, segment.memory, t[:-1])
+            t, _ = _between(t, longest)
+            x = trajectory.held(name, segment.memory, t)
         else:
-            x = np.full((len(t) - 1, trajectory.width(name)), np.nan)
-        times.append(t)
+            x = np.full((len(t), trajectory.width(name)), np.nan)
+        times += [t, np.array([np.nan])]
         values += [x, np.full((1, x.shape[1]), np.nan)]
     return np.concatenate(times), np.concatenate(values)
 
 
+def _between(t: Array, longest: float) -> tuple[Array, NDArray[np.intp]]:
+    """The times, and further ones between them so that none are farther apart; and where the given ones stand."""
+    counts = np.maximum(np.ceil(np.diff(t) / longest), 1).astype(int) if longest > 0 else np.ones(len(t) - 1, int)
+    pieces = [np.linspace(a, b, n, endpoint=False) for a, b, n in zip(t[:-1], t[1:], counts.tolist(), strict=True)]
+    return np.concatenate((*pieces, t[-1:])), np.append(0, np.cumsum(counts))
+
+
+def _filled_in(segment: Segment, t: Array, x: Array, part: slice, longest: float) -> tuple[Array, Array]:
+    fine, known = _between(t, longest)
+    values = segment.dense(fine)[:, part]
+    values[known] = x
+    return fine, values
+
+
 def _draw(axes: Any, trajectory: Trajectory, name: str, *, legend: bool) -> None:
-    t, values = _line(trajectory, name)
+    t, values = line(trajectory, name)
     label = trajectory.system.labels.get(name, name)
     for i, column in enumerate(values.T):
         entry = f"[{i}]" if len(values.T) > 1 else ""

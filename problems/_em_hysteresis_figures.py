@@ -41,7 +41,7 @@ def _states(run: dh.Trajectory) -> Any:
 def _loops(run: dh.Trajectory) -> Any:
     figure = plotting.new_figure(size=(plotting.WIDTH, 4.2))
     (axes,) = figure.axes
-    axes.plot(run["u"], run["z"], linewidth=1.0)
+    axes.plot(*(plotting.line(run, name)[1] for name in "uz"), linewidth=1.0)
     reversals = [event.x_minus for event in run.events]
     u, _, z = zip(*reversals, strict=True)
     axes.plot(u, z, label="reversals", **(REFERENCE | {"markerfacecolor": "white"}))
