@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from dae_hybrid.companion import Companion
 from dae_hybrid.dense import Redo
 from dae_hybrid.diagnosis import explain
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, ZenoError
 from dae_hybrid.events import SAME_INSTANT, TOGETHER, Entry, Instant, signs
 from dae_hybrid.failures import SUSPECTS, singular
 from dae_hybrid.firing import Firing
-from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
+from dae_hybrid.integrator import Array, Record, SegmentTask, Session
 from dae_hybrid.journey import Journey
 from dae_hybrid.leg import Leg, Parts
 from dae_hybrid.measurement import Measurement
@@ -30,31 +31,6 @@ NONE: frozenset[int] = frozenset()
 RECENT = 4
 #: a guard that is zero at an event, and this share of the run's time scale before it, has been zero for a while
 PLATEAU = 1e-7
-
-
-class Companion(Protocol):
-    """Something that travels along a run: it adds to each segment's task and sees each outcome and event."""
-
-    def start(self, mode: ModeSystem, t: float, x: Array) -> None:
-        """The run starts at a point."""
-
-    def extend(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
-        """Further fields of the segment's task."""
-
-    def advance(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
-        """A segment is done, at a consistent point x; further fields of its record."""
-
-    def cross(self, transition: TransitionMap, event: EventRecord) -> None:
-        """A transition has fired."""
-
-    def absorb(self, leg: Leg) -> None:
-        """Transitions have been carried out by the integrator, with the segments before them."""
-
-    def turn(self, knot: KnotRecord) -> None:
-        """Signals have passed a knot."""
-
-    def measure(self, record: MeasurementRecord) -> None:
-        """A measurement has been taken."""
 
 
 class Automaton:
@@ -434,27 +410,16 @@ class Automaton:
         return leg.parts(self.system, self.p, self.reopen, getattr(self.companion, "directions", None))
 
     def _trajectory(self, *, complete: bool) -> Trajectory:
-        values = self.integrals.copy()
         for array in (self.integrals, self.p):
             array.flags.writeable = False
+        end = (self.t, self.mode, self.at.x, self.at.m)
+        functionals: dict[str, Any] = {}
         if complete:
-            values = values + self.mode.kernels["terminal"](self.t, self.at.x, self.at.m, self.p)[0]
-            if not np.all(np.isfinite(values)):
-                names = [
-                    n
-                    for n in self.system.functionals.names
-                    if not np.all(np.isfinite(values[self.system.functionals[n]]))
-                ]
-                error = NonFiniteError(
-                    f"The functional {', '.join(names)} is NaN or infinite.",
-                    variables=names,
-                    time=self.t,
-                    mode=self.mode.name,
-                    remedy=f"Check its parts, at the values that the run came through, for {SUSPECTS}.",
-                )
+            try:
+                functionals = values_of(self.system, end, self.p, self.integrals)
+            except NonFiniteError as error:
                 error.trajectory = self._trajectory(complete=False)
-                raise error
-        functionals = {name: scalar(values[self.system.functionals[name]]) for name in self.system.functionals.names}
+                raise
         return Trajectory(
             system=self.system,
             t_span=self.span,
@@ -462,7 +427,7 @@ class Automaton:
             parameters=self.p,
             parts=Parts(self.parts, self._expand),
             integrals=self.integrals,
-            functionals=MappingProxyType(functionals if complete else {}),
+            functionals=MappingProxyType(functionals),
             statistics=MappingProxyType(self.session.statistics()),
             notes=self.instant.notes(),
             accumulation=self.instant.accumulation,
@@ -470,6 +435,25 @@ class Automaton:
             final=(self.t, self.mode.index, self.at.x, self.at.m),
             complete=complete,
         )
+
+
+def values_of(
+    system: HybridSystem, end: tuple[float, ModeSystem, Array, Array], p: Array, integrals: Array
+) -> dict[str, Any]:
+    """Values of the functionals of a run that ended at (t, mode, x, m)."""
+    t, mode, x, m = end
+    values = integrals + mode.kernels["terminal"](t, x, m, p)[0]
+    parts = {name: values[system.functionals[name]] for name in system.functionals.names}
+    lost = [name for name, part in parts.items() if not np.all(np.isfinite(part))]
+    if lost:
+        raise NonFiniteError(
+            f"The functional {', '.join(lost)} is NaN or infinite.",
+            variables=lost,
+            time=t,
+            mode=mode.name,
+            remedy=f"Check its parts, at the values that the run came through, for {SUSPECTS}.",
+        )
+    return {name: scalar(part) for name, part in parts.items()}
 
 
 def _padded(values: Array, size: int) -> Array:

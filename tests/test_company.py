@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.adapters.sundials import driver, interpreted, march
+from dae_hybrid.adapters.sundials import compiled, driver, interpreted, march
 from dae_hybrid.adapters.sundials.sweep import DiscreteAdjoint
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
@@ -224,7 +224,7 @@ def long_runs(system: dh.HybridSystem, functional: str, step: float) -> dict[str
     }
 
 
-LOOPS = (driver.Stepper, march.Marcher, driver.Backward, interpreted.Stepper, interpreted.Backward)
+LOOPS = (compiled.Stepper, march.Marcher, compiled.Backward, interpreted.Stepper, interpreted.Backward)
 
 
 def interrupt(
@@ -287,7 +287,7 @@ def test_interrupts_of_a_backward_sweep(name: str, method: str, models: Any, mon
     system = getattr(models, name)().build(eliminate=False)
     functional = {"oscillator": "end", "circuit": "work"}[name]
     first = everything(system, functional)
-    loop, entered = (DiscreteAdjoint, "back") if method == "erk" else (driver.Backward, "begin")
+    loop, entered = (DiscreteAdjoint, "back") if method == "erk" else (compiled.Backward, "begin")
     begin, sent = getattr(loop, entered), [0.0]
 
     def send() -> None:

@@ -13,7 +13,7 @@ import pytest
 from random_systems import random_system
 
 import dae_hybrid as dh
-from dae_hybrid.adapters.sundials import driver
+from dae_hybrid.adapters.sundials import compiled
 from dae_hybrid.adapters.sundials.session import SundialsSession
 from dae_hybrid.leg import Leg
 
@@ -269,7 +269,7 @@ def test_random_systems(seed: int) -> None:
 def test_a_path_that_is_too_long_is_integrated_again(built: Any, models: Any, monkeypatch: Any) -> None:
     kept = dh.adjoint_gradient(built(models.em), (0, 3), "G", method="bdf", **TIGHT)
     system = models.em().build()
-    monkeypatch.setattr(driver, "LARGEST_PATH", 10_000)
+    monkeypatch.setattr(compiled, "LARGEST_PATH", 10_000)
     again = dh.adjoint_gradient(system, (0, 3), "G", method="bdf", **TIGHT)
     assert kept.statistics["nfev"] == 0 < again.statistics["nfev"]
     assert all(segment.path is None for segment in kept.trajectory.segments)  # let go of when the gradient is done

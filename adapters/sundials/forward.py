@@ -10,7 +10,7 @@ from dae_hybrid.integrator import Array, Equations, SegmentTask
 from dae_hybrid.options import Options
 from dae_hybrid.steps import COEFFICIENTS
 
-from .driver import WIDE
+from .compiled import WIDE
 from .library import SIMULTANEOUS, STAGGERED
 from .memory import MAX_ORDER, SolverMemory, family_of
 from .runge_kutta import DEFAULT_ORDER, Parts, Table

@@ -62,7 +62,7 @@ class _Fatal(Exception):
 
 
 class Model(LinearCallbacks):
-    """The same face as `driver.Model`, evaluating kernels in Python."""
+    """The same face as `compiled.Model`, evaluating kernels in Python."""
 
     def __init__(
         self, equations: Equations, family: str, n_integrals: int, n_directions: int, wrt: tuple[int, ...]

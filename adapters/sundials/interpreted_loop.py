@@ -22,7 +22,7 @@ POLISH = 10_000  # as in driver.h
 
 
 class Stepper:
-    """The same face as `driver.Stepper`; the loop of `dh_advance` in Python."""
+    """The same face as `compiled.Stepper`; the loop of `dh_advance` in Python."""
 
     def __init__(self, model: Model, **handles: Any) -> None:
         e = model.equations
@@ -261,7 +261,7 @@ class Stepper:
 
 
 class Backward:
-    """The same face as `driver.Backward`; the loop of `dh_back` in Python."""
+    """The same face as `compiled.Backward`; the loop of `dh_back` in Python."""
 
     def __init__(self, model: Model, **handles: Any) -> None:
         self.model, self.handles = model, handles

@@ -15,7 +15,7 @@ from dae_hybrid.journey import Journey, Network
 from dae_hybrid.leg import HEADER, Leg, parts_of
 from dae_hybrid.options import Options
 
-from .driver import compiled
+from .driver import loops
 
 RECENT = 4
 
@@ -95,7 +95,7 @@ class Marcher:
             n_memory=first.n_memory, n_parameters=first.n_parameters, n_functionals=first.functionals.size,
             n_integrals=self.n_integrals, n_directions=n_directions,
         )  # fmt: skip
-        self._library = compiled()
+        self._library = loops()
 
     def _of_mode(self, mode: int) -> Any:
         network = self.network

@@ -27,7 +27,7 @@ from dae_hybrid.options import LinearSolver, Options
 from dae_hybrid.segments import is_short, standing_still
 from dae_hybrid.stiffness import is_stiff
 
-from . import driver, interpreted
+from . import compiled, driver, interpreted
 from .adjoint import Adjoint
 from .course import Course
 from .forward import Forward
@@ -98,7 +98,7 @@ class SundialsSession:
         options = self.options
         key = ("sundials", options.linear_solver, *purpose)
         idle = equations.kept.setdefault(key, [])
-        backend: Any = driver if self._is_native(equations) else interpreted
+        backend: Any = compiled if self._is_native(equations) else interpreted
         try:
             memory = idle.pop()
         except IndexError:

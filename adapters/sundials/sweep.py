@@ -15,7 +15,8 @@ from dae_hybrid.journey import LegAdjoint
 from dae_hybrid.leg import HEADER, Leg
 
 from .adjoint import Adjoint
-from .driver import BLOCKS, Model, compiled
+from .compiled import Model
+from .driver import BLOCKS, loops
 from .march import Marcher
 from .runge_kutta import Table
 
@@ -66,7 +67,7 @@ class DiscreteAdjoint:
             c=table.c.ctypes.data, width=1 + e.n, nonzeros=sum(patterns),
             **{name: work.ctypes.data for name, work in zip(names, self._work, strict=True)},
         )  # fmt: skip
-        self._library = compiled()
+        self._library = loops()
 
     def choose(self, components: tuple[int, ...], parameters: Array) -> None:
         """The functionals' components and the parameters of a sweep."""
@@ -158,7 +159,7 @@ class LegSweep:
             begin=self.leg.task.t0, precision=2.0 ** np.floor(-np.log2(precision)), steps=0, max_steps=max_steps,
             **addresses,
         )  # fmt: skip
-        flag = compiled().dh_sweep(byref(struct))
+        flag = loops().dh_sweep(byref(struct))
         models = [own.model for own in self._discrete.values()]
         models += [memory.model for memories in self._integrated.values() for memory in memories]
         for model in models:

@@ -1,0 +1,341 @@
+"""The compiled driver at work: the functions of a set of equations bound to it, and its loops."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.integrator import Array, Equations
+
+from .driver import (
+    BLOCKS,
+    COUNTERS,
+    FUNCTIONS,
+    GLANCES,
+    HISTORY,
+    ROWS_FULL,
+    BackwardRun,
+    Context,
+    ExplicitStep,
+    Run,
+    Sparse,
+    address,
+    api,
+    loops,
+    python_api,
+)
+
+RECORD = {"nothing": 0, "steps": 1, "dense": 2}
+#: numbers in a row from which on rows are not copied
+WIDE = 10_000
+#: bytes of a path; a longer one is given up, and the adjoint integrates its segment again
+LARGEST_PATH = 2**28
+
+
+class Model:
+    """The context of one set of equations, with the arrays it points at.
+
+    The arrays are the Python side's view: writing into them is how values reach the callbacks.
+    """
+
+    def __init__(
+        self, equations: Equations, family: str, n_integrals: int, n_directions: int, wrt: tuple[int, ...]
+    ) -> None:
+        e = equations
+        self.equations = e
+        sizes = np.max([f.work_sizes for f in e.compiled.values()], axis=0)
+        self._work = [
+            np.zeros(max(int(s), 8), dtype) for s, dtype in zip(sizes, (np.intp, np.intp, np.int64, float), strict=True)
+        ]
+        self.parameters, self.memory = np.zeros(e.n_parameters), np.zeros(e.n_memory)
+        self.parameter_directions = np.zeros((n_directions, e.n_parameters))
+        self.memory_directions = np.zeros((n_directions, e.n_memory))
+        self.zero_band, self.departure = np.zeros(e.n_guards), np.zeros(e.n_guards)
+        self.wrt = np.array(wrt, dtype=np.int64)
+        self.weights, self._integrands = np.zeros(len(wrt) + e.n_memory), np.zeros(len(wrt) + e.n_memory)
+        self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters), np.zeros(4 * e.n)]
+        self._latest = np.zeros(e.n_guards)
+        self._held = np.zeros(e.compiled["constants"].function.size1_out(0) if "constants" in e.compiled else 0)
+        self._patterns: list[Any] = []
+        blocks = {name: self._sparse("linearised", 2 + i) for i, name in enumerate(BLOCKS)}
+        # kept: where threads are the first at once, the cache of `api` keeps the table of one of them only
+        self._tables = api(family), python_api()
+        self.context = Context(
+            api=ctypes.addressof(self._tables[0]),
+            python=ctypes.addressof(self._tables[1]),
+            **{name: e.compiled[name].address for name in FUNCTIONS},
+            constants=e.compiled["constants"].address if "constants" in e.compiled else None,
+            held=self._held.ctypes.data,
+            **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
+            n=e.n, n_differential=e.n_differential, n_functionals=e.functionals.size, n_integrals=n_integrals,
+            n_memory=e.n_memory, n_parameters=e.n_parameters, n_guards=e.n_guards, n_directions=n_directions,
+            n_wrt=len(wrt),
+            parameters=self.parameters.ctypes.data, memory=self.memory.ctypes.data,
+            parameter_directions=self.parameter_directions.ctypes.data,
+            memory_directions=self.memory_directions.ctypes.data, wrt=self.wrt.ctypes.data,
+            weights=self.weights.ctypes.data, integrands=self._integrands.ctypes.data,
+            state_jacobian=self._sparse("jacobian", 0), integrand_jacobian=self._sparse("jacobian", 1), **blocks,
+            zero_band=self.zero_band.ctypes.data, departure=self.departure.ctypes.data,
+            latest=self._latest.ctypes.data, point=self._scratch[0].ctypes.data,
+            parameter_gradient=self._scratch[1].ctypes.data, interpolated=self._scratch[2].ctypes.data,
+        )  # fmt: skip
+
+    def _sparse(self, function: str, output: int) -> Sparse:
+        column, row = self.equations.compiled[function].pattern(output)
+        value = np.zeros(max(row.size, 1))
+        self._patterns.append((column, row, value))
+        return Sparse(column.ctypes.data, row.ctypes.data, value.ctypes.data)
+
+    def reset(self) -> None:
+        """Forget what was cached; needed whenever parameters, memory or directions change."""
+        self.context.point_valid = self.context.interpolated_valid = self.context.held_valid = 0
+
+    def callback(self, name: str) -> int:
+        """Address of a callback for SUNDIALS."""
+        return address(loops(), f"dh_{name}")
+
+    linear: Any = None  # a `LinearSystem`, where Newton's matrix is not SUNDIALS' dense one
+
+    def use(self, linear: Any) -> None:
+        """What `linear.c` works on."""
+        self.linear, linear.struct.model = linear, self.user_data
+        self.context.linear = ctypes.addressof(linear.struct)
+
+    @property
+    def user_data(self) -> int:
+        """What SUNDIALS hands to forward callbacks."""
+        return ctypes.addressof(self.context)
+
+    def follow(self, path: Array, component: int) -> None:
+        """What the adjoint follows and belongs to."""
+        c = self.context
+        self._path: Array | None = path
+        c.path, (c.path_rows, c.path_width), c.component = path.ctypes.data, path.shape, component
+        c.path_row = c.path_rows - 1
+        self.reset()
+
+    def leave(self) -> None:
+        """Let go of what was followed, which may be large."""
+        self._path, self.context.path = None, None
+
+    def raise_pending(self) -> None:
+        """Raise what a signal handler raised during native work."""
+        if self.linear is not None:
+            self.linear.raise_pending()
+        if self.context.raised:
+            error: BaseException = ctypes.cast(self.context.raised, ctypes.py_object).value
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))  # the reference that driver.c held
+            self.context.raised = None
+            raise error
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Native work within which signals are looked at; what a handler raises is raised at the end."""
+        try:
+            with nullcontext() if self.linear is None else self.linear.interruptible():
+                yield
+        finally:
+            self.raise_pending()
+
+    def take_returned(self) -> int | None:
+        """The guard that came back through zero within one step of leaving it, if any; forgets it."""
+        index, self.context.returned = self.context.returned - 1, 0
+        return index if index >= 0 else None
+
+    def counters(self) -> dict[str, int]:
+        """Calls so far."""
+        own = {name: int(getattr(self.context, name)) for name in COUNTERS}
+        return own if self.linear is None else own | self.linear.counters()
+
+
+class _Loop:
+    """What the compiled loops share: the struct they keep their place in."""
+
+    run: Run | BackwardRun
+
+    @property
+    def t(self) -> float:
+        """Where the run stands."""
+        return float(self.run.t)
+
+    @property
+    def steps(self) -> int:
+        """Steps since `begin`."""
+        return int(self.run.steps)
+
+
+class Stepper(_Loop):
+    """The compiled step loop on one solver memory."""
+
+    run: Run
+
+    def __init__(self, model: Model, step: ExplicitStep | None = None, **handles: Any) -> None:
+        e = model.equations
+        self.model = model
+        self._handles, self._step = handles, step  # what the struct points at must live as long as it
+        pointers = {k: ctypes.addressof(v) if isinstance(v, ctypes.Array) else v for k, v in handles.items()}
+        self.completed = np.zeros(3 * e.n)
+        self._guard_values = np.zeros(2 * max(e.n_guards, 1))
+        self._roots = np.zeros(max(e.n_guards, 1), dtype=np.int32)
+        self._glances, self._band = np.zeros(2 * GLANCES * e.n_guards), np.zeros(e.n_guards)
+        self._history, self._noise = np.zeros(HISTORY * e.n_guards), np.zeros(e.n_guards)
+        self._directions = np.array(e.directions, dtype=np.int32)
+        self._n_guards = e.n_guards
+        self.run = Run(
+            model=model.user_data,
+            completed=self.completed.ctypes.data,
+            guard_values=self._guard_values.ctypes.data,
+            roots=self._roots.ctypes.data,
+            glances=self._glances.ctypes.data,
+            history=self._history.ctypes.data,
+            band=self._band.ctypes.data,
+            noise=self._noise.ctypes.data,
+            directions=self._directions.ctypes.data,
+            resolution=e.resolution,
+            implicit=int(e.implicit),
+            step=None if step is None else ctypes.addressof(step),
+            **pointers,
+        )
+        self._library = loops()
+        self._buffer, self._path = np.zeros(0), np.zeros(0)
+        self._given: Array | None = None  # rows that were handed out
+
+    def prepare(
+        self, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int,
+        path_width: int,
+    ) -> None:  # fmt: skip
+        """What is to be recorded; with a `path_width` the path too."""
+        run = self.run
+        run.width, run.n_rows, run.next_eval, run.n_path, run.path_width = width, 0, 0, 0, path_width
+        self._given = None
+        self._make_room(2 if t_eval is None else t_eval.size + 2)
+        self._make_path(2)
+        run.t_stop, run.until, run.record, run.closed_end, run.dense_order = (
+            t_stop, until, RECORD[record], closed_end, order,
+        )  # fmt: skip
+        self._t_eval = t_eval
+        run.n_eval, run.t_eval = (0, None) if t_eval is None else (t_eval.size, t_eval.ctypes.data)
+
+    def begin(self, t0: float, first_step: float = 0.0) -> int:
+        """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
+        run = self.run
+        run.t, run.first_step, run.next_step = t0, first_step, 0.0
+        return int(self._library.dh_begin(run))
+
+    def advance(self, budget: int) -> int:
+        """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
+        run = self.run
+        taken = run.steps
+        run.budget = budget
+        status = int(self._library.dh_advance(run))
+        while status == ROWS_FULL:
+            self.enlarge()
+            run.budget = budget - (run.steps - taken)
+            status = int(self._library.dh_advance(run))
+        return status
+
+    def enlarge(self) -> None:
+        """Room for as many rows again."""
+        run = self.run
+        if run.n_rows + 2 > run.capacity:
+            self._make_room(2 * run.n_rows + 256 if run.width < WIDE else run.n_rows * 5 // 4 + 16)
+        if run.path_width and run.n_path + 2 > run.path_capacity:
+            self._make_path(2 * run.n_path + 64)
+
+    def _make_room(self, rows: int) -> None:
+        """Room for that many rows, keeping what is there."""
+        run = self.run
+        if rows * run.width > self._buffer.size:
+            kept = run.n_rows * run.width
+            if run.width < WIDE:
+                larger = np.empty(rows * run.width)
+                larger[:kept] = self._buffer[:kept]
+                self._buffer = larger
+            else:  # the system moves pages, where a copy would need twice the memory
+                self._buffer.resize(rows * run.width, refcheck=False)
+            run.rows = self._buffer.ctypes.data
+        run.capacity = self._buffer.size // run.width
+
+    def _make_path(self, rows: int) -> None:
+        """The same for the path."""
+        run = self.run
+        if not run.path_width:
+            run.path = None
+            return
+        if 8 * rows * run.path_width > LARGEST_PATH:
+            run.path, run.path_width, run.n_path = None, 0, 0
+            return
+        if rows * run.path_width > self._path.size:
+            kept = run.n_path * run.path_width
+            larger = np.empty(rows * run.path_width)
+            larger[:kept] = self._path[:kept]
+            self._path = larger
+        run.path, run.path_capacity = self._path.ctypes.data, self._path.size // run.path_width
+
+    def stop(self) -> int:
+        """End the segment where it was paused."""
+        return int(self._library.dh_stop(self.run))
+
+    @property
+    def failures(self) -> tuple[int, int]:
+        """Failed error tests and failed Newton iterations of this segment."""
+        return self.run.error_test_failures, self.run.newton_failures
+
+    @property
+    def next_step(self) -> float:
+        """What an explicit method would go on with; 0 for others."""
+        return float(self.run.next_step)
+
+    @property
+    def loose(self) -> float:
+        """How far algebraic variables have been from what the equations say, relative to them and to the rates."""
+        return float(self.run.loose)
+
+    @property
+    def crossing(self) -> tuple[int, float, float]:
+        """Which guard crossed, its value and its rate."""
+        i = self.run.root
+        return i, float(self._guard_values[i]), float(self._guard_values[self._n_guards + i])
+
+    def rows(self, first: int = 0) -> Array:
+        """A copy of what was recorded; wide rows are given away."""
+        count, width = self.run.n_rows, self.run.width
+        if width >= WIDE:
+            if self._given is None:
+                given, self._buffer, self.run.capacity = self._buffer, np.zeros(0), 0
+                given.resize(count * width, refcheck=False)
+                self._given = given.reshape(count, width)
+            return self._given[first:]
+        return self._buffer[first * width : count * width].reshape(count - first, width).copy()
+
+    def path(self, first: int = 0) -> Array | None:
+        """A copy of the path, None where none was kept."""
+        count, width = self.run.n_path, self.run.path_width
+        return self._path[first * width : count * width].reshape(count - first, width).copy() if width else None
+
+
+class Backward(_Loop):
+    """The compiled loop of an adjoint on one solver memory; see `dh_back` in driver.c."""
+
+    run: BackwardRun
+
+    def __init__(self, model: Model, **handles: Any) -> None:
+        self._library, self._n = loops(), model.equations.n
+        self.run = BackwardRun(model=model.user_data, implicit=int(model.equations.implicit), **handles)
+
+    def begin(self, t: float, t_stop: float, max_step: float, longest: Array, t_eval: Array) -> None:
+        """Start at t; the solver has been started there."""
+        run, self.samples = self.run, np.zeros((t_eval.size, self._n))
+        self._kept = (longest, t_eval)
+        run.t, run.t_stop, run.max_step, run.bound, run.steps = t, t_stop, max_step, -1.0, 0
+        run.longest, run.samples = longest.ctypes.data, self.samples.ctypes.data
+        run.t_eval, run.n_eval, run.next_eval = t_eval.ctypes.data, t_eval.size, 0
+
+    def advance(self, budget: int) -> int:
+        """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
+        self.run.budget = budget
+        return int(self._library.dh_back(self.run))

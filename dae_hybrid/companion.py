@@ -1,0 +1,38 @@
+"""What may travel along a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dae_hybrid.integrator import Array, SegmentOutcome
+
+if TYPE_CHECKING:
+    from dae_hybrid.leg import Leg
+    from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
+    from dae_hybrid.system import ModeSystem
+    from dae_hybrid.transition import TransitionMap
+
+
+class Companion(Protocol):
+    """Something that travels along a run: it adds to each segment's task and sees each outcome and event."""
+
+    def start(self, mode: ModeSystem, t: float, x: Array) -> None:
+        """The run starts at a point."""
+
+    def extend(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
+        """Further fields of the segment's task."""
+
+    def advance(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
+        """A segment is done, at a consistent point x; further fields of its record."""
+
+    def cross(self, transition: TransitionMap, event: EventRecord) -> None:
+        """A transition has fired."""
+
+    def absorb(self, leg: Leg) -> None:
+        """Transitions have been carried out by the integrator, with the segments before them."""
+
+    def turn(self, knot: KnotRecord) -> None:
+        """Signals have passed a knot."""
+
+    def measure(self, record: MeasurementRecord) -> None:
+        """A measurement has been taken."""
