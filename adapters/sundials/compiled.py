@@ -34,6 +34,8 @@ RECORD = {"nothing": 0, "steps": 1, "dense": 2}
 WIDE = 10_000
 #: bytes of a path; a longer one is given up, and the adjoint integrates its segment again
 LARGEST_PATH = 2**28
+#: numbers in a row of a path, beyond which it would soon be too long
+WIDEST_PATH = 100_000
 
 
 class Model:

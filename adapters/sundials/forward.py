@@ -10,7 +10,7 @@ from dae_hybrid.integrator import Array, Equations, SegmentTask
 from dae_hybrid.options import Options
 from dae_hybrid.steps import COEFFICIENTS
 
-from .compiled import WIDE
+from .compiled import WIDEST_PATH
 from .library import SIMULTANEOUS, STAGGERED
 from .memory import MAX_ORDER, SolverMemory, family_of
 from .runge_kutta import DEFAULT_ORDER, Parts, Table
@@ -120,7 +120,7 @@ class Forward(SolverMemory):
             width += n * len(self.s_data)
         dense = 3 + (self.dense_order + 1) * n
         path = 1 + n if self.explicit else dense
-        path = path if task.keep_path and path < WIDE else 0
+        path = path if task.keep_path and path <= WIDEST_PATH else 0
         width = dense if task.record == "dense" else width
         self.stepper.prepare(
             task.t_stop, task.until, task.record, task.t_eval, task.closed_end, width, self.dense_order, path

@@ -66,7 +66,7 @@ def structure_of(equations: Equations, *, backward: bool, wanted: str) -> Struct
     """
 
     def make() -> Structure:
-        pointers, rows = equations.functions["linearised" if backward else "jacobian"].pattern(0)
+        pointers, rows = equations.functions["linearised"].pattern(2)  # F_x
         columns = np.repeat(np.arange(equations.n), np.diff(pointers))
         return decide(equations.n, columns if backward else rows, rows if backward else columns, wanted)
 
