@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dae_hybrid.errors import ConsistencyError, DaeHybridError, NonFiniteError, StepLimitError, StepSizeError, ZenoError
+from dae_hybrid.errors import (
+    ConsistencyError,
+    DaeHybridError,
+    EventError,
+    NonFiniteError,
+    StepLimitError,
+    StepSizeError,
+    ZenoError,
+)
 from dae_hybrid.integrator import Array, SegmentTask
 
 #: steps below this share of the segment get nowhere
@@ -40,6 +48,20 @@ def unresolved_guard(index: int, *, mode: str, time: float) -> ZenoError:
         time=time,
         remedy="Set max_step, or tolerances that resolve the motion between the events; if the events accumulate, "
         "model what happens at rest as a mode of its own.",
+    )
+    error.guard = index
+    return error
+
+
+def lost_crossing(crossing: tuple[int, float, float], *, mode: str, time: float) -> EventError:
+    """A guard changed sign within a step, but no time was found where it is zero."""
+    index, value, rate = crossing
+    error = EventError(
+        f"A guard changes sign here, but Newton's method found no time where it is zero (value {value:.3g}, rate "
+        f"{rate:.3g}).",
+        mode=mode,
+        time=time,
+        remedy="Look for a pole or a jump of the guard; state it so that it crosses zero smoothly, or set max_step.",
     )
     error.guard = index
     return error

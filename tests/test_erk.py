@@ -220,3 +220,107 @@ def test_orders_do_not_get_in_each_other_s_way(system: dh.HybridSystem) -> None:
         forward = dh.forward_sensitivity(system, (0, 3), max_order=order, **TIGHT).gradient["G"]
         np.testing.assert_allclose(found, forward, rtol=1e-6)
         assert values.setdefault(order, found.tobytes()) == found.tobytes()
+
+
+# -- where steps that suit the state do not suit the rest -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rate", "at", "end"), [(10.0, 2.0, 20.0), (40.0, 3.0, 10.0), (3.0, 7.0, 30.0)])
+def test_a_guard_of_many_decades(rate: float, at: float, end: float) -> None:
+    """Its values at the ends of a step say nothing about how large it is where it crosses."""
+    m = dh.HybridModel("diode")
+    a = m.parameter("a", at)
+    x, n = m.differential("x"), m.memory("n", initial=0.0)
+    off, on = m.mode("off", ode={x: 1.0}), m.mode("on", ode={x: 1.0})
+    m.transition(off, on, guard=ca.exp(rate * (x - a)) - 1, direction="rising", memory={n: n + 1})
+    m.initial(off, {x: 0.0})
+    m.functional("G", integrand=n * x, terminal=n)
+    system = m.build()
+    fsa = dh.forward_sensitivity(system, (0, end), **ERK)
+    assert [e.time for e in fsa.events] == pytest.approx([at], rel=1e-12)
+    assert abs(fsa.events[0].guard) < 1e-10
+    assert fsa.gradient["G"][0] == pytest.approx(-at, rel=1e-6)
+    assert dh.adjoint_gradient(system, (0, end), **ERK).gradient[0] == pytest.approx(-at, rel=1e-6)
+
+
+def test_a_guard_may_jump_through_zero() -> None:
+    m = dh.HybridModel("q")
+    x = m.differential("x")
+    run = m.mode("run", ode={x: 1.0})
+    m.transition(run, None, guard=ca.if_else(x < 2.5, -1.0, 1.0) + 0 * x, direction="rising")
+    m.initial(run, {x: 0.0})
+    system = m.build()
+    for method in ("erk", "adams"):
+        assert dh.simulate(system, (0, 5), method=method).events[0].time == pytest.approx(2.5, rel=1e-12)
+
+
+def test_a_pole_is_no_zero() -> None:
+    m = dh.HybridModel("q")
+    x = m.differential("x")
+    run = m.mode("run", ode={x: 1.0})
+    m.transition(run, None, guard=1 / (x - 2.5), direction="both")
+    m.initial(run, {x: 0.0})
+    with pytest.raises((dh.EventError, dh.NonFiniteError)):
+        dh.simulate(m.build(), (0, 5), **ERK)
+
+
+def at_rest() -> dict[str, tuple[Any, float, Any]]:
+    """Name: model, end, exact gradient. The nominal solution has long steps; what the parameters do does not."""
+
+    def oscillator() -> dh.HybridModel:
+        m = dh.HybridModel("oscillator")
+        x0 = m.parameter("x0", 0.0)
+        x, v = m.differential("x"), m.differential("v")
+        m.initial(m.mode("run", ode={x: v, v: -9 * x}), {x: x0, v: 0.0})
+        m.functional("G", terminal=x)
+        return m
+
+    def forced() -> dh.HybridModel:
+        m = dh.HybridModel("forced")
+        p = m.parameter("p", 0.0)
+        x = m.differential("x")
+        m.initial(m.mode("run", ode={x: -x + p * ca.cos(20 * m.time)}), {x: 1.0})
+        m.functional("G", terminal=x)
+        return m
+
+    def cost() -> dh.HybridModel:
+        m = dh.HybridModel("cost")
+        p = m.parameter("p", 0.0)
+        x = m.differential("x")
+        m.initial(m.mode("run", ode={x: 1.0}), {x: 0.0})
+        m.functional("G", integrand=p * ca.sin(7 * m.time) ** 2)
+        return m
+
+    end = 10.0
+    response = (np.cos(20 * end) + 20 * np.sin(20 * end) - np.exp(-end)) / 401
+    return {
+        "oscillator": (oscillator, end, np.cos(3 * end)),
+        "forced": (forced, end, response),
+        "cost": (cost, end, end / 2 - np.sin(14 * end) / 28),
+    }
+
+
+@pytest.mark.parametrize("name", at_rest())
+def test_the_adjoint_is_resolved_where_the_state_stands_still(name: str) -> None:
+    model, end, exact = at_rest()[name]
+    system = model().build()
+    for rtol in (1e-6, 1e-9):
+        more: dict[str, Any] = {"rtol": rtol, "atol": rtol * 1e-2, **ERK}
+        asa = dh.adjoint_gradient(system, (0, end), **more)
+        assert asa.gradient[0] == pytest.approx(exact, abs=200 * rtol)
+        assert dh.forward_sensitivity(system, (0, end), **more).gradient["G"][0] == pytest.approx(exact, abs=200 * rtol)
+        assert asa.statistics["steps"] > asa.trajectory.statistics["steps"]
+
+
+def test_runs_are_the_same_to_the_bit_whatever_came_before(built: Any, models: Any) -> None:
+    """A first call, later ones, one after a failure, and one by a memory that has gone through other options."""
+    system = models.em().build()
+    first: dict[str, Any] = {"method": "erk", "first_step": 1e-3}
+    base = dh.simulate(system, (0, 3), **first)
+    for _ in range(3):
+        with pytest.raises(dh.StepLimitError):
+            dh.simulate(system, (0, 3), max_steps=30, **first)
+        dh.adjoint_gradient(system, (0, 3), rtol=1e-4, atol=1e-7, method="erk")
+        again = dh.simulate(system, (0, 3), **first)
+        assert again.functionals == base.functionals
+        np.testing.assert_array_equal(again.t, base.t)

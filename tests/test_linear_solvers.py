@@ -403,3 +403,16 @@ def test_wide_rows_are_handed_over_once() -> None:
     np.testing.assert_array_equal(first["y"], kept)
     np.testing.assert_allclose(second["y"][-1], np.exp(-2.0) * kept[0], rtol=1e-6)
     np.testing.assert_allclose(first(0.25)["y"], np.exp(-0.25) * kept[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["dense", "band", "sparse", "krylov"])
+@pytest.mark.parametrize("eliminate", [True, False])
+def test_the_adjoint_of_a_worked_problem(solver: Any, eliminate: bool) -> None:
+    """Backwards the pattern is that of F_x, transposed, whatever else stands in the linearised equations."""
+    from dae_hybrid.problems import em_hysteresis
+
+    system = em_hysteresis.model().build(eliminate=eliminate)
+    more: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-13, "method": "bdf", "linear_solver": solver}
+    asa = dh.adjoint_gradient(system, em_hysteresis.t_span, "G", **more)
+    exact = em_hysteresis.reference().gradient
+    np.testing.assert_allclose(asa.gradient[:3], exact[:3], rtol=1e-5)

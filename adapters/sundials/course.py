@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dae_hybrid.errors import DaeHybridError, NonFiniteError, StepSizeError
-from dae_hybrid.failures import is_starved, starved, step_limit, unresolved_guard
+from dae_hybrid.failures import is_starved, lost_crossing, starved, step_limit, unresolved_guard
 from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask
 from dae_hybrid.journey import Journey, Passage
 from dae_hybrid.leg import Leg
@@ -149,6 +149,8 @@ class Course:
             status = stepper.stop()
         if status == driver.PAUSED or status < 0:
             raise self._failure(status)
+        if status == driver.LOST:
+            raise lost_crossing(stepper.crossing, mode=e.name, time=stepper.t)
         crossing = stepper.crossing if status == driver.FOUND_ROOT else None
         if crossing is not None and e.directions[crossing[0]] * crossing[2] < 0:  # the flow says otherwise
             raise unresolved_guard(crossing[0], mode=e.name, time=stepper.t)

@@ -128,6 +128,7 @@ static int polish(run *r) {
     if (!flag) flag = guards_and_rates(r, t);
     if (flag) return flag;
     const double dt = -r->guard_values[r->root] / r->guard_values[c->n_guards + r->root];
+    if (r->step && r->jumps) break;
     /* SUNDIALS knows the root to 100 roundings: whatever lies farther away is another one */
     const double allowed = fmax(POLISH * DBL_EPSILON * (fabs(now) + fabs(h)), r->step ? REFINED * h : 0);
     if (!(fabs(t + dt - r->t) <= allowed) || t + dt > now || t + dt < now - h) break;
@@ -135,7 +136,15 @@ static int polish(run *r) {
     if (fabs(dt) <= DBL_EPSILON * fabs(t)) break;
   }
   r->t = t;
-  return 0;
+  if (!r->step) return 0;
+  { /* a zero to the accuracy that a time has, or a jump through zero; not a pole */
+    const double value = fabs(r->guard_values[r->root]), rate = fabs(r->guard_values[c->n_guards + r->root]);
+    const double largest = fmax(fabs(r->history[r->root]), fabs(r->history[c->n_guards + r->root]));
+    if (value > largest && value > r->band[r->root]) return LOST;
+    if (r->jumps) return 0;
+    const double reach = REFINED * h + POLISH * DBL_EPSILON * (fabs(now) + fabs(h));
+    return value <= rate * reach || value <= r->band[r->root] || value <= r->noise[r->root] ? 0 : LOST;
+  }
 }
 
 static void count_failures(run *r) {
@@ -168,7 +177,9 @@ int dh_begin(run *r) {
   r->error_test_failures = r->newton_failures = 0;
   r->loose = 0;
   c->point_valid = c->interpolated_valid = c->held_valid = 0;
-  int flag = r->implicit ? c->api->ida_reinit(r->memory, r->t, r->x, r->xdot) : c->api->cvode_reinit(r->memory, r->t, r->x);
+  int flag = r->implicit ? c->api->ida_reinit(r->memory, r->t, r->x, r->xdot)
+             : r->step   ? c->api->erk_reinit(r->memory, dh_ark_rhs, r->t, r->x)
+                         : c->api->cvode_reinit(r->memory, r->t, r->x);
   if (!flag && r->sensitivities && !r->step)
     flag = r->implicit
                ? c->api->ida_sens_reinit(r->memory, (int)r->corrector, r->sensitivities, r->sensitivity_rates)

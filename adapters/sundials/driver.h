@@ -26,7 +26,7 @@ typedef int (*casadi_function)(const double **arg, double **res, integer *iw, do
 
 enum { ONE_STEP = 2 };                       /* CV_ONE_STEP == IDA_ONE_STEP */
 enum { REACHED_STOP = 1, FOUND_ROOT = 2 };   /* CV_TSTOP_RETURN, CV_ROOT_RETURN and IDA's twins */
-enum { PAUSED = 100, ROWS_FULL = 101, STALLED = 102, STUCK = 50 }; /* STUCK steps without progress are enough */
+enum { PAUSED = 100, ROWS_FULL = 101, STALLED = 102, LOST = 103, STUCK = 50 }; /* STUCK steps without progress are enough */
 enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
 enum { RECOVERABLE = 1, FATAL = -1 };
 enum { SOLVER_DIRECT = 0, MATRIX_CUSTOM = 10, SOLVER_CUSTOM = 18 }; /* of SUNLinearSolver_Type, SUNMatrix_ID, .._ID */
@@ -59,6 +59,9 @@ enum { ZENO_INTERVALS = 4, RECENT = 4 };
 #define GRAZING 1e-9
 #define DRIFT_ROUNDINGS 64.0
 enum { SHORTEST = 8 };                       /* roundings: shorter intervals are not integrated */
+#define ALLOWED 10.0                         /* the embedded method may differ by so many tolerances of an adjoint */
+enum { PARTS = 16 };                         /* times that a step is halved for the adjoint */
+enum { UNRESOLVED = 104 };
 #define LONGER 3.0                           /* as in segments.py */
 #define SHALLOW 100.0
 #define BEFORE 1e-6
@@ -92,6 +95,7 @@ typedef struct {
   int (*get_root_info)(void *, int *);
   int (*get_error_test_failures)(void *, long *);
   int (*get_newton_failures)(void *, long *);
+  int (*erk_reinit)(void *, int (*)(double, vector, vector, void *), double, vector);
   int (*quad_reinit)(void *, vector);
   int (*get_quad)(void *, double *, vector);
 } sundials_api;
@@ -167,7 +171,7 @@ typedef struct linear {                      /* see linear.c; the functions of t
 
 typedef struct {                             /* Butcher's table, rows of `a` full */
   integer stages;
-  const double *a, *b, *c;
+  const double *a, *b, *c, *d;               /* d: weights of the embedded method */
 } tableau;
 
 typedef struct {                             /* an explicit step: what is needed to go through parts of it */
@@ -205,6 +209,7 @@ typedef struct {
   double resolution;                         /* longest time between two looks at the guards */
   double loose;                              /* how far algebraic variables were from what the equations say */
   explicit_step *step;                       /* of Runge-Kutta methods */
+  integer jumps;                             /* whether the guard changes sign from one number to the next */
   long failures_before;                      /* failed error tests that ARKODE had counted when the segment began */
   double *path;                              /* rows of every step, for the adjoint: of explicit ones t and x */
   integer n_path, path_capacity, path_width;
@@ -269,7 +274,10 @@ typedef struct {                             /* the adjoint of explicit steps */
   double *totals;                            /* n_components x (n_wrt + n_memory): the integrals are added to it */
   double *states, *slopes, *nu, *theta;      /* stages x n; the same; n_components x stages x n; n */
   double *values;                            /* stages x nonzeros: the linearised equations at every stage */
-  integer nonzeros;
+  double *found, *middle;                    /* (n_components + 1) x (n + n_wrt + n_memory), (PARTS + 1) x n: work */
+  const double *absolute, *absolute_totals;  /* tolerances of `adjoint` and of `totals` */
+  integer nonzeros, steps;
+  double rtol;
 } explicit_adjoint;
 
 typedef struct {                             /* back through the events of a leg */

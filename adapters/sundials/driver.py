@@ -17,7 +17,7 @@ PARTS = (
 )  # fmt: skip
 #: rows of `run.glances` and `run.history` in driver.h
 GLANCES, HISTORY = 12, 3
-PAUSED, ROWS_FULL, STALLED, STUCK = 100, 101, 102, 50
+PAUSED, ROWS_FULL, STALLED, LOST, STUCK = 100, 101, 102, 103, 50
 REACHED_STOP, FOUND_ROOT = 1, 2
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
 BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
@@ -31,7 +31,8 @@ class Api(Structure):
         "array", "matrix", "cvode", "ida", "cvode_reinit", "ida_reinit", "cvode_sens_reinit", "ida_sens_reinit",
         "set_stop_time", "set_max_step", "set_first_step", "get_dky", "get_sens_dky", "get_current_sens",
         "get_last_step", "get_next_step", "get_last_order", "get_current_time", "get_root_info",
-        "get_error_test_failures", "get_newton_failures", "quad_reinit", "get_quad",
+        "get_error_test_failures", "get_newton_failures", "erk_reinit", "quad_reinit",
+        "get_quad",
     )]  # fmt: skip
 
 
@@ -82,7 +83,7 @@ class ExplicitStep(Structure):
 
     _fields_ = [
         ("n_stages", c_int64),
-        *((name, c_void_p) for name in ("a", "b", "c", "to_derivatives", "nodes")),
+        *((name, c_void_p) for name in ("a", "b", "c", "d", "to_derivatives", "nodes")),
         ("size", c_int64),
         *((name, c_void_p) for name in ("begin", "end", "stages", "trial")),
         *((name, c_double) for name in ("begins", "ends")),
@@ -105,6 +106,7 @@ class Run(Structure):
         ("n_past", c_int64),
         *((name, c_double) for name in ("resolution", "loose")),
         ("step", c_void_p),
+        ("jumps", c_int64),
         ("failures_before", c_long),
         ("path", c_void_p),
         *((name, c_int64) for name in ("n_path", "path_capacity", "path_width")),
@@ -151,7 +153,7 @@ def api(family: str) -> Api:
         "CVode": {"get_current_sens": "CVodeGetCurrentStateSens", "get_sens_dky": "CVodeGetSensDky"},
         "ARKode": {
             "cvode": "ARKodeEvolve", "cvode_reinit": "ARKodeReset", "set_first_step": "ARKodeSetInitStep",
-            "get_next_step": "ARKodeGetCurrentStep",
+            "get_next_step": "ARKodeGetCurrentStep", "erk_reinit": "ERKStepReInit",
         },
     }  # fmt: skip
     names = {

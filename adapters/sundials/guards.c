@@ -23,7 +23,7 @@ static int glance(run *r, int row, double t, int here) {
   if (evaluate(c, c->guards, t, x)) return FATAL;
   c->res[0] = value + c->n_guards;
   if (evaluate(c, c->rates, t, x)) return FATAL;
-  for (integer i = 0; i < c->n_guards; i++)
+  for (integer i = 0; row != TRIAL && i < c->n_guards; i++) /* trials follow a guard through all its decades */
     if (fabs(value[i]) <= r->noise[i]) value[i] = 0;
   r->times[row] = t;
   return 0;
@@ -135,6 +135,7 @@ static int first_root(run *r, int a, int b, double *where) {
   for (integer i = 0; i < n; i++) {
     const double f0 = values_of(r, a)[i], f1 = values_of(r, b)[i], h = r->times[b] - r->times[a];
     double t0 = r->times[a], t1 = r->times[b], k[4], before = HUGE_VAL;
+    integer jumps = 1;
     if (!(f0 * f1 < 0) || r->directions[i] * f0 > 0) continue;
     cubic(r, a, b, i, k);
     double t = t0 + h * cubic_zero(k);
@@ -147,12 +148,13 @@ static int first_root(run *r, int a, int b, double *where) {
       const double next = t - f / slope, move = fabs(next - t);
       if (f == 0 || (move <= CLOSE * h && next >= t0 && next <= t1)) {
         t1 = f == 0 ? t : next;
+        jumps = 0;
         break;
       }
       t = move < before / 2 ? next : (t0 + t1) / 2; /* Newton's moves shrink, or the bracket does */
       before = move;
     }
-    if (!found || t1 < *where) *where = t1, r->root = i;
+    if (!found || t1 < *where) *where = t1, r->root = i, r->jumps = jumps;
     found = 1;
   }
   return found;
@@ -235,8 +237,10 @@ static int look(run *r, int status) {
   const int calm = h > 0 && pieces == 1 ? is_calm(r) : 0;
   if (calm < 0) return FATAL;
   if (h > 0 && !calm) {
-    for (integer i = 0; i < c->n_guards; i++)
-      r->noise[i] = fmax(r->band[i], NOISE * fmax(fabs(r->history[i]), fabs(r->history[c->n_guards + i])));
+    for (integer i = 0; i < c->n_guards; i++) { /* of a polynomial's values by the larger end, of explicit steps' by its own */
+      const double one = fabs(r->history[i]), other = fabs(r->history[c->n_guards + i]);
+      r->noise[i] = fmax(r->band[i], NOISE * (r->step ? fmin(one, other) : fmax(one, other)));
+    }
     if (glance(r, START, begin, 0)) return FATAL;
     memcpy(values_of(r, START), r->history + c->n_guards, (size_t)c->n_guards * sizeof(double));
     for (integer piece = 1; piece <= pieces && !found; piece++) {
@@ -253,7 +257,7 @@ static int look(run *r, int status) {
   for (integer i = 0; r->step && !found && i < c->n_guards; i++) { /* a zero at the very end, to the last bit */
     const double before = r->history[c->n_guards + i];
     if (r->history[i] == 0 && before != 0 && c->zero_band[i] == 0 && r->directions[i] * before <= 0)
-      found = 1, where = r->t, r->root = i;
+      found = 1, where = r->t, r->root = i, r->jumps = 0;
   }
   memcpy(r->band, c->zero_band, (size_t)c->n_guards * sizeof(double));
   if (found == 1) r->t = where;

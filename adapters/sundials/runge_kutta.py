@@ -41,13 +41,17 @@ class _Table(Structure):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Coefficients of one method: a (stages, stages), b, c (stages), and the handle that SUNDIALS knows them by."""
+    """Coefficients of one method: a (stages, stages), b, c, d (stages), and the handle that SUNDIALS knows them by.
+
+    d are the weights of the embedded method.
+    """
 
     name: str
     handle: int
     a: Array
     b: Array
     c: Array
+    d: Array
 
     @classmethod
     @cache
@@ -60,7 +64,13 @@ class Table:
         table = ctypes.cast(c_void_p(handle), POINTER(_Table)).contents
         stages = range(table.stages)
         a = np.array([[table.a[i][j] for j in stages] for i in stages])
-        return cls(name, handle, a, np.array([table.b[i] for i in stages]), np.array([table.c[i] for i in stages]))
+        b, c, d = (np.array([row[i] for i in stages]) for row in (table.b, table.c, table.d))
+        return cls(name, handle, a, b, c, d)
+
+    @property
+    def addresses(self) -> dict[str, int]:
+        """Where the coefficients stand, for the struct `tableau`; a table lives as long as the process."""
+        return {key: getattr(self, key).ctypes.data for key in "abcd"}
 
 
 class Parts:
@@ -74,9 +84,7 @@ class Parts:
         self._work = [np.zeros(table.b.size * size), np.zeros(size + COEFFICIENTS * n)]
         self.struct = ExplicitStep(
             n_stages=table.b.size,
-            a=table.a.ctypes.data,
-            b=table.b.ctypes.data,
-            c=table.c.ctypes.data,
+            **table.addresses,
             to_derivatives=self._to_derivatives.ctypes.data,
             nodes=self._nodes.ctypes.data,
             size=size,

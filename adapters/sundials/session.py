@@ -34,7 +34,7 @@ from .forward import Forward
 from .library import load
 from .march import Marcher
 from .runge_kutta import DEFAULT_ORDER, Table
-from .sweep import DiscreteAdjoint, LegSweep, not_finite_derivatives
+from .sweep import UNRESOLVED, DiscreteAdjoint, LegSweep, not_finite_derivatives
 
 #: what ``method="auto"`` takes for explicit equations that are not stiff
 EXPLICIT = "erk"
@@ -286,7 +286,9 @@ class SundialsSession:
             return BackwardOutcome(task.adjoints, np.zeros((k, n_wrt)), np.zeros((k, e.n_memory)), samples)
         explicit = str(forward.method) == "erk"
         if explicit and task.path is not None and task.t_eval is None:
-            return self._back_by_steps(task, task.path)
+            found_by_steps = self._back_by_steps(task, task.path)
+            if found_by_steps is not None:
+                return found_by_steps
         kept = None if explicit else task.path
         path = np.ascontiguousarray(self.integrate(forward).rows if kept is None else kept)
         found = [self._back(task, j, path) for j in range(k)]
@@ -294,22 +296,24 @@ class SundialsSession:
         samples = np.stack([result[2] for result in found], axis=1)
         return BackwardOutcome(adjoints, integrals[:, :n_wrt], integrals[:, n_wrt:], samples)
 
-    def _back_by_steps(self, task: BackwardTask, path: Array) -> BackwardOutcome:
-        """The exact adjoint of the steps of a Runge-Kutta method."""
+    def _back_by_steps(self, task: BackwardTask, path: Array) -> BackwardOutcome | None:
+        """The exact adjoint of the steps of a Runge-Kutta method; None where they cannot resolve it."""
         e, n_wrt = task.forward.equations, len(self._wrt)
-        discrete = self._discrete(e, task.components)
+        discrete = self._discrete(e, task.components, task.tolerances())
         with discrete.model.interruptible():
             flag = discrete.back(path, task.forward.memory, task.adjoints)
-        self.counts["steps"] += len(path) - 1
+        self.counts["steps"] += int(discrete.struct.steps)
+        if flag == UNRESOLVED:
+            return None
         if flag:
             raise not_finite_derivatives(mode=e.name, time=task.forward.end)
         adjoints, totals = discrete.adjoint.copy(), discrete.totals.copy()
         samples = np.zeros((0, len(adjoints), e.n))
         return BackwardOutcome(adjoints, totals[:, :n_wrt], totals[:, n_wrt:], samples)
 
-    def _discrete(self, equations: Equations, components: tuple[int, ...]) -> DiscreteAdjoint:
+    def _discrete(self, equations: Equations, components: tuple[int, ...], tolerances: Tolerances) -> DiscreteAdjoint:
         found: DiscreteAdjoint = self._lease(equations, ("discrete", self.options.max_order, self._wrt))
-        found.choose(components, self.parameters)
+        found.choose(components, self.parameters, tolerances)
         return found
 
     def sweep(
@@ -325,7 +329,7 @@ class SundialsSession:
         for mode in modes:
             e, method = leg.network.equations[mode], leg.methods[mode]
             if method == "erk":
-                discrete[mode] = self._discrete(e, components)
+                discrete[mode] = self._discrete(e, components, tolerances(mode))
                 continue
             integrated[mode] = [self._lease(e, ("adjoint", method, self._wrt, j)) for j in range(len(components))]
             for j, memory in enumerate(integrated[mode]):
@@ -340,7 +344,7 @@ class SundialsSession:
                 for j in range(len(memories)):
                     purpose = ("adjoint", leg.methods[mode], self._wrt, j)
                     self._discard((id(leg.network.equations[mode]), purpose))
-        self.counts["steps"] += steps + sum(len(leg.paths[mode]) for mode in discrete)
+        self.counts["steps"] += steps
         self.counts["segments"] += leg.count
         return found
 

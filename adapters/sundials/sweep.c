@@ -8,53 +8,115 @@
  *     dG/dx   = lambda + sum nu_i,     dG/dp += sum F_p(Y_i)^T theta_i + h b_i g_p(Y_i)
  *
  * (Hairer, Norsett, Wanner, Solving Ordinary Differential Equations I, II.6, differentiated and transposed; Sandu, On the
- * properties of Runge-Kutta discrete adjoints, 2006, eq. 7). It needs no interpolation of the solution, only its points. */
-static int adjoint_of_step(explicit_adjoint *s, double t, double h, const double *x) {
+ * properties of Runge-Kutta discrete adjoints, 2006, eq. 7). It needs no interpolation of the solution, only its points.
+ * The steps are those that the state needs. Where the adjoint moves faster, the weights of the embedded method tell, and the
+ * step is gone through in parts. */
+#define SHAPES(c) {&(c)->f_x, &(c)->f_p, &(c)->f_m, &(c)->g_x, &(c)->g_p, &(c)->g_m}
+#define COLUMNS(c) {(c)->n, (c)->n_parameters, (c)->n_memory, (c)->n_functionals, (c)->n_functionals, (c)->n_functionals}
+
+/* the linearised equations at stage i, as they stand in `values` */
+static void at_stage(const explicit_adjoint *s, integer i, sparse *at) {
+  context *c = s->model;
+  const sparse *shape[BLOCKS] = SHAPES(c);
+  const integer columns[BLOCKS] = COLUMNS(c);
+  double *values = s->values + i * s->nonzeros;
+  for (int b = 0; b < BLOCKS; values += shape[b]->column[columns[b]], b++) at[b] = *shape[b], at[b].value = values;
+}
+
+/* the linearised equations at every stage of a step */
+static int linearise_stages(explicit_adjoint *s, double t, double h, const double *x) {
   context *c = s->model;
   const tableau *rk = &s->table;
-  const integer n = c->n, stages = rk->stages, n_totals = c->n_wrt + c->n_memory;
-  const sparse *shape[BLOCKS] = {&c->f_x, &c->f_p, &c->f_m, &c->g_x, &c->g_p, &c->g_m};
-  const integer columns[BLOCKS] = {n, c->n_parameters, c->n_memory, c->n_functionals, c->n_functionals, c->n_functionals};
-  for (integer i = 0; i < stages; i++) {
+  for (integer i = 0; i < rk->stages; i++) {
     sparse at[BLOCKS], *blocks[BLOCKS];
-    double *values = s->values + i * s->nonzeros;
-    for (int b = 0; b < BLOCKS; values += shape[b]->column[columns[b]], b++)
-      at[b] = *shape[b], at[b].value = values, blocks[b] = &at[b];
-    combine(x, h, rk->a + i * stages, s->slopes, i, n, s->states);
+    at_stage(s, i, at);
+    for (int b = 0; b < BLOCKS; b++) blocks[b] = &at[b];
+    combine(x, h, rk->a + i * rk->stages, s->slopes, i, c->n, s->states);
     c->point_valid = 0;
-    const int flag = evaluate_linearised(c, t + rk->c[i] * h, s->states, s->slopes + i * n, blocks);
+    const int flag = evaluate_linearised(c, t + rk->c[i] * h, s->states, s->slopes + i * c->n, blocks);
     if (flag) return flag;
   }
-  for (integer k = 0; k < s->n_components; k++) {
-    double *lambda = s->adjoint + k * n, *totals = s->totals + k * n_totals, *nu = s->nu, *theta = s->theta;
-    const integer component = s->components[k];
-    for (integer i = stages - 1; i >= 0; i--) {
-      const double weight = h * rk->b[i];
-      sparse at[BLOCKS];
-      double *values = s->values + i * s->nonzeros;
-      for (int b = 0; b < BLOCKS; values += shape[b]->column[columns[b]], b++) at[b] = *shape[b], at[b].value = values;
-      for (integer j = 0; j < n; j++) theta[j] = weight * lambda[j];
-      for (integer l = i + 1; l < stages; l++) {
-        const double factor = h * rk->a[l * stages + i];
-        if (factor == 0) continue;
-        for (integer j = 0; j < n; j++) theta[j] += factor * nu[l * n + j];
-      }
-      double *own = nu + i * n;
-      memset(own, 0, (size_t)n * sizeof(double));
-      scatter_column(&at[3], component, own);
-      for (integer j = 0; j < n; j++) own[j] = weight * own[j] + column_dot(&at[0], j, theta);
-      memset(c->parameter_gradient, 0, (size_t)c->n_parameters * sizeof(double));
-      scatter_column(&at[4], component, c->parameter_gradient);
-      for (integer j = 0; j < c->n_wrt; j++)
-        totals[j] += weight * c->parameter_gradient[c->wrt[j]] + column_dot(&at[1], c->wrt[j], theta);
-      for (integer j = 0; j < c->n_memory; j++) totals[c->n_wrt + j] += column_dot(&at[2], j, theta);
-      for (integer q = at[5].column[component]; q < at[5].column[component + 1]; q++)
-        totals[c->n_wrt + at[5].row[q]] += weight * at[5].value[q];
-    }
-    for (integer i = 0; i < stages; i++)
-      for (integer j = 0; j < n; j++) lambda[j] += nu[i * n + j];
-  }
   return 0;
+}
+
+/* One component back through a step with these weights: dG/dx before it, and what it adds to the integrals. */
+static void transpose(const explicit_adjoint *s, double h, const double *weights, integer component, const double *lambda,
+                      double *out) {
+  context *c = s->model;
+  const tableau *rk = &s->table;
+  const integer n = c->n, stages = rk->stages;
+  double *totals = out + n, *nu = s->nu, *theta = s->theta;
+  memset(totals, 0, (size_t)(c->n_wrt + c->n_memory) * sizeof(double));
+  for (integer i = stages - 1; i >= 0; i--) {
+    const double weight = h * weights[i];
+    sparse at[BLOCKS];
+    at_stage(s, i, at);
+    for (integer j = 0; j < n; j++) theta[j] = weight * lambda[j];
+    for (integer l = i + 1; l < stages; l++) {
+      const double factor = h * rk->a[l * stages + i];
+      if (factor == 0) continue;
+      for (integer j = 0; j < n; j++) theta[j] += factor * nu[l * n + j];
+    }
+    double *own = nu + i * n;
+    memset(own, 0, (size_t)n * sizeof(double));
+    scatter_column(&at[3], component, own);
+    for (integer j = 0; j < n; j++) own[j] = weight * own[j] + column_dot(&at[0], j, theta);
+    memset(c->parameter_gradient, 0, (size_t)c->n_parameters * sizeof(double));
+    scatter_column(&at[4], component, c->parameter_gradient);
+    for (integer j = 0; j < c->n_wrt; j++)
+      totals[j] += weight * c->parameter_gradient[c->wrt[j]] + column_dot(&at[1], c->wrt[j], theta);
+    for (integer j = 0; j < c->n_memory; j++) totals[c->n_wrt + j] += column_dot(&at[2], j, theta);
+    for (integer q = at[5].column[component]; q < at[5].column[component + 1]; q++)
+      totals[c->n_wrt + at[5].row[q]] += weight * at[5].value[q];
+  }
+  memcpy(out, lambda, (size_t)n * sizeof(double));
+  for (integer i = 0; i < stages; i++)
+    for (integer j = 0; j < n; j++) out[j] += nu[i * n + j];
+}
+
+/* Whether what the weights of the embedded method give differs by no more than the tolerances. */
+static int is_resolved(const explicit_adjoint *s, integer k, const double *one, const double *other, const double *before) {
+  const context *c = s->model;
+  const integer n = c->n, n_totals = c->n_wrt + c->n_memory;
+  const double *absolute = s->absolute + k * n, *of_totals = s->absolute_totals + k * n_totals;
+  for (integer j = 0; j < n; j++)
+    if (!(fabs(one[j] - other[j]) <= ALLOWED * (absolute[j] + s->rtol * fabs(one[j])))) return 0;
+  for (integer j = 0; j < n_totals; j++)
+    if (!(fabs(one[n + j] - other[n + j]) <= ALLOWED * (of_totals[j] + s->rtol * fabs(before[j])))) return 0;
+  return 1;
+}
+
+/* All components back through a step; in parts where it resolves the state but not the adjoint. */
+static int back_step(explicit_adjoint *s, double t, double h, const double *x, integer depth) {
+  context *c = s->model;
+  const tableau *rk = &s->table;
+  const integer n = c->n, n_totals = c->n_wrt + c->n_memory, width = n + n_totals;
+  double *other = s->found + s->n_components * width, *middle = s->middle + depth * n;
+  int flag = linearise_stages(s, t, h, x), resolved = 1;
+  if (flag) return flag;
+  s->steps++;
+  for (integer k = 0; resolved && k < s->n_components; k++) {
+    const double *lambda = s->adjoint + k * n;
+    transpose(s, h, rk->b, s->components[k], lambda, s->found + k * width);
+    transpose(s, h, rk->d, s->components[k], lambda, other);
+    resolved = is_resolved(s, k, s->found + k * width, other, s->totals + k * n_totals);
+  }
+  if (resolved) {
+    for (integer k = 0; k < s->n_components; k++) {
+      memcpy(s->adjoint + k * n, s->found + k * width, (size_t)n * sizeof(double));
+      for (integer j = 0; j < n_totals; j++) s->totals[k * n_totals + j] += s->found[k * width + n + j];
+    }
+    return 0;
+  }
+  if (!depth) return UNRESOLVED;
+  for (integer i = 0; i < rk->stages; i++) {
+    combine(x, h / 2, rk->a + i * rk->stages, s->slopes, i, n, s->states);
+    flag = rates_of(c, t + rk->c[i] * h / 2, s->states, s->slopes + i * n);
+    if (flag) return flag;
+  }
+  combine(x, h / 2, rk->b, s->slopes, rk->stages, n, middle);
+  flag = back_step(s, t + h / 2, h / 2, middle, depth - 1);
+  return flag ? flag : back_step(s, t, h / 2, x, depth - 1);
 }
 
 /* From the end of a path to its beginning. */
@@ -62,7 +124,7 @@ int dh_back_steps(explicit_adjoint *s) {
   for (integer i = s->n_rows - 2; i >= 0; i--) {
     const double *from = s->path + i * s->width, *to = from + s->width;
     if (to[0] == from[0]) continue;
-    const int flag = adjoint_of_step(s, from[0], to[0] - from[0], from + 1);
+    const int flag = back_step(s, from[0], to[0] - from[0], from + 1, PARTS);
     if (flag) return flag;
   }
   return 0;

@@ -10,7 +10,7 @@ import numpy as np
 
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import SUSPECTS
-from dae_hybrid.integrator import Array, Equations
+from dae_hybrid.integrator import Array, Equations, Tolerances
 from dae_hybrid.journey import LegAdjoint
 from dae_hybrid.leg import HEADER, Leg
 
@@ -20,6 +20,9 @@ from .driver import BLOCKS, loops
 from .march import Marcher
 from .runge_kutta import Table
 
+#: as in driver.h
+PARTS, UNRESOLVED = 16, 104
+
 
 class ExplicitAdjoint(Structure):
     """`explicit_adjoint` of driver.h."""
@@ -27,11 +30,12 @@ class ExplicitAdjoint(Structure):
     _fields_ = [
         ("model", c_void_p),
         ("n_stages", c_int64),
-        *((name, c_void_p) for name in ("a", "b", "c")),
+        *((name, c_void_p) for name in ("a", "b", "c", "d")),
         *((name, c_int64) for name in ("n_components", "n_rows", "width")),
         *((name, c_void_p) for name in ("components", "path", "adjoint", "totals", "states", "slopes", "nu", "theta",
-                                        "values")),
-        ("nonzeros", c_int64),
+                                        "values", "found", "middle", "absolute", "absolute_totals")),
+        *((name, c_int64) for name in ("nonzeros", "steps")),
+        ("rtol", c_double),
     ]  # fmt: skip
 
 
@@ -60,26 +64,30 @@ class DiscreteAdjoint:
         self.model = Model(e, "ARKode", 0, 0, wrt)
         patterns = [e.functions["linearised"].pattern(2 + i)[1].size for i in range(len(BLOCKS))]
         stages, self._count = table.b.size, 0
-        self._work = [np.zeros(n) for n in (e.n, stages * e.n, stages * e.n, e.n, stages * max(sum(patterns), 1))]
-        names = ("states", "slopes", "nu", "theta", "values")
+        sizes = (e.n, stages * e.n, stages * e.n, e.n, stages * max(sum(patterns), 1), (PARTS + 1) * e.n)
+        self._work = [np.zeros(size) for size in sizes]
+        names = ("states", "slopes", "nu", "theta", "values", "middle")
         self.struct = ExplicitAdjoint(
-            model=self.model.user_data, n_stages=stages, a=table.a.ctypes.data, b=table.b.ctypes.data,
-            c=table.c.ctypes.data, width=1 + e.n, nonzeros=sum(patterns),
+            model=self.model.user_data, n_stages=stages, **table.addresses, width=1 + e.n, nonzeros=sum(patterns),
             **{name: work.ctypes.data for name, work in zip(names, self._work, strict=True)},
         )  # fmt: skip
         self._library = loops()
 
-    def choose(self, components: tuple[int, ...], parameters: Array) -> None:
-        """The functionals' components and the parameters of a sweep."""
+    def choose(self, components: tuple[int, ...], parameters: Array, tolerances: Tolerances) -> None:
+        """The functionals' components, the parameters and the tolerances of a sweep."""
         self.model.parameters[:] = parameters
         self.model.reset()
         k, e = len(components), self.equations
         if k != self._count:
             self.adjoint, self.totals, self._count = np.zeros((k, e.n)), np.zeros((k, self.nq)), k
+            self._found = np.zeros((k + 1) * (e.n + self.nq))
         self._components = np.array(components, dtype=np.int64)
         s = self.struct
         s.n_components, s.components = k, self._components.ctypes.data
-        s.adjoint, s.totals = self.adjoint.ctypes.data, self.totals.ctypes.data
+        self._tolerances = tuple(np.ascontiguousarray(v) for v in (tolerances.absolute, tolerances.integrals))
+        s.absolute, s.absolute_totals = (v.ctypes.data for v in self._tolerances)
+        s.adjoint, s.totals, s.found = self.adjoint.ctypes.data, self.totals.ctypes.data, self._found.ctypes.data
+        s.steps, s.rtol = 0, tolerances.rtol
 
     def back(self, path: Array, memory: Array, adjoints: Array) -> int:
         """From the end of a path, with `adjoints` (k, n), to its start; SUNDIALS' return code."""
@@ -169,8 +177,9 @@ class LegSweep:
         e = self.leg.network.equations
         if flag:
             at, mode, _ = self.heads[struct.failed]
-            if mode in self._integrated:
+            if mode in self._integrated or flag == UNRESOLVED:
                 return None, struct.steps
             raise not_finite_derivatives(mode=e[mode].name, time=float(self.leg.records[at]))
         before = self.adjoint[:, : e[self.leg.mode].n + e[self.leg.mode].n_memory]
-        return LegAdjoint(before, self.totals, self.marks, self.width), struct.steps
+        steps = struct.steps + sum(own.struct.steps for own in self._discrete.values())
+        return LegAdjoint(before, self.totals, self.marks, self.width), steps
