@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def measure(n: int, solver: str) -> dict[str, Any]:
     }
 
 
-def in_processes(sizes: list[int], solver: str) -> list[dict[str, Any]]:
+def in_processes(sizes: Sequence[int], solver: str) -> list[dict[str, Any]]:
     """Measure every size in a process and with a cache of its own."""
     found = []
     for n in sizes:
@@ -100,7 +101,10 @@ def in_processes(sizes: list[int], solver: str) -> list[dict[str, Any]]:
                 env=environment, capture_output=True, text=True, check=False,
             )  # fmt: skip
         if done.returncode:
-            print(f"{n} states: {done.stderr.strip().splitlines()[-1] if done.stderr else done.returncode}")
+            print(
+                f"{n} states: {done.stderr.strip().splitlines()[-1] if done.stderr else done.returncode}",
+                file=sys.stderr,
+            )
             continue
         found.append(json.loads(done.stdout))
         print(f"{n} states: {found[-1]['adjoint']:.2f} s for the gradient", file=sys.stderr)
@@ -124,7 +128,9 @@ def table(found: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sizes", nargs="*", type=int, default=list(SIZES))
+    parser.add_argument("sizes", nargs="*", type=int)
+    parser.add_argument("--quick", action="store_true", help="up to 2,000 states only")
+    parser.add_argument("--markdown", action="store_true", help="nothing but the table")
     parser.add_argument("--solver", default="auto")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
@@ -132,8 +138,8 @@ def main() -> None:
     if given.one:
         print(json.dumps(measure(given.one, given.solver)))
         return
-    text = table(in_processes(given.sizes, given.solver))
-    print(text)
+    text = table(in_processes(given.sizes or (SIZES[:2] if given.quick else SIZES), given.solver))
+    print(text if given.markdown else f"{text}\nTimes are wall clock, with whatever else the machine does.")
     if given.write:
         whole = DOCUMENT.read_text()
         before, after = whole.index(BEGIN) + len(BEGIN), whole.index(FINISH, whole.index(BEGIN))
