@@ -208,7 +208,6 @@ int dh_begin(run *r) {
 
 /* What the run reports, at the point where it was paused. */
 int dh_stop(run *r) {
-  const context *c = r->model;
   int flag = fetch(r, r->t);
   if (!flag) flag = complete(r, r->t);
   count_failures(r);

@@ -121,9 +121,10 @@ typedef struct {
   integer *iw;
   double *w;
   integer n, n_differential, n_functionals, n_integrals, n_memory, n_parameters, n_guards, n_directions, n_wrt;
-  const double *parameters, *memory;
+  const double *parameters;
+  double *memory;
   const double *parameter_directions;        /* n_parameters x n_directions, column by column */
-  const double *memory_directions;           /* n_memory x n_directions */
+  double *memory_directions;                 /* n_memory x n_directions */
   const integer *wrt;                        /* parameters whose gradient is wanted */
   const double *weights;                     /* n_wrt + n_memory: the guide of the backward pass, see `adjoint` */
   double *integrands;                        /* n_wrt + n_memory doubles of work */
@@ -131,7 +132,7 @@ typedef struct {
   sparse f_x, f_p, f_m;                      /* filled together by `linearised` */
   sparse g_x, g_p, g_m;                      /* transposed: one column per integrand */
   double *zero_band;                         /* per guard: |guard| at most this counts as zero until it has left */
-  const double *departure;                   /* sign with which it has to leave zero, 0 where unknown */
+  double *departure;                         /* sign with which it has to leave zero, 0 where unknown */
   double *latest;                            /* n_guards: guards as SUNDIALS has seen them last, and when */
   double latest_time;
   double *point;                             /* n doubles: argument of the cached linearisation */
@@ -288,7 +289,7 @@ typedef struct {                             /* back through the events of a leg
   const integer *path_ends;                  /* n_events: rows that the path of its mode has up to here */
   const integer *path_begins;
   const integer *offsets;                    /* n_events: of the records */
-  const double *records;
+  double *records;
   integer n_events, n_components, n_wrt, marks_width, failed; /* the event that it failed at or before */
   const integer *wrt, *components;
   double *adjoint;                           /* n_components x (n_y + n_memory), room for the largest; in and out */

@@ -231,7 +231,7 @@ static int go_on(march *m) {
   for (integer j = 0; j < from->n_guards; j++)
     if (before->model->zero_band[j] != 0) m->rested[from->links[j].transition] = 1;
   memcpy(c->zero_band, m->bands, (size_t)c->n_guards * sizeof(double));
-  memcpy((double *)c->departure, m->bands + c->n_guards, (size_t)c->n_guards * sizeof(double));
+  memcpy(c->departure, m->bands + c->n_guards, (size_t)c->n_guards * sizeof(double));
   for (integer j = 0; j < to->n_guards; j++) {
     double *range = &m->ranges[to->links[j].transition];
     *range = fmax(*range, fabs(e.guards_after[j]));
@@ -251,7 +251,7 @@ static int go_on(march *m) {
   m->row = r->n_rows;
   m->path_row = r->n_path;
   m->at = l->target;
-  memcpy((double *)c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
+  memcpy(c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
   memcpy(c->api->array(r->x), e.x_after, (size_t)c->n * sizeof(double));
   memcpy(c->api->array(r->x) + c->n, e.integrals, (size_t)m->n_integrals * sizeof(double));
   if (r->xdot) { /* IDA takes its first step from the rates, those of the integrals too */
@@ -266,7 +266,7 @@ static int go_on(march *m) {
     const double *w = e.after + i * (to->n_y + m->n_memory);
     memcpy(s, w, (size_t)to->n_y * sizeof(double));
     memcpy(s + c->n, e.costs_after + i * m->n_integrals, (size_t)m->n_integrals * sizeof(double));
-    memcpy((double *)c->memory_directions + i * m->n_memory, w + to->n_y, (size_t)m->n_memory * sizeof(double));
+    memcpy(c->memory_directions + i * m->n_memory, w + to->n_y, (size_t)m->n_memory * sizeof(double));
   }
   return dh_begin(r);
 }

@@ -222,7 +222,7 @@ static int integrate_back(sweep *s, backward *b, double t1, double t0, const dou
 int dh_sweep(sweep *s) {
   march *m = s->tables;
   for (integer i = s->n_events - 1; i >= 0; i--) {
-    double *record = (double *)s->records + s->offsets[i];
+    double *record = s->records + s->offsets[i];
     s->failed = i;
     const integer mode = (integer)record[1];
     const station *from = &m->stations[mode];
@@ -243,7 +243,7 @@ int dh_sweep(sweep *s) {
     for (integer k = 0; !own && k < s->n_components; k++) {
       backward *b = s->integrated[mode * s->n_components + k];
       double *adjoint = s->adjoint + k * s->marks_width, *gained = s->work;
-      memcpy((double *)b->model->memory, e.memory, (size_t)m->n_memory * sizeof(double));
+      memcpy(b->model->memory, e.memory, (size_t)m->n_memory * sizeof(double));
       memset(gained, 0, (size_t)n_totals * sizeof(double));
       flag = integrate_back(s, b, record[0], since, s->paths[mode] + begin * b->model->path_width, rows, adjoint, gained);
       if (flag) return flag;
@@ -252,7 +252,7 @@ int dh_sweep(sweep *s) {
     }
     if (!own) continue;
     context *c = own->model;
-    memcpy((double *)c->memory, e.memory, (size_t)m->n_memory * sizeof(double));
+    memcpy(c->memory, e.memory, (size_t)m->n_memory * sizeof(double));
     c->point_valid = c->held_valid = 0;
     own->path = s->paths[mode] + begin * own->width;
     own->n_rows = rows;
