@@ -28,7 +28,8 @@ from dae_hybrid.problems import em_hysteresis
 TOLERANCES = {"rtol": 1e-8, "atol": 1e-12}
 #: our variants and the C program's family that does the same
 VARIANTS = {
-    "default (Adams, z eliminated)": ({}, {}, "cvodes-adams"),
+    "default (erk, z eliminated)": ({}, {}, "cvodes-adams"),
+    "adams, z eliminated": ({}, {"method": "adams"}, "cvodes-adams"),
     "bdf, z eliminated": ({}, {"method": "bdf"}, "cvodes-bdf"),
     "DAE as written (IDAS), as in C": ({"eliminate": False}, {"suppress_algebraic": True}, "idas"),
     "DAE as written (IDAS), default": ({"eliminate": False}, {}, "idas"),

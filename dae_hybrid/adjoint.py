@@ -40,7 +40,7 @@ ROUNDING = 10 * float(np.finfo(float).eps)
 #: from so many segments on each is integrated more accurately: what they get wrong adds up
 FEW = 20
 #: ends of segments of a leg that are looked at for the size of a cost
-LOOKS = 16
+LOOKS = 4
 #: parameters below it are scaled as if they were that large
 SMALLEST = 1e-100
 
@@ -234,9 +234,7 @@ class _Step(NamedTuple):
     adjoint: Array  # dG/dw before it
     share: Array  # what it adds to dG/dp, (k, n_wrt)
     samples: Array
-    marks: tuple[
-        tuple[Array, Array], ...
-    ] = ()  # of a leg: dG/dw and the share of dG/dp before every event, from the last
+    leg: LegAdjoint | None = None  # with what it has before every event
 
 
 def _marks(leg: Leg, found: LegAdjoint) -> tuple[tuple[Array, Array], ...]:
@@ -262,7 +260,7 @@ def _backwards(
                 parts[:0] = reversed(sweep.trajectory.parts.of(part))
             else:
                 adjoint = found.adjoints
-                yield _Step(part, adjoint, found.share, NONE, _marks(part, found))
+                yield _Step(part, adjoint, found.share, NONE, found)
         elif isinstance(part, Segment):
             adjoint, landing = sweep.land(part, adjoint)
             ny = part.mode.differential.size
@@ -296,8 +294,8 @@ def gradient(sweep: Sweep, marks: list[tuple[Array, Array]] | None = None) -> Ar
     adjoint, by_p, clock = sweep.terminal()
     total = by_p[:, wrt]
     for step in _backwards(sweep, adjoint, clock):
-        if marks is not None:
-            marks += [(mark, total + share) for mark, share in step.marks]
+        if marks is not None and step.leg is not None and isinstance(step.part, Leg):
+            marks += [(mark, total + share) for mark, share in _marks(step.part, step.leg)]
         adjoint, total = step.adjoint, total + step.share
         if marks is not None and isinstance(step.part, EventRecord) and not step.part.order:
             marks.append((adjoint, total))

@@ -148,7 +148,14 @@ class Leg:
 
     def memory_extent(self) -> Array:
         """How large the memory becomes, (n_memory,)."""
-        return np.abs([event[name] for event, _ in self.events() for name in ("memory", "memory_after")]).max(axis=0)
+        found = np.zeros(self.network.equations[0].n_memory)
+        for at, mode, guard in self.heads() if found.size else ():
+            link = self.network.links[mode][guard]
+            layout, _ = self._layout(mode, mode if link is None else link.target)
+            for name in ("memory", "memory_after"):
+                part = layout[name]
+                np.maximum(found, np.abs(self.records[at + part.start : at + part.stop]), out=found)
+        return found
 
     @property
     def n_rows(self) -> int:

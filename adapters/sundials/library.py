@@ -83,7 +83,7 @@ def load() -> ctypes.CDLL:
     if found.partition(".")[0] != str(VERSION):
         raise AdapterError(f"sundials4py {found} is installed; this adapter needs {VERSION}.x.", remedy=INSTALL)
     try:
-        library = ctypes.CDLL(spec.origin)
+        library = ctypes.PyDLL(spec.origin)
         for name, prototype in _all_prototypes().items():
             result, _, arguments = prototype.partition(" ")
             function = getattr(library, name)
