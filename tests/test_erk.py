@@ -312,6 +312,17 @@ def test_the_adjoint_is_resolved_where_the_state_stands_still(name: str) -> None
         assert asa.statistics["steps"] > asa.trajectory.statistics["steps"]
 
 
+def test_the_steps_of_an_adjoint_have_a_limit() -> None:
+    """Where a parameter is zero whose effect takes far more steps than the run."""
+    m = dh.HybridModel("q")
+    p = m.parameter("p", 0.0)
+    x = m.differential("x")
+    m.initial(m.mode("run", ode={x: -x}), {x: 1.0})
+    m.functional("G", integrand=p * ca.cos(1e4 * m.time) ** 2)
+    with pytest.raises(dh.StepLimitError):
+        dh.adjoint_gradient(m.build(), (0, 10), max_steps=2000, **TIGHT)
+
+
 def test_runs_are_the_same_to_the_bit_whatever_came_before(built: Any, models: Any) -> None:
     """A first call, later ones, one after a failure, and one by a memory that has gone through other options."""
     system = models.em().build()

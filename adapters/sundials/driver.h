@@ -277,7 +277,7 @@ typedef struct {                             /* the adjoint of explicit steps */
   double *values;                            /* stages x nonzeros: the linearised equations at every stage */
   double *found, *middle;                    /* (n_components + 1) x (n + n_wrt + n_memory), (PARTS + 1) x n: work */
   const double *absolute, *absolute_totals;  /* tolerances of `adjoint` and of `totals` */
-  integer nonzeros, steps;
+  integer nonzeros, steps, max_steps;
   double rtol;
 } explicit_adjoint;
 

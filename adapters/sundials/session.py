@@ -313,7 +313,7 @@ class SundialsSession:
 
     def _discrete(self, equations: Equations, components: tuple[int, ...], tolerances: Tolerances) -> DiscreteAdjoint:
         found: DiscreteAdjoint = self._lease(equations, ("discrete", self.options.max_order, self._wrt))
-        found.choose(components, self.parameters, tolerances)
+        found.choose(components, self.parameters, tolerances, self.options.max_steps - self.counts["steps"])
         return found
 
     def sweep(

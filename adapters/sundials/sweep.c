@@ -108,7 +108,7 @@ static int back_step(explicit_adjoint *s, double t, double h, const double *x, i
     }
     return 0;
   }
-  if (!depth) return UNRESOLVED;
+  if (!depth || s->steps >= s->max_steps) return UNRESOLVED;
   for (integer i = 0; i < rk->stages; i++) {
     combine(x, h / 2, rk->a + i * rk->stages, s->slopes, i, n, s->states);
     flag = rates_of(c, t + rk->c[i] * h / 2, s->states, s->slopes + i * n);

@@ -34,7 +34,7 @@ class ExplicitAdjoint(Structure):
         *((name, c_int64) for name in ("n_components", "n_rows", "width")),
         *((name, c_void_p) for name in ("components", "path", "adjoint", "totals", "states", "slopes", "nu", "theta",
                                         "values", "found", "middle", "absolute", "absolute_totals")),
-        *((name, c_int64) for name in ("nonzeros", "steps")),
+        *((name, c_int64) for name in ("nonzeros", "steps", "max_steps")),
         ("rtol", c_double),
     ]  # fmt: skip
 
@@ -73,8 +73,8 @@ class DiscreteAdjoint:
         )  # fmt: skip
         self._library = loops()
 
-    def choose(self, components: tuple[int, ...], parameters: Array, tolerances: Tolerances) -> None:
-        """The functionals' components, the parameters and the tolerances of a sweep."""
+    def choose(self, components: tuple[int, ...], parameters: Array, tolerances: Tolerances, max_steps: int) -> None:
+        """The functionals' components, the parameters and the tolerances of a sweep, and its steps at most."""
         self.model.parameters[:] = parameters
         self.model.reset()
         k, e = len(components), self.equations
@@ -87,7 +87,7 @@ class DiscreteAdjoint:
         self._tolerances = tuple(np.ascontiguousarray(v) for v in (tolerances.absolute, tolerances.integrals))
         s.absolute, s.absolute_totals = (v.ctypes.data for v in self._tolerances)
         s.adjoint, s.totals, s.found = self.adjoint.ctypes.data, self.totals.ctypes.data, self._found.ctypes.data
-        s.steps, s.rtol = 0, tolerances.rtol
+        s.steps, s.max_steps, s.rtol = 0, max_steps, tolerances.rtol
 
     def back(self, path: Array, memory: Array, adjoints: Array) -> int:
         """From the end of a path, with `adjoints` (k, n), to its start; SUNDIALS' return code."""
