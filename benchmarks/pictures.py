@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import TITLES
-from results import OURS, Results, Way, fastest
+from outcomes import OURS, Results, Way, fastest
 
 #: rounding: errors below are drawn there
 FLOOR = 1e-14

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cases import CASES, FORMS, TITLES
-from results import ATOL, GRADIENTS, LARGE, OURS, RTOL, TARGET, WRONG, Package, Point, Results, Way, fastest, soonest
+from outcomes import ATOL, GRADIENTS, LARGE, OURS, RTOL, TARGET, WRONG, Package, Point, Results, Way, fastest, soonest
 
 from dae_hybrid.tables import align, markdown
 

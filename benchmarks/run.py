@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from cases import TITLES
+from outcomes import ATOL, RTOL, Package, Results, Way, point
 from peers import NAMES
 from report import page, summary
-from results import ATOL, RTOL, Package, Results, Way, point
 
 HERE = Path(__file__).resolve().parent
 RTOLS = tuple(10.0**-k for k in range(4, 12))

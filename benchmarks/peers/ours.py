@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from cases import CASES, FORMS, P3, P4, Case
-from results import OURS
+from outcomes import OURS
 
 import dae_hybrid as dh
 from peers import Answer, Task, UnsupportedError
