@@ -15,7 +15,7 @@ import pytest
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
-MODULES = ("cases", "peers", "results", "report", "run")
+MODULES = ("cases", "peers", "outcomes", "report", "run")
 
 FAKE = '''
 """A peer with answers that it has not computed."""
@@ -106,7 +106,7 @@ def test_every_row_has_solve_and_gradients_and_is_right(bench, quick):
         assert not way.note
         assert way.build["first"] > 0
         for task in ("solve", "forward", "adjoint"):
-            for rtol in (bench.results.RTOL, 1e-6):
+            for rtol in (bench.outcomes.RTOL, 1e-6):
                 point = way.at(task, rtol)
                 assert point.right
                 assert point.cpu_ms > 0
@@ -120,7 +120,7 @@ def test_the_page_has_every_row(bench, quick, tmp_path):
         assert f"| {way.label}, adjoint |" in text
     assert "**wrong** " not in text.split("## Summary")[1]
     quick.save(tmp_path / "numbers.json")
-    assert bench.report.text(bench.results.Results.load(tmp_path / "numbers.json")) == text
+    assert bench.report.text(bench.outcomes.Results.load(tmp_path / "numbers.json")) == text
 
 
 def test_pictures(bench, quick, tmp_path):
@@ -144,7 +144,7 @@ def test_wrong_answers_are_flagged_as_wrong(bench, faked):
     rows = {row[0]: row[1:] for row in bench.report.detail(faked.ways)}
     assert rows["fake liar"][-1] == "**wrong** 1e-03"
     assert rows["fake overlooks"][1] == "**wrong** 0e+00, events seen: 5"
-    best = bench.results.fastest(faked.ways, ("adjoint",))
+    best = bench.outcomes.fastest(faked.ways, ("adjoint",))
     assert best[0].row == "right"
 
 
