@@ -77,6 +77,16 @@ def not_finite_equations(*, mode: str, time: float) -> NonFiniteError:
     )
 
 
+def not_finite_derivatives(*, mode: str, time: float) -> NonFiniteError:
+    """The derivatives of the equations have no numbers."""
+    return NonFiniteError(
+        "The derivatives of the equations give NaN or infinity.",
+        mode=mode,
+        time=time,
+        remedy=f"Check the mode's equations and integrands before this point for {SUSPECTS}.",
+    )
+
+
 def unsolved(*, mode: str, time: float, variables: Sequence[str] = ()) -> ConsistencyError:
     """The algebraic variables cannot be found at a point."""
     return ConsistencyError(

@@ -37,6 +37,8 @@ HEADER = (
     "steps",
     "path_end",
 )
+#: where each of them stands
+AT = {name: i for i, name in enumerate(HEADER)}
 
 
 def parts_of(network: Network, source: int, target: int, n_integrals: int, n_directions: int) -> dict[str, int]:
@@ -61,6 +63,20 @@ def parts_of(network: Network, source: int, target: int, n_integrals: int, n_dir
         "costs_before": n_directions * n_integrals,
         "costs_after": n_directions * n_integrals,
     }
+
+
+def layout_of(
+    network: Network, source: int, target: int, n_integrals: int, n_directions: int
+) -> tuple[dict[str, slice], int]:
+    """Where the parts of a record stand, and how long it is."""
+    key = ("layout", source, target, n_integrals, n_directions)
+    if key not in network.kept:
+        found, end = {}, len(HEADER)
+        for name, size in parts_of(network, *key[1:]).items():
+            found[name], end = slice(end, end + size), end + size
+        network.kept[key] = found, end
+    layout: tuple[dict[str, slice], int] = network.kept[key]
+    return layout
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -89,35 +105,30 @@ class Leg:
     def events(self) -> Iterator[tuple[dict[str, Any], int]]:
         """Every record by names, and the mode after it."""
         for at, mode, guard in self.heads():
-            link = self.network.links[mode][guard]
-            if link is None:
-                raise AssertionError("an event without a link was carried out")
-            record = self.records[at:]
+            target, record = self._target(mode, guard), self.records[at:]
             event: dict[str, Any] = dict(zip(HEADER, record[: len(HEADER)].tolist(), strict=True))
-            for name, part in self._layout(mode, link.target)[0].items():
+            for name, part in self._layout(mode, target)[0].items():
                 event[name] = record[part]
-            event["transition"], event["source"] = link.transition, mode
-            yield event, link.target
+            event["transition"], event["source"] = self.network.guarded[mode][guard], mode
+            yield event, target
 
     def heads(self) -> Iterator[tuple[int, int, int]]:
         """Where each record begins, its mode and guard."""
         at, mode = 0, self.mode
         for _ in range(self.count):
-            guard = int(self.records[at + 2])
+            guard = int(self.records[at + AT["guard"]])
             yield at, mode, guard
-            target = self.network.links[mode][guard].target  # type: ignore[union-attr]
+            target = self._target(mode, guard)
             at, mode = at + self._layout(mode, target)[1], target
 
+    def _target(self, mode: int, guard: int) -> int:
+        link = self.network.links[mode][guard]
+        if link is None:
+            raise AssertionError("an event without a link was carried out")
+        return link.target
+
     def _layout(self, source: int, target: int) -> tuple[dict[str, slice], int]:
-        """Where the parts of a record stand, and how long it is."""
-        key = ("layout", source, target, self.n_integrals, self.n_directions)
-        if key not in self.network.kept:
-            found, end = {}, len(HEADER)
-            for name, size in parts_of(self.network, *key[1:]).items():
-                found[name], end = slice(end, end + size), end + size
-            self.network.kept[key] = found, end
-        layout: tuple[dict[str, slice], int] = self.network.kept[key]
-        return layout
+        return layout_of(self.network, source, target, self.n_integrals, self.n_directions)
 
     @cached_property
     def times(self) -> list[float]:
@@ -128,7 +139,7 @@ class Leg:
     def last(self) -> tuple[dict[str, Any], int]:
         """The last event, and the mode after it."""
         *_, (at, mode, guard) = self.heads()
-        target = self.network.links[mode][guard].target  # type: ignore[union-attr]
+        target = self._target(mode, guard)
         return {name: self.records[at:][part] for name, part in self._layout(mode, target)[0].items()}, target
 
     def some(self, most: int) -> Iterator[dict[str, Any]]:
@@ -150,8 +161,7 @@ class Leg:
         """How large the memory becomes, (n_memory,)."""
         found = np.zeros(self.network.equations[0].n_memory)
         for at, mode, guard in self.heads() if found.size else ():
-            link = self.network.links[mode][guard]
-            layout, _ = self._layout(mode, mode if link is None else link.target)
+            layout, _ = self._layout(mode, self._target(mode, guard))
             for name in ("memory", "memory_after"):
                 part = layout[name]
                 np.maximum(found, np.abs(self.records[at + part.start : at + part.stop]), out=found)
@@ -160,12 +170,12 @@ class Leg:
     @property
     def n_rows(self) -> int:
         """Rows of all its segments."""
-        return sum(int(self.records[at + 7] - self.records[at + 6]) for at, _, _ in self.heads())
+        return sum(int(self.records[at + AT["row_end"]] - self.records[at + AT["row"]]) for at, _, _ in self.heads())
 
     @property
     def is_clean(self) -> bool:
         """Whether no event needs a closer look."""
-        return all(self.records[at + 9] for at, _, _ in self.heads())
+        return all(self.records[at + AT["clean"]] for at, _, _ in self.heads())
 
     def derivatives(self) -> list[tuple[Array, Array, Array]]:
         """Derivatives of the time, and of (y, m) before and after, of every event."""

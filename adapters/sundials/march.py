@@ -12,7 +12,7 @@ import numpy as np
 
 from dae_hybrid.integrator import Array, SegmentTask
 from dae_hybrid.journey import Journey, Network
-from dae_hybrid.leg import HEADER, Leg, parts_of
+from dae_hybrid.leg import AT, Leg, layout_of
 from dae_hybrid.options import Options
 
 from .driver import loops
@@ -108,10 +108,9 @@ class Marcher:
                 waits=network.waits[transition],
             )
             if link is not None:
-                sizes = parts_of(network, mode, link.target, self.n_integrals, self.n_directions)
                 links[i].cross, links[i].tangent = link.cross.address, link.tangent.address
                 links[i].target, links[i].closes, links[i].follows_z = link.target, link.closes, link.follows_z
-                links[i].width = len(HEADER) + sum(sizes.values())
+                _, links[i].width = layout_of(network, mode, link.target, self.n_integrals, self.n_directions)
         return links
 
     def begin(self, task: SegmentTask, journey: Journey, options: Options, parameters: Array) -> None:
@@ -208,10 +207,9 @@ class Marcher:
         return int(self.struct.path_row)
 
     def _record(self, at: int, source: int, target: int) -> dict[str, Array]:
-        at, found = at + len(HEADER), {}
-        for name, size in parts_of(self.network, source, target, self.n_integrals, self.n_directions).items():
-            found[name], at = self._records[at : at + size], at + size
-        return found
+        layout, _ = layout_of(self.network, source, target, self.n_integrals, self.n_directions)
+        record = self._records[at:]
+        return {name: record[part] for name, part in layout.items()}
 
     def ahead(self, first: SegmentTask) -> SegmentTask:
         """The task of a segment in the mode that is wanted, as far as that matters for its memory."""
@@ -228,7 +226,7 @@ class Marcher:
         m, d = self.struct, self.n_directions
         if not m.n_events:
             return first
-        source = int(self._records[m.last + 1])
+        source = int(self._records[m.last + AT["mode"]])
         found, e = self._record(m.last, source, m.at), self.network.equations[m.at]
         after, n_guards = found["after"].reshape(d, e.n + e.n_memory), e.n_guards
         sensitive: dict[str, Any] = {}

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from dae_hybrid.errors import IntegrationError, StepSizeError, UnsupportedError
+from dae_hybrid.failures import not_finite_derivatives
 from dae_hybrid.integrator import (
     Array,
     BackwardOutcome,
@@ -34,7 +35,7 @@ from .forward import Forward
 from .library import load
 from .march import Marcher
 from .runge_kutta import DEFAULT_ORDER, Table
-from .sweep import UNRESOLVED, DiscreteAdjoint, LegSweep, not_finite_derivatives
+from .sweep import UNRESOLVED, DiscreteAdjoint, LegSweep
 
 #: what ``method="auto"`` takes for explicit equations that are not stiff
 EXPLICIT = "erk"

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.errors import NonFiniteError
-from dae_hybrid.failures import SUSPECTS
+from dae_hybrid.failures import not_finite_derivatives
 from dae_hybrid.integrator import Array, Equations, Tolerances
 from dae_hybrid.journey import LegAdjoint
-from dae_hybrid.leg import HEADER, Leg
+from dae_hybrid.leg import AT, Leg
 
 from .adjoint import Adjoint
 from .compiled import Model
@@ -101,16 +100,6 @@ class DiscreteAdjoint:
         """Nothing native is owned."""
 
 
-def not_finite_derivatives(*, mode: str, time: float) -> NonFiniteError:
-    """The error of equations whose derivatives have no numbers."""
-    return NonFiniteError(
-        "The derivatives of the equations give NaN or infinity.",
-        mode=mode,
-        time=time,
-        remedy=f"Check the mode's equations and integrands before this point for {SUSPECTS}.",
-    )
-
-
 class LegSweep:
     """Back through a leg; `discrete` by mode where its steps are explicit, else one memory for every component."""
 
@@ -126,7 +115,7 @@ class LegSweep:
         self._ends, self._begins = (np.zeros(len(self.heads), np.int64) for _ in range(2))
         reached = dict.fromkeys(leg.methods, 0)
         for i, (at, mode, _) in enumerate(self.heads):
-            self._begins[i], self._ends[i] = reached[mode], int(leg.records[at + HEADER.index("path_end")])
+            self._begins[i], self._ends[i] = reached[mode], int(leg.records[at + AT["path_end"]])
             reached[mode] = int(self._ends[i])
         self._wrt, self._components = (np.array(v, dtype=np.int64) for v in (wrt, components))
         self.adjoint, self.totals = np.zeros((k, self.width)), np.zeros((k, len(wrt)))
