@@ -69,7 +69,12 @@ def arrival_derivative(
     if isinstance(by_w, Operator) or issparse(phi_xi):
         return _by_products(transition, target, t, by_w, linear)
     right, right_size = -phi_u @ by_w, abs(phi_u) @ abs(by_w)
-    excess, sizes = np.zeros((0, right.shape[1])), np.zeros((0, right.shape[1]))
+    # equations without unknowns are conditions on what was before
+    bare = (row_maxima(entries) == 0.0) & (row_maxima(phi_xi_size) == 0.0)
+    excess, sizes = -right[bare], right_size[bare]
+    phi_xi, phi_xi_size, entries, right, right_size = (
+        rows[~bare] for rows in (phi_xi, phi_xi_size, entries, right, right_size)
+    )
     dxi = np.zeros((xi.size, right.shape[1]))
     if xi.size:
         z = transition.z(target)
@@ -79,13 +84,13 @@ def arrival_derivative(
             if not transition.simple:
                 refuse_multiple_root(matrix, np.vstack((entries, kept)))
             continuous = kept[:, z] @ z_u @ by_w
-            dxi, excess, sizes = solve_linear(
+            dxi, left, terms = solve_linear(
                 matrix, np.vstack((right, continuous)), np.vstack((right_size, abs(continuous)))
             )
         except np.linalg.LinAlgError as reason:
             raise _undetermined(transition, target, t, f"{reason}") from None
-        if len(matrix) == xi.size:
-            excess, sizes = excess[:0], sizes[:0]
+        if len(matrix) > xi.size:
+            excess, sizes = np.vstack((excess, left)), np.vstack((sizes, terms))
     jump = np.vstack((y_u @ by_w + y_xi @ dxi, m_u @ by_w + m_xi @ dxi))
     others = [i for i in range(len(target.invariants)) if i not in transition.helping]
     if others:

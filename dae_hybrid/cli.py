@@ -25,7 +25,7 @@ from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.plotting import save
 from dae_hybrid.progress import Progress
 from dae_hybrid.records import EventRecord
-from dae_hybrid.reproduce import Reproduction, draw, reproduce, summary
+from dae_hybrid.reproduce import Reproduced, draw, reproduce, summary
 from dae_hybrid.tables import align
 from dae_hybrid.trajectory import Trajectory
 from dae_hybrid.validate import Validation, ValidationError, validate
@@ -249,7 +249,7 @@ def _reproduce(arguments: argparse.Namespace) -> None:
             if arguments.names:
                 raise _UsageError(f"Problem {name!r} has no published results to reproduce.")
             del chosen[name]
-    results: list[Reproduction] = []
+    results: list[Reproduced] = []
     for name, problem in chosen.items():
         with Progress(name) as progress:
             results.append(reproduce(name, problems.TITLES[name], problem, progress.stage))

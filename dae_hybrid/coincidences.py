@@ -214,14 +214,19 @@ class _Look:
     def moves(
         self, index: int, mode: ModeSystem, t: float, x: Array, m: Array, state: Array, dp: Array, tau: Array | None
     ) -> bool:
-        """Whether a guard that is zero at a point moves away from there, with the time of the point."""
+        """Whether a guard that is zero at a point moves away from there, with the time of the point.
+
+        By more than the run is accurate: what changes a state by less than atol when a parameter doubles is nothing.
+        """
         transition = self.system.transitions[index]
         h_w, h_p, rate = transition.guard_derivatives(mode, t, x, m, self.p, clock(self.run.t_span[0], 0))
         terms = [h_w[:, None] * state, h_p[:, None] * dp]
         if tau is not None:
             terms.append(rate * tau[None, :])
         change, size = (sum(f(term).sum(axis=0) for term in terms) for f in (np.asarray, np.abs))
-        return bool(np.any(np.abs(change) > self.accuracy * size))
+        unseen = np.abs(h_w[: mode.differential.size]) @ self.run.options.absolute(mode.differential)
+        scale = np.where(self.p != 0, np.abs(self.p), 1.0) @ np.abs(dp)
+        return bool(np.any(np.abs(change) > self.accuracy * size + unseen / np.where(scale > 0, scale, 1.0)))
 
     def _entry(self, mode: ModeSystem, t: float, x: Array, m: Array) -> list[Array]:
         return mode.kernels["entry"](t, x, m, self.p)

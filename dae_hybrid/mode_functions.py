@@ -14,7 +14,7 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import Flat, ModeLowering, symbols_for
 from dae_hybrid.matrices import LARGE
 from dae_hybrid.model import HybridModel
-from dae_hybrid.symbolic import SYMBOLIC_SOLVE, linear_solve
+from dae_hybrid.symbolic import ELIMINATED, SYMBOLIC_SOLVE, linear_solve
 
 TINY = float(np.finfo(float).tiny)
 NEWTON_STEPS = 3  # from the integrator's tolerance to rounding
@@ -97,7 +97,7 @@ class ModeFunctions:
         if s.kind is not ca.SX:
             return None
         y, z = s.x[: self.ny, :], s.x[self.ny :, :]
-        found = solve_explicitly(self.algebraic_part(s), z, SYMBOLIC_SOLVE)
+        found = solve_explicitly(self.algebraic_part(s), z, ELIMINATED)
         if found is None:
             return None
         self.poles = found[1].numel()
@@ -240,8 +240,10 @@ class ModeFunctions:
             else:
                 step = newton(t, point, m, p)
                 point = point + ca.vertcat(ca.MX.zeros(ny), step)
-        if newton is not None:
-            step = ca.fabs(step) / (self._rounding()(t, point, m, p) + TINY)
+        if newton is not None and self.nz:
+            # what vanishes has no scale of its own: linear algebra gives it roundings of the others' corrections
+            step = ca.fabs(step)
+            step = step / (self._rounding()(t, point, m, p) + ca.mmax(step) + TINY)
         outputs = [ca.densify(v) for v in (point, xdot(t, point, m, p), step)]
         return ca.Function("landing", [t, state, m, p], outputs)
 

@@ -6,6 +6,8 @@ window opens, and no display is needed. ``figure.savefig("run.png")`` writes one
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +83,53 @@ def save(figure: Any, path: str | Path, *, dpi: int = 150) -> Path:
     plain = {"metadata": {"Software": None}} if path.suffix.lower() == ".png" else {}
     figure.savefig(path, dpi=dpi, **plain)
     return path
+
+
+@dataclass(frozen=True, eq=False)
+class Film:
+    """A figure that is redrawn for every frame.
+
+    Attributes
+    ----------
+    figure : matplotlib.figure.Figure
+    update : callable
+        Draws the frame of that number into the figure.
+    frames : int
+    rate : float
+        Frames per second.
+    """
+
+    figure: Any
+    update: Callable[[int], Any]
+    frames: int
+    rate: float
+
+    def save(self, path: str | Path, *, dpi: int = 72) -> Path:
+        """Write an animated GIF; folders are made where they are missing.
+
+        Raises
+        ------
+        OptionError
+            The suffix is not ``.gif``.
+        """
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from PIL import Image  # comes with matplotlib
+
+        path = Path(path)
+        if path.suffix.lower() != ".gif":
+            raise OptionError(f"A film cannot be written to {str(path)!r}: its suffix must be .gif.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.figure.set_dpi(dpi)
+        canvas, images = FigureCanvasAgg(self.figure), []
+        for frame in range(self.frames):
+            self.update(frame)
+            canvas.draw()
+            picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+            images.append(picture.quantize(colors=32, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE))
+        images[0].save(
+            path, save_all=True, append_images=images[1:], duration=round(1000 / self.rate), loop=0, optimize=True
+        )
+        return path
 
 
 def with_gaps(trajectory: Trajectory, values: Array) -> tuple[Array, Array]:

@@ -1,7 +1,8 @@
 """Published results, computed again: the gradient four ways beside the paper's numbers and exact ones.
 
 Knows no problem: whatever module offers ``system()``, ``t_span``, ``reference()``, ``tolerances``,
-``difference_step`` and ``figures(forward, adjoint)`` (see `dae_hybrid.problems`) can be reproduced.
+``difference_step`` and ``figures(result)`` (see `dae_hybrid.problems`) can be reproduced. One whose results are of
+another shape offers ``reproduce(name, title, stage)`` instead, which gives something that is `Reproduced`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,9 +43,10 @@ def finite_differences(
     *,
     rtol: float,
     atol: float,
+    wrt: Sequence[str] | None = None,
     stage: Callable[[str], None] = lambda text: None,
 ) -> Array:
-    """dG/dp by sixth-order central differences, shape (n_p,); independent of every sensitivity code.
+    """dG/dp by sixth-order central differences, (n_p,) or (k, n_p); independent of every sensitivity code.
 
     Parameters
     ----------
@@ -53,17 +54,19 @@ def finite_differences(
         Relative step; absolute where a parameter is zero.
     rtol, atol : float
         Of the gradient this is compared with; the runs here are tighter, rtol a hundred and atol ten times.
+    wrt : sequence of str, optional
+        Parameters to differentiate by; all by default.
 
     Raises
     ------
     EventError
         A step is so large that the run goes through other transitions: then the quotient means nothing.
     """
-    nominal = system.nominal
-    count, order = 2 * len(STENCIL) * nominal.size, None
-    gradient, run = np.zeros(nominal.size), 0
-    for i, value in enumerate(nominal):
-        h = step * (abs(value) or 1.0)
+    nominal, chosen = system.nominal, system.parameter_indices(wrt)
+    count, order = 2 * len(STENCIL) * len(chosen), None
+    columns, run = [], 0
+    for i in chosen:
+        h, column = step * (abs(nominal[i]) or 1.0), np.zeros(())
         for distance, weight in STENCIL:
             for sign in (1, -1):
                 run += 1
@@ -79,13 +82,42 @@ def finite_differences(
                         f"With {name} = {shifted[i]:.12g} the run goes through other transitions.",
                         remedy="Take a smaller step for the finite differences.",
                     )
-                gradient[i] += sign * weight / h * sol.functionals[functional]
-    return gradient
+                column = column + sign * weight / h * np.asarray(sol.functionals[functional])
+        columns.append(column)
+    return np.stack(columns, axis=-1)
 
 
 def error(value: float, exact: float) -> float:
     """Relative to the exact value; absolute where that is zero."""
     return abs(value - exact) / (abs(exact) or 1.0)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a summary: a number in every way it was computed, by the names of `WAYS`."""
+
+    label: str
+    values: Mapping[str, float]
+    exact: float
+    printed: str = ""
+    derivative: bool = True
+
+
+class Reproduced(Protocol):
+    """Published results, computed again."""
+
+    @property
+    def name(self) -> str:
+        """Name of the problem."""
+
+    def table(self) -> str:
+        """Everything beside the paper's numbers and the exact ones, for a terminal."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain numbers and lists."""
+
+    def entries(self) -> list[Entry]:
+        """What a summary says."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +191,17 @@ class Reproduction:
                 )
         return rows
 
+    def entries(self) -> list[Entry]:
+        """The functional and its gradient."""
+        exact, name = self.reference, self.reference.functional
+        values = {"forward": float(self.forward.functionals[name]), "adjoint": float(self.adjoint.value)}
+        found = [Entry(name, values, exact.value, exact.printed.get(name, ""), derivative=False)]
+        printed = exact.printed.get("adjoint", [""] * len(exact.gradient))
+        for i, parameter in enumerate(self.forward.parameters):
+            values = {way: float(gradient[i]) for way, gradient in self.gradients.items()}
+            found.append(Entry(f"d{name}/d{parameter}", values, float(exact.gradient[i]), printed[i]))
+        return found
+
     def as_json(self) -> dict[str, Any]:
         """Plain numbers and lists."""
         return {
@@ -209,7 +252,7 @@ class Reproduction:
         return rows
 
 
-def reproduce(name: str, title: str, problem: Any, stage: Callable[[str], None] = lambda text: None) -> Reproduction:
+def reproduce(name: str, title: str, problem: Any, stage: Callable[[str], None] = lambda text: None) -> Reproduced:
     """Compute a problem's published results.
 
     Parameters
@@ -225,6 +268,9 @@ def reproduce(name: str, title: str, problem: Any, stage: Callable[[str], None] 
     EventError
         The run went through another number of events than the reference: nothing can be compared.
     """
+    if hasattr(problem, "reproduce"):
+        own: Reproduced = problem.reproduce(name, title, stage)
+        return own
     stage("building")
     system, reference, tolerances = problem.system(), problem.reference(), problem.tolerances
     functional, span = reference.functional, problem.t_span
@@ -251,35 +297,34 @@ def reproduce(name: str, title: str, problem: Any, stage: Callable[[str], None] 
 
 
 def draw(
-    problem: Any, result: Reproduction, folder: Path, stage: Callable[[str], None] = lambda text: None
+    problem: Any, result: Reproduced, folder: Path, stage: Callable[[str], None] = lambda text: None
 ) -> Iterator[tuple[Path, str]]:
-    """Draw a problem's figures as PNG into a folder; path and caption of one after the other."""
-    from dae_hybrid.plotting import save
+    """Draw a problem's figures as PNG, and films as GIF, into a folder; path and caption of one after the other."""
+    from dae_hybrid.plotting import Film, save
 
     stage("figures")
-    for stem, caption, figure in problem.figures(result.forward, result.adjoint):
+    for stem, caption, figure in problem.figures(result):
         stage(caption)
-        yield save(figure, folder / f"{stem}.png"), caption
+        if isinstance(figure, Film):
+            yield figure.save(folder / f"{stem}.gif"), caption
+        else:
+            yield save(figure, folder / f"{stem}.png"), caption
 
 
-def summary(results: Sequence[Reproduction]) -> str:
+def summary(results: Sequence[Reproduced]) -> str:
     """The results as one Markdown table, as README.md has it: nine digits, and the largest error of each column."""
-    ways = list(dict.fromkeys(chain.from_iterable(result.gradients for result in results)))
+    entries = {result.name: result.entries() for result in results}
+    ways = [way for way in WAYS if any(way in entry.values for found in entries.values() for entry in found)]
     rows = [["", "paper", *(WAYS[way] for way in ways), "exact"]]
-    for result in results:
-        exact, name = result.reference, result.reference.functional
-        values = {"forward": result.forward.functionals[name], "adjoint": result.adjoint.value}
-        cells = [_number(values[way]) if way in values else "" for way in ways]
-        rows.append([f"{result.name}: {name}", exact.printed.get(name, ""), *cells, _number(exact.value)])
-        for i, parameter in enumerate(result.forward.parameters):
-            printed = exact.printed.get("adjoint", [""] * len(exact.gradient))[i]
-            cells = [_number(result.gradients[way][i]) if way in result.gradients else "" for way in ways]
-            rows.append([f"{result.name}: d{name}/d{parameter}", printed, *cells, _number(exact.gradient[i])])
-        worst = [
-            f"{max(map(error, result.gradients[way], exact.gradient)):.0e}" if way in result.gradients else ""
-            for way in ways
-        ]
-        rows.append([f"{result.name}: largest error of the gradient", "", *worst, ""])
+    for name, found in entries.items():
+        for entry in found:
+            cells = [_number(entry.values[way]) if way in entry.values else "" for way in ways]
+            rows.append([f"{name}: {entry.label}", entry.printed, *cells, _number(entry.exact)])
+        worst = []
+        for way in ways:
+            errors = [error(e.values[way], e.exact) for e in found if e.derivative and way in e.values]
+            worst.append(f"{max(errors):.0e}" if errors else "")
+        rows.append([f"{name}: largest error of the gradient", "", *worst, ""])
     return markdown(rows)
 
 

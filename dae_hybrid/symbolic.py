@@ -9,6 +9,8 @@ import casadi as ca
 
 #: up to this many unknowns a linear system is solved symbolically, above by CasADi's sparse QR
 SYMBOLIC_SOLVE = 4
+#: up to this size a block of affine equations for algebraic variables is eliminated
+ELIMINATED = 8
 #: equations of more elementary operations stay in MX form where one operation of theirs stands for so many of them
 #: (measured: their code takes a second to compile, and runs no faster than loops from about there on)
 LARGE, VECTORISED = 500, 8

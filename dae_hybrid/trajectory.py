@@ -20,6 +20,7 @@ from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
 if TYPE_CHECKING:
     from dae_hybrid.diagnostics import Diagnostics
+    from dae_hybrid.jump_sensitivity import JumpSensitivity
     from dae_hybrid.solvability import SolvabilityReport
     from dae_hybrid.system import HybridSystem, ModeSystem
 
@@ -313,6 +314,23 @@ class Trajectory(OfThisProcess):
         from dae_hybrid.solvability import solvability
 
         return solvability(self)
+
+    def jump_sensitivity(self, event: int) -> JumpSensitivity:
+        """The generalised jump sensitivity matrix of an event, by its place in `events`.
+
+        It maps derivatives just before the event to those just after it, and its transpose adjoints the other way; see
+        `JumpSensitivity`.
+
+        Raises
+        ------
+        OptionError
+            There is no such event.
+        EventError
+            The event only follows another one, or the guard grazes (`GrazingError`).
+        """
+        from dae_hybrid.jump_sensitivity import jump_sensitivity
+
+        return jump_sensitivity(self, event)
 
     def plot(self, *names: str, axes: Any = None) -> Any:
         """Plot variables over time, jumps drawn as gaps; see `dae_hybrid.plotting.plot_trajectory`."""

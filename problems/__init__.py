@@ -9,7 +9,9 @@ t_span         the interval of the source
 reference()    values with their source and accuracy
 tolerances     where the source has results to reproduce: rtol and atol to do it at
 difference_step   the same: relative step of finite differences
-figures(...)   the same: its figures
+figures(result)   the same: its figures, of what `dae_hybrid.reproduce.reproduce` gives
+reproduce(...)    the same, where the results are of another shape: computes them
+mechanism()       for mechanical systems: the `dae_hybrid.mechanics.Mechanism` that the model is made of
 witness(...)   where ode15s has solved it too: what that says, beside the truth
 ============== ==================================================================================
 """
@@ -28,6 +30,10 @@ TITLES = {
     "rocket": "a sounding rocket in implicit form, throttled at an acceleration (index 1, closed form)",
     "menegotto_pinto": "steel in a cyclic test (input from data, memory beyond the last reversal)",
     "ball_on_rope": "a ball that a rope catches and releases (ODE and index 2, impulses)",
+    "five_bar": "a five-bar mechanism with impacts and a latch (Corner, Sandu and Sandu 2019, 2020)",
+    "impact_oscillator": "a driven mass that hits a stop (closed form)",
+    "pendulum_with_stop": "a pendulum in natural coordinates that hits a stop",
+    "rimless_wheel": "a wheel of spokes on a slope (changing constraints, footholds as memory)",
 }
 
 

@@ -141,12 +141,13 @@ class Exact:
 
     Attributes
     ----------
-    values : dict of float
-        By functional.
-    gradients : dict of ndarray, each (n_p,)
+    values : dict of float or ndarray
+        By functional, (k,) for a vector.
+    gradients : dict of ndarray, each (n_p,) or (k, n_p)
         By functional, parameters in order of declaration.
     event_times : ndarray, shape (n_events,)
     event_time_sensitivity : ndarray, shape (n_events, n_p)
+        NaN where nobody has computed it.
     final : dict of float
         Variables at the end of the run.
     source : str
@@ -155,13 +156,32 @@ class Exact:
         Relative error of all of the above; below it there is only the rounding to double precision.
     """
 
-    values: Mapping[str, float]
+    values: Mapping[str, Any]
     gradients: Mapping[str, Array]
     event_times: Array
     event_time_sensitivity: Array
     final: Mapping[str, float]
     source: str
     accuracy: float
+
+
+def read_exact(path: Path, source: str, accuracy: float) -> Exact:
+    """Values from a JSON file, numbers or strings; derivatives of event times that nobody has computed are NaN."""
+    data = read_json(path)
+    times, known = data["event_times"], data["event_time_sensitivity"]
+    by_event = known if isinstance(known, dict) else {str(i): row for i, row in enumerate(known, 1)}
+    sensitivity = np.full((len(times), len(data["parameters"])), np.nan)
+    for place, row in by_event.items():
+        sensitivity[int(place) - 1] = np.array(row, dtype=float)
+    return Exact(
+        values={name: float(value) for name, value in data["values"].items()},
+        gradients={name: np.array(row, dtype=float) for name, row in data["gradients"].items()},
+        event_times=np.array(times, dtype=float),
+        event_time_sensitivity=sensitivity,
+        final={name: float(value) for name, value in data.get("final", {}).items()},
+        source=source,
+        accuracy=accuracy,
+    )
 
 
 def derivatives(function: Callable[[Any], Any], p: Array) -> Array:

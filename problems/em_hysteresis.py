@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,6 +57,9 @@ from dae_hybrid.problems._ode15s import DATA, read_em_hysteresis
 from dae_hybrid.problems._reference import Reference, read_table
 from dae_hybrid.problems._witness import em_hysteresis_witness
 from dae_hybrid.witness import Witness
+
+if TYPE_CHECKING:
+    from dae_hybrid.reproduce import Reproduction
 
 #: the interval of the paper
 t_span = (0.0, 10.0)
@@ -177,8 +180,8 @@ def witness(reference: Reference) -> Witness:
     return em_hysteresis_witness(reference)
 
 
-def figures(forward: dh.ForwardSensitivity, adjoint: dh.Gradient) -> Iterator[tuple[str, str, Any]]:
+def figures(result: Reproduction) -> Iterator[tuple[str, str, Any]]:
     """Figures 5 to 8 of SR: stem of the file, caption, matplotlib Figure, one after the other."""
     from dae_hybrid.problems._em_hysteresis_figures import draw
 
-    yield from draw(forward, adjoint)
+    yield from draw(result.forward, result.adjoint)

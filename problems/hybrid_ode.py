@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from dae_hybrid.problems._ode15s import DATA, read_hybrid_ode
 from dae_hybrid.problems._reference import Reference, Table, read_json
 from dae_hybrid.problems._witness import hybrid_ode_witness
 from dae_hybrid.witness import Witness
+
+if TYPE_CHECKING:
+    from dae_hybrid.reproduce import Reproduction
 
 #: the interval of the paper
 t_span = (0.0, 5.0)
@@ -110,8 +113,8 @@ def witness(reference: Reference) -> Witness:
     return hybrid_ode_witness(reference)
 
 
-def figures(forward: dh.ForwardSensitivity, adjoint: dh.Gradient) -> Iterator[tuple[str, str, Any]]:
+def figures(result: Reproduction) -> Iterator[tuple[str, str, Any]]:
     """Figures 2 and 3 of SR: stem of the file, caption, matplotlib Figure, one after the other."""
     from dae_hybrid.problems._hybrid_ode_figures import draw
 
-    yield from draw(forward, adjoint)
+    yield from draw(result.forward, result.adjoint)

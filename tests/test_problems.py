@@ -14,7 +14,8 @@ from dae_hybrid import problems
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
 
 PUBLISHED = ("hybrid_ode", "em_hysteresis")  # with the paper's results, to be reproduced
-EXACT = tuple(name for name in problems.names() if name not in PUBLISHED)
+MECHANISM = "five_bar"  # several cases: test_five_bar.py
+EXACT = tuple(name for name in problems.names() if name not in (*PUBLISHED, MECHANISM))
 
 
 @pytest.fixture(params=problems.names())
@@ -74,8 +75,9 @@ def test_the_gradient_check_agrees(published):
 
 
 def off(value, exact):
-    """Largest error relative to the largest component."""
-    return np.abs(np.asarray(value) - exact).max(initial=0.0) / max(np.abs(exact).max(initial=0.0), 1e-3)
+    """Largest error relative to the largest component, of what is known."""
+    value, exact = (np.asarray(v, dtype=float)[np.isfinite(exact)] for v in (value, exact))
+    return np.abs(value - exact).max(initial=0.0) / max(np.abs(exact).max(initial=0.0), 1e-3)
 
 
 @pytest.mark.parametrize("form", [{}, {"eliminate": False}, {"index2": "direct"}], ids=["default", "as DAE", "direct"])
@@ -88,8 +90,9 @@ def test_values_gradients_and_events_against_the_independent_ones(exact, form):
     assert off(forward.event_time_sensitivity, reference.event_time_sensitivity) < 5e-8
     for name, value in reference.values.items():
         adjoint = dh.adjoint_gradient(system, exact.t_span, name, **options)
-        assert off(forward.functionals[name], value) < 1e-7
-        assert off(adjoint.value, value) < 1e-7
+        for computed in (forward.functionals[name], adjoint.value):
+            # theta swings by 0.7 and happens to be small at the end
+            assert off(computed, value) < 1e-7 if name != "theta" else abs(computed - value) < 1e-8
         assert off(forward.gradient[name], reference.gradients[name]) < 1e-7
         assert off(adjoint.gradient, reference.gradients[name]) < 1e-7
     final = forward.trajectory(forward.trajectory.final[0])

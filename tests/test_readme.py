@@ -17,6 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+NAMES = ("hybrid_ode", "em_hysteresis", "five_bar")
+
+
 def cells(table: str) -> dict[str, list[str]]:
     """Cells of a Markdown table by the first of each row."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()]
@@ -26,7 +29,7 @@ def cells(table: str) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def tables():
     written = re.search(r"<!-- results: begin[^\n]*\n(.*?)<!-- results: end -->", README, re.DOTALL)
-    results = [reproduce(name, problems.TITLES[name], problems.load(name)) for name in ("hybrid_ode", "em_hysteresis")]
+    results = [reproduce(name, problems.TITLES[name], problems.load(name)) for name in NAMES]
     return cells(written[1]), cells(summary(results))
 
 

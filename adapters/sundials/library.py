@@ -56,7 +56,7 @@ _OWN = {
     "ARKodeGetLastStep": "i pp", "ARKodeGetCurrentStep": "i pp", "ARKodeGetCurrentTime": "i pp",
     "ARKodeGetNumErrTestFails": "i pp", "ARKodeGetReturnFlagName": "s l",
     "IDACreate": "p p", "IDAInit": "i ppdpp", "IDASolve": "i pdpppi", "IDAFree": "v p",
-    "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi",
+    "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi", "IDASetNonlinConvCoef": "i pd",
 }  # fmt: skip
 INSTALL = f"Install sundials4py >= {VERSION}.9, < {VERSION + 1}."
 _TYPES: dict[str, Any] = {

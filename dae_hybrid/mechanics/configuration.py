@@ -1,0 +1,162 @@
+"""The nominal configuration at the start: what it says about constraints and masses before anything is integrated."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.errors import FormulationError
+from dae_hybrid.integrator import Array
+from dae_hybrid.mechanics.kinematics import Motion
+
+if TYPE_CHECKING:
+    from dae_hybrid.mechanics.lowering import Lowering
+
+#: singular values of Phi_q, its rows of length one, below this are zero
+RANK = 1e-8
+#: residuals of constraints, over the size of their derivatives, below this are zero
+MET = 1e-8
+#: how far a configuration is moved to tell a singular one from redundant constraints
+NEARBY = 1e-2
+
+
+@dataclass(frozen=True, eq=False)
+class Configuration:
+    """Positions at the start, at nominal parameters and time 0."""
+
+    lowering: Lowering
+
+    @cached_property
+    def _fixed(self) -> tuple[list[ca.MX], list[ca.DM]]:
+        """Symbols that are given a number: time, parameters, memory."""
+        mech = self.lowering.mechanism
+        symbols, values = [mech.time], [ca.DM(0)]
+        for d in mech.of_kind("parameter"):
+            symbols.append(d.symbol)
+            values.append(ca.DM(d.start))
+        for d in mech.of_kind("memory"):
+            number = ca.DM.zeros(d.size)
+            if d.initial is not None:
+                with suppress(RuntimeError):  # of a state, or the coefficients of a signal
+                    number = ca.evalf(ca.substitute(d.initial, ca.vertcat(*symbols), ca.vertcat(*values)))
+            symbols.append(d.symbol)
+            values.append(number)
+        return symbols, values
+
+    def evaluate(self, expressions: list[ca.MX], q: Array) -> list[Array]:
+        """Numbers of expressions in coordinates, parameters, time and memory."""
+        symbols, values = self._fixed
+        function = ca.Function("at", [self.lowering.q, *symbols], [ca.densify(e) for e in expressions])
+        return [np.asarray(value, dtype=float) for value in function.call([ca.DM(q), *values])]
+
+    @cached_property
+    def stated(self) -> tuple[Array, list[int]]:
+        """Positions as given or guessed, and the places of those that are not given."""
+        start, place = self.lowering.start, 0
+        found: list[Array] = []
+        loose: list[int] = []
+        for c in self.lowering.coordinates:
+            size = c.q.numel()
+            if c.name in start.positions:
+                found.append(self.evaluate([start.positions[c.name]], np.zeros(len(self.lowering.labels)))[0].ravel())
+            else:
+                found.append(np.broadcast_to(start.guess.get(c.name, np.zeros(size)), (size,)))
+                loose += range(place, place + size)
+            place += size
+        return np.concatenate(found), loose
+
+    @cached_property
+    def q(self) -> Array:
+        """Positions at the start: what is not given moved to where the constraints hold, as well as it can be."""
+        q, loose = self.stated
+        if self.lowering.start.project:
+            loose = list(range(q.size))
+        motion = self.lowering.motions[self.lowering.start.mode]
+        return self._solved(motion, q, loose) if loose and motion.m else q
+
+    def _solved(self, motion: Motion, q: Array, loose: list[int]) -> Array:
+        q = q.copy()
+        for _ in range(50):
+            phi, by_q = self.evaluate([motion.phi, motion.phi_q], q)
+            if not (np.all(np.isfinite(phi)) and np.all(np.isfinite(by_q))):
+                break
+            step = np.linalg.lstsq(by_q[:, loose], -phi.ravel(), rcond=RANK)[0]
+            q[loose] += step
+            if np.abs(step).max(initial=0.0) <= 1e-14 * (1 + np.abs(q).max()):
+                break
+        return q
+
+    def check(self) -> None:
+        """Refuse redundant, inconsistent and massless statements, and a start from a singular configuration.
+
+        Raises
+        ------
+        FormulationError
+            Names the constraints or coordinates.
+        """
+        start = self.lowering.start.mode
+        for mode, motion in self.lowering.motions.items():
+            self._check_mass(mode, motion)
+            if not motion.m:
+                continue
+            self._check_rank(mode, motion, self._moved(self.q), "everywhere")
+            phi, by_q = self.evaluate([motion.phi, motion.phi_q], self.q)
+            if mode == start and np.all(np.abs(phi.ravel()) <= MET * np.abs(by_q).max(axis=1)):
+                # on the constraints: redundant ones may show only there (a parallelogram with a third bar)
+                self._check_rank(mode, motion, self._solved(motion, self._moved(self.q), list(range(motion.n))), "")
+                self._check_rank(mode, motion, self.q, "start")
+
+    def _moved(self, q: Array) -> Array:
+        """A configuration nearby, without anything special."""
+        angles = np.sqrt(2.0) * (1 + np.arange(q.size)) ** 2
+        return np.asarray(q + NEARBY * (1 + np.abs(q).max()) * np.sin(angles))
+
+    def _check_rank(self, mode: str, motion: Motion, q: Array, where: str) -> None:
+        phi, by_q = self.evaluate([motion.phi, motion.phi_q], q)
+        size = np.linalg.norm(by_q, axis=1, keepdims=True)
+        if not np.all(np.isfinite(by_q)):
+            return  # a run says what is wrong, with the values it has
+        scale = np.where(size > 0, size, 1.0)
+        left, singular, _ = np.linalg.svd(by_q / scale)
+        if singular[-1] > RANK:
+            return
+        null = left[:, singular <= RANK]
+        involved = np.abs(null).max(axis=1) > 1e-6
+        names = [name for name, share in zip(motion.labels, involved, strict=True) if share]
+        if where == "start":
+            raise FormulationError(
+                f"The start is a singular configuration: there, constraints {', '.join(names)} depend on each other.",
+                mode=mode,
+                variables=names,
+                remedy="Start elsewhere; directions of motion and multipliers are not determined there.",
+            )
+        off = np.abs(null.T @ (phi / scale)).max() > MET and where == "everywhere"
+        raise FormulationError(
+            f"Constraints {', '.join(names)} are {'inconsistent' if off else 'redundant'}.",
+            mode=mode,
+            variables=names,
+            remedy="They cannot hold together." if off else "One of them follows from the others: leave it out.",
+        )
+
+    def _check_mass(self, mode: str, motion: Motion) -> None:
+        (mass,) = self.evaluate([motion.mass], self.q)
+        if not np.all(np.isfinite(mass)):
+            return
+        if np.abs(mass - mass.T).max() > MET * np.abs(mass).max():
+            raise FormulationError("The mass matrix is not symmetric.", mode=mode, variables=self.lowering.labels)
+        values, vectors = np.linalg.eigh(mass)
+        if values[0] > 1e-14 * values[-1]:
+            return
+        names = [n for n, share in zip(self.lowering.labels, np.abs(vectors[:, 0]), strict=True) if share > 1e-6]
+        raise FormulationError(
+            f"The mass matrix is not positive definite: motion of {', '.join(names)} has "
+            f"{'no' if values[0] > -1e-14 * values[-1] else 'negative'} inertia.",
+            mode=mode,
+            variables=names,
+            remedy="Give every coordinate a mass: inertia(), point_mass() or the mass of a bar.",
+        )

@@ -1,0 +1,240 @@
+"""What an event does to positions and velocities, as the reset of a transition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.errors import ModelError
+from dae_hybrid.expressions import expression
+from dae_hybrid.mechanics.declared import Continuous, Event, Impact, Inelastic, Restitution, VelocityJump
+from dae_hybrid.mechanics.formulations import Index2, Penalty, Reduced
+from dae_hybrid.mechanics.reduction import Partition
+from dae_hybrid.model import HybridModel
+
+if TYPE_CHECKING:
+    from dae_hybrid.mechanics.lowering import Lowering
+
+
+#: at so many places an expression is looked at to see whether it is always zero, and what is zero there
+PLACES, NOTHING = 3, 1e-10
+
+
+class Crossing:
+    """One event of a mechanism, lowered.
+
+    Impacts are implicit resets T(post, pre, rho, t) = 0 with impulses for unknowns (Serban and Recuero 2019, eq. 16c):
+
+        M (v+ - v-) + Phi+_q^T dlambda = E P,    Phi+_q v+ + Phi+_t = 0,
+
+    where E P are the impulses of the impact itself, none for `Inelastic` (Corner, Sandu and Sandu 2019, eq. 54). Their
+    derivatives are those of the transition; nothing of sections 3.4 and 5 of the papers is transcribed.
+    """
+
+    def __init__(
+        self, lowering: Lowering, model: HybridModel, event: Event, partitions: Mapping[str, Partition]
+    ) -> None:
+        self.lowering, self.model, self.event, self.mechanism = lowering, model, event, lowering.mechanism
+        self.target = event.target or ""
+        self.motion, self.partition = lowering.motions[self.target], partitions.get(self.target)
+        self._check()
+
+    # -- what changes -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _moved(self) -> dict[str, ca.MX]:
+        """New positions, by name of the coordinate."""
+        return {name: v for name, v in self.event.reset.items() if name in self.mechanism.coordinates}
+
+    @cached_property
+    def _accelerated(self) -> dict[str, ca.MX]:
+        """New velocities, by name."""
+        names = {c.v.name() for c in self.lowering.coordinates}
+        return {name: v for name, v in self.event.reset.items() if name in names}
+
+    @cached_property
+    def _others(self) -> dict[str, ca.MX]:
+        """New values of further states."""
+        return {name: v for name, v in self.event.reset.items() if name in self.mechanism.states}
+
+    @cached_property
+    def gained(self) -> list[str]:
+        """Constraints of the target that do not hold before by themselves: new ones, and those that memory moves."""
+        before, updated = self.lowering.active(self.event.source), set(self.event.memory)
+        return [
+            name
+            for name, constraint in self.lowering.active(self.target).items()
+            if name not in before or updated & {s.name() for s in ca.symvar(constraint.phi)}
+        ]
+
+    @cached_property
+    def impact(self) -> Impact:
+        """What happens to velocities."""
+        return self.event.impact or (Inelastic() if self.gained or (self._moved and self.motion.m) else Continuous())
+
+    def _check(self) -> None:
+        event, remedy = self.event, "State an impact instead: Restitution, VelocityJump or Inelastic."
+        wrong = [n for n in event.reset if n not in self._moved | self._accelerated | self._others]
+        if wrong:
+            raise ModelError(f"reset= names {', '.join(wrong)}, which is no state.", transition=event.name)
+        if self._accelerated and self.motion.m:
+            raise ModelError(
+                f"reset= gives {', '.join(self._accelerated)} a value, but velocities are constrained in mode "
+                f"'{self.target}'.",
+                transition=event.name,
+                remedy=remedy,
+            )
+        kind = type(self.lowering.formulation).__name__
+        if self._moved and self.motion.m and not isinstance(self.lowering.formulation, Index2 | Reduced):
+            raise ModelError(
+                f"reset= moves {', '.join(self._moved)}, and nothing in {kind}() sees whether the constraints of mode "
+                f"'{self.target}' hold there.",
+                transition=event.name,
+                remedy="Take Index2() or Reduced().",
+            )
+        if isinstance(self.impact, Continuous) and self.gained and not isinstance(self.lowering.formulation, Penalty):
+            raise ModelError(
+                f"Velocities cannot be continuous where mode '{self.target}' has constraints "
+                f"({', '.join(self.gained)}) that do not hold before, except with Penalty().",
+                transition=event.name,
+                remedy=remedy,
+            )
+
+    # -- at the target ------------------------------------------------------------------------------------
+
+    @cached_property
+    def places(self) -> ca.MX:
+        """q+ in values before."""
+        return ca.vertcat(*(self._moved.get(c.name, c.q) for c in self.lowering.coordinates))
+
+    @cached_property
+    def speeds(self) -> ca.MX:
+        """v in values before, as the reset gives them to the impact."""
+        return ca.vertcat(*(self._accelerated.get(c.v.name(), c.v) for c in self.lowering.coordinates))
+
+    def _at_target(self, value: ca.MX) -> ca.MX:
+        """An expression at the positions and with the memory after."""
+        updated = [self.mechanism.lookup(name, "memory").symbol for name in self.event.memory]
+        after = [*self.event.memory.values(), self.places]
+        return ca.substitute([value], [*updated, self.lowering.q], after)[0]
+
+    # -- the reset ----------------------------------------------------------------------------------------
+
+    def declared(self) -> dict[str, Any]:
+        """reset= and memory= of the transition."""
+        memory: dict[Any, Any] = dict(self.event.memory)
+        selection, stays = None, self.event.source == self.target and not self._moved
+        if self.partition is not None and not stays:
+            selection, chosen = self.partition.chosen(self._at_target(self.motion.phi_q))
+            memory |= chosen
+        if isinstance(self.impact, Continuous):
+            return {"reset": self._continuous(selection, stays=stays), "memory": memory}
+        return {"reset": self._impact(selection), "memory": memory}
+
+    def _continuous(self, selection: ca.MX | None, *, stays: bool) -> dict[Any, ca.MX]:
+        if self.partition is None:
+            return dict(self.event.reset)
+        reset: dict[Any, ca.MX] = self._others | self._moved
+        if not stays or self._accelerated:
+            chosen = self.partition.selection if selection is None else selection
+            reset[self.partition.w] = chosen @ self.speeds
+        return reset
+
+    def _impact(self, selection: ca.MX | None) -> list[ca.MX]:
+        model, motion, partition = self.model, self.motion, self.partition
+        equations = [model.post(name) - value for name, value in (self._others | self._moved).items()]
+        if partition is None:
+            after = ca.vertcat(*(model.post(c.v.name()) for c in self.lowering.coordinates))
+        else:
+            after = model.unknown(f"v_after_{self.event.name}", size=motion.n)
+            equations += [model.post(partition.w) - (partition.selection if selection is None else selection) @ after]
+        phi_q, phi_t, mass = (self._at_target(e) for e in (motion.phi_q, motion.phi_t, motion.mass))
+        impulses = [self._impulse(name) for name in self.lowering.active(self.target)]
+        own, laws = self._own_impulse(after)
+        balance = mass @ (after - self.speeds) - own
+        if impulses:
+            balance += phi_q.T @ ca.vertcat(*impulses)
+        equations += [balance, *laws]
+        keeps = isinstance(self.lowering.formulation, Index2 | Reduced)
+        if partition is not None or not keeps:
+            equations.append(phi_q @ after + phi_t)
+        if not keeps:
+            equations += self._conditions()
+        return equations
+
+    def _conditions(self) -> list[ca.MX]:
+        """Constraints that have to hold from now on, where nothing else looks at them."""
+        rows = [self._at_target(self.lowering.active(self.target)[name].phi) for name in self.gained]
+        return [row for row in rows if not vanishes_identically(row)]
+
+    def _impulse(self, of: Any) -> ca.MX:
+        """The unknown of the mechanism, known to the model too."""
+        symbol = self.mechanism.impulse(of)
+        self.model.declarations[symbol.name()] = self.mechanism.declarations[symbol.name()]
+        return symbol
+
+    def _own_impulse(self, after: ca.MX) -> tuple[ca.MX, list[ca.MX]]:
+        """E P of all coordinates, and the law of the impact."""
+        event, impact = self.event, self.impact
+        if isinstance(impact, Restitution):
+            by_q, by_t = self._normal(impact)
+            impulse = self._impulse(event)
+            before = by_q @ self.speeds + by_t
+            coefficient = expression(f"coefficient of event '{event.name}'", impact.coefficient, 1)
+            return by_q.T @ impulse, [by_q @ after + by_t + coefficient * before]
+        if isinstance(impact, VelocityJump):
+            return self._jump(impact, after)
+        return ca.MX.zeros(self.motion.n, 1), []
+
+    def _normal(self, impact: Restitution) -> tuple[ca.MX, ca.MX]:
+        distance = self.event.trigger.get("guard") if impact.distance is None else impact.distance
+        if distance is None:
+            raise ModelError(
+                "Restitution needs a distance: the event has no guard.",
+                transition=self.event.name,
+                remedy="Give Restitution(coefficient, distance=...).",
+            )
+        distance = self._at_target(expression(f"distance of event '{self.event.name}'", distance, 1))
+        by_q = ca.jacobian(distance, self.lowering.q)
+        if not by_q.nnz():
+            raise ModelError(
+                "Restitution: the guard does not depend on positions, so it gives no normal.",
+                transition=self.event.name,
+                remedy="Give Restitution(coefficient, distance=...), a distance that becomes zero at the impact.",
+            )
+        return by_q, ca.jacobian(distance, self.lowering.mechanism.time)
+
+    def _jump(self, impact: VelocityJump, after: ca.MX) -> tuple[ca.MX, list[ca.MX]]:
+        name, freedoms = self.event.name, self.motion.n - self.motion.m
+        values = self.mechanism.assignments(impact.values, f"velocity jump of event '{name}'", ("differential",))
+        speeds = {c.v.name(): c.q for c in self.lowering.coordinates}
+        wrong = [key for key in values if key not in speeds]
+        if wrong:
+            raise ModelError(f"VelocityJump names {', '.join(wrong)}, which is no velocity.", transition=name)
+        places = [i for key in values for i in self.lowering.places(speeds[key])]
+        if len(places) != freedoms:
+            raise ModelError(
+                f"VelocityJump gives {len(places)} velocities; mode '{self.target}' has {freedoms} degrees of freedom.",
+                transition=name,
+                remedy="Give as many independent velocities, {vx: vx, ...} for those that stay as they are.",
+            )
+        impulse = self._impulse(self.event)
+        own = ca.MX.zeros(self.motion.n, 1)
+        own[places] = impulse
+        return own, [after[places] - ca.vertcat(*values.values())]
+
+
+def vanishes_identically(rows: ca.MX) -> bool:
+    """Whether expressions are zero whatever their symbols are: at places picked once and for all."""
+    symbols = ca.symvar(rows)
+    function = ca.Function("rows", symbols, [ca.densify(rows)])
+    generator = np.random.default_rng(0)
+    for _ in range(PLACES):
+        found = np.asarray(function.call([ca.DM(generator.uniform(0.3, 1.7, s.shape)) for s in symbols])[0])
+        if not np.all(np.abs(found) <= NOTHING):
+            return False
+    return True

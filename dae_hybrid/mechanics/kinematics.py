@@ -1,0 +1,163 @@
+"""Constraints and their rates, the equations of motion they enter, and symbolic solutions of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.integrator import Array
+
+
+@dataclass(frozen=True, eq=False)
+class Motion:
+    """The equations of motion of one mode, ``M a + Phi_q^T lambda = F`` with ``Phi(t, q) = 0``.
+
+    Corner, Sandu and Sandu (2020), eq. 1 and 27. Columns are those of all coordinates, n of them, and of all active
+    constraints, m of them.
+    """
+
+    t: ca.MX
+    q: ca.MX
+    v: ca.MX
+    a: ca.MX
+    mass: ca.MX
+    force: ca.MX
+    phi: ca.MX
+    multipliers: ca.MX
+    labels: tuple[str, ...]  # of the rows of phi
+
+    @property
+    def n(self) -> int:
+        """Number of coordinates."""
+        return int(self.q.numel())
+
+    @property
+    def m(self) -> int:
+        """Number of constraints."""
+        return int(self.phi.numel())
+
+    @cached_property
+    def phi_q(self) -> ca.MX:
+        """(m, n)."""
+        return ca.jacobian(self.phi, self.q)
+
+    @cached_property
+    def phi_t(self) -> ca.MX:
+        """(m, 1)."""
+        return ca.jacobian(self.phi, self.t)
+
+    @cached_property
+    def velocity(self) -> ca.MX:
+        """Phi_q v + Phi_t, (m, 1) (eq. 27b)."""
+        return self.phi_q @ self.v + self.phi_t
+
+    @cached_property
+    def gamma(self) -> ca.MX:
+        """Phi'' - Phi_q a, (m, 1) (eq. 27c, where it is -C)."""
+        rate = self.velocity
+        return ca.jacobian(rate, self.q) @ self.v + ca.jacobian(rate, self.t)
+
+    def accelerations(self, force: ca.MX) -> ca.MX:
+        """M^-1 force, (n, .)."""
+        return spd_solve(self.mass, force)
+
+    def index1(self, wanted: ca.MX, compliance: float = 0.0) -> tuple[ca.MX, ca.MX]:
+        """Accelerations and multipliers for which ``Phi_q a = wanted + compliance lambda`` (eq. 32)."""
+        by_force = self.accelerations(ca.horzcat(self.force, self.phi_q.T))
+        free, yielding = by_force[:, 0], by_force[:, 1:]
+        matrix = self.phi_q @ yielding + compliance * ca.MX.eye(self.m)
+        multipliers = spd_solve(matrix, self.phi_q @ free - wanted)
+        return free - yielding @ multipliers, multipliers
+
+
+def spd_solve(matrix: ca.MX, right: ca.MX) -> ca.MX:
+    """matrix^-1 right for a symmetric positive definite matrix, by L D L^T with its zeros kept."""
+    if not matrix.shape[0]:
+        return right
+    pattern = (matrix.sparsity() + matrix.T.sparsity()).unite(ca.Sparsity.diag(matrix.shape[0]))
+    solution = _spd_solver(_Pattern(pattern), right.shape[1])(ca.project(matrix, pattern), right)
+    return ca.MX(solution)
+
+
+class _Pattern:
+    """A sparsity pattern as a key."""
+
+    def __init__(self, pattern: ca.Sparsity) -> None:
+        self.pattern = pattern
+        self._key = (pattern.shape, tuple(pattern.colind()), tuple(pattern.row()))
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Pattern) and self._key == other._key
+
+
+@cache
+def _spd_solver(key: _Pattern, columns: int) -> ca.Function:
+    pattern = key.pattern
+    matrix, right = ca.SX.sym("A", pattern), ca.SX.sym("b", pattern.shape[0], columns)
+    diagonal, upper, order = ca.ldl(matrix)
+    solution = ca.ldl_solve(right, diagonal, upper, order)
+    return ca.Function("spd_solve", [matrix, right], [ca.densify(solution)])
+
+
+@cache
+def partition_function(m: int, n: int) -> ca.Function:
+    """From Phi_q (m, n) the selection B (n - m, n) of independent coordinates, flat by columns, and how good it is.
+
+    The measure of a selection is ``det(B T B^T)`` with T the projection onto the directions that Phi_q leaves free:
+    ``det(Phi_q,dep)^2 / det(Phi_q Phi_q^T)``, between 0 and 1, whatever the units of the constraints; all selections
+    together have 1. Chosen are the pivots of the Cholesky factorisation of T, the largest at every step (as Wehage and
+    Haug 1982 do with Phi_q). Selections are constant where they do not jump: their derivative is zero.
+    """
+    jacobian = ca.SX.sym("J", m, n)
+    left, independent, quality = _free_directions(jacobian), ca.SX.zeros(1, n), ca.SX(1)
+    for _ in range(n - m):
+        diagonal = ca.diag(left).T * (1 - independent)
+        largest, found, chosen = ca.mmax(diagonal), ca.SX(0), ca.SX.zeros(1, n)
+        for j in range(n):
+            free = ca.logic_not(ca.logic_or(found, independent[j]))
+            chosen[j] = ca.logic_and(diagonal[j] == largest, free)
+            found = ca.logic_or(found, chosen[j])
+        column = left @ chosen.T
+        left = left - column @ column.T / (largest + (largest == 0))
+        independent, quality = independent + chosen, quality * largest
+    selection, before = ca.SX.zeros(n - m, n), ca.SX(0)
+    for j in range(n):
+        for r in range(n - m):
+            selection[r, j] = independent[j] * (before == r)
+        before = before + independent[j]
+    return ca.Function("partition", [jacobian], [ca.vec(selection), quality])
+
+
+@cache
+def quality_function(m: int, n: int) -> ca.Function:
+    """The measure of `partition_function` for a given selection, flat by columns."""
+    jacobian, selection = ca.SX.sym("J", m, n), ca.SX.sym("B", (n - m) * n)
+    chosen = ca.reshape(selection, n - m, n)
+    pivots = ca.ldl(ca.densify(chosen @ _free_directions(jacobian) @ chosen.T), False)[0]
+    quality = ca.SX(1)
+    for pivot in ca.vertsplit(pivots):
+        quality = quality * pivot
+    return ca.Function("quality", [jacobian, selection], [quality])
+
+
+def _free_directions(jacobian: ca.SX) -> ca.SX:
+    """I - J^T (J J^T)^-1 J."""
+    factors = ca.ldl(ca.densify(jacobian @ jacobian.T), False)
+    return ca.SX.eye(jacobian.shape[1]) - jacobian.T @ ca.ldl_solve(jacobian, *factors)
+
+
+def null_space(matrix: Array) -> Array:
+    """Orthonormal rows that span the null space of a matrix (m, n) of full rank, shape (n - m, n)."""
+    return np.linalg.svd(matrix)[2][matrix.shape[0] :]
+
+
+def rows_of(expression: Any) -> list[ca.MX]:
+    """The entries of a column."""
+    return list(ca.vertsplit(expression)) if expression.numel() else []

@@ -1,0 +1,439 @@
+"""A mechanical system as an engineer states it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.declarations import Direction, OnEntry
+from dae_hybrid.errors import ModelError
+from dae_hybrid.expressions import checked_name, expression, matrix
+from dae_hybrid.mechanics.declared import Constraint, Coordinate, Event, Impact, Inertia, Share, Start
+from dae_hybrid.mechanics.formulations import Formulation
+from dae_hybrid.mechanics.planar import Link, Planar, Point
+from dae_hybrid.model import HybridModel
+from dae_hybrid.symbols import Symbols
+
+if TYPE_CHECKING:
+    from dae_hybrid.system import HybridSystem
+
+
+class _Parts(Planar):
+    """The verbs that a mechanism and its modes have in common: constraints, forces, inertias, planar bodies."""
+
+    def constraint(self, name: str, phi: Any) -> ca.MX:
+        """Add holonomic constraints ``Phi(t, q, rho) = 0``.
+
+        Parameters
+        ----------
+        name : str
+            Their name, also in errors.
+        phi : expression, shape (k,)
+            In coordinates, time, parameters and memory, but no velocities.
+
+        Returns
+        -------
+        ca.MX, shape (k,)
+            The multipliers: the force of the constraint is ``-Phi_q^T multipliers``. They are the variable
+            ``lambda_<name>``, zero in modes without the constraint.
+        """
+        checked_name("constraint", name)
+        rows = expression(f"constraint '{name}'", phi, None)
+        known = self.mechanism.all_constraints()
+        if name in known:
+            raise ModelError(f"Constraint '{name}' is declared twice.")
+        if not rows.numel():
+            raise ModelError(f"Constraint '{name}' is empty.")
+        multiplier = self.mechanism.algebraic(
+            f"lambda_{name}", size=rows.numel(), description=f"multiplier of constraint '{name}'"
+        )
+        self.share.constraints[name] = Constraint(name, rows, multiplier)
+        return multiplier
+
+    def force(self, forces: Mapping[Any, Any]) -> None:
+        """Add generalised forces, by coordinate (or its velocity)."""
+        if not isinstance(forces, Mapping):
+            raise ModelError(f"force() takes a mapping of coordinate to force, got {type(forces).__name__}.")
+        for key, value in forces.items():
+            owner = self.mechanism.coordinate_of(key, "force()")
+            self.share.forces.append((owner.q, expression(f"force on '{owner.name}'", value, owner.q.numel())))
+
+    def potential(self, energy: Any) -> None:
+        """Add the conservative forces ``-dV/dq`` of a potential energy V(t, q, rho)."""
+        value = expression("potential energy", energy, 1)
+        for coordinate in self.mechanism.coordinates.values():
+            by_q = ca.jacobian(value, coordinate.q)
+            if by_q.nnz():
+                self.share.forces.append((coordinate.q, -ca.densify(by_q).T))
+
+    def inertia(self, coordinates: Any, mass: Any) -> None:
+        """Add a block to the mass matrix: ``kinetic energy += v^T mass v / 2`` for the velocities of `coordinates`.
+
+        Parameters
+        ----------
+        coordinates : coordinate or sequence of coordinates
+        mass : expression, shape (k, k) or scalar
+            Symmetric; in coordinates, time and parameters. Forces that a varying mass brings with it are part of the
+            statement: ``M(t, q, rho) q'' = F(t, q, q', rho)``.
+        """
+        listed = [coordinates] if isinstance(coordinates, ca.MX | str) else list(coordinates)
+        columns = ca.vertcat(*(self.mechanism.coordinate_of(c, "inertia()").q for c in listed))
+        block = matrix("mass", mass)
+        if block.numel() == 1:
+            block = block * ca.MX.eye(columns.numel())
+        if block.shape != (columns.numel(), columns.numel()):
+            raise ModelError(f"mass has shape {block.shape}, expected {(columns.numel(),) * 2}.")
+        self.share.inertias.append(Inertia(columns, block))
+
+
+@dataclass(eq=False)
+class MechanicalMode(_Parts):
+    """What a mechanism has besides in one of its modes; made by `Mechanism.mode`."""
+
+    name: str
+    owner: Mechanism = field(repr=False)
+    released: tuple[str, ...]
+    share: Share = field(default_factory=Share, repr=False)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Whose mode it is."""
+        return self.owner
+
+
+@dataclass
+class Mechanism(Symbols, _Parts):
+    """A mechanism: coordinates, masses, forces, constraints, and events that change them.
+
+    State it once; `build` makes a `HybridSystem` of it in any formulation (Corner, Sandu and Sandu 2019 and 2020),
+    which everything of this library works on.
+
+    Examples
+    --------
+    A pendulum of two coordinates that hits a wall:
+
+    >>> import dae_hybrid as dh
+    >>> from dae_hybrid.mechanics import Mechanism, Penalty, Restitution
+    >>> mech = Mechanism("pendulum")
+    >>> L, e = mech.parameter("L", 1.0), mech.parameter("e", 0.8)
+    >>> bob = mech.point("")
+    >>> mech.point_mass(bob, 2.0)
+    >>> mech.gravity(9.81)
+    >>> tension = mech.constraint("rod", bob.x**2 + bob.y**2 - L**2)
+    >>> swing = mech.mode("swing")
+    >>> hit = mech.event(swing, swing, guard=bob.x, direction="falling", impact=Restitution(e))
+    >>> mech.initial(swing, {bob.x: 0.6 * L, bob.y: -0.8 * L})
+    >>> mech.functional("height", terminal=bob.y)
+    >>> system = mech.build()
+    >>> asa = dh.adjoint_gradient(system, (0, 1), "height", rtol=1e-9)
+    >>> other = dh.adjoint_gradient(mech.build(Penalty(alpha=1e9)), (0, 1), "height", rtol=1e-9)
+    >>> bool(abs(asa.gradient - other.gradient).max() < 1e-5)
+    True
+    """
+
+    coordinates: dict[str, Coordinate] = field(default_factory=dict, init=False)
+    modes: dict[str, MechanicalMode] = field(default_factory=dict, init=False)
+    events: dict[str, Event] = field(default_factory=dict, init=False)
+    functionals: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
+    states: dict[str, tuple[ca.MX, ca.MX]] = field(default_factory=dict, init=False)  # rate and initial value
+    impulses: dict[str, ca.MX] = field(default_factory=dict, init=False)
+    start: Start | None = field(default=None, init=False)
+    share: Share = field(default_factory=Share, init=False)
+    bodies: list[tuple[Share, Point, ca.MX]] = field(default_factory=list, init=False)  # whose, where, mass there
+    links: list[Link] = field(default_factory=list, init=False)
+    weights: list[tuple[ca.MX, ca.MX]] = field(default_factory=list, init=False)  # gravity and its direction
+
+    def __post_init__(self) -> None:
+        self._owners: dict[int, Coordinate] = {}
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """Itself: what `_Parts` adds to."""
+        return self
+
+    # -- symbols ----------------------------------------------------------------------------------------
+
+    def coordinate(
+        self, name: str, *, velocity: str = "", acceleration: str = "", size: int = 1, unit: str = "",
+        description: str = "",
+    ) -> ca.MX:  # fmt: skip
+        """Declare a generalised coordinate with its velocity and acceleration.
+
+        Parameters
+        ----------
+        name : str
+        velocity, acceleration : str
+            Names of these variables; ``v_<name>`` and ``a_<name>`` by default.
+        size : int
+            Length of a vector of coordinates.
+
+        Returns
+        -------
+        ca.MX, shape (size,)
+            The coordinate; `velocity` and `acceleration` give the other two.
+        """
+        per = f"{unit}/s" * bool(unit)
+        coordinate = Coordinate(
+            name,
+            self.differential(name, size=size, unit=unit, description=description),
+            self.differential(velocity or f"v_{name}", size=size, unit=per),
+            self.algebraic(acceleration or f"a_{name}", size=size, unit=f"{unit}/s^2" * bool(unit)),
+        )
+        self.coordinates[name] = coordinate
+        self._owners |= {s.__hash__(): coordinate for s in (coordinate.q, coordinate.v, coordinate.a)}
+        return coordinate.q
+
+    def coordinate_of(self, symbol: Any, where: str) -> Coordinate:
+        """The coordinate whose position, velocity or acceleration a symbol or name is."""
+        symbol = self.lookup(symbol, where).symbol
+        if symbol.__hash__() not in self._owners:
+            raise ModelError(
+                f"{where}: '{symbol.name()}' is not a coordinate of mechanism '{self.name}'.",
+                remedy=f"Coordinates: {', '.join(self.coordinates) or 'none'}.",
+            )
+        return self._owners[symbol.__hash__()]
+
+    def velocity(self, coordinate: Any) -> ca.MX:
+        """The velocity of a coordinate."""
+        return self.coordinate_of(coordinate, "velocity()").v
+
+    def acceleration(self, coordinate: Any) -> ca.MX:
+        """The acceleration of a coordinate, for costs and guards."""
+        return self.coordinate_of(coordinate, "acceleration()").a
+
+    def der(self, variable: ca.MX | str) -> ca.MX:
+        """The time derivative: the velocity of a coordinate, the acceleration of a velocity, the rate of a signal."""
+        for owner in self.coordinates.values():
+            for of, rate in ((owner.q, owner.v), (owner.v, owner.a)):
+                if variable is of or (isinstance(variable, ca.MX) and variable.__hash__() == of.__hash__()):
+                    return rate
+        return super().der(variable)
+
+    def state(self, name: str, rate: Any, *, initial: Any = 0.0, unit: str = "", description: str = "") -> ca.MX:
+        """Declare a further state by its rate in every mode: a controller, or the quadrature ``z' = g`` of a cost.
+
+        Z = dz/drho along the run is then ``fsa[name]`` (Corner, Sandu and Sandu 2020, eq. 8d).
+        """
+        value = expression(f"rate of '{name}'", rate, None)
+        symbol = self.differential(name, size=value.numel(), unit=unit, description=description)
+        self.states[name] = (value, expression(f"initial value of '{name}'", initial, value.numel()))
+        return symbol
+
+    def impulse(self, of: Any) -> ca.MX:
+        """The impulse of a constraint (by name), or of the impact of an event, for costs at events.
+
+        Of a constraint ``M (v+ - v-) = -Phi_q^T impulse``, for every entry one; of an event the impulse along the
+        normal (`Restitution`), or those on the independent velocities (`VelocityJump`), in their order.
+        """
+        if isinstance(of, Event):
+            name, size = of.name, self._impulse_size(of)
+        else:
+            known = self.all_constraints()
+            if of not in known:
+                raise ModelError(
+                    f"impulse(): there is no constraint {of!r}.", remedy=f"Constraints: {', '.join(known) or 'none'}."
+                )
+            name, size = str(of), known[of].phi.numel()
+        if name not in self.impulses:
+            self.impulses[name] = self.unknown(f"impulse_{name}", size=size)
+        return self.impulses[name]
+
+    def _impulse_size(self, event: Event) -> int:
+        from dae_hybrid.mechanics.declared import Restitution, VelocityJump
+
+        if isinstance(event.impact, Restitution):
+            return 1
+        if isinstance(event.impact, VelocityJump):
+            return sum(self.lookup(v, "impulse()").size for v in event.impact.values)
+        raise ModelError(
+            f"The impact of event '{event.name}' has no impulse of its own: ask for that of a constraint, by name."
+        )
+
+    def all_constraints(self) -> dict[str, Constraint]:
+        """Every constraint of every mode, by name."""
+        shares = [self.share, *(mode.share for mode in self.modes.values())]
+        return {name: c for share in shares for name, c in share.constraints.items()}
+
+    # -- modes and events ---------------------------------------------------------------------------------
+
+    def mode(self, name: str, *, without: Sequence[str] | str = ()) -> MechanicalMode:
+        """Declare a mode; `constraint`, `force` and `inertia` of it add to those of the mechanism.
+
+        Parameters
+        ----------
+        name : str
+        without : sequence of str
+            Constraints of the mechanism that do not hold in this mode: released joints.
+        """
+        checked_name("mode", name)
+        if name in self.modes:
+            raise ModelError(f"Mode '{name}' is declared twice.")
+        released = (without,) if isinstance(without, str) else tuple(without)
+        self.modes[name] = MechanicalMode(name, self, released)
+        return self.modes[name]
+
+    def event(
+        self,
+        source: MechanicalMode | str,
+        target: MechanicalMode | str | None,
+        *,
+        guard: Any = None,
+        at: Any = None,
+        every: Any = None,
+        direction: Direction = "both",
+        impact: Impact | None = None,
+        reset: Mapping[Any, Any] | None = None,
+        memory: Mapping[Any, Any] | None = None,
+        on_entry: OnEntry = "wait",
+        resolution: float | None = None,
+        name: str | None = None,
+    ) -> Event:
+        """Declare an event.
+
+        Parameters
+        ----------
+        source, target, guard, at, every, direction, on_entry, resolution, name
+            As in `HybridModel.transition`; guards may use velocities, accelerations, multipliers, memory and time.
+        impact : Impact, optional
+            What happens to velocities: `Restitution`, `VelocityJump`, `Inelastic` or `Continuous`. By default
+            `Inelastic` where the target has constraints that do not hold before, or that the event's memory or reset
+            changes, and `Continuous` otherwise.
+        reset : mapping of coordinate, velocity or state to expression, optional
+            New values that are known, in values before: a change of coordinates. An impact starts from them.
+        memory : mapping of memory to expression, optional
+            Updates of memory, such as the place of a new foothold.
+        """
+        start = self._mode(source, "source").name
+        end = None if target is None else self._mode(target, "target").name
+        base = f"{start}->{end or 'end'}"
+        if name is None:
+            taken = [base, *(f"{base}#{i}" for i in range(2, len(self.events) + 3))]
+            name = next(n for n in taken if n not in self.events)
+        checked_name("event", name)
+        if name in self.events:
+            raise ModelError(f"Event '{name}' is declared twice.")
+        if impact is not None and not isinstance(impact, Impact):
+            raise ModelError(f"impact of event '{name}' must be an Impact, such as Restitution(0.8), got {impact!r}.")
+        if end is None and (impact or reset or memory):
+            raise ModelError(f"Event '{name}' ends the run: impact=, reset= and memory= have no meaning.")
+        event = Event(
+            name,
+            start,
+            end,
+            {key: value for key, value in (("guard", guard), ("at", at), ("every", every)) if value is not None},
+            direction,
+            on_entry,
+            resolution,
+            impact,
+            self.assignments(reset or {}, f"reset of event '{name}'", ("differential",)),
+            self.assignments(memory or {}, f"memory of event '{name}'", ("memory",)),
+        )
+        self.events[name] = event
+        return event
+
+    def initial(
+        self,
+        mode: MechanicalMode | str,
+        positions: Mapping[Any, Any],
+        velocities: Mapping[Any, Any] | None = None,
+        *,
+        guess: Mapping[Any, Any] | None = None,
+        project: bool = False,
+    ) -> None:
+        """Say where a run starts.
+
+        Parameters
+        ----------
+        mode : MechanicalMode or str
+        positions : mapping of coordinate to expression in parameters
+            Those that are not given follow from the constraints.
+        velocities : mapping of velocity to expression in parameters, optional
+            By default the mechanism is at rest. Those that are not given follow from the constraints.
+        guess : mapping of coordinate to numbers, optional
+            Where Newton's method starts for positions that are not given.
+        project : bool
+            Move all given positions and velocities to the nearest ones that satisfy the constraints. Otherwise given
+            values that do not are refused when a run starts.
+        """
+        if self.start is not None:
+            raise ModelError("initial() is called twice.", remedy="A mechanism has one initial mode.")
+        begin = self._mode(mode, "initial mode").name
+        given = self.assignments(positions, "positions of initial()", ("differential",))
+        moving = None
+        if velocities is not None:
+            moving = self.assignments(velocities, "velocities of initial()", ("differential",))
+        places = {c.name for c in self.coordinates.values()}
+        speeds = {c.v.name() for c in self.coordinates.values()}
+        for names, what, legal in ((given, "positions", places), (moving or {}, "velocities", speeds)):
+            wrong = [name for name in names if name not in legal]
+            if wrong:
+                raise ModelError(f"{what} of initial(): {', '.join(wrong)} is none.", variables=wrong)
+        starts = {self.lookup(k, "guess of initial()").name: np.array(v, float) for k, v in (guess or {}).items()}
+        self.start = Start(begin, given, moving, starts, project)
+
+    def functional(
+        self,
+        name: str,
+        *,
+        integrand: Any = None,
+        terminal: Any = None,
+        at_times: Mapping[Any, Any] | Sequence[tuple[Any, Any]] | None = None,
+        at_events: Mapping[Any, Any] | None = None,
+    ) -> None:
+        """Declare a cost as in `HybridModel.functional`.
+
+        It may use accelerations, multipliers and any expression of them (Corner, Sandu and Sandu 2020, eq. 2, 3 and
+        28), and impulses at events. The adjoint of a vector goes back in one sweep for all its entries.
+        """
+        checked_name("functional", name)
+        if name in self.functionals:
+            raise ModelError(f"Functional '{name}' is declared twice.")
+        fired = {key.name if isinstance(key, Event) else key: value for key, value in (at_events or {}).items()}
+        self.functionals[name] = {
+            "integrand": integrand,
+            "terminal": terminal,
+            "at_times": at_times,
+            "at_events": fired or None,
+        }
+
+    def _mode(self, mode: Any, where: str) -> MechanicalMode:
+        found = self.modes.get(mode if isinstance(mode, str) else getattr(mode, "name", ""))
+        if found is None or (isinstance(mode, MechanicalMode) and found is not mode):
+            raise ModelError(
+                f"{where} {getattr(mode, 'name', mode)!r} is not a mode of mechanism '{self.name}'.",
+                remedy=f"Modes: {', '.join(self.modes) or 'none'}.",
+            )
+        return found
+
+    # -- build --------------------------------------------------------------------------------------------
+
+    def model(self, formulation: Formulation | None = None) -> HybridModel:
+        """The mechanism as a `HybridModel` in a formulation; the same symbols, so that it may be added to.
+
+        By default `Index2` where there are constraints, else `Unconstrained`.
+
+        Raises
+        ------
+        ModelError
+            The statement is not complete or contradicts itself.
+        FormulationError
+            Constraints are redundant or inconsistent, or the start is a singular configuration; names them.
+        """
+        from dae_hybrid.mechanics.lowering import Lowering
+
+        return Lowering(self, formulation).model()
+
+    def build(
+        self,
+        formulation: Formulation | None = None,
+        *,
+        native: bool = True,
+        eliminate: bool = True,
+        index2: Literal["reduced", "direct"] = "reduced",
+    ) -> HybridSystem:
+        """Lower to a formulation and build; the other arguments and errors are those of `HybridModel.build`."""
+        return self.model(formulation).build(native=native, eliminate=eliminate, index2=index2)

@@ -1,0 +1,206 @@
+"""Planar mechanisms in natural coordinates: points, bars, springs and dampers, gravity.
+
+Natural coordinates are the Cartesian coordinates of points of the bodies; a bar between two points has a constant mass
+matrix, and its length is a constraint (Garcia de Jalon and Bayo 1994).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import casadi as ca
+
+from dae_hybrid.errors import ModelError
+from dae_hybrid.expressions import expression
+
+if TYPE_CHECKING:
+    from dae_hybrid.mechanics.declared import Share
+    from dae_hybrid.mechanics.mechanism import Mechanism
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """A point of the plane: coordinates of the mechanism, or a place that is given."""
+
+    name: str
+    x: ca.MX
+    y: ca.MX
+    vx: ca.MX
+    vy: ca.MX
+    ax: ca.MX
+    ay: ca.MX
+    free: bool
+
+    @property
+    def position(self) -> ca.MX:
+        """(x, y)."""
+        return ca.vertcat(self.x, self.y)
+
+    @property
+    def velocity(self) -> ca.MX:
+        """(vx, vy)."""
+        return ca.vertcat(self.vx, self.vy)
+
+    @property
+    def acceleration(self) -> ca.MX:
+        """(ax, ay)."""
+        return ca.vertcat(self.ax, self.ay)
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """What pictures show between two points: a bar or a spring."""
+
+    kind: Literal["bar", "spring"]
+    start: Point
+    end: Point
+
+
+class Planar:
+    """Verbs that state planar bodies; a mechanism and its modes have them."""
+
+    share: Share
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism that has the symbols."""
+        raise NotImplementedError
+
+    def constraint(self, name: str, phi: Any) -> ca.MX:
+        """Add constraints; see `Mechanism`."""
+        raise NotImplementedError
+
+    def force(self, forces: Mapping[Any, Any]) -> None:
+        """Add forces; see `Mechanism`."""
+        raise NotImplementedError
+
+    def inertia(self, coordinates: Any, mass: Any) -> None:
+        """Add a block to the mass matrix; see `Mechanism`."""
+        raise NotImplementedError
+
+    def point(self, name: str, *, unit: str = "m") -> Point:
+        """Declare a free point: coordinates x<name>, y<name>, velocities vx<name>, ..., accelerations ax<name>, ..."""
+        m = self.mechanism
+        x, y = (
+            m.coordinate(f"{axis}{name}", velocity=f"v{axis}{name}", acceleration=f"a{axis}{name}", unit=unit)
+            for axis in "xy"
+        )
+        return Point(name, x, y, m.velocity(x), m.velocity(y), m.acceleration(x), m.acceleration(y), free=True)
+
+    def ground(self, x: Any, y: Any, name: str = "ground") -> Point:
+        """A point of the ground, at a place that may depend on parameters and on time."""
+        place = [expression(f"{axis} of {name}", value, 1) for axis, value in (("x", x), ("y", y))]
+        speed = [ca.jacobian(value, self.mechanism.time) for value in place]
+        ax, ay = (ca.jacobian(value, self.mechanism.time) for value in speed)
+        return Point(name, place[0], place[1], speed[0], speed[1], ax, ay, free=False)
+
+    def point_mass(self, point: Point, mass: Any) -> None:
+        """Add a mass at a free point."""
+        if not point.free:
+            raise ModelError(f"A mass at {point.name}, which is not a free point.")
+        value = expression("mass", mass, 1)
+        self.inertia([point.x, point.y], value)
+        self._weigh(point, value)
+
+    def bar(
+        self,
+        start: Point,
+        end: Point,
+        *,
+        length: Any,
+        mass: Any = 0.0,
+        center: Any = None,
+        inertia: Any = None,
+        name: str | None = None,
+    ) -> ca.MX:
+        """Add a rigid bar between two points, of constant length.
+
+        Parameters
+        ----------
+        start, end : Point
+        length : expression
+            Its constraint is ``|end - start|^2 - length^2 = 0``.
+        mass : expression
+            Total mass, 0 by default.
+        center : expression, optional
+            Distance of the centre of mass from `start`, along the bar; ``length / 2`` by default.
+        inertia : expression, optional
+            Moment of inertia about the centre of mass; that of a uniform bar, ``mass length^2 / 12``, by default.
+        name : str, optional
+            Of the constraint; by default the names of the two points.
+
+        Returns
+        -------
+        ca.MX
+            The multiplier: ``2 length multiplier`` is the tension in the bar for massless bars.
+        """
+        length = expression("length of a bar", length, 1)
+        mass = expression("mass of a bar", mass, 1)
+        center = length / 2 if center is None else expression("center of a bar", center, 1)
+        inertia = mass * length**2 / 12 if inertia is None else expression("inertia of a bar", inertia, 1)
+        along = end.position - start.position
+        if not (start.free or end.free):
+            raise ModelError(f"A bar between {start.name} and {end.name} has no free point.")
+        multiplier = self.constraint(name or f"{start.name}-{end.name}", ca.dot(along, along) - length**2)
+        self.mechanism.links.append(Link("bar", start, end))
+        self._bar_inertia(start, end, mass, center / length, (inertia + mass * center**2) / length**2)
+        return multiplier
+
+    def spring(
+        self, start: Point, end: Point, *, stiffness: Any = 0.0, natural_length: Any = 0.0, damping: Any = 0.0
+    ) -> None:
+        """Add a spring and damper in parallel between two points.
+
+        Parameters
+        ----------
+        stiffness : expression
+            Force per elongation.
+        natural_length : expression
+        damping : expression
+            Force per rate of elongation.
+        """
+        k, rest, c = (
+            expression(f"{what} of a spring", value, 1)
+            for what, value in (("stiffness", stiffness), ("natural length", natural_length), ("damping", damping))
+        )
+        self.mechanism.links.append(Link("spring", start, end))
+        along, closing = end.position - start.position, end.velocity - start.velocity
+        length = ca.sqrt(ca.dot(along, along))
+        pull = (k * (length - rest) + c * ca.dot(along, closing) / length) * along / length
+        self._push(start, pull)
+        self._push(end, -pull)
+
+    def gravity(self, g: Any, direction: tuple[float, float] = (0.0, -1.0)) -> None:
+        """Let gravity act on all planar bodies: on those that come later too."""
+        self.mechanism.weights.append((expression("gravity", g, 1), ca.MX(ca.DM(direction))))
+
+    def _push(self, point: Point, force: ca.MX) -> None:
+        if point.free:
+            self.force({point.x: force[0], point.y: force[1]})
+
+    def _weigh(self, point: Point, mass: ca.MX) -> None:
+        if point.free:
+            self.mechanism.bodies.append((self.share, point, mass))
+
+    def _bar_inertia(self, start: Point, end: Point, mass: ca.MX, center: ca.MX, about: ca.MX) -> None:
+        """Kinetic energy of a bar as a form in the velocities of its ends.
+
+        `center` is the centre of mass as a share of the length, `about` the moment of inertia about the start over
+        the squared length. With r = start + s (end - start) on the bar the blocks are the integrals of (1 - s)^2,
+        s (1 - s) and s^2 over the mass.
+        """
+        coupling = mass * center - about
+        for point, other, own, weight in (
+            (start, end, mass - 2 * mass * center + about, mass * (1 - center)),
+            (end, start, about, mass * center),
+        ):
+            self._weigh(point, weight)
+            if point.free:
+                self.inertia([point.x, point.y], own)
+                if not other.free:  # its motion is given, and so is the force of inertia that comes with it
+                    self._push(point, -coupling * other.acceleration)
+        if start.free and end.free:
+            zero, cross = ca.MX(2, 2), coupling * ca.MX.eye(2)
+            self.inertia([start.x, start.y, end.x, end.y], ca.blockcat([[zero, cross], [cross, zero]]))

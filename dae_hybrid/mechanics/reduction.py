@@ -1,0 +1,91 @@
+"""Independent coordinates of a mode: which ones, how velocities follow from theirs, when they are chosen anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.errors import ModelError
+from dae_hybrid.integrator import Array
+from dae_hybrid.mechanics.kinematics import Motion, partition_function, quality_function, spd_solve
+from dae_hybrid.model import HybridModel
+
+#: share of its determinant that a choice of coordinates may lose before another one is made
+WORN = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The independent velocities w = B v of a mode, f of them, and what follows from them."""
+
+    mode: str
+    motion: Motion
+    w: ca.MX
+    selection: ca.MX  # B, (f, n)
+    first: Array  # B where it is given, or at the start of a run
+    memory: tuple[ca.MX, ca.MX] | None  # B by columns, and how good it was when chosen; None where B is given
+
+    @classmethod
+    def declare(
+        cls, model: HybridModel, mode: str, motion: Motion, fixed: Array | None, start: tuple[Array, float] | None
+    ) -> Partition:
+        """Declare its variables: B is `fixed`, or starts as `start` (B and how good it is) in the initial mode."""
+        f, n = motion.n - motion.m, motion.n
+        w = model.differential(f"w_{mode}", size=f, description=f"independent velocities of mode '{mode}'")
+        if fixed is not None:
+            return cls(mode, motion, w, ca.MX(ca.DM(fixed)), fixed, None)
+        first, quality = start or (np.eye(f, n), 1.0)
+        held = model.memory(f"B_{mode}", size=f * n, initial=first.ravel(order="F"))
+        good = model.memory(f"det_{mode}", initial=quality)
+        chosen = held > 0.5  # the same zeros and ones, which derivatives see to be constant
+        return cls(mode, motion, w, ca.reshape(chosen, f, n), first, (held, good))
+
+    @property
+    def along(self) -> ca.MX:
+        """Directions that move dependent coordinates only, (n, m): what is left of Phi_q^T."""
+        dependent = 1 - ca.sum1(self.selection).T
+        return ca.repmat(dependent, 1, self.motion.m) * self.motion.phi_q.T
+
+    @property
+    def velocities(self) -> ca.MX:
+        """v from w: ``Phi_q v + Phi_t = 0``, ``B v = w``."""
+        motion, given = self.motion, self.selection.T @ self.w
+        if not motion.m:
+            return given
+        short = motion.phi_q @ given + motion.phi_t
+        return given - self.along @ spd_solve(motion.phi_q @ self.along, short)
+
+    def chosen(self, jacobian: ca.MX) -> tuple[ca.MX, dict[Any, ca.MX]]:
+        """B for another Phi_q, and the updates of memory that it takes."""
+        if self.memory is None:
+            return self.selection, {}
+        flat, quality = partition_function(*jacobian.shape)(ca.densify(jacobian))
+        return ca.reshape(flat, *self.selection.shape), dict(zip(self.memory, (flat, quality), strict=True))
+
+    def choose_again(self, model: HybridModel) -> None:
+        """Declare the event at which other coordinates are chosen."""
+        if self.memory is None:
+            return
+        motion, (held, good) = self.motion, self.memory
+        selection, updates = self.chosen(motion.phi_q)
+        model.transition(
+            self.mode,
+            self.mode,
+            guard=quality_function(motion.m, motion.n)(ca.densify(motion.phi_q), held) - WORN * good,
+            direction="falling",
+            reset={self.w: selection @ motion.v},
+            memory=updates,
+            name=f"{self.mode}: coordinates",
+        )
+
+
+def selection_of(motion: Motion, places: list[int], mode: str) -> Array | None:
+    """B for given independent coordinates, by their places; None for a mode of another number of freedoms."""
+    if len(places) != motion.n - motion.m:
+        return None
+    if len(set(places)) < len(places):
+        raise ModelError("Reduced: independent names a coordinate twice.", mode=mode)
+    return np.eye(motion.n)[places]

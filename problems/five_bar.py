@@ -1,0 +1,180 @@
+"""The five-bar mechanism: smooth, with elastic impacts, and with a latch.
+
+Four bars A1, 12, 23, 3B between the fixed points A = (-1/2, 0) and B = (1/2, 0) and the points 1, 2, 3, with two
+springs from B to 1 and 2; natural coordinates q = (x1, y1, x2, y2, x3, y3), four constraints, two degrees of freedom.
+It starts at rest and falls; point 2 swings about y = -2.3.
+
+``"smooth"``
+    nothing else happens.
+``"elastic"``
+    point 2 hits the ground at y = -2.35: (vx2, vy2)+ = (vx2, -vy2)-, the other velocities follow from the constraints
+    (Corner, Sandu and Sandu 2019, eq. 52 and 53; 2020, eq. 38 and 39). Nine impacts in five seconds.
+``"newton"``
+    the same with Newton's law of restitution, e = 1, which conserves the energy: the rule above does not, because the
+    mass matrix couples x2 and y2.
+``"latch"``
+    the impact is inelastic and the ground holds point 2, which slides in x (2019, Remark 11, eq. 54; 2020, eq. 40),
+    until vx2 = 0.
+
+Costs are psi = (integral of |r2 - r20|^2, |r2'|^2, |r2''|^2), with r20 = (0, -2), and
+z = (integral of y2', y2'', y2'^2 + y2''^2), vector functionals (Serban and Recuero 2019, eq. 7, have scalar ones), so
+that one backward sweep gives the gradients of all entries; in the latch the force of the ground N and its impulses besides.
+
+The papers do not say where the springs are nor what the inertia of bar A1 is. ``reference/five_bar/README.md`` has what
+was found by matching the table of Lopez Varela, Dopico and Luaces: the moment of inertia about the centre of mass stays
+what it is when the other properties of A1 change, and the angles of bars A1 and 12 are those of the start whatever the
+length of A1.
+
+References
+----------
+S. Corner, C. Sandu, A. Sandu, Modeling and sensitivity analysis methodology for hybrid dynamical system, Nonlinear
+Analysis: Hybrid Systems 31, 19-40, 2019.
+
+S. Corner, A. Sandu, C. Sandu, Adjoint sensitivity analysis of hybrid multibody dynamical systems, Multibody System
+Dynamics 49, 395-420, 2020.
+
+R. Serban and A. Recuero, Sensitivity Analysis for Hybrid Systems and Systems with Memory, technical report
+TR-2019-01, Simulation-Based Engineering Lab, University of Wisconsin-Madison, 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import casadi as ca
+import numpy as np
+
+import dae_hybrid as dh
+from dae_hybrid.api import RunOptions
+from dae_hybrid.mechanics import Formulation, Mechanism, Restitution, VelocityJump
+from dae_hybrid.problems._reference import FOLDER, Exact, read_json
+
+if TYPE_CHECKING:
+    from dae_hybrid.problems._five_bar_results import FiveBarReproduction
+
+Case = Literal["smooth", "elastic", "newton", "latch"]
+CASES: tuple[Case, ...] = ("smooth", "elastic", "newton", "latch")
+
+t_span = (0.0, 5.0)
+tolerances: RunOptions = {"rtol": 1e-10, "atol": 1e-12}
+GROUND = -2.35
+DATA = FOLDER / "five_bar" / "reference.json"
+#: lengths of the bars but the first, and masses of all
+LENGTHS = (np.sqrt(13 / 4), np.sqrt(13 / 4), np.sqrt(2))
+MASSES = (1.0, 1.5, 1.5, 1.0)
+
+
+def mechanism(case: Case = "elastic", *, quadratures: bool = False) -> Mechanism:
+    """The statement; with `quadratures` the integrals z are states too, ``sol["z1"]`` to ``sol["z3"]``."""
+    mech = Mechanism("five_bar")
+    L_s1 = mech.parameter("L_s1", np.sqrt(5), unit="m", description="natural length of spring B1")
+    L_s2 = mech.parameter("L_s2", np.sqrt(17 / 4), unit="m", description="natural length of spring B2")
+    m_A1 = mech.parameter("m_A1", MASSES[0], unit="kg", description="mass of bar A1")
+    xG_A1 = mech.parameter("xG_A1", np.sqrt(2) / 2, unit="m", description="centre of mass of bar A1, from A")
+    L_A1 = mech.parameter("L_A1", np.sqrt(2), unit="m", description="length of bar A1")
+    A, B = mech.ground(-0.5, 0.0, "A"), mech.ground(0.5, 0.0, "B")
+    one, two, three = (mech.point(name) for name in "123")
+    mech.bar(A, one, length=L_A1, mass=m_A1, center=xG_A1, inertia=MASSES[0] * 2 / 12)
+    ends = ((one, two), (two, three), (B, three))
+    for (start, end), length, mass in zip(ends, LENGTHS, MASSES[1:], strict=True):
+        mech.bar(start, end, length=length, mass=mass)
+    mech.spring(B, one, stiffness=100.0, natural_length=L_s1)
+    mech.spring(B, two, stiffness=100.0, natural_length=L_s2)
+    mech.gravity(9.81)
+
+    free = mech.mode("free")
+    distance = two.y - GROUND
+    if case == "elastic":
+        bounce = VelocityJump({two.vx: two.vx, two.vy: -two.vy})
+        mech.event(free, free, guard=distance, direction="falling", impact=bounce, name="impact")
+    elif case == "newton":
+        mech.event(free, free, guard=distance, direction="falling", impact=Restitution(1.0), name="impact")
+    elif case == "latch":
+        latched = mech.mode("latched")
+        force = -latched.constraint("ground", distance)
+        latch = mech.event(free, latched, guard=distance, direction="falling", name="latch")
+        mech.event(latched, free, guard=two.vx, name="release")
+        mech.functional("force", integrand=force)
+        mech.functional("impulse", at_events={latch: -mech.impulse("ground")})
+
+    along = L_A1 * np.array([-1.0, -1.0]) / np.sqrt(2)
+    mech.initial(
+        free,
+        {one.x: -0.5 + along[0], one.y: along[1], two.x: 1.0 + along[0], two.y: -1.0 + along[1]},
+        guess={three.x: 1.5, three.y: -1.0},
+    )
+    z = (two.vy, two.ay, two.vy**2 + two.ay**2)
+    mech.functional(
+        "psi",
+        integrand=ca.vertcat(two.x**2 + (two.y + 2.0) ** 2, two.vx**2 + two.vy**2, two.ax**2 + two.ay**2),
+    )
+    mech.functional("z", integrand=ca.vertcat(*z))
+    if quadratures:
+        for i, rate in enumerate(z, 1):
+            mech.state(f"z{i}", rate)
+    return mech
+
+
+def model() -> dh.HybridModel:
+    """The declaration, with elastic impacts."""
+    return mechanism().model()
+
+
+@cache
+def system(case: Case = "elastic", formulation: Formulation | None = None) -> dh.HybridSystem:
+    """The built mechanism, made once for every case and formulation."""
+    return mechanism(case).build(formulation)
+
+
+@cache
+def reference(case: Case = "elastic") -> Exact:
+    """Values and gradients to ten digits or more; NaN where nobody has computed them."""
+    data = read_json(DATA)
+    own, count = data[case], len(data["parameters"])
+    names = {"force": ("z4",), "impulse": ("z5",), "psi": ("psi1", "psi2", "psi3"), "z": ("z1", "z2", "z3")}
+    known = {key: parts for key, parts in names.items() if all(part in own["functionals"] for part in parts)}
+
+    def row(values: list[float]) -> list[float]:
+        return [*values, *[np.nan] * (count - len(values))]
+
+    gradients = {key: [row(own["functionals"][part]["gradient"]) for part in parts] for key, parts in known.items()}
+    times = own.get("event_times", [])
+    sensitivity = np.full((len(times), count), np.nan)
+    for place, values in own.get("event_time_sensitivity", {}).items():
+        sensitivity[int(place) - 1] = row(values)
+    return Exact(
+        values={key: _flat([own["functionals"][part]["value"] for part in parts]) for key, parts in known.items()},
+        gradients={key: _flat(rows) for key, rows in gradients.items()},
+        event_times=np.array(times),
+        event_time_sensitivity=sensitivity,
+        final=own.get("final", {}),
+        source="quadruple precision, two independent codes",
+        accuracy=1e-10,
+    )
+
+
+def _flat(values: Any) -> Any:
+    """An array; a number, or one row, of a scalar."""
+    return np.array(values, dtype=float) if len(values) > 1 else np.array(values[0], dtype=float)
+
+
+def printed() -> dict[str, list[str]]:
+    """dpsi/drho as Lopez Varela, Dopico and Luaces print it, in the order of the parameters."""
+    found: dict[str, list[str]] = read_json(DATA)["printed"]
+    return found
+
+
+def reproduce(name: str, title: str, stage: Callable[[str], None]) -> FiveBarReproduction:
+    """Everything of `reference` again, forward and adjoint; see `dae_hybrid.reproduce`."""
+    from dae_hybrid.problems import _five_bar_results as results
+
+    return results.compute(name, title, stage)
+
+
+def figures(result: FiveBarReproduction) -> Iterator[tuple[str, str, Any]]:
+    """The figures of the papers, and the mechanism in motion."""
+    from dae_hybrid.problems import _five_bar_figures as drawing
+
+    return drawing.draw(result)
