@@ -64,6 +64,7 @@ class Mode:
     residual: ca.MX = field(default_factory=no_equations)
     algebraic: ca.MX = field(default_factory=no_equations)
     constraint: ca.MX = field(default_factory=no_equations)
+    labels: tuple[str, ...] = ()  # of residual, algebraic and constraint, one below the other
 
     @property
     def everything(self) -> ca.MX:
@@ -87,6 +88,7 @@ class Transition:
     reset: dict[str, ca.MX]
     memory: dict[str, ca.MX]
     equations: ca.MX  # implicit resets, T(post, pre, p, t) = 0
+    labels: tuple[str, ...]  # of these
     project: tuple[Declaration, ...]  # variables that move onto the target's constraint
     metric: ca.MX | None
     guess: dict[str, ca.MX]  # where Newton's method starts for values after the transition
@@ -99,6 +101,7 @@ class Initial:
     mode: Mode
     values: dict[str, ca.MX]
     equations: ca.MX
+    labels: tuple[str, ...]  # of the equations
     guess: dict[str, NDArray[np.float64]]
 
 

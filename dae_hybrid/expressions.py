@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import casadi as ca
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.errors import ModelError
+
+
+class Rows(NamedTuple):
+    """Equations ``0 = e`` in a column, and what errors call them."""
+
+    equations: ca.MX
+    labels: tuple[str, ...]
 
 
 def checked_name(what: str, name: object) -> None:
@@ -70,10 +77,24 @@ def expression(what: str, value: Any, size: int | None) -> ca.MX:
     return ca.densify(column)
 
 
-def equation_rows(what: str, given: Any) -> ca.MX:
-    """Equations ``0 = e``, one below the other, from an expression or a sequence of them."""
+def equation_rows(what: str, given: Any) -> Rows:
+    """Equations ``0 = e``, one below the other, from an expression or a sequence of them.
+
+    An equation, or several, may come as a pair of a name and an expression: errors speak of it by that name.
+    """
     if given is None:
-        return ca.MX(0, 1)
+        return Rows(ca.MX(0, 1), ())
     rows = [given] if isinstance(given, ca.MX) or not isinstance(given, Sequence) else list(given)
-    columns = [expression(f"{what} {i}", row, None) for i, row in enumerate(rows)]
-    return ca.vertcat(*columns) if columns else ca.MX(0, 1)
+    columns: list[ca.MX] = []
+    labels: list[str] = []
+    for i, row in enumerate(rows):
+        name, value = row if isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str) else ("", row)
+        column = expression(f"{what} {name or i}", value, None)
+        count, start = column.numel(), len(labels)
+        kind = what.split(" of ")[0]
+        if name:
+            labels += [name] if count == 1 else [f"{name}[{j}]" for j in range(count)]
+        else:
+            labels += [f"{kind} {start + j}" for j in range(count)]
+        columns.append(column)
+    return Rows(ca.vertcat(*columns) if columns else ca.MX(0, 1), tuple(labels))

@@ -132,7 +132,7 @@ def _variable_labels(builder: ModeBuilder) -> tuple[str, ...]:
 
 def _labels(initial: Initial, builder: ModeBuilder) -> tuple[str, ...]:
     return (
-        *(f"initial equation {i}" for i in range(initial.equations.numel())),
+        *initial.labels,
         *builder.constraint_labels,
         *(f"equation {i} of the mode" for i in range(builder.nz - builder.nk)),
         *(f"the time derivative of {label}" for label in builder.constraint_labels),

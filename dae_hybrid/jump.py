@@ -61,7 +61,7 @@ class Jump:
         """Names of the rows of Phi."""
         target, stationary = self.target, len(self.free) if self.transition.project else 0
         return (
-            *(f"reset equation {i}" for i in range(self.transition.equations.numel())),
+            *self.transition.labels,
             *(f"nearest value of {self.labels[i]}" for i in range(stationary)),
             *(target.constraint_labels[i] for i in self.helping),
             *(f"equation {i} of the target" for i in range(target.nz)),

@@ -52,7 +52,7 @@ class ModeFunctions:
         where, ny = f"of mode '{mode.name}'", self.ny
         f = self.stack("rates", lowering.flow())
         kinds = (("residual", mode.residual), ("algebraic", mode.algebraic), ("constraint", mode.constraint))
-        labels = [f"{kind} equation {i}" for kind, rows in kinds for i in range(rows.numel())]
+        labels = mode.labels
         given = self.stack("given", [(f"{kind} equations {where}", rows) for kind, rows in kinds])
         s = symbols_for([f, given], lowering.n, self.nm, self.np)
         rates, rows = f(*s.point), given(*s.point)
@@ -60,7 +60,7 @@ class ModeFunctions:
         by_z = by_x[:, ny:].sparsity()
         with_z = set(by_z.row())
         for i, label in enumerate(labels):
-            if label.startswith("constraint") and i in with_z:
+            if i >= len(labels) - mode.constraint.numel() and i in with_z:
                 names = [lowering.algebraic.labels()[j] for j in range(self.nz) if by_z.has_nz(i, j)]
                 raise FormulationError(
                     f"{label[0].upper()}{label[1:]} contains {', '.join(names)}.",

@@ -76,7 +76,8 @@ class HybridModel(Symbols):
         constraint : sequence of expressions
             ``0 = k(y, m, p, t)`` without algebraic variables: Hessenberg index 2 (eq. 15); k_y f_z must be
             nonsingular. Equations of `residual` and `algebraic` that contain neither derivatives nor algebraic
-            variables are constraints too.
+            variables are constraints too. Here and in resets and initial equations ``("rod", e)`` in place of an
+            expression e gives the equation a name for errors.
 
         Raises
         ------
@@ -87,13 +88,17 @@ class HybridModel(Symbols):
         checked_name("mode", name)
         if name in self.modes:
             raise ModelError(f"Mode '{name}' is declared twice.")
+        given = (("residual", residual), ("algebraic", algebraic), ("constraint", constraint))
+        implicit, closing, kept = (
+            equation_rows(f"{kind} equation of mode '{name}':", equations) for kind, equations in given
+        )
         mode = Mode(
             name,
             self.assignments(ode or {}, f"ode of mode '{name}'", ("differential",)),
-            *(
-                equation_rows(f"{kind} equation of mode '{name}':", given)
-                for kind, given in (("residual", residual), ("algebraic", algebraic), ("constraint", constraint))
-            ),
+            implicit.equations,
+            closing.equations,
+            kept.equations,
+            (*implicit.labels, *closing.labels, *kept.labels),
         )
         if not mode.ode and not mode.residual.numel():
             raise ModelError(f"Mode '{name}' has no differential equation.")
@@ -199,7 +204,7 @@ class HybridModel(Symbols):
             math.inf if resolution is None else float(resolution),
             self.assignments(reset or {}, f"reset of transition '{name}'", ("differential",)) if explicit else {},
             self.assignments(memory or {}, f"memory of transition '{name}'", ("memory",)),
-            equation_rows(f"reset equation of transition '{name}':", None if explicit else reset),
+            *equation_rows(f"reset equation of transition '{name}':", None if explicit else reset),
             moved,
             None if metric is None else matrix(f"metric of transition '{name}'", metric),
             self.assignments(guess or {}, f"guess of transition '{name}'", ("differential", "algebraic", "unknown")),
@@ -273,7 +278,7 @@ class HybridModel(Symbols):
         self.start = Initial(
             self._mode(mode, "initial mode"),
             self.assignments(values or {}, "initial()", ("differential",)),
-            equation_rows("initial equation", equations),
+            *equation_rows("initial equation", equations),
             starts,
         )
 

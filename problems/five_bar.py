@@ -17,13 +17,13 @@ It starts at rest and falls; point 2 swings about y = -2.3.
     until vx2 = 0.
 
 Costs are psi = (integral of |r2 - r20|^2, |r2'|^2, |r2''|^2), with r20 = (0, -2), and
-z = (integral of y2', y2'', y2'^2 + y2''^2), vector functionals (Serban and Recuero 2019, eq. 7, have scalar ones), so
-that one backward sweep gives the gradients of all entries; in the latch the force of the ground N and its impulses besides.
+z = (integral of y2', y2'', y2'^2 + y2''^2); in the latch the force of the ground N and its impulses besides. They are
+vector functionals (those of Serban and Recuero 2019, eq. 7, are scalar): one backward sweep gives all their gradients.
 
-The papers do not say where the springs are nor what the inertia of bar A1 is. ``reference/five_bar/README.md`` has what
-was found by matching the table of Lopez Varela, Dopico and Luaces: the moment of inertia about the centre of mass stays
-what it is when the other properties of A1 change, and the angles of bars A1 and 12 are those of the start whatever the
-length of A1.
+The papers do not say where the springs are nor what the inertia of bar A1 is. ``reference/five_bar/README.md`` has
+what was found by matching the table of Lopez Varela, Dopico and Luaces: the moment of inertia about the centre of mass
+stays what it is when the other properties of A1 change, and the angles of bars A1 and 12 are those of the start
+whatever the length of A1.
 
 References
 ----------

@@ -84,7 +84,9 @@ def off(value, exact):
 def test_values_gradients_and_events_against_the_independent_ones(exact, form):
     """Every formulation of every problem, forward and adjoint, beside closed forms and other people's arithmetic."""
     system = exact.model().build(**form) if form else exact.system()
-    reference, options = exact.reference(), {"rtol": 1e-10, "atol": 1e-11}
+    # a step of the wheel makes of an error ten times as much
+    rtol = 2e-11 if exact.__name__.endswith("rimless_wheel") else 1e-10
+    reference, options = exact.reference(), {"rtol": rtol, "atol": 1e-11}
     forward = dh.forward_sensitivity(system, exact.t_span, **options)
     assert off([event.time for event in forward.events], reference.event_times) < 1e-9
     assert off(forward.event_time_sensitivity, reference.event_time_sensitivity) < 5e-8

@@ -110,6 +110,13 @@ class Configuration:
                 # on the constraints: redundant ones may show only there (a parallelogram with a third bar)
                 self._check_rank(mode, motion, self._solved(motion, self._moved(self.q), list(range(motion.n))), "")
                 self._check_rank(mode, motion, self.q, "start")
+            if motion.m >= motion.n:
+                raise FormulationError(
+                    f"{motion.m} constraints ({', '.join(motion.labels)}) leave {motion.n} coordinates no freedom.",
+                    mode=mode,
+                    variables=motion.labels,
+                    remedy="A mode needs at least one degree of freedom.",
+                )
 
     def _moved(self, q: Array) -> Array:
         """A configuration nearby, without anything special."""
@@ -123,9 +130,10 @@ class Configuration:
             return  # a run says what is wrong, with the values it has
         scale = np.where(size > 0, size, 1.0)
         left, singular, _ = np.linalg.svd(by_q / scale)
-        if singular[-1] > RANK:
+        rank = int(np.count_nonzero(singular > RANK))
+        if rank == motion.m:
             return
-        null = left[:, singular <= RANK]
+        null = left[:, rank:]
         involved = np.abs(null).max(axis=1) > 1e-6
         names = [name for name, share in zip(motion.labels, involved, strict=True) if share]
         if where == "start":

@@ -144,9 +144,10 @@ class Crossing:
             reset[self.partition.w] = chosen @ self.speeds
         return reset
 
-    def _impact(self, selection: ca.MX | None) -> list[ca.MX]:
+    def _impact(self, selection: ca.MX | None) -> list[Any]:
         model, motion, partition = self.model, self.motion, self.partition
-        equations = [model.post(name) - value for name, value in (self._others | self._moved).items()]
+        moved = self._others | self._moved
+        equations: list[Any] = [(f"reset of '{name}'", model.post(name) - value) for name, value in moved.items()]
         if partition is None:
             after = ca.vertcat(*(model.post(c.v.name()) for c in self.lowering.coordinates))
         else:
@@ -158,18 +159,19 @@ class Crossing:
         balance = mass @ (after - self.speeds) - own
         if impulses:
             balance += phi_q.T @ ca.vertcat(*impulses)
-        equations += [balance, *laws]
+        equations += [("balance of impulses", balance), *(("law of the impact", law) for law in laws)]
         keeps = isinstance(self.lowering.formulation, Index2 | Reduced)
         if partition is not None or not keeps:
-            equations.append(phi_q @ after + phi_t)
+            equations.append(("velocity constraints after the impact", phi_q @ after + phi_t))
         if not keeps:
             equations += self._conditions()
         return equations
 
-    def _conditions(self) -> list[ca.MX]:
+    def _conditions(self) -> list[tuple[str, ca.MX]]:
         """Constraints that have to hold from now on, where nothing else looks at them."""
-        rows = [self._at_target(self.lowering.active(self.target)[name].phi) for name in self.gained]
-        return [row for row in rows if not vanishes_identically(row)]
+        active = self.lowering.active(self.target)
+        rows = [(f"constraint '{name}'", self._at_target(active[name].phi)) for name in self.gained]
+        return [row for row in rows if not vanishes_identically(row[1])]
 
     def _impulse(self, of: Any) -> ca.MX:
         """The unknown of the mechanism, known to the model too."""

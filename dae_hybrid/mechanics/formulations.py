@@ -17,8 +17,10 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.mechanics.kinematics import Motion
 
 
-def checked(owner: str, name: str, value: Any, *, positive: bool) -> float:
-    """A finite number, positive or not negative."""
+def checked(owner: str, name: str, value: Any, *, positive: bool) -> None:
+    """Refuse what is neither an expression nor a finite number, positive or not negative."""
+    if isinstance(value, ca.MX):
+        return
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -27,7 +29,6 @@ def checked(owner: str, name: str, value: Any, *, positive: bool) -> float:
         raise OptionError(
             f"{owner}: {name} must be a {'positive' if positive else 'non-negative'} number, got {value!r}."
         )
-    return number
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Formulation:
         accelerations, multipliers = motion.index1(-motion.gamma)
         return ca.vertcat(motion.a - accelerations, motion.multipliers - multipliers)
 
-    def constraint(self, motion: Motion) -> ca.MX:  # noqa: ARG002 - for formulations that keep constraints
-        """Equations without accelerations and multipliers."""
-        return ca.MX(0, 1)
+    def constraint(self, motion: Motion) -> list[tuple[str, ca.MX]]:  # noqa: ARG002 - for those that keep constraints
+        """Equations without accelerations and multipliers, with their names."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,17 @@ class Penalty(Formulation):
 
     Parameters
     ----------
-    alpha : float
+    alpha : float or expression in parameters
         Penalty, in units of mass; large against the masses.
-    xi : float
+    xi : float or expression
         Damping ratio of the constraints.
-    omega : float
+    omega : float or expression
         Their natural frequency, in 1/time.
     """
 
-    alpha: float = 1e7
-    xi: float = 1.0
-    omega: float = 10.0
+    alpha: Any = 1e7
+    xi: Any = 1.0
+    omega: Any = 10.0
 
     def __post_init__(self) -> None:
         checked("Penalty", "alpha", self.alpha, positive=True)
@@ -99,14 +100,14 @@ class Index1(Formulation):
 
     Parameters
     ----------
-    xi : float
+    xi : float or expression in parameters
         Damping ratio of the stabilisation.
-    omega : float
+    omega : float or expression
         Its frequency, in 1/time; 0 (default) is without stabilisation.
     """
 
-    xi: float = 1.0
-    omega: float = 0.0
+    xi: Any = 1.0
+    omega: Any = 0.0
 
     def __post_init__(self) -> None:
         checked("Index1", "xi", self.xi, positive=False)
@@ -142,9 +143,9 @@ class Index2(Formulation):
         """Equations that give accelerations; multipliers follow from the constraints."""
         return motion.a - self.velocity_rates(motion)
 
-    def constraint(self, motion: Motion) -> ca.MX:
+    def constraint(self, motion: Motion) -> list[tuple[str, ca.MX]]:
         """Constraints on positions and velocities."""
-        return ca.vertcat(motion.phi, motion.velocity) if self.positions else motion.velocity
+        return [*(motion.named() if self.positions else []), *motion.named(rates=True)]
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,6 @@ class Reduced(Formulation):
             raise OptionError("Reduced: independent must be a sequence of coordinates.")
         object.__setattr__(self, "independent", tuple(self.independent))
 
-    def constraint(self, motion: Motion) -> ca.MX:
+    def constraint(self, motion: Motion) -> list[tuple[str, ca.MX]]:
         """Constraints on positions."""
-        return motion.phi
+        return motion.named()

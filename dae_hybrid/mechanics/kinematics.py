@@ -61,11 +61,16 @@ class Motion:
         rate = self.velocity
         return ca.jacobian(rate, self.q) @ self.v + ca.jacobian(rate, self.t)
 
+    def named(self, rates: bool = False) -> list[tuple[str, ca.MX]]:
+        """The constraints, or their rates, each with its name."""
+        column, what = (self.velocity, "velocity constraint") if rates else (self.phi, "constraint")
+        return [(f"{what} '{label}'", row) for label, row in zip(self.labels, rows_of(column), strict=True)]
+
     def accelerations(self, force: ca.MX) -> ca.MX:
         """M^-1 force, (n, .)."""
         return spd_solve(self.mass, force)
 
-    def index1(self, wanted: ca.MX, compliance: float = 0.0) -> tuple[ca.MX, ca.MX]:
+    def index1(self, wanted: ca.MX, compliance: Any = 0.0) -> tuple[ca.MX, ca.MX]:
         """Accelerations and multipliers for which ``Phi_q a = wanted + compliance lambda`` (eq. 32)."""
         by_force = self.accelerations(ca.horzcat(self.force, self.phi_q.T))
         free, yielding = by_force[:, 0], by_force[:, 1:]

@@ -87,12 +87,6 @@ class Lowering:
                     mode=mode,
                     variables=moving,
                 )
-        if motion.m >= motion.n:
-            raise ModelError(
-                f"{motion.m} constraints ({', '.join(motion.labels)}) leave {motion.n} coordinates no freedom.",
-                mode=mode,
-                remedy="A mode needs at least one degree of freedom.",
-            )
         return motion
 
     @cached_property
@@ -212,7 +206,7 @@ class Lowering:
         else:
             ode[partition.w] = partition.selection @ motion.a
             algebraic.append(motion.v - partition.velocities)
-        model.mode(name, ode=ode, algebraic=algebraic, constraint=[self.formulation.constraint(motion)])
+        model.mode(name, ode=ode, algebraic=algebraic, constraint=self.formulation.constraint(motion))
 
     def _by_name(self, column: ca.MX, kind: str) -> dict[str, ca.MX]:
         """A column of all coordinates, by name of their positions or velocities."""
@@ -228,22 +222,26 @@ class Lowering:
         if speeds is None:  # at rest
             speeds = {c.v.name(): ca.MX.zeros(c.v.numel()) for c in self.coordinates}
         values: dict[str, ca.MX] = {**start.positions, **speeds}
-        equations: list[ca.MX] = []
+        equations: list[Any] = []
         if start.project:
             equations, values = self._nearest(motion, values), {}
         guess = self._by_name(ca.MX(ca.DM(self.configuration.q)), "q")
         starts = {name: np.asarray(ca.evalf(value)).ravel() for name, value in guess.items() if name not in values}
         if isinstance(self.formulation, Reduced):  # velocities are algebraic
-            equations += [model.declarations[name].symbol - value for name, value in speeds.items() if name in values]
+            equations += [
+                (f"initial value of '{name}'", model.declarations[name].symbol - value)
+                for name, value in speeds.items()
+                if name in values
+            ]
             values = {name: value for name, value in values.items() if name not in speeds}
         elif not isinstance(self.formulation, Index2):
-            equations += [motion.phi, motion.velocity]
+            equations += [*motion.named(), *motion.named(rates=True)]
         elif not self.formulation.positions:
-            equations += [motion.phi]
+            equations += motion.named()
         further = {name: value for name, (_, value) in self.mechanism.states.items()}
         model.initial(start.mode, values | further, equations=equations or None, guess=starts)
 
-    def _nearest(self, motion: Motion, values: dict[str, ca.MX]) -> list[ca.MX]:
+    def _nearest(self, motion: Motion, values: dict[str, ca.MX]) -> list[tuple[str, ca.MX]]:
         """Equations that leave given positions and velocities where they are, along the constraints.
 
         Directions along them are those at the nominal start: what is given moves across them only.
@@ -257,9 +255,10 @@ class Lowering:
             )
         (by_q,) = self.configuration.evaluate([motion.phi_q], self.configuration.q)
         along = ca.DM(null_space(by_q)) if motion.m else ca.DM.eye(motion.n)
+        stated = [ca.vertcat(*(values[getattr(c, kind).name()] for c in self.coordinates)) for kind in "qv"]
         return [
-            along @ (column - ca.vertcat(*(values[getattr(c, kind).name()] for c in self.coordinates)))
-            for kind, column in (("q", self.q), ("v", self.v))
+            ("given positions along the constraints", along @ (self.q - stated[0])),
+            ("given velocities along the constraints", along @ (self.v - stated[1])),
         ]
 
 
