@@ -92,6 +92,7 @@ class Transition:
     project: tuple[Declaration, ...]  # variables that move onto the target's constraint
     metric: ca.MX | None
     guess: dict[str, ca.MX]  # where Newton's method starts for values after the transition
+    refusal: str = ""  # why a run cannot go on where it fires
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dae_hybrid.errors import ConsistencyError
 from dae_hybrid.integrator import Array
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord
@@ -41,6 +42,8 @@ class Firing:
         """The mode and the point after it, its record, and what it adds to the functionals."""
         transition = self.transition
         source = system.modes[transition.source]
+        if transition.refusal:
+            raise ConsistencyError(transition.refusal, mode=source.name, transition=transition.name, time=t)
         target, after, xi = source, before, np.zeros(0)
         if transition.target is not None:
             target = system.modes[transition.target]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -218,6 +218,39 @@ class HybridModel(Symbols):
                 )
         self.transitions[name] = transition
         return transition
+
+    def require(self, mode: Mode | str, quantity: Any, reason: str, *, name: str | None = None) -> Transition:
+        """State that a quantity stays positive in a mode: where it falls to zero the run is refused.
+
+        Parameters
+        ----------
+        mode : Mode or str
+        quantity : scalar expression
+            In whatever a guard may use.
+        reason : str
+            The message of the `ConsistencyError`: what is wrong there.
+        name : str, optional
+            Default ``"<mode> requires"``, numbered where that is taken.
+
+        Examples
+        --------
+        >>> import dae_hybrid as dh
+        >>> m = dh.HybridModel("tank")
+        >>> h = m.differential("h")
+        >>> run = m.mode("run", ode={h: -1.0})
+        >>> _ = m.require(run, h, "The tank is empty.")
+        >>> m.initial(run, {h: 0.5})
+        >>> dh.simulate(m.build(), (0, 1))
+        Traceback (most recent call last):
+        dae_hybrid.errors.ConsistencyError: The tank is empty. [mode 'run', transition 'run requires', t = 0.5]
+        """
+        where = self._mode(mode, "mode")
+        base = f"{where.name} requires"
+        taken = (base if i == 1 else f"{base}#{i}" for i in count(1))
+        name = next(n for n in taken if n not in self.transitions) if name is None else name
+        stated = self.transition(where, None, guard=quantity, direction="falling", on_entry="error", name=name)
+        self.transitions[name] = replace(stated, refusal=str(reason))
+        return self.transitions[name]
 
     def _check_projection(self, name: str, moved: tuple[Declaration, ...], metric: Any, *, explicit: bool) -> None:
         for declared in moved:

@@ -282,6 +282,7 @@ class TransitionMap:
     equations: tuple[str, ...]  # names of the equations for xi
     movable: bool  # its time depends on the parameters or the state
     surface: str = ""  # the guard as text
+    refusal: str = ""  # why a run cannot go on where it fires
 
     def apply(
         self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options

@@ -70,6 +70,7 @@ def build_transition(
         equations=() if jump is None else jump.equation_labels,
         movable=_is_movable(trigger),
         surface=_text(transition.guard),
+        refusal=transition.refusal,
     )
 
 

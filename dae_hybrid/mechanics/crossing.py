@@ -160,10 +160,10 @@ class Crossing:
         if impulses:
             balance += phi_q.T @ ca.vertcat(*impulses)
         equations += [("balance of impulses", balance), *(("law of the impact", law) for law in laws)]
-        keeps = isinstance(self.lowering.formulation, Index2 | Reduced)
-        if partition is not None or not keeps:
+        form = self.lowering.formulation
+        if not isinstance(form, Index2):
             equations.append(("velocity constraints after the impact", phi_q @ after + phi_t))
-        if not keeps:
+        if partition is None and not (isinstance(form, Index2) and form.positions):
             equations += self._conditions()
         return equations
 

@@ -61,6 +61,16 @@ class Motion:
         rate = self.velocity
         return ca.jacobian(rate, self.q) @ self.v + ca.jacobian(rate, self.t)
 
+    @property
+    def bends(self) -> bool:
+        """Whether the directions that the constraints leave free change along a run."""
+        return bool(ca.depends_on(self.phi_q, ca.vertcat(self.t, self.q))) if self.m else False
+
+    @cached_property
+    def spread(self) -> ca.MX:
+        """det(Phi_q Phi_q^T): how far the constraints are from depending on each other."""
+        return spread_function(self.m, self.n)(ca.densify(self.phi_q))
+
     def named(self, rates: bool = False) -> list[tuple[str, ca.MX]]:
         """The constraints, or their rates, each with its name."""
         column, what = (self.velocity, "velocity constraint") if rates else (self.phi, "constraint")
@@ -156,6 +166,16 @@ def _free_directions(jacobian: ca.SX) -> ca.SX:
     """I - J^T (J J^T)^-1 J."""
     factors = ca.ldl(ca.densify(jacobian @ jacobian.T), False)
     return ca.SX.eye(jacobian.shape[1]) - jacobian.T @ ca.ldl_solve(jacobian, *factors)
+
+
+@cache
+def spread_function(m: int, n: int) -> ca.Function:
+    """det(J J^T) of a Jacobian (m, n)."""
+    jacobian = ca.SX.sym("J", m, n)
+    product = ca.SX(1)
+    for pivot in ca.vertsplit(ca.ldl(ca.densify(jacobian @ jacobian.T), False)[0]):
+        product = product * pivot
+    return ca.Function("spread", [jacobian], [product])
 
 
 def null_space(matrix: Array) -> Array:

@@ -16,11 +16,14 @@ from dae_hybrid.lowering import split
 from dae_hybrid.mechanics.configuration import Configuration
 from dae_hybrid.mechanics.crossing import Crossing
 from dae_hybrid.mechanics.declared import Constraint, Share
-from dae_hybrid.mechanics.formulations import Formulation, Index2, Reduced, Unconstrained
+from dae_hybrid.mechanics.formulations import Formulation, Index2, Penalty, Reduced, Unconstrained
 from dae_hybrid.mechanics.kinematics import Motion, null_space, partition_function, rows_of
 from dae_hybrid.mechanics.mechanism import Mechanism
 from dae_hybrid.mechanics.reduction import Partition, selection_of
 from dae_hybrid.model import HybridModel
+
+#: share of its value at the start that det(Phi_q Phi_q^T) may fall to
+SINGULAR = 1e-6
 
 
 class Lowering:
@@ -147,6 +150,9 @@ class Lowering:
             )
         for partition in partitions.values():
             partition.choose_again(model)
+        for name, motion in self.motions.items():
+            if motion.bends and not isinstance(self.formulation, Penalty):  # which is regular there too
+                self._require_regular(model, name, motion)
         self._initial(model)
         for name, parts in mech.functionals.items():
             model.functional(name, **parts)
@@ -213,6 +219,16 @@ class Lowering:
         symbols = [getattr(c, kind) for c in self.coordinates]
         pieces = split(column, [s.numel() for s in symbols])
         return {s.name(): piece for s, piece in zip(symbols, pieces, strict=True)}
+
+    def _require_regular(self, model: HybridModel, name: str, motion: Motion) -> None:
+        (start,) = self.configuration.evaluate([motion.spread], self.configuration.q)
+        size = float(start[0, 0]) if np.isfinite(start[0, 0]) and start[0, 0] > 0 else 1.0
+        model.require(
+            name,
+            motion.spread / size - SINGULAR,
+            f"A singular configuration: constraints {', '.join(motion.labels)} become dependent on each other.",
+            name=f"{name}: singular configuration",
+        )
 
     # -- the start ----------------------------------------------------------------------------------------
 

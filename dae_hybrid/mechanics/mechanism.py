@@ -213,14 +213,31 @@ class Mechanism(Symbols, _Parts):
                     return rate
         return super().der(variable)
 
-    def state(self, name: str, rate: Any, *, initial: Any = 0.0, unit: str = "", description: str = "") -> ca.MX:
+    def state(
+        self, name: str, rate: Any, *, initial: Any = 0.0, size: int = 1, unit: str = "", description: str = ""
+    ) -> ca.MX:
         """Declare a further state by its rate in every mode: a controller, or the quadrature ``z' = g`` of a cost.
 
-        Z = dz/drho along the run is then ``fsa[name]`` (Corner, Sandu and Sandu 2020, eq. 8d).
+        Parameters
+        ----------
+        name : str
+        rate : expression, or callable of the state that gives one
+            ``lambda u: (5.0 - u) / tau`` where the rate depends on the state itself.
+        initial : expression in parameters
+        size : int
+            Length; that of `rate` where it is an expression.
+
+        Returns
+        -------
+        ca.MX, shape (size,)
+            The state. With a quadrature z, ``fsa[name]`` is Z = dz/drho along the run (Corner, Sandu and Sandu 2020,
+            eq. 8d).
         """
-        value = expression(f"rate of '{name}'", rate, None)
-        symbol = self.differential(name, size=value.numel(), unit=unit, description=description)
-        self.states[name] = (value, expression(f"initial value of '{name}'", initial, value.numel()))
+        given = None if callable(rate) else expression(f"rate of '{name}'", rate, None)
+        size = size if given is None else given.numel()
+        symbol = self.differential(name, size=size, unit=unit, description=description)
+        value = expression(f"rate of '{name}'", rate(symbol), size) if given is None else given
+        self.states[name] = (value, expression(f"initial value of '{name}'", initial, size))
         return symbol
 
     def impulse(self, of: Any) -> ca.MX:

@@ -67,7 +67,7 @@ class Partition:
 
     def choose_again(self, model: HybridModel) -> None:
         """Declare the event at which other coordinates are chosen."""
-        if self.memory is None:
+        if self.memory is None or not self.motion.bends:
             return
         motion, (held, good) = self.motion, self.memory
         selection, updates = self.chosen(motion.phi_q)
