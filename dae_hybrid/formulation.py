@@ -14,6 +14,7 @@ Every mode is brought to ``y' = f(x, m, p, t)``, ``0 = K(x, m, p, t)`` with x = 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import casadi as ca
 import numpy as np
@@ -42,6 +43,8 @@ EPS = float(np.finfo(float).eps)
 MOST_AFFINE = 64
 #: up to this size a determinant is written out
 FEW = 4
+#: of Newton's method
+MOST_STEPS = 50
 #: up to this size a singular matrix is taken apart to name what is wrong
 NAMED = 1000
 
@@ -211,30 +214,42 @@ def solve_algebraic(
             np.where(fixed, residual, 0.0) if conflict else residual, size, reason, equations, mode, variables, time
         )
 
-    for _ in range(50):
-        if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
-            break
-        step = _newton_step(jacobian, residual)
-        if step is None or not np.all(np.isfinite(step)):
-            raise fail(singular_names(jacobian, equations, variables))
-        small = np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size)
-        if np.all(np.abs(residual) <= EPS * size) or (small and np.all(np.abs(step) <= 4 * EPS * np.abs(z))):
-            return z + step
-        damping, norm = 1.0, float(np.abs(residual).max())
-        while True:
-            trial = z + damping * step
-            new = evaluate(trial)
-            if np.all(np.isfinite(new[0])) and float(np.abs(new[0]).max()) < norm:
-                z, (residual, jacobian, size) = trial, new
+    def iterate(*, damped: bool) -> bool:
+        """Newton's method from where it is; whether it has converged."""
+        nonlocal z, residual, jacobian, size
+        for _ in range(MOST_STEPS):
+            if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
                 break
-            damping /= 2
-            if damping < 1e-6:
-                if zero():
-                    return z
-                raise fail()
-    if zero():
+            step = _newton_step(jacobian, residual)
+            if step is None or not np.all(np.isfinite(step)):
+                raise fail(singular_names(jacobian, equations, variables))
+            small = np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size)
+            if np.all(np.abs(residual) <= EPS * size) or (small and np.all(np.abs(step) <= 4 * EPS * np.abs(z))):
+                z = z + step
+                return True
+            damping, norm = 1.0, float(np.abs(residual).max())
+            while True:
+                trial = z + damping * step
+                new = evaluate(trial)
+                if np.all(np.isfinite(new[0])) and (not damped or float(np.abs(new[0]).max()) < norm):
+                    z, (residual, jacobian, size) = trial, new
+                    break
+                damping /= 2
+                if damping < 1e-6 or not damped:
+                    return zero()
+        return zero()
+
+    if iterate(damped=True):
         return z
-    raise fail()
+    error = fail()
+    # equations that are linear in some unknowns and quadratic in these (velocities, then accelerations) are solved by
+    # full steps, on a way through larger residuals
+    z = start.copy()
+    residual, jacobian, size = evaluate(z)
+    with suppress(ConsistencyError):
+        if iterate(damped=False):
+            return z
+    raise error
 
 
 def _newton_step(jacobian: Array, residual: Array) -> Array | None:

@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/adapters.md and README's pictures: ``python docs/update_readme.py``."""
+"""Write the tables of README.md and docs/adapters.md and the pictures: ``python docs/update_readme.py``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def update_capabilities() -> None:
 
 
 def update() -> int:
-    """Reproduce everything, then replace what is between the markers and every picture in docs/images."""
+    """Reproduce everything, then replace what is between the markers, and every picture that the pages show."""
     update_capabilities()
     readme, images = ROOT / "README.md", ROOT / "docs" / "images"
     with tempfile.TemporaryDirectory() as folder:
@@ -38,9 +38,15 @@ def update() -> int:
         text = readme.read_text(encoding="utf-8")
         new = BLOCK.sub(lambda found: found[1] + table.read_text(encoding="utf-8") + found[2], text)
         readme.write_text(new, encoding="utf-8")
-        images.mkdir(exist_ok=True)
-        for name in sorted(set(re.findall(r"docs/images/([\w.]+)", text))):
-            shutil.copy(Path(folder) / name, images / name)
+        mechanics = (ROOT / "docs" / "mechanics.md").read_text(encoding="utf-8")
+        shown = {
+            images: re.findall(r"docs/images/([\w.]+)", text),
+            ROOT / "docs" / "mechanics": re.findall(r"\(mechanics/([\w.]+)\)", mechanics),
+        }
+        for place, pictures in shown.items():
+            place.mkdir(exist_ok=True)
+            for name in sorted(set(pictures)):
+                shutil.copy(Path(folder) / name, place / name)
     return 0
 
 

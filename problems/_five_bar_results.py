@@ -20,9 +20,9 @@ from dae_hybrid.tables import align
 Array = NDArray[np.float64]
 #: what is reproduced: functional and parameters of every case
 WANTED: dict[five_bar.Case, tuple[str, tuple[str, ...]]] = {
-    "smooth": ("psi", ("L_s1", "L_s2", "m_A1", "xG_A1", "L_A1")),
+    "smooth": ("psi", five_bar.PARAMETERS),
     "elastic": ("z", ("L_s1", "L_s2")),
-    "latch": ("psi", ("L_s1", "L_s2", "m_A1", "xG_A1", "L_A1")),
+    "latch": ("psi", five_bar.PARAMETERS),
 }
 #: relative step of finite differences: nine impacts make the costs a steep function of the lengths
 STEPS: dict[five_bar.Case, float] = {"smooth": 2e-4, "elastic": 2e-5, "latch": 5e-5}

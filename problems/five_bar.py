@@ -59,6 +59,8 @@ CASES: tuple[Case, ...] = ("smooth", "elastic", "newton", "latch")
 
 t_span = (0.0, 5.0)
 tolerances: RunOptions = {"rtol": 1e-10, "atol": 1e-12}
+#: those that the references have derivatives by, in their order
+PARAMETERS = ("L_s1", "L_s2", "m_A1", "xG_A1", "L_A1")
 GROUND = -2.35
 DATA = FOLDER / "five_bar" / "reference.json"
 #: lengths of the bars but the first, and masses of all

@@ -1,0 +1,123 @@
+"""The five-bar mechanism in every formulation: errors, residuals, times; and the penalty form as alpha grows.
+
+``python benchmarks/mechanics.py [--write]`` prints two tables; ``--write`` puts them into docs/mechanics.md. Times are
+processor times, the smallest of several, as ratios to a plain solve in the same formulation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import dae_hybrid as dh
+from dae_hybrid.mechanics import Index1, Index2, Penalty, Reduced, constraint_residuals
+from dae_hybrid.problems import five_bar
+from dae_hybrid.tables import markdown
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "mechanics.md"
+FORMS = {
+    '`Reduced(independent=("x2", "y2"))`': Reduced(("x2", "y2")),
+    "`Reduced()`": Reduced(),
+    "`Index2()`": Index2(),
+    "`Index2(positions=False)`": Index2(positions=False),
+    "`Index1(omega=10)`": Index1(omega=10.0),
+    "`Index1()`": Index1(),
+    "`Penalty(alpha=1e7)`": Penalty(alpha=1e7),
+}
+WRT = ("L_s1", "L_s2")
+OPTIONS = {"rtol": 1e-10, "atol": 1e-12}
+ALPHAS = 10.0 ** np.arange(4, 9)
+REPEATS = 5
+
+
+def cost(call: Callable[[], object]) -> float:
+    """Processor time of a call in milliseconds, the smallest of several."""
+    call()
+    found = []
+    for _ in range(REPEATS):
+        start = time.process_time()
+        call()
+        found.append(time.process_time() - start)
+    return 1e3 * min(found)
+
+
+def off(value, exact) -> float:
+    return float(np.abs(value - exact).max() / np.abs(exact).max())
+
+
+def formulations() -> list[list[str]]:
+    rows = [
+        ["formulation", "z", "dz/drho direct", "dz/drho adjoint", "direct - adjoint", "positions", "velocities",
+         "solve, ms", "direct / solve", "adjoint / solve"]
+    ]  # fmt: skip
+    reference, span = five_bar.reference("elastic"), five_bar.t_span
+    exact = reference.gradients["z"][:, :2]
+    for label, form in FORMS.items():
+        system = five_bar.mechanism("elastic").build(form)
+        fsa = dh.forward_sensitivity(system, span, wrt=WRT, **OPTIONS)
+        asa = dh.adjoint_gradient(system, span, "z", wrt=WRT, **OPTIONS)
+        residuals = [r.max() for r in constraint_residuals(five_bar.mechanism("elastic"), fsa.trajectory)]
+        plain = cost(lambda system=system: dh.simulate(system, span, **OPTIONS))
+        direct = cost(lambda system=system: dh.forward_sensitivity(system, span, wrt=WRT, **OPTIONS))
+        adjoint = cost(lambda system=system: dh.adjoint_gradient(system, span, "z", wrt=WRT, **OPTIONS))
+        errors = [
+            max(off(a, b) for a, b in zip(found, true, strict=True))
+            for found, true in (
+                (fsa.gradient["z"], exact),
+                (asa.gradient, exact),
+                (asa.gradient, fsa.gradient["z"]),
+            )
+        ]
+        value = np.abs(asa.value / reference.values["z"] - 1).max()
+        rows.append(
+            [label, *(f"{e:.0e}" for e in (value, *errors, *residuals)), f"{plain:.0f}", f"{direct / plain:.1f}",
+             f"{adjoint / plain:.1f}"]
+        )  # fmt: skip
+    return rows
+
+
+def penalties() -> list[list[str]]:
+    mech = five_bar.mechanism("smooth")
+    system = mech.build(Penalty(mech.parameter("alpha", 1e5)))
+    reference = five_bar.reference("smooth")
+    rows = [["alpha", "error of psi", "slope", "error of dpsi/drho", "slope", "largest Phi"]]
+    before = None
+    for alpha in ALPHAS:
+        fsa = dh.forward_sensitivity(
+            system, five_bar.t_span, parameters={"alpha": alpha}, wrt=five_bar.PARAMETERS, rtol=1e-11, atol=1e-13
+        )
+        found = [
+            off(fsa.functionals["psi"], reference.values["psi"]),
+            max(off(a, b) for a, b in zip(fsa.gradient["psi"], reference.gradients["psi"], strict=True)),
+        ]
+        slopes = ["", ""]
+        if before is not None:
+            slopes = [f"{np.log10(a / b):.2f}" for a, b in zip(found, before, strict=True)]
+        residual = constraint_residuals(mech, fsa.trajectory)[0].max()
+        rows.append([f"{alpha:.0e}", f"{found[0]:.1e}", slopes[0], f"{found[1]:.1e}", slopes[1], f"{residual:.0e}"])
+        before = found
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/mechanics.md")
+    arguments = parser.parse_args()
+    tables = {"formulations": markdown(formulations()), "penalty": markdown(penalties())}
+    for table in tables.values():
+        print(table, end="\n\n")
+    if arguments.write:
+        text = PAGE.read_text(encoding="utf-8")
+        for name, table in tables.items():
+            marked = re.compile(rf"(<!-- {name}: begin[^\n]*-->\n).*?(<!-- {name}: end -->)", re.DOTALL)
+            text = marked.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
+        PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
