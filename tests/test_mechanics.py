@@ -249,6 +249,28 @@ def test_stick_and_slip(form):
     assert abs(fsa.functionals["held"]) < 1e-15
 
 
+@FORMS
+def test_a_foothold_that_is_frozen_on_entry(form):
+    """As above, with memory ``of=`` the place: what holds the block is where it stopped."""
+    mech = Mechanism("block")
+    v0 = mech.parameter("v0", 2.0)
+    x, s = mech.coordinate("x"), mech.coordinate("s")
+    mech.inertia([x, s], np.eye(2))
+    place = mech.memory("place", of=x, initial=0.0)
+    slip, stick = mech.mode("slip"), mech.mode("stick")
+    slip.force({x: -1.0})
+    stick.constraint("friction", x - place)
+    mech.event(slip, stick, guard=mech.velocity(x), direction="falling", name="stop")
+    away = mech.mode("away")
+    away.force({x: -1.0})
+    mech.event(stick, away, at=3.0, name="push")
+    mech.initial(slip, {x: 0.0, s: 0.0}, {"v_x": v0, "v_s": 1.0})
+    mech.functional("x", terminal=x)
+    fsa = dh.forward_sensitivity(mech.build(form), (0, 4), **TIGHT)
+    assert fsa.functionals["x"] == pytest.approx(2.0 - 0.5, rel=1e-9)  # v0^2 / 2, and one unit of time of pushing back
+    np.testing.assert_allclose(fsa.gradient["x"], [2.0], rtol=1e-8)
+
+
 def test_a_released_joint_lets_go():
     """The rod breaks at t = 1: from there on the bob falls freely."""
 
@@ -464,6 +486,8 @@ REFUSED = {
     "wrong position": (lambda: pendulum_with("vx"), dh.ModelError, "positions of initial.*vx"),
     "mass at the ground": (late(lambda m, b, s: m.point_mass(m.ground(0, 0), 1.0)), dh.ModelError, "not a free point"),
     "wrong size of a mass": (late(lambda m, b, s: m.inertia([b.x, b.y], np.eye(3))), dh.ModelError, r"shape \(3, 3\)"),
+    "kinks": (late(lambda m, b, s: m.constraint("push", b.x - m.signal("f", [0, 1, 2], [0.6, 0.5, 0.9]))),
+              dh.ModelError, "follows f, whose rate jumps"),
     "no drawing": (lambda: draw_mechanism(pendulum(), dh.simulate(pendulum().build(), (0, 1))), dh.OptionError,
                    "no bars or springs"),
     "no film": (lambda: animate(pendulum(), dh.simulate(pendulum().build(), (0, 1))), dh.OptionError,

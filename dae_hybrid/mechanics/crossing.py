@@ -62,13 +62,24 @@ class Crossing:
         return {name: v for name, v in self.event.reset.items() if name in self.mechanism.states}
 
     @cached_property
+    def updates(self) -> dict[str, ca.MX]:
+        """Memory after: what the event says, and what is frozen on entry into a mode."""
+        frozen = {}
+        for d in self.mechanism.of_kind("memory"):
+            if d.of is not None and d.of.name in self.mechanism.coordinates:
+                frozen[d.name] = self._moved.get(d.of.name, d.of.symbol)
+            elif d.of is not None:
+                frozen[d.name] = self.model.post(d.of.name)
+        return frozen | dict(self.event.memory)
+
+    @cached_property
     def gained(self) -> list[str]:
         """Constraints of the target that do not hold before by themselves: new ones, and those that memory moves."""
-        before, updated = self.lowering.active(self.event.source), set(self.event.memory)
+        before = self.lowering.active(self.event.source)
         return [
             name
             for name, constraint in self.lowering.active(self.target).items()
-            if name not in before or updated & {s.name() for s in ca.symvar(constraint.phi)}
+            if name not in before or self.updates.keys() & {s.name() for s in ca.symvar(constraint.phi)}
         ]
 
     @cached_property
@@ -118,9 +129,8 @@ class Crossing:
 
     def _at_target(self, value: ca.MX) -> ca.MX:
         """An expression at the positions and with the memory after."""
-        updated = [self.mechanism.lookup(name, "memory").symbol for name in self.event.memory]
-        after = [*self.event.memory.values(), self.places]
-        return ca.substitute([value], [*updated, self.lowering.q], after)[0]
+        updated = [self.mechanism.lookup(name, "memory").symbol for name in self.updates]
+        return ca.substitute([value], [*updated, self.lowering.q], [*self.updates.values(), self.places])[0]
 
     # -- the reset ----------------------------------------------------------------------------------------
 
@@ -200,15 +210,15 @@ class Crossing:
                 transition=self.event.name,
                 remedy="Give Restitution(coefficient, distance=...).",
             )
-        distance = self._at_target(expression(f"distance of event '{self.event.name}'", distance, 1))
-        by_q = ca.jacobian(distance, self.lowering.q)
+        distance = expression(f"distance of event '{self.event.name}'", distance, 1)
+        by_q, by_t = (ca.jacobian(distance, s) for s in (self.lowering.q, self.lowering.mechanism.time))
         if not by_q.nnz():
             raise ModelError(
                 "Restitution: the guard does not depend on positions, so it gives no normal.",
                 transition=self.event.name,
                 remedy="Give Restitution(coefficient, distance=...), a distance that becomes zero at the impact.",
             )
-        return by_q, ca.jacobian(distance, self.lowering.mechanism.time)
+        return self._at_target(by_q), self._at_target(by_t)
 
     def _jump(self, impact: VelocityJump, after: ca.MX) -> tuple[ca.MX, list[ca.MX]]:
         name, freedoms = self.event.name, self.motion.n - self.motion.m

@@ -90,7 +90,21 @@ class Lowering:
                     mode=mode,
                     variables=moving,
                 )
+            self._check_signals(constraint, mode)
         return motion
+
+    def _check_signals(self, constraint: Constraint, mode: str) -> None:
+        """Where an input has a kink, velocities would have to jump: nothing says how."""
+        used = {s.name() for s in ca.symvar(constraint.phi)}
+        signals = [d.signal for d in self.mechanism.of_kind("memory") if d.name in used and d.signal is not None]
+        rough = [signal.name for signal in signals if signal.kind != "cubic"]
+        if rough:
+            raise ModelError(
+                f"Constraint '{constraint.name}' follows {', '.join(rough)}, whose rate jumps at its knots.",
+                mode=mode,
+                variables=rough,
+                remedy='Give the signal kind="cubic".',
+            )
 
     @cached_property
     def _not_places(self) -> set[int]:

@@ -78,6 +78,7 @@ class Partition:
             direction="falling",
             reset={self.w: selection @ motion.v},
             memory=updates,
+            on_entry="fire",  # parameters or a start time that are not those the first choice was made for
             name=f"{self.mode}: coordinates",
         )
 
