@@ -5,17 +5,15 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import casadi as ca
 import numpy as np
 
 from dae_hybrid.errors import FormulationError
 from dae_hybrid.integrator import Array
+from dae_hybrid.mechanics.declared import Start
+from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.kinematics import Motion
-
-if TYPE_CHECKING:
-    from dae_hybrid.mechanics.lowering import Lowering
 
 #: singular values of Phi_q, its rows of length one, below this are zero
 RANK = 1e-8
@@ -29,12 +27,13 @@ NEARBY = 1e-2
 class Configuration:
     """Positions at the start, at nominal parameters and time 0."""
 
-    lowering: Lowering
+    equations: EquationsOfMotion
+    start: Start
 
     @cached_property
     def _fixed(self) -> tuple[list[ca.MX], list[ca.DM]]:
         """Symbols that are given a number: time, parameters, memory."""
-        mech = self.lowering.mechanism
+        mech = self.equations.mechanism
         symbols, values = [mech.time], [ca.DM(0)]
         for d in mech.of_kind("parameter"):
             symbols.append(d.symbol)
@@ -51,19 +50,19 @@ class Configuration:
     def evaluate(self, expressions: list[ca.MX], q: Array) -> list[Array]:
         """Numbers of expressions in coordinates, parameters, time and memory."""
         symbols, values = self._fixed
-        function = ca.Function("at", [self.lowering.q, *symbols], [ca.densify(e) for e in expressions])
+        function = ca.Function("at", [self.equations.q, *symbols], [ca.densify(e) for e in expressions])
         return [np.asarray(value, dtype=float) for value in function.call([ca.DM(q), *values])]
 
     @cached_property
     def stated(self) -> tuple[Array, list[int]]:
         """Positions as given or guessed, and the places of those that are not given."""
-        start, place = self.lowering.start, 0
+        start, place = self.start, 0
         found: list[Array] = []
         loose: list[int] = []
-        for c in self.lowering.coordinates:
+        for c in self.equations.coordinates:
             size = c.q.numel()
             if c.name in start.positions:
-                found.append(self.evaluate([start.positions[c.name]], np.zeros(len(self.lowering.labels)))[0].ravel())
+                found.append(self.evaluate([start.positions[c.name]], np.zeros(len(self.equations.labels)))[0].ravel())
             else:
                 found.append(np.broadcast_to(start.guess.get(c.name, np.zeros(size)), (size,)))
                 loose += range(place, place + size)
@@ -74,9 +73,9 @@ class Configuration:
     def q(self) -> Array:
         """Positions at the start: what is not given moved to where the constraints hold, as well as it can be."""
         q, loose = self.stated
-        if self.lowering.start.project:
+        if self.start.project:
             loose = list(range(q.size))
-        motion = self.lowering.motions[self.lowering.start.mode]
+        motion = self.equations.motions[self.start.mode]
         return self._solved(motion, q, loose) if loose and motion.m else q
 
     def _solved(self, motion: Motion, q: Array, loose: list[int]) -> Array:
@@ -99,8 +98,8 @@ class Configuration:
         FormulationError
             Names the constraints or coordinates.
         """
-        start = self.lowering.start.mode
-        for mode, motion in self.lowering.motions.items():
+        start = self.start.mode
+        for mode, motion in self.equations.motions.items():
             self._check_mass(mode, motion)
             if not motion.m:
                 continue
@@ -156,11 +155,11 @@ class Configuration:
         if not np.all(np.isfinite(mass)):
             return
         if np.abs(mass - mass.T).max() > MET * np.abs(mass).max():
-            raise FormulationError("The mass matrix is not symmetric.", mode=mode, variables=self.lowering.labels)
+            raise FormulationError("The mass matrix is not symmetric.", mode=mode, variables=self.equations.labels)
         values, vectors = np.linalg.eigh(mass)
         if values[0] > 1e-14 * values[-1]:
             return
-        names = [n for n, share in zip(self.lowering.labels, np.abs(vectors[:, 0]), strict=True) if share > 1e-6]
+        names = [n for n, share in zip(self.equations.labels, np.abs(vectors[:, 0]), strict=True) if share > 1e-6]
         raise FormulationError(
             f"The mass matrix is not positive definite: motion of {', '.join(names)} has "
             f"{'no' if values[0] > -1e-14 * values[-1] else 'negative'} inertia.",

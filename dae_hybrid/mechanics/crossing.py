@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import casadi as ca
 import numpy as np
@@ -12,13 +12,10 @@ import numpy as np
 from dae_hybrid.errors import ModelError
 from dae_hybrid.expressions import expression
 from dae_hybrid.mechanics.declared import Continuous, Event, Impact, Inelastic, Restitution, VelocityJump
-from dae_hybrid.mechanics.formulations import Index2, Penalty, Reduced
+from dae_hybrid.mechanics.equations import EquationsOfMotion
+from dae_hybrid.mechanics.formulations import Formulation, Index2, Penalty, Reduced
 from dae_hybrid.mechanics.reduction import Partition
 from dae_hybrid.model import HybridModel
-
-if TYPE_CHECKING:
-    from dae_hybrid.mechanics.lowering import Lowering
-
 
 #: at so many places an expression is looked at to see whether it is always zero, and what is zero there
 PLACES, NOTHING = 3, 1e-10
@@ -36,11 +33,16 @@ class Crossing:
     """
 
     def __init__(
-        self, lowering: Lowering, model: HybridModel, event: Event, partitions: Mapping[str, Partition]
+        self,
+        equations: EquationsOfMotion,
+        formulation: Formulation,
+        model: HybridModel,
+        event: Event,
+        partitions: Mapping[str, Partition],
     ) -> None:
-        self.lowering, self.model, self.event, self.mechanism = lowering, model, event, lowering.mechanism
-        self.target = event.target or ""
-        self.motion, self.partition = lowering.motions[self.target], partitions.get(self.target)
+        self.equations, self.formulation, self.model, self.event = equations, formulation, model, event
+        self.mechanism, self.target = equations.mechanism, event.target or ""
+        self.motion, self.partition = equations.motions[self.target], partitions.get(self.target)
         self._check()
 
     # -- what changes -----------------------------------------------------------------------------------
@@ -53,7 +55,7 @@ class Crossing:
     @cached_property
     def _accelerated(self) -> dict[str, ca.MX]:
         """New velocities, by name."""
-        names = {c.v.name() for c in self.lowering.coordinates}
+        names = {c.v.name() for c in self.equations.coordinates}
         return {name: v for name, v in self.event.reset.items() if name in names}
 
     @cached_property
@@ -75,10 +77,10 @@ class Crossing:
     @cached_property
     def gained(self) -> list[str]:
         """Constraints of the target that do not hold before by themselves: new ones, and those that memory moves."""
-        before = self.lowering.active(self.event.source)
+        before = self.equations.active(self.event.source)
         return [
             name
-            for name, constraint in self.lowering.active(self.target).items()
+            for name, constraint in self.equations.active(self.target).items()
             if name not in before or self.updates.keys() & {s.name() for s in ca.symvar(constraint.phi)}
         ]
 
@@ -99,15 +101,15 @@ class Crossing:
                 transition=event.name,
                 remedy=remedy,
             )
-        kind = type(self.lowering.formulation).__name__
-        if self._moved and self.motion.m and not isinstance(self.lowering.formulation, Index2 | Reduced):
+        kind = type(self.formulation).__name__
+        if self._moved and self.motion.m and not isinstance(self.formulation, Index2 | Reduced):
             raise ModelError(
                 f"reset= moves {', '.join(self._moved)}, and nothing in {kind}() sees whether the constraints of mode "
                 f"'{self.target}' hold there.",
                 transition=event.name,
                 remedy="Take Index2() or Reduced().",
             )
-        if isinstance(self.impact, Continuous) and self.gained and not isinstance(self.lowering.formulation, Penalty):
+        if isinstance(self.impact, Continuous) and self.gained and not isinstance(self.formulation, Penalty):
             raise ModelError(
                 f"Velocities cannot be continuous where mode '{self.target}' has constraints "
                 f"({', '.join(self.gained)}) that do not hold before, except with Penalty().",
@@ -120,17 +122,17 @@ class Crossing:
     @cached_property
     def places(self) -> ca.MX:
         """q+ in values before."""
-        return ca.vertcat(*(self._moved.get(c.name, c.q) for c in self.lowering.coordinates))
+        return ca.vertcat(*(self._moved.get(c.name, c.q) for c in self.equations.coordinates))
 
     @cached_property
     def speeds(self) -> ca.MX:
         """v in values before, as the reset gives them to the impact."""
-        return ca.vertcat(*(self._accelerated.get(c.v.name(), c.v) for c in self.lowering.coordinates))
+        return ca.vertcat(*(self._accelerated.get(c.v.name(), c.v) for c in self.equations.coordinates))
 
     def _at_target(self, value: ca.MX) -> ca.MX:
         """An expression at the positions and with the memory after."""
         updated = [self.mechanism.lookup(name, "memory").symbol for name in self.updates]
-        return ca.substitute([value], [*updated, self.lowering.q], [*self.updates.values(), self.places])[0]
+        return ca.substitute([value], [*updated, self.equations.q], [*self.updates.values(), self.places])[0]
 
     # -- the reset ----------------------------------------------------------------------------------------
 
@@ -159,18 +161,18 @@ class Crossing:
         moved = self._others | self._moved
         equations: list[Any] = [(f"reset of '{name}'", model.post(name) - value) for name, value in moved.items()]
         if partition is None:
-            after = ca.vertcat(*(model.post(c.v.name()) for c in self.lowering.coordinates))
+            after = ca.vertcat(*(model.post(c.v.name()) for c in self.equations.coordinates))
         else:
             after = model.unknown(f"v_after_{self.event.name}", size=motion.n)
             equations += [model.post(partition.w) - (partition.selection if selection is None else selection) @ after]
         phi_q, phi_t, mass = (self._at_target(e) for e in (motion.phi_q, motion.phi_t, motion.mass))
-        impulses = [self._impulse(name) for name in self.lowering.active(self.target)]
+        impulses = [self._impulse(name) for name in self.equations.active(self.target)]
         own, laws = self._own_impulse(after)
         balance = mass @ (after - self.speeds) - own
         if impulses:
             balance += phi_q.T @ ca.vertcat(*impulses)
         equations += [("balance of impulses", balance), *(("law of the impact", law) for law in laws)]
-        form = self.lowering.formulation
+        form = self.formulation
         if not isinstance(form, Index2):
             equations.append(("velocity constraints after the impact", phi_q @ after + phi_t))
         if partition is None and not (isinstance(form, Index2) and form.positions):
@@ -179,7 +181,7 @@ class Crossing:
 
     def _conditions(self) -> list[tuple[str, ca.MX]]:
         """Constraints that have to hold from now on, where nothing else looks at them."""
-        active = self.lowering.active(self.target)
+        active = self.equations.active(self.target)
         rows = [(f"constraint '{name}'", self._at_target(active[name].phi)) for name in self.gained]
         return [row for row in rows if not vanishes_identically(row[1])]
 
@@ -211,7 +213,7 @@ class Crossing:
                 remedy="Give Restitution(coefficient, distance=...).",
             )
         distance = expression(f"distance of event '{self.event.name}'", distance, 1)
-        by_q, by_t = (ca.jacobian(distance, s) for s in (self.lowering.q, self.lowering.mechanism.time))
+        by_q, by_t = (ca.jacobian(distance, s) for s in (self.equations.q, self.mechanism.time))
         if not by_q.nnz():
             raise ModelError(
                 "Restitution: the guard does not depend on positions, so it gives no normal.",
@@ -223,11 +225,11 @@ class Crossing:
     def _jump(self, impact: VelocityJump, after: ca.MX) -> tuple[ca.MX, list[ca.MX]]:
         name, freedoms = self.event.name, self.motion.n - self.motion.m
         values = self.mechanism.assignments(impact.values, f"velocity jump of event '{name}'", ("differential",))
-        speeds = {c.v.name(): c.q for c in self.lowering.coordinates}
+        speeds = {c.v.name(): c.q for c in self.equations.coordinates}
         wrong = [key for key in values if key not in speeds]
         if wrong:
             raise ModelError(f"VelocityJump names {', '.join(wrong)}, which is no velocity.", transition=name)
-        places = [i for key in values for i in self.lowering.places(speeds[key])]
+        places = [i for key in values for i in self.equations.places(speeds[key])]
         if len(places) != freedoms:
             raise ModelError(
                 f"VelocityJump gives {len(places)} velocities; mode '{self.target}' has {freedoms} degrees of freedom.",

@@ -45,6 +45,7 @@ class Share:
     constraints: dict[str, Constraint] = field(default_factory=dict)
     forces: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # velocities or coordinates, and forces on them
     inertias: list[Inertia] = field(default_factory=list)
+    bodies: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # planar places, and masses that are weighed there
 
 
 # -- impacts ----------------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ import numpy as np
 
 from dae_hybrid.errors import OptionError, UnsupportedError
 from dae_hybrid.integrator import Array
-from dae_hybrid.mechanics.formulations import Index1
+from dae_hybrid.mechanics.equations import EquationsOfMotion, entry_names
 from dae_hybrid.mechanics.kinematics import Motion, partition_function
-from dae_hybrid.mechanics.lowering import Lowering
 from dae_hybrid.mechanics.mechanism import Mechanism
 from dae_hybrid.trajectory import Trajectory
 
@@ -79,8 +78,8 @@ def jump_matrix(
         The run is in reduced coordinates, or has memory or states besides those of the mechanism.
     """
     whole, record = trajectory.jump_sensitivity(event), trajectory.events[event]
-    lowering = Lowering(mechanism, Index1() if mechanism.all_constraints() else None)
-    names = [*lowering.labels, *(n for c in lowering.coordinates for n in _entries(c.v))]
+    equations = EquationsOfMotion(mechanism)
+    names = [*equations.labels, *(n for c in equations.coordinates for n in _entries(c.v))]
     parameters, costs = trajectory.system.parameters.labels(), trajectory.system.functionals.labels()
     if sorted(whole.columns) != sorted((*names, *parameters, *costs)):
         others = sorted(set(whole.columns).symmetric_difference((*names, *parameters, *costs)))
@@ -89,15 +88,15 @@ def jump_matrix(
             remedy="Use trajectory.jump_sensitivity(event), whose rows and columns have names.",
         )
     before, after = record.source, record.target or record.source
-    n = len(lowering.labels)
-    point = _Point(lowering, trajectory, event)
+    n = len(equations.labels)
+    point = _Point(equations, trajectory, event)
     sides: list[tuple[list[int], list[int]]] = []
     for mode, chosen in ((before, independent), (after, independent_after)):
-        motion = lowering.motions[mode]
-        if chosen is None and sides and motion.m == lowering.motions[before].m:
+        motion = equations.motions[mode]
+        if chosen is None and sides and motion.m == equations.motions[before].m:
             sides.append(sides[0])
         else:
-            sides.append(_partition(lowering, motion, point, mode, chosen))
+            sides.append(_partition(equations, motion, point, mode, chosen))
     blocks = []
     for dependent, free in sides:
         speeds = [names[n + i] for i in range(n)]
@@ -110,13 +109,11 @@ def jump_matrix(
     matrix = whole.block(rows, columns)
     across, own = (_slices(b) for b in blocks)
     if len(sides[0][0]):
-        _substitute(matrix, across, lowering.motions[before], point, sides[0])
+        _substitute(matrix, across, equations.motions[before], point, sides[0])
     return JumpMatrix(matrix, own, across, tuple(rows), tuple(columns))
 
 
 def _entries(symbol: ca.MX) -> list[str]:
-    from dae_hybrid.mechanics.lowering import entry_names
-
     return entry_names(symbol.name(), symbol.numel())
 
 
@@ -128,13 +125,13 @@ def _slices(blocks: dict[str, list[str]]) -> dict[str, slice]:
 class _Point:
     """Positions, velocities and parameters just before an event, for expressions of the mechanism."""
 
-    def __init__(self, lowering: Lowering, trajectory: Trajectory, event: int) -> None:
-        record, mech = trajectory.events[event], lowering.mechanism
+    def __init__(self, equations: EquationsOfMotion, trajectory: Trajectory, event: int) -> None:
+        record, mech = trajectory.events[event], equations.mechanism
         mode = next(m for m in trajectory.system.modes if m.name == record.source)
         values = dict(zip(mode.variables.labels(), record.x_minus, strict=True))
-        q, v = ([values[name] for c in lowering.coordinates for name in _entries(getattr(c, kind))] for kind in "qv")
+        q, v = ([values[name] for c in equations.coordinates for name in _entries(getattr(c, kind))] for kind in "qv")
         declared = mech.of_kind("parameter")
-        self.symbols = [mech.time, lowering.q, lowering.v, *(d.symbol for d in declared)]
+        self.symbols = [mech.time, equations.q, equations.v, *(d.symbol for d in declared)]
         at = trajectory.system.parameters
         self.values = [
             ca.DM(record.time), ca.DM(q), ca.DM(v), *(ca.DM(trajectory.parameters[at[d.name]]) for d in declared)
@@ -147,7 +144,7 @@ class _Point:
 
 
 def _partition(
-    lowering: Lowering, motion: Motion, point: _Point, mode: str, chosen: Sequence[Any] | None
+    equations: EquationsOfMotion, motion: Motion, point: _Point, mode: str, chosen: Sequence[Any] | None
 ) -> tuple[list[int], list[int]]:
     """Places of dependent and independent coordinates."""
     if not motion.m:
@@ -156,8 +153,8 @@ def _partition(
         flat = partition_function(motion.m, motion.n)(point.evaluate(motion.phi_q))[0]
         free = np.flatnonzero(np.asarray(flat).reshape(-1, motion.n, order="F").sum(axis=0)).tolist()
     else:
-        owners = [lowering.mechanism.coordinate_of(c, "independent").q for c in chosen]
-        free = lowering.places(ca.vertcat(*owners)) if owners else []
+        owners = [equations.mechanism.coordinate_of(c, "independent").q for c in chosen]
+        free = equations.places(ca.vertcat(*owners)) if owners else []
     if len(set(free)) != motion.n - motion.m:
         raise OptionError(
             f"{len(set(free))} independent coordinates are given; mode '{mode}' has {motion.n - motion.m}."

@@ -11,10 +11,10 @@ import numpy as np
 
 from dae_hybrid.declarations import Direction, OnEntry
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import checked_name, expression, matrix
-from dae_hybrid.mechanics.declared import Constraint, Coordinate, Event, Impact, Inertia, Share, Start
+from dae_hybrid.expressions import checked_name, expression
+from dae_hybrid.mechanics.declared import Constraint, Coordinate, Event, Impact, Restitution, Share, Start, VelocityJump
 from dae_hybrid.mechanics.formulations import Formulation
-from dae_hybrid.mechanics.planar import Link, Planar, Point
+from dae_hybrid.mechanics.planar import Link, Planar
 from dae_hybrid.model import HybridModel
 from dae_hybrid.symbols import Symbols
 
@@ -22,76 +22,8 @@ if TYPE_CHECKING:
     from dae_hybrid.system import HybridSystem
 
 
-class _Parts(Planar):
-    """The verbs that a mechanism and its modes have in common: constraints, forces, inertias, planar bodies."""
-
-    def constraint(self, name: str, phi: Any) -> ca.MX:
-        """Add holonomic constraints ``Phi(t, q, rho) = 0``.
-
-        Parameters
-        ----------
-        name : str
-            Their name, also in errors.
-        phi : expression, shape (k,)
-            In coordinates, time, parameters and memory, but no velocities.
-
-        Returns
-        -------
-        ca.MX, shape (k,)
-            The multipliers: the force of the constraint is ``-Phi_q^T multipliers``. They are the variable
-            ``lambda_<name>``, zero in modes without the constraint.
-        """
-        checked_name("constraint", name)
-        rows = expression(f"constraint '{name}'", phi, None)
-        known = self.mechanism.all_constraints()
-        if name in known:
-            raise ModelError(f"Constraint '{name}' is declared twice.")
-        if not rows.numel():
-            raise ModelError(f"Constraint '{name}' is empty.")
-        multiplier = self.mechanism.algebraic(
-            f"lambda_{name}", size=rows.numel(), description=f"multiplier of constraint '{name}'"
-        )
-        self.share.constraints[name] = Constraint(name, rows, multiplier)
-        return multiplier
-
-    def force(self, forces: Mapping[Any, Any]) -> None:
-        """Add generalised forces, by coordinate (or its velocity)."""
-        if not isinstance(forces, Mapping):
-            raise ModelError(f"force() takes a mapping of coordinate to force, got {type(forces).__name__}.")
-        for key, value in forces.items():
-            owner = self.mechanism.coordinate_of(key, "force()")
-            self.share.forces.append((owner.q, expression(f"force on '{owner.name}'", value, owner.q.numel())))
-
-    def potential(self, energy: Any) -> None:
-        """Add the conservative forces ``-dV/dq`` of a potential energy V(t, q, rho)."""
-        value = expression("potential energy", energy, 1)
-        for coordinate in self.mechanism.coordinates.values():
-            by_q = ca.jacobian(value, coordinate.q)
-            if by_q.nnz():
-                self.share.forces.append((coordinate.q, -ca.densify(by_q).T))
-
-    def inertia(self, coordinates: Any, mass: Any) -> None:
-        """Add a block to the mass matrix: ``kinetic energy += v^T mass v / 2`` for the velocities of `coordinates`.
-
-        Parameters
-        ----------
-        coordinates : coordinate or sequence of coordinates
-        mass : expression, shape (k, k) or scalar
-            Symmetric; in coordinates, time and parameters. Forces that a varying mass brings with it are part of the
-            statement: ``M(t, q, rho) q'' = F(t, q, q', rho)``.
-        """
-        listed = [coordinates] if isinstance(coordinates, ca.MX | str) else list(coordinates)
-        columns = ca.vertcat(*(self.mechanism.coordinate_of(c, "inertia()").q for c in listed))
-        block = matrix("mass", mass)
-        if block.numel() == 1:
-            block = block * ca.MX.eye(columns.numel())
-        if block.shape != (columns.numel(), columns.numel()):
-            raise ModelError(f"mass has shape {block.shape}, expected {(columns.numel(),) * 2}.")
-        self.share.inertias.append(Inertia(columns, block))
-
-
 @dataclass(eq=False)
-class MechanicalMode(_Parts):
+class MechanicalMode(Planar):
     """What a mechanism has besides in one of its modes; made by `Mechanism.mode`."""
 
     name: str
@@ -106,7 +38,7 @@ class MechanicalMode(_Parts):
 
 
 @dataclass
-class Mechanism(Symbols, _Parts):
+class Mechanism(Symbols, Planar):
     """A mechanism: coordinates, masses, forces, constraints, and events that change them.
 
     State it once; `build` makes a `HybridSystem` of it in any formulation (Corner, Sandu and Sandu 2019 and 2020),
@@ -143,7 +75,6 @@ class Mechanism(Symbols, _Parts):
     impulses: dict[str, ca.MX] = field(default_factory=dict, init=False)
     start: Start | None = field(default=None, init=False)
     share: Share = field(default_factory=Share, init=False)
-    bodies: list[tuple[Share, Point, ca.MX]] = field(default_factory=list, init=False)  # whose, where, mass there
     links: list[Link] = field(default_factory=list, init=False)
     weights: list[tuple[ca.MX, ca.MX]] = field(default_factory=list, init=False)  # gravity and its direction
 
@@ -152,7 +83,7 @@ class Mechanism(Symbols, _Parts):
 
     @property
     def mechanism(self) -> Mechanism:
-        """Itself: what `_Parts` adds to."""
+        """Itself: what `Parts` add to."""
         return self
 
     # -- symbols ----------------------------------------------------------------------------------------
@@ -260,8 +191,6 @@ class Mechanism(Symbols, _Parts):
         return self.impulses[name]
 
     def _impulse_size(self, event: Event) -> int:
-        from dae_hybrid.mechanics.declared import Restitution, VelocityJump
-
         if isinstance(event.impact, Restitution):
             return 1
         if isinstance(event.impact, VelocityJump):

@@ -12,8 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from dae_hybrid import plotting
 from dae_hybrid.errors import OptionError
 from dae_hybrid.integrator import Array
-from dae_hybrid.mechanics.formulations import Index1
-from dae_hybrid.mechanics.lowering import Lowering
+from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.mechanism import Mechanism
 from dae_hybrid.mechanics.planar import Point
 from dae_hybrid.trajectory import Side, Trajectory
@@ -41,9 +40,9 @@ def constraint_residuals(mechanism: Mechanism, trajectory: Trajectory) -> tuple[
     >>> bool(positions.max() < 1e-14)
     True
     """
-    lowering = Lowering(mechanism, Index1() if mechanism.all_constraints() else None)
+    equations = EquationsOfMotion(mechanism)
     found = [np.zeros(trajectory.t.size), np.zeros(trajectory.t.size)]
-    for mode, motion in lowering.motions.items():
+    for mode, motion in equations.motions.items():
         here = np.flatnonzero(trajectory.modes == mode)
         if not (motion.m and here.size):
             continue

@@ -6,18 +6,14 @@ matrix, and its length is a constraint (Garcia de Jalon and Bayo 1994).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import casadi as ca
 
 from dae_hybrid.errors import ModelError
 from dae_hybrid.expressions import expression
-
-if TYPE_CHECKING:
-    from dae_hybrid.mechanics.declared import Share
-    from dae_hybrid.mechanics.mechanism import Mechanism
+from dae_hybrid.mechanics.parts import Parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,27 +54,8 @@ class Link:
     end: Point
 
 
-class Planar:
+class Planar(Parts):
     """Verbs that state planar bodies; a mechanism and its modes have them."""
-
-    share: Share
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """The mechanism that has the symbols."""
-        raise NotImplementedError
-
-    def constraint(self, name: str, phi: Any) -> ca.MX:
-        """Add constraints; see `Mechanism`."""
-        raise NotImplementedError
-
-    def force(self, forces: Mapping[Any, Any]) -> None:
-        """Add forces; see `Mechanism`."""
-        raise NotImplementedError
-
-    def inertia(self, coordinates: Any, mass: Any) -> None:
-        """Add a block to the mass matrix; see `Mechanism`."""
-        raise NotImplementedError
 
     def point(self, name: str, *, unit: str = "m") -> Point:
         """Declare a free point: coordinates x<name>, y<name>, velocities vx<name>, ..., accelerations ax<name>, ..."""
@@ -182,7 +159,7 @@ class Planar:
 
     def _weigh(self, point: Point, mass: ca.MX) -> None:
         if point.free:
-            self.mechanism.bodies.append((self.share, point, mass))
+            self.share.bodies.append((point.position, mass))
 
     def _bar_inertia(self, start: Point, end: Point, mass: ca.MX, center: ca.MX, about: ca.MX) -> None:
         """Kinetic energy of a bar as a form in the velocities of its ends.

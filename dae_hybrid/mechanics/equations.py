@@ -1,0 +1,121 @@
+"""The equations of motion of a mechanism, mode by mode, whatever they are going to be formulated as."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.errors import ModelError
+from dae_hybrid.lowering import split
+from dae_hybrid.mechanics.declared import Constraint, Share
+from dae_hybrid.mechanics.kinematics import Motion, rows_of
+from dae_hybrid.mechanics.mechanism import Mechanism
+
+
+class EquationsOfMotion:
+    """Columns of all coordinates, and `Motion` of every mode."""
+
+    def __init__(self, mechanism: Mechanism) -> None:
+        self.mechanism = mechanism
+        self.coordinates = list(mechanism.coordinates.values())
+        self.q, self.v, self.a = (ca.vertcat(*(getattr(c, k) for c in self.coordinates)) for k in "qva")
+        self.labels = [n for c in self.coordinates for n in entry_names(c.name, c.q.numel())]
+
+    def active(self, mode: str) -> dict[str, Constraint]:
+        """The constraints of a mode, by name."""
+        own, base = self.mechanism.modes[mode], self.mechanism.share.constraints
+        unknown = [name for name in own.released if name not in base]
+        if unknown:
+            raise ModelError(
+                f"without= of mode '{mode}' names {', '.join(unknown)}, which is no constraint of the mechanism.",
+                remedy=f"Constraints: {', '.join(base) or 'none'}.",
+            )
+        return {name: c for name, c in base.items() if name not in own.released} | own.share.constraints
+
+    @cached_property
+    def motions(self) -> dict[str, Motion]:
+        """The equations of motion of every mode."""
+        return {name: self.motion(name) for name in self.mechanism.modes}
+
+    def motion(self, mode: str) -> Motion:
+        """Those of one mode."""
+        shares = [self.mechanism.share, self.mechanism.modes[mode].share]
+        constraints = self.active(mode).values()
+        motion = Motion(
+            t=self.mechanism.time,
+            q=self.q,
+            v=self.v,
+            a=self.a,
+            mass=self._mass(shares),
+            force=self._force(shares),
+            phi=ca.vertcat(*(c.phi for c in constraints)) if constraints else ca.MX(0, 1),
+            multipliers=ca.vertcat(*(c.multiplier for c in constraints)) if constraints else ca.MX(0, 1),
+            labels=tuple(n for c in constraints for n in entry_names(c.name, c.phi.numel())),
+        )
+        for constraint in constraints:
+            moving = [s.name() for s in ca.symvar(constraint.phi) if s.__hash__() in self._not_places]
+            if moving:
+                raise ModelError(
+                    f"Constraint '{constraint.name}' uses {', '.join(moving)}: constraints are on positions.",
+                    mode=mode,
+                    variables=moving,
+                )
+            self._check_signals(constraint, mode)
+        return motion
+
+    def _check_signals(self, constraint: Constraint, mode: str) -> None:
+        """Where an input has a kink, velocities would have to jump: nothing says how."""
+        used = {s.name() for s in ca.symvar(constraint.phi)}
+        signals = [d.signal for d in self.mechanism.of_kind("memory") if d.name in used and d.signal is not None]
+        rough = [signal.name for signal in signals if signal.kind != "cubic"]
+        if rough:
+            raise ModelError(
+                f"Constraint '{constraint.name}' follows {', '.join(rough)}, whose rate jumps at its knots.",
+                mode=mode,
+                variables=rough,
+                remedy='Give the signal kind="cubic".',
+            )
+
+    @cached_property
+    def _not_places(self) -> set[int]:
+        declared, kinds = self.mechanism.declarations.values(), ("differential", "algebraic", "unknown")
+        return {d.symbol.__hash__() for d in declared if d.kind in kinds and d.name not in self.mechanism.coordinates}
+
+    def places(self, columns: ca.MX) -> list[int]:
+        """Where columns of coordinates stand in q."""
+        selected = ca.Function("place", [self.q], [columns])(ca.DM(range(self.q.numel())))
+        return [int(i) for i in np.asarray(selected).ravel()]
+
+    def _mass(self, shares: list[Share]) -> ca.MX:
+        total = ca.MX(self.q.numel(), self.q.numel())
+        for inertia in (i for share in shares for i in share.inertias):
+            rows = self.places(inertia.rows)
+            select = ca.DM.zeros(self.q.numel(), len(rows))
+            for column, row in enumerate(rows):
+                select[row, column] = 1
+            select = ca.sparsify(select)
+            total = total + select @ inertia.matrix @ select.T
+        return total
+
+    def _force(self, shares: list[Share]) -> ca.MX:
+        total, mech = ca.MX.zeros(self.q.numel(), 1), self.mechanism
+        pulls = [pull for share in shares for pull in share.forces]
+        for place, mass in (body for share in shares for body in share.bodies):
+            pulls += [(place, mass * g * towards) for g, towards in mech.weights]
+        for columns, force in pulls:
+            for row, value in zip(self.places(columns), rows_of(force), strict=True):
+                total[row] += value
+        return total
+
+    def by_name(self, column: ca.MX, kind: str) -> dict[str, ca.MX]:
+        """A column of all coordinates, by name of their positions ("q") or velocities ("v")."""
+        symbols = [getattr(c, kind) for c in self.coordinates]
+        pieces = split(column, [s.numel() for s in symbols])
+        return {s.name(): piece for s, piece in zip(symbols, pieces, strict=True)}
+
+
+def entry_names(name: str, size: int) -> list[str]:
+    """Names of the entries of a vector."""
+    return [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]

@@ -1,0 +1,90 @@
+"""What a mechanism, or one of its modes, is made of: constraints, forces and inertias of any coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import casadi as ca
+
+from dae_hybrid.errors import ModelError
+from dae_hybrid.expressions import checked_name, expression, matrix
+from dae_hybrid.mechanics.declared import Constraint, Inertia, Share
+
+if TYPE_CHECKING:
+    from dae_hybrid.mechanics.mechanism import Mechanism
+
+
+class Parts:
+    """The verbs that a mechanism and its modes have in common: constraints, forces, inertias."""
+
+    share: Share
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism that has the symbols."""
+        raise NotImplementedError
+
+    def constraint(self, name: str, phi: Any) -> ca.MX:
+        """Add holonomic constraints ``Phi(t, q, rho) = 0``.
+
+        Parameters
+        ----------
+        name : str
+            Their name, also in errors.
+        phi : expression, shape (k,)
+            In coordinates, time, parameters and memory, but no velocities.
+
+        Returns
+        -------
+        ca.MX, shape (k,)
+            The multipliers: the force of the constraint is ``-Phi_q^T multipliers``. They are the variable
+            ``lambda_<name>``, zero in modes without the constraint.
+        """
+        checked_name("constraint", name)
+        rows = expression(f"constraint '{name}'", phi, None)
+        known = self.mechanism.all_constraints()
+        if name in known:
+            raise ModelError(f"Constraint '{name}' is declared twice.")
+        if not rows.numel():
+            raise ModelError(f"Constraint '{name}' is empty.")
+        multiplier = self.mechanism.algebraic(
+            f"lambda_{name}", size=rows.numel(), description=f"multiplier of constraint '{name}'"
+        )
+        self.share.constraints[name] = Constraint(name, rows, multiplier)
+        return multiplier
+
+    def force(self, forces: Mapping[Any, Any]) -> None:
+        """Add generalised forces, by coordinate (or its velocity)."""
+        if not isinstance(forces, Mapping):
+            raise ModelError(f"force() takes a mapping of coordinate to force, got {type(forces).__name__}.")
+        for key, value in forces.items():
+            owner = self.mechanism.coordinate_of(key, "force()")
+            self.share.forces.append((owner.q, expression(f"force on '{owner.name}'", value, owner.q.numel())))
+
+    def potential(self, energy: Any) -> None:
+        """Add the conservative forces ``-dV/dq`` of a potential energy V(t, q, rho)."""
+        value = expression("potential energy", energy, 1)
+        for coordinate in self.mechanism.coordinates.values():
+            by_q = ca.jacobian(value, coordinate.q)
+            if by_q.nnz():
+                self.share.forces.append((coordinate.q, -ca.densify(by_q).T))
+
+    def inertia(self, coordinates: Any, mass: Any) -> None:
+        """Add a block to the mass matrix: ``kinetic energy += v^T mass v / 2`` for the velocities of `coordinates`.
+
+        Parameters
+        ----------
+        coordinates : coordinate or sequence of coordinates
+        mass : expression, shape (k, k) or scalar
+            Symmetric; in coordinates, time and parameters. Forces that a varying mass brings with it are part of the
+            statement: ``M(t, q, rho) q'' = F(t, q, q', rho)``.
+        """
+        listed = [coordinates] if isinstance(coordinates, ca.MX | str) else list(coordinates)
+        columns = ca.vertcat(*(self.mechanism.coordinate_of(c, "inertia()").q for c in listed))
+        block = matrix("mass", mass)
+        if block.numel() == 1:
+            block = block * ca.MX.eye(columns.numel())
+        if block.shape != (columns.numel(), columns.numel()):
+            raise ModelError(f"mass has shape {block.shape}, expected {(columns.numel(),) * 2}.")
+        self.share.inertias.append(Inertia(columns, block))
