@@ -599,3 +599,48 @@ def test_a_singular_configuration_on_the_way_is_refused():
             dh.simulate(mech.build(form), (0, 2), **TIGHT)
         assert caught.value.time == pytest.approx(expected, abs=2e-3)
         assert caught.value.trajectory is not None
+
+
+@FORMS
+def test_a_mass_matrix_that_depends_on_the_coordinates(form):
+    """A double pendulum in angles, M(q) q'' = F(q, q'), and in natural coordinates, with an impact of its tip."""
+    minimal = Mechanism("angles")
+    L, e = minimal.parameter("L", 0.8), minimal.parameter("e", 0.7)
+    one, two = minimal.coordinate("one"), minimal.coordinate("two")
+    w1, w2 = minimal.velocity(one), minimal.velocity(two)
+    m1, m2, l1, g = 1.0, 0.6, 1.0, 9.81
+    cosine, sine = np.cos(one - two), np.sin(one - two)
+    coupling = m2 * l1 * L
+    minimal.inertia([one, two], ca.blockcat([[(m1 + m2) * l1**2, coupling * cosine], [coupling * cosine, m2 * L**2]]))
+    minimal.force({one: -coupling * sine * w2**2 - (m1 + m2) * g * l1 * np.sin(one),
+                   two: coupling * sine * w1**2 - m2 * g * L * np.sin(two)})  # fmt: skip
+    minimal.mode("run")
+    wall = l1 * np.sin(one) + L * np.sin(two)
+    minimal.event("run", "run", guard=wall, direction="falling", impact=Restitution(e), name="hit")
+    minimal.initial("run", {one: 0.5, two: 0.9})
+    minimal.functional("end", terminal=ca.vertcat(wall, -l1 * np.cos(one) - L * np.cos(two)))
+
+    natural = Mechanism("points")
+    L, e = natural.parameter("L", 0.8), natural.parameter("e", 0.7)
+    pivot, a, b = natural.ground(0, 0, "O"), natural.point("1"), natural.point("2")
+    natural.point_mass(a, m1)
+    natural.point_mass(b, m2)
+    natural.gravity(g)
+    natural.bar(pivot, a, length=l1)
+    natural.bar(a, b, length=L)
+    natural.mode("run")
+    natural.event("run", "run", guard=b.x, direction="falling", impact=Restitution(e), name="hit")
+    place = np.array([np.sin(0.5), -np.cos(0.5)])
+    natural.initial("run", {a.x: place[0], a.y: place[1], b.x: place[0] + L * np.sin(0.9),
+                            b.y: place[1] - L * np.cos(0.9)})  # fmt: skip
+    natural.functional("end", terminal=ca.vertcat(b.x, b.y))
+    expected = dh.forward_sensitivity(minimal.build(), (0, 2), **TIGHT)
+    found = dh.forward_sensitivity(natural.build(form), (0, 2), **TIGHT)
+    assert len(expected.events) == len(mechanical(found.events)) >= 2
+    assert off(found.functionals["end"], expected.functionals["end"]) < 1e-8
+    assert off(found.gradient["end"], expected.gradient["end"]) < 1e-8
+    asa = dh.adjoint_gradient(natural.build(form), (0, 2), "end", **TIGHT)
+    assert off(asa.gradient, expected.gradient["end"]) < 1e-7
+    if isinstance(form, Reduced):
+        check = dh.check_gradient(minimal.build(), (0, 2), "end", rtol=1e-10, atol=1e-12)
+        assert check.difference("forward", "finite_difference") < 1e-4
