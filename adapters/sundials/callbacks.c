@@ -40,6 +40,19 @@ static int guard_values(context *c, double t, const double *x, double *out) {
   return 0;
 }
 
+/* What SUNDIALS' root finding is told. Where a guard is zero at the start it asks once more, at a point on the tangent,
+ * which is not on the solution: a guard may have left zero there that has not left it yet. */
+static int root_values(context *c, double t, const double *x, double *out) {
+  const integer call = c->root_calls++;
+  if (call == 1 && c->resting) {
+    for (integer i = 0; i < c->n_guards; i++) out[i] = c->latest[i];
+    return 0;
+  }
+  const int flag = guard_values(c, t, x, out);
+  for (integer i = 0; !flag && call == 0 && i < c->n_guards; i++) c->resting |= out[i] == 0;
+  return flag;
+}
+
 /* F_x s + F_p dp + F_m dm, and the same of the integrands, for one direction; SR eq. 5, 18, 25 */
 static void along(context *c, integer i, const double *s, double *out) {
   const double *dp = c->parameter_directions + i * c->n_parameters, *dm = c->memory_directions + i * c->n_memory;
@@ -116,7 +129,7 @@ int dh_cv_jac(double t, vector y, vector fy, void *jac, void *data, vector a, ve
   return fill_jacobian(data, t, ARRAY(y), 0, MATRIX(jac));
 }
 
-int dh_cv_root(double t, vector y, double *out, void *data) { return guard_values(data, t, ARRAY(y), out); }
+int dh_cv_root(double t, vector y, double *out, void *data) { return root_values(data, t, ARRAY(y), out); }
 
 int dh_cv_sens(int ns, double t, vector y, vector ydot, vector *s, vector *sdot, void *data, vector a, vector b) {
   (void)ns, (void)ydot, (void)a, (void)b;
@@ -150,7 +163,7 @@ int dh_ida_jac(double t, double cj, vector x, vector xdot, vector r, void *jac, 
 
 int dh_ida_root(double t, vector x, vector xdot, double *out, void *data) {
   (void)xdot;
-  return guard_values(data, t, ARRAY(x), out);
+  return root_values(data, t, ARRAY(x), out);
 }
 
 int dh_ida_sens(int ns, double t, vector x, vector xdot, vector r, vector *s, vector *sdot, vector *out, void *data,

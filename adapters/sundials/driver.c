@@ -177,6 +177,7 @@ int dh_begin(run *r) {
   r->error_test_failures = r->newton_failures = 0;
   r->loose = 0;
   c->point_valid = c->interpolated_valid = c->held_valid = 0;
+  c->root_calls = c->resting = 0;
   int flag = r->implicit ? c->api->ida_reinit(r->memory, r->t, r->x, r->xdot)
              : r->step   ? c->api->erk_reinit(r->memory, dh_ark_rhs, r->t, r->x)
                          : c->api->cvode_reinit(r->memory, r->t, r->x);

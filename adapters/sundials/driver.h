@@ -146,6 +146,7 @@ typedef struct {
   double point_time;
   integer point_valid;
   integer flow_calls, jacobian_calls, linearised_calls, guard_calls, not_finite, returned;
+  integer root_calls, resting;               /* how often SUNDIALS has asked for the guards; whether one began at zero */
   const python_api *python;
   void *raised;                              /* the exception of a signal handler, for the caller to raise */
   double clock, asked;                       /* seconds: the last look at the clock, and at the signals */

@@ -68,7 +68,7 @@ class Context(Structure):
         ("interpolated_time", c_double),
         *((name, c_int64) for name in ("interpolated_valid", "component")),
         ("point_time", c_double),
-        *((name, c_int64) for name in ("point_valid", *COUNTERS, "returned")),
+        *((name, c_int64) for name in ("point_valid", *COUNTERS, "returned", "root_calls", "resting")),
         *((name, c_void_p) for name in ("python", "raised")),
         *((name, c_double) for name in ("clock", "asked")),
         ("unwatched", c_int64),

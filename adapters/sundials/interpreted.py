@@ -79,6 +79,7 @@ class Model(LinearCallbacks):
         self.parameter_directions = np.zeros((n_directions, e.n_parameters))
         self.memory_directions = np.zeros((n_directions, e.n_memory))
         self.zero_band, self.departure = np.zeros(e.n_guards), np.zeros(e.n_guards)
+        self.root_calls, self._at_start = 0, np.ones(e.n_guards)
         self._returned: int | None = None
         self.wrt = list(wrt)
         self.weights = np.zeros(len(wrt) + e.n_memory)
@@ -245,6 +246,16 @@ class Model(LinearCallbacks):
         values[inside] = 0.0
         return values
 
+    def _roots(self, t: float, x: Array) -> Array:
+        """What SUNDIALS' root finding is told; see `root_values` in callbacks.c."""
+        call, self.root_calls = self.root_calls, self.root_calls + 1
+        if call != 1 or not np.any(self._at_start == 0):
+            values = self._guards(t, x)
+            if call == 0:
+                self._at_start = values.copy()
+            return values
+        return self._at_start
+
     # -- callbacks --------------------------------------------------------------------------------------
 
     def callback(self, name: str) -> int:
@@ -309,7 +320,7 @@ class Model(LinearCallbacks):
         self._ida_jac(t, 0.0, x, None, out)
 
     def _cv_root(self, t: float, x: Array, out: Array) -> None:
-        out[:] = self._guards(t, x)
+        out[:] = self._roots(t, x)
 
     def _cv_sens(self, t: float, x: Array, s: list[Array], out: list[Array]) -> None:
         for target, value in zip(out, self._directional(t, x, s), strict=True):
@@ -334,7 +345,7 @@ class Model(LinearCallbacks):
         out[:, : self.equations.n] += np.vstack((dense(by_x), rows))
 
     def _ida_root(self, t: float, x: Array, xdot: Array, out: Array) -> None:
-        out[:] = self._guards(t, x)
+        out[:] = self._roots(t, x)
 
     def _ida_sens(self, t: float, x: Array, xdot: Array, s: list[Array], sdot: list[Array], out: list[Array]) -> None:
         for target, value, rate in zip(out, self._directional(t, x, s), sdot, strict=True):

@@ -50,6 +50,7 @@ class Stepper:
         """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
         self.t, self.steps, self.failures, self.loose = t0, 0, (0, 0), 0.0
         self.model.reset()
+        self.model.root_calls = 0
         self._band = self.model.zero_band.copy()
         h, implicit = self.handles, self.family == "IDA"
         flag = self._call("ReInit", t0, h["x"], *((h["xdot"],) if implicit else ()))
