@@ -93,6 +93,7 @@ class Transition:
     metric: ca.MX | None
     guess: dict[str, ca.MX]  # where Newton's method starts for values after the transition
     refusal: str = ""  # why a run cannot go on where it fires
+    freezes: bool = True  # whether memory ``of=`` takes the values after it
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +104,7 @@ class Initial:
     values: dict[str, ca.MX]
     equations: ca.MX
     labels: tuple[str, ...]  # of the equations
-    guess: dict[str, NDArray[np.float64]]
+    guess: dict[str, ca.MX]
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,7 +68,7 @@ def build_initial(
     equations = [m0, total, compact(ca.jacobian(total, s.x)), at(s.t, s.x, m0, s.p)[1]]
     linear = [ca.jacobian(value, by) for value in (total, m0) for by in (s.x, held, s.p)]
     linear.append(entry_sizes(ca.jacobian(total, s.x), ca.vertcat(s.u, held)))
-    start = _start(initial, builder, values, entries)
+    start = _start(model, initial, builder, values, entries)
     return InitialMap(
         index,
         start,
@@ -154,15 +154,19 @@ def _memories(model: HybridModel, builder: ModeBuilder) -> list[tuple[str, ca.MX
     return rows
 
 
-def _start(initial: Initial, builder: ModeBuilder, values: ca.Function, entries: list[int]) -> Kernel:
+def _start(
+    model: HybridModel, initial: Initial, builder: ModeBuilder, values: ca.Function, entries: list[int]
+) -> Kernel:
     """x0 where Newton's method starts."""
-    lowering = builder.lowering
-    guess = np.concatenate(
-        [initial.guess.get(d.name, np.zeros(d.size) if d.value is None else d.value) for d in lowering.variables]
-    )
+    lowering, rows = builder.lowering, []
+    for d in lowering.variables:
+        guess = initial.guess.get(d.name, ca.MX(ca.DM(np.zeros(d.size) if d.value is None else d.value)))
+        check_parameters_only(model, f"guess of '{d.name}'", guess)
+        rows.append((f"guess of '{d.name}'", guess))
+    guesses = lowering.lower("guesses", rows)
     p = ca.MX.sym("p", builder.np)
     zeros = (ca.DM.zeros(1), ca.DM.zeros(lowering.n), ca.DM.zeros(builder.nm))
-    start = ca.MX(ca.DM(guess))
+    start = ca.MX(ca.vertcat(*guesses.call([*zeros, p])))
     if entries:
         start[entries] = ca.vertcat(*values.call([*zeros, p]))
     return Kernel(ca.Function("start", [p], [ca.densify(start), compact(ca.jacobian(start, p))]), [1])

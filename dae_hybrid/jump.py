@@ -120,7 +120,7 @@ class Jump:
                 )
         updates = []
         for d in self.model.of_kind("memory"):
-            if d.of is not None and d.of.name in self.own:
+            if transition.freezes and d.of is not None and d.of.name in self.own:
                 updates.append((f"memory '{d.name}'", self.model.posts[d.of.name]))
             else:
                 updates.append((f"memory update of '{d.name}'", transition.memory.get(d.name, d.symbol)))

@@ -12,7 +12,7 @@ import casadi as ca
 
 from dae_hybrid.declarations import DIRECTIONS, Declaration, Direction, Functional, Initial, Mode, OnEntry, Transition
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import checked_name, equation_rows, expression, matrix, numbers
+from dae_hybrid.expressions import checked_name, equation_rows, expression, matrix
 from dae_hybrid.symbols import Symbols
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ class HybridModel(Symbols):
         equations : sequence of expressions, optional
             ``0 = T0(y', y, z, p, t)`` at the initial time (Serban and Recuero 2019, eq. 2), such as ``der(y)`` for a
             steady state. A sequence as `values` means the same.
-        guess : mapping of variable to numbers, optional
+        guess : mapping of variable to expression in parameters, optional
             Where Newton's method starts; 0 for differential variables and the declared guess for algebraic ones.
 
         Raises
@@ -301,11 +301,11 @@ class HybridModel(Symbols):
             if equations is not None:
                 raise ModelError("initial() got equations twice.", remedy="Give values as a mapping.")
             values, equations = None, values
-        starts: dict[str, Any] = {}
+        starts: dict[str, ca.MX] = {}
         for key, value in (guess or {}).items():
             rate = self.rate_name(key)
             declared = self.lookup(key if rate is None else rate, "guess of initial()")
-            starts[declared.name if rate is None else f"der({rate})"] = numbers(
+            starts[declared.name if rate is None else f"der({rate})"] = expression(
                 f"guess of '{declared.name}'", value, declared.size
             )
         self.start = Initial(

@@ -430,7 +430,7 @@ DECLARATIONS: dict[str, tuple[Callable[..., tuple[Any, Any]], str]] = {
     "post": (lambda m, y, z, *_: (None, {"equations": [m.post(y) - 1]}), r"post\(y\)"),
     "an unknown": (lambda m, y, z, *_: (None, {"equations": [y - m.unknown("P")]}), "unknown 'P'"),
     "equations twice": (lambda m, y, z, *_: ([y - 1], {"equations": [y - 1]}), "equations twice"),
-    "a guess of the wrong size": (lambda m, y, z, *_: ({y: 1}, {"guess": {y: [1, 2]}}), "guess of 'y' has 2 values"),
+    "a guess of the wrong size": (lambda m, y, z, *_: ({y: 1}, {"guess": {y: [1, 2]}}), "guess of 'y' has 2 entries"),
     "a guess for nothing": (lambda m, y, z, *_: ({y: 1}, {"guess": {"q": 1}}), "q is not declared"),
     "a guess for a parameter": (lambda m, y, z, a, *_: ({y: 1}, {"guess": {a: 1}}), "Guess for a"),
 }

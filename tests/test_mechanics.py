@@ -22,7 +22,9 @@ from dae_hybrid.mechanics import (
     Unconstrained,
     VelocityJump,
     animate,
+    constraint_residuals,
     draw_mechanism,
+    places,
 )
 from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.kinematics import partition_function, quality_function
@@ -456,8 +458,6 @@ REFUSED = {
                      dh.FormulationError, "rod, longer are inconsistent"),
     "redundant where it counts": (lambda: parallelogram().model(), dh.FormulationError, "1-2, 1-3, 3-2 are redundant"),
     "singular": (lambda: stretched().model(), dh.FormulationError, "a singular configuration: there, constraints A-1"),
-    "no freedom": (lambda: pendulum(lambda m, b, s: m.constraint("wall", b.x - b.y)).model(), dh.FormulationError,
-                   "no freedom"),
     "no mass": (lambda: massless().model(), dh.FormulationError, "motion of s has no inertia"),
     "constraint on velocities": (late(lambda m, b, s: s.constraint("v", b.vx)), dh.ModelError, "uses vx"),
     "twice": (late(lambda m, b, s: s.constraint("rod", b.x)), dh.ModelError, "'rod' is declared twice"),
@@ -472,7 +472,12 @@ REFUSED = {
                        "velocities are constrained"),
     "moved unseen": (lambda: pendulum(lambda m, b, s: m.event(s, s, guard=b.x, reset={b.x: -b.x})).model(Index1()),
                      dh.ModelError, "nothing in Index1.. sees"),
-    "no normal": (late(lambda m, b, s: m.event(s, s, guard=b.vx, impact=Restitution(1.0))), dh.ModelError, "no normal"),
+    "no normal": (late(lambda m, b, s: m.event(s, s, guard=b.x, impact=Restitution(1.0, m.time - 1))), dh.ModelError,
+                  "no normal"),
+    "no distance but velocities": (late(lambda m, b, s: m.event(s, s, guard=b.x - b.vx, impact=Restitution(1.0))),
+                                   dh.ModelError, "distance of the impact.*uses vx"),
+    "negative restitution": (lambda: Restitution(-0.5), dh.ModelError, "between 0 and 1, got -0.5"),
+    "mass with a velocity": (late(lambda m, b, s: m.inertia(b.x, 1 + b.vx**2)), dh.ModelError, "mass uses vx"),
     "no distance": (late(lambda m, b, s: m.event(s, s, at=1.0, impact=Restitution(1.0))), dh.ModelError, "no guard"),
     "too many velocities": (late(lambda m, b, s: m.event(s, s, guard=b.x, impact=VelocityJump({b.vx: 0, b.vy: 0}))),
                             dh.ModelError, "gives 2 velocities; mode 'swing' has 1"),
@@ -644,3 +649,196 @@ def test_a_mass_matrix_that_depends_on_the_coordinates(form):
     if isinstance(form, Reduced):
         check = dh.check_gradient(minimal.build(), (0, 2), "end", rtol=1e-10, atol=1e-12)
         assert check.difference("forward", "finite_difference") < 1e-4
+
+
+# -- what a hostile reader found ----------------------------------------------------------------------------
+
+
+def hill(v0):
+    """A bead slides off a cylinder and might land on it again: its distance has a triple zero where it lifts off."""
+    mech = Mechanism("hill")
+    V = mech.parameter("V", v0)
+    bead = mech.point("")
+    mech.point_mass(bead, 1.0)
+    mech.gravity(9.81)
+    on, fly = mech.mode("on"), mech.mode("fly")
+    distance = bead.x**2 + bead.y**2 - 1
+    normal = on.constraint("hill", -distance)
+    mech.event(on, fly, guard=normal, direction="falling", name="lift")
+    mech.event(fly, on, guard=distance, direction="falling", name="land")
+    mech.initial(on, {bead.x: 0.0, bead.y: 1.0}, {bead.vx: V, bead.vy: 0.0})
+    mech.functional("x", terminal=bead.x)
+    return mech
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
+@pytest.mark.parametrize("method", ["bdf", "adams"])
+def test_what_lifts_off_does_not_land_at_once(method, native):
+    """It leaves where cos(a) = (2 + v0^2 / g) / 3; then it is in free flight."""
+    for form in (Index2(), Reduced()):
+        system = hill(1.0).build(form, native=native)
+        for v0 in (0.3, 0.6, 1.0, 1.5, 2.0):
+            sol = dh.simulate(system, (0, 1.5), parameters={"V": v0}, rtol=1e-8, atol=1e-10, method=method)
+            (lift,) = (e for e in sol.events if e.transition != "on: coordinates")
+            cosine = (2 + v0**2 / 9.81) / 3
+            speed, sine = np.sqrt(9.81 * cosine), np.sqrt(1 - cosine**2)
+            assert lift.transition == "lift"
+            assert sol.functionals["x"] == pytest.approx(sine + speed * cosine * (1.5 - lift.time), rel=1e-5)
+
+
+def test_a_choice_of_coordinates_does_not_freeze_memory():
+    mech = Mechanism("p")
+    k = mech.parameter("k", 3.0)
+    bob = mech.point("")
+    mech.point_mass(bob, 1.0)
+    mech.gravity(9.81)
+    mech.constraint("rod", bob.x**2 + bob.y**2 - 1)
+    x0 = mech.memory("x0", of=bob.x, initial=0.6)
+    mech.force({bob.x: -k * (bob.x - x0)})
+    mech.mode("s")
+    mech.initial("s", {bob.x: 0.6, bob.y: -0.8}, {bob.vx: 6.4, bob.vy: 4.8})
+    mech.functional("X", terminal=bob.x)
+    one, other = (dh.forward_sensitivity(mech.build(form), (0, 2), **TIGHT) for form in (Index2(), Reduced()))
+    assert len(other.events) > 2
+    assert off(other.functionals["X"], one.functionals["X"]) < 1e-8
+    assert off(other.gradient["X"], one.gradient["X"]) < 1e-7
+
+
+@pytest.mark.parametrize("rtol", [1e-4, 1e-6, 1e-8])
+def test_given_coordinates_that_fail_on_the_way_are_refused(rtol):
+    system = pendulum(start=(0.0, -1.0), velocities=(8.0, 0.0)).build(Reduced(independent=("x",)))
+    with pytest.raises(dh.ConsistencyError, match="independent coordinates do not determine"):
+        dh.simulate(system, (0, 0.5), rtol=rtol)
+
+
+@FORMS
+def test_projection_is_to_the_nearest_point_whatever_the_parameters(form):
+    mech = Mechanism("ellipse")
+    angle = mech.parameter("angle", 0.2)
+    bob = mech.point("")
+    mech.point_mass(bob, 1.0)
+    mech.constraint("ellipse", bob.x**2 / 4 + bob.y**2 - 1)
+    mech.mode("s")
+    mech.initial(
+        "s", {bob.x: 2.5 * np.sin(angle), bob.y: -1.4 * np.cos(angle)}, {bob.vx: 1.0, bob.vy: 0.0}, project=True
+    )
+    mech.functional("G", terminal=bob.x)
+    system = mech.build(form)
+    for value in (0.2, 1.0, 1.4, 2.0):
+        fsa = dh.forward_sensitivity(system, (0, 0.1), parameters={"angle": value}, **TIGHT)
+        at = fsa.trajectory(0.0)
+        where, given_at = np.array([at["x"], at["y"]]), np.array([2.5 * np.sin(value), -1.4 * np.cos(value)])
+        along = np.linspace(0, 2 * np.pi, 200_001)
+        distances = np.hypot(2 * np.cos(along) - given_at[0], np.sin(along) - given_at[1])
+        assert np.linalg.norm(where - given_at) == pytest.approx(distances.min(), rel=1e-7)
+        moved = [
+            dh.simulate(system, (0, 0.1), parameters={"angle": value + h}, **TIGHT)(0.0)["x"] for h in (1e-5, -1e-5)
+        ]
+        assert fsa["x"][0, 0] == pytest.approx((moved[0] - moved[1]) / 2e-5, rel=1e-5)
+
+
+def test_gravity_of_a_mode_acts_in_that_mode():
+    mech = Mechanism("fall")
+    bob = mech.point("")
+    mech.point_mass(bob, 1.0)
+    mech.mode("weightless")
+    fall = mech.mode("fall")
+    fall.gravity(10.0)
+    mech.event("weightless", fall, at=1.0)
+    mech.initial("weightless", {bob.x: 0.0, bob.y: 0.0})
+    sol = dh.simulate(mech.build(), (0, 2), **TIGHT)
+    assert sol(2.0)["y"] == pytest.approx(-5.0)
+
+
+def four_bar(guess):
+    mech = Mechanism("four-bar")
+    S = mech.parameter("S", 1.0)
+    A, B, p, q = mech.ground(0, 0, "A"), mech.ground(2 * S, 0, "B"), mech.point("p"), mech.point("q")
+    for start, end, length in ((A, p, 1.0), (p, q, 2.0), (B, q, 1.5)):
+        mech.bar(start, end, length=length * S, mass=1.0)
+    mech.mode("run")
+    mech.initial("run", {p.x: 0.0, p.y: S}, guess={q.x: guess[0] * (S if guess[2] else 1), q.y: guess[1]})
+    mech.functional("tip", terminal=q.y / S)
+    return mech.build()
+
+
+def test_neither_scale_nor_units_make_a_configuration_singular_and_a_guess_may_follow():
+    system = four_bar((1.9, 1.2, True))
+    for S in (0.02, 0.1, 1.0):
+        assert dh.simulate(system, (0, 0.1), parameters={"S": S}).functionals["tip"] > 0
+
+
+def test_a_leg_whose_foot_moves_in_memory():
+    mech = Mechanism("leg")
+    L = mech.parameter("L", 1.0)
+    hub = mech.point("")
+    mech.point_mass(hub, 1.0)
+    mech.gravity(9.81)
+    fx = mech.memory("fx", initial=0.0)
+    mech.constraint("leg", (hub.x - fx) ** 2 + hub.y**2 - L**2)
+    mech.mode("s")
+    mech.event("s", "s", guard=hub.x - fx - 0.3, direction="rising", memory={fx: 2 * hub.x - fx}, name="step")
+    mech.initial("s", {hub.x: -0.3}, {hub.vx: 1.5}, guess={hub.y: 0.9})
+    mech.functional("x", terminal=hub.x)
+    found = [dh.forward_sensitivity(mech.build(form), (0, 1), **TIGHT) for form in EXACT_FORMS.values()]
+    for fsa in found:
+        assert len(mechanical(fsa.events)) == len(mechanical(found[0].events)) >= 1
+        assert off(fsa.gradient["x"], found[0].gradient["x"]) < 1e-7
+
+
+def test_a_mode_at_rest_has_no_freedom():
+    """A mass that drops on a floor and stays there, until the floor lets go."""
+    mech = Mechanism("drop")
+    g = mech.parameter("g", 10.0)
+    y = mech.coordinate("y")
+    mech.inertia(y, 2.0)
+    mech.force({y: -2.0 * g})
+    fall, rest = mech.mode("fall"), mech.mode("rest")
+    push = rest.constraint("floor", y)
+    mech.event(fall, rest, guard=y, direction="falling", name="land")
+    mech.initial(fall, {y: 0.5})
+    mech.functional("N", integrand=-push)
+    for form in (Index1(), Index2(), Index2(positions=False)):
+        fsa = dh.forward_sensitivity(mech.build(form), (0, 1), **TIGHT)
+        t = np.sqrt(0.1)
+        assert fsa.functionals["N"] == pytest.approx(20.0 * (1 - t), rel=1e-9)
+        assert fsa.gradient["N"][0] == pytest.approx(2.0 * (1 - t) + 20.0 * t / 20.0, rel=1e-9)
+    with pytest.raises(dh.ModelError, match="'rest' has no degree of freedom"):
+        mech.build(Reduced())
+
+
+def test_inputs_in_masses_and_constraints_and_pictures_of_feet():
+    mech = Mechanism("inputs")
+    u = mech.signal("u", [0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 2.0], kind="cubic")
+    x, s = mech.coordinate("x"), mech.coordinate("s")
+    mech.inertia(x, u)
+    mech.inertia(s, 1.0)
+    mech.constraint("slot", u * (x - s))
+    mech.mode("run")
+    mech.initial("run", {x: 0.0, s: 0.0}, {"v_x": 1.0, "v_s": 1.0})
+    sol = dh.simulate(mech.build(), (0, 2))
+    assert max(r.max() for r in constraint_residuals(mech, sol)) < 1e-9
+
+    walker = Mechanism("walker")
+    fx = walker.memory("fx", initial=0.0)
+    hub, foot = walker.point("h"), walker.ground(fx, 0.0, "foot")
+    walker.bar(foot, hub, length=1.0, mass=0.0)
+    walker.point_mass(hub, 1.0)
+    walker.mode("s")
+    walker.event("s", "s", at=0.2, memory={fx: 2 * hub.x - fx})
+    walker.initial("s", {hub.x: -0.3}, {hub.vx: 1.0}, guess={hub.y: 1.0})
+    run = dh.simulate(walker.build(), (0, 0.4))
+    at = places(walker, run, [foot, hub], [0.1, 0.3])
+    assert at[0, 0, 0] == 0.0 != at[1, 0, 0]
+    np.testing.assert_allclose(np.linalg.norm(at[:, 1] - at[:, 0], axis=1), 1.0, rtol=1e-9)
+    assert animate(walker, run).frames > 2
+
+
+def test_a_spring_of_no_length_pulls_along_nothing():
+    mech = Mechanism("spring")
+    p = mech.point("")
+    mech.point_mass(p, 1.0)
+    mech.spring(mech.ground(0, 0), p, stiffness=4.0)
+    mech.mode("run")
+    mech.initial("run", {p.x: 0.0, p.y: 0.0}, {p.vx: 1.0, p.vy: 0.0})
+    assert dh.simulate(mech.build(), (0, 1), **TIGHT)(1.0)["x"] == pytest.approx(np.sin(2.0) / 2, rel=1e-9)

@@ -62,10 +62,11 @@ class Configuration:
         for c in self.equations.coordinates:
             size = c.q.numel()
             if c.name in start.positions:
-                found.append(self.evaluate([start.positions[c.name]], np.zeros(len(self.equations.labels)))[0].ravel())
+                stated = start.positions[c.name]
             else:
-                found.append(np.broadcast_to(start.guess.get(c.name, np.zeros(size)), (size,)))
+                stated = start.guess.get(c.name, ca.MX.zeros(size))
                 loose += range(place, place + size)
+            found.append(self.evaluate([stated], np.zeros(len(self.equations.labels)))[0].ravel())
             place += size
         return np.concatenate(found), loose
 
@@ -100,8 +101,9 @@ class Configuration:
         """
         start = self.start.mode
         for mode, motion in self.equations.motions.items():
-            self._check_mass(mode, motion)
-            if not motion.m:
+            if not self._follows_inputs(motion.mass):
+                self._check_mass(mode, motion)
+            if not motion.m or self._follows_inputs(motion.phi):
                 continue
             self._check_rank(mode, motion, self._moved(self.q), "everywhere")
             phi, by_q = self.evaluate([motion.phi, motion.phi_q], self.q)
@@ -109,13 +111,17 @@ class Configuration:
                 # on the constraints: redundant ones may show only there (a parallelogram with a third bar)
                 self._check_rank(mode, motion, self._solved(motion, self._moved(self.q), list(range(motion.n))), "")
                 self._check_rank(mode, motion, self.q, "start")
-            if motion.m >= motion.n:
+            if motion.m > motion.n:
                 raise FormulationError(
-                    f"{motion.m} constraints ({', '.join(motion.labels)}) leave {motion.n} coordinates no freedom.",
+                    f"{motion.n} coordinates cannot meet {motion.m} constraints ({', '.join(motion.labels)}).",
                     mode=mode,
                     variables=motion.labels,
-                    remedy="A mode needs at least one degree of freedom.",
                 )
+
+    def _follows_inputs(self, value: ca.MX) -> bool:
+        """Whether signals are in it, whose values belong to a run."""
+        signals = {d.name for d in self.equations.mechanism.of_kind("memory") if d.signal is not None}
+        return bool(signals & {s.name() for s in ca.symvar(value)})
 
     def _moved(self, q: Array) -> Array:
         """A configuration nearby, without anything special."""

@@ -9,6 +9,7 @@ from typing import Any
 import casadi as ca
 
 from dae_hybrid.declarations import Direction, OnEntry
+from dae_hybrid.errors import ModelError
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,7 @@ class Share:
     constraints: dict[str, Constraint] = field(default_factory=dict)
     forces: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # velocities or coordinates, and forces on them
     inertias: list[Inertia] = field(default_factory=list)
+    weights: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # gravity and its direction
     bodies: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # planar places, and masses that are weighed there
 
 
@@ -60,8 +62,8 @@ class Impact:
 class Inelastic(Impact):
     """The constraints of the target hold from now on, by impulses along them.
 
-    ``M (v+ - v-) + Phi+_q^T dlambda = 0``, ``Phi+_q v+ + Phi+_t = 0`` (Corner, Sandu and Sandu 2019, eq. 54; 2020,
-    eq. 40). It is the default where the target has constraints that the source has not.
+    ``M (v+ - v-) + Phi+_q^T dlambda = 0``, ``Phi+_q v+ + Phi+_t = 0``, M that of the target (Corner, Sandu and Sandu
+    2019, eq. 54; 2020, eq. 40). It is the default where the target has constraints that the source has not.
     """
 
 
@@ -82,6 +84,11 @@ class Restitution(Impact):
 
     coefficient: Any
     distance: Any = None
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.coefficient, int | float) and not isinstance(self.coefficient, bool)
+        if number and not 0 <= self.coefficient <= 1:
+            raise ModelError(f"Restitution: coefficient must be between 0 and 1, got {self.coefficient!r}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,15 +55,20 @@ class EquationsOfMotion:
             labels=tuple(n for c in constraints for n in entry_names(c.name, c.phi.numel())),
         )
         for constraint in constraints:
-            moving = [s.name() for s in ca.symvar(constraint.phi) if s.__hash__() in self._not_places]
-            if moving:
-                raise ModelError(
-                    f"Constraint '{constraint.name}' uses {', '.join(moving)}: constraints are on positions.",
-                    mode=mode,
-                    variables=moving,
-                )
+            self.check_places(f"Constraint '{constraint.name}'", constraint.phi, mode)
             self._check_signals(constraint, mode)
+        self.check_places("A mass", motion.mass, mode)
         return motion
+
+    def check_places(self, what: str, value: ca.MX, mode: str | None = None) -> None:
+        """Refuse what is to depend on places, time, parameters and memory alone."""
+        others = [s.name() for s in ca.symvar(value) if s.__hash__() in self._not_places]
+        if others:
+            raise ModelError(
+                f"{what} uses {', '.join(others)}: it may use positions, time, parameters and memory.",
+                mode=mode,
+                variables=others,
+            )
 
     def _check_signals(self, constraint: Constraint, mode: str) -> None:
         """Where an input has a kink, velocities would have to jump: nothing says how."""
@@ -100,10 +105,11 @@ class EquationsOfMotion:
         return total
 
     def _force(self, shares: list[Share]) -> ca.MX:
-        total, mech = ca.MX.zeros(self.q.numel(), 1), self.mechanism
+        total = ca.MX.zeros(self.q.numel(), 1)
         pulls = [pull for share in shares for pull in share.forces]
+        weights = [weight for share in shares for weight in share.weights]
         for place, mass in (body for share in shares for body in share.bodies):
-            pulls += [(place, mass * g * towards) for g, towards in mech.weights]
+            pulls += [(place, mass * g * towards) for g, towards in weights]
         for columns, force in pulls:
             for row, value in zip(self.places(columns), rows_of(force), strict=True):
                 total[row] += value

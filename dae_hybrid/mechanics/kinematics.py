@@ -7,9 +7,6 @@ from functools import cache, cached_property
 from typing import Any
 
 import casadi as ca
-import numpy as np
-
-from dae_hybrid.integrator import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +65,13 @@ class Motion:
 
     @cached_property
     def spread(self) -> ca.MX:
-        """det(Phi_q Phi_q^T): how far the constraints are from depending on each other."""
+        """det(J J^T) of Phi_q with rows of length one: how far the constraints are from depending on each other."""
         return spread_function(self.m, self.n)(ca.densify(self.phi_q))
+
+    @cached_property
+    def free_directions(self) -> ca.MX:
+        """The projection onto the directions that the constraints leave free, (n, n)."""
+        return free_directions_function(self.m, self.n)(ca.densify(self.phi_q)) if self.m else ca.MX.eye(self.n)
 
     def named(self, rates: bool = False) -> list[tuple[str, ca.MX]]:
         """The constraints, or their rates, each with its name."""
@@ -162,6 +164,13 @@ def quality_function(m: int, n: int) -> ca.Function:
     return ca.Function("quality", [jacobian, selection], [quality])
 
 
+@cache
+def free_directions_function(m: int, n: int) -> ca.Function:
+    """The projection of `_free_directions` for a Jacobian (m, n)."""
+    jacobian = ca.SX.sym("J", m, n)
+    return ca.Function("free_directions", [jacobian], [_free_directions(jacobian)])
+
+
 def _free_directions(jacobian: ca.SX) -> ca.SX:
     """I - J^T (J J^T)^-1 J."""
     factors = ca.ldl(ca.densify(jacobian @ jacobian.T), False)
@@ -170,17 +179,14 @@ def _free_directions(jacobian: ca.SX) -> ca.SX:
 
 @cache
 def spread_function(m: int, n: int) -> ca.Function:
-    """det(J J^T) of a Jacobian (m, n)."""
+    """det(J J^T) of a Jacobian (m, n), over the squared lengths of its rows: 1 where they are orthogonal."""
     jacobian = ca.SX.sym("J", m, n)
+    size = ca.sqrt(ca.sum2(jacobian**2))
+    rows = jacobian / ca.repmat(size + (size == 0), 1, n)
     product = ca.SX(1)
-    for pivot in ca.vertsplit(ca.ldl(ca.densify(jacobian @ jacobian.T), False)[0]):
+    for pivot in ca.vertsplit(ca.ldl(ca.densify(rows @ rows.T), False)[0]):
         product = product * pivot
     return ca.Function("spread", [jacobian], [product])
-
-
-def null_space(matrix: Array) -> Array:
-    """Orthonormal rows that span the null space of a matrix (m, n) of full rank, shape (n - m, n)."""
-    return np.linalg.svd(matrix)[2][matrix.shape[0] :]
 
 
 def rows_of(expression: Any) -> list[ca.MX]:

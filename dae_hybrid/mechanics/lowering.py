@@ -16,12 +16,12 @@ from dae_hybrid.mechanics.configuration import Configuration
 from dae_hybrid.mechanics.crossing import Crossing
 from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.formulations import Formulation, Index2, Penalty, Reduced, Unconstrained
-from dae_hybrid.mechanics.kinematics import Motion, null_space, partition_function
+from dae_hybrid.mechanics.kinematics import Motion, partition_function
 from dae_hybrid.mechanics.mechanism import Mechanism
 from dae_hybrid.mechanics.reduction import Partition, selection_of
 from dae_hybrid.model import HybridModel
 
-#: share of its value at the start that det(Phi_q Phi_q^T) may fall to
+#: share of its value at the start that the determinant of the constraints' directions may fall to
 SINGULAR = 1e-6
 
 
@@ -52,6 +52,13 @@ class Lowering:
     def model(self) -> HybridModel:
         """The finished model."""
         self.configuration.check()
+        still = [name for name, motion in self.equations.motions.items() if motion.m == motion.n]
+        if still and isinstance(self.formulation, Reduced):
+            raise ModelError(
+                f"Mode '{still[0]}' has no degree of freedom, and Reduced() nothing to integrate there.",
+                mode=still[0],
+                remedy="Take Index2(), Index1() or Penalty().",
+            )
         mech, model = self.mechanism, HybridModel(self.mechanism.name)
         model.time, model.signals, model.rates, model.posts = mech.time, mech.signals, mech.rates, mech.posts
         for name, declared in mech.declarations.items():
@@ -78,7 +85,8 @@ class Lowering:
         for partition in partitions.values():
             partition.choose_again(model)
         for name, motion in self.equations.motions.items():
-            if motion.bends and not isinstance(self.formulation, Penalty):  # which is regular there too
+            # one constraint depends on no other, and the penalty form is regular there too
+            if motion.bends and motion.m > 1 and not isinstance(self.formulation, Penalty):
                 self._require_regular(model, name, motion)
         self._initial(model)
         for name, parts in mech.functionals.items():
@@ -163,7 +171,9 @@ class Lowering:
         if start.project:
             equations, values = self._nearest(motion, values), {}
         guess = self.equations.by_name(ca.MX(ca.DM(self.configuration.q)), "q")
-        starts = {name: np.asarray(ca.evalf(value)).ravel() for name, value in guess.items() if name not in values}
+        starts = {name: start.guess.get(name, value) for name, value in guess.items() if name not in values}
+        if start.project:
+            starts |= start.positions
         if isinstance(self.formulation, Reduced):  # velocities are algebraic
             equations += [
                 (f"initial value of '{name}'", model.declarations[name].symbol - value)
@@ -179,10 +189,7 @@ class Lowering:
         model.initial(start.mode, values | further, equations=equations or None, guess=starts)
 
     def _nearest(self, motion: Motion, values: dict[str, ca.MX]) -> list[tuple[str, ca.MX]]:
-        """Equations that leave given positions and velocities where they are, along the constraints.
-
-        Directions along them are those at the nominal start: what is given moves across them only.
-        """
+        """The nearest positions and velocities: what is given moves across the constraints only."""
         missing = [c.name for c in self.equations.coordinates if c.name not in values or c.v.name() not in values]
         if missing:
             raise ModelError(
@@ -190,8 +197,7 @@ class Lowering:
                 "there is none.",
                 variables=missing,
             )
-        (by_q,) = self.configuration.evaluate([motion.phi_q], self.configuration.q)
-        along = ca.DM(null_space(by_q)) if motion.m else ca.DM.eye(motion.n)
+        along = motion.free_directions
         stated = [ca.vertcat(*(values[getattr(c, kind).name()] for c in self.equations.coordinates)) for kind in "qv"]
         return [
             ("given positions along the constraints", along @ (self.equations.q - stated[0])),

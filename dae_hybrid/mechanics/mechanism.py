@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import casadi as ca
-import numpy as np
 
 from dae_hybrid.declarations import Direction, OnEntry
 from dae_hybrid.errors import ModelError
@@ -76,7 +75,6 @@ class Mechanism(Symbols, Planar):
     start: Start | None = field(default=None, init=False)
     share: Share = field(default_factory=Share, init=False)
     links: list[Link] = field(default_factory=list, init=False)
-    weights: list[tuple[ca.MX, ca.MX]] = field(default_factory=list, init=False)  # gravity and its direction
 
     def __post_init__(self) -> None:
         self._owners: dict[int, Coordinate] = {}
@@ -299,8 +297,9 @@ class Mechanism(Symbols, Planar):
             Those that are not given follow from the constraints.
         velocities : mapping of velocity to expression in parameters, optional
             By default the mechanism is at rest. Those that are not given follow from the constraints.
-        guess : mapping of coordinate to numbers, optional
-            Where Newton's method starts for positions that are not given.
+        guess : mapping of coordinate to expression in parameters, optional
+            Where Newton's method starts for positions that are not given: it decides between ways of assembly. Where
+            parameters change the mechanism much, let it follow them.
         project : bool
             Move all given positions and velocities to the nearest ones that satisfy the constraints. Otherwise given
             values that do not are refused when a run starts.
@@ -318,7 +317,7 @@ class Mechanism(Symbols, Planar):
             wrong = [name for name in names if name not in legal]
             if wrong:
                 raise ModelError(f"{what} of initial(): {', '.join(wrong)} is none.", variables=wrong)
-        starts = {self.lookup(k, "guess of initial()").name: np.array(v, float) for k, v in (guess or {}).items()}
+        starts = self.assignments(guess or {}, "guess of initial()", ("differential",))
         self.start = Start(begin, given, moving, starts, project)
 
     def functional(

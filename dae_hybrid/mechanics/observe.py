@@ -55,14 +55,26 @@ def constraint_residuals(mechanism: Mechanism, trajectory: Trajectory) -> tuple[
 
 def _values(mechanism: Mechanism, trajectory: Trajectory, rows: NDArray[np.intp]) -> tuple[list[ca.MX], list[Any]]:
     """Symbols of places, velocities, memory, parameters and time, and their values at output times."""
-    symbols, values, layout = [mechanism.time], [trajectory.t[None, rows]], trajectory.system.parameters
+    symbols, values = [mechanism.time], [trajectory.t[None, rows]]
     for d in mechanism.declarations.values():
-        if d.kind in ("differential", "algebraic", "memory") and d.signal is None and d.name in trajectory.names:
+        if d.kind in ("differential", "algebraic") and d.name in trajectory.names:
             symbols.append(d.symbol)
             values.append(trajectory[d.name][rows].reshape(rows.size, -1).T)
+    owners = np.repeat(np.arange(len(trajectory.segments)), [len(segment.t) for segment in trajectory.segments])
+    return _with_constants(mechanism, trajectory, symbols, values, owners[rows])
+
+
+def _with_constants(
+    mechanism: Mechanism, trajectory: Trajectory, symbols: list[ca.MX], values: list[Any], owners: Any
+) -> tuple[list[ca.MX], list[Any]]:
+    """The same with memory, signals too, and parameters; `owners` are the segments that the columns belong to."""
+    held, layout = trajectory.system.memory, trajectory.system.parameters
+    for d in mechanism.of_kind("memory"):
+        symbols.append(d.symbol)
+        values.append(np.column_stack([trajectory.segments[i].memory[held[d.name]] for i in owners]))
     for d in mechanism.of_kind("parameter"):
         symbols.append(d.symbol)
-        values.append(np.tile(trajectory.parameters[layout[d.name]][:, None], rows.size))
+        values.append(np.tile(trajectory.parameters[layout[d.name]][:, None], len(owners)))
     return symbols, values
 
 
@@ -75,12 +87,12 @@ def places(mechanism: Mechanism, trajectory: Trajectory, points: Sequence[Point]
     """
     times = np.atleast_1d(np.array(t, dtype=float))
     side: Side = "right"
-    at, layout = trajectory(times, side), trajectory.system.parameters
-    owners = [c for c in mechanism.coordinates.values() if c.name in at]
-    constants = mechanism.of_kind("parameter")
-    symbols = [mechanism.time, *(c.q for c in owners), *(d.symbol for d in constants)]
-    values = [times[None, :], *(at[c.name].reshape(times.size, -1).T for c in owners)]
-    values += [np.tile(trajectory.parameters[layout[d.name]][:, None], times.size) for d in constants]
+    at, order = trajectory(times, side), np.unique(times, return_inverse=True)
+    owners = np.asarray(trajectory.owners(order[0], side))[order[1].reshape(-1)]
+    known = [c for c in mechanism.coordinates.values() if c.name in at]
+    symbols = [mechanism.time, *(c.q for c in known)]
+    values = [times[None, :], *(at[c.name].reshape(times.size, -1).T for c in known)]
+    symbols, values = _with_constants(mechanism, trajectory, symbols, values, owners)
     function = ca.Function("places", symbols, [ca.vertcat(*(p.position for p in points))])
     found = np.asarray(function.map(times.size)(*values))
     return found.T.reshape(times.size, len(points), 2)

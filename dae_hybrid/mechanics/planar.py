@@ -145,13 +145,17 @@ class Planar(Parts):
         self.mechanism.links.append(Link("spring", start, end))
         along, closing = end.position - start.position, end.velocity - start.velocity
         length = ca.sqrt(ca.dot(along, along))
-        pull = (k * (length - rest) + c * ca.dot(along, closing) / length) * along / length
+        pull = k * along  # which may become zero without a direction
+        if not rest.is_zero():
+            pull -= k * rest * along / length
+        if not c.is_zero():
+            pull += c * ca.dot(along, closing) * along / length**2
         self._push(start, pull)
         self._push(end, -pull)
 
     def gravity(self, g: Any, direction: tuple[float, float] = (0.0, -1.0)) -> None:
-        """Let gravity act on all planar bodies: on those that come later too."""
-        self.mechanism.weights.append((expression("gravity", g, 1), ca.MX(ca.DM(direction))))
+        """Let gravity act on all planar bodies, also on those that come later; in a mode, in that mode."""
+        self.share.weights.append((expression("gravity", g, 1), ca.MX(ca.DM(direction))))
 
     def _push(self, point: Point, force: ca.MX) -> None:
         if point.free:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import casadi as ca
@@ -15,6 +15,8 @@ from dae_hybrid.model import HybridModel
 
 #: share of its determinant that a choice of coordinates may lose before another one is made
 WORN = 0.1
+#: how good coordinates that are given must be
+SPENT = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,21 +68,29 @@ class Partition:
         return ca.reshape(flat, *self.selection.shape), dict(zip(self.memory, (flat, quality), strict=True))
 
     def choose_again(self, model: HybridModel) -> None:
-        """Declare the event at which other coordinates are chosen."""
-        if self.memory is None or not self.motion.bends:
+        """Declare the event at which other coordinates are chosen; with given ones, that which must not happen."""
+        if not self.motion.bends:
+            return
+        if self.memory is None:
+            reason = "The independent coordinates do not determine the others any more."
+            model.require(self.mode, self._quality(self.selection) - SPENT, reason, name=f"{self.mode}: coordinates")
             return
         motion, (held, good) = self.motion, self.memory
         selection, updates = self.chosen(motion.phi_q)
-        model.transition(
+        event = model.transition(
             self.mode,
             self.mode,
-            guard=quality_function(motion.m, motion.n)(ca.densify(motion.phi_q), held) - WORN * good,
+            guard=self._quality(held) - WORN * good,
             direction="falling",
             reset={self.w: selection @ motion.v},
             memory=updates,
             on_entry="fire",  # parameters or a start time that are not those the first choice was made for
             name=f"{self.mode}: coordinates",
         )
+        model.transitions[event.name] = replace(event, freezes=False)  # nothing happens to the mechanism
+
+    def _quality(self, selection: ca.MX) -> ca.MX:
+        return quality_function(self.motion.m, self.motion.n)(ca.densify(self.motion.phi_q), ca.vec(selection))
 
 
 def selection_of(motion: Motion, places: list[int], mode: str) -> Array | None:
