@@ -35,7 +35,7 @@ from dae_hybrid.failures import SUSPECTS, refuse_not_finite
 from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
 from dae_hybrid.integrator import Array
 from dae_hybrid.layout import Layout
-from dae_hybrid.matrices import LARGE, Matrix, column, dense, hstack, identity, row_maxima, vstack
+from dae_hybrid.matrices import LARGE, Matrix, column, dense, hstack, identity, is_finite, row_maxima, vstack
 from dae_hybrid.operators import Operator, of, solution
 from dae_hybrid.options import Options
 
@@ -297,6 +297,8 @@ class TransitionMap:
         if not vanishes(phi, phi_size, RESIDUAL_ROUNDINGS):
             xi, moved = self._solve(target, t, x, m, start, xi, p), True
             after, memory = self.kernels["after"](t, x, m, xi, p)[:2]
+        if self.unknowns.size:
+            self._refuse_singular(target, t, x, m, xi, p)
         if target.invariants and all_finite(after):
             after, moved = self._on_constraints(target, t, after, memory, p, options), True
         if moved:
@@ -321,6 +323,24 @@ class TransitionMap:
                 remedy=f"Check the equations of the mode, at the values that the reset gives, for {SUSPECTS}.",
             )
         return Arrival(after, memory, *entry), xi
+
+    def _refuse_singular(self, target: ModeSystem, t: float, x: Array, m: Array, xi: Array, p: Array) -> None:
+        """Impulses may be anything where the equations of an impact are singular, and satisfied all the same."""
+        _, by_xi, by_xi_size, _ = self.kernels["after"](t, x, m, xi, p)[2:]
+        if not is_finite(by_xi):
+            return
+        try:
+            closed_by_continuity(by_xi, by_xi_size, self.z(target))
+        except np.linalg.LinAlgError as reason:
+            raise ConsistencyError(
+                f"The equations of the reset do not determine {', '.join(self.labels)}: {reason}.",
+                transition=self.name,
+                mode=target.name,
+                time=t,
+                variables=self.labels,
+                remedy="In an impact: the constraints depend on each other there, or what it gives values to follows "
+                "from them.",
+            ) from None
 
     @staticmethod
     def _not_finite(target: ModeSystem, x: Array) -> list[str]:

@@ -842,3 +842,35 @@ def test_a_spring_of_no_length_pulls_along_nothing():
     mech.mode("run")
     mech.initial("run", {p.x: 0.0, p.y: 0.0}, {p.vx: 1.0, p.vy: 0.0})
     assert dh.simulate(mech.build(), (0, 1), **TIGHT)(1.0)["x"] == pytest.approx(np.sin(2.0) / 2, rel=1e-9)
+
+
+@FORMS
+def test_a_jump_of_a_velocity_that_is_not_independent_is_refused(form):
+    """At the lowest point of a pendulum vy is zero, whatever vx is."""
+
+    def jump(mech, bob, swing):
+        mech.event(swing, swing, guard=bob.x, direction="falling", impact=VelocityJump({bob.vy: -bob.vy}), name="jump")
+
+    with pytest.raises(dh.ConsistencyError, match="impulse_jump") as caught:
+        dh.simulate(pendulum(jump).build(form), (0, 1), **TIGHT)
+    assert caught.value.transition == "jump"
+
+
+def test_coordinates_are_chosen_where_the_run_starts():
+    """At the nominal start x is a coordinate, at a quarter turn it is none."""
+    mech = Mechanism("turned")
+    a = mech.parameter("a", 0.0)
+    bob = mech.point("")
+    mech.point_mass(bob, 1.0)
+    mech.gravity(9.81)
+    mech.constraint("rod", bob.x**2 + bob.y**2 - 1)
+    mech.mode("swing")
+    mech.initial("swing", {bob.x: np.sin(a), bob.y: -np.cos(a)}, {bob.vx: np.cos(a), bob.vy: np.sin(a)})
+    mech.functional("y", terminal=bob.y)
+    one, other = mech.build(Index2()), mech.build(Reduced())
+    for value in (0.0, 1.5, np.pi / 2, 2.5, -np.pi / 2):
+        found, expected = (
+            dh.forward_sensitivity(system, (0, 0.5), parameters={"a": value}, **TIGHT) for system in (other, one)
+        )
+        assert off(found.functionals["y"], expected.functionals["y"]) < 1e-9
+        assert off(found.gradient["y"], expected.gradient["y"]) < 1e-8

@@ -114,11 +114,20 @@ class Lowering:
             start = None
             fixed = np.eye(motion.n) if not motion.m else self._stated_selection(name, motion)
             if name == self.start.mode and fixed is None:
-                (by_q,) = self.configuration.evaluate([motion.phi_q], self.configuration.q)
-                flat, quality = partition_function(motion.m, motion.n)(by_q)
-                start = np.asarray(flat).reshape(-1, motion.n, order="F"), float(quality)
+                start = self._first_choice(motion)
             found[name] = Partition.declare(model, name, motion, fixed, start)
         return found
+
+    def _first_choice(self, motion: Motion) -> tuple[Any, Any]:
+        """B and how good it is, at the start of a run; at the nominal one where memory has a say."""
+        memory = ca.vertcat(*(d.symbol for d in self.mechanism.of_kind("memory")))
+        by_q: Any = ca.densify(motion.phi_q)
+        if memory.numel() and ca.depends_on(by_q, memory):
+            (by_q,) = self.configuration.evaluate([motion.phi_q], self.configuration.q)
+            flat, quality = partition_function(motion.m, motion.n)(by_q)
+            return np.asarray(flat).ravel(), float(quality)
+        flat, quality = partition_function(motion.m, motion.n)(by_q)
+        return flat, quality
 
     def _stated_selection(self, name: str, motion: Motion) -> Array | None:
         if not isinstance(self.formulation, Reduced) or not self.formulation.independent:

@@ -27,23 +27,22 @@ class Partition:
     motion: Motion
     w: ca.MX
     selection: ca.MX  # B, (f, n)
-    first: Array  # B where it is given, or at the start of a run
     memory: tuple[ca.MX, ca.MX] | None  # B by columns, and how good it was when chosen; None where B is given
 
     @classmethod
     def declare(
-        cls, model: HybridModel, mode: str, motion: Motion, fixed: Array | None, start: tuple[Array, float] | None
+        cls, model: HybridModel, mode: str, motion: Motion, fixed: Array | None, start: tuple[Any, Any] | None
     ) -> Partition:
         """Declare its variables: B is `fixed`, or starts as `start` (B and how good it is) in the initial mode."""
         f, n = motion.n - motion.m, motion.n
         w = model.differential(f"w_{mode}", size=f, description=f"independent velocities of mode '{mode}'")
         if fixed is not None:
-            return cls(mode, motion, w, ca.MX(ca.DM(fixed)), fixed, None)
-        first, quality = start or (np.eye(f, n), 1.0)
-        held = model.memory(f"B_{mode}", size=f * n, initial=first.ravel(order="F"))
+            return cls(mode, motion, w, ca.MX(ca.DM(fixed)), None)
+        first, quality = start or (np.eye(f, n).ravel(order="F"), 1.0)
+        held = model.memory(f"B_{mode}", size=f * n, initial=first)
         good = model.memory(f"det_{mode}", initial=quality)
         chosen = held > 0.5  # the same zeros and ones, which derivatives see to be constant
-        return cls(mode, motion, w, ca.reshape(chosen, f, n), first, (held, good))
+        return cls(mode, motion, w, ca.reshape(chosen, f, n), (held, good))
 
     @property
     def along(self) -> ca.MX:
