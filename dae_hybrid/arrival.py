@@ -88,7 +88,7 @@ def arrival_derivative(
                 matrix, np.vstack((right, continuous)), np.vstack((right_size, abs(continuous)))
             )
         except np.linalg.LinAlgError as reason:
-            raise _undetermined(transition, target, t, f"{reason}") from None
+            raise undetermined(transition, target, t, f"{reason}") from None
         if len(matrix) > xi.size:
             excess, sizes = np.vstack((excess, left)), np.vstack((sizes, terms))
     jump = np.vstack((y_u @ by_w + y_xi @ dxi, m_u @ by_w + m_xi @ dxi))
@@ -124,19 +124,21 @@ def _by_products(
         matrix = vstack((csc_array(phi_xi)[decided], kept))
         dxi = solution(matrix, vstack((csc_array(phi_u)[decided], -(kept[:, z] @ csc_array(z_u))))) @ by_w
     except np.linalg.LinAlgError as reason:
-        raise _undetermined(transition, target, t, f"{reason}") from None
+        raise undetermined(transition, target, t, f"{reason}") from None
     y, m = (of(direct) @ by_w + of(through) @ dxi for direct, through in ((y_u, y_xi), (m_u, m_xi)))
     return ArrivalDerivative(below(y, m), dxi)
 
 
-def _undetermined(transition: TransitionMap, target: ModeSystem, t: float, reason: str) -> ConsistencyError:
+def undetermined(transition: TransitionMap, target: ModeSystem, t: float, reason: str) -> ConsistencyError:
+    """The error where the equations of an arrival are singular."""
     return ConsistencyError(
         f"The equations after the transition do not determine {', '.join(transition.labels)}: {reason}.",
         transition=transition.name,
         mode=target.name,
         time=t,
         variables=transition.labels,
-        remedy="Check reset=, memory= and the equations of the target mode: the matrix of SR eq. 4 or 17 is singular.",
+        remedy="Check reset=, memory= and the equations of the target mode: the matrix of SR eq. 4 or 17 is singular. "
+        "In an impact, constraints depend on each other there, or what it gives values to follows from them.",
     )
 
 

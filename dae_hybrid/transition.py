@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy.sparse import csc_array, issparse
 
-from dae_hybrid.arrival import arrival_derivative, refuse_singular_entry
+from dae_hybrid.arrival import arrival_derivative, refuse_singular_entry, undetermined
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import ConsistencyError, EventError, GrazingError, NonFiniteError
@@ -332,15 +332,7 @@ class TransitionMap:
         try:
             closed_by_continuity(by_xi, by_xi_size, self.z(target))
         except np.linalg.LinAlgError as reason:
-            raise ConsistencyError(
-                f"The equations of the reset do not determine {', '.join(self.labels)}: {reason}.",
-                transition=self.name,
-                mode=target.name,
-                time=t,
-                variables=self.labels,
-                remedy="In an impact: the constraints depend on each other there, or what it gives values to follows "
-                "from them.",
-            ) from None
+            raise undetermined(self, target, t, f"{reason}") from None
 
     @staticmethod
     def _not_finite(target: ModeSystem, x: Array) -> list[str]:
