@@ -29,7 +29,7 @@ FORMS = {
     "`Index1()`": Index1(),
     "`Penalty(alpha=1e7)`": Penalty(alpha=1e7),
 }
-WRT = ("L_s1", "L_s2")
+WRT = five_bar.PARAMETERS[:2]
 OPTIONS = {"rtol": 1e-10, "atol": 1e-12}
 ALPHAS = 10.0 ** np.arange(4, 9)
 REPEATS = 5

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import casadi as ca
@@ -24,6 +25,13 @@ def checked_name(what: str, name: object) -> None:
     """Refuse what is not a name."""
     if not isinstance(name, str) or not name:
         raise ModelError(f"A {what} needs a non-empty name, got {name!r}.")
+
+
+def free_name(base: str, taken: Container[str]) -> str:
+    """`base`, or numbered where that is taken: ``base#2``."""
+    if base not in taken:
+        return base
+    return next(name for i in count(2) if (name := f"{base}#{i}") not in taken)
 
 
 def positive_size(name: str, size: Any) -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
 import casadi as ca
 
 from dae_hybrid.declarations import DIRECTIONS, Declaration, Direction, Functional, Initial, Mode, OnEntry, Transition
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import checked_name, equation_rows, expression, matrix
+from dae_hybrid.expressions import checked_name, equation_rows, expression, free_name, matrix
 from dae_hybrid.symbols import Symbols
 
 if TYPE_CHECKING:
@@ -165,10 +164,8 @@ class HybridModel(Symbols):
             Default ``"source->target"``, numbered where that is taken.
         """
         start, end = self._mode(source, "source"), None if target is None else self._mode(target, "target")
-        base = f"{start.name}->{end.name if end else 'end'}"
         if name is None:
-            numbered = (f"{base}#{i}" for i in count(2))
-            name = base if base not in self.transitions else next(n for n in numbered if n not in self.transitions)
+            name = free_name(f"{start.name}->{end.name if end else 'end'}", self.transitions)
         checked_name("transition", name)
         if name in self.transitions:
             raise ModelError(f"Transition '{name}' is declared twice.")
@@ -245,9 +242,7 @@ class HybridModel(Symbols):
         dae_hybrid.errors.ConsistencyError: The tank is empty. [mode 'run', transition 'run requires', t = 0.5]
         """
         where = self._mode(mode, "mode")
-        base = f"{where.name} requires"
-        taken = (base if i == 1 else f"{base}#{i}" for i in count(1))
-        name = next(n for n in taken if n not in self.transitions) if name is None else name
+        name = free_name(f"{where.name} requires", self.transitions) if name is None else name
         stated = self.transition(where, None, guard=quantity, direction="falling", on_entry="error", name=name)
         self.transitions[name] = replace(stated, refusal=str(reason))
         return self.transitions[name]

@@ -296,9 +296,10 @@ class TransitionMap:
         moved = False
         if not vanishes(phi, phi_size, RESIDUAL_ROUNDINGS):
             xi, moved = self._solve(target, t, x, m, start, xi, p), True
-            after, memory = self.kernels["after"](t, x, m, xi, p)[:2]
-        if self.unknowns.size:
-            self._refuse_singular(target, t, x, m, xi, p)
+        if moved or self.unknowns.size:
+            after, memory, _, by_xi, by_xi_size, _ = self.kernels["after"](t, x, m, xi, p)
+            if self.unknowns.size:
+                self._refuse_singular(target, t, by_xi, by_xi_size)
         if target.invariants and all_finite(after):
             after, moved = self._on_constraints(target, t, after, memory, p, options), True
         if moved:
@@ -324,9 +325,8 @@ class TransitionMap:
             )
         return Arrival(after, memory, *entry), xi
 
-    def _refuse_singular(self, target: ModeSystem, t: float, x: Array, m: Array, xi: Array, p: Array) -> None:
+    def _refuse_singular(self, target: ModeSystem, t: float, by_xi: Array, by_xi_size: Array) -> None:
         """Impulses may be anything where the equations of an impact are singular, and satisfied all the same."""
-        _, by_xi, by_xi_size, _ = self.kernels["after"](t, x, m, xi, p)[2:]
         if not is_finite(by_xi):
             return
         try:

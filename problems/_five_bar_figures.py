@@ -15,7 +15,7 @@ from dae_hybrid.problems import five_bar
 from dae_hybrid.problems._five_bar_results import FORMULATIONS, FiveBarReproduction
 
 Array = NDArray[np.float64]
-PARAMETERS = ("L_s1", "L_s2")
+PARAMETERS = five_bar.PARAMETERS[:2]
 LABELS = {"L_s1": "$L_{01}$", "L_s2": "$L_{02}$"}
 COLORS = ("tab:blue", "tab:red")
 DASHED = {"color": "black", "linestyle": (0, (2, 3)), "linewidth": 1.0}

@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 #: what is reproduced: functional and parameters of every case
 WANTED: dict[five_bar.Case, tuple[str, tuple[str, ...]]] = {
     "smooth": ("psi", five_bar.PARAMETERS),
-    "elastic": ("z", ("L_s1", "L_s2")),
+    "elastic": ("z", five_bar.PARAMETERS[:2]),
     "latch": ("psi", five_bar.PARAMETERS),
 }
 #: relative step of finite differences: nine impacts make the costs a steep function of the lengths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,26 +50,30 @@ class Configuration:
 
     def evaluate(self, expressions: list[ca.MX], q: Array) -> list[Array]:
         """Numbers of expressions in coordinates, parameters, time and memory."""
+        return self._evaluator(expressions)(q)
+
+    def _evaluator(self, expressions: list[ca.MX]) -> Callable[[Array], list[Array]]:
+        """`evaluate` at several positions."""
         symbols, values = self._fixed
         function = ca.Function("at", [self.equations.q, *symbols], [ca.densify(e) for e in expressions])
-        return [np.asarray(value, dtype=float) for value in function.call([ca.DM(q), *values])]
+        return lambda q: [np.asarray(value, dtype=float) for value in function.call([ca.DM(q), *values])]
 
     @cached_property
     def stated(self) -> tuple[Array, list[int]]:
         """Positions as given or guessed, and the places of those that are not given."""
         start, place = self.start, 0
-        found: list[Array] = []
+        values: list[ca.MX] = []
         loose: list[int] = []
         for c in self.equations.coordinates:
             size = c.q.numel()
             if c.name in start.positions:
-                stated = start.positions[c.name]
+                values.append(start.positions[c.name])
             else:
-                stated = start.guess.get(c.name, ca.MX.zeros(size))
+                values.append(start.guess.get(c.name, ca.MX.zeros(size)))
                 loose += range(place, place + size)
-            found.append(self.evaluate([stated], np.zeros(len(self.equations.labels)))[0].ravel())
             place += size
-        return np.concatenate(found), loose
+        (q,) = self.evaluate([ca.vertcat(*values)], np.zeros(place))
+        return q.ravel(), loose
 
     @cached_property
     def q(self) -> Array:
@@ -80,9 +85,9 @@ class Configuration:
         return self._solved(motion, q, loose) if loose and motion.m else q
 
     def _solved(self, motion: Motion, q: Array, loose: list[int]) -> Array:
-        q = q.copy()
+        q, constraints = q.copy(), self._evaluator([motion.phi, motion.phi_q])
         for _ in range(50):
-            phi, by_q = self.evaluate([motion.phi, motion.phi_q], q)
+            phi, by_q = constraints(q)
             if not (np.all(np.isfinite(phi)) and np.all(np.isfinite(by_q))):
                 break
             step = np.linalg.lstsq(by_q[:, loose], -phi.ravel(), rcond=RANK)[0]

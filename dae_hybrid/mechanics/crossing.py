@@ -139,7 +139,8 @@ class Crossing:
     def declared(self) -> dict[str, Any]:
         """reset= and memory= of the transition."""
         memory: dict[Any, Any] = dict(self.event.memory)
-        selection, stays = None, self.event.source == self.target and not self._moved
+        stays = self.event.source == self.target and not self._moved
+        selection = None if self.partition is None else self.partition.selection
         if self.partition is not None and not stays:
             selection, chosen = self.partition.chosen(self._at_target(self.motion.phi_q))
             memory |= chosen
@@ -148,23 +149,22 @@ class Crossing:
         return {"reset": self._impact(selection), "memory": memory}
 
     def _continuous(self, selection: ca.MX | None, *, stays: bool) -> dict[Any, ca.MX]:
-        if self.partition is None:
+        if self.partition is None or selection is None:
             return dict(self.event.reset)
         reset: dict[Any, ca.MX] = self._others | self._moved
         if not stays or self._accelerated:
-            chosen = self.partition.selection if selection is None else selection
-            reset[self.partition.w] = chosen @ self.speeds
+            reset[self.partition.w] = selection @ self.speeds
         return reset
 
     def _impact(self, selection: ca.MX | None) -> list[Any]:
         model, motion, partition = self.model, self.motion, self.partition
         moved = self._others | self._moved
         equations: list[Any] = [(f"reset of '{name}'", model.post(name) - value) for name, value in moved.items()]
-        if partition is None:
+        if partition is None or selection is None:
             after = ca.vertcat(*(model.post(c.v.name()) for c in self.equations.coordinates))
         else:
             after = model.unknown(f"v_after_{self.event.name}", size=motion.n)
-            equations += [model.post(partition.w) - (partition.selection if selection is None else selection) @ after]
+            equations += [model.post(partition.w) - selection @ after]
         phi_q, phi_t, mass = (self._at_target(e) for e in (motion.phi_q, motion.phi_t, motion.mass))
         impulses = [self._impulse(name) for name in self.equations.active(self.target)]
         own, laws = self._own_impulse(after)

@@ -8,6 +8,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.errors import ModelError
+from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import split
 from dae_hybrid.mechanics.declared import Constraint, Share
 from dae_hybrid.mechanics.kinematics import Motion, rows_of
@@ -21,7 +22,7 @@ class EquationsOfMotion:
         self.mechanism = mechanism
         self.coordinates = list(mechanism.coordinates.values())
         self.q, self.v, self.a = (ca.vertcat(*(getattr(c, k) for c in self.coordinates)) for k in "qva")
-        self.labels = [n for c in self.coordinates for n in entry_names(c.name, c.q.numel())]
+        self.labels = Layout.of((c.name, c.q.numel()) for c in self.coordinates).labels()
 
     def active(self, mode: str) -> dict[str, Constraint]:
         """The constraints of a mode, by name."""
@@ -52,7 +53,7 @@ class EquationsOfMotion:
             force=self._force(shares),
             phi=ca.vertcat(*(c.phi for c in constraints)) if constraints else ca.MX(0, 1),
             multipliers=ca.vertcat(*(c.multiplier for c in constraints)) if constraints else ca.MX(0, 1),
-            labels=tuple(n for c in constraints for n in entry_names(c.name, c.phi.numel())),
+            labels=Layout.of((c.name, c.phi.numel()) for c in constraints).labels(),
         )
         for constraint in constraints:
             self.check_places(f"Constraint '{constraint.name}'", constraint.phi, mode)
@@ -120,8 +121,3 @@ class EquationsOfMotion:
         symbols = [getattr(c, kind) for c in self.coordinates]
         pieces = split(column, [s.numel() for s in symbols])
         return {s.name(): piece for s, piece in zip(symbols, pieces, strict=True)}
-
-
-def entry_names(name: str, size: int) -> list[str]:
-    """Names of the entries of a vector."""
-    return [name] if size == 1 else [f"{name}[{i}]" for i in range(size)]

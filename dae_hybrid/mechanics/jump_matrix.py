@@ -11,7 +11,8 @@ import numpy as np
 
 from dae_hybrid.errors import OptionError, UnsupportedError
 from dae_hybrid.integrator import Array
-from dae_hybrid.mechanics.equations import EquationsOfMotion, entry_names
+from dae_hybrid.layout import Layout
+from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.kinematics import Motion, partition_function
 from dae_hybrid.mechanics.mechanism import Mechanism
 from dae_hybrid.trajectory import Trajectory
@@ -113,8 +114,8 @@ def jump_matrix(
     return JumpMatrix(matrix, own, across, tuple(rows), tuple(columns))
 
 
-def _entries(symbol: ca.MX) -> list[str]:
-    return entry_names(symbol.name(), symbol.numel())
+def _entries(symbol: ca.MX) -> tuple[str, ...]:
+    return Layout.of([(symbol.name(), symbol.numel())]).labels()
 
 
 def _slices(blocks: dict[str, list[str]]) -> dict[str, slice]:

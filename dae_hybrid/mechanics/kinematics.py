@@ -157,10 +157,7 @@ def quality_function(m: int, n: int) -> ca.Function:
     """The measure of `partition_function` for a given selection, flat by columns."""
     jacobian, selection = ca.SX.sym("J", m, n), ca.SX.sym("B", (n - m) * n)
     chosen = ca.reshape(selection, n - m, n)
-    pivots = ca.ldl(ca.densify(chosen @ _free_directions(jacobian) @ chosen.T), False)[0]
-    quality = ca.SX(1)
-    for pivot in ca.vertsplit(pivots):
-        quality = quality * pivot
+    quality = _determinant(chosen @ _free_directions(jacobian) @ chosen.T)
     return ca.Function("quality", [jacobian, selection], [quality])
 
 
@@ -183,10 +180,15 @@ def spread_function(m: int, n: int) -> ca.Function:
     jacobian = ca.SX.sym("J", m, n)
     size = ca.sqrt(ca.sum2(jacobian**2))
     rows = jacobian / ca.repmat(size + (size == 0), 1, n)
+    return ca.Function("spread", [jacobian], [_determinant(rows @ rows.T)])
+
+
+def _determinant(symmetric: ca.SX) -> ca.SX:
+    """The product of the pivots of a symmetric matrix without negative eigenvalues."""
     product = ca.SX(1)
-    for pivot in ca.vertsplit(ca.ldl(ca.densify(rows @ rows.T), False)[0]):
+    for pivot in ca.vertsplit(ca.ldl(ca.densify(symmetric), False)[0]):
         product = product * pivot
-    return ca.Function("spread", [jacobian], [product])
+    return product
 
 
 def rows_of(expression: Any) -> list[ca.MX]:

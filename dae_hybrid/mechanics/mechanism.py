@@ -10,7 +10,7 @@ import casadi as ca
 
 from dae_hybrid.declarations import Direction, OnEntry
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import checked_name, expression
+from dae_hybrid.expressions import checked_name, expression, free_name
 from dae_hybrid.mechanics.declared import Constraint, Coordinate, Event, Impact, Restitution, Share, Start, VelocityJump
 from dae_hybrid.mechanics.formulations import Formulation
 from dae_hybrid.mechanics.planar import Link, Planar
@@ -253,10 +253,8 @@ class Mechanism(Symbols, Planar):
         """
         start = self._mode(source, "source").name
         end = None if target is None else self._mode(target, "target").name
-        base = f"{start}->{end or 'end'}"
         if name is None:
-            taken = [base, *(f"{base}#{i}" for i in range(2, len(self.events) + 3))]
-            name = next(n for n in taken if n not in self.events)
+            name = free_name(f"{start}->{end or 'end'}", self.events)
         checked_name("event", name)
         if name in self.events:
             raise ModelError(f"Event '{name}' is declared twice.")
