@@ -133,7 +133,7 @@ static int polish(run *r) {
     const double allowed = fmax(POLISH * DBL_EPSILON * (fabs(now) + fabs(h)), r->step ? REFINED * h : 0);
     if (!(fabs(t + dt - r->t) <= allowed) || t + dt > now || t + dt < now - h) break;
     t += dt;
-    if (fabs(dt) <= DBL_EPSILON * fabs(t)) break;
+    if (fabs(dt) <= fmax(DBL_EPSILON * fabs(t), r->step ? CLOSE * h : 0)) break;
   }
   r->t = t;
   if (!r->step) return 0;

@@ -42,6 +42,7 @@ enum { BLOCKS = 6 };                         /* of the linearised equations */
 enum { HISTORY = 3 };                        /* ends of steps whose guards are kept */
 #define SAFETY 4.0                           /* a cubic is at most this many times as wrong as within */
 #define CALM 0.25                            /* a parabola that is this far from zero and from wrong needs no look */
+#define LEAVING 2.5                          /* the error of a cubic, s^2 (1 - s)^2, over s, is at most this times it within */
 #define GROWN 0.4                            /* and the steps before were no shorter than this share of the next */
 #define INSIDE 0.43                          /* where in a step it is looked at; the middle may be a zero of its own */
 #define NOISE 1e-13                          /* of a guard, relative to its values at the ends of a step */
@@ -69,7 +70,8 @@ enum { UNRESOLVED = 104 };
 enum { HEADER = 12 };                        /* numbers at the head of an event's record */
 #define MOMENT 1e-3                          /* of a step, after which a guard has left zero */
 enum { GUESSES = 8 };                        /* of the zero of a cubic */
-#define CLOSE 1e-8                           /* of a step: Newton's next move is its square */
+#define CLOSE 1e-8                           /* of a step: Newton's next move is its square, which is rounding */
+#define NEAR 1e-5                            /* the same where each look takes a step of its own, and the next ends it */
 #define SIGNALS 0.1                          /* seconds between two looks at Python's signals */
 enum { UNWATCHED = 64 };                     /* evaluations between two looks at the clock, where they are short */
 

@@ -82,6 +82,36 @@ static int is_calm(run *r) {
   return 1;
 }
 
+/* The same for an explicit step, also for the first ones of a segment: by the cubic through values and rates at its ends,
+ * and the state that ARKODE interpolates, which is as good as the rates that the equations have there say. */
+static int is_clear(run *r) {
+  context *c = r->model;
+  const integer n = c->n_guards;
+  const double h = r->times[END] - r->times[START], inside = r->times[START] + INSIDE * h;
+  double *value = values_of(r, TRIAL), *rate = value + n;
+  if (c->api->get_dky(r->memory, inside, 0, r->work)) return FATAL;
+  c->guard_calls++;
+  c->res[0] = value;
+  if (evaluate(c, c->guards, inside, c->api->array(r->work))) return FATAL;
+  c->res[0] = rate;
+  if (evaluate(c, c->rates, inside, c->api->array(r->work))) return FATAL;
+  for (integer i = 0; i < n; i++) {
+    const double v0 = values_of(r, START)[i], v1 = values_of(r, END)[i];
+    double k[4], place;
+    cubic(r, START, END, i, k);
+    const double slope = k[1] + INSIDE * (2 * k[2] + INSIDE * 3 * k[3]);
+    const double off = SAFETY * fmax(fabs(horner(k, INSIDE) - value[i]), fabs(slope - h * rate[i]));
+    if (v0 * v1 > 0) {
+      if (!(smallest(k, sign_of(v0), &place) > off + r->noise[i])) return 0;
+    } else {
+      const double rest[4] = {k[1], k[2], k[3], 0}; /* has left zero for good: k1 + k2 s + k3 s^2 */
+      const int leaves = v0 == 0 && v1 != 0 && (c->departure[i] == 0 || c->departure[i] * v1 > 0);
+      if (!leaves || !(smallest(rest, sign_of(v1), &place) > LEAVING * off)) return 0;
+    }
+  }
+  return 1;
+}
+
 /* where a cubic that changes sign from v0 to v1 has been on the other side and back before, but for an error; else 0 */
 static double turns_back(const double *k, double v0, double v1, double off) {
   const double root = sqrt(k[2] * k[2] - 3 * k[1] * k[3]), side = sign_of(v0);
@@ -146,7 +176,7 @@ static int first_root(run *r, int a, int b, double *where) {
       if (f * f1 > 0) t1 = t;
       else t0 = t;
       const double next = t - f / slope, move = fabs(next - t);
-      if (f == 0 || (move <= CLOSE * h && next >= t0 && next <= t1)) {
+      if (f == 0 || (move <= (r->step ? NEAR : CLOSE) * h && next >= t0 && next <= t1)) {
         t1 = f == 0 ? t : next;
         jumps = 0;
         break;
@@ -248,7 +278,9 @@ static int look(run *r, int status) {
       if (glance(r, END, last ? r->t : begin + h * (double)piece / (double)pieces, last)) return FATAL;
       for (integer i = 0; last && status == FOUND_ROOT && i < c->n_guards; i++)
         if (r->roots[i]) values_of(r, END)[i] = 0;
-      found = scan(r, START, END, DEPTH, &where);
+      const int clear = r->step && pieces == 1 ? is_clear(r) : 0;
+      if (clear < 0) return FATAL;
+      if (!clear) found = scan(r, START, END, DEPTH, &where);
       keep_signs(r, END, START);
       memcpy(values_of(r, START), values_of(r, END), (size_t)(2 * c->n_guards) * sizeof(double));
       r->times[START] = r->times[END];

@@ -23,7 +23,7 @@ _PROTOTYPES = {
     "SUNContext_Create": "i ip", "SUNContext_Free": "i p", "SUNContext_ClearErrHandlers": "i p",
     "SUNContext_GetLogger": "i pp", "SUNLogger_SetErrorFilename": "i ps", "SUNLogger_SetWarningFilename": "i ps",
     "N_VNew_Serial": "p np", "N_VMake_Serial": "p npp", "N_VDestroy": "v p", "N_VGetArrayPointer": "p p",
-    "N_VGetLength": "n p",
+    "N_VGetLength": "n p", "N_VEnableFusedOps_Serial": "i pi",
     "SUNDenseMatrix": "p nnp", "SUNMatDestroy": "v p", "SUNDenseMatrix_Data": "p p", "SUNDenseMatrix_Rows": "n p",
     "SUNLinSol_Dense": "p ppp", "SUNLinSolFree": "i p", "SUNLinSol_SPGMR": "p piip",
     "SUNMatNewEmpty": "p p", "SUNMatFreeEmpty": "v p", "SUNLinSolNewEmpty": "p p", "SUNLinSolFreeEmpty": "v p",
@@ -55,6 +55,8 @@ _OWN = {
     "ARKodeSetMaxNumSteps": "i pl", "ARKodeSetMaxHnilWarns": "i pi", "ARKodeGetDky": "i pdip",
     "ARKodeGetLastStep": "i pp", "ARKodeGetCurrentStep": "i pp", "ARKodeGetCurrentTime": "i pp",
     "ARKodeGetNumErrTestFails": "i pp", "ARKodeGetReturnFlagName": "s l",
+    "ARKodeSetAdaptController": "i pp", "ARKodeSetInterpolantDegree": "i pi",
+    "SUNAdaptController_PI": "p p", "SUNAdaptController_SetErrorBias": "i pd", "SUNAdaptController_Destroy": "i p",
     "IDACreate": "p p", "IDAInit": "i ppdpp", "IDASolve": "i pdpppi", "IDAFree": "v p",
     "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi", "IDASetNonlinConvCoef": "i pd",
 }  # fmt: skip
@@ -148,9 +150,11 @@ class Objects(Resources):
             lib.SUNLogger_SetWarningFilename(logger, b"")
 
     def vector(self, n: int) -> int:
-        """A serial vector."""
+        """A serial vector; those that SUNDIALS makes like it combine several vectors in one loop, too."""
         lib, handle = self.library, self.library.N_VNew_Serial(n, self.context)
-        return self.own(handle, lambda: lib.N_VDestroy(handle), "a vector")
+        self.own(handle, lambda: lib.N_VDestroy(handle), "a vector")
+        lib.N_VEnableFusedOps_Serial(handle, 1)
+        return handle
 
     def vectors(self, count: int, n: int) -> Any:
         """A C array of vectors."""
@@ -177,6 +181,13 @@ class Objects(Resources):
         self.own(matrix, lambda: lib.SUNMatDestroy(matrix), "a matrix")
         solver = lib.SUNLinSol_Dense(vector, matrix, self.context)
         return matrix, self.own(solver, lambda: lib.SUNLinSolFree(solver), "a linear solver")
+
+    def step_controller(self, bias: float) -> int:
+        """A proportional-integral controller of step sizes, which takes errors to be `bias` times as large."""
+        lib, handle = self.library, self.library.SUNAdaptController_PI(self.context)
+        self.own(handle, lambda: lib.SUNAdaptController_Destroy(handle), "a controller")
+        lib.SUNAdaptController_SetErrorBias(handle, bias)
+        return handle
 
     def fixed_point(self, vector: int, count: int = 0) -> int:
         """A fixed-point nonlinear solver; with `count`, for that many sensitivities."""
