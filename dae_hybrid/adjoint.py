@@ -23,7 +23,6 @@ from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session,
 from dae_hybrid.journey import LegAdjoint
 from dae_hybrid.layout import Layout
 from dae_hybrid.leg import Leg
-from dae_hybrid.matrices import Matrix
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
 from dae_hybrid.multipliers import ROUNDED, consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.options import Options
@@ -136,11 +135,6 @@ class Sweep:
                 note(self.system.memory, np.abs(item.memory))
         return {name: np.where(size > 0, size, 1.0) for name, size in extent.items()}
 
-    def initial_derivatives(self) -> Matrix:
-        """d(y0, m0)/dp."""
-        run, initial = self.trajectory, self.system.initial
-        return initial.derivatives(self.system.modes[initial.mode], run.t_span[0], run.initial, run.parameters)
-
     # -- pieces --------------------------------------------------------------------------------------------
 
     def terminal(self) -> tuple[Array, Array, Array]:
@@ -239,7 +233,7 @@ class _Step(NamedTuple):
 
 def _marks(leg: Leg, found: LegAdjoint) -> tuple[tuple[Array, Array], ...]:
     marks = []
-    for (_, mode, _), mark in zip(leg.heads(), found.marks, strict=True):
+    for (_, mode, _), mark in zip(leg.heads, found.marks, strict=True):
         e = leg.network.equations[mode]
         marks.append((mark[:, : e.n + e.n_memory], mark[:, found.width :]))
     return tuple(reversed(marks))
@@ -299,7 +293,7 @@ def gradient(sweep: Sweep, marks: list[tuple[Array, Array]] | None = None) -> Ar
         adjoint, total = step.adjoint, total + step.share
         if marks is not None and isinstance(step.part, EventRecord) and not step.part.order:
             marks.append((adjoint, total))
-    total = total + adjoint @ sweep.initial_derivatives()[:, wrt]
+    total = total + adjoint @ sweep.trajectory.start.derivatives[:, wrt]
     if not np.all(np.isfinite(total)):
         raise NonFiniteError("The gradient is not finite.", time=sweep.trajectory.t_span[0])
     return np.asarray(total)

@@ -96,7 +96,7 @@ def _check_system(sweep: Sweep) -> None:
     others = [name for name in system.memory.names if system.frozen.get(name) is None]
     if others:
         raise AssumptionError(f"Algorithm 1 knows memory of states only, not {', '.join(others)}.", remedy=GENERAL)
-    if np.any(sweep.initial_derivatives()):
+    if np.any(sweep.trajectory.start.derivatives):
         raise AssumptionError(
             "Algorithm 1 assumes initial values that do not depend on the parameters.", remedy=GENERAL
         )

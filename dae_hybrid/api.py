@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict, Unpack
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid import adjoint as adjoint_analysis
@@ -136,10 +137,10 @@ def forward_sensitivity(
     setup = Setup(system, t_span, parameters, t_eval, adapter, options, "forward")
     allowed, conditions = setup.allowed(duality), setup.conditions(strict=strict)
     indices = system.parameter_indices(wrt)
-    v = direction(setup.p[list(indices)])
-    directions = setup.directions(indices, conditions)
-    witness = None if allowed is None else setup.witness(directions.directions, v, conditions)
-    directions = witness or directions
+    directions, witness, v = setup.directions(indices, conditions), None, np.zeros(0)
+    if allowed is not None:
+        v = direction(setup.p[list(indices)])
+        directions = witness = setup.witness(directions.directions, v, conditions)
     trajectory = setup.run(directions)
     with keeping(trajectory):
         gradient = directions.gradient(trajectory)

@@ -15,6 +15,7 @@ from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, ZenoEr
 from dae_hybrid.events import SAME_INSTANT, TOGETHER, Entry, Instant, signs
 from dae_hybrid.failures import SUSPECTS, singular
 from dae_hybrid.firing import Firing
+from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array, Record, SegmentTask, Session
 from dae_hybrid.journey import Journey
 from dae_hybrid.leg import Leg, Parts
@@ -61,7 +62,8 @@ class Automaton:
         self.mode = system.modes[system.initial.mode]
         self.at = Arrival(*(np.zeros(0) for _ in Arrival._fields))
         self.n_events = 0
-        self.x0 = np.zeros(0)
+        none = np.zeros(0)
+        self.start = Start(system.initial, self.mode, self.t, none, none, parameters)
         self.sides: dict[int, int] = {}  # of guards that a signal holds at zero: which side they came from
         self.next_step: float | None = None  # of an explicit method, from the segment before
         self.outputs = 0  # how many of the output times are done
@@ -70,9 +72,9 @@ class Automaton:
         """Run to the end; an error carries the trajectory up to it."""
         try:
             self.at = self.system.initial.apply(self.mode, self.t, self.p)
-            self.x0 = self.at.x
+            self.start = replace(self.start, x=self.at.x, m=self.at.m)
             if self.companion is not None:
-                self.companion.start(self.mode, self.t, self.at.x)
+                self.companion.start(self.start)
             self._loop()
             self._measure()
             self.stops.finish(self.t)
@@ -431,7 +433,7 @@ class Automaton:
             statistics=MappingProxyType(self.session.statistics()),
             notes=self.instant.notes(),
             accumulation=self.instant.accumulation,
-            initial=self.x0,
+            start=self.start,
             final=(self.t, self.mode.index, self.at.x, self.at.m),
             complete=complete,
         )

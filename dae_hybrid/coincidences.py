@@ -120,9 +120,6 @@ class _Look:
 
     def __init__(self, trajectory: Trajectory) -> None:
         self.run, self.system, self.p = trajectory, trajectory.system, trajectory.parameters
-        self.initial_mode = self.system.modes[self.system.initial.mode]
-        start = (self.initial_mode, trajectory.t_span[0], trajectory.initial)
-        self.initial_memory = self.system.initial.matrix(*start, self.p)[0]
         self.accuracy = max(SAME, ACCURACY * trajectory.options.rtol)
 
     def slack(self, t: float) -> float:
@@ -204,12 +201,13 @@ class _Look:
 
     def moving_at_start(self, directions: Array) -> list[int]:
         """Transitions whose guards are zero at the start without firing, and move with the parameters."""
-        mode, t, x, m = self.initial_mode, self.run.t_span[0], self.run.initial, self.initial_memory
-        open_ = self.undecided(mode, t, x, m, None)
+        start = self.run.start
+        point = (start.mode, start.t, start.x, start.m)
+        open_ = self.undecided(*point, None)
         if not open_:
             return []
-        state = self.system.initial.derivatives(mode, t, x, self.p) @ directions
-        return [index for index in open_ if self.moves(index, mode, t, x, m, state, directions, None)]
+        state = start.derivatives @ directions
+        return [index for index in open_ if self.moves(index, *point, state, directions, None)]
 
     def moves(
         self, index: int, mode: ModeSystem, t: float, x: Array, m: Array, state: Array, dp: Array, tau: Array | None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dae_hybrid.integrator import Array, SegmentOutcome
 
 if TYPE_CHECKING:
+    from dae_hybrid.initial import Start
     from dae_hybrid.leg import Leg
     from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
     from dae_hybrid.system import ModeSystem
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 class Companion(Protocol):
     """Something that travels along a run: it adds to each segment's task and sees each outcome and event."""
 
-    def start(self, mode: ModeSystem, t: float, x: Array) -> None:
-        """The run starts at a point."""
+    def start(self, start: Start) -> None:
+        """The run starts."""
 
     def extend(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
         """Further fields of the segment's task."""

@@ -309,9 +309,12 @@ def refuse_multiple_root(matrix: Array, sizes: Array) -> None:
     """
     if issparse(matrix):
         return
-    rows = _row_sizes(sizes)
-    columns = _row_sizes((sizes / rows).T).T
-    smallest = np.linalg.svd(matrix / rows / columns, compute_uv=False)[-1]
+    if matrix.shape == (1, 1):
+        smallest = abs(float(matrix[0, 0])) / (abs(float(sizes[0, 0])) or 1.0)
+    else:
+        rows = _row_sizes(sizes)
+        columns = _row_sizes((sizes / rows).T).T
+        smallest = np.linalg.svd(matrix / rows / columns, compute_uv=False)[-1]
     if not smallest > MULTIPLE_ROOT:
         raise np.linalg.LinAlgError(f"their matrix almost cancels (to {smallest:.1e} of its terms), a multiple root")
 
@@ -322,6 +325,8 @@ def reciprocal_condition(matrix: Matrix) -> float:
         return 1.0
     if not is_finite(matrix):
         return 0.0
+    if matrix.shape == (1, 1):
+        return float(matrix[0, 0] != 0)
     if issparse(matrix):
         scaled = csc_array(matrix / _row_sizes(matrix))
         try:

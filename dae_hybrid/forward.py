@@ -12,6 +12,7 @@ import numpy as np
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import refuse_not_finite
+from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array, SegmentOutcome
 from dae_hybrid.leg import Leg
 from dae_hybrid.matrices import column
@@ -44,9 +45,9 @@ class Directions:
         """Number of directions."""
         return int(self.directions.shape[1])
 
-    def start(self, mode: ModeSystem, t: float, x: Array) -> None:
+    def start(self, start: Start) -> None:
         """Initial derivatives (SR eq. 2, differentiated)."""
-        self.state, self._mode = np.asarray(self.system.initial.derivatives(mode, t, x, self.p) @ self.directions), mode
+        self.state, self._mode = np.asarray(start.derivatives @ self.directions), start.mode
 
     def _by_u(self, mode: ModeSystem, t: float, x: Array, m: Array) -> Array:
         """Derivatives of u = (x, m, p, t) along the directions at fixed t, shape (n_u, d)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -111,10 +112,10 @@ class InitialMap:
             _check_index(mode, t, x, m, p)
         return x, m
 
-    def matrix(self, mode: ModeSystem, t: float, x: Array, p: Array) -> tuple[Array, Array]:
-        """m0, and the derivative of the equations by what is not given: the matrix below SR eq. 2."""
-        m, _, by_x, _ = self.equations(t, x, self._held(mode.equations.n_memory, t, p), p)
-        return m, by_x[:, list(self.free)]
+    def matrix(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Array:
+        """The derivative of the equations by what is not given: the matrix below SR eq. 2."""
+        by_x = self.equations(t, x, self._held(mode.equations.n_memory, t, p), p)[2]
+        return by_x[:, list(self.free)]
 
     def derivatives(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Matrix:
         """d(y0, m0)/dp, shape (n_differential + n_memory, n_parameters)."""
@@ -153,6 +154,27 @@ class InitialMap:
             )
         m_by_p = m_x @ by_p + m_held @ held_by_p + m_p
         return np.vstack((by_p[: mode.differential.size], m_by_p))
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """The point that a run starts at: mode, time, x and memory, for the parameters p."""
+
+    map: InitialMap
+    mode: ModeSystem
+    t: float
+    x: Array
+    m: Array
+    p: Array
+
+    @cached_property
+    def derivatives(self) -> Matrix:
+        """d(y0, m0)/dp, shape (n_differential + n_memory, n_parameters); see `InitialMap.derivatives`."""
+        return self.map.derivatives(self.mode, self.t, self.x, self.p)
+
+    def matrix(self) -> Array:
+        """The derivative of the initial equations by what is not given: the matrix below SR eq. 2."""
+        return self.map.matrix(self.mode, self.t, self.x, self.p)
 
 
 def _not_finite(names: Sequence[str], values: Array, mode: ModeSystem, t: float) -> NonFiniteError:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.dense import DENSE_COLUMNS, Redo
 from dae_hybrid.integrator import Array, SegmentTask
@@ -104,22 +105,39 @@ class Leg:
 
     def events(self) -> Iterator[tuple[dict[str, Any], int]]:
         """Every record by names, and the mode after it."""
-        for at, mode, guard in self.heads():
-            target, record = self._target(mode, guard), self.records[at:]
-            event: dict[str, Any] = dict(zip(HEADER, record[: len(HEADER)].tolist(), strict=True))
-            for name, part in self._layout(mode, target)[0].items():
-                event[name] = record[part]
-            event["transition"], event["source"] = self.network.guarded[mode][guard], mode
-            yield event, target
+        return map(self._event, self.heads)
 
-    def heads(self) -> Iterator[tuple[int, int, int]]:
+    def _event(self, head: tuple[int, int, int]) -> tuple[dict[str, Any], int]:
+        at, mode, guard = head
+        target, record = self._target(mode, guard), self.records[at:]
+        event: dict[str, Any] = dict(zip(HEADER, record[: len(HEADER)].tolist(), strict=True))
+        for name, part in self._layout(mode, target)[0].items():
+            event[name] = record[part]
+        event["transition"], event["source"] = self.network.guarded[mode][guard], mode
+        return event, target
+
+    @cached_property
+    def heads(self) -> tuple[tuple[int, int, int], ...]:
         """Where each record begins, its mode and guard."""
-        at, mode = 0, self.mode
+        found, at, mode = [], 0, self.mode
+        widths: dict[tuple[int, int], tuple[int, int]] = {}
         for _ in range(self.count):
             guard = int(self.records[at + AT["guard"]])
-            yield at, mode, guard
-            target = self._target(mode, guard)
-            at, mode = at + self._layout(mode, target)[1], target
+            found.append((at, mode, guard))
+            if (mode, guard) not in widths:
+                target = self._target(mode, guard)
+                widths[mode, guard] = self._layout(mode, target)[1], target
+            width, mode = widths[mode, guard]
+            at += width
+        return tuple(found)
+
+    def column(self, name: str) -> Array:
+        """One number of the head of every record."""
+        return self.records[self._offsets + AT[name]]
+
+    @cached_property
+    def _offsets(self) -> NDArray[np.int64]:
+        return np.array([at for at, _, _ in self.heads], dtype=np.int64)
 
     def _target(self, mode: int, guard: int) -> int:
         link = self.network.links[mode][guard]
@@ -133,21 +151,21 @@ class Leg:
     @cached_property
     def times(self) -> list[float]:
         """Times of the events."""
-        return [float(self.records[at]) for at, _, _ in self.heads()]
+        found: list[float] = self.column("time").tolist()
+        return found
 
     @cached_property
     def last(self) -> tuple[dict[str, Any], int]:
         """The last event, and the mode after it."""
-        *_, (at, mode, guard) = self.heads()
+        at, mode, guard = self.heads[-1]
         target = self._target(mode, guard)
         return {name: self.records[at:][part] for name, part in self._layout(mode, target)[0].items()}, target
 
     def some(self, most: int) -> Iterator[dict[str, Any]]:
         """At most so many of the events, the last among them."""
         stride = -(-self.count // most)
-        for i, (event, _) in enumerate(self.events()):
-            if (self.count - 1 - i) % stride == 0:
-                yield event
+        for head in self.heads[(self.count - 1) % stride :: stride]:
+            yield self._event(head)[0]
 
     def extent(self, mode: int) -> Array:
         """How large what is integrated becomes in a mode, (n,)."""
@@ -159,23 +177,26 @@ class Leg:
 
     def memory_extent(self) -> Array:
         """How large the memory becomes, (n_memory,)."""
-        found = np.zeros(self.network.equations[0].n_memory)
-        for at, mode, guard in self.heads() if found.size else ():
-            layout, _ = self._layout(mode, self._target(mode, guard))
-            for name in ("memory", "memory_after"):
-                part = layout[name]
-                np.maximum(found, np.abs(self.records[at + part.start : at + part.stop]), out=found)
+        size = self.network.equations[0].n_memory
+        if not size:
+            return np.zeros(0)
+        starts = [
+            at + self._layout(mode, self._target(mode, guard))[0][name].start
+            for at, mode, guard in self.heads
+            for name in ("memory", "memory_after")
+        ]
+        found: Array = np.abs(self.records[np.array(starts)[:, None] + np.arange(size)]).max(axis=0)
         return found
 
     @property
     def n_rows(self) -> int:
         """Rows of all its segments."""
-        return sum(int(self.records[at + AT["row_end"]] - self.records[at + AT["row"]]) for at, _, _ in self.heads())
+        return int((self.column("row_end") - self.column("row")).sum())
 
     @property
     def is_clean(self) -> bool:
         """Whether no event needs a closer look."""
-        return all(self.records[at + AT["clean"]] for at, _, _ in self.heads())
+        return bool(self.column("clean").all())
 
     def derivatives(self) -> list[tuple[Array, Array, Array]]:
         """Derivatives of the time, and of (y, m) before and after, of every event."""

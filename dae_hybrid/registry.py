@@ -81,6 +81,11 @@ def adapter_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*BUILT_IN, *_elsewhere(), *_registered)))
 
 
+def registered(name: Any) -> tuple[Any, type[Adapter] | None]:
+    """What stands for an adapter as long as no other takes its name."""
+    return name, _registered.get(name) if isinstance(name, str) else None
+
+
 def adapter_class(name: str) -> type[Adapter]:
     """The class of an adapter; its solver library is not loaded.
 

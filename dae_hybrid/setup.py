@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from dae_hybrid.errors import OptionError, StepLimitError, UnsupportedError
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, Session
 from dae_hybrid.options import Options, check_time_span, check_times
-from dae_hybrid.registry import Analysis, check_capabilities, find_integrator
+from dae_hybrid.registry import Analysis, check_capabilities, find_integrator, registered
 from dae_hybrid.system import HybridSystem, check_built
 from dae_hybrid.trajectory import Trajectory
 
@@ -29,6 +30,8 @@ DIRECT_RTOL = 1e-11
 LOOKS = 1e8
 #: a witness may take so many times as many steps as the run, or another direction is tried, up to so many
 LONGER, DIRECTIONS = 20, 4
+#: so many sets of options that have been checked are kept with a system
+KEPT = 100
 
 
 class Setup:
@@ -43,12 +46,26 @@ class Setup:
         self.span = check_time_span(t_span)
         self.t_eval = check_times(t_eval, self.span)
         self.p = system.parameter_vector(parameters)
-        self.options = Options.of(options)
+        self.options, self.integrator = self._checked(adapter, options, analysis)
+
+    def _checked(self, adapter: str, given: Mapping[str, Any], analysis: Analysis) -> tuple[Options, Integrator]:
+        """The options, and the integrator that can do what they ask for; the answer is kept for the next call."""
+        known: dict[Any, tuple[Options, Integrator]] = self.system.network.kept.setdefault("checked", {})
+        key = (registered(adapter), self.span, analysis, *((name, type(v), v) for name, v in given.items()))
+        with suppress(TypeError):  # tolerances by name, and what is no option
+            if key in known:
+                return known[key]
+        self.options = Options.of(given)
         self._check_tolerance_names()
         self._check_index()
         self._check_resolution()
-        check_capabilities(adapter, system, self.options, analysis)
-        self.integrator: Integrator = find_integrator(adapter)
+        check_capabilities(adapter, self.system, self.options, analysis)
+        found = self.options, find_integrator(adapter)
+        if len(known) >= KEPT:
+            known.clear()
+        with suppress(TypeError):
+            known[key] = found
+        return found
 
     def _check_index(self) -> None:
         tight = [mode for mode in self.system.modes if mode.equations.index == 2 and self.options.rtol < DIRECT_RTOL]

@@ -62,9 +62,12 @@ class SolvabilityReport(tuple[Solvability, ...]):
 def solvability(trajectory: Trajectory) -> SolvabilityReport:
     """Evaluate the conditions along a trajectory."""
     system, p = trajectory.system, trajectory.parameters
-    mode, t, x = system.modes[system.initial.mode], trajectory.t_span[0], trajectory.initial
-    m, matrix = system.initial.matrix(mode, t, x, p)
-    found = [Solvability(t, None, np.nan, np.nan, _condition(matrix), _index(mode, t, x, m, p))]
+    start = trajectory.start
+    found = [
+        Solvability(
+            start.t, None, np.nan, np.nan, _condition(start.matrix()), _index(start.mode, start.t, start.x, start.m, p)
+        )
+    ]
     for event in trajectory.events:
         transition = system.transitions[event.index]
         guarded = transition.kind == "guard"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dae_hybrid.codegen import Kernel, densified
@@ -16,6 +18,8 @@ EIGENVALUES = 30
 DECAYS = 500.0
 #: and looks again after so many steps, as many again and so on, to change where that is no longer so
 LOOK, MOST = 100, 1000
+#: up to so many entries of a matrix Python's own sums are faster than NumPy's
+FEW = 25
 
 
 def steps_to_look(taken: int) -> int:
@@ -45,6 +49,8 @@ def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_sto
     jacobian = state_jacobian(equations, t, x, m, p)
     if not equations.implicit and _bound(jacobian) * (t_stop - t) <= DECAYS:  # without a look at the eigenvalues
         return False
+    if not equations.implicit and len(jacobian) == 2:  # nor a call of LAPACK
+        return _fastest_of_two(*jacobian.ravel().tolist()) * (t_stop - t) > DECAYS
     return _decay_rate(equations, jacobian) * (t_stop - t) > DECAYS
 
 
@@ -74,6 +80,14 @@ def _decay_rate(equations: Equations, jacobian: Array) -> float:
     return max(0.0, float(-np.linalg.eigvals(jacobian).real.min(initial=0.0)))
 
 
+def _fastest_of_two(a: float, b: float, c: float, d: float) -> float:
+    """Largest -Re of the eigenvalues of [[a, b], [c, d]]; 0 where they are not finite or do not decay."""
+    half, gap = (a + d) / 2, (a - d) / 2
+    square = gap * gap + b * c
+    rate = -half + math.sqrt(square) if square > 0 else -half
+    return rate if 0 < rate < math.inf else 0.0
+
+
 def _sparse_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array) -> Matrix:
     """F_x as it is stored; all zero where it is not finite."""
     function = equations.functions["jacobian"].function
@@ -85,4 +99,7 @@ def _sparse_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Arra
 def _bound(jacobian: Matrix) -> float:
     """The smaller of the 1- and the infinity-norm, which no eigenvalue exceeds."""
     sizes = abs(jacobian)
+    if isinstance(jacobian, np.ndarray) and jacobian.size <= FEW:
+        rows = sizes.tolist()
+        return min(max(map(sum, rows), default=0.0), max(map(sum, zip(*rows, strict=True)), default=0.0))
     return float(min(sizes.sum(axis=0).max(), sizes.sum(axis=1).max())) if sizes.shape[0] else 0.0

@@ -20,6 +20,7 @@ from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
 if TYPE_CHECKING:
     from dae_hybrid.diagnostics import Diagnostics
+    from dae_hybrid.initial import Start
     from dae_hybrid.jump_sensitivity import JumpSensitivity
     from dae_hybrid.solvability import SolvabilityReport
     from dae_hybrid.system import HybridSystem, ModeSystem
@@ -134,7 +135,7 @@ class Trajectory(OfThisProcess):
     functionals: Mapping[str, Any]
     statistics: Mapping[str, int]
     notes: tuple[str, ...]
-    initial: Array  # x at the start
+    start: Start
     final: tuple[float, int, Array, Array]  # t, mode, x, memory
     accumulation: float | None = None  # where events accumulate, where that has ended the run
     complete: bool = True

@@ -53,20 +53,32 @@ static int root_values(context *c, double t, const double *x, double *out) {
   return flag;
 }
 
-/* F_x s + F_p dp + F_m dm, and the same of the integrands, for one direction; SR eq. 5, 18, 25 */
-static void along(context *c, integer i, const double *s, double *out) {
-  const double *dp = c->parameter_directions + i * c->n_parameters, *dm = c->memory_directions + i * c->n_memory;
-  memset(out, 0, (size_t)c->n * sizeof(double));
-  add_product(&c->f_x, c->n, s, out);
-  add_product(&c->f_p, c->n_parameters, dp, out);
-  add_product(&c->f_m, c->n_memory, dm, out);
-  for (integer j = 0; j < c->n_integrals; j++)
-    out[c->n + j] = column_dot(&c->g_x, j, s) + column_dot(&c->g_p, j, dp) + column_dot(&c->g_m, j, dm);
+/* F_x s + F_p dp + F_m dm, and the same of the integrands, for some directions from `first` on; SR eq. 5, 18, 25 */
+static void along(context *c, integer first, integer count, const double *const *s, double *const *out) {
+  const double *dm[TOGETHER];
+  for (integer i = 0; i < count; i++) {
+    dm[i] = c->memory_directions + (first + i) * c->n_memory;
+    memset(out[i], 0, (size_t)c->n * sizeof(double));
+    add_sparse_product(&c->f_p, &c->moved, first + i, out[i]);
+  }
+  add_products(&c->f_x, c->n, s, count, out);
+  add_products(&c->f_m, c->n_memory, dm, count, out);
+  for (integer i = 0; i < count; i++) {
+    const double *dp = c->parameter_directions + (first + i) * c->n_parameters;
+    for (integer j = 0; j < c->n_integrals; j++)
+      out[i][c->n + j] = column_dot(&c->g_x, j, s[i]) + column_dot(&c->g_p, j, dp) + column_dot(&c->g_m, j, dm[i]);
+  }
 }
 
 static int directional(context *c, double t, const double *x, vector *s, vector *out) {
   const int flag = linearise(c, t, x);
-  for (integer i = 0; !flag && i < c->n_directions; i++) along(c, i, c->api->array(s[i]), c->api->array(out[i]));
+  for (integer first = 0; !flag && first < c->n_directions; first += TOGETHER) {
+    const integer left = c->n_directions - first, count = left < TOGETHER ? left : TOGETHER;
+    const double *from[TOGETHER];
+    double *to[TOGETHER];
+    for (integer i = 0; i < count; i++) from[i] = c->api->array(s[first + i]), to[i] = c->api->array(out[first + i]);
+    along(c, first, count, from, to);
+  }
   return flag;
 }
 

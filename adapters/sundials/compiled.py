@@ -56,6 +56,7 @@ class Model:
         self.parameters, self.memory = np.zeros(e.n_parameters), np.zeros(e.n_memory)
         self.parameter_directions = np.zeros((n_directions, e.n_parameters))
         self.memory_directions = np.zeros((n_directions, e.n_memory))
+        self._moved = _compressed(np.zeros(n_directions + 1), np.zeros(0), np.zeros(0))
         self.zero_band, self.departure = np.zeros(e.n_guards), np.zeros(e.n_guards)
         self.wrt = np.array(wrt, dtype=np.int64)
         self.weights, self._integrands = np.zeros(len(wrt) + e.n_memory), np.zeros(len(wrt) + e.n_memory)
@@ -78,7 +79,8 @@ class Model:
             n_wrt=len(wrt),
             parameters=self.parameters.ctypes.data, memory=self.memory.ctypes.data,
             parameter_directions=self.parameter_directions.ctypes.data,
-            memory_directions=self.memory_directions.ctypes.data, wrt=self.wrt.ctypes.data,
+            memory_directions=self.memory_directions.ctypes.data,
+            moved=Sparse(*(array.ctypes.data for array in self._moved)), wrt=self.wrt.ctypes.data,
             weights=self.weights.ctypes.data, integrands=self._integrands.ctypes.data,
             state_jacobian=self._sparse("jacobian", 0), integrand_jacobian=self._sparse("jacobian", 1), **blocks,
             zero_band=self.zero_band.ctypes.data, departure=self.departure.ctypes.data,
@@ -88,9 +90,19 @@ class Model:
 
     def _sparse(self, function: str, output: int) -> Sparse:
         column, row = self.equations.compiled[function].pattern(output)
-        value = np.zeros(max(row.size, 1))
-        self._patterns.append((column, row, value))
-        return Sparse(column.ctypes.data, row.ctypes.data, value.ctypes.data)
+        arrays = _compressed(column, row, np.zeros(max(row.size, 1)))
+        self._patterns.append(arrays)
+        return Sparse(*(array.ctypes.data for array in arrays))
+
+    def carry(self, directions: Array) -> None:
+        """Take over parameter directions, (n_directions, n_parameters)."""
+        if np.array_equal(directions, self.parameter_directions):
+            return
+        self.parameter_directions[:] = directions
+        of, row = np.nonzero(self.parameter_directions)
+        column = np.concatenate(([0], np.cumsum(np.bincount(of, minlength=len(directions)))))
+        self._moved = _compressed(column, row, self.parameter_directions[of, row])
+        self.context.moved = Sparse(*(array.ctypes.data for array in self._moved))
 
     def reset(self) -> None:
         """Forget what was cached; needed whenever parameters, memory or directions change."""
@@ -152,6 +164,13 @@ class Model:
         """Calls so far."""
         own = {name: int(getattr(self.context, name)) for name in COUNTERS}
         return own if self.linear is None else own | self.linear.counters()
+
+
+def _compressed(column: Array, row: Array, value: Array) -> tuple[Array, Array, Array, Array]:
+    """The arrays of a `Sparse`: pointers to columns, and of every value its row, its column and itself."""
+    column, row = (np.array(v, dtype=np.int64) for v in (column, row))
+    owner = np.repeat(np.arange(column.size - 1), np.diff(column))
+    return column, row, owner, value
 
 
 class _Loop:

@@ -38,6 +38,7 @@ enum { DEPTH = 8 };                          /* halvings of a step in search of 
 enum { HALVES, START = DEPTH + 1, END, TRIAL, GLANCES }; /* rows of `run.glances` */
 enum { SHORTER = 10 };                       /* times that an explicit step is made shorter where there are no numbers */
 enum { NODES = 8 };                          /* of the polynomial of an explicit step */
+enum { TOGETHER = 8 };                       /* directions that are gone along at once */
 enum { BLOCKS = 6 };                         /* of the linearised equations */
 enum { HISTORY = 3 };                        /* ends of steps whose guards are kept */
 #define SAFETY 4.0                           /* a cubic is at most this many times as wrong as within */
@@ -112,6 +113,7 @@ typedef struct {                             /* of Python's own C functions: PyG
 typedef struct {                             /* compressed columns; the values lie in `value` */
   const integer *column;
   const integer *row;
+  const integer *owner;                      /* the column of every value */
   double *value;
 } sparse;
 
@@ -127,6 +129,7 @@ typedef struct {
   double *memory;
   const double *parameter_directions;        /* n_parameters x n_directions, column by column */
   double *memory_directions;                 /* n_memory x n_directions */
+  sparse moved;                              /* the parameter directions once more, without their zeros */
   const integer *wrt;                        /* parameters whose gradient is wanted */
   const double *weights;                     /* n_wrt + n_memory: the guide of the backward pass, see `adjoint` */
   double *integrands;                        /* n_wrt + n_memory doubles of work */

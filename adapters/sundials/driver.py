@@ -45,7 +45,7 @@ class PythonApi(Structure):
 class Sparse(Structure):
     """`sparse` of driver.h."""
 
-    _fields_ = [("column", c_void_p), ("row", c_void_p), ("value", c_void_p)]
+    _fields_ = [(name, c_void_p) for name in ("column", "row", "owner", "value")]
 
 
 class Context(Structure):
@@ -57,8 +57,9 @@ class Context(Structure):
         *((name, c_void_p) for name in ("arg", "res", "iw", "w")),
         *((name, c_int64) for name in ("n", "n_differential", "n_functionals", "n_integrals", "n_memory",
                                        "n_parameters", "n_guards", "n_directions", "n_wrt")),
-        *((name, c_void_p) for name in ("parameters", "memory", "parameter_directions", "memory_directions", "wrt",
-                                        "weights", "integrands")),
+        *((name, c_void_p) for name in ("parameters", "memory", "parameter_directions", "memory_directions")),
+        ("moved", Sparse),
+        *((name, c_void_p) for name in ("wrt", "weights", "integrands")),
         *((name, Sparse) for name in ("state_jacobian", "integrand_jacobian", *BLOCKS)),
         *((name, c_void_p) for name in ("zero_band", "departure", "latest")),
         ("latest_time", c_double),

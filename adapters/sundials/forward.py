@@ -98,7 +98,7 @@ class Forward(SolverMemory):
         e = self.equations
         if self.explicit:
             if directions is not None and scales is not None:
-                self.model.parameter_directions[:] = directions
+                self.model.carry(directions)
             self._set_explicit_tolerances(options, scales if self.s_data else None)
             self._first_step = options.first_step
             return
@@ -110,7 +110,7 @@ class Forward(SolverMemory):
         if e.implicit:
             self.call("SetSuppressAlg", int(suppress))
         if directions is not None and scales is not None and self.s is not None:
-            self.model.parameter_directions[:] = directions
+            self.model.carry(directions)
             self.call("SetSensParams", None, (c_double * scales.size)(*scales), None)
 
     def prepare(self, task: SegmentTask) -> None:

@@ -105,6 +105,10 @@ class Model(LinearCallbacks):
         """Let go of what was followed, which may be large."""
         self._path = None
 
+    def carry(self, directions: Array) -> None:
+        """Take over parameter directions, (n_directions, n_parameters)."""
+        self.parameter_directions[:] = directions
+
     def reset(self) -> None:
         """Forget the cached linearisation."""
         self._point = self._where = None

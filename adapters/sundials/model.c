@@ -86,11 +86,16 @@ static int linearise(context *c, double t, const double *x) {
   return linearise_and(c, t, x, 0);
 }
 
-static void add_product(const sparse *a, integer columns, const double *v, double *out) {
-  for (integer j = 0; j < columns; j++) {
-    if (v[j] == 0) continue;
-    for (integer k = a->column[j]; k < a->column[j + 1]; k++) out[a->row[k]] += a->value[k] * v[j];
-  }
+/* of several vectors at once: each by itself would wait for one sum after the other */
+static void add_products(const sparse *a, integer columns, const double *const *v, integer count, double *const *out) {
+  for (integer k = 0; k < a->column[columns]; k++)
+    for (integer i = 0; i < count; i++) out[i][a->row[k]] += a->value[k] * v[i][a->owner[k]];
+}
+
+/* the product with column i of a sparse matrix */
+static void add_sparse_product(const sparse *a, const sparse *b, integer i, double *out) {
+  for (integer q = b->column[i]; q < b->column[i + 1]; q++)
+    for (integer k = a->column[b->row[q]]; k < a->column[b->row[q] + 1]; k++) out[a->row[k]] += a->value[k] * b->value[q];
 }
 
 static double column_dot(const sparse *a, integer j, const double *v) {

@@ -7,7 +7,13 @@ static int augmented(context *c, double t, const double *x, double *out) {
   const integer size = c->n + c->n_integrals;
   if (!c->n_directions) return flow(c, t, x, out);
   const int flag = linearise_and(c, t, x, out);
-  for (integer i = 0; !flag && i < c->n_directions; i++) along(c, i, x + (i + 1) * size, out + (i + 1) * size);
+  for (integer first = 0; !flag && first < c->n_directions; first += TOGETHER) {
+    const integer left = c->n_directions - first, count = left < TOGETHER ? left : TOGETHER;
+    const double *from[TOGETHER];
+    double *to[TOGETHER];
+    for (integer i = 0; i < count; i++) from[i] = x + (first + i + 1) * size, to[i] = out + (first + i + 1) * size;
+    along(c, first, count, from, to);
+  }
   return flag;
 }
 

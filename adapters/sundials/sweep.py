@@ -107,7 +107,7 @@ class LegSweep:
         self, marcher: Marcher, leg: Leg, discrete: dict[int, DiscreteAdjoint], integrated: dict[int, list[Adjoint]],
         wrt: tuple[int, ...], components: tuple[int, ...],
     ) -> None:  # fmt: skip
-        self.leg, self.wrt, self.components, self.heads = leg, wrt, components, list(leg.heads())
+        self.leg, self.wrt, self.components, self.heads = leg, wrt, components, leg.heads
         self._discrete, self._integrated, self._marcher = discrete, integrated, marcher
         e, k, count = leg.network.equations, len(components), len(leg.network.equations)
         self.width = max(own.n + own.n_memory for own in e)
