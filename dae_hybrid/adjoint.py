@@ -77,8 +77,9 @@ class Sweep:
         duration, largest = self.trajectory.t_span[1] - self.trajectory.t_span[0], np.zeros_like(size)
         for own, at, x_end, memory in self._ends():
             g_x = own.kernels["adjoint_point"](at, x_end, memory, p)[1][chosen]
-            found = np.abs(np.where(np.isfinite(g_x), g_x, 0.0)) @ np.abs(x_end)
-            largest = np.maximum(largest, found)
+            if not all_finite(g_x.ravel()):
+                g_x = np.where(np.isfinite(g_x), g_x, 0.0)
+            largest = np.maximum(largest, np.abs(g_x) @ np.abs(x_end))
         # a run that has settled has small integrands at its ends, and its cost behind it
         size = np.maximum(size + duration * largest, SETTLED * np.abs(self.trajectory.integrals[chosen]))
         return np.asarray(np.where(np.isfinite(size) & (size > 0), size, 1.0))
@@ -90,21 +91,22 @@ class Sweep:
         dG/dp ~ s/p and dG/dm ~ s/m, with s the cost's size of `sizes`.
         """
         if mode.index not in self._tolerances:
-            p = np.abs(self.trajectory.parameters[list(self.wrt)])
-            layout, memory = mode.equations.variables, self.system.memory
-            x, m = (
-                np.concatenate([np.zeros(0), *(self._extent[n] for n in names)])
-                for names in (layout.names, memory.names)
-            )
+            layout, sizes = mode.equations.variables, self.sizes[:, None]
+            x = self._extent_of(layout)
             finer = self.rtol / self.options.rtol
-            floor = np.clip(finer * self.options.absolute(layout) / x, ROUNDING, self.rtol)
-            others = np.concatenate((np.where(p > 0, np.maximum(p, SMALLEST), 1.0), m))
-            self._tolerances[mode.index] = Tolerances(
-                np.outer(self.sizes, floor / x),
-                np.outer(self.sizes, floor.min(initial=self.rtol) / others),
-                self.rtol,
-            )
+            floor = np.minimum(np.maximum(finer * self.options.absolute(layout) / x, ROUNDING), self.rtol)
+            least = floor.min(initial=self.rtol)
+            self._tolerances[mode.index] = Tolerances(sizes * (floor / x), sizes * (least / self._others), self.rtol)
         return self._tolerances[mode.index]
+
+    def _extent_of(self, layout: Layout) -> Array:
+        return np.concatenate([NONE, *(self._extent[name] for name in layout.names)])
+
+    @cached_property
+    def _others(self) -> Array:
+        """How large the parameters and the memory are."""
+        p = np.abs(self.trajectory.parameters[list(self.wrt)])
+        return np.concatenate((np.where(p > 0, np.maximum(p, SMALLEST), 1.0), self._extent_of(self.system.memory)))
 
     def _ends(self) -> Iterator[tuple[ModeSystem, float, Array, Array]]:
         """Mode, time, x and memory at ends of segments; of a leg at some of them."""
@@ -112,8 +114,8 @@ class Sweep:
             if isinstance(item, Segment):
                 yield item.mode, item.t_end, item.x_end, item.memory
             elif isinstance(item, Leg):
-                for event in item.some(LOOKS):
-                    yield self.system.modes[event["source"]], event["time"], event["x"], event["memory"]
+                for mode, t, x, m in item.ends(LOOKS):
+                    yield self.system.modes[mode], t, x, m
 
     @cached_property
     def _extent(self) -> dict[str, Array]:
@@ -143,8 +145,8 @@ class Sweep:
         final, p = self.system.modes[mode], self.trajectory.parameters
         by_u = final.kernels["terminal"](t, x, m, p)[1][list(self.components)]
         refuse_not_finite("a terminal value", (by_u,), mode=final.name, time=t)
-        total = by_u @ chain(final, t, x, m, p)
         n_w = final.differential.size + m.size
+        total = by_u @ chain(final, t, x, m, p) if by_u.any() else np.zeros((len(by_u), n_w + p.size + 1))
         clock = total[:, -1] if self.trajectory.ended_by_event else np.zeros(len(total))
         return total[:, :n_w], total[:, n_w:-1], clock
 
@@ -233,8 +235,8 @@ class _Step(NamedTuple):
 
 def _marks(leg: Leg, found: LegAdjoint) -> tuple[tuple[Array, Array], ...]:
     marks = []
-    for (_, mode, _), mark in zip(leg.heads, found.marks, strict=True):
-        e = leg.network.equations[mode]
+    for head, mark in zip(leg.heads, found.marks, strict=True):
+        e = leg.network.equations[head.mode]
         marks.append((mark[:, : e.n + e.n_memory], mark[:, found.width :]))
     return tuple(reversed(marks))
 

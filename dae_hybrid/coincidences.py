@@ -221,6 +221,8 @@ class _Look:
         terms = [h_w[:, None] * state, h_p[:, None] * dp]
         if tau is not None:
             terms.append(rate * tau[None, :])
+        if not any(term.any() for term in terms):
+            return False
         change, size = (sum(f(term).sum(axis=0) for term in terms) for f in (np.asarray, np.abs))
         unseen = np.abs(h_w[: mode.differential.size]) @ self.run.options.absolute(mode.differential)
         scale = np.where(self.p != 0, np.abs(self.p), 1.0) @ np.abs(dp)

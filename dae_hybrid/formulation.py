@@ -109,7 +109,7 @@ def solve_explicitly(k: ca.SX, z: ca.SX, largest: int) -> tuple[ca.SX, ca.SX] | 
     blocks that follow from each other; up to `largest` equations that are affine in their variables are solved
     together.
     """
-    solution, rows, columns = _by_substitution(k, z)
+    solution, rows, columns = by_substitution(k, z)
     poles = ca.SX(0, 1)
     if not columns:
         return solution, poles
@@ -148,7 +148,7 @@ def _blocks(pattern: ca.Sparsity) -> list[tuple[list[int], list[int]]]:
     ]
 
 
-def _by_substitution(k: ca.SX, z: ca.SX) -> tuple[ca.SX, list[int], list[int]]:
+def by_substitution(k: ca.SX, z: ca.SX) -> tuple[ca.SX, list[int], list[int]]:
     """z as far as single equations give it, and the equations and variables that are left."""
     unsolved, equations, solution = list(range(z.numel())), list(range(k.numel())), ca.SX(z)
     while unsolved:

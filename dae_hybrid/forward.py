@@ -153,9 +153,11 @@ class Directions:
         for name in self.system.functionals.names:
             rows = by_u[self.system.functionals[name]]
             refuse_not_finite(f"the terminal value of functional '{name}'", (rows,), mode=final.name, time=t)
-        total = self.costs.T + by_u @ self._by_u(final, t, x, m)
-        if trajectory.ended_by_event:
-            total = total + np.outer(by_u @ column(chain(final, t, x, m, self.p), -1), self.event_times[-1])
+        total = np.array(self.costs.T)
+        if by_u.any():
+            total += by_u @ self._by_u(final, t, x, m)
+            if trajectory.ended_by_event:
+                total += np.outer(by_u @ column(chain(final, t, x, m, self.p), -1), self.event_times[-1])
         if not np.all(np.isfinite(total)):
             raise NonFiniteError("The gradient is not finite.", mode=final.name, time=t)
-        return np.asarray(total)
+        return total

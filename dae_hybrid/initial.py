@@ -41,6 +41,8 @@ class InitialMap:
     start        p                   x0 with given values and guesses, and its derivative
     equations    t, x0, held, p      m0, Phi, Phi_x, sizes of the terms of Phi
     linear       t, x0, held, p      Phi and m0, each by x0, held and p; sizes of the terms of Phi_x
+    explicit     t, held, p          x0, m0, where the equations give them one by one
+    exact        t, held, p          (y0, m0) by held, p, likewise
     ============ =================== =======================================================
 
     `held` is the memory with the coefficients of signals at the initial time; its other entries are not used.
@@ -53,6 +55,8 @@ class InitialMap:
     free: tuple[int, ...]  # entries of x0 that are not given
     labels: tuple[str, ...]  # of the equations
     signals: tuple[SignalTable, ...]
+    explicit: Kernel | None = None
+    exact: Kernel | None = None
 
     def _held(self, n_memory: int, t: float, p: Array) -> Array:
         held = np.zeros(n_memory)
@@ -81,7 +85,14 @@ class InitialMap:
 
     def values(self, mode: ModeSystem, t: float, p: Array) -> tuple[Array, Array]:
         """x0 and m0."""
-        start, held = self.start(p)[0], self._held(mode.equations.n_memory, t, p)
+        held = self._held(mode.equations.n_memory, t, p)
+        if self.explicit is not None:
+            x, m = self.explicit(t, held, p)
+            if all_finite(x) and all_finite(m):
+                if mode.algebraic.size:
+                    _check_index(mode, t, x, m, p)
+                return x, m
+        start = self.start(p)[0]
         if not np.all(np.isfinite(start)):
             raise _not_finite(mode.variables.labels(), start, mode, t)
 
@@ -121,6 +132,10 @@ class InitialMap:
         """d(y0, m0)/dp, shape (n_differential + n_memory, n_parameters)."""
         held = self._held(mode.equations.n_memory, t, p)
         held_by_p = self._held_by_p(mode.equations.n_memory, t, p)
+        if self.exact is not None:
+            w_held, w_p = self.exact(t, held, p)
+            refuse_not_finite("an initial value or equation", (w_held, w_p), mode=mode.name, time=t)
+            return w_p + w_held @ held_by_p if self.signals else w_p
         linear, by_p, free = self.linear(t, x, held, p), self.start(p)[1], list(self.free)
         refuse_not_finite("an initial value or equation", (*linear[:6], by_p), mode=mode.name, time=t)
         phi_x, phi_held, phi_p, m_x, m_held, m_p, entries = linear

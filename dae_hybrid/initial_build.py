@@ -10,7 +10,7 @@ import numpy as np
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.declarations import Initial
 from dae_hybrid.errors import FormulationError, ModelError
-from dae_hybrid.formulation import unmatched
+from dae_hybrid.formulation import by_substitution, unmatched
 from dae_hybrid.initial import InitialMap
 from dae_hybrid.lowering import symbols_for
 from dae_hybrid.matrices import compact
@@ -19,6 +19,9 @@ from dae_hybrid.mode_functions import entry_sizes, term_sizes
 from dae_hybrid.model import HybridModel
 from dae_hybrid.signals import SignalTable
 from dae_hybrid.transition_build import check_parameters_only
+
+#: unknowns that are looked for one by one at build
+MOST_EXPLICIT = 8
 
 
 def build_initial(
@@ -68,15 +71,38 @@ def build_initial(
     equations = [m0, total, compact(ca.jacobian(total, s.x)), at(s.t, s.x, m0, s.p)[1]]
     linear = [ca.jacobian(value, by) for value in (total, m0) for by in (s.x, held, s.p)]
     linear.append(entry_sizes(ca.jacobian(total, s.x), ca.vertcat(s.u, held)))
-    start = _start(model, initial, builder, values, entries)
+    given_values = ca.vertcat(*values.call([s.kind.zeros(1), s.kind.zeros(lowering.n), s.kind.zeros(builder.nm), s.p]))
     return InitialMap(
         index,
-        start,
+        _start(model, initial, builder, values, entries),
         Kernel(ca.Function("equations", inputs, dense_vectors(equations, [2])), [2]),
         Kernel(ca.Function("linear", inputs, [compact(v) for v in linear]), range(7)),
         tuple(free),
         labels,
         signals,
+        *_explicit(s, held, m0, total, given_values if entries else s.kind(0, 1), entries, free, builder.ny),
+    )
+
+
+def _explicit(
+    s: Any, held: Any, m0: Any, phi: Any, given: Any, entries: list[int], free: list[int], ny: int
+) -> tuple[Kernel, Kernel] | tuple[None, None]:
+    """(x0, m0) and their derivatives as functions of (t, held, p), where the equations give them one by one."""
+    if s.kind is not ca.SX or len(free) != phi.numel() or len(free) > MOST_EXPLICIT:
+        return None, None
+    unknown = s.x[free, :]
+    solution, _, left = by_substitution(phi, unknown)
+    if left:
+        return None, None
+    x0 = ca.SX(s.x)
+    x0[free] = solution
+    x0 = ca.substitute(x0, s.x[entries, :], given)
+    start = ca.substitute(m0, s.x, x0)
+    inputs, values = [s.t, held, s.p], [x0, start]
+    state = ca.vertcat(x0[:ny, :], start)
+    linear = [compact(ca.jacobian(state, by)) for by in (held, s.p)]
+    return Kernel(ca.Function("explicit", inputs, dense_vectors(values, []))), Kernel(
+        ca.Function("explicit_linear", inputs, linear), range(2)
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,16 @@ def layout_of(
     return layout
 
 
+class Head(NamedTuple):
+    """Where the record of an event begins, its mode, guard and target, and where its parts stand from there."""
+
+    at: int
+    mode: int
+    guard: int
+    target: int
+    layout: dict[str, slice]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Leg:
     """Segments, each with the plain event that ended it.
@@ -107,28 +117,31 @@ class Leg:
         """Every record by names, and the mode after it."""
         return map(self._event, self.heads)
 
-    def _event(self, head: tuple[int, int, int]) -> tuple[dict[str, Any], int]:
-        at, mode, guard = head
-        target, record = self._target(mode, guard), self.records[at:]
-        event: dict[str, Any] = dict(zip(HEADER, record[: len(HEADER)].tolist(), strict=True))
-        for name, part in self._layout(mode, target)[0].items():
-            event[name] = record[part]
-        event["transition"], event["source"] = self.network.guarded[mode][guard], mode
-        return event, target
+    def _event(self, head: Head) -> tuple[dict[str, Any], int]:
+        event: dict[str, Any] = dict(
+            zip(HEADER, self.records[head.at : head.at + len(HEADER)].tolist(), strict=True), **self._named(head)
+        )
+        event["transition"], event["source"] = self.network.guarded[head.mode][head.guard], head.mode
+        return event, head.target
+
+    def _named(self, head: Head) -> dict[str, Array]:
+        """The parts of a record behind its head."""
+        record = self.records[head.at :]
+        return {name: record[part] for name, part in head.layout.items()}
 
     @cached_property
-    def heads(self) -> tuple[tuple[int, int, int], ...]:
-        """Where each record begins, its mode and guard."""
+    def heads(self) -> tuple[Head, ...]:
+        """Where each record begins, and what it is of."""
         found, at, mode = [], 0, self.mode
-        widths: dict[tuple[int, int], tuple[int, int]] = {}
+        known: dict[tuple[int, int], tuple[int, dict[str, slice], int]] = {}
         for _ in range(self.count):
             guard = int(self.records[at + AT["guard"]])
-            found.append((at, mode, guard))
-            if (mode, guard) not in widths:
+            if (mode, guard) not in known:
                 target = self._target(mode, guard)
-                widths[mode, guard] = self._layout(mode, target)[1], target
-            width, mode = widths[mode, guard]
-            at += width
+                known[mode, guard] = target, *self._layout(mode, target)
+            target, layout, width = known[mode, guard]
+            found.append(Head(at, mode, guard, target, layout))
+            at, mode = at + width, target
         return tuple(found)
 
     def column(self, name: str) -> Array:
@@ -137,7 +150,7 @@ class Leg:
 
     @cached_property
     def _offsets(self) -> NDArray[np.int64]:
-        return np.array([at for at, _, _ in self.heads], dtype=np.int64)
+        return np.array([head.at for head in self.heads], dtype=np.int64)
 
     def _target(self, mode: int, guard: int) -> int:
         link = self.network.links[mode][guard]
@@ -157,15 +170,14 @@ class Leg:
     @cached_property
     def last(self) -> tuple[dict[str, Any], int]:
         """The last event, and the mode after it."""
-        at, mode, guard = self.heads[-1]
-        target = self._target(mode, guard)
-        return {name: self.records[at:][part] for name, part in self._layout(mode, target)[0].items()}, target
+        return self._named(self.heads[-1]), self.heads[-1].target
 
-    def some(self, most: int) -> Iterator[dict[str, Any]]:
-        """At most so many of the events, the last among them."""
+    def ends(self, most: int) -> Iterator[tuple[int, float, Array, Array]]:
+        """Mode, time, x and memory at the ends of at most so many segments, the last among them."""
         stride = -(-self.count // most)
         for head in self.heads[(self.count - 1) % stride :: stride]:
-            yield self._event(head)[0]
+            record, layout = self.records[head.at :], head.layout
+            yield head.mode, float(record[AT["time"]]), record[layout["x"]], record[layout["memory"]]
 
     def extent(self, mode: int) -> Array:
         """How large what is integrated becomes in a mode, (n,)."""
@@ -180,11 +192,7 @@ class Leg:
         size = self.network.equations[0].n_memory
         if not size:
             return np.zeros(0)
-        starts = [
-            at + self._layout(mode, self._target(mode, guard))[0][name].start
-            for at, mode, guard in self.heads
-            for name in ("memory", "memory_after")
-        ]
+        starts = [h.at + h.layout[name].start for h in self.heads for name in ("memory", "memory_after")]
         found: Array = np.abs(self.records[np.array(starts)[:, None] + np.arange(size)]).max(axis=0)
         return found
 

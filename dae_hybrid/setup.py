@@ -46,11 +46,12 @@ class Setup:
         self.span = check_time_span(t_span)
         self.t_eval = check_times(t_eval, self.span)
         self.p = system.parameter_vector(parameters)
-        self.options, self.integrator = self._checked(adapter, options, analysis)
+        self.options = self._checked(adapter, options, analysis)
+        self.integrator: Integrator = find_integrator(adapter)
 
-    def _checked(self, adapter: str, given: Mapping[str, Any], analysis: Analysis) -> tuple[Options, Integrator]:
-        """The options, and the integrator that can do what they ask for; the answer is kept for the next call."""
-        known: dict[Any, tuple[Options, Integrator]] = self.system.network.kept.setdefault("checked", {})
+    def _checked(self, adapter: str, given: Mapping[str, Any], analysis: Analysis) -> Options:
+        """The options, checked against the system and the adapter; the answer is kept for the next call."""
+        known: dict[Any, Options] = self.system.network.kept.setdefault("checked", {})
         key = (registered(adapter), self.span, analysis, *((name, type(v), v) for name, v in given.items()))
         with suppress(TypeError):  # tolerances by name, and what is no option
             if key in known:
@@ -60,12 +61,11 @@ class Setup:
         self._check_index()
         self._check_resolution()
         check_capabilities(adapter, self.system, self.options, analysis)
-        found = self.options, find_integrator(adapter)
         if len(known) >= KEPT:
             known.clear()
         with suppress(TypeError):
-            known[key] = found
-        return found
+            known[key] = self.options
+        return self.options
 
     def _check_index(self) -> None:
         tight = [mode for mode in self.system.modes if mode.equations.index == 2 and self.options.rtol < DIRECT_RTOL]

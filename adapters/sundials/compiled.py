@@ -28,6 +28,7 @@ from .driver import (
     loops,
     python_api,
 )
+from .structure import Indices
 
 RECORD = {"nothing": 0, "steps": 1, "dense": 2}
 #: numbers in a row from which on rows are not copied
@@ -56,7 +57,8 @@ class Model:
         self.parameters, self.memory = np.zeros(e.n_parameters), np.zeros(e.n_memory)
         self.parameter_directions = np.zeros((n_directions, e.n_parameters))
         self.memory_directions = np.zeros((n_directions, e.n_memory))
-        self._moved = _compressed(np.zeros(n_directions + 1), np.zeros(0), np.zeros(0))
+        none = np.zeros(0, dtype=np.int64)
+        self._moved = _compressed(np.zeros(n_directions + 1, dtype=np.int64), none, np.zeros(0))
         self.zero_band, self.departure = np.zeros(e.n_guards), np.zeros(e.n_guards)
         self.wrt = np.array(wrt, dtype=np.int64)
         self.weights, self._integrands = np.zeros(len(wrt) + e.n_memory), np.zeros(len(wrt) + e.n_memory)
@@ -100,8 +102,8 @@ class Model:
             return
         self.parameter_directions[:] = directions
         of, row = np.nonzero(self.parameter_directions)
-        column = np.concatenate(([0], np.cumsum(np.bincount(of, minlength=len(directions)))))
-        self._moved = _compressed(column, row, self.parameter_directions[of, row])
+        column = np.concatenate(([0], np.cumsum(np.bincount(of, minlength=len(directions)))), dtype=np.int64)
+        self._moved = _compressed(column, row.astype(np.int64), self.parameter_directions[of, row])
         self.context.moved = Sparse(*(array.ctypes.data for array in self._moved))
 
     def reset(self) -> None:
@@ -166,11 +168,9 @@ class Model:
         return own if self.linear is None else own | self.linear.counters()
 
 
-def _compressed(column: Array, row: Array, value: Array) -> tuple[Array, Array, Array, Array]:
+def _compressed(column: Indices, row: Indices, value: Array) -> tuple[Indices, Indices, Indices, Array]:
     """The arrays of a `Sparse`: pointers to columns, and of every value its row, its column and itself."""
-    column, row = (np.array(v, dtype=np.int64) for v in (column, row))
-    owner = np.repeat(np.arange(column.size - 1), np.diff(column))
-    return column, row, owner, value
+    return column, row, np.repeat(np.arange(column.size - 1), np.diff(column)), value
 
 
 class _Loop:

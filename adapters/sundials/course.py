@@ -28,28 +28,33 @@ LOOSE = 0.1
 
 
 class Course:
-    """A task on its way. With a `marcher` it goes on where transitions are plain; `task` and `mode` are the latest."""
+    """A task on its way. With a `marcher` it goes on where transitions are plain; `task` and `mode` are the latest.
+
+    `first` is the task that it began with.
+    """
 
     def __init__(
         self, session: SundialsSession, task: SegmentTask, method: str, marcher: Marcher | None = None,
         journey: Journey | None = None,
     ) -> None:  # fmt: skip
-        self.session, self.first, self.task, self.method = session, task, task, method
+        self.session, self.first, self.method = session, task, method
         self.marcher, self.journey = marcher, journey
+        self._known: tuple[int, SegmentTask] = (0, task)
         self.mode = 0 if journey is None else journey.mode
         self.memories: dict[int, Forward] = {}
 
     def run(self) -> Passage:
         """Go as far as it goes."""
         session, counts = self.session, self.session.counts
-        memory = self.memories[self.mode] = session.forward_memory(self.task, self.method)
+        memory = self.memories[self.mode] = session.forward_memory(self.first, self.method)
         self.before = counts["steps"]
         outcome: SegmentOutcome | None = None
         error: DaeHybridError | None = None
         try:
-            memory.begin(self.task)
             if self.marcher is not None and self.journey is not None:
-                self.marcher.begin(self.task, self.journey, session.options, session.parameters)
+                self.marcher.begin(self.first, self.journey, session.options, session.parameters)
+            memory.begin(self.first)
+            if self.marcher is not None:
                 self.marcher.enter(self.mode, memory.stepper.run)
             with memory.model.interruptible():
                 status = self._advance()
@@ -68,9 +73,21 @@ class Course:
         return self.memories[self.mode]
 
     @property
+    def task(self) -> SegmentTask:
+        """Of the segment that is under way."""
+        if self.marcher is not None and self.marcher.n_events != self._known[0]:
+            self._known = self.marcher.n_events, self.marcher.task(self.first)
+        return self._known[1]
+
+    @property
     def steps(self) -> int:
         """Steps so far, of all segments."""
         return self.memory.stepper.steps + (self.marcher.steps if self.marcher is not None else 0)
+
+    @property
+    def _segment(self) -> int:
+        """A number for the segment that is under way."""
+        return 0 if self.marcher is None else self.marcher.n_events
 
     @property
     def _row(self) -> int:
@@ -84,33 +101,33 @@ class Course:
         left = self.session.options.max_steps - self.before
         auto = self.session.options.method == "auto" and self.first.method is None
         while left > self.steps:
-            before, taken, segment = self.memory.stepper.t, self.steps, self.task.t0
+            before, taken, segment = self.memory.stepper.t, self.steps, self._segment
             watch = auto and self.memory.method in ("adams", "erk")
-            constrained = self.task.equations.constrained
+            constrained = self.memory.equations.constrained
             budget = DRIFT_LOOK if constrained else steps_to_look(taken) if watch else BUDGET
             status = self._go(min(budget, left - taken))
             if status not in (driver.PAUSED, driver.STALLED):
                 return status
-            t, task = self.memory.stepper.t, self.task
+            t = self.memory.stepper.t
             step = 0.0 if status == driver.STALLED else (t - before) / (self.steps - taken)
-            if segment == task.t0 and is_starved(step, t, task):
-                raise starved(step, mode=task.equations.name, time=t, not_finite=self._is_poisoned())
+            if segment == self._segment and is_starved(step, t, self.task):
+                raise starved(step, mode=self.memory.equations.name, time=t, not_finite=self._is_poisoned())
             if self._look_around(t, watch=watch):
                 return driver.PAUSED
         return driver.PAUSED
 
     def _look_around(self, t: float, *, watch: bool) -> bool:
         """Whether another way of going on is called for, with the next task."""
-        session, task, memory = self.session, self.task, self.memory
-        if task.equations.index == 2:
+        session, memory, e = self.session, self.memory, self.memory.equations
+        if e.index == 2:
             memory.stepper.stop()
             refuse_loose(memory)
-        x = memory.x_data[: task.equations.n]
-        drifts = task.equations.constrained and task.record != "dense" and task.equations.index == 1
-        if drifts and has_drifted(task, t, x, session.parameters, session.options):
+        x = memory.x_data[: e.n]
+        drifts = e.constrained and self.first.record != "dense" and e.index == 1
+        if drifts and has_drifted(self.task, t, x, session.parameters, session.options):
             return True
-        if watch and is_stiff(task.equations, t, x, task.memory, session.parameters, task.t_stop):
-            session.auto[id(task.equations)] = "bdf"
+        if watch and is_stiff(e, t, x, memory.model.memory, session.parameters, self.first.t_stop):
+            session.auto[id(e)] = "bdf"
             return True
         return False
 
@@ -119,9 +136,7 @@ class Course:
             return self.memory.stepper.advance(budget)
         while True:
             status = self.marcher.advance(budget)
-            if self.marcher.mode != self.mode or self.marcher.n_events:
-                self.mode = self.marcher.mode
-                self.task = self.marcher.task(self.first)
+            self.mode = self.marcher.mode
             if status == driver.ROWS_FULL:
                 self.memory.stepper.enlarge()
             elif status == driver.FOUND_ROOT and self.marcher.wanted >= 0:

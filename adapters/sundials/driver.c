@@ -119,7 +119,7 @@ static int guards_and_rates(run *r, double t) {
 /* Newton on the solver's interpolant takes the event time from the bracket's tolerance to rounding. */
 static int polish(run *r) {
   context *c = r->model;
-  double now, h, t = r->t;
+  double now, h, t = r->t, before = r->approach;
   c->api->get_current_time(r->memory, &now);
   c->api->get_last_step(r->memory, &h);
   for (int i = 0; i < 4; i++) {
@@ -133,7 +133,10 @@ static int polish(run *r) {
     const double allowed = fmax(POLISH * DBL_EPSILON * (fabs(now) + fabs(h)), r->step ? REFINED * h : 0);
     if (!(fabs(t + dt - r->t) <= allowed) || t + dt > now || t + dt < now - h) break;
     t += dt;
-    if (fabs(dt) <= fmax(DBL_EPSILON * fabs(t), r->step ? CLOSE * h : 0)) break;
+    /* values shrink by about the same share again: the state of a step is not quite one whose rate is that of the guard */
+    const double value = fabs(r->guard_values[r->root]), share = before > 0 ? value / before : 1;
+    if (fabs(dt) * fmin(share, 1) <= DBL_EPSILON * fabs(t)) break;
+    before = value;
   }
   r->t = t;
   if (!r->step) return 0;

@@ -72,7 +72,7 @@ enum { HEADER = 12 };                        /* numbers at the head of an event'
 #define MOMENT 1e-3                          /* of a step, after which a guard has left zero */
 enum { GUESSES = 8 };                        /* of the zero of a cubic */
 #define CLOSE 1e-8                           /* of a step: Newton's next move is its square, which is rounding */
-#define NEAR 1e-5                            /* the same where each look takes a step of its own, and the next ends it */
+#define NEAR 1e-5                            /* the same where each look takes a step of its own: `polish` goes on */
 #define SIGNALS 0.1                          /* seconds between two looks at Python's signals */
 enum { UNWATCHED = 64 };                     /* evaluations between two looks at the clock, where they are short */
 
@@ -221,6 +221,7 @@ typedef struct {
   double *path;                              /* rows of every step, for the adjoint: of explicit ones t and x */
   integer n_path, path_capacity, path_width;
   double first_step, next_step;              /* to begin with (0: the solver's choice), and what it would go on with */
+  double approach;                           /* size of the guard one iteration before where it was found; 0: unknown */
 } run;
 
 typedef struct {                             /* an adjoint, integrated back along the path */
@@ -279,9 +280,10 @@ typedef struct {                             /* the adjoint of explicit steps */
   const double *path;
   double *adjoint;                           /* n_components x n: dG/dx, from the end to the start */
   double *totals;                            /* n_components x (n_wrt + n_memory): the integrals are added to it */
-  double *states, *slopes, *nu, *theta;      /* stages x n; the same; n_components x stages x n; n */
+  double *states, *slopes;                   /* stages x n */
+  double *nu, *theta;                        /* stages x n x 2 n_components; n x 2 n_components */
   double *values;                            /* stages x nonzeros: the linearised equations at every stage */
-  double *found, *middle;                    /* (n_components + 1) x (n + n_wrt + n_memory), (PARTS + 1) x n: work */
+  double *found, *middle;                    /* (n + n_wrt + n_memory) x 2 n_components, (PARTS + 1) x n: work */
   const double *absolute, *absolute_totals;  /* tolerances of `adjoint` and of `totals` */
   integer nonzeros, steps, max_steps;
   double rtol;

@@ -111,7 +111,7 @@ class Run(Structure):
         ("failures_before", c_long),
         ("path", c_void_p),
         *((name, c_int64) for name in ("n_path", "path_capacity", "path_width")),
-        *((name, c_double) for name in ("first_step", "next_step")),
+        *((name, c_double) for name in ("first_step", "next_step", "approach")),
     ]  # fmt: skip
 
 

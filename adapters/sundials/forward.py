@@ -5,6 +5,8 @@ from __future__ import annotations
 from ctypes import c_double, c_int, c_void_p
 from typing import Any
 
+import numpy as np
+
 from dae_hybrid.codegen import Kernel, densified
 from dae_hybrid.integrator import Array, Equations, SegmentTask
 from dae_hybrid.options import Options
@@ -90,15 +92,22 @@ class Forward(SolverMemory):
         self.absolute_data[:] *= share
         self.call("SVtolerances", options.rtol * share, self.absolute)
 
+    _suppressed = False  # with what it has been configured
+    _scales: Array | None = None
+
     def configure_run(
         self, options: Options, parameters: Array, directions: Array | None, scales: Array | None, *, suppress: bool
     ) -> None:
         """Apply options, parameters and directions of a run; whether algebraic variables stay out of the error test."""
+        told = options is self._configured and suppress == self._suppressed and _same(scales, self._scales)
         self.configure(options, parameters)
         e = self.equations
+        if directions is not None and scales is not None:
+            self.model.carry(directions)
+        if told:
+            return
+        self._suppressed, self._scales = suppress, scales
         if self.explicit:
-            if directions is not None and scales is not None:
-                self.model.carry(directions)
             self._set_explicit_tolerances(options, scales if self.s_data else None)
             self._first_step = options.first_step
             return
@@ -109,8 +118,7 @@ class Forward(SolverMemory):
         self.call("SVtolerances", options.rtol, self.absolute)
         if e.implicit:
             self.call("SetSuppressAlg", int(suppress))
-        if directions is not None and scales is not None and self.s is not None:
-            self.model.carry(directions)
+        if scales is not None and self.s is not None:
             self.call("SetSensParams", None, (c_double * scales.size)(*scales), None)
 
     def prepare(self, task: SegmentTask) -> None:
@@ -155,3 +163,9 @@ class Forward(SolverMemory):
             data[:n], data[n:] = task.sensitivities[i], task.integral_sensitivities[i][:count]  # type: ignore[index]
         for i, data in enumerate(self.sdot_data):
             data[:n], data[n:] = task.sensitivity_rates[i], 0.0  # type: ignore[index]
+
+
+def _same(one: Array | None, other: Array | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return np.array_equal(one, other)

@@ -164,7 +164,7 @@ static int first_root(run *r, int a, int b, double *where) {
   int found = 0;
   for (integer i = 0; i < n; i++) {
     const double f0 = values_of(r, a)[i], f1 = values_of(r, b)[i], h = r->times[b] - r->times[a];
-    double t0 = r->times[a], t1 = r->times[b], k[4], before = HUGE_VAL;
+    double t0 = r->times[a], t1 = r->times[b], k[4], before = HUGE_VAL, last = 0;
     integer jumps = 1;
     if (!(f0 * f1 < 0) || r->directions[i] * f0 > 0) continue;
     cubic(r, a, b, i, k);
@@ -179,12 +179,13 @@ static int first_root(run *r, int a, int b, double *where) {
       if (f == 0 || (move <= (r->step ? NEAR : CLOSE) * h && next >= t0 && next <= t1)) {
         t1 = f == 0 ? t : next;
         jumps = 0;
+        last = fabs(f);
         break;
       }
       t = move < before / 2 ? next : (t0 + t1) / 2; /* Newton's moves shrink, or the bracket does */
       before = move;
     }
-    if (!found || t1 < *where) *where = t1, r->root = i, r->jumps = jumps;
+    if (!found || t1 < *where) *where = t1, r->root = i, r->jumps = jumps, r->approach = last;
     found = 1;
   }
   return found;
@@ -258,6 +259,7 @@ static int remember(run *r) {
  * about when. Returns 1 then, a negative flag on failure. */
 static int look(run *r, int status) {
   context *c = r->model;
+  r->approach = 0;
   if (!c->n_guards || r->record == RECORD_DENSE) return 0;
   if (remember(r)) return FATAL;
   const double begin = r->past[1], h = r->t - begin;

@@ -84,6 +84,7 @@ class SolverMemory:
         )
 
     not_finite = 0
+    _configured: Options | None = None  # what the memory has been told
 
     def create_explicit(self, table: Table) -> None:
         """Create the memory of a Runge-Kutta method."""
@@ -135,12 +136,15 @@ class SolverMemory:
         """Apply the options and parameters of a run that every memory has."""
         self.model.parameters[:] = parameters
         self.model.reset()
+        self.not_finite = self.model.counters()["not_finite"]
+        if options is self._configured:
+            return
         self.call("SetMaxStep", options.max_step or 0.0)
         self.call("SetInitStep", options.first_step or 0.0)
         if self.family != "ARKode":
             self.call("SetMaxOrd", options.max_order or MAX_ORDER[self.method])
         self.call("SetMaxNumSteps", options.max_steps)
-        self.not_finite = self.model.counters()["not_finite"]
+        self._configured = options
 
     def _free_algebraic(self, absolute: Array) -> None:
         """Take algebraic variables that follow from constraints out of every test.

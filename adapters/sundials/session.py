@@ -138,7 +138,6 @@ class SundialsSession:
         """Give the memories back to their pools."""
         while self._leased:  # one that an interrupt meets on its way is given up
             _, memory = self._leased.popitem()
-            self._count(memory)
             memory.pool.append(memory)
         while self._marchers:
             _, marcher = self._marchers.popitem()

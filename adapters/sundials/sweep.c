@@ -39,50 +39,70 @@ static int linearise_stages(explicit_adjoint *s, double t, double h, const doubl
   return 0;
 }
 
-/* One component back through a step with these weights: dG/dx before it, and what it adds to the integrals. */
-static void transpose(const explicit_adjoint *s, double h, const double *weights, integer component, const double *lambda,
-                      double *out) {
+/* sums over the rows of column j, for every one of `lanes` vectors that lie side by side */
+static void add_column_dots(const sparse *a, integer j, const double *v, integer lanes, double *out) {
+  for (integer k = a->column[j]; k < a->column[j + 1]; k++)
+    for (integer i = 0; i < lanes; i++) out[i] += a->value[k] * v[a->row[k] * lanes + i];
+}
+
+/* All components back through a step: dG/dx before it, and what it adds to the integrals, in `found`. Each has two lanes,
+ * side by side, for the weights of the method and of the embedded one. */
+static void transpose(const explicit_adjoint *s, double h) {
   context *c = s->model;
   const tableau *rk = &s->table;
-  const integer n = c->n, stages = rk->stages;
-  double *totals = out + n, *nu = s->nu, *theta = s->theta;
-  memset(totals, 0, (size_t)(c->n_wrt + c->n_memory) * sizeof(double));
+  const integer n = c->n, stages = rk->stages, lanes = 2 * s->n_components;
+  double *out = s->found, *totals = out + n * lanes, *nu = s->nu, *theta = s->theta;
+  memset(totals, 0, (size_t)((c->n_wrt + c->n_memory) * lanes) * sizeof(double));
   for (integer i = stages - 1; i >= 0; i--) {
-    const double weight = h * weights[i];
+    const double weights[2] = {h * rk->b[i], h * rk->d[i]};
+    double *own = nu + i * n * lanes;
     sparse at[BLOCKS];
     at_stage(s, i, at);
-    for (integer j = 0; j < n; j++) theta[j] = weight * lambda[j];
+    for (integer k = 0; k < s->n_components; k++)
+      for (integer j = 0; j < n; j++)
+        for (integer e = 0; e < 2; e++) theta[j * lanes + 2 * k + e] = weights[e] * s->adjoint[k * n + j];
     for (integer l = i + 1; l < stages; l++) {
-      const double factor = h * rk->a[l * stages + i];
+      const double factor = h * rk->a[l * stages + i], *later = nu + l * n * lanes;
       if (factor == 0) continue;
-      for (integer j = 0; j < n; j++) theta[j] += factor * nu[l * n + j];
+      for (integer j = 0; j < n * lanes; j++) theta[j] += factor * later[j];
     }
-    double *own = nu + i * n;
-    memset(own, 0, (size_t)n * sizeof(double));
-    scatter_column(&at[3], component, own);
-    for (integer j = 0; j < n; j++) own[j] = weight * own[j] + column_dot(&at[0], j, theta);
-    memset(c->parameter_gradient, 0, (size_t)c->n_parameters * sizeof(double));
-    scatter_column(&at[4], component, c->parameter_gradient);
-    for (integer j = 0; j < c->n_wrt; j++)
-      totals[j] += weight * c->parameter_gradient[c->wrt[j]] + column_dot(&at[1], c->wrt[j], theta);
-    for (integer j = 0; j < c->n_memory; j++) totals[c->n_wrt + j] += column_dot(&at[2], j, theta);
-    for (integer q = at[5].column[component]; q < at[5].column[component + 1]; q++)
-      totals[c->n_wrt + at[5].row[q]] += weight * at[5].value[q];
+    memset(own, 0, (size_t)(n * lanes) * sizeof(double));
+    for (integer k = 0; k < s->n_components; k++) {
+      const integer component = s->components[k];
+      for (integer e = 0; e < 2; e++) {
+        const integer lane = 2 * k + e;
+        for (integer q = at[3].column[component]; q < at[3].column[component + 1]; q++)
+          own[at[3].row[q] * lanes + lane] += weights[e] * at[3].value[q];
+        for (integer q = at[5].column[component]; q < at[5].column[component + 1]; q++)
+          totals[(c->n_wrt + at[5].row[q]) * lanes + lane] += weights[e] * at[5].value[q];
+      }
+      if (at[4].column[component] == at[4].column[component + 1]) continue;
+      memset(c->parameter_gradient, 0, (size_t)c->n_parameters * sizeof(double));
+      scatter_column(&at[4], component, c->parameter_gradient);
+      for (integer j = 0; j < c->n_wrt; j++)
+        for (integer e = 0; e < 2; e++) totals[j * lanes + 2 * k + e] += weights[e] * c->parameter_gradient[c->wrt[j]];
+    }
+    for (integer j = 0; j < n; j++) add_column_dots(&at[0], j, theta, lanes, own + j * lanes);
+    for (integer j = 0; j < c->n_wrt; j++) add_column_dots(&at[1], c->wrt[j], theta, lanes, totals + j * lanes);
+    for (integer j = 0; j < c->n_memory; j++) add_column_dots(&at[2], j, theta, lanes, totals + (c->n_wrt + j) * lanes);
   }
-  memcpy(out, lambda, (size_t)n * sizeof(double));
+  for (integer k = 0; k < s->n_components; k++)
+    for (integer j = 0; j < n; j++)
+      for (integer e = 0; e < 2; e++) out[j * lanes + 2 * k + e] = s->adjoint[k * n + j];
   for (integer i = 0; i < stages; i++)
-    for (integer j = 0; j < n; j++) out[j] += nu[i * n + j];
+    for (integer j = 0; j < n * lanes; j++) out[j] += nu[i * n * lanes + j];
 }
 
 /* Whether what the weights of the embedded method give differs by no more than the tolerances. */
-static int is_resolved(const explicit_adjoint *s, integer k, const double *one, const double *other, const double *before) {
+static int is_resolved(const explicit_adjoint *s, integer k) {
   const context *c = s->model;
-  const integer n = c->n, n_totals = c->n_wrt + c->n_memory;
+  const integer n = c->n, n_totals = c->n_wrt + c->n_memory, lanes = 2 * s->n_components;
   const double *absolute = s->absolute + k * n, *of_totals = s->absolute_totals + k * n_totals;
-  for (integer j = 0; j < n; j++)
-    if (!(fabs(one[j] - other[j]) <= ALLOWED * (absolute[j] + s->rtol * fabs(one[j])))) return 0;
-  for (integer j = 0; j < n_totals; j++)
-    if (!(fabs(one[n + j] - other[n + j]) <= ALLOWED * (of_totals[j] + s->rtol * fabs(before[j])))) return 0;
+  const double *one = s->found + 2 * k, *totals = s->totals + k * n_totals;
+  for (integer j = 0; j < n; j++, one += lanes)
+    if (!(fabs(one[0] - one[1]) <= ALLOWED * (absolute[j] + s->rtol * fabs(one[0])))) return 0;
+  for (integer j = 0; j < n_totals; j++, one += lanes)
+    if (!(fabs(one[0] - one[1]) <= ALLOWED * (of_totals[j] + s->rtol * fabs(totals[j])))) return 0;
   return 1;
 }
 
@@ -90,21 +110,18 @@ static int is_resolved(const explicit_adjoint *s, integer k, const double *one, 
 static int back_step(explicit_adjoint *s, double t, double h, const double *x, integer depth) {
   context *c = s->model;
   const tableau *rk = &s->table;
-  const integer n = c->n, n_totals = c->n_wrt + c->n_memory, width = n + n_totals;
-  double *other = s->found + s->n_components * width, *middle = s->middle + depth * n;
+  const integer n = c->n, n_totals = c->n_wrt + c->n_memory, lanes = 2 * s->n_components;
+  double *middle = s->middle + depth * n;
   int flag = linearise_stages(s, t, h, x), resolved = 1;
   if (flag) return flag;
   s->steps++;
-  for (integer k = 0; resolved && k < s->n_components; k++) {
-    const double *lambda = s->adjoint + k * n;
-    transpose(s, h, rk->b, s->components[k], lambda, s->found + k * width);
-    transpose(s, h, rk->d, s->components[k], lambda, other);
-    resolved = is_resolved(s, k, s->found + k * width, other, s->totals + k * n_totals);
-  }
+  transpose(s, h);
+  for (integer k = 0; resolved && k < s->n_components; k++) resolved = is_resolved(s, k);
   if (resolved) {
     for (integer k = 0; k < s->n_components; k++) {
-      memcpy(s->adjoint + k * n, s->found + k * width, (size_t)n * sizeof(double));
-      for (integer j = 0; j < n_totals; j++) s->totals[k * n_totals + j] += s->found[k * width + n + j];
+      const double *found = s->found + 2 * k;
+      for (integer j = 0; j < n; j++, found += lanes) s->adjoint[k * n + j] = *found;
+      for (integer j = 0; j < n_totals; j++, found += lanes) s->totals[k * n_totals + j] += *found;
     }
     return 0;
   }

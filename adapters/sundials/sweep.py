@@ -11,7 +11,7 @@ import numpy as np
 from dae_hybrid.failures import not_finite_derivatives
 from dae_hybrid.integrator import Array, Equations, Tolerances
 from dae_hybrid.journey import LegAdjoint
-from dae_hybrid.leg import AT, Leg
+from dae_hybrid.leg import Leg
 
 from .adjoint import Adjoint
 from .compiled import Model
@@ -63,9 +63,9 @@ class DiscreteAdjoint:
         self.model = Model(e, "ARKode", 0, 0, wrt)
         patterns = [e.functions["linearised"].pattern(2 + i)[1].size for i in range(len(BLOCKS))]
         stages, self._count = table.b.size, 0
-        sizes = (e.n, stages * e.n, stages * e.n, e.n, stages * max(sum(patterns), 1), (PARTS + 1) * e.n)
+        sizes = (e.n, stages * e.n, stages * max(sum(patterns), 1), (PARTS + 1) * e.n)
         self._work = [np.zeros(size) for size in sizes]
-        names = ("states", "slopes", "nu", "theta", "values", "middle")
+        names = ("states", "slopes", "values", "middle")
         self.struct = ExplicitAdjoint(
             model=self.model.user_data, n_stages=stages, **table.addresses, width=1 + e.n, nonzeros=sum(patterns),
             **{name: work.ctypes.data for name, work in zip(names, self._work, strict=True)},
@@ -79,13 +79,15 @@ class DiscreteAdjoint:
         k, e = len(components), self.equations
         if k != self._count:
             self.adjoint, self.totals, self._count = np.zeros((k, e.n)), np.zeros((k, self.nq)), k
-            self._found = np.zeros((k + 1) * (e.n + self.nq))
+            sizes = (self.table.b.size * e.n, e.n, e.n + self.nq)
+            self._lanes = [np.zeros(2 * k * size) for size in sizes]
         self._components = np.array(components, dtype=np.int64)
         s = self.struct
         s.n_components, s.components = k, self._components.ctypes.data
         self._tolerances = tuple(np.ascontiguousarray(v) for v in (tolerances.absolute, tolerances.integrals))
         s.absolute, s.absolute_totals = (v.ctypes.data for v in self._tolerances)
-        s.adjoint, s.totals, s.found = self.adjoint.ctypes.data, self.totals.ctypes.data, self._found.ctypes.data
+        s.adjoint, s.totals = self.adjoint.ctypes.data, self.totals.ctypes.data
+        s.nu, s.theta, s.found = (work.ctypes.data for work in self._lanes)
         s.steps, s.max_steps, s.rtol = 0, max_steps, tolerances.rtol
 
     def back(self, path: Array, memory: Array, adjoints: Array) -> int:
@@ -111,12 +113,12 @@ class LegSweep:
         self._discrete, self._integrated, self._marcher = discrete, integrated, marcher
         e, k, count = leg.network.equations, len(components), len(leg.network.equations)
         self.width = max(own.n + own.n_memory for own in e)
-        self._offsets = np.array([at for at, _, _ in self.heads], dtype=np.int64)
+        self._offsets = np.array([head.at for head in self.heads], dtype=np.int64)
         self._ends, self._begins = (np.zeros(len(self.heads), np.int64) for _ in range(2))
         reached = dict.fromkeys(leg.methods, 0)
-        for i, (at, mode, _) in enumerate(self.heads):
-            self._begins[i], self._ends[i] = reached[mode], int(leg.records[at + AT["path_end"]])
-            reached[mode] = int(self._ends[i])
+        for i, (head, end) in enumerate(zip(self.heads, leg.column("path_end").tolist(), strict=True)):
+            self._begins[i], self._ends[i] = reached[head.mode], end
+            reached[head.mode] = int(end)
         self._wrt, self._components = (np.array(v, dtype=np.int64) for v in (wrt, components))
         self.adjoint, self.totals = np.zeros((k, self.width)), np.zeros((k, len(wrt)))
         self.marks = np.zeros((len(self.heads), k, self.width + len(wrt)))
@@ -165,10 +167,10 @@ class LegSweep:
             model.raise_pending()
         e = self.leg.network.equations
         if flag:
-            at, mode, _ = self.heads[struct.failed]
-            if mode in self._integrated or flag == UNRESOLVED:
+            head = self.heads[struct.failed]
+            if head.mode in self._integrated or flag == UNRESOLVED:
                 return None, struct.steps
-            raise not_finite_derivatives(mode=e[mode].name, time=float(self.leg.records[at]))
+            raise not_finite_derivatives(mode=e[head.mode].name, time=self.leg.times[struct.failed])
         before = self.adjoint[:, : e[self.leg.mode].n + e[self.leg.mode].n_memory]
         steps = struct.steps + sum(own.struct.steps for own in self._discrete.values())
         return LegAdjoint(before, self.totals, self.marks, self.width), steps
