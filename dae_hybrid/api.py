@@ -15,7 +15,7 @@ from dae_hybrid.duality import compare, direction
 from dae_hybrid.errors import OptionError
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Session
-from dae_hybrid.options import LinearSolver, OnZeno, SensitivityMethod, Simultaneous
+from dae_hybrid.options import LinearSolver, OnZeno, Preconditioner, SensitivityMethod, Simultaneous
 from dae_hybrid.results import ForwardSensitivity, Gradient
 from dae_hybrid.setup import Parameters, Setup
 from dae_hybrid.system import HybridSystem
@@ -41,6 +41,7 @@ class RunOptions(TypedDict, total=False):
     sensitivity_method: SensitivityMethod
     suppress_algebraic: bool
     linear_solver: LinearSolver
+    preconditioner: Preconditioner | None
 
 
 def simulate(

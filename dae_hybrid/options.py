@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csc_array
 
 from dae_hybrid.errors import OptionError
 from dae_hybrid.layout import Layout
@@ -17,6 +18,8 @@ SensitivityMethod = Literal["staggered", "simultaneous"]
 Simultaneous = Literal["declared", "reversed"]
 OnZeno = Literal["raise", "end"]
 LinearSolver = Literal["auto", "dense", "band", "sparse", "krylov"]
+#: Newton's matrix -> (right-hand side -> approximate solution)
+Preconditioner = Callable[[csc_array], Callable[[NDArray[np.float64]], ArrayLike]]
 CHOICES = {
     "sensitivity_method": get_args(SensitivityMethod),
     "simultaneous": get_args(Simultaneous),
@@ -82,6 +85,11 @@ class Options:
         How implicit methods solve for their steps: by dense, banded or sparse (SuperLU) factorisation, or by GMRES with
         an incomplete sparse factorisation for preconditioner. ``"auto"`` takes what costs least for the structure of
         the equations; ``statistics`` of the result counts its factorisations and solutions unless it is dense.
+    preconditioner : callable or None
+        For ``linear_solver="krylov"``, in place of the incomplete factorisation: it is called with Newton's matrix of
+        the step at hand (SciPy's `csc_array`, in the order of the mode's variables; an adjoint's is transposed) and
+        returns a function that solves with an approximation of it, such as ``pyamg``'s or
+        ``lambda matrix: scipy.sparse.linalg.spilu(matrix).solve``. Called again when the step has changed.
     suppress_algebraic : bool
         Leave (implicit) algebraic variables out of the error test. Cheaper where they move with the state; where
         they move faster, steps pass over them and gradients are wrong.
@@ -101,6 +109,7 @@ class Options:
     sensitivity_method: SensitivityMethod = "staggered"
     suppress_algebraic: bool = False
     linear_solver: LinearSolver = "auto"
+    preconditioner: Preconditioner | None = None
 
     def __post_init__(self) -> None:
         if _positive("rtol", self.rtol) >= 1.0:
@@ -116,6 +125,13 @@ class Options:
             _choice(name, getattr(self, name), legal)
         if not isinstance(self.suppress_algebraic, bool):
             raise OptionError(f"suppress_algebraic must be True or False, got {self.suppress_algebraic!r}.")
+        if self.preconditioner is not None and not callable(self.preconditioner):
+            raise OptionError(f"preconditioner must be callable, got {self.preconditioner!r}.")
+        if self.preconditioner is not None and self.linear_solver != "krylov":
+            raise OptionError(
+                f"linear_solver={self.linear_solver!r} has no use for a preconditioner.",
+                remedy="Pass linear_solver='krylov' with it.",
+            )
         for name in ("max_step", "first_step"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))

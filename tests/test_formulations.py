@@ -399,8 +399,9 @@ def test_interpreted(name: str) -> None:
     assert off(adjoint, by_p[functional]) < 1e-5
 
 
-#: measured slopes of log error over log rtol are 0.71 to 1.22, the lowest behind a guard on a multiplier
-SLOPES = (0.65, 1.3)
+#: measured slopes of log error over log rtol are 0.63 to 1.13, the lowest where a dozen explicit steps are far better than
+#: they were asked to be; errors are at most 14 rtol
+SLOPES, LARGEST = (0.6, 1.3), 30.0
 
 
 @pytest.mark.parametrize("form", ["default", "as DAE"])
@@ -422,6 +423,7 @@ def test_errors_follow_the_tolerance(name: str, form: str) -> None:
                 off(adjoint.gradient, by_p[functional]),
             ]
         )
+    assert np.all(np.array(errors) <= LARGEST * tolerances[:, None])
     logs = np.log10(np.maximum(errors, 1e-13))
     logs = logs[:, logs.max(axis=0) > -12]  # the others are rounding at every tolerance
     assert logs.shape[1]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.linalg import expm
 from scipy.sparse import csc_array
+from scipy.sparse.linalg import splu
 
 import dae_hybrid as dh
 from dae_hybrid import chunks, codegen
@@ -329,6 +330,49 @@ def test_an_error_within_a_factorisation_reaches_the_caller(kind: str, monkeypat
         with pytest.raises(MemoryError, match="no room"):
             dh.simulate(fresh, (0, 1), linear_solver=kind, method="bdf")
     assert dh.simulate(fresh, (0, 1), linear_solver=kind, method="bdf").complete
+
+
+@pytest.mark.parametrize("make", [heat, network], ids=["CVODE", "IDA"])
+def test_a_preconditioner_of_the_user(make: Any) -> None:
+    """It gets Newton's matrix in the order of the variables, and what it solves with is used, forwards and backwards."""
+    built, seen = system(make, 60), []
+
+    def exact(newton: csc_array) -> Any:
+        seen.append(newton)
+        return splu(newton).solve
+
+    options = {"linear_solver": "krylov", "rtol": 1e-8, "atol": 1e-11, "method": "bdf"}
+    mine = dh.adjoint_gradient(built, (0, 1), preconditioner=exact, **options)
+    own = dh.adjoint_gradient(built, (0, 1), **options)
+    assert mine.value == pytest.approx(own.value, rel=1e-7)
+    np.testing.assert_allclose(mine.gradient, own.gradient, rtol=1e-6)
+    assert len(seen) >= mine.statistics["krylov factorisations"] > 0
+    if make is heat:  # I - gamma a A, off the diagonal and on it
+        for newton in seen:
+            full = newton.toarray()
+            gamma = -full[0, 1] / 0.7
+            np.testing.assert_allclose(full, np.eye(60) - gamma * 0.7 * matrix(60, True), atol=1e-12)
+    useless = dh.simulate(built, (0, 1), preconditioner=lambda newton: lambda right: right, **options)
+    assert useless.functionals["G"] == pytest.approx(own.value, rel=1e-6)
+    count = "krylov solutions"
+    assert useless.statistics[count] > dh.simulate(built, (0, 1), preconditioner=exact, **options).statistics[count]
+    seen.clear()
+    dh.simulate(built, (0, 1), **options)
+    assert not seen  # memories are used again, preconditioners are not
+
+
+def test_a_preconditioner_that_is_none() -> None:
+    built, options = system(heat, 60), {"linear_solver": "krylov", "method": "bdf"}
+    for wrong, error in ((3, dh.OptionError), (lambda newton: 3, dh.OptionError)):
+        with pytest.raises(error, match="preconditioner"):
+            dh.simulate(built, (0, 1), preconditioner=wrong, **options)
+    with pytest.raises(dh.OptionError, match="shape"):
+        dh.simulate(built, (0, 1), preconditioner=lambda newton: lambda right: right[1:], **options)
+    with pytest.raises(ZeroDivisionError):
+        dh.simulate(built, (0, 1), preconditioner=lambda newton: 1 / 0, **options)
+    with pytest.raises(dh.OptionError, match="no use"):
+        dh.simulate(built, (0, 1), preconditioner=splu, linear_solver="sparse", method="bdf")
+    assert dh.simulate(built, (0, 1), **options).complete
 
 
 # -- long C texts ----------------------------------------------------------------------------------------------

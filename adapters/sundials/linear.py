@@ -17,7 +17,9 @@ import numpy as np
 from scipy.sparse import csc_array
 from scipy.sparse.linalg import spilu, splu
 
-from dae_hybrid.errors import AdapterError
+from dae_hybrid.errors import AdapterError, OptionError
+from dae_hybrid.integrator import Array
+from dae_hybrid.options import Preconditioner
 
 from . import structure as structures
 from .library import INSTALL, Objects
@@ -96,15 +98,17 @@ def _check_layout() -> None:
 class SuperLU:
     """SciPy's SuperLU on values that lie in an array, solving in place in another; as C functions.
 
-    With `incomplete` the factorisation is an incomplete one. A singular matrix is a recoverable failure; whatever else
-    is raised is kept in `pending`.
+    With `incomplete` the factorisation is an incomplete one, or what `preconditioner` says. A singular matrix is a
+    recoverable failure; whatever else is raised is kept in `pending`.
     """
+
+    preconditioner: Preconditioner | None = None
 
     def __init__(self, structure: structures.Structure, values: Any, right: Any, *, incomplete: bool) -> None:
         self._matrix = csc_array((values, structure.rows, structure.pointers), shape=(structure.n, structure.n))
         self._matrix.has_canonical_format = True
-        self._right, self._incomplete = right, incomplete
-        self._factors: Any = None
+        self._right, self._incomplete, self._order = right, incomplete, structure.order
+        self._solver: Callable[[Array], Any] | None = None
         self.pending: BaseException | None = None
         prototype = CFUNCTYPE(c_int)
         self.factor, self.solve = prototype(self._guarded(self._factor)), prototype(self._guarded(self._solve))
@@ -117,23 +121,44 @@ class SuperLU:
         return True
 
     def _factor(self) -> int:
-        self._factors = None
+        self._solver = None
         if not np.isfinite(self._matrix.data).all():
             return RECOVERABLE
+        if self.preconditioner is not None:
+            self._solver = self._of_user(self.preconditioner)
+            return 0
         try:
             if self._incomplete:
-                self._factors = spilu(self._matrix, drop_tol=DROPPED, fill_factor=FILL, permc_spec="NATURAL")
+                factors = spilu(self._matrix, drop_tol=DROPPED, fill_factor=FILL, permc_spec="NATURAL")
             else:
-                self._factors = splu(self._matrix, permc_spec="NATURAL", diag_pivot_thresh=PIVOT)
+                factors = splu(self._matrix, permc_spec="NATURAL", diag_pivot_thresh=PIVOT)
+            self._solver = factors.solve
         except RuntimeError:  # exactly singular
             return RECOVERABLE
         return 0
 
     def _solve(self) -> int:
-        if self._factors is None:
+        if self._solver is None:
             return RECOVERABLE
-        self._right[:] = self._factors.solve(self._right)
+        self._right[:] = self._solver(self._right)
         return 0
+
+    def _of_user(self, preconditioner: Preconditioner) -> Callable[[Array], Array]:
+        """What the user's preconditioner makes of the matrix, in the order of the variables, and back."""
+        order, n = self._order, self._order.size
+        place = np.empty_like(order)
+        place[order] = np.arange(n)
+        solver = preconditioner(csc_array(self._matrix[place][:, place]))
+        if not callable(solver):
+            raise OptionError(f"preconditioner must return a function that solves, got {type(solver).__name__}.")
+
+        def solve(right: Array) -> Array:
+            found = np.asarray(solver(right[place]), dtype=float)
+            if found.shape != (n,):
+                raise OptionError(f"The preconditioner gave shape {found.shape} for {n} equations.")
+            return found[order]
+
+        return solve
 
     def _guarded(self, function: Callable[[], int]) -> Callable[[], int]:
         def call() -> int:
@@ -231,7 +256,7 @@ def prepare(memory: Any, wanted: str, suffix: str) -> Callable[[], None]:
     """
     e, objects = memory.equations, memory.objects
     found = structures.structure_of(e, backward=bool(suffix), wanted=wanted)
-    memory.linear_solver = found.kind
+    memory.linear_solver, memory.superlu = found.kind, None
     callback, prefix = memory.model.callback, memory.prefix
     if found.kind == "dense":
         matrix, solver = objects.dense_solver(memory.x, memory.size)
@@ -242,6 +267,7 @@ def prepare(memory: Any, wanted: str, suffix: str) -> Callable[[], None]:
 
         return connect_dense
     system = LinearSystem(objects, memory.model, found, memory.size - e.n, suffix)
+    memory.superlu = system.superlu
     if found.kind == "krylov":
         gmres = system.krylov(memory.x)
 

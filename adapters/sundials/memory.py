@@ -101,6 +101,7 @@ class SolverMemory:
         self.call("SetUserData", self.model.user_data)
 
     linear_solver = "none"  # which one there is
+    superlu: Any = None  # where it is SciPy's, see `linear.SuperLU`
 
     def create(self, linear_solver: str, suffix: str = "") -> None:
         """Create the memory with its right-hand side and linear solver; the suffix is that of the callbacks."""
@@ -139,6 +140,8 @@ class SolverMemory:
         self.not_finite = self.model.counters()["not_finite"]
         if options is self._configured:
             return
+        if self.superlu is not None:
+            self.superlu.preconditioner = options.preconditioner
         self.call("SetMaxStep", options.max_step or 0.0)
         self.call("SetInitStep", options.first_step or 0.0)
         if self.family != "ARKode":
