@@ -61,9 +61,8 @@ class Automaton:
         self.t = t_span[0]
         self.mode = system.modes[system.initial.mode]
         self.at = Arrival(*(np.zeros(0) for _ in Arrival._fields))
+        self.start = Start(system.initial, self.mode, self.t, self.at, parameters)
         self.n_events = 0
-        none = np.zeros(0)
-        self.start = Start(system.initial, self.mode, self.t, none, none, parameters)
         self.sides: dict[int, int] = {}  # of guards that a signal holds at zero: which side they came from
         self.next_step: float | None = None  # of an explicit method, from the segment before
         self.outputs = 0  # how many of the output times are done
@@ -72,7 +71,7 @@ class Automaton:
         """Run to the end; an error carries the trajectory up to it."""
         try:
             self.at = self.system.initial.apply(self.mode, self.t, self.p)
-            self.start = replace(self.start, x=self.at.x, m=self.at.m)
+            self.start = replace(self.start, at=self.at)
             if self.companion is not None:
                 self.companion.start(self.start)
             self._loop()

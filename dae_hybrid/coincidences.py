@@ -190,7 +190,9 @@ class _Look:
         """
         if not mode.guarded:
             return []
-        at = Arrival(x, m, *self._entry(mode, t, x, m))
+        return self._undecided(mode, t, Arrival(x, m, *self._entry(mode, t, x, m)), own)
+
+    def _undecided(self, mode: ModeSystem, t: float, at: Arrival, own: int | None) -> list[int]:
         instant, found = Instant(self.system, self.run.t_span, self.run.options), []
         for index, rate in instant.touching(mode, t, at):
             transition = self.system.transitions[index]
@@ -202,11 +204,10 @@ class _Look:
     def moving_at_start(self, directions: Array) -> list[int]:
         """Transitions whose guards are zero at the start without firing, and move with the parameters."""
         start = self.run.start
-        point = (start.mode, start.t, start.x, start.m)
-        open_ = self.undecided(*point, None)
+        open_ = self._undecided(start.mode, start.t, start.at, None)
         if not open_:
             return []
-        state = start.derivatives @ directions
+        point, state = (start.mode, start.t, start.x, start.at.m), start.derivatives @ directions
         return [index for index in open_ if self.moves(index, *point, state, directions, None)]
 
     def moves(

@@ -173,14 +173,18 @@ class InitialMap:
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """The point that a run starts at: mode, time, x and memory, for the parameters p."""
+    """Where a run starts: mode, time and point, for the parameters p."""
 
     map: InitialMap
     mode: ModeSystem
     t: float
-    x: Array
-    m: Array
+    at: Arrival
     p: Array
+
+    @property
+    def x(self) -> Array:
+        """(y, z)."""
+        return self.at.x
 
     @cached_property
     def derivatives(self) -> Matrix:

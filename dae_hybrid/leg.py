@@ -95,7 +95,8 @@ class Leg:
     """Segments, each with the plain event that ended it.
 
     `task` is that of the first segment, `start` the whole x and x' it began with; `records` are the records one after
-    the other, `rows` and `paths` by mode what the integrator recorded, `methods` by mode how.
+    the other, each from one of the `offsets` on, `rows` and `paths` by mode what the integrator recorded, `methods` by
+    mode how.
     """
 
     network: Network
@@ -103,12 +104,17 @@ class Leg:
     task: SegmentTask
     start: tuple[Array, Array]
     records: Array
-    count: int
+    offsets: NDArray[np.int64]
     rows: Mapping[int, Array]
     paths: dict[int, Array]
     methods: Mapping[int, str]
     n_integrals: int
     n_directions: int
+
+    @property
+    def count(self) -> int:
+        """How many events there are."""
+        return self.offsets.size
 
     def __repr__(self) -> str:
         return f"<Leg: {self.count} segments from t = {self.task.t0:g}>"
@@ -132,34 +138,22 @@ class Leg:
     @cached_property
     def heads(self) -> tuple[Head, ...]:
         """Where each record begins, and what it is of."""
-        found, at, mode = [], 0, self.mode
-        known: dict[tuple[int, int], tuple[int, dict[str, slice], int]] = {}
-        for _ in range(self.count):
-            guard = int(self.records[at + AT["guard"]])
-            if (mode, guard) not in known:
-                target = self._target(mode, guard)
-                known[mode, guard] = target, *self._layout(mode, target)
-            target, layout, width = known[mode, guard]
-            found.append(Head(at, mode, guard, target, layout))
-            at, mode = at + width, target
-        return tuple(found)
+        known: dict[tuple[int, int], tuple[int, dict[str, slice]]] = {}
+        columns = (self.offsets, *(self.column(name).astype(int) for name in ("mode", "guard")))
+        return tuple(self._head(known, *row) for row in zip(*(column.tolist() for column in columns), strict=True))
+
+    def _head(self, known: dict[tuple[int, int], tuple[int, dict[str, slice]]], at: int, mode: int, guard: int) -> Head:
+        if (mode, guard) not in known:
+            link = self.network.links[mode][guard]
+            if link is None:
+                raise AssertionError("an event without a link was carried out")
+            layout, _ = layout_of(self.network, mode, link.target, self.n_integrals, self.n_directions)
+            known[mode, guard] = link.target, layout
+        return Head(at, mode, guard, *known[mode, guard])
 
     def column(self, name: str) -> Array:
         """One number of the head of every record."""
-        return self.records[self._offsets + AT[name]]
-
-    @cached_property
-    def _offsets(self) -> NDArray[np.int64]:
-        return np.array([head.at for head in self.heads], dtype=np.int64)
-
-    def _target(self, mode: int, guard: int) -> int:
-        link = self.network.links[mode][guard]
-        if link is None:
-            raise AssertionError("an event without a link was carried out")
-        return link.target
-
-    def _layout(self, source: int, target: int) -> tuple[dict[str, slice], int]:
-        return layout_of(self.network, source, target, self.n_integrals, self.n_directions)
+        return self.records[self.offsets + AT[name]]
 
     @cached_property
     def times(self) -> list[float]:
@@ -170,7 +164,9 @@ class Leg:
     @cached_property
     def last(self) -> tuple[dict[str, Any], int]:
         """The last event, and the mode after it."""
-        return self._named(self.heads[-1]), self.heads[-1].target
+        at = int(self.offsets[-1])
+        head = self._head({}, at, *(int(self.records[at + AT[name]]) for name in ("mode", "guard")))
+        return self._named(head), head.target
 
     def ends(self, most: int) -> Iterator[tuple[int, float, Array, Array]]:
         """Mode, time, x and memory at the ends of at most so many segments, the last among them."""

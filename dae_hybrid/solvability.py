@@ -65,7 +65,12 @@ def solvability(trajectory: Trajectory) -> SolvabilityReport:
     start = trajectory.start
     found = [
         Solvability(
-            start.t, None, np.nan, np.nan, _condition(start.matrix()), _index(start.mode, start.t, start.x, start.m, p)
+            start.t,
+            None,
+            np.nan,
+            np.nan,
+            _condition(start.matrix()),
+            _index(start.mode, start.t, start.x, start.at.m, p),
         )
     ]
     for event in trajectory.events:

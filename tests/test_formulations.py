@@ -399,8 +399,8 @@ def test_interpreted(name: str) -> None:
     assert off(adjoint, by_p[functional]) < 1e-5
 
 
-#: measured slopes of log error over log rtol are 0.63 to 1.13, the lowest where a dozen explicit steps are far better than
-#: they were asked to be; errors are at most 14 rtol
+#: measured slopes of log error over log rtol are 0.63 to 1.13, the lowest where a dozen explicit steps are far better
+#: than they were asked to be; errors are at most 14 rtol
 SLOPES, LARGEST = (0.6, 1.3), 30.0
 
 

@@ -334,7 +334,7 @@ def test_an_error_within_a_factorisation_reaches_the_caller(kind: str, monkeypat
 
 @pytest.mark.parametrize("make", [heat, network], ids=["CVODE", "IDA"])
 def test_a_preconditioner_of_the_user(make: Any) -> None:
-    """It gets Newton's matrix in the order of the variables, and what it solves with is used, forwards and backwards."""
+    """It gets Newton's matrix in the order of the variables, and what it returns is used, forwards and backwards."""
     built, seen = system(make, 60), []
 
     def exact(newton: csc_array) -> Any:

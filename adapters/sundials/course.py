@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dae_hybrid.errors import DaeHybridError, NonFiniteError, StepSizeError
 from dae_hybrid.failures import is_starved, lost_crossing, starved, step_limit, unresolved_guard
 from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask
@@ -180,8 +178,8 @@ class Course:
             crossing=crossing,
             integrals=memory.x_data[n : memory.block].copy() if e.integrates else task.integrals,
             rows=stepper.rows(self._row),
-            sensitivities=np.array([data[:n] for data in memory.s_data]) if sensitive else None,
-            integral_sensitivities=_sensitivities(memory, task) if sensitive else None,
+            sensitivities=memory.sensitivities[:, :n] if sensitive else None,
+            integral_sensitivities=_of_integrals(memory, task) if sensitive else None,
             next_step=stepper.next_step if memory.explicit else None,
             path=stepper.path(0 if self.marcher is None else self.marcher.path_row),
         )
@@ -236,9 +234,5 @@ def refuse_loose(memory: Forward) -> None:
         )
 
 
-def _sensitivities(memory: Forward, task: SegmentTask) -> Array | None:
-    return (
-        np.array([data[task.equations.n :] for data in memory.s_data])
-        if task.equations.integrates
-        else task.integral_sensitivities
-    )
+def _of_integrals(memory: Forward, task: SegmentTask) -> Array | None:
+    return memory.sensitivities[:, task.equations.n :] if task.equations.integrates else task.integral_sensitivities

@@ -15,7 +15,7 @@ from dae_hybrid.steps import COEFFICIENTS
 from .compiled import WIDEST_PATH
 from .library import SIMULTANEOUS, STAGGERED
 from .memory import MAX_ORDER, SolverMemory, family_of
-from .runge_kutta import DEFAULT_ORDER, Parts, Table
+from .runge_kutta import Parts, Table, order_of
 
 
 class Forward(SolverMemory):
@@ -33,7 +33,7 @@ class Forward(SolverMemory):
         super().__init__(e, method, size * (1 + ns) if self.explicit else size, model)
         objects = self.objects
         if self.explicit:
-            self._create_explicit_method(backend, ns, options.max_order or DEFAULT_ORDER)
+            self._create_explicit_method(backend, ns, order_of(options))
             return
         self.s = objects.vectors(ns, size) if ns else None
         self.sdot = objects.vectors(ns, size) if ns and e.implicit else None
@@ -150,6 +150,14 @@ class Forward(SolverMemory):
         flag = self.stepper.begin(task.t0, *((self.first_step(task),) if self.explicit else ()))
         if flag < 0:
             self.fail(flag, task.t0)
+
+    @property
+    def sensitivities(self) -> Array:
+        """A copy of d(x, q) along every direction, (n_directions, n + n_integrals)."""
+        if self.explicit:
+            blocks: Array = self.x_data.reshape(-1, self.block)[1:]
+            return blocks.copy()
+        return np.array(self.s_data)
 
     def first_step(self, task: SegmentTask) -> float:
         """What an explicit method begins with; 0 leaves that to ARKODE."""

@@ -176,7 +176,7 @@ static int fire(march *m) {
   const double instant = SAME_INSTANT * elapsed(m, t);
   if (!(t - m->begun > instant) || !(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t))) || accumulates(m, t)) return 0;
   const station *to = &m->stations[l->target];
-  if (m->used + l->width > m->capacity) {
+  if (m->used + l->width > m->capacity || m->n_events >= m->room) {
     m->full = 1;
     return 0;
   }
@@ -212,9 +212,8 @@ static int fire(march *m) {
                                  m->ranges[l->transition] / duration(m, t), (double)m->row, (double)r->n_rows,
                                  m->began_with, clean, (double)r->steps, (double)r->n_path};
   memcpy(record, header, sizeof header);
-  m->last = m->used;
+  m->offsets[m->n_events++] = m->last = m->used;
   m->used += l->width;
-  m->n_events++;
   return 1;
 }
 

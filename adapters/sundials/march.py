@@ -45,11 +45,12 @@ class MarchStruct(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("stations", "arg", "res", "iw", "w", "work", "tangent", "parameters",
-                                        "directions", "bands", "ranges", "rested", "records")),
+                                        "directions", "bands", "ranges", "rested", "records",
+                                        "offsets")),
         *((name, c_int64) for name in ("at", "n_memory", "n_parameters", "n_functionals", "n_integrals", "n_directions",
-                                       "certify", "capacity", "used", "n_events", "max_events", "budget", "steps",
-                                       "failures", "newton_failures", "row", "path_row", "last", "n_times", "wanted",
-                                       "full", "resumed")),
+                                       "certify", "capacity", "room", "used", "n_events", "max_events", "budget",
+                                       "steps", "failures", "newton_failures", "row", "path_row", "last", "n_times",
+                                       "wanted", "full", "resumed")),
         *((name, c_double) for name in ("t0", "t1", "t_stop", "begun", "began_with", "slack", "rtol", "t_end",
                                         "now", "first_step")),
         ("recent", c_double * RECENT),
@@ -86,7 +87,7 @@ class Marcher:
         self._bands = np.zeros(2 * most)
         self._atol: Any = None  # that of the stations' tolerances
         self._scratch = [np.zeros(max(e.n for e in network.equations) + most), np.zeros(largest)]
-        self._records = np.zeros(256)
+        self._records, self._offsets = np.zeros(256), np.zeros(16, dtype=np.int64)
         self.struct = MarchStruct(
             stations=ctypes.addressof(self.stations),
             **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
@@ -152,7 +153,10 @@ class Marcher:
             larger = np.zeros(2 * (self.struct.used + more))
             larger[: self.struct.used] = self._records[: self.struct.used]
             self._records = larger
+        if self.struct.n_events >= self._offsets.size:
+            self._offsets = np.concatenate((self._offsets, np.zeros_like(self._offsets)))
         self.struct.records, self.struct.capacity = self._records.ctypes.data, self._records.size
+        self.struct.offsets, self.struct.room = self._offsets.ctypes.data, self._offsets.size
 
     def advance(self, budget: int) -> int:
         """At most `budget` steps; see `dh_march`. It stops for a mode that is not ready with `wanted`."""
@@ -251,9 +255,9 @@ class Marcher:
         methods: dict[int, str],
     ) -> Leg:  # fmt: skip
         """What has been gone through."""
-        records = self._records[: self.struct.used].copy()
+        records, offsets = self._records[: self.struct.used].copy(), self._offsets[: self.n_events].copy()
         records.flags.writeable = False
         return Leg(
-            self.network, journey.mode, task, journey.start, records, self.n_events, rows, paths, methods,
-            self.n_integrals, self.n_directions,
+            self.network, journey.mode, task, journey.start, records, offsets, rows, paths, methods, self.n_integrals,
+            self.n_directions,
         )  # fmt: skip

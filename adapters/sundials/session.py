@@ -34,7 +34,7 @@ from .course import Course
 from .forward import Forward
 from .library import load
 from .march import Marcher
-from .runge_kutta import DEFAULT_ORDER, Table
+from .runge_kutta import Table, order_of
 from .sweep import UNRESOLVED, DiscreteAdjoint, LegSweep
 
 #: what ``method="auto"`` takes for explicit equations that are not stiff
@@ -106,7 +106,7 @@ class SundialsSession:
             if purpose[0] == "forward":
                 memory = Forward(equations, options, purpose[1], purpose[2], backend)
             elif purpose[0] == "discrete":
-                memory = DiscreteAdjoint(equations, self._wrt, Table.of(options.max_order or DEFAULT_ORDER))
+                memory = DiscreteAdjoint(equations, self._wrt, Table.of(order_of(options)))
             else:
                 memory = Adjoint(equations, options, purpose[1], self._wrt, backend)
         if purpose[0] == "discrete":
@@ -269,7 +269,7 @@ class SundialsSession:
         n_directions = 0 if task.sensitivities is None else len(task.sensitivities)
         detail: Any = self.options.sensitivity_method if n_directions else None
         if method == "erk":  # ARKODE makes room for the stages of one table
-            detail = self.options.max_order
+            detail = order_of(self.options)
         memory: Forward = self._lease(task.equations, ("forward", method, n_directions, detail))
         return memory
 
@@ -312,7 +312,7 @@ class SundialsSession:
         return BackwardOutcome(adjoints, totals[:, :n_wrt], totals[:, n_wrt:], samples)
 
     def _discrete(self, equations: Equations, components: tuple[int, ...], tolerances: Tolerances) -> DiscreteAdjoint:
-        found: DiscreteAdjoint = self._lease(equations, ("discrete", self.options.max_order, self._wrt))
+        found: DiscreteAdjoint = self._lease(equations, ("discrete", order_of(self.options), self._wrt))
         found.choose(components, self.parameters, tolerances, self.options.max_steps - self.counts["steps"])
         return found
 

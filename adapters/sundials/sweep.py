@@ -113,7 +113,6 @@ class LegSweep:
         self._discrete, self._integrated, self._marcher = discrete, integrated, marcher
         e, k, count = leg.network.equations, len(components), len(leg.network.equations)
         self.width = max(own.n + own.n_memory for own in e)
-        self._offsets = np.array([head.at for head in self.heads], dtype=np.int64)
         self._ends, self._begins = (np.zeros(len(self.heads), np.int64) for _ in range(2))
         reached = dict.fromkeys(leg.methods, 0)
         for i, (head, end) in enumerate(zip(self.heads, leg.column("path_end").tolist(), strict=True)):
@@ -145,7 +144,7 @@ class LegSweep:
         self.adjoint[:, : adjoints.shape[1]] = adjoints
         addresses = {
             name: value.ctypes.data for name, value in (
-                ("path_ends", self._ends), ("path_begins", self._begins), ("offsets", self._offsets),
+                ("path_ends", self._ends), ("path_begins", self._begins), ("offsets", self.leg.offsets),
                 ("records", self.leg.records), ("wrt", self._wrt), ("components", self._components),
                 ("adjoint", self.adjoint), ("totals", self.totals), ("marks", self.marks), ("work", self._work),
                 ("longest", self._longest),
