@@ -69,7 +69,7 @@ class Options:
         Limit of steps of one run.
     max_order : int or None
         Largest order; None is the method's maximum (5 for BDF, 12 for Adams). Runge-Kutta methods (2 to 9) have this
-        order; None is 7, and 8 where rtol is 1e-9 or less.
+        order; None is 7.
     max_events : int
         Limit of transitions of one run.
     max_transitions_per_instant : int
