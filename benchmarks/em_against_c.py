@@ -13,14 +13,13 @@ import argparse
 import json
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 from c.build import build
+from measuring import cpu_ms
 
 import dae_hybrid as dh
 from dae_hybrid.problems import em_hysteresis
@@ -44,16 +43,6 @@ def tasks(system: dh.HybridSystem, options: dict[str, Any]) -> dict[str, Callabl
         "fsa": lambda: dh.forward_sensitivity(system, span, **options),
         "asa": lambda: dh.adjoint_gradient(system, span, "G", **options),
     }
-
-
-def cpu_ms(run: Callable[[], Any], repeats: int) -> float:
-    """Median CPU time of a call."""
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        run()
-        times.append(1e3 * (time.process_time() - start))
-    return median(times)
 
 
 def error(gradient: Any, exact: np.ndarray) -> float:

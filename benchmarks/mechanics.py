@@ -1,18 +1,16 @@
 """The five-bar mechanism in every formulation: errors, residuals, times; and the penalty form as alpha grows.
 
 ``python benchmarks/mechanics.py [--write]`` prints two tables; ``--write`` puts them into docs/mechanics.md. Times are
-processor times, the smallest of several, as ratios to a plain solve in the same formulation.
+processor times, medians of several, as ratios to a plain solve in the same formulation.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from measuring import cpu_ms, put
 
 import dae_hybrid as dh
 from dae_hybrid.mechanics import Index1, Index2, Penalty, Reduced, constraint_residuals
@@ -35,17 +33,6 @@ ALPHAS = 10.0 ** np.arange(4, 9)
 REPEATS = 5
 
 
-def cost(call: Callable[[], object]) -> float:
-    """Processor time of a call in milliseconds, the smallest of several."""
-    call()
-    found = []
-    for _ in range(REPEATS):
-        start = time.process_time()
-        call()
-        found.append(time.process_time() - start)
-    return 1e3 * min(found)
-
-
 def off(value, exact) -> float:
     return float(np.abs(value - exact).max() / np.abs(exact).max())
 
@@ -62,9 +49,9 @@ def formulations() -> list[list[str]]:
         fsa = dh.forward_sensitivity(system, span, wrt=WRT, **OPTIONS)
         asa = dh.adjoint_gradient(system, span, "z", wrt=WRT, **OPTIONS)
         residuals = [r.max() for r in constraint_residuals(five_bar.mechanism("elastic"), fsa.trajectory)]
-        plain = cost(lambda system=system: dh.simulate(system, span, **OPTIONS))
-        direct = cost(lambda system=system: dh.forward_sensitivity(system, span, wrt=WRT, **OPTIONS))
-        adjoint = cost(lambda system=system: dh.adjoint_gradient(system, span, "z", wrt=WRT, **OPTIONS))
+        plain = cpu_ms(lambda system=system: dh.simulate(system, span, **OPTIONS), REPEATS)
+        direct = cpu_ms(lambda system=system: dh.forward_sensitivity(system, span, wrt=WRT, **OPTIONS), REPEATS)
+        adjoint = cpu_ms(lambda system=system: dh.adjoint_gradient(system, span, "z", wrt=WRT, **OPTIONS), REPEATS)
         errors = [
             max(off(a, b) for a, b in zip(found, true, strict=True))
             for found, true in (
@@ -112,11 +99,7 @@ def main() -> None:
     for table in tables.values():
         print(table, end="\n\n")
     if arguments.write:
-        text = PAGE.read_text(encoding="utf-8")
-        for name, table in tables.items():
-            marked = re.compile(rf"(<!-- {name}: begin[^\n]*-->\n).*?(<!-- {name}: end -->)", re.DOTALL)
-            text = marked.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
-        PAGE.write_text(text, encoding="utf-8")
+        put(PAGE, tables)
 
 
 if __name__ == "__main__":

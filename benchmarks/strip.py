@@ -29,6 +29,7 @@ from typing import Any
 
 import casadi as ca
 import numpy as np
+from measuring import put
 
 import dae_hybrid as dh
 
@@ -37,7 +38,6 @@ PIECES = 50
 END = 4.0
 OPTIONS: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-8, "t_eval": np.linspace(0.0, END, 5)}
 DOCUMENT = Path(__file__).parents[1] / "docs" / "large_systems.md"
-BEGIN, FINISH = "<!-- table: strip -->\n", "<!-- end -->\n"
 
 
 def strip(n: int, pieces: int = PIECES) -> dh.HybridModel:
@@ -141,9 +141,7 @@ def main() -> None:
     text = table(in_processes(given.sizes or (SIZES[:2] if given.quick else SIZES), given.solver))
     print(text if given.markdown else f"{text}\nTimes are wall clock, with whatever else the machine does.")
     if given.write:
-        whole = DOCUMENT.read_text()
-        before, after = whole.index(BEGIN) + len(BEGIN), whole.index(FINISH, whole.index(BEGIN))
-        DOCUMENT.write_text(whole[:before] + text + whole[after:])
+        put(DOCUMENT, {"strip": text})
 
 
 if __name__ == "__main__":

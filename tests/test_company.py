@@ -390,3 +390,40 @@ def test_no_interrupt_is_lost_between_callbacks(models: Any, monkeypatch: Any) -
         assert interrupt(run, 0.01 + 0.0007 * i) < PROMPT
         assert sys.unraisablehook is hook
     assert not lost
+
+
+# -- memories that are used again ----------------------------------------------------------------------------------
+
+
+CALLS: tuple[dict[str, Any], ...] = (
+    {"rtol": 1e-6, "atol": 1e-9},
+    {"rtol": 1e-8, "atol": {"y": 1e-11, "*": 1e-10}},
+    {"rtol": 1e-6, "atol": 1e-9, "max_step": 0.05},
+    {"rtol": 1e-6, "atol": 1e-9, "first_step": 1e-3},
+    {"rtol": 1e-6, "atol": 1e-9, "wrt": "g"},
+    {"rtol": 1e-6, "atol": 1e-9, "parameters": {"e": 0.5}},
+    {"rtol": 1e-6, "atol": 1e-9, "parameters": {"g": 3.0}, "wrt": ["g", "e"]},
+    {"rtol": 1e-6, "atol": 1e-9, "max_order": 5},
+    {"rtol": 1e-6, "atol": 1e-9, "method": "bdf"},
+    {"rtol": 1e-6, "atol": 1e-9, "method": "bdf", "max_order": 2},
+    {"rtol": 1e-6, "atol": 1e-9, "method": "adams", "sensitivity_method": "simultaneous"},
+)
+
+
+def test_what_a_memory_has_been_told_is_forgotten(models: Any) -> None:
+    """Calls in any order, failed ones between them, give the bits that they give on a system of their own."""
+    system = models.ball().build()
+
+    def bits(on: dh.HybridSystem, options: dict[str, Any]) -> list[bytes]:
+        fsa = dh.forward_sensitivity(on, (0, 1.2), **options)
+        asa = dh.adjoint_gradient(on, (0, 1.2), "height", **options)
+        arrays = (fsa.trajectory.t, fsa.trajectory["y"], fsa.gradient["height"], asa.gradient)
+        return [np.ascontiguousarray(a).tobytes() for a in arrays]
+
+    alone = [bits(models.ball().build(), options) for options in CALLS]
+    order = np.random.default_rng(1).permutation(3 * len(CALLS)) % len(CALLS)
+    for i in order.tolist():
+        assert bits(system, CALLS[i]) == alone[i], CALLS[i]
+        if i % 3 == 0:
+            with pytest.raises(dh.StepLimitError):
+                dh.forward_sensitivity(system, (0, 1.2), **CALLS[i] | {"max_steps": 3})

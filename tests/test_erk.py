@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 
 import dae_hybrid as dh
 from dae_hybrid.adapters.sundials.runge_kutta import TABLES, Table
+from dae_hybrid.problems import em_hysteresis
 
 ERK: dict[str, Any] = {"method": "erk"}
 TIGHT: dict[str, Any] = {"method": "erk", "rtol": 1e-10, "atol": 1e-12}
@@ -335,3 +336,34 @@ def test_runs_are_the_same_to_the_bit_whatever_came_before(built: Any, models: A
         again = dh.simulate(system, (0, 3), **first)
         assert again.functionals == base.functionals
         np.testing.assert_array_equal(again.t, base.t)
+
+
+def test_what_a_step_evaluates(system: dh.HybridSystem) -> None:
+    """As many right-hand sides as the table has stages, in steps that are kept or fail; few of them fail."""
+    em = em_hysteresis.system()
+    smooth = dh.simulate(system, (0, 5), parameters={"c": 50.0}, method="erk", rtol=1e-8, atol=1e-12)
+    assert not smooth.events
+    counts = smooth.statistics
+    stages = Table.of(7).b.size
+    assert counts["nfev"] <= stages * (counts["steps"] + counts["error_test_failures"]) + 4 * stages
+    counts = dh.simulate(em, em_hysteresis.t_span, method="erk", rtol=1e-8, atol=1e-12).statistics
+    assert counts["error_test_failures"] < 0.12 * counts["steps"]
+    # an event is found in a handful of steps of its own
+    events = counts["nfev"] - stages * (counts["steps"] + counts["error_test_failures"])
+    assert events < 9 * stages * 19
+
+
+@pytest.mark.parametrize("method", ["erk", "adams", "bdf"])
+def test_a_guard_that_comes_back_within_a_long_step(method: str) -> None:
+    """Slow equations, long steps: a guard of time that dips below zero for a hundredth of the run is found."""
+    for depth in (1e-2, 1e-4):
+        m = dh.HybridModel("dip")
+        k, y = m.parameter("k", 0.1), m.differential("y")
+        run = m.mode("run", ode={y: -k * y})
+        after = m.mode("after", ode={y: -2 * k * y})
+        m.transition(run, after, guard=(m.time - 2.0) ** 2 - depth + 0 * y, direction="falling")
+        m.initial(run, {y: 1.0})
+        m.functional("G", terminal=y)
+        sol = dh.simulate(m.build(), (0, 4), method=method, rtol=1e-6, atol=1e-8)
+        assert [event.time for event in sol.events] == [pytest.approx(2.0 - np.sqrt(depth), abs=1e-9)]
+        assert sol.functionals["G"] == pytest.approx(np.exp(-0.1 * (4 + 2 + np.sqrt(depth))), rel=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import casadi as ca
@@ -450,3 +451,55 @@ def test_memory_of_memory_is_refused() -> None:
     m.initial(m.mode("run", ode={y: 1.0}), {y: 0.0})
     with pytest.raises(dh.ModelError, match="initial value of a memory uses a memory"):
         m.build(native=False)
+
+
+# -- starts by formula ---------------------------------------------------------------------------------------------
+
+
+def stated_by_formula() -> dh.HybridModel:
+    """z follows from y, and a memory from both; the given values follow from the parameters and a signal."""
+    m = dh.HybridModel("by formula")
+    a, b = m.parameter("a", 1.3), m.parameter("b", -0.4)
+    f = m.signal("f", [0.0, 1.0, 2.0], ca.vertcat(a, 2 * a * b, 1.0))
+    x, y, z = m.differential("x"), m.differential("y"), m.algebraic("z")
+    kept = m.memory("kept", initial=z * x + b)
+    run = m.mode("run", ode={x: -a * x + f, y: z - y}, algebraic=[2 * z - ca.sin(b * y) * x - kept * 0])
+    m.initial(run, {x: a**2}, equations=[3 * y - x + ca.exp(b) * m.time])
+    m.functional("G", integrand=x * z + kept**2, terminal=y)
+    return m
+
+
+def test_a_start_by_formula_is_that_of_newtons_method() -> None:
+    built = stated_by_formula().build()
+    by_formula, p = built.initial, np.array([0.9, 0.7])
+    assert by_formula.explicit is not None
+    by_newton, mode = replace(by_formula, explicit=None, exact=None), built.modes[0]
+    for t in (0.0, 0.5):
+        one, other = (map_.apply(mode, t, p) for map_ in (by_formula, by_newton))
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-13, atol=1e-15)
+        one, other = (map_.derivatives(mode, t, one.x, p) for map_ in (by_formula, by_newton))
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-11, atol=1e-13)
+    check = dh.check_gradient(built, (0, 1.5), rtol=1e-9, atol=1e-12)
+    assert check.difference("forward", "adjoint") < 1e-7
+    assert check.difference("forward", "finite_difference") < 1e-4
+
+
+def test_a_start_that_has_no_formula_is_left_to_newtons_method() -> None:
+    m = dh.HybridModel("cubic")
+    a, y, z = m.parameter("a", 2.0), m.differential("y"), m.algebraic("z")
+    m.initial(m.mode("run", ode={y: -z}, algebraic=[z**3 + z - a * y]), {y: 1.0})
+    assert m.build().initial.explicit is None
+
+
+def test_a_formula_without_a_finite_value_says_what_newtons_method_says() -> None:
+    m = dh.HybridModel("root")
+    a, y, z = m.parameter("a", 1.0), m.differential("y"), m.algebraic("z")
+    m.initial(m.mode("run", ode={y: -z}, algebraic=[z - ca.sqrt(y)]), {y: a})
+    m.functional("G", integrand=z)
+    built = m.build()
+    assert built.initial.explicit is not None
+    with pytest.raises(dh.ConsistencyError, match="No consistent values of z"):
+        dh.simulate(built, (0, 1), parameters={"a": -1.0})
+    with pytest.raises(dh.NonFiniteError, match="not finite"):
+        dh.forward_sensitivity(built, (0, 1), parameters={"a": 0.0})

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
+from dae_hybrid import stiffness
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -558,3 +559,34 @@ def test_very_short_runs(built: Any, models: Any, length: float) -> None:
     end = 1.0 + 4e-16
     sol = dh.simulate(built(models.decay), (1.0, end), t_eval=[1.0, end])
     np.testing.assert_array_equal(sol.t, [1.0, end])
+
+
+# -- options that have been checked --------------------------------------------------------------------------------
+
+
+def test_what_has_been_checked_is_no_licence_for_something_like_it(built: Any, models: Any) -> None:
+    """1 is True and 1.0 to Python, a mapping may change between calls, and a name may get another adapter."""
+    system = built(models.ball)
+    dh.simulate(system, (0, 0.3), max_events=1, rtol=1e-6)
+    for wrong in (True, 1.0):
+        with pytest.raises(dh.OptionError, match="max_events"):
+            dh.simulate(system, (0, 0.3), max_events=wrong, rtol=1e-6)
+    atol: dict[str, Any] = {"*": 1e-8}
+    dh.simulate(system, (0, 0.3), atol=atol)
+    atol["nothing"] = 1e-8
+    with pytest.raises(dh.OptionError, match="nothing"):
+        dh.simulate(system, (0, 0.3), atol=atol)
+    for span in ((0, 0.3), (0.0, 0.3), [0, 0.3], np.array([0.0, 0.3])):
+        assert dh.simulate(system, span, rtol=1e-6).t_span == (0.0, 0.3)
+    for i in range(150):  # more than are kept
+        dh.simulate(system, (0, 0.1 + 1e-3 * i), rtol=1e-5)
+
+
+def test_the_fastest_of_two_decays() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        matrix = random.normal(size=(2, 2)) * 10.0 ** random.uniform(-3, 6)
+        expected = max(0.0, -np.linalg.eigvals(matrix).real.min())
+        assert stiffness._fastest_of_two(*matrix.ravel()) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert stiffness._fastest_of_two(np.nan, 0.0, 1.0, 2.0) == 0.0
+    assert stiffness._fastest_of_two(np.inf, 0.0, 1.0, 2.0) == 0.0
