@@ -9,8 +9,9 @@ import numpy as np
 
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.declarations import Initial
+from dae_hybrid.elimination import by_substitution
 from dae_hybrid.errors import FormulationError, ModelError
-from dae_hybrid.formulation import by_substitution, unmatched
+from dae_hybrid.formulation import unmatched
 from dae_hybrid.initial import InitialMap
 from dae_hybrid.lowering import symbols_for
 from dae_hybrid.matrices import compact

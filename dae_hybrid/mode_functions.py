@@ -8,8 +8,9 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
+from dae_hybrid.elimination import solve_explicitly
 from dae_hybrid.errors import FormulationError, ModelError
-from dae_hybrid.formulation import check_structure, solve_explicitly
+from dae_hybrid.formulation import check_structure
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import Flat, ModeLowering, symbols_for
 from dae_hybrid.matrices import LARGE
