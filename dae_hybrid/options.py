@@ -68,8 +68,8 @@ class Options:
     max_steps : int
         Limit of steps of one run.
     max_order : int or None
-        Largest order; None is the method's maximum (5 for BDF, 12 for Adams). Runge-Kutta methods (2 to 9) have this
-        order; None is 7.
+        Largest order; None is the method's maximum (5 for BDF, 12 for Adams). Runge-Kutta methods (2 to 7, and 9)
+        have this order; None is 7.
     max_events : int
         Limit of transitions of one run.
     max_transitions_per_instant : int

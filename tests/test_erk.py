@@ -367,3 +367,25 @@ def test_a_guard_that_comes_back_within_a_long_step(method: str) -> None:
         sol = dh.simulate(m.build(), (0, 4), method=method, rtol=1e-6, atol=1e-8)
         assert [event.time for event in sol.events] == [pytest.approx(2.0 - np.sqrt(depth), abs=1e-9)]
         assert sol.functionals["G"] == pytest.approx(np.exp(-0.1 * (4 + 2 + np.sqrt(depth))), rel=1e-5)
+
+
+@pytest.mark.parametrize("order", [5, 6, 7, 8, 9])
+@pytest.mark.parametrize("c", [0.9, 0.999])
+def test_short_excursions_between_long_steps(order: int, c: float) -> None:
+    """x = sin t is above c for a moment in every period: seen once each, where the tolerance keeps the amplitude."""
+    m = dh.HybridModel("excursions")
+    w, x, v, k = m.parameter("w", 1.0), *(m.differential(name) for name in "xvk")
+    run = m.mode("run", ode={x: v, v: -w * x, k: 0 * k})
+    m.transition(run, run, guard=x - c, direction="rising", reset={k: k + 1})
+    m.initial(run, {x: 0.0, v: 1.0, k: 0.0})
+    system = m.build()
+    for rtol in (1e-4, 1e-6, 1e-8) if c > 0.99 else (1e-3, 1e-5, 1e-8, 1e-11):
+        sol = dh.simulate(system, (0, 60), rtol=rtol, atol=rtol, method="erk", max_order=order)
+        assert [event.time for event in sol.events] == pytest.approx(
+            np.arcsin(c) + 2 * np.pi * np.arange(10), abs=200 * rtol / np.sqrt(1 - c**2)
+        )
+
+
+def test_an_order_without_a_table() -> None:
+    assert Table.of(8).name == Table.of(7).name
+    assert Table.of(9).b.size == 16

@@ -68,6 +68,10 @@ static int is_calm(run *r) {
   c->guard_calls++;
   c->res[0] = value;
   if (evaluate(c, c->guards, inside, c->api->array(r->work))) return FATAL;
+  if (r->step) { /* a cubic through the ends: only the rate there says how good it is */
+    c->res[0] = value + n;
+    if (evaluate(c, c->rates, inside, c->api->array(r->work))) return FATAL;
+  }
   for (integer i = 0; i < n; i++) {
     const double v0 = r->history[i], v1 = r->history[n + i], v2 = r->history[2 * n + i];
     if (v0 == 0 && v1 == 0) continue;
@@ -75,7 +79,9 @@ static int is_calm(run *r) {
     const double extremum = bend ? (t[0] + t[1]) / 2 - slope / (2 * bend) : t[0];
     const double nearest = fmin(fabs(v0), fabs(v1));
 #define PARABOLA(at) (v0 + ((at) - t[0]) * (slope + bend * ((at) - t[1])))
-    const double off = fabs(PARABOLA(inside) - value[i]), turn = sign_of(v0) * PARABOLA(extremum);
+    double off = fabs(PARABOLA(inside) - value[i]);
+    if (r->step) off = fmax(off, fabs(h * (slope + bend * (2 * inside - t[0] - t[1]) - value[n + i])));
+    const double turn = sign_of(v0) * PARABOLA(extremum);
     const double least = extremum > t[1] && extremum < t[0] ? fmin(nearest, turn) : nearest;
     if (!(least - SAFETY * off >= CALM * nearest)) return 0;
   }
