@@ -381,7 +381,7 @@ class Automaton:
             self._disturb_measurements(transition)
         if transition.kind == "every":
             self.instant.counts[transition.index] = firing.count
-        order = self.instant.fired(transition, t)
+        order = self.instant.fired(transition, t, 0.0 if firing.follows else firing.guard)
         self.n_events += 1
         if self.n_events > self.options.max_events:
             latest = [part for part in self.parts[-40:] if isinstance(part, EventRecord)]

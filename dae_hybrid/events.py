@@ -38,6 +38,8 @@ from dae_hybrid.transition import Arrival, TransitionMap, clock
 
 #: a guard within this many roundings of its terms is zero
 ZERO_ROUNDINGS = 256.0
+#: and so is, where its mode goes on, one that has just fired within this many times the value that it fired at
+RESIDUE = 4.0
 #: times closer than this share of the run's time scale are one instant
 SAME_INSTANT = 4e-15
 #: where derivatives are wanted, times that differ by less than so many rtol of what has passed are one instant
@@ -72,7 +74,8 @@ class Instant:
     options: Options
     slack: float = 0.0  # times that differ by no more are one instant
     chain: list[int] = field(default_factory=list)
-    spent: set[int] = field(default_factory=set)  # fired at this instant, their mode not left since
+    #: fired at this instant, their mode not left since, and how far from zero their guards were
+    spent: dict[int, float] = field(default_factory=dict)
     times: list[float] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # periods that have passed, by periodic transition
     passed: set[tuple[str, str]] = field(default_factory=set)
@@ -132,7 +135,7 @@ class Instant:
                     time=t,
                     remedy=f"Check the guard, at the values that the mode is entered with, for {SUSPECTS}.",
                 )
-            band = self._band(h, size, rate, t)
+            band = max(self._band(h, size, rate, t), RESIDUE * self.spent.get(index, 0.0))
             if abs(h) <= band:
                 zero_band[i] = band
                 moving = abs(rate) * duration > band
@@ -245,12 +248,15 @@ class Instant:
             )
         return time
 
-    def fired(self, transition: TransitionMap, t: float) -> int:
-        """Note a firing; its order within the instant. Raises on chattering and Zeno behaviour."""
+    def fired(self, transition: TransitionMap, t: float, guard: float = 0.0) -> int:
+        """Note a firing, at a value of its guard; its order within the instant.
+
+        Raises on chattering and Zeno behaviour.
+        """
         order = len(self.chain)
         self.chain.append(transition.index)
         if transition.target == transition.source:
-            self.spent.add(transition.index)
+            self.spent[transition.index] = abs(guard) if math.isfinite(guard) else 0.0
         else:
             self.spent.clear()
         if len(self.chain) > self.options.max_transitions_per_instant:

@@ -82,10 +82,13 @@ def _decay_rate(equations: Equations, jacobian: Array) -> float:
 
 def _fastest_of_two(a: float, b: float, c: float, d: float) -> float:
     """Largest -Re of the eigenvalues of [[a, b], [c, d]]; 0 where they are not finite or do not decay."""
-    half, gap = (a + d) / 2, (a - d) / 2
-    square = gap * gap + b * c
+    scale = max(map(abs, (a, b, c, d)))
+    if not 0 < scale < math.inf:
+        return 0.0
+    half, gap = (a / 2 + d / 2) / scale, (a / 2 - d / 2) / scale
+    square = gap * gap + (b / scale) * (c / scale)
     rate = -half + math.sqrt(square) if square > 0 else -half
-    return rate if 0 < rate < math.inf else 0.0
+    return max(0.0, rate * scale)
 
 
 def _sparse_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array) -> Matrix:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import casadi as ca
@@ -389,3 +390,54 @@ def test_short_excursions_between_long_steps(order: int, c: float) -> None:
 def test_an_order_without_a_table() -> None:
     assert Table.of(8).name == Table.of(7).name
     assert Table.of(9).b.size == 16
+
+
+DIVES = (
+    (0.8638215550708457, 5.6563628900876, -0.7292585119024927, 3.733270911945194, 5.218005384720632e-4),
+    (4.625120571574116, 1.918692476886141, -0.6951001957794782, 8.918201095637217, 3.865981479766023e-06),
+)
+
+
+@pytest.mark.parametrize(("c", "phase", "a", "end", "tolerance"), DIVES)
+def test_a_dive_within_one_step(c: float, phase: float, a: float, end: float, tolerance: float) -> None:
+    """A guard linear in x goes below zero and back between two steps; the cubics of x and of the guard are one."""
+    m = dh.HybridModel("dive")
+    s, x, n = m.parameter("s", phase), m.differential("x"), m.differential("n")
+    run = m.mode("run", ode={x: ca.sin(m.time + s) + a, n: 0 * x})
+    m.transition(run, run, guard=x, direction="falling", reset={n: n + 1 + m.time})
+    m.initial(run, {x: c, n: 0.0})
+    m.functional("G", terminal=n)
+
+    def value(t: float) -> float:
+        return c + np.cos(phase) - np.cos(t + phase) + a * t
+
+    grid = np.linspace(0, end, 4001)
+    falls = [(p, q) for p, q in pairwise(grid.tolist()) if value(p) > 0 >= value(q)]
+    exact = [brentq(value, *bracket) for bracket in falls]
+    assert len(exact) == 2
+    system, options = m.build(), {"method": "erk", "rtol": tolerance, "atol": tolerance}
+    sol = dh.simulate(system, (0, end), **options)
+    assert [event.time for event in sol.events] == pytest.approx(exact, abs=100 * tolerance)
+    # dt/ds of every crossing, from x(t, s) = 0
+    rates = [-(np.sin(t + phase) - np.sin(phase)) / (np.sin(t + phase) + a) for t in exact]
+    asa = dh.adjoint_gradient(system, (0, end), **options)
+    assert asa.gradient[0] == pytest.approx(sum(rates), rel=1e-2)
+
+
+@pytest.mark.parametrize("first_step", [None, 0.3, 1.0])
+@pytest.mark.parametrize("rtol", [1e-4, 1e-6, 1e-8])
+def test_one_shallow_crossing_fires_once(first_step: float | None, rtol: float) -> None:
+    """x'' = exp(-t): the state at the event carries more rounding than a guard that is almost zero is worth."""
+    m = dh.HybridModel("shallow")
+    c, x, v, n = m.parameter("c", 0.0), *(m.differential(name) for name in "xvn")
+    run = m.mode("run", ode={x: v, v: ca.exp(-m.time), n: 0 * x})
+    m.transition(run, run, guard=x, direction="falling", reset={n: n + 1})
+    m.initial(run, {x: c, v: -0.5, n: 0.0})
+    system = m.build()
+    for depth in (1e-3, 3e-3, 1e-2):
+        for end in (1.5, 2.5, 8.0):
+            start = {"c": 0.5 - np.log(2) / 2 - depth}
+            sol = dh.simulate(
+                system, (0, end), parameters=start, method="erk", rtol=rtol, atol=rtol / 100, first_step=first_step
+            )
+            assert len(sol.events) == sol["n"][-1] == 1

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
+from dae_hybrid.elimination import is_affine
 from dae_hybrid.problems._reference import with_derivatives as derivatives
 
 ANALYSES = (
@@ -503,3 +504,49 @@ def test_a_formula_without_a_finite_value_says_what_newtons_method_says() -> Non
         dh.simulate(built, (0, 1), parameters={"a": -1.0})
     with pytest.raises(dh.NonFiniteError, match="not finite"):
         dh.forward_sensitivity(built, (0, 1), parameters={"a": 0.0})
+
+
+JUMPS: dict[str, tuple[Callable[[Any, Any], Any], float | None]] = {
+    "sign": (lambda x, q: x - q - 0.5 * ca.sign(x), 2.5),
+    "branch": (lambda x, q: x - q - ca.if_else(x > 1, 0.5, 0), 2.5),
+    "branches": (lambda x, q: x - ca.if_else(x > 1, q, 3 * q), 2.0),
+    "floor": (lambda x, q: x - q - 0.5 * ca.floor(x / 2), 2.5),
+    "of a parameter": (lambda x, q: x - ca.if_else(q > 1, q, 3 * q), 2.0),
+    "no solution": (lambda x, q: x - q + 3 * (x > 1), None),
+}
+
+
+@pytest.mark.parametrize("name", JUMPS)
+def test_an_equation_that_jumps_is_not_linear(name: str) -> None:
+    """Derivatives say nothing of jumps: what looks linear in the unknown is solved with numbers, or refused."""
+    equation, start = JUMPS[name]
+    m = dh.HybridModel("jumps")
+    q, x = m.parameter("q", 2.0), m.differential("x")
+    m.initial(m.mode("run", ode={x: -x}), equations=[equation(x, q)])
+    m.functional("G", integrand=x)
+    built = m.build()
+    assert (built.initial.explicit is not None) is (name == "of a parameter")
+    if start is None:
+        with pytest.raises(dh.ConsistencyError):
+            dh.simulate(built, (0, 1))
+        return
+    asa = dh.adjoint_gradient(built, (0, 1), rtol=1e-10, atol=1e-12)
+    assert asa.trajectory["x"][0] == pytest.approx(start, abs=1e-14)
+    assert asa.gradient[0] == pytest.approx(1 - np.exp(-1), rel=1e-8)
+
+
+@pytest.mark.parametrize("eliminate", [True, False])
+def test_an_algebraic_equation_that_jumps(eliminate: bool) -> None:
+    m = dh.HybridModel("jumps")
+    x, z = m.differential("x"), m.algebraic("z")
+    m.initial(m.mode("run", ode={x: 1.0 + 0 * z}, algebraic=[z - x - 0.5 * ca.sign(z)]), {x: 2.0})
+    sol = dh.simulate(m.build(eliminate=eliminate), (0, 1), t_eval=[0.0, 1.0])
+    np.testing.assert_allclose(sol["z"], [2.5, 3.5], rtol=1e-12)
+
+
+def test_affine_by_its_operations() -> None:
+    x, y, p = (ca.SX.sym(name) for name in "xyp")
+    affine = (2 * x + p * y - 3, ca.if_else(p > 1, x, 3 * x), x / p + ca.sin(p), ca.sign(p) * x, -(x + y) * p / 2)
+    other = (x * y, p / x, x - ca.sign(x), ca.if_else(x > 1, p, 3 * p) - x, ca.floor(x) + y, ca.fmod(x, 2), x**2)
+    for expression in (*affine, *other):
+        assert is_affine(expression, ca.vertcat(x, y)) is any(expression is one for one in affine)

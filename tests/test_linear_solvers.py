@@ -361,6 +361,21 @@ def test_a_preconditioner_of_the_user(make: Any) -> None:
     assert not seen  # memories are used again, preconditioners are not
 
 
+@pytest.mark.parametrize("make", [heat, network], ids=["CVODE", "IDA"])
+def test_a_bad_preconditioner_does_no_harm(make: Any) -> None:
+    """The scale of a good one is of no account; one that gives nothing would stop Newton's method before it begins."""
+    built, options = system(make, 60), {"linear_solver": "krylov", "rtol": 1e-7, "atol": 1e-10, "method": "bdf"}
+    exact = dh.adjoint_gradient(built, (0, 1), linear_solver="sparse", rtol=1e-7, atol=1e-10, method="bdf")
+    for scale in (1e-8, 1e6):
+        found = dh.adjoint_gradient(
+            built, (0, 1), preconditioner=lambda newton, scale=scale: lambda r: scale * splu(newton).solve(r), **options
+        )
+        assert found.value == pytest.approx(exact.value, rel=1e-5)
+        np.testing.assert_allclose(found.gradient, exact.gradient, rtol=1e-4)
+    with pytest.raises(dh.OptionError, match="singular"):
+        dh.simulate(built, (0, 1), preconditioner=lambda newton: lambda right: 0.0 * right, **options)
+
+
 def test_a_preconditioner_that_is_none() -> None:
     built, options = system(heat, 60), {"linear_solver": "krylov", "method": "bdf"}
     for wrong, error in ((3, dh.OptionError), (lambda newton: 3, dh.OptionError)):

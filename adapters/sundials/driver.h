@@ -38,6 +38,7 @@ enum { DEPTH = 8 };                          /* halvings of a step in search of 
 enum { HALVES, START = DEPTH + 1, END, TRIAL, GLANCES }; /* rows of `run.glances` */
 enum { SHORTER = 10 };                       /* times that an explicit step is made shorter where there are no numbers */
 enum { NODES = 8 };                          /* of the polynomial of an explicit step */
+enum { LOOKS = 3 };                          /* at the cubic through the ends of an explicit step */
 enum { TOGETHER = 8 };                       /* directions that are gone along at once */
 enum { BLOCKS = 6 };                         /* of the linearised equations */
 enum { HISTORY = 3 };                        /* ends of steps whose guards are kept */
@@ -50,6 +51,7 @@ enum { HISTORY = 3 };                        /* ends of steps whose guards are k
 #define TRIALS 100
 /* as in dae_hybrid: events.py, transition.py, grazing.py, formulation.py */
 #define ZERO_ROUNDINGS 256.0
+#define RESIDUE 4.0
 #define SAME_INSTANT 4e-15
 enum { ZENO_INTERVALS = 4, RECENT = 4 };
 #define ZENO_RATIO 0.999

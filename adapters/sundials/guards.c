@@ -89,30 +89,38 @@ static int is_calm(run *r) {
 }
 
 /* The same for an explicit step, also for the first ones of a segment: by the cubic through values and rates at its ends,
- * and the state that ARKODE interpolates, which is as good as the rates that the equations have there say. */
+ * and the state that ARKODE interpolates. That is a cubic, too, so the values of a guard may agree however wrong both are:
+ * what tells are the rates, where the error of a cubic, s^2 (1 - s)^2 (c0 + c1 (s - 1/2)), moves most. */
 static int is_clear(run *r) {
   context *c = r->model;
   const integer n = c->n_guards;
-  const double h = r->times[END] - r->times[START], inside = r->times[START] + INSIDE * h;
-  double *value = values_of(r, TRIAL), *rate = value + n;
-  if (c->api->get_dky(r->memory, inside, 0, r->work)) return FATAL;
-  c->guard_calls++;
-  c->res[0] = value;
-  if (evaluate(c, c->guards, inside, c->api->array(r->work))) return FATAL;
-  c->res[0] = rate;
-  if (evaluate(c, c->rates, inside, c->api->array(r->work))) return FATAL;
+  const double h = r->times[END] - r->times[START], places[LOOKS] = {0.21, 0.5, 0.79};
+  double *value = values_of(r, TRIAL), *rate = value + n, *off = values_of(r, HALVES), k[4], place;
+  memset(off, 0, (size_t)n * sizeof(double));
+  for (int j = 0; j < LOOKS; j++) {
+    const double s = places[j], t = r->times[START] + s * h;
+    if (c->api->get_dky(r->memory, t, 0, r->work)) return FATAL;
+    c->guard_calls++;
+    c->res[0] = value;
+    if (evaluate(c, c->guards, t, c->api->array(r->work))) return FATAL;
+    c->res[0] = rate;
+    if (evaluate(c, c->rates, t, c->api->array(r->work))) return FATAL;
+    for (integer i = 0; i < n; i++) {
+      cubic(r, START, END, i, k);
+      const double slope = k[1] + s * (2 * k[2] + s * 3 * k[3]);
+      const double here = fmax(fabs(horner(k, s) - value[i]), fabs(slope - h * rate[i]));
+      if (!(here <= off[i])) off[i] = isfinite(here) ? here : HUGE_VAL;
+    }
+  }
   for (integer i = 0; i < n; i++) {
-    const double v0 = values_of(r, START)[i], v1 = values_of(r, END)[i];
-    double k[4], place;
+    const double v0 = values_of(r, START)[i], v1 = values_of(r, END)[i], wrong = SAFETY * off[i];
     cubic(r, START, END, i, k);
-    const double slope = k[1] + INSIDE * (2 * k[2] + INSIDE * 3 * k[3]);
-    const double off = SAFETY * fmax(fabs(horner(k, INSIDE) - value[i]), fabs(slope - h * rate[i]));
     if (v0 * v1 > 0) {
-      if (!(smallest(k, sign_of(v0), &place) > off + r->noise[i])) return 0;
+      if (!(smallest(k, sign_of(v0), &place) > wrong + r->noise[i])) return 0;
     } else {
       const double rest[4] = {k[1], k[2], k[3], 0}; /* has left zero for good: k1 + k2 s + k3 s^2 */
       const int leaves = v0 == 0 && v1 != 0 && (c->departure[i] == 0 || c->departure[i] * v1 > 0);
-      if (!leaves || !(smallest(rest, sign_of(v1), &place) > LEAVING * off)) return 0;
+      if (!leaves || !(smallest(rest, sign_of(v1), &place) > LEAVING * wrong)) return 0;
     }
   }
   return 1;
@@ -135,7 +143,13 @@ static double may_cross(const run *r, int a, int m, int b) {
     const double v0 = values_of(r, a)[i], v = values_of(r, m)[i], v1 = values_of(r, b)[i];
     double k[4], place;
     cubic(r, a, b, i, k);
-    const double off = fmax(fabs(horner(k, INSIDE) - v) - 2 * r->noise[i], 0), largest = fmax(fabs(v0), fmax(fabs(v), fabs(v1)));
+    double off = fabs(horner(k, INSIDE) - v);
+    if (r->step) { /* of the state itself: the rate there is a second opinion */
+      const double slope = k[1] + INSIDE * (2 * k[2] + INSIDE * 3 * k[3]), h = r->times[b] - r->times[a];
+      off = fmax(off, fabs(slope - h * values_of(r, m)[r->model->n_guards + i]));
+    }
+    off = fmax(off - 2 * r->noise[i], 0);
+    const double largest = fmax(fabs(v0), fmax(fabs(v), fabs(v1)));
     if (v0 * v1 > 0 && v0 * v > 0) {
       if (smallest(k, sign_of(v0), &place) <= SAFETY * off) return place > 0 ? place : 1;
     } else if (SAFETY * off > largest)

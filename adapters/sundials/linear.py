@@ -34,7 +34,7 @@ SOLVER_OPERATIONS = (
     "initialize", "setup", "solve", "numiters", "resnorm", "lastflag", "space", "resid", "free",
 )  # fmt: skip
 RECOVERABLE, FATAL = 1, -1
-PRECONDITION_LEFT = 1
+PRECONDITION_RIGHT = 2  # the residual that is tested is the true one, whatever a preconditioner makes of it
 #: subspace of GMRES, and what the incomplete factorisation drops and fills in
 KRYLOV, DROPPED, FILL = 20, 1e-4, 10.0
 #: of SuperLU: entries of the diagonal are kept as pivots down to this share of the largest
@@ -156,6 +156,8 @@ class SuperLU:
             found = np.asarray(solver(right[place]), dtype=float)
             if found.shape != (n,):
                 raise OptionError(f"The preconditioner gave shape {found.shape} for {n} equations.")
+            if right.any() and not found.any():  # no correction would be taken for a converged one
+                raise OptionError("The preconditioner gave zero for a right-hand side that is not: it is singular.")
             return found[order]
 
         return solve
@@ -243,9 +245,9 @@ class LinearSystem:
         return matrix, solver
 
     def krylov(self, vector: int) -> int:
-        """GMRES, preconditioned from the left."""
+        """GMRES, preconditioned from the right."""
         objects, lib = self._objects, self._objects.library
-        solver = lib.SUNLinSol_SPGMR(vector, PRECONDITION_LEFT, KRYLOV, objects.context)
+        solver = lib.SUNLinSol_SPGMR(vector, PRECONDITION_RIGHT, KRYLOV, objects.context)
         return objects.own(solver, lambda: lib.SUNLinSolFree(solver), "a linear solver")
 
 

@@ -83,9 +83,11 @@ static int enter(const march *m, const station *from, const station *to, integer
   memset(band, 0, (size_t)(2 * to->run->model->n_guards) * sizeof(double));
   *decided = 1;
   for (integer j = 0; j < to->n_guards; j++) {
-    const double width = band_of(m, h[j], size[j], rate[j], t), towards = (double)to->links[j].direction * rate[j];
+    const int own = from == to && j == index;
+    const double rounding = band_of(m, h[j], size[j], rate[j], t), towards = (double)to->links[j].direction * rate[j];
+    const double width = own ? fmax(rounding, RESIDUE * fabs(h0[j])) : rounding; /* as close to zero as it was found */
     if (fabs(h[j]) <= width) {
-      const int moving = fabs(rate[j]) * duration(m, t) > width, own = from == to && j == index;
+      const int moving = fabs(rate[j]) * duration(m, t) > width;
       band[j] = width;
       departure[j] = moving ? sign_of(rate[j]) : 0;
       if (moving && !own && (towards > 0 || (from == to && to->links[j].direction == 0))) return 0;
