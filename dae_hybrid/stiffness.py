@@ -17,7 +17,7 @@ EIGENVALUES = 30
 #: make up the segment,
 DECAYS = 500.0
 #: and looks again after so many steps, as many again and so on, to change where that is no longer so
-LOOK, MOST = 400, 1000
+LOOK, MOST = 100, 1000
 #: up to so many entries of a matrix Python's own sums are faster than NumPy's
 FEW = 25
 
