@@ -13,11 +13,14 @@ from outcomes import OURS, Results, Way, fastest
 FLOOR = 1e-14
 STYLES = {"solve": "-", "forward": "-", "adjoint": "--"}
 MARKERS = "osD^vP<>"
+#: axes that cover less than this
+NARROW = 30.0
 
 
 def draw(results: Results, tasks: Sequence[str], path: Path) -> None:
     """All problems that were run."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     cases = [case for case in TITLES if results.of(case)]
     columns = min(3, len(cases))
@@ -33,8 +36,12 @@ def draw(results: Results, tasks: Sequence[str], path: Path) -> None:
         axes.set(xscale="log", yscale="log", title=f"{case}: {TITLES[case]}")
         axes.set(xlabel="CPU time / ms", ylabel=f"relative error of the {what}")
         low, high = axes.get_xlim()
-        room = max(1.0, (10 * low / high) ** 0.5)  # a decade at least, or its labels overlap
+        room = max(1.0, (10 * low / high) ** 0.5)  # a decade at least
         axes.set_xlim(low / room, high * room)
+        if high / low < NARROW:  # labels of all minor ticks would overlap
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(visible=True, which="major", alpha=0.3)
         axes.legend(fontsize=6.5, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     for axes in panels[len(cases) :]:
