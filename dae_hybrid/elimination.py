@@ -28,13 +28,13 @@ def solve_explicitly(k: ca.SX, z: ca.SX, largest: int) -> tuple[ca.SX, ca.SX] | 
     together.
     """
     solution, rows, columns = by_substitution(k, z)
-    poles, jumps = ca.SX(0, 1), has_jumps(k)
+    poles = ca.SX(0, 1)
     if not columns:
         return solution, poles
     if len(rows) != len(columns) or len(columns) > MOST_AFFINE:
         return None
     rest, left = ca.substitute(k[rows], z, solution), z[columns]
-    values = ca.SX(left)
+    values, jumps = ca.SX(left), has_jumps(rest)
     for block_rows, block in _blocks(ca.jacobian(rest, left).sparsity()):
         own = left[block]
         equations = ca.substitute(rest[block_rows], left, values)

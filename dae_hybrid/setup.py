@@ -46,16 +46,17 @@ class Setup:
         self.span = check_time_span(t_span)
         self.t_eval = check_times(t_eval, self.span)
         self.p = system.parameter_vector(parameters)
-        self.options = self._checked(adapter, options, analysis)
+        self._choose(adapter, options, analysis)
         self.integrator: Integrator = find_integrator(adapter)
 
-    def _checked(self, adapter: str, given: Mapping[str, Any], analysis: Analysis) -> Options:
-        """The options, checked against the system and the adapter; the answer is kept for the next call."""
+    def _choose(self, adapter: str, given: Mapping[str, Any], analysis: Analysis) -> None:
+        """Take options, checked against the system and the adapter; what has been checked is kept for the next call."""
         known: dict[Any, Options] = self.system.network.kept.setdefault("checked", {})
         key = (registered(adapter), self.span, analysis, *((name, type(v), v) for name, v in given.items()))
         with suppress(TypeError):  # tolerances by name, and what is no option
             if key in known:
-                return known[key]
+                self.options = known[key]
+                return
         self.options = Options.of(given)
         self._check_tolerance_names()
         self._check_index()
@@ -65,7 +66,6 @@ class Setup:
             known.clear()
         with suppress(TypeError):
             known[key] = self.options
-        return self.options
 
     def _check_index(self) -> None:
         tight = [mode for mode in self.system.modes if mode.equations.index == 2 and self.options.rtol < DIRECT_RTOL]

@@ -49,8 +49,6 @@ def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_sto
     jacobian = state_jacobian(equations, t, x, m, p)
     if not equations.implicit and _bound(jacobian) * (t_stop - t) <= DECAYS:  # without a look at the eigenvalues
         return False
-    if not equations.implicit and len(jacobian) == 2:  # nor a call of LAPACK
-        return _fastest_of_two(*jacobian.ravel().tolist()) * (t_stop - t) > DECAYS
     return _decay_rate(equations, jacobian) * (t_stop - t) > DECAYS
 
 
@@ -75,6 +73,8 @@ def _decay_rate(equations: Equations, jacobian: Array) -> float:
             jacobian = reduced_jacobian(jacobian, ny)
         except np.linalg.LinAlgError:
             return np.inf
+    if ny == 2:  # without a call of LAPACK
+        return _fastest_of_two(*jacobian.ravel().tolist())
     if ny > EIGENVALUES:
         return _bound(jacobian)
     return max(0.0, float(-np.linalg.eigvals(jacobian).real.min(initial=0.0)))

@@ -70,15 +70,24 @@ static void along(context *c, integer first, integer count, const double *const 
   }
 }
 
-static int directional(context *c, double t, const double *x, vector *s, vector *out) {
-  const int flag = linearise(c, t, x);
-  for (integer first = 0; !flag && first < c->n_directions; first += TOGETHER) {
+/* The same for all of them: given as vectors, or each as a block behind the state, and its rates behind those. */
+static void along_all(context *c, vector *s, vector *out, const double *state, double *rates) {
+  const integer size = c->n + c->n_integrals;
+  for (integer first = 0; first < c->n_directions; first += TOGETHER) {
     const integer left = c->n_directions - first, count = left < TOGETHER ? left : TOGETHER;
     const double *from[TOGETHER];
     double *to[TOGETHER];
-    for (integer i = 0; i < count; i++) from[i] = c->api->array(s[first + i]), to[i] = c->api->array(out[first + i]);
+    for (integer i = 0, j = first; i < count; i++, j++) {
+      from[i] = s ? c->api->array(s[j]) : state + (j + 1) * size;
+      to[i] = s ? c->api->array(out[j]) : rates + (j + 1) * size;
+    }
     along(c, first, count, from, to);
   }
+}
+
+static int directional(context *c, double t, const double *x, vector *s, vector *out) {
+  const int flag = linearise(c, t, x);
+  if (!flag) along_all(c, s, out, 0, 0);
   return flag;
 }
 

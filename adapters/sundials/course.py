@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dae_hybrid.errors import DaeHybridError, NonFiniteError, StepSizeError
 from dae_hybrid.failures import is_starved, lost_crossing, starved, step_limit, unresolved_guard
-from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask
+from dae_hybrid.integrator import SegmentOutcome, SegmentTask
 from dae_hybrid.journey import Journey, Passage
 from dae_hybrid.leg import Leg
 from dae_hybrid.segments import DRIFT_LOOK, has_drifted
@@ -168,7 +168,9 @@ class Course:
         if crossing is not None and e.directions[crossing[0]] * crossing[2] < 0:  # the flow says otherwise
             raise unresolved_guard(crossing[0], mode=e.name, time=stepper.t)
         refuse_loose(memory)
-        n, completed, sensitive = e.n, stepper.completed.copy(), task.sensitivities is not None
+        n, completed = e.n, stepper.completed.copy()
+        found = None if task.sensitivities is None else memory.sensitivities
+        of_integrals = None if found is None else found[:, n:] if e.integrates else task.integral_sensitivities
         return SegmentOutcome(
             t=stepper.t,
             x=completed[:n],
@@ -178,8 +180,8 @@ class Course:
             crossing=crossing,
             integrals=memory.x_data[n : memory.block].copy() if e.integrates else task.integrals,
             rows=stepper.rows(self._row),
-            sensitivities=memory.sensitivities[:, :n] if sensitive else None,
-            integral_sensitivities=_of_integrals(memory, task) if sensitive else None,
+            sensitivities=None if found is None else found[:, :n],
+            integral_sensitivities=of_integrals,
             next_step=stepper.next_step if memory.explicit else None,
             path=stepper.path(0 if self.marcher is None else self.marcher.path_row),
         )
@@ -232,7 +234,3 @@ def refuse_loose(memory: Forward) -> None:
             mode=memory.equations.name,
             time=memory.stepper.t,
         )
-
-
-def _of_integrals(memory: Forward, task: SegmentTask) -> Array | None:
-    return memory.sensitivities[:, task.equations.n :] if task.equations.integrates else task.integral_sensitivities

@@ -107,15 +107,6 @@ static int complete(run *r, double t) {
   return 0;
 }
 
-static int guards_and_rates(run *r, double t) {
-  context *c = r->model;
-  const double *x = c->api->array(r->x);
-  c->res[0] = r->guard_values;
-  if (evaluate(c, c->guards, t, x)) return FATAL;
-  c->res[0] = r->guard_values + c->n_guards;
-  return evaluate(c, c->rates, t, x);
-}
-
 /* Newton on the solver's interpolant takes the event time from the bracket's tolerance to rounding. */
 static int polish(run *r) {
   context *c = r->model;
@@ -125,7 +116,7 @@ static int polish(run *r) {
   for (int i = 0; i < 4; i++) {
     int flag = r->step ? part_of_step(r, t, c->n, c->api->array(r->x)) : c->api->get_dky(r->memory, t, 0, r->x);
     if (!flag) flag = complete(r, t);
-    if (!flag) flag = guards_and_rates(r, t);
+    if (!flag) flag = guards_and_rates(c, t, c->api->array(r->x), r->guard_values);
     if (flag) return flag;
     const double dt = -r->guard_values[r->root] / r->guard_values[c->n_guards + r->root];
     if (r->step && r->jumps) break;
@@ -160,12 +151,12 @@ static void count_failures(run *r) {
 }
 
 static int finish(run *r, int status) {
-  const context *c = r->model;
+  context *c = r->model;
   const double t = r->t;
   int flag = record_outputs(r, t, r->closed_end && status == REACHED_STOP);
   if (!flag) flag = fetch(r, t);
   if (!flag) flag = complete(r, t);
-  if (!flag && status == FOUND_ROOT) flag = guards_and_rates(r, t);
+  if (!flag && status == FOUND_ROOT) flag = guards_and_rates(c, t, c->api->array(r->x), r->guard_values);
   if (!flag) flag = keep(r, 0);
   if (!flag && r->record == RECORD_STEPS && !r->n_eval) record_point(r, t);
   count_failures(r);

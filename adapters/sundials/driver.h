@@ -269,7 +269,7 @@ typedef struct {
   double *records;
   integer *offsets;                          /* where each of them begins */
   integer at, n_memory, n_parameters, n_functionals, n_integrals, n_directions, certify;
-  integer capacity, room, used, n_events, max_events, budget, steps, failures, newton_failures, row, path_row, last, n_times;
+  integer capacity, room, used, n_events, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
   integer wanted, full, resumed;             /* why it stopped: a mode that has not been opened, no room for a record */
   double t0, t1, t_stop, begun, began_with, slack, rtol, t_end, now, first_step; /* 0: as the last one would have gone on */
   double recent[RECENT];                     /* times of the latest events, the last first */

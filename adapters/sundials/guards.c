@@ -12,17 +12,22 @@ static int within(run *r, double t) {
   return r->step ? part_of_step(r, t, c->n, c->api->array(r->work)) : c->api->get_dky(r->memory, t, 0, r->work);
 }
 
-/* guards and rates at a time: of the state as it stands where it is the end of the step, else within it */
+/* guards, and behind them their rates, at a point */
+static int guards_and_rates(context *c, double t, const double *x, double *value) {
+  c->res[0] = value;
+  if (evaluate(c, c->guards, t, x)) return FATAL;
+  c->res[0] = value + c->n_guards;
+  return evaluate(c, c->rates, t, x);
+}
+
+/* the same at a time: of the state as it stands where it is the end of the step, else within it */
 static int glance(run *r, int row, double t, int here) {
   context *c = r->model;
   const double *x = c->api->array(here ? r->x : r->work);
   double *value = values_of(r, row);
   if (!here && within(r, t)) return FATAL;
   c->guard_calls++;
-  c->res[0] = value;
-  if (evaluate(c, c->guards, t, x)) return FATAL;
-  c->res[0] = value + c->n_guards;
-  if (evaluate(c, c->rates, t, x)) return FATAL;
+  if (guards_and_rates(c, t, x, value)) return FATAL;
   for (integer i = 0; row != TRIAL && i < c->n_guards; i++) /* trials follow a guard through all its decades */
     if (fabs(value[i]) <= r->noise[i]) value[i] = 0;
   r->times[row] = t;
@@ -101,10 +106,7 @@ static int is_clear(run *r) {
     const double s = places[j], t = r->times[START] + s * h;
     if (c->api->get_dky(r->memory, t, 0, r->work)) return FATAL;
     c->guard_calls++;
-    c->res[0] = value;
-    if (evaluate(c, c->guards, t, c->api->array(r->work))) return FATAL;
-    c->res[0] = rate;
-    if (evaluate(c, c->rates, t, c->api->array(r->work))) return FATAL;
+    if (guards_and_rates(c, t, c->api->array(r->work), value)) return FATAL;
     for (integer i = 0; i < n; i++) {
       cubic(r, START, END, i, k);
       const double slope = k[1] + s * (2 * k[2] + s * 3 * k[3]);

@@ -214,7 +214,7 @@ static int fire(march *m) {
                                  m->ranges[l->transition] / duration(m, t), (double)m->row, (double)r->n_rows,
                                  m->began_with, clean, (double)r->steps, (double)r->n_path};
   memcpy(record, header, sizeof header);
-  m->offsets[m->n_events++] = m->last = m->used;
+  m->offsets[m->n_events++] = m->used;
   m->used += l->width;
   return 1;
 }

@@ -49,7 +49,7 @@ class MarchStruct(Structure):
                                         "offsets")),
         *((name, c_int64) for name in ("at", "n_memory", "n_parameters", "n_functionals", "n_integrals", "n_directions",
                                        "certify", "capacity", "room", "used", "n_events", "max_events", "budget",
-                                       "steps", "failures", "newton_failures", "row", "path_row", "last", "n_times",
+                                       "steps", "failures", "newton_failures", "row", "path_row", "n_times",
                                        "wanted", "full", "resumed")),
         *((name, c_double) for name in ("t0", "t1", "t_stop", "begun", "began_with", "slack", "rtol", "t_end",
                                         "now", "first_step")),
@@ -230,8 +230,9 @@ class Marcher:
         m, d = self.struct, self.n_directions
         if not m.n_events:
             return first
-        source = int(self._records[m.last + AT["mode"]])
-        found, e = self._record(m.last, source, m.at), self.network.equations[m.at]
+        last = int(self._offsets[m.n_events - 1])
+        source = int(self._records[last + AT["mode"]])
+        found, e = self._record(last, source, m.at), self.network.equations[m.at]
         after, n_guards = found["after"].reshape(d, e.n + e.n_memory), e.n_guards
         sensitive: dict[str, Any] = {}
         if d:
@@ -243,7 +244,7 @@ class Marcher:
                 else first.integral_sensitivities,
             }
         return replace(
-            first, equations=e, t0=float(self._records[m.last]), x0=found["x_after"][: e.n].copy(),
+            first, equations=e, t0=float(self._records[last]), x0=found["x_after"][: e.n].copy(),
             xdot0=found["xdot_after"][: e.n].copy(), memory=found["memory_after"].copy(),
             integrals=found["integrals"].copy() if self.n_integrals else first.integrals,
             zero_band=self._bands[:n_guards].copy(), departure=self._bands[n_guards : 2 * n_guards].copy(),

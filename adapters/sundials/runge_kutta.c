@@ -4,16 +4,9 @@
  * is therefore the end of a shorter step from the same beginning, as accurate as the step itself. The state is
  * (x, q, s_1, .., s_d) with s_i = d(x, q) along direction i. */
 static int augmented(context *c, double t, const double *x, double *out) {
-  const integer size = c->n + c->n_integrals;
   if (!c->n_directions) return flow(c, t, x, out);
   const int flag = linearise_and(c, t, x, out);
-  for (integer first = 0; !flag && first < c->n_directions; first += TOGETHER) {
-    const integer left = c->n_directions - first, count = left < TOGETHER ? left : TOGETHER;
-    const double *from[TOGETHER];
-    double *to[TOGETHER];
-    for (integer i = 0; i < count; i++) from[i] = x + (first + i + 1) * size, to[i] = out + (first + i + 1) * size;
-    along(c, first, count, from, to);
-  }
+  if (!flag) along_all(c, 0, 0, x, out);
   return flag;
 }
 
