@@ -8,7 +8,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen import Kernel, NativeFunction, compile_functions
-from dae_hybrid.crossing_build import crossing_functions, is_plain, network
+from dae_hybrid.crossing_build import crossing_functions, end_functions, is_plain, is_plain_throughout, network
 from dae_hybrid.errors import ModelError
 from dae_hybrid.hoisting import hoisted
 from dae_hybrid.initial_build import build_initial
@@ -35,24 +35,27 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         build_transition(model, t, index_of[t.name], mode_index, lowerings, builders)
         for t in model.transitions.values()
     )
+    memory = Layout.of((d.name, d.size) for d in model.of_kind("memory"))
+    signals = _signals(model, memory)
+    initial = build_initial(model, mode_index, builders, signals)
     named = {b.index: b.integrator_functions() for b in builders}
     wanted = {("mode", i): hoisted(own) for i, own in named.items()}
     if native:
         plain = [t for t in transitions if is_plain(t, builders)]
         wanted |= {("transition", t.index): crossing_functions(t, builders) for t in plain}
+        if is_plain_throughout(model, initial, builders):
+            wanted["end", 0] = end_functions(initial, builders)
     compiled = compile_functions(
         {(*owner, key): f for owner, own in wanted.items() for key, f in own.items()}, native=native
     )
-    functions: dict[str, dict[int, dict[str, NativeFunction]]] = {"mode": {}, "transition": {}}
+    functions: dict[str, dict[int, dict[str, NativeFunction]]] = {"mode": {}, "transition": {}, "end": {0: {}}}
     for (kind, i, key), function in compiled.items():
         functions[kind].setdefault(i, {})[key] = function
     modes = tuple(b.system(named[b.index], functions["mode"][b.index], index_of) for b in builders)
     parameters = model.of_kind("parameter")
     nominal = np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0)
     nominal.flags.writeable = False
-    memory = Layout.of((d.name, d.size) for d in model.of_kind("memory"))
     functionals = Layout.of((f.name, f.size) for f in model.functionals.values())
-    signals = _signals(model, memory)
     return HybridSystem(
         name=model.name,
         parameters=Layout.of((d.name, d.size) for d in parameters),
@@ -61,8 +64,8 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         nominal=nominal,
         modes=modes,
         transitions=transitions,
-        network=network(modes, transitions, functions["transition"]),
-        initial=build_initial(model, mode_index, builders, signals),
+        network=network(modes, transitions, functions["transition"], functions["end"][0], initial.mode),
+        initial=initial,
         signals=signals,
         measurements=_measurements(model, functionals, builders),
         native=all(f.address is not None for f in compiled.values()),

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.errors import ChatteringError, GuardPassedError, NonFiniteError, ZenoError
 from dae_hybrid.failures import SUSPECTS
@@ -340,23 +341,25 @@ class Instant:
         self.times += times
         self.leave()
 
-    def _resting(self) -> list[tuple[str, str]]:
-        found = [self.system.transitions[i] for i in np.flatnonzero(self.rested)]
-        return [(t.name, self.system.modes[t.source].name) for t in found]
-
     def notes(self) -> tuple[str, ...]:
         """What was noticed."""
         found = [
             f"Guard of '{name}' was past its threshold on entry into mode '{mode}'; it waits for its next crossing."
             for name, mode in sorted(self.passed)
         ]
-        found += [
-            f"Guard of '{name}' stayed at zero in mode '{mode}'; it does not fire before it has left."
-            for name, mode in sorted(self._resting())
-        ]
+        found += resting(self.system, self.rested)
         if self.accumulation is not None:
             found.append(f"The run was ended: events accumulate at about t = {self.accumulation:.12g}.")
         return tuple(found)
+
+
+def resting(system: HybridSystem, rested: NDArray[np.int64]) -> list[str]:
+    """What is to be said of the guards that stayed at zero; `rested` is by transition."""
+    transitions = [system.transitions[i] for i in np.flatnonzero(rested)] if rested.any() else []
+    return [
+        f"Guard of '{name}' stayed at zero in mode '{mode}'; it does not fire before it has left."
+        for name, mode in sorted((t.name, system.modes[t.source].name) for t in transitions)
+    ]
 
 
 def signs(at: Arrival) -> list[int]:

@@ -180,6 +180,7 @@ class Start:
     t: float
     at: Arrival
     p: Array
+    by_p: Matrix | None = None  # the derivatives, where they are known
 
     @property
     def x(self) -> Array:
@@ -189,7 +190,7 @@ class Start:
     @cached_property
     def derivatives(self) -> Matrix:
         """d(y0, m0)/dp, shape (n_differential + n_memory, n_parameters); see `InitialMap.derivatives`."""
-        return self.map.derivatives(self.mode, self.t, self.x, self.p)
+        return self.map.derivatives(self.mode, self.t, self.x, self.p) if self.by_p is None else self.by_p
 
     def matrix(self) -> Array:
         """The derivative of the initial equations by what is not given: the matrix below SR eq. 2."""

@@ -23,7 +23,7 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.options import Options
 
 if TYPE_CHECKING:
-    from dae_hybrid.journey import Journey, LegAdjoint, Passage
+    from dae_hybrid.journey import Errand, Journey, LegAdjoint, Network, Passage, Straight
     from dae_hybrid.leg import Leg
 
 Array = NDArray[np.float64]
@@ -209,6 +209,8 @@ class Capabilities:
         Integrates index 2 as it stands (``build(index2="direct")``). Else such systems are refused.
     linear_solvers : tuple of str
         Values of ``linear_solver=`` that it takes; ``"auto"`` leaves the choice to the adapter.
+    whole : bool
+        Carries out whole runs by itself where they are plain: it has the method `run` of `RunsWhole`.
     """
 
     methods: tuple[str, ...]
@@ -219,6 +221,7 @@ class Capabilities:
     adjoint: bool = False
     index2: bool = False
     linear_solvers: tuple[str, ...] = ("auto",)
+    whole: bool = False
 
 
 class Session(Protocol):
@@ -264,3 +267,10 @@ class Integrator(Protocol):
         wrt: Sequence[int] = (),
     ) -> Session:
         """Open a session; `parameter_directions` (n_directions, n_parameters) switches sensitivities on."""
+
+
+class RunsWhole(Integrator, Protocol):
+    """An integrator that goes from the start of a run to its end where everything on the way is plain."""
+
+    def run(self, network: Network, errand: Errand) -> Straight | None:
+        """Carry out a run; None where it is not plain, or fails: then it is begun again, segment by segment."""

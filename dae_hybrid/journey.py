@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from dae_hybrid.codegen import NativeFunction
 from dae_hybrid.integrator import Array, Equations, SegmentOutcome, SegmentTask
+from dae_hybrid.options import Options
 
 if TYPE_CHECKING:
     from dae_hybrid.errors import DaeHybridError
     from dae_hybrid.leg import Leg
+    from dae_hybrid.transition import Arrival
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,26 @@ class Link:
 
 
 @dataclass(frozen=True, eq=False)
+class Ends:
+    """The start and the end of runs, for an integrator that carries out whole runs by itself.
+
+    The functions have the inputs ``(t, x, m, p)``, with the integrator's x, and dense outputs:
+
+    ====== ==============================================================================================
+    origin (y, z), m, rates of (y, z), the guards, their rates and sizes; d(y, m)/dp. Of its inputs t and p count
+    final  (y, z) and its rates, the guards, their rates and sizes; the terminal values of the functionals, their
+           derivatives by (y, m, p, t); how much of them, and of the integrands, the state makes up to first order
+    ====== ==============================================================================================
+
+    `mode` is that in which runs begin; `final` is by mode.
+    """
+
+    mode: int
+    origin: NativeFunction
+    final: tuple[NativeFunction, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Network:
     """All modes' equations, and the links between them: for each mode one for every guard of a transition, or None.
 
@@ -58,6 +80,7 @@ class Network:
     waits: tuple[bool, ...]
     sizes: tuple[int, ...]
     links: tuple[tuple[Link | None, ...], ...]
+    ends: Ends | None = None  # where runs begin and end plainly
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 
 
@@ -83,6 +106,57 @@ class Journey:
     directions: Array
     certify: bool = False
     slack: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """A whole run to be carried out, of parameters p.
+
+    `directions` (d, n_parameters) with their `scales` are those of the sensitivities, if any; `t_eval` and `keep_path` are
+    as in `SegmentTask`, `certify` and `slack` as in `Journey`.
+    """
+
+    options: Options
+    parameters: Array
+    span: tuple[float, float]
+    t_eval: Array | None
+    directions: Array | None
+    scales: Array | None
+    certify: bool
+    slack: float
+    keep_path: bool
+
+    def journey(self, network: Network, mode: int, ranges: Array, rested: NDArray[np.int64]) -> Journey:
+        """The journey from the start on, with arrays for what is noted on the way."""
+        none = np.zeros(0)
+        directions = np.zeros((0, self.parameters.size)) if self.directions is None else self.directions
+        return Journey(
+            network, mode, self.span, self.options.max_events, (none, none), [], ranges, rested, directions,
+            self.certify, self.slack,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Straight:
+    """A whole run that was plain from its start to its end.
+
+    `start` is the point it began at, `by_p` d(y, m)/dp there (n_w, n_parameters). `leg` are all segments but the last,
+    with their events; of the last one `mode`, `task` and `outcome`; `end` is the point there. `values` are those of the
+    functionals, `by_w` (n_functionals, n_w + n_parameters + 1) the derivatives of their terminal parts by (y, m, p, t).
+    `statistics` are those of a session, `rested` says by transition whether its guard stayed at zero.
+    """
+
+    start: Arrival
+    by_p: Array
+    leg: Leg | None
+    mode: int
+    task: SegmentTask
+    outcome: SegmentOutcome
+    end: Arrival
+    values: Array
+    by_w: Array
+    statistics: dict[str, int]
+    rested: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

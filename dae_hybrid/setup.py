@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,10 +16,13 @@ from dae_hybrid.automaton import Automaton
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.duality import Swept, Witness, direction
 from dae_hybrid.errors import OptionError, StepLimitError, UnsupportedError
+from dae_hybrid.events import TOGETHER
 from dae_hybrid.forward import Directions
-from dae_hybrid.integrator import Array, Integrator, Session
+from dae_hybrid.integrator import Array, Integrator, RunsWhole, Session
+from dae_hybrid.journey import Errand
 from dae_hybrid.options import Options, check_time_span, check_times
 from dae_hybrid.registry import Analysis, check_capabilities, find_integrator, registered
+from dae_hybrid.straight import is_whole, trajectory_of
 from dae_hybrid.system import HybridSystem, check_built
 from dae_hybrid.trajectory import Trajectory
 
@@ -108,6 +111,9 @@ class Setup:
         if directions is not None and directions.count:
             more = {"parameter_directions": directions.directions.T, "scales": self._scales(directions.directions)}
         options = self.options if max_steps is None else replace(self.options, max_steps=max_steps)
+        whole = self._whole(options, directions, for_adjoint=for_adjoint, **more)
+        if whole is not None:
+            return whole
         session = self.integrator.open(options, self.p, **more)
         try:
             return Automaton(
@@ -116,6 +122,23 @@ class Setup:
             ).run()  # fmt: skip
         finally:
             session.close()
+
+    def _whole(
+        self, options: Options, directions: Directions | None, *, for_adjoint: bool,
+        parameter_directions: Array | None = None, scales: Array | None = None,
+    ) -> Trajectory | None:  # fmt: skip
+        """The run, where the integrator carries it out as a whole."""
+        if not self.integrator.capabilities.whole or self.system.network.ends is None:
+            return None
+        certify = for_adjoint or directions is not None
+        errand = Errand(
+            options, self.p, self.span, self.t_eval, parameter_directions, scales, certify,
+            TOGETHER * options.rtol if certify else 0.0, for_adjoint,
+        )  # fmt: skip
+        found = cast(RunsWhole, self.integrator).run(self.system.network, errand)
+        if found is None or not is_whole(found, errand):
+            return None
+        return trajectory_of(self.system, found, errand, directions, self.open)
 
     def _scales(self, directions: Array) -> Array:
         """How many times each direction fits into the parameters: |p_i| for that of p_i alone."""

@@ -132,8 +132,9 @@ class Course:
     def _go(self, budget: int) -> int:
         if self.marcher is None:
             return self.memory.stepper.advance(budget)
+        end = self.steps + budget  # where the next look is does not depend on what there was room for
         while True:
-            status = self.marcher.advance(budget)
+            status = self.marcher.advance(end - self.steps)
             self.mode = self.marcher.mode
             if status == driver.ROWS_FULL:
                 self.memory.stepper.enlarge()
@@ -223,7 +224,7 @@ class Course:
             path = memory.stepper.path()
             if path is not None:
                 paths[mode] = path
-        return self.marcher.leg(self.first, self.journey, rows, paths, methods)
+        return self.marcher.leg(self.first, self.journey.mode, self.journey.start, rows, paths, methods)
 
 
 def refuse_loose(memory: Forward) -> None:

@@ -11,6 +11,7 @@ size_t dh_sizes(int which) {
     case 8: return sizeof(march);
     case 9: return sizeof(explicit_adjoint);
     case 10: return sizeof(sweep);
+    case 11: return sizeof(plain);
     default: return sizeof(linear);
   }
 }

@@ -13,7 +13,7 @@
  *
  * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), linear.c
  * (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c (the
- * loops), march.c and sweep.c (through plain events, and back). */
+ * loops), march.c and sweep.c (through plain events, and back), plain.c (whole runs). */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
@@ -65,7 +65,11 @@ enum { ZENO_INTERVALS = 4, RECENT = 4 };
 enum { SHORTEST = 8 };                       /* roundings: shorter intervals are not integrated */
 #define ALLOWED 10.0                         /* the embedded method may differ by so many tolerances of an adjoint */
 enum { PARTS = 16 };                         /* times that a step is halved for the adjoint */
-enum { UNRESOLVED = 104 };
+enum { UNRESOLVED = 104, NOT_PLAIN = 105 };
+enum { LOOK = 100, MOST = 1000, BUDGET = 20000 }; /* steps between two looks at how stiff it is, or where there are none */
+#define DECAYS 500.0                         /* as in stiffness.py, */
+#define STARVED 1e-12                        /* and in failures.py */
+enum { COUNTED = 5 };                        /* counters of a context */
 #define LONGER 3.0                           /* as in segments.py */
 #define SHALLOW 100.0
 #define BEFORE 1e-6
@@ -274,6 +278,20 @@ typedef struct {
   double t0, t1, t_stop, begun, began_with, slack, rtol, t_end, now, first_step; /* 0: as the last one would have gone on */
   double recent[RECENT];                     /* times of the latest events, the last first */
 } march;
+
+typedef struct {                             /* a whole run, see plain.c */
+  march *tables;
+  station *stations;                         /* those of the tables */
+  run *const *runs;                          /* by mode */
+  casadi_function origin;                    /* the start, and the end by mode: `Ends` in dae_hybrid/journey.py */
+  const casadi_function *final;
+  double *start, *end;                       /* what they give */
+  integer mode, n_modes, n_transitions, max_steps;
+  integer watch, under_way;                  /* whether to look how stiff it is; whether it has begun */
+  integer look, taken, events;               /* when: after so many steps; steps and events at the look before, */
+  double before;                             /* and its time */
+  integer counts[COUNTED];
+} plain;
 
 typedef struct {                             /* the adjoint of explicit steps */
   context *model;

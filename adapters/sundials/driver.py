@@ -14,10 +14,11 @@ from .library import load
 #: the C text, one unit in this order
 PARTS = (
     "driver.h", "model.c", "callbacks.c", "linear.c", "runge_kutta.c", "guards.c", "driver.c", "march.c", "sweep.c",
+    "plain.c",
 )  # fmt: skip
 #: rows of `run.glances` and `run.history` in driver.h
 GLANCES, HISTORY = 12, 3
-PAUSED, ROWS_FULL, STALLED, LOST, STUCK = 100, 101, 102, 103, 50
+PAUSED, ROWS_FULL, STALLED, LOST, NOT_PLAIN, STUCK = 100, 101, 102, 103, 105, 50
 REACHED_STOP, FOUND_ROOT = 1, 2
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
 BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
@@ -140,7 +141,7 @@ def driver() -> ctypes.CDLL | None:
     for name in ("dh_begin", "dh_advance", "dh_stop"):
         function = getattr(library, name)
         function.argtypes, function.restype = [POINTER(Run)], c_int
-    library.dh_march.restype = library.dh_back_steps.restype = library.dh_sweep.restype = c_int
+    library.dh_march.restype = library.dh_back_steps.restype = library.dh_sweep.restype = library.dh_run.restype = c_int
     library.dh_back.argtypes, library.dh_back.restype = [POINTER(BackwardRun)], c_int
     return library
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dae_hybrid.codegen import Kernel, densified
-from dae_hybrid.integrator import Array, Equations, SegmentTask
+from dae_hybrid.integrator import Array, Equations, Record, SegmentTask
 from dae_hybrid.options import Options
 from dae_hybrid.steps import COEFFICIENTS
 
@@ -123,16 +123,20 @@ class Forward(SolverMemory):
 
     def prepare(self, task: SegmentTask) -> None:
         """What the segments of a task record."""
-        n, width = task.equations.n, 1 + task.equations.n
-        if task.sensitivities is not None:
-            width += n * len(self.s_data)
+        self.keep(task.t_stop, task.until, task.record, task.t_eval, closed=task.closed_end, path=task.keep_path)
+
+    def keep(
+        self, t_stop: float, until: float, record: Record, t_eval: Array | None, *, closed: bool, path: bool
+    ) -> None:
+        """What is recorded up to a time; see `SegmentTask`."""
+        n = self.equations.n
         dense = 3 + (self.dense_order + 1) * n
-        path = 1 + n if self.explicit else dense
-        path = path if task.keep_path and path <= WIDEST_PATH else 0
-        width = dense if task.record == "dense" else width
+        of_path = 1 + n if self.explicit else dense
+        width = dense if record == "dense" else 1 + n * (1 + len(self.s_data))
         self.stepper.prepare(
-            task.t_stop, task.until, task.record, task.t_eval, task.closed_end, width, self.dense_order, path
-        )
+            t_stop, until, record, t_eval, closed, width, self.dense_order,
+            of_path if path and of_path <= WIDEST_PATH else 0,
+        )  # fmt: skip
 
     def begin(self, task: SegmentTask) -> None:
         """Start the segment of a task."""

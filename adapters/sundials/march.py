@@ -15,7 +15,7 @@ from dae_hybrid.journey import Journey, Network
 from dae_hybrid.leg import AT, Leg, layout_of
 from dae_hybrid.options import Options
 
-from .driver import loops
+from .driver import Run, loops
 
 RECENT = 4
 
@@ -77,6 +77,8 @@ class Marcher:
                 links=ctypes.addressof(links), absolute=self._absolute[i].ctypes.data,
             )  # fmt: skip
         functions = [f for links in network.links for x in links if x is not None for f in (x.cross, x.tangent)]
+        if network.ends is not None:
+            functions += [network.ends.origin, *network.ends.final]
         sizes = np.max([f.work_sizes for f in functions], axis=0)
         kinds = (np.intp, np.intp, np.int64, float)
         self._work = [np.zeros(max(int(s), 16), kind) for s, kind in zip(sizes, kinds, strict=True)]
@@ -114,26 +116,32 @@ class Marcher:
                 _, links[i].width = layout_of(network, mode, link.target, self.n_integrals, self.n_directions)
         return links
 
-    def begin(self, task: SegmentTask, journey: Journey, options: Options, parameters: Array) -> None:
-        """Tables for a run that begins with a segment."""
-        m, recent = self.struct, journey.recent[: -RECENT - 1 : -1]
+    def tell(self, journey: Journey, options: Options, parameters: Array) -> None:
+        """What stays as it is along a run."""
+        m = self.struct
         self._held = (parameters, np.ascontiguousarray(journey.directions), journey.ranges, journey.rested)
         m.parameters, m.directions, m.ranges, m.rested = (v.ctypes.data for v in self._held)
-        for station in self.stations:
-            station.run = None
         if options.atol != self._atol:
             self._atol = dict(options.atol) if isinstance(options.atol, Mapping) else options.atol
             for absolute, e in zip(self._absolute, self.network.equations, strict=True):
                 absolute[:] = options.absolute(e.variables)
-        m.at, m.certify, m.max_events = journey.mode, journey.certify, journey.max_events
+        m.certify, m.max_events, m.first_step = journey.certify, journey.max_events, options.first_step or 0.0
+        m.t0, (m.t_end, m.t1) = journey.span[0], (journey.span[1], journey.span[1])
+        m.slack, m.rtol = journey.slack, options.rtol
+        self._make_room(0)
+
+    def begin(self, task: SegmentTask, journey: Journey, options: Options, parameters: Array) -> None:
+        """Tables for a run that begins with a segment."""
+        self.tell(journey, options, parameters)
+        m, recent = self.struct, journey.recent[: -RECENT - 1 : -1]
+        for station in self.stations:
+            station.run = None
+        m.at = journey.mode
         m.used = m.n_events = m.steps = m.failures = m.newton_failures = m.row = m.path_row = m.full = m.resumed = 0
         m.n_times, m.wanted = len(recent), -1
         m.recent[: len(recent)] = recent
-        m.t0, (m.t_end, m.t1) = journey.span[0], (journey.span[1], journey.span[1])
-        m.t_stop, m.begun, m.first_step = task.t_stop, task.t0, options.first_step or 0.0
+        m.t_stop, m.begun = task.t_stop, task.t0
         m.began_with = m.first_step or task.first_step or 0.0
-        m.slack, m.rtol = journey.slack, options.rtol
-        self._make_room(0)
 
     def look_back(self, parameters: Array) -> None:
         """Tables for a sweep backwards."""
@@ -161,13 +169,26 @@ class Marcher:
     def advance(self, budget: int) -> int:
         """At most `budget` steps; see `dh_march`. It stops for a mode that is not ready with `wanted`."""
         m = self.struct
-        m.budget = budget
+        end = self._taken() + budget
         while True:
+            m.budget = end - self._taken()
             status = int(self._library.dh_march(byref(m)))
-            if not m.full:
+            if not self.make_room():
                 return status
-            m.full, m.resumed = 0, 1
-            self._make_room(max(link.width for links in self._links for link in links))
+
+    def _taken(self) -> int:
+        """Steps of all segments, that under way among them."""
+        under_way = Run.from_address(self.stations[self.struct.at].run)
+        return int(self.struct.steps + under_way.steps)
+
+    def make_room(self) -> bool:
+        """Room for another event, where it stopped for want of it."""
+        m = self.struct
+        if not m.full:
+            return False
+        m.full, m.resumed = 0, 1
+        self._make_room(max(link.width for links in self._links for link in links))
+        return True
 
     def resume(self) -> None:
         """The transition that was to be carried out can be now."""
@@ -252,13 +273,13 @@ class Marcher:
         )  # fmt: skip
 
     def leg(
-        self, task: SegmentTask, journey: Journey, rows: dict[int, Array], paths: dict[int, Array],
-        methods: dict[int, str],
+        self, task: SegmentTask, mode: int, start: tuple[Array, Array], rows: dict[int, Array],
+        paths: dict[int, Array], methods: dict[int, str],
     ) -> Leg:  # fmt: skip
         """What has been gone through."""
         records, offsets = self._records[: self.struct.used].copy(), self._offsets[: self.n_events].copy()
         records.flags.writeable = False
         return Leg(
-            self.network, journey.mode, task, journey.start, records, offsets, rows, paths, methods, self.n_integrals,
+            self.network, mode, task, start, records, offsets, rows, paths, methods, self.n_integrals,
             self.n_directions,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from dae_hybrid.integrator import (
     SegmentTask,
     Tolerances,
 )
-from dae_hybrid.journey import Journey, LegAdjoint, Network, Passage
+from dae_hybrid.journey import Errand, Journey, LegAdjoint, Network, Passage, Straight
 from dae_hybrid.leg import Leg
 from dae_hybrid.multipliers import ROUNDED
 from dae_hybrid.options import LinearSolver, Options
@@ -34,6 +34,7 @@ from .course import Course
 from .forward import Forward
 from .library import load
 from .march import Marcher
+from .plain import Luck, Runner
 from .runge_kutta import Table, order_of
 from .sweep import UNRESOLVED, DiscreteAdjoint, LegSweep
 
@@ -57,6 +58,7 @@ class SundialsIntegrator:
         adjoint=True,
         index2=True,
         linear_solvers=get_args(LinearSolver),
+        whole=True,
     )
 
     def __init__(self) -> None:
@@ -73,6 +75,31 @@ class SundialsIntegrator:
     ) -> SundialsSession:
         """See `dae_hybrid.integrator.Integrator.open`."""
         return SundialsSession(options, parameters, parameter_directions, scales, tuple(wrt))
+
+    def run(self, network: Network, errand: Errand) -> Straight | None:
+        """See `dae_hybrid.integrator.RunsWhole.run`."""
+        options = errand.options
+        if network.ends is None or not all(map(_is_native, network.equations)):
+            return None
+        method = EXPLICIT if options.method == "auto" else options.method
+        count = 0 if errand.directions is None else len(errand.directions)
+        detail = order_of(options) if method == "erk" else options.sensitivity_method if count else None
+        luck: Luck = network.kept.setdefault(("sundials", "luck", method, count > 0), Luck())
+        if not luck.is_in:
+            return None
+        idle = network.kept.setdefault(("sundials", "whole", method, count, detail, options.linear_solver), [])
+        try:
+            runner = idle.pop()
+        except IndexError:
+            runner = Runner(network, options, method, count)
+        found: Straight | None = runner.run(errand)
+        idle.append(runner)
+        luck.note(found is not None)
+        return found
+
+
+def _is_native(equations: Equations) -> bool:
+    return bool(equations.compiled) and driver.driver() is not None
 
 
 class SundialsSession:
@@ -99,7 +126,7 @@ class SundialsSession:
         options = self.options
         key = ("sundials", options.linear_solver, *purpose)
         idle = equations.kept.setdefault(key, [])
-        backend: Any = compiled if self._is_native(equations) else interpreted
+        backend: Any = compiled if _is_native(equations) else interpreted
         try:
             memory = idle.pop()
         except IndexError:
@@ -247,7 +274,7 @@ class SundialsSession:
     def method_for(self, task: SegmentTask) -> str:
         """Explicit steps for explicit equations that are not stiff where the segment starts, else BDF."""
         e = task.equations
-        if self.options.method == "erk" and not self._is_native(e):
+        if self.options.method == "erk" and not _is_native(e):
             raise UnsupportedError(
                 "method='erk' needs compiled equations, and these are not.",
                 mode=e.name,
@@ -257,12 +284,8 @@ class SundialsSession:
             return self.options.method
         if id(e) not in self.auto:
             stiff = e.implicit or is_stiff(e, task.t0, task.x0, task.memory, self.parameters, task.t_stop)
-            self.auto[id(e)] = "bdf" if stiff else EXPLICIT if self._is_native(e) else "adams"
+            self.auto[id(e)] = "bdf" if stiff else EXPLICIT if _is_native(e) else "adams"
         return self.auto[id(e)]
-
-    @staticmethod
-    def _is_native(equations: Equations) -> bool:
-        return bool(equations.compiled) and driver.driver() is not None
 
     def forward_memory(self, task: SegmentTask, method: str) -> Forward:
         """The memory for a task, ready to begin it."""

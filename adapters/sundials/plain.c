@@ -1,0 +1,178 @@
+/* ---- a run from its start to its end ---------------------------------------------------------------------------
+ *
+ * Where the start is given explicitly, every transition is plain and nothing happens at the end, a run is carried out here
+ * as a whole. The rules are those of the automaton (dae_hybrid/automaton.py, events.py, stiffness.py); wherever one of them
+ * calls for more than is done here the answer is NOT_PLAIN, and the automaton begins at the start. */
+
+/* largest -Re of the eigenvalues of a matrix of two rows; see dae_hybrid/stiffness.py */
+static double fastest_of_two(double a, double b, double c, double d) {
+  const double scale = fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d)));
+  if (scale == 0) return 0;
+  const double half = (a / 2 + d / 2) / scale, gap = (a / 2 - d / 2) / scale, square = gap * gap + b / scale * (c / scale);
+  return fmax(0, (square > 0 ? sqrt(square) - half : -half) * scale);
+}
+
+/* Whether the Jacobian says, by a bound or of two variables by its eigenvalues, that explicit steps will do up to t_stop. */
+static int is_soft(context *c, double t, const double *x, double t_stop) {
+  const sparse *a = &c->state_jacobian;
+  double rows = 0, columns = 0;
+  c->res[0] = a->value;
+  c->res[1] = c->integrand_jacobian.value;
+  if (evaluate(c, c->jacobian, t, x) || !all_finite(a->value, a->column[c->n])) return 0;
+  for (integer j = 0; j < c->n; j++) {
+    double sum = 0;
+    for (integer k = a->column[j]; k < a->column[j + 1]; k++) sum += fabs(a->value[k]);
+    columns = fmax(columns, sum);
+  }
+  for (integer i = 0; i < c->n; i++) {
+    double sum = 0;
+    for (integer k = 0; k < a->column[c->n]; k++) sum += a->row[k] == i ? fabs(a->value[k]) : 0;
+    rows = fmax(rows, sum);
+  }
+  if (fmin(rows, columns) * (t_stop - t) <= DECAYS) return 1;
+  if (c->n != 2) return 0;
+  double dense[4] = {0};
+  for (integer j = 0; j < 2; j++) scatter_column(a, j, dense + 2 * j);
+  return fastest_of_two(dense[0], dense[2], dense[1], dense[3]) * (t_stop - t) <= DECAYS;
+}
+
+static integer count_of(const plain *v, int which) {
+  integer sum = 0;
+  for (integer i = 0; i < v->n_modes; i++) {
+    const context *c = v->runs[i]->model;
+    const integer counts[COUNTED] = {c->flow_calls, c->jacobian_calls, c->linearised_calls, c->guard_calls, c->not_finite};
+    sum += counts[which];
+  }
+  return sum;
+}
+
+/* Looks at the guards of the mode in which the run starts; whether none fires or is past its threshold. */
+static int look_at_start(const march *m, const station *first, context *c, const double *h) {
+  const double *rate = h + first->n_guards, *size = rate + first->n_guards;
+  memset(c->zero_band, 0, (size_t)c->n_guards * sizeof(double));
+  memset(c->departure, 0, (size_t)c->n_guards * sizeof(double));
+  for (integer j = 0; j < first->n_guards; j++) {
+    const double width = band_of(m, h[j], size[j], rate[j], m->t0), direction = (double)first->links[j].direction;
+    m->ranges[first->links[j].transition] = fabs(h[j]);
+    if (fabs(h[j]) <= width) {
+      const int moving = fabs(rate[j]) * duration(m, m->t0) > width;
+      if (moving && direction * rate[j] > 0) return 0;
+      c->zero_band[j] = width;
+      c->departure[j] = moving ? sign_of(rate[j]) : 0;
+    } else if (direction * h[j] > 0) return 0;
+  }
+  return 1;
+}
+
+/* The first segment begins. */
+static int set_out(plain *v) {
+  march *m = v->tables;
+  station *first = v->stations + v->mode;
+  run *r = v->runs[v->mode];
+  context *c = r->model;
+  const integer nx = first->n_x, ng = first->n_guards, nw = first->n_y + m->n_memory;
+  double *memory = v->start + nx, *xdot = memory + m->n_memory, *h = xdot + nx, *by_p = h + 3 * ng;
+  double *res[7] = {v->start, memory, xdot, h, h + ng, h + 2 * ng, by_p};
+  for (int k = 0; k < COUNTED; k++) v->counts[k] = -count_of(v, k);
+  for (integer i = 0; i < v->n_modes; i++) v->stations[i].run = 0;
+  memset(m->ranges, 0, (size_t)v->n_transitions * sizeof(double));
+  memset(m->rested, 0, (size_t)v->n_transitions * sizeof(integer));
+  m->used = m->n_events = m->steps = m->failures = m->newton_failures = m->row = m->path_row = m->full = m->resumed = 0;
+  m->n_times = 0;
+  m->wanted = -1;
+  m->at = v->mode;
+  if (call(m, v->origin, m->t0, v->start, v->start, res, 7)) return FATAL;
+  if (!all_finite(v->start, h + ng - v->start)) return NOT_PLAIN;
+  if (m->certify && !all_finite(by_p, nw * m->n_parameters)) return NOT_PLAIN;
+  if (!look_at_start(m, first, c, h)) return NOT_PLAIN;
+  memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
+  c->held_valid = 0;
+  if (v->watch && !is_soft(c, m->t0, v->start, m->t1)) return NOT_PLAIN;
+  first->run = r;
+  r->t = m->begun = m->t0;
+  r->t_stop = m->t_stop = m->t1;
+  r->first_step = m->began_with = m->first_step;
+  memcpy(c->api->array(r->x), v->start, (size_t)c->n * sizeof(double));
+  memset(c->api->array(r->x) + c->n, 0, (size_t)m->n_integrals * sizeof(double));
+  for (integer i = 0; i < m->n_directions; i++) {
+    double *s = c->api->array(r->sensitivities[i]), *dm = c->memory_directions + i * m->n_memory;
+    memset(s, 0, (size_t)(c->n + m->n_integrals) * sizeof(double));
+    memset(dm, 0, (size_t)m->n_memory * sizeof(double));
+    for (integer j = 0; j < m->n_parameters; j++) {
+      const double dp = m->directions[i * m->n_parameters + j];
+      for (integer k = 0; dp != 0 && k < nw; k++) *(k < c->n ? s + k : dm + k - c->n) += by_p[j * nw + k] * dp;
+    }
+  }
+  return dh_begin(r);
+}
+
+/* The mode that is to be entered is, where explicit steps will do in it. */
+static int open_wanted(plain *v) {
+  march *m = v->tables;
+  const station *from = v->stations + m->at, *to = v->stations + m->wanted;
+  context *c = v->runs[m->wanted]->model;
+  event e;
+  lay_out(m, from, to, m->records + m->used, &e);
+  memcpy(c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
+  c->held_valid = 0;
+  if (v->watch && !is_soft(c, m->now, e.x_after, m->t1)) return 0;
+  v->stations[m->wanted].run = v->runs[m->wanted];
+  m->wanted = -1;
+  m->resumed = 1;
+  return 1;
+}
+
+/* What the run ends with; whether no guard is at zero there. */
+static int arrive(plain *v) {
+  march *m = v->tables;
+  const station *last = v->stations + m->at;
+  run *r = last->run;
+  context *c = r->model;
+  const integer nx = last->n_x, ng = last->n_guards, nf = m->n_functionals, width = last->n_y + m->n_memory + m->n_parameters + 1;
+  double *xdot = v->end + nx, *h = xdot + nx, *values = h + 3 * ng, *by_w = values + nf, *size = by_w + nf * width;
+  double *res[9] = {v->end, xdot, h, h + ng, h + 2 * ng, values, by_w, size, size + nf};
+  if (call(m, v->final[m->at], r->t, r->completed, c->memory, res, 9)) return FATAL;
+  const double *integrals = c->api->array(r->x) + c->n;
+  for (integer i = 0; i < m->n_integrals; i++) values[i] += integrals[i];
+  if (!all_finite(v->end, h + ng - v->end) || !all_finite(values, nf)) return NOT_PLAIN;
+  if (m->certify && !all_finite(by_w, nf * width)) return NOT_PLAIN;
+  for (integer j = 0; j < ng; j++) {
+    if (fabs(h[j]) <= band_of(m, h[j], h[2 * ng + j], h[ng + j], r->t)) return NOT_PLAIN;
+    if (c->zero_band[j] != 0) m->rested[last->links[j].transition] = 1;
+  }
+  for (int k = 0; k < COUNTED; k++) v->counts[k] += count_of(v, k);
+  return REACHED_STOP;
+}
+
+/* From the start to the end; to be called again where there was no room for what is recorded. */
+int dh_run(plain *v) {
+  march *m = v->tables;
+  if (!v->under_way) {
+    const int flag = set_out(v);
+    if (flag) return flag;
+    v->under_way = 1;
+    v->look = 0;
+  }
+  while (1) {
+    run *r = v->stations[m->at].run;
+    integer taken = m->steps + r->steps;
+    if (taken >= v->look) { /* the next stretch begins; what there was room for does not move its end */
+      const integer stretch = v->watch ? taken + LOOK < MOST ? taken + LOOK : MOST : BUDGET;
+      v->look = taken + stretch < v->max_steps ? taken + stretch : v->max_steps;
+      v->taken = taken, v->events = m->n_events, v->before = r->t;
+    }
+    m->budget = v->look - taken;
+    const int status = dh_march(m);
+    if (status == REACHED_STOP) return arrive(v);
+    if (status == FOUND_ROOT && m->wanted >= 0 && open_wanted(v)) continue;
+    if (status == ROWS_FULL || (status == FOUND_ROOT && m->full)) return ROWS_FULL;
+    if (status != PAUSED) return NOT_PLAIN;
+    r = v->stations[m->at].run;
+    taken = m->steps + r->steps;
+    if (taken < v->look) continue;
+    const double step = (r->t - v->before) / (double)(taken - v->taken);
+    if (taken >= v->max_steps) return NOT_PLAIN;
+    if (m->n_events == v->events && step < STARVED * fmax(fabs(r->t), m->t1 - m->begun)) return NOT_PLAIN;
+    if (v->watch && !is_soft(r->model, r->t, r->model->api->array(r->x), m->t1)) return NOT_PLAIN;
+  }
+}
