@@ -20,7 +20,7 @@ from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import refuse_not_finite
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session, Tolerances
-from dae_hybrid.journey import LegAdjoint
+from dae_hybrid.journey import LegAdjoint, StraightAdjoint
 from dae_hybrid.layout import Layout
 from dae_hybrid.leg import Leg
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
@@ -233,12 +233,11 @@ class _Step(NamedTuple):
     leg: LegAdjoint | None = None  # with what it has before every event
 
 
-def _marks(leg: Leg, found: LegAdjoint) -> tuple[tuple[Array, Array], ...]:
-    marks = []
-    for head, mark in zip(leg.heads, found.marks, strict=True):
-        e = leg.network.equations[head.mode]
-        marks.append((mark[:, : e.n + e.n_memory], mark[:, found.width :]))
-    return tuple(reversed(marks))
+def marks(leg: Leg, found: LegAdjoint | StraightAdjoint) -> tuple[tuple[Array, Array], ...]:
+    """dG/dw before every event of a leg, from the last to the first, with the share of dG/dp."""
+    widths = [leg.network.equations[head.mode].n + leg.network.equations[0].n_memory for head in leg.heads]
+    pairs = zip(widths, found.marks, strict=True)
+    return tuple((mark[:, :width], mark[:, found.width :]) for width, mark in pairs)[::-1]
 
 
 def _backwards(
@@ -280,21 +279,21 @@ def _backwards(
             yield _Step(part, adjoint, share[:, wrt], NONE)
 
 
-def gradient(sweep: Sweep, marks: list[tuple[Array, Array]] | None = None) -> Array:
+def gradient(sweep: Sweep, seen: list[tuple[Array, Array]] | None = None) -> Array:
     """dG/dp, shape (k, n_wrt).
 
-    Where `marks` is given it gets, for the first event of every instant from the last to the first, dG/dw before it and
+    Where `seen` is given it gets, for the first event of every instant from the last to the first, dG/dw before it and
     what the run from there on has contributed to dG/dp.
     """
     wrt = list(sweep.wrt)
     adjoint, by_p, clock = sweep.terminal()
     total = by_p[:, wrt]
     for step in _backwards(sweep, adjoint, clock):
-        if marks is not None and step.leg is not None and isinstance(step.part, Leg):
-            marks += [(mark, total + share) for mark, share in _marks(step.part, step.leg)]
+        if seen is not None and step.leg is not None and isinstance(step.part, Leg):
+            seen += [(mark, total + share) for mark, share in marks(step.part, step.leg)]
         adjoint, total = step.adjoint, total + step.share
-        if marks is not None and isinstance(step.part, EventRecord) and not step.part.order:
-            marks.append((adjoint, total))
+        if seen is not None and isinstance(step.part, EventRecord) and not step.part.order:
+            seen.append((adjoint, total))
     total = total + adjoint @ sweep.trajectory.start.derivatives[:, wrt]
     if not np.all(np.isfinite(total)):
         raise NonFiniteError("The gradient is not finite.", time=sweep.trajectory.t_span[0])

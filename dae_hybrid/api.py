@@ -150,7 +150,7 @@ def forward_sensitivity(
             run = setup.run(for_adjoint=True)
             for name in system.functionals.names:
                 swept = setup.adjoint(run, name, indices, conditions)
-                checked[name] = compare(swept, witness, gradient @ v, v, allowed)
+                checked[name] = compare(name, swept, witness, gradient @ v, v, allowed)
         verdict = certify(trajectory, conditions, lambda: (trajectory, directions), checked)
     return ForwardSensitivity(
         trajectory=trajectory,
@@ -223,7 +223,7 @@ def adjoint_gradient(
         checked = {}
         if allowed is not None:
             witness, total, v = setup.testimony(trajectory, indices, conditions)
-            checked[name] = compare(swept, witness, total, v, allowed)
+            checked[name] = compare(name, swept, witness, total, v, allowed)
         verdict = certify(trajectory, conditions, forward, checked)
     trajectory.parts.forget_paths()
     return Gradient(

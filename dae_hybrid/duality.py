@@ -12,6 +12,7 @@ arises.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,13 +33,12 @@ SMALL = 1e-3
 
 
 class Swept(NamedTuple):
-    """What a backward sweep gives; `marks` are those of `dae_hybrid.adjoint.gradient`."""
+    """What a backward sweep gives; `marks()` are what `dae_hybrid.adjoint.gradient` has seen."""
 
-    functional: str
     sweep: Sweep
     gradient: Array
-    marks: list[tuple[Array, Array]]
     statistics: dict[str, int]
+    marks: Callable[[], list[tuple[Array, Array]]]
 
 
 class Witness(Directions):
@@ -140,7 +140,9 @@ def direction(parameters: Array, which: int = 0) -> Array:
     return np.asarray(factors * np.where(parameters != 0, np.abs(parameters), 1.0))
 
 
-def compare(swept: Swept, witness: Witness, total: Array, v: Array, allowed: float) -> Duality:
+def compare(
+    functional: str, swept: Swept, witness: Witness, total: Array, v: Array, allowed: float
+) -> Duality:
     """The check of one functional: a sweep, and a witness that has gone along the run with `total` (n_functionals).
 
     v (n_wrt) is the direction of both.
@@ -148,17 +150,18 @@ def compare(swept: Swept, witness: Witness, total: Array, v: Array, allowed: flo
     run, chosen = swept.sweep.trajectory, list(swept.sweep.components)
     forward, adjoint = total[chosen], swept.gradient @ v
     values, times = [adjoint], [run.t_span[0]]
-    same = len(witness.seen) == len(swept.marks)
-    if swept.marks and same:
-        for (t, dw, gained), (lam, share) in zip(witness.seen, reversed(swept.marks), strict=True):
+    marks = swept.marks()
+    same = len(witness.seen) == len(marks)
+    if marks and same:
+        for (t, dw, gained), (lam, share) in zip(witness.seen, reversed(marks), strict=True):
             same = same and dw.size == lam.shape[1]  # else the two runs took different transitions
             values.append(lam @ dw + gained[chosen] + share @ v if same else np.full(len(chosen), np.nan))
             times.append(t)
     scale = np.maximum(np.abs(swept.gradient) @ np.abs(v), SMALL * swept.sweep.sizes)
     defect = float((np.abs(forward - adjoint) / scale).max())
     return Duality(
-        functional=swept.functional,
-        defect=defect if same or not swept.marks else np.inf,
+        functional=functional,
+        defect=defect if same or not marks else np.inf,
         allowed=allowed,
         direction=v,
         forward=forward,

@@ -23,7 +23,7 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.options import Options
 
 if TYPE_CHECKING:
-    from dae_hybrid.journey import Errand, Journey, LegAdjoint, Network, Passage, Straight
+    from dae_hybrid.journey import Errand, Journey, LegAdjoint, Network, Passage, Straight, StraightAdjoint
     from dae_hybrid.leg import Leg
 
 Array = NDArray[np.float64]
@@ -274,3 +274,8 @@ class RunsWhole(Integrator, Protocol):
 
     def run(self, network: Network, errand: Errand) -> Straight | None:
         """Carry out a run; None where it is not plain, or fails: then it is begun again, segment by segment."""
+
+    def back(
+        self, network: Network, errand: Errand, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
+    ) -> StraightAdjoint | None:
+        """Carry the adjoint back from the end of a run to its start; None where that is left to the core."""

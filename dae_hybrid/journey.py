@@ -155,8 +155,24 @@ class Straight:
     end: Arrival
     values: Array
     by_w: Array
+    sizes: Array  # how much of the terminal parts, and of the integrands, the state makes up
+    weights: Array
     statistics: dict[str, int]
     rested: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StraightAdjoint:
+    """The gradient (k, n_wrt) of a whole run by the parameters that were asked for, and what there was before events.
+
+    marks (n_events, k, width + n_wrt) hold dG/d(y, m), `width` numbers, and what the run from there on has contributed
+    to the gradient.
+    """
+
+    gradient: Array
+    marks: Array
+    width: int
+    statistics: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)

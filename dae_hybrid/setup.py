@@ -19,7 +19,7 @@ from dae_hybrid.errors import OptionError, StepLimitError, UnsupportedError
 from dae_hybrid.events import TOGETHER
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, RunsWhole, Session
-from dae_hybrid.journey import Errand
+from dae_hybrid.journey import Errand, Straight
 from dae_hybrid.options import Options, check_time_span, check_times
 from dae_hybrid.registry import Analysis, check_capabilities, find_integrator, registered
 from dae_hybrid.straight import is_whole, trajectory_of
@@ -51,6 +51,7 @@ class Setup:
         self.p = system.parameter_vector(parameters)
         self._choose(adapter, options, analysis)
         self.integrator: Integrator = find_integrator(adapter)
+        self._straight: tuple[Trajectory, Errand, Straight] | None = None  # the last run for an adjoint
 
     def _choose(self, adapter: str, given: Mapping[str, Any], analysis: Analysis) -> None:
         """Take options, checked against the system and the adapter; what has been checked is kept for the next call."""
@@ -138,7 +139,10 @@ class Setup:
         found = cast(RunsWhole, self.integrator).run(self.system.network, errand)
         if found is None or not is_whole(found, errand):
             return None
-        return trajectory_of(self.system, found, errand, directions, self.open)
+        run = trajectory_of(self.system, found, errand, directions, self.open)
+        if for_adjoint:
+            self._straight = run, errand, found
+        return run
 
     def _scales(self, directions: Array) -> Array:
         """How many times each direction fits into the parameters: |p_i| for that of p_i alone."""
@@ -211,12 +215,29 @@ class Setup:
 
         def use(session: Session) -> Swept:
             sweep = self.sweep(run, session, name, wrt, conditions)
+            whole = self._back(sweep) if algorithm == "general" else None
+            if whole is not None:
+                return whole
             marks: list[tuple[Array, Array]] = []
             gradient = adjoint_analysis.gradient(sweep, marks) if algorithm == "general" else serban_recuero(sweep)
-            return Swept(name, sweep, gradient, marks, session.statistics())
+            return Swept(sweep, gradient, session.statistics(), lambda: marks)
 
         found: Swept = self.use(use, wrt)
         return found
+
+    def _back(self, sweep: adjoint_analysis.Sweep) -> Swept | None:
+        """The sweep, where the integrator has carried out the run as a whole and carries its adjoint back so."""
+        if self._straight is None or self._straight[0] is not sweep.trajectory:
+            return None
+        _, errand, run = self._straight
+        found = cast(RunsWhole, self.integrator).back(self.system.network, errand, run, sweep.components, sweep.wrt)
+        if found is None:
+            return None
+        leg = run.leg
+        return Swept(
+            sweep, found.gradient, found.statistics,
+            lambda: [] if leg is None else list(adjoint_analysis.marks(leg, found)),
+        )  # fmt: skip
 
     def use(self, use: Callable[[Session], Any], wrt: tuple[int, ...]) -> Any:
         """What a function gives that needs a session."""

@@ -67,3 +67,4 @@ def trajectory_of(
         start=start,
         final=(outcome.t, found.mode, found.end.x, task.memory),
     )
+

@@ -70,11 +70,16 @@ enum { LOOK = 100, MOST = 1000, BUDGET = 20000 }; /* steps between two looks at 
 #define DECAYS 500.0                         /* as in stiffness.py, */
 #define STARVED 1e-12                        /* and in failures.py */
 enum { COUNTED = 5 };                        /* counters of a context */
+#define SETTLED 1e-2                         /* as in adjoint.py */
+#define ADJOINT_ROUNDING (10 * DBL_EPSILON)
+#define FEW_SEGMENTS 20.0
+#define SMALLEST 1e-100
+enum { ENDS = 4 };
 #define LONGER 3.0                           /* as in segments.py */
 #define SHALLOW 100.0
 #define BEFORE 1e-6
 #define ENORMOUS 1e6
-enum { HEADER = 12 };                        /* numbers at the head of an event's record */
+enum { HEADER = 12, PATH_END = 11 };         /* numbers at the head of an event's record; see leg.py */
 #define MOMENT 1e-3                          /* of a step, after which a guard has left zero */
 enum { GUESSES = 8 };                        /* of the zero of a cubic */
 #define CLOSE 1e-8                           /* of a step: Newton's next move is its square, which is rounding */
@@ -315,8 +320,6 @@ typedef struct {                             /* back through the events of a leg
   explicit_adjoint **modes;                  /* by mode, of explicit steps; */
   backward **integrated;                     /* of others, by mode and component */
   const double *const *paths;                /* by mode */
-  const integer *path_ends;                  /* n_events: rows that the path of its mode has up to here */
-  const integer *path_begins;
   const integer *offsets;                    /* n_events: of the records */
   double *records;
   integer n_events, n_components, n_wrt, marks_width, failed; /* the event that it failed at or before */
@@ -328,3 +331,17 @@ typedef struct {                             /* back through the events of a leg
   double begin, precision;                   /* of the leg; what adjoints are rounded to where integration begins */
   integer steps, max_steps;                  /* of integrations */
 } sweep;
+
+typedef struct {                             /* the adjoint of a whole run, see plain.c */
+  sweep *back;                               /* through its leg; it has the paths of all modes, and the result */
+  const casadi_function *final;              /* as in `plain` */
+  const integer *slots;                      /* n_modes x widest: where the extents of variables of one name stand */
+  const integer *path_rows;                  /* by mode */
+  const double *by_p, *by_w;                 /* of the start and of the end, column by column: d(y, m)/dp, and of the */
+  const double *sizes_end, *weights_end;     /* terminal values; see `Ends` in dae_hybrid/journey.py */
+  const double *integrals, *memory;          /* at the end */
+  const double *rates_begin, *rates_end;     /* of the last segment */
+  double *extent, *costs;                    /* n_slots + n_memory; n_components + 2 n_functionals: work */
+  integer n_modes, n_slots, widest, first, last, path_row;
+  double moved;                              /* how long the last segment is */
+} plain_adjoint;

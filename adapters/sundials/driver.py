@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_double, c_int, c_int64, c_long, c_size_t, c_void_p
 from functools import cache
 from importlib.resources import files
@@ -23,6 +24,19 @@ REACHED_STOP, FOUND_ROOT = 1, 2
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
 BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
 COUNTERS = ("flow_calls", "jacobian_calls", "linearised_calls", "guard_calls", "not_finite")
+
+
+#: names of statistics, SciPy's where SciPy has one, and of counters
+STATISTICS = {
+    "steps": "steps", "nfev": "flow_calls", "njev": "jacobian_calls", "linearisations": "linearised_calls",
+    "guard_evaluations": "guard_calls", "error_test_failures": "error_test_failures",
+    "newton_failures": "newton_failures", "segments": "segments",
+}  # fmt: skip
+
+
+def statistics_of(counts: Mapping[str, int]) -> dict[str, int]:
+    """What a session says of its counters."""
+    return {name: counts.get(counter, 0) for name, counter in STATISTICS.items()}
 
 
 class Api(Structure):

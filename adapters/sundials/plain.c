@@ -176,3 +176,125 @@ int dh_run(plain *v) {
     if (v->watch && !is_soft(r->model, r->t, r->model->api->array(r->x), m->t1)) return NOT_PLAIN;
   }
 }
+
+/* ---- and the adjoint of one ---------------------------------------------------------------------------------- */
+
+/* How large each variable and memory becomes, by name; one where it is always zero. */
+static void measure_extents(const plain_adjoint *b) {
+  const sweep *s = b->back;
+  const march *m = s->tables;
+  double *of_memory = b->extent + b->n_slots;
+  memset(b->extent, 0, (size_t)(b->n_slots + m->n_memory) * sizeof(double));
+#define NOTE(place, value) b->extent[place] = fmax(b->extent[place], fabs(value))
+  for (integer i = 0; i < b->n_modes; i++) {
+    const integer *slot = b->slots + i * b->widest;
+    const integer n = m->stations[i].n_y;
+    for (integer k = 0; s->paths[i] && k < b->path_rows[i]; k++)
+      for (integer j = 0; j < n; j++) NOTE(slot[j], s->paths[i][k * (1 + n) + 1 + j]);
+  }
+  for (integer j = 0; j < m->stations[b->last].n_y; j++) {
+    NOTE(b->slots[b->last * b->widest + j], b->moved * b->rates_begin[j]);
+    NOTE(b->slots[b->last * b->widest + j], b->moved * b->rates_end[j]);
+  }
+  for (integer j = 0; j < m->n_memory; j++) NOTE(b->n_slots + j, b->memory[j]);
+  for (integer i = 0; i < s->n_events; i++) {
+    double *record = s->records + s->offsets[i];
+    const station *from = &m->stations[(integer)record[1]];
+    event e;
+    lay_out(m, from, &m->stations[from->links[(integer)record[2]].target], record, &e);
+    for (integer j = 0; j < m->n_memory; j++) of_memory[j] = fmax(of_memory[j], fmax(fabs(e.memory[j]), fabs(e.memory_after[j])));
+  }
+#undef NOTE
+  for (integer j = 0; j < b->n_slots + m->n_memory; j++)
+    if (!(b->extent[j] > 0)) b->extent[j] = 1;
+}
+
+/* How much of each cost the states make up, to first order. */
+static int measure_costs(const plain_adjoint *b) {
+  const sweep *s = b->back;
+  march *m = s->tables;
+  double *weights = b->costs + s->n_components, *largest = weights + m->n_functionals;
+  const integer stride = (s->n_events + ENDS - 1) / ENDS;
+  memset(largest, 0, (size_t)m->n_functionals * sizeof(double));
+  for (integer i = s->n_events ? (s->n_events - 1) % stride : 0; i <= s->n_events; i += i < s->n_events - 1 ? stride : 1) {
+    const double *found = b->weights_end;
+    if (i < s->n_events) {
+      double *record = s->records + s->offsets[i], *res[9] = {0, 0, 0, 0, 0, 0, 0, 0, weights};
+      const station *from = &m->stations[(integer)record[1]];
+      event e;
+      lay_out(m, from, &m->stations[from->links[(integer)record[2]].target], record, &e);
+      if (call(m, b->final[(integer)record[1]], record[0], e.x, e.memory, res, 9)) return FATAL;
+      found = weights;
+    }
+    for (integer k = 0; k < m->n_functionals; k++)
+      if (isfinite(found[k])) largest[k] = fmax(largest[k], found[k]);
+  }
+  for (integer k = 0; k < s->n_components; k++) {
+    const integer c = s->components[k];
+    const double size = fmax(b->sizes_end[c] + (m->t1 - m->t0) * largest[c], SETTLED * fabs(b->integrals[c]));
+    b->costs[k] = isfinite(size) && size > 0 ? size : 1;
+  }
+  return 0;
+}
+
+/* Tolerances of the adjoints and of their integrals in every mode; the rules are those of dae_hybrid/adjoint.py. */
+static void set_tolerances(const plain_adjoint *b) {
+  const sweep *s = b->back;
+  const march *m = s->tables;
+  const double finer = 1 / fmax(1, (double)(s->n_events + 1) / FEW_SEGMENTS), rtol = m->rtol * finer;
+  for (integer i = 0; i < b->n_modes; i++) {
+    explicit_adjoint *own = s->modes[i];
+    if (!own) continue;
+    const integer n = own->model->n, count = s->n_wrt + m->n_memory;
+    const integer *slot = b->slots + i * b->widest;
+    double *absolute = (double *)own->absolute, *of_totals = (double *)own->absolute_totals, least = rtol;
+    own->rtol = rtol;
+    own->steps = 0;
+    for (integer j = 0; j < n; j++) {
+      const double x = b->extent[slot[j]], floor = fmin(fmax(finer * m->stations[i].absolute[j] / x, ADJOINT_ROUNDING), rtol);
+      least = fmin(least, floor);
+      for (integer k = 0; k < s->n_components; k++) absolute[k * n + j] = b->costs[k] * (floor / x);
+    }
+    for (integer j = 0; j < count; j++) {
+      const double p = j < s->n_wrt ? fabs(m->parameters[s->wrt[j]]) : b->extent[b->n_slots + j - s->n_wrt];
+      const double size = j < s->n_wrt ? p > 0 ? fmax(p, SMALLEST) : 1 : p;
+      for (integer k = 0; k < s->n_components; k++) of_totals[k * count + j] = b->costs[k] * (least / size);
+    }
+  }
+}
+
+/* From the end of a run to its start, where all its steps are explicit. */
+int dh_run_back(plain_adjoint *b) {
+  sweep *s = b->back;
+  march *m = s->tables;
+  explicit_adjoint *own = s->modes[b->last];
+  context *c = own->model;
+  const integer ny = c->n, nm = m->n_memory, nf = m->n_functionals, count = s->n_wrt + nm;
+  measure_extents(b);
+  if (measure_costs(b)) return FATAL;
+  set_tolerances(b);
+  memcpy(c->memory, b->memory, (size_t)nm * sizeof(double));
+  c->point_valid = c->held_valid = 0;
+  own->path = s->paths[b->last] + b->path_row * own->width;
+  own->n_rows = b->path_rows[b->last] - b->path_row;
+  memset(own->totals, 0, (size_t)(s->n_components * count) * sizeof(double));
+  for (integer k = 0; k < s->n_components; k++)
+    for (integer j = 0; j < ny; j++) own->adjoint[k * ny + j] = b->by_w[j * nf + s->components[k]];
+  int flag = dh_back_steps(own);
+  if (flag) return flag;
+  for (integer k = 0; k < s->n_components; k++) {
+    double *adjoint = s->adjoint + k * s->marks_width, *totals = s->totals + k * s->n_wrt;
+    memcpy(adjoint, own->adjoint + k * ny, (size_t)ny * sizeof(double));
+    for (integer j = 0; j < nm; j++)
+      adjoint[ny + j] = b->by_w[(ny + j) * nf + s->components[k]] + own->totals[k * count + s->n_wrt + j];
+    for (integer j = 0; j < s->n_wrt; j++)
+      totals[j] = b->by_w[(ny + nm + s->wrt[j]) * nf + s->components[k]] + own->totals[k * count + j];
+  }
+  flag = dh_sweep(s);
+  if (flag) return flag;
+  const integer nw = m->stations[b->first].n_y + nm;
+  for (integer k = 0; k < s->n_components; k++)
+    for (integer j = 0; j < s->n_wrt; j++)
+      for (integer i = 0; i < nw; i++) s->totals[k * s->n_wrt + j] += s->adjoint[k * s->marks_width + i] * b->by_p[s->wrt[j] * nw + i];
+  return all_finite(s->totals, s->n_components * s->n_wrt) ? 0 : FATAL;
+}

@@ -14,7 +14,7 @@ from dae_hybrid.options import Options
 from dae_hybrid.transition import Arrival
 
 from . import compiled
-from .driver import COUNTERS, REACHED_STOP, ROWS_FULL, loops
+from .driver import COUNTERS, REACHED_STOP, ROWS_FULL, loops, statistics_of
 from .forward import Forward
 from .march import Marcher
 
@@ -140,18 +140,16 @@ class Runner:
         )  # fmt: skip
         end, rest = _arrival(self._end.copy(), network.sizes[mode], len(network.guarded[mode]), 0)
         nf, width = first.functionals.size, e[mode].n_differential + nm + n_p + 1
-        steps = stepper.steps + marcher.steps
         failures = [a + b for a, b in zip(stepper.failures, marcher.failures, strict=True)]
-        flow, jacobian, linearised, guard, _ = self.struct.counts
+        counts = {
+            "steps": stepper.steps + marcher.steps, "error_test_failures": failures[0], "newton_failures": failures[1],
+            "segments": marcher.n_events + 1, **dict(zip(COUNTERS, self.struct.counts, strict=True)),
+        }  # fmt: skip
         return Straight(
             start=start, by_p=by_p, leg=leg, mode=mode, task=last, outcome=outcome, end=end._replace(m=last.memory),
             values=rest[:nf], by_w=rest[nf : nf + nf * width].reshape(width, nf).T,
-            statistics={
-                "steps": steps, "nfev": flow, "njev": jacobian, "linearisations": linearised,
-                "guard_evaluations": guard, "error_test_failures": failures[0], "newton_failures": failures[1],
-                "segments": marcher.n_events + 1,
-            },
-            rested=self._rested,
+            sizes=rest[nf * (width + 1) : nf * (width + 2)], weights=rest[nf * (width + 2) : nf * (width + 3)],
+            statistics=statistics_of(counts), rested=self._rested,
         )  # fmt: skip
 
 

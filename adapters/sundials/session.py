@@ -21,7 +21,7 @@ from dae_hybrid.integrator import (
     SegmentTask,
     Tolerances,
 )
-from dae_hybrid.journey import Errand, Journey, LegAdjoint, Network, Passage, Straight
+from dae_hybrid.journey import Errand, Journey, LegAdjoint, Network, Passage, Straight, StraightAdjoint
 from dae_hybrid.leg import Leg
 from dae_hybrid.multipliers import ROUNDED
 from dae_hybrid.options import LinearSolver, Options
@@ -31,10 +31,12 @@ from dae_hybrid.stiffness import is_stiff
 from . import compiled, driver, interpreted
 from .adjoint import Adjoint
 from .course import Course
+from .driver import statistics_of
 from .forward import Forward
 from .library import load
 from .march import Marcher
 from .plain import Luck, Runner
+from .plain_adjoint import Returner
 from .runge_kutta import Table, order_of
 from .sweep import UNRESOLVED, DiscreteAdjoint, LegSweep
 
@@ -95,6 +97,21 @@ class SundialsIntegrator:
         found: Straight | None = runner.run(errand)
         idle.append(runner)
         luck.note(found is not None)
+        return found
+
+    def back(
+        self, network: Network, errand: Errand, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
+    ) -> StraightAdjoint | None:
+        """See `dae_hybrid.integrator.RunsWhole.back`."""
+        if run.outcome.method != "erk":
+            return None
+        idle = network.kept.setdefault(("sundials", "back", order_of(errand.options), components, wrt), [])
+        try:
+            returner = idle.pop()
+        except IndexError:
+            returner = Returner(network, errand.options, wrt, components)
+        found: StraightAdjoint | None = returner.run(errand, run)
+        idle.append(returner)
         return found
 
 
@@ -175,16 +192,8 @@ class SundialsSession:
         counts = Counter(self.counts)
         for memory in self._leased.values():
             counts.update(self._since_lease(memory))
-        return {
-            "steps": counts["steps"],
-            "nfev": counts["flow_calls"],
-            "njev": counts["jacobian_calls"],
-            "linearisations": counts["linearised_calls"],
-            "guard_evaluations": counts["guard_calls"],
-            "error_test_failures": counts["error_test_failures"],
-            "newton_failures": counts["newton_failures"],
-            "segments": counts["segments"],
-            **{name: count for name, count in counts.items() if name.endswith((" factorisations", " solutions"))},
+        return statistics_of(counts) | {
+            name: count for name, count in counts.items() if name.endswith((" factorisations", " solutions"))
         }
 
     # -- forwards -------------------------------------------------------------------------------------

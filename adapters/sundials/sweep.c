@@ -235,6 +235,14 @@ static int integrate_back(sweep *s, backward *b, double t1, double t0, const dou
   return 0;
 }
 
+/* where the path of the segment before an event begins among the rows of its mode: where that of the one before ended */
+static integer path_begin(const sweep *s, integer i) {
+  const double mode = s->records[s->offsets[i] + 1];
+  for (integer j = i - 1; j >= 0; j--)
+    if (s->records[s->offsets[j] + 1] == mode) return (integer)s->records[s->offsets[j] + PATH_END];
+  return 0;
+}
+
 /* Back through every event of a leg and the segment before it. */
 int dh_sweep(sweep *s) {
   march *m = s->tables;
@@ -255,7 +263,8 @@ int dh_sweep(sweep *s) {
       memcpy(mark + s->marks_width, s->totals + k * s->n_wrt, (size_t)s->n_wrt * sizeof(double));
     }
     explicit_adjoint *own = s->modes[mode];
-    const integer n_totals = s->n_wrt + m->n_memory, begin = s->path_begins[i], rows = s->path_ends[i] - begin;
+    const integer n_totals = s->n_wrt + m->n_memory, begin = path_begin(s, i);
+    const integer rows = (integer)record[PATH_END] - begin;
     const double since = i ? s->records[s->offsets[i - 1]] : s->begin;
     for (integer k = 0; !own && k < s->n_components; k++) {
       backward *b = s->integrated[mode * s->n_components + k];

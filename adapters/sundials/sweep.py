@@ -42,8 +42,7 @@ class SweepStruct(Structure):
     """`sweep` of driver.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("tables", "modes", "integrated", "paths", "path_ends", "path_begins",
-                                        "offsets", "records")),
+        *((name, c_void_p) for name in ("tables", "modes", "integrated", "paths", "offsets", "records")),
         *((name, c_int64) for name in ("n_events", "n_components", "n_wrt", "marks_width", "failed")),
         *((name, c_void_p) for name in ("wrt", "components", "adjoint", "totals", "marks", "work", "longest")),
         *((name, c_double) for name in ("begin", "precision")),
@@ -109,18 +108,13 @@ class LegSweep:
         self, marcher: Marcher, leg: Leg, discrete: dict[int, DiscreteAdjoint], integrated: dict[int, list[Adjoint]],
         wrt: tuple[int, ...], components: tuple[int, ...],
     ) -> None:  # fmt: skip
-        self.leg, self.wrt, self.components, self.heads = leg, wrt, components, leg.heads
+        self.leg, self.wrt, self.components = leg, wrt, components
         self._discrete, self._integrated, self._marcher = discrete, integrated, marcher
         e, k, count = leg.network.equations, len(components), len(leg.network.equations)
         self.width = max(own.n + own.n_memory for own in e)
-        self._ends, self._begins = (np.zeros(len(self.heads), np.int64) for _ in range(2))
-        reached = dict.fromkeys(leg.methods, 0)
-        for i, (head, end) in enumerate(zip(self.heads, leg.column("path_end").tolist(), strict=True)):
-            self._begins[i], self._ends[i] = reached[head.mode], end
-            reached[head.mode] = int(end)
         self._wrt, self._components = (np.array(v, dtype=np.int64) for v in (wrt, components))
         self.adjoint, self.totals = np.zeros((k, self.width)), np.zeros((k, len(wrt)))
-        self.marks = np.zeros((len(self.heads), k, self.width + len(wrt)))
+        self.marks = np.zeros((leg.count, k, self.width + len(wrt)))
         longest = max((len(path) for path in leg.paths.values()), default=0)
         self._work, self._longest = np.zeros(self.width + e[0].n_parameters + 1), np.zeros(longest)
         self._modes: Any = (POINTER(ExplicitAdjoint) * count)()
@@ -144,8 +138,7 @@ class LegSweep:
         self.adjoint[:, : adjoints.shape[1]] = adjoints
         addresses = {
             name: value.ctypes.data for name, value in (
-                ("path_ends", self._ends), ("path_begins", self._begins), ("offsets", self.leg.offsets),
-                ("records", self.leg.records), ("wrt", self._wrt), ("components", self._components),
+                ("offsets", self.leg.offsets), ("records", self.leg.records), ("wrt", self._wrt), ("components", self._components),
                 ("adjoint", self.adjoint), ("totals", self.totals), ("marks", self.marks), ("work", self._work),
                 ("longest", self._longest),
             )
@@ -153,7 +146,7 @@ class LegSweep:
         struct = SweepStruct(
             tables=ctypes.addressof(self._marcher.struct), modes=ctypes.addressof(self._modes),
             integrated=ctypes.addressof(self._memories), paths=ctypes.addressof(self._paths),
-            n_events=len(self.heads), n_components=len(self.components), n_wrt=len(self.wrt), marks_width=self.width,
+            n_events=self.leg.count, n_components=len(self.components), n_wrt=len(self.wrt), marks_width=self.width,
             begin=self.leg.task.t0, precision=2.0 ** np.floor(-np.log2(precision)), steps=0, max_steps=max_steps,
             **addresses,
         )  # fmt: skip
@@ -166,10 +159,10 @@ class LegSweep:
             model.raise_pending()
         e = self.leg.network.equations
         if flag:
-            head = self.heads[struct.failed]
-            if head.mode in self._integrated or flag == UNRESOLVED:
+            mode = int(self.leg.column("mode")[struct.failed])
+            if mode in self._integrated or flag == UNRESOLVED:
                 return None, struct.steps
-            raise not_finite_derivatives(mode=e[head.mode].name, time=self.leg.times[struct.failed])
+            raise not_finite_derivatives(mode=e[mode].name, time=self.leg.times[struct.failed])
         before = self.adjoint[:, : e[self.leg.mode].n + e[self.leg.mode].n_memory]
         steps = struct.steps + sum(own.struct.steps for own in self._discrete.values())
         return LegAdjoint(before, self.totals, self.marks, self.width), steps
