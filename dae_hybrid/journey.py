@@ -8,7 +8,9 @@ One that has no such loop carries out one segment at a time (`segments.one_segme
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,6 +128,15 @@ class Errand:
     slack: float
     keep_path: bool
 
+    def is_like(self, other: Errand) -> bool:
+        """Whether the other one differs in nothing but the parameters; with output times none is like another."""
+        same = self.options is other.options and self.span == other.span and self.keep_path == other.keep_path
+        if not same or self.certify != other.certify or self.t_eval is not None or other.t_eval is not None:
+            return False
+        if self.directions is None or other.directions is None or self.scales is None or other.scales is None:
+            return self.directions is other.directions
+        return np.array_equal(self.directions, other.directions) and np.array_equal(self.scales, other.scales)
+
     def journey(self, network: Network, mode: int, ranges: Array, rested: NDArray[np.int64]) -> Journey:
         """The journey from the start on, with arrays for what is noted on the way."""
         none = np.zeros(0)
@@ -136,29 +147,38 @@ class Errand:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+type Pieces = tuple[Leg | None, SegmentTask, SegmentOutcome]
+
+
+@dataclass(frozen=True, eq=False)
 class Straight:
     """A whole run that was plain from its start to its end.
 
-    `start` is the point it began at, `by_p` d(y, m)/dp there (n_w, n_parameters). `leg` are all segments but the last,
-    with their events; of the last one `mode`, `task` and `outcome`; `end` is the point there. `values` are those of the
-    functionals, `by_w` (n_functionals, n_w + n_parameters + 1) the derivatives of their terminal parts by (y, m, p, t).
-    `statistics` are those of a session, `rested` says by transition whether its guard stayed at zero.
+    `start` and `end` are the points there, `by_p` (n_w, n_parameters) is d(y, m)/dp at the start; `mode` and `t` are
+    those of the end. `integrals` are those of the functionals, `values` their values; `by_w` (n_functionals, n_w +
+    n_parameters + 1) the derivatives of their terminal parts by (y, m, p, t), `sizes` and `weights` how much of these
+    parts, and of the integrands, the state makes up. `statistics` are those of a session, `rested` says by transition
+    whether its guard stayed at zero, if any did.
     """
 
     start: Arrival
     by_p: Array
-    leg: Leg | None
     mode: int
-    task: SegmentTask
-    outcome: SegmentOutcome
+    t: float
     end: Arrival
+    integrals: Array
     values: Array
     by_w: Array
-    sizes: Array  # how much of the terminal parts, and of the integrands, the state makes up
+    sizes: Array
     weights: Array
     statistics: dict[str, int]
-    rested: NDArray[np.int64]
+    rested: NDArray[np.int64] | None
+    make: Callable[[], Pieces] = field(repr=False)
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """All segments but the last with their events, if any, and the task and the outcome of the last."""
+        return self.make()
 
 
 @dataclass(frozen=True, slots=True)

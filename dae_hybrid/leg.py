@@ -285,12 +285,18 @@ class Leg:
 
 
 class Parts(Sequence["Part"]):
-    """The parts of a run; those that stand in a leg are made when they are first asked for."""
+    """The parts of a run, and those that stand in a leg, made when they are first asked for."""
 
-    def __init__(self, given: Sequence[Part | Leg], expand: Callable[[Leg], list[Part]]) -> None:
-        self._given, self._expand = tuple(given), expand
+    def __init__(
+        self, given: Sequence[Part | Leg] | Callable[[], Sequence[Part | Leg]], expand: Callable[[Leg], list[Part]]
+    ) -> None:
+        self._source, self._expand = given, expand
         self._parts: tuple[Part, ...] | None = None
         self._expanded: dict[int, list[Part]] = {}
+
+    @cached_property
+    def _given(self) -> tuple[Part | Leg, ...]:
+        return tuple(self._source() if callable(self._source) else self._source)
 
     def _all(self) -> tuple[Part, ...]:
         if self._parts is None:

@@ -233,7 +233,7 @@ class Setup:
         found = cast(RunsWhole, self.integrator).back(self.system.network, errand, run, sweep.components, sweep.wrt)
         if found is None:
             return None
-        leg = run.leg
+        leg, _, _ = run.pieces
         return Swept(
             sweep, found.gradient, found.statistics,
             lambda: [] if leg is None else list(adjoint_analysis.marks(leg, found)),

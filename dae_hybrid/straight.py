@@ -10,61 +10,69 @@ from dae_hybrid.companion import Companion
 from dae_hybrid.dense import Redo
 from dae_hybrid.events import resting
 from dae_hybrid.initial import Start
+from dae_hybrid.integrator import Array
 from dae_hybrid.journey import Errand, Straight
 from dae_hybrid.leg import Leg, Parts
 from dae_hybrid.system import HybridSystem
-from dae_hybrid.trajectory import Part, Segment, Trajectory
+from dae_hybrid.trajectory import Segment, Trajectory
 
 
 def is_whole(found: Straight, errand: Errand) -> bool:
     """Whether every output time has been met."""
     if errand.t_eval is None:
         return True
-    return len(found.outcome.rows) + (0 if found.leg is None else found.leg.n_rows) == errand.t_eval.size
+    leg, _, outcome = found.pieces
+    return len(outcome.rows) + (0 if leg is None else leg.n_rows) == errand.t_eval.size
 
 
 def trajectory_of(
     system: HybridSystem, found: Straight, errand: Errand, companion: Companion | None, reopen: Any
 ) -> Trajectory:
     """The trajectory of a whole run; the companion gets to see what it would have seen on the way."""
-    p, outcome, task = errand.parameters, found.outcome, found.task
-    first, mode = system.modes[system.initial.mode], system.modes[found.mode]
-    start = Start(system.initial, first, errand.span[0], found.start, p, found.by_p)
+    p, mode = errand.parameters, system.modes[system.initial.mode]
+    start = Start(system.initial, mode, errand.span[0], found.start, p, found.by_p)
     kept: dict[str, Any] = {}
-    begin = (found.start.x, found.start.xdot)
-    if found.leg is not None:
-        event, _ = found.leg.last
-        begin = (event["x_after"], event["xdot_after"])
     if companion is not None:
+        leg, _, outcome = found.pieces
         companion.start(start)
-        if found.leg is not None:
-            companion.absorb(found.leg)
-        kept = companion.advance(outcome, found.end.x, task.memory)
-    for array in (p, outcome.rows, outcome.integrals, found.values, *begin, found.end.x, found.end.xdot, task.memory):
-        array.flags.writeable = False
-    segment = Segment(
-        mode, p, task.t0, outcome.t, begin[0], found.end.x, begin[1], found.end.xdot, task.memory, outcome.method,
-        outcome.rows[:, 0], outcome.rows[:, 1 : 1 + task.equations.n], Redo(reopen, task, outcome.t, outcome.method),
-        path=outcome.path, **kept,
-    )  # fmt: skip
+        if leg is not None:
+            companion.absorb(leg)
+        kept = companion.advance(outcome, found.end.x, found.end.m)
     directions = getattr(companion, "directions", None)
-
-    def expand(leg: Leg) -> list[Part]:
-        return leg.parts(system, p, reopen, directions)
-
+    for array in (p, found.integrals):
+        array.flags.writeable = False
     return Trajectory(
         system=system,
         t_span=errand.span,
         options=errand.options,
         parameters=p,
-        parts=Parts((segment,) if found.leg is None else (found.leg, segment), expand),
-        integrals=outcome.integrals,
+        parts=Parts(
+            lambda: _parts(system, found, p, reopen, kept), lambda leg: leg.parts(system, p, reopen, directions)
+        ),
+        integrals=found.integrals,
         functionals=MappingProxyType(
             {name: scalar(found.values[system.functionals[name]]) for name in system.functionals.names}
         ),
         statistics=MappingProxyType(found.statistics),
-        notes=tuple(resting(system, found.rested)),
+        notes=() if found.rested is None else tuple(resting(system, found.rested)),
         start=start,
-        final=(outcome.t, found.mode, found.end.x, task.memory),
+        final=(found.t, found.mode, found.end.x, found.end.m),
     )
 
+
+def _parts(
+    system: HybridSystem, found: Straight, p: Array, reopen: Any, kept: dict[str, Any]
+) -> tuple[Segment] | tuple[Leg, Segment]:
+    (leg, task, outcome), end = found.pieces, found.end
+    begin = (found.start.x, found.start.xdot)
+    if leg is not None:
+        event, _ = leg.last
+        begin = (event["x_after"], event["xdot_after"])
+    for array in (outcome.rows, *(leg.rows.values() if leg is not None else ())):
+        array.flags.writeable = False
+    segment = Segment(
+        system.modes[found.mode], p, task.t0, found.t, begin[0], end.x, begin[1], end.xdot, end.m, outcome.method,
+        outcome.rows[:, 0], outcome.rows[:, 1 : 1 + task.equations.n], Redo(reopen, task, found.t, outcome.method),
+        path=outcome.path, **kept,
+    )  # fmt: skip
+    return (segment,) if leg is None else (leg, segment)

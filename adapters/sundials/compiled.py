@@ -96,6 +96,10 @@ class Model:
         self._patterns.append(arrays)
         return Sparse(*(array.ctypes.data for array in arrays))
 
+    def share(self, parameters: Array) -> None:
+        """Take parameters from an array of others."""
+        self.parameters, self.context.parameters = parameters, parameters.ctypes.data
+
     def carry(self, directions: Array) -> None:
         """Take over parameter directions, (n_directions, n_parameters)."""
         if np.array_equal(directions, self.parameter_directions):

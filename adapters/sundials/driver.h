@@ -291,10 +291,12 @@ typedef struct {                             /* a whole run, see plain.c */
   casadi_function origin;                    /* the start, and the end by mode: `Ends` in dae_hybrid/journey.py */
   const casadi_function *final;
   double *start, *end;                       /* what they give */
+  integer *visited;                          /* by mode: whether it was */
   integer mode, n_modes, n_transitions, max_steps;
   integer watch, under_way;                  /* whether to look how stiff it is; whether it has begun */
   integer look, taken, events;               /* when: after so many steps; steps and events at the look before, */
-  double before;                             /* and its time */
+  integer resting;                           /* whether any guard stayed at zero */
+  double before;                             /* time of the look before */
   integer counts[COUNTED];
 } plain;
 

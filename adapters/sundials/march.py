@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.integrator import Array, SegmentTask
 from dae_hybrid.journey import Journey, Network
@@ -272,14 +273,17 @@ class Marcher:
             first_step=m.began_with or None, **sensitive,
         )  # fmt: skip
 
+    def left(self) -> tuple[Array, NDArray[np.int64]]:
+        """Copies of the records, and of where they begin."""
+        records, offsets = self._records[: self.struct.used].copy(), self._offsets[: self.n_events].copy()
+        records.flags.writeable = False
+        return records, offsets
+
     def leg(
         self, task: SegmentTask, mode: int, start: tuple[Array, Array], rows: dict[int, Array],
         paths: dict[int, Array], methods: dict[int, str],
     ) -> Leg:  # fmt: skip
         """What has been gone through."""
-        records, offsets = self._records[: self.struct.used].copy(), self._offsets[: self.n_events].copy()
-        records.flags.writeable = False
         return Leg(
-            self.network, mode, task, start, records, offsets, rows, paths, methods, self.n_integrals,
-            self.n_directions,
-        )  # fmt: skip
+            self.network, mode, task, start, *self.left(), rows, paths, methods, self.n_integrals, self.n_directions
+        )

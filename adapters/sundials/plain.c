@@ -74,7 +74,10 @@ static int set_out(plain *v) {
   double *memory = v->start + nx, *xdot = memory + m->n_memory, *h = xdot + nx, *by_p = h + 3 * ng;
   double *res[7] = {v->start, memory, xdot, h, h + ng, h + 2 * ng, by_p};
   for (int k = 0; k < COUNTED; k++) v->counts[k] = -count_of(v, k);
-  for (integer i = 0; i < v->n_modes; i++) v->stations[i].run = 0;
+  for (integer i = 0; i < v->n_modes; i++) {
+    v->stations[i].run = 0;
+    v->runs[i]->n_rows = v->runs[i]->n_path = v->runs[i]->next_eval = 0;
+  }
   memset(m->ranges, 0, (size_t)v->n_transitions * sizeof(double));
   memset(m->rested, 0, (size_t)v->n_transitions * sizeof(integer));
   m->used = m->n_events = m->steps = m->failures = m->newton_failures = m->row = m->path_row = m->full = m->resumed = 0;
@@ -140,6 +143,9 @@ static int arrive(plain *v) {
     if (fabs(h[j]) <= band_of(m, h[j], h[2 * ng + j], h[ng + j], r->t)) return NOT_PLAIN;
     if (c->zero_band[j] != 0) m->rested[last->links[j].transition] = 1;
   }
+  v->resting = 0;
+  for (integer i = 0; i < v->n_transitions; i++) v->resting |= m->rested[i];
+  for (integer i = 0; i < v->n_modes; i++) v->visited[i] = v->stations[i].run != 0;
   for (int k = 0; k < COUNTED; k++) v->counts[k] += count_of(v, k);
   return REACHED_STOP;
 }

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from ctypes import Structure, byref, c_double, c_int64, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask
-from dae_hybrid.journey import Errand, Network, Straight
+from dae_hybrid.integrator import Array, Equations, SegmentOutcome, SegmentTask
+from dae_hybrid.journey import Errand, Network, Pieces, Straight
+from dae_hybrid.leg import Leg
 from dae_hybrid.options import Options
 from dae_hybrid.transition import Arrival
 
 from . import compiled
+from .compiled import WIDE
 from .driver import COUNTERS, REACHED_STOP, ROWS_FULL, loops, statistics_of
 from .forward import Forward
 from .march import Marcher
@@ -27,9 +31,10 @@ class PlainStruct(Structure):
     """`plain` of driver.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("tables", "stations", "runs", "origin", "final", "start", "end")),
+        *((name, c_void_p) for name in ("tables", "stations", "runs", "origin", "final", "start", "end",
+                                        "visited")),
         *((name, c_int64) for name in ("mode", "n_modes", "n_transitions", "max_steps", "watch", "under_way",
-                                       "look", "taken", "events")),
+                                       "look", "taken", "events", "resting")),
         ("before", c_double),
         ("counts", c_int64 * len(COUNTERS)),
     ]  # fmt: skip
@@ -59,106 +64,196 @@ class Runner:
         ends, e = network.ends, network.equations
         if ends is None:
             raise AssertionError("the network has neither a start nor an end")
-        self.network, self.n_directions = network, n_directions
+        self.network, count = network, len(e)
         self.marcher = Marcher(network, n_directions)
         self.memories = [Forward(own, options, method, n_directions, compiled) for own in e]
-        count = len(e)
+        self._kind = _Kind(network, method, ends.mode, self.marcher.n_integrals)
+        self._told: Errand | None = None  # what tables and memories have been told
+        shapes = [_shape(network, mode) for mode in range(count)]
+        n_p, nf = e[0].n_parameters, e[0].functionals.size
+        own = shapes[ends.mode]
+        self._of_start = _slices(own.n, own.n_memory, own.n, *3 * [own.n_guards], own.n_w * n_p)
+        self._of_end = [
+            _slices(k.n, 0, k.n, *3 * [k.n_guards], nf, nf * (k.n_w + n_p + 1), nf, nf) for k in shapes
+        ]
+        self._start = np.zeros(self._of_start[-1].stop)
+        self._end = np.zeros(max(parts[-1].stop for parts in self._of_end))
+        self._ranges, self._rested = np.zeros(len(network.directions)), np.zeros(len(network.directions), np.int64)
+        self._parameters, self._visited = np.zeros(n_p), np.zeros(count, np.int64)
         self._runs: Any = (c_void_p * count)(*(ctypes.addressof(m.stepper.run) for m in self.memories))
         self._final: Any = (c_void_p * count)(*(f.address for f in ends.final))
-        self._start, self._end = (
-            np.zeros(max(_length(f.function) for f in functions)) for functions in ([ends.origin], ends.final)
-        )
-        self._ranges, self._rested = np.zeros(len(network.directions)), np.zeros(len(network.directions), np.int64)
+        for memory in self.memories:
+            memory.model.share(self._parameters)
         self.struct = PlainStruct(
             tables=ctypes.addressof(self.marcher.struct), stations=ctypes.addressof(self.marcher.stations),
             runs=ctypes.addressof(self._runs), origin=ends.origin.address, final=ctypes.addressof(self._final),
-            start=self._start.ctypes.data, end=self._end.ctypes.data, mode=ends.mode, n_modes=count,
-            n_transitions=len(network.directions),
+            start=self._start.ctypes.data, end=self._end.ctypes.data, visited=self._visited.ctypes.data,
+            mode=ends.mode, n_modes=count, n_transitions=len(network.directions),
         )  # fmt: skip
         self._library = loops()
 
-    def run(self, errand: Errand) -> Straight | None:
-        """Carry out a run; None where it is not plain all the way."""
-        options, s, marcher = errand.options, self.struct, self.marcher
+    def _tell(self, errand: Errand) -> None:
+        """Everything but the parameters."""
+        told, options = self._told, errand.options
+        if told is not None and errand.is_like(told):
+            return
+        self._told = None
         for memory in self.memories:
             memory.configure_run(
-                options, errand.parameters, errand.directions, errand.scales, suppress=options.suppress_algebraic
+                options, self._parameters, errand.directions, errand.scales, suppress=options.suppress_algebraic
             )
             memory.keep(errand.span[1], np.inf, "steps", errand.t_eval, closed=True, path=errand.keep_path)
-        marcher.tell(errand.journey(self.network, s.mode, self._ranges, self._rested), options, errand.parameters)
-        s.max_steps, s.watch, s.under_way = options.max_steps, options.method == "auto", 0
-        try:
-            while (status := self._library.dh_run(byref(s))) == ROWS_FULL:
-                if not marcher.make_room():
-                    self.memories[marcher.mode].stepper.enlarge()
-        finally:
+        self.marcher.tell(
+            errand.journey(self.network, self.struct.mode, self._ranges, self._rested), options, self._parameters
+        )
+        self.struct.max_steps, self.struct.watch = options.max_steps, options.method == "auto"
+        if all(memory.stepper.run.width < WIDE for memory in self.memories):  # else rows are given away
+            self._told = errand
+
+    def run(self, errand: Errand) -> Straight | None:
+        """Carry out a run; None where it is not plain all the way."""
+        s = self.struct
+        self._parameters[:] = errand.parameters
+        self._tell(errand)
+        s.under_way = 0
+        while (status := self._library.dh_run(byref(s))) == ROWS_FULL:
+            if not self.marcher.make_room():
+                self.memories[self.marcher.mode].stepper.enlarge()
+        if status != REACHED_STOP:
             for memory in self.memories:
                 memory.model.raise_pending()
-        return self._found(errand) if status == REACHED_STOP else None
+            return None
+        return self._found(errand)
 
     def _found(self, errand: Errand) -> Straight:
-        network, marcher, options = self.network, self.marcher, errand.options
-        first, own, e = network.equations[self.struct.mode], self.struct.mode, network.equations
-        nm, n_p = first.n_memory, first.n_parameters
-        start, by_p = _arrival(self._start.copy(), network.sizes[own], len(network.guarded[own]), nm)
-        integrals = np.zeros(first.functionals.size)
-        sensitive: dict[str, Any] = {}
-        by_p = by_p.reshape(n_p, first.n_differential + nm).T
-        if errand.directions is not None:
-            moved = errand.directions @ by_p.T
-            sensitive = {
-                "sensitivities": moved[:, : first.n],
-                "memory_directions": moved[:, first.n :],
-                "integral_sensitivities": np.zeros((self.n_directions, first.functionals.size)),
-            }
-        task = SegmentTask(
-            first, errand.span[0], errand.span[1], start.x[: first.n], start.xdot[: first.n], start.m, integrals,
-            np.zeros(first.n_guards), np.zeros(first.n_guards), "steps", errand.t_eval, closed_end=True,
-            keep_path=errand.keep_path, **sensitive,
+        marcher, mode, s = self.marcher, self.marcher.mode, self.struct
+        memory, e = self.memories[mode], self.network.equations[mode]
+        stepper = memory.stepper
+        values, last = self._start.copy(), self._end.copy()
+        x, m, xdot, guards, rates, sizes, by_p = (values[part] for part in self._of_start)
+        values.flags.writeable = last.flags.writeable = False
+        end_x, _, end_rates, end_guards, end_guard_rates, end_sizes, of_costs, by_w, in_end, in_integrands = (
+            last[part] for part in self._of_end[mode]
+        )
+        visited = [i for i, seen in enumerate(self._visited.tolist()) if seen]
+        steppers = [self.memories[i].stepper for i in visited]
+        held = memory.model.memory.copy()
+        held.flags.writeable = False
+        integrals = memory.x_data[e.n : memory.block].copy() if e.integrates else np.zeros(e.functionals.size)
+        failed, failed_newton = stepper.failures
+        left = _Left(
+            self._kind, errand, Arrival(x, m, xdot, guards, rates, sizes), by_p.reshape(e.n_parameters, -1).T, mode,
+            stepper.t, stepper.completed.copy(), held, integrals,
+            memory.sensitivities if errand.directions is not None else None, marcher.left(),
+            {i: own.rows() for i, own in zip(visited, steppers, strict=True)},
+            {i: own.path() for i, own in zip(visited, steppers, strict=True)} if errand.keep_path else {},
+            marcher.row, marcher.path_row, float(marcher.struct.began_with) or None,
         )  # fmt: skip
-        visited = [i for i, station in enumerate(marcher.stations) if station.run]
-        leg = None
-        if marcher.n_events:
-            steppers = {i: self.memories[i].stepper for i in visited}
-            paths = {i: stepper.path() for i, stepper in steppers.items()}
-            leg = marcher.leg(
-                task, own, (start.x, start.xdot), {i: stepper.rows() for i, stepper in steppers.items()},
-                {i: path for i, path in paths.items() if path is not None},
-                {i: self.memories[i].method for i in visited},
-            )  # fmt: skip
-        mode = marcher.mode
-        last, memory = marcher.task(task), self.memories[mode]
-        n, stepper = e[mode].n, memory.stepper
-        completed = stepper.completed.copy()
-        found = memory.sensitivities if errand.directions is not None else None
-        outcome = SegmentOutcome(
-            stepper.t, completed[:n], completed[n : 2 * n], None, memory.model.zero_band, memory.method,
-            memory.x_data[n : memory.block].copy() if first.integrates else integrals, stepper.rows(marcher.row),
-            None if found is None else found[:, :n],
-            None if found is None else found[:, n:] if first.integrates else sensitive["integral_sensitivities"],
-            path=stepper.path(marcher.path_row),
-        )  # fmt: skip
-        end, rest = _arrival(self._end.copy(), network.sizes[mode], len(network.guarded[mode]), 0)
-        nf, width = first.functionals.size, e[mode].n_differential + nm + n_p + 1
-        failures = [a + b for a, b in zip(stepper.failures, marcher.failures, strict=True)]
         counts = {
-            "steps": stepper.steps + marcher.steps, "error_test_failures": failures[0], "newton_failures": failures[1],
-            "segments": marcher.n_events + 1, **dict(zip(COUNTERS, self.struct.counts, strict=True)),
+            "steps": stepper.steps + marcher.steps, "error_test_failures": failed + marcher.failures[0],
+            "newton_failures": failed_newton + marcher.failures[1], "segments": marcher.n_events + 1,
+            **dict(zip(COUNTERS, s.counts, strict=True)),
         }  # fmt: skip
         return Straight(
-            start=start, by_p=by_p, leg=leg, mode=mode, task=last, outcome=outcome, end=end._replace(m=last.memory),
-            values=rest[:nf], by_w=rest[nf : nf + nf * width].reshape(width, nf).T,
-            sizes=rest[nf * (width + 1) : nf * (width + 2)], weights=rest[nf * (width + 2) : nf * (width + 3)],
-            statistics=statistics_of(counts), rested=self._rested,
+            left.start, left.by_p, mode, left.t,
+            Arrival(end_x, held, end_rates, end_guards, end_guard_rates, end_sizes), integrals, of_costs,
+            by_w.reshape(-1, of_costs.size).T, in_end, in_integrands, statistics_of(counts),
+            self._rested.copy() if s.resting else None, left.pieces,
         )  # fmt: skip
 
 
-def _length(function: Any) -> int:
-    return sum(function.numel_out(i) for i in range(function.n_out()))
+class _Shape(NamedTuple):
+    """Sizes of what a mode has."""
+
+    n: int
+    n_memory: int
+    n_guards: int
+    n_w: int
 
 
-def _arrival(values: Array, n: int, n_guards: int, n_memory: int) -> tuple[Arrival, Array]:
-    """The point at which values begin, and what comes after it."""
-    bounds = np.cumsum([n, n_memory, n, n_guards, n_guards, n_guards]).tolist()
-    parts = [values[a:b] for a, b in zip([0, *bounds], bounds, strict=False)]
-    return Arrival(*parts), values[bounds[-1] :]
+def _shape(network: Network, mode: int) -> _Shape:
+    e = network.equations[mode]
+    return _Shape(network.sizes[mode], e.n_memory, len(network.guarded[mode]), e.n_differential + e.n_memory)
+
+
+def _slices(*sizes: int) -> list[slice]:
+    """Parts of these sizes, one after the other."""
+    ends = np.cumsum(sizes).tolist()
+    return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+class _Kind(NamedTuple):
+    """What runs of one runner have in common."""
+
+    network: Network
+    method: str
+    mode: int  # the first
+    n_integrals: int
+
+
+class _Left(NamedTuple):
+    """What a run has left behind, as numbers; what they mean is made of them when it is asked for."""
+
+    kind: _Kind
+    errand: Errand
+    start: Arrival
+    by_p: Array
+    mode: int
+    t: float
+    completed: Array
+    memory: Array
+    integrals: Array
+    sensitivities: Array | None
+    records: tuple[Array, NDArray[np.int64]]
+    rows: dict[int, Array]
+    paths: dict[int, Array | None]
+    row: int
+    path_row: int
+    first_step: float | None
+
+    def pieces(self) -> Pieces:
+        """All segments but the last with their events; of the last one the task and the outcome."""
+        errand, start, (network, method, mode, n_integrals) = self.errand, self.start, self.kind
+        first, last, d = network.equations[mode], network.equations[self.mode], errand.directions
+        task = SegmentTask(
+            first, errand.span[0], errand.span[1], start.x[: first.n], start.xdot[: first.n], start.m,
+            np.zeros(first.functionals.size), np.zeros(first.n_guards), np.zeros(first.n_guards), "steps",
+            errand.t_eval, closed_end=True, keep_path=errand.keep_path, **self._sensitive(first, None),
+        )  # fmt: skip
+        leg, (records, offsets) = None, self.records
+        paths = {i: path for i, path in self.paths.items() if path is not None}
+        if offsets.size:
+            leg = Leg(
+                network, mode, task, (start.x, start.xdot), records, offsets, self.rows, paths,
+                dict.fromkeys(self.rows, method), n_integrals, 0 if d is None else len(d),
+            )  # fmt: skip
+            event, _ = leg.last
+            task = SegmentTask(
+                last, leg.times[-1], errand.span[1], event["x_after"][: last.n], event["xdot_after"][: last.n],
+                event["memory_after"], event["integrals"] if last.integrates else task.integrals,
+                np.zeros(last.n_guards), np.zeros(last.n_guards), "steps", errand.t_eval, closed_end=True,
+                first_step=self.first_step, keep_path=errand.keep_path, **self._sensitive(last, event),
+            )  # fmt: skip
+        n, found = last.n, self.sensitivities
+        path = paths.get(self.mode)
+        outcome = SegmentOutcome(
+            self.t, self.completed[:n], self.completed[n : 2 * n], None, np.zeros(last.n_guards), method,
+            self.integrals, self.rows[self.mode][self.row :], None if found is None else found[:, :n],
+            None if found is None else found[:, n:] if last.integrates else task.integral_sensitivities,
+            path=None if path is None else path[self.path_row :],
+        )  # fmt: skip
+        return leg, task, outcome
+
+    def _sensitive(self, e: Equations, event: Mapping[str, Array] | None) -> dict[str, Any]:
+        """What sensitivities a segment begins with, at the start or after an event."""
+        d = self.errand.directions
+        if d is None:
+            return {}
+        costs = np.zeros((len(d), e.functionals.size))
+        after = d @ self.by_p.T
+        if event is not None:
+            after = event["after"].reshape(len(d), -1)
+            costs = event["costs_after"].reshape(costs.shape) if e.integrates else costs
+        return {
+            "sensitivities": after[:, : e.n], "memory_directions": after[:, e.n :], "integral_sensitivities": costs,
+        }  # fmt: skip

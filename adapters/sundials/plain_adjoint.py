@@ -70,7 +70,7 @@ class Returner:
 
     def run(self, errand: Errand, found: Straight) -> StraightAdjoint | None:
         """The adjoint of a run; None where its steps do not carry it."""
-        leg, task, outcome, last, options = found.leg, found.task, found.outcome, found.mode, errand.options
+        (leg, task, outcome), last, options = found.pieces, found.mode, errand.options
         paths = {last: outcome.path} if leg is None else leg.paths
         if outcome.path is None or any(mode not in paths for mode in ({} if leg is None else leg.methods)):
             return None

@@ -103,7 +103,7 @@ class SundialsIntegrator:
         self, network: Network, errand: Errand, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
     ) -> StraightAdjoint | None:
         """See `dae_hybrid.integrator.RunsWhole.back`."""
-        if run.outcome.method != "erk":
+        if errand.options.method not in ("auto", "erk"):
             return None
         idle = network.kept.setdefault(("sundials", "back", order_of(errand.options), components, wrt), [])
         try:
