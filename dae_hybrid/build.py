@@ -8,7 +8,8 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen import Kernel, NativeFunction, compile_functions
-from dae_hybrid.crossing_build import crossing_functions, end_functions, is_plain, is_plain_throughout, network
+from dae_hybrid.crossing_build import crossing_functions, is_plain, network
+from dae_hybrid.ends_build import end_functions, ends_of, starts_and_ends_plainly
 from dae_hybrid.errors import ModelError
 from dae_hybrid.hoisting import hoisted
 from dae_hybrid.initial_build import build_initial
@@ -43,7 +44,7 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
     if native:
         plain = [t for t in transitions if is_plain(t, builders)]
         wanted |= {("transition", t.index): crossing_functions(t, builders) for t in plain}
-        if is_plain_throughout(model, initial, builders):
+        if starts_and_ends_plainly(model, initial, builders):
             wanted["end", 0] = end_functions(initial, builders)
     compiled = compile_functions(
         {(*owner, key): f for owner, own in wanted.items() for key, f in own.items()}, native=native
@@ -64,7 +65,7 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         nominal=nominal,
         modes=modes,
         transitions=transitions,
-        network=network(modes, transitions, functions["transition"], functions["end"][0], initial.mode),
+        network=network(modes, transitions, functions["transition"], ends_of(initial, functions["end"][0])),
         initial=initial,
         signals=signals,
         measurements=_measurements(model, functionals, builders),

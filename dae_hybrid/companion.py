@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dae_hybrid.integrator import Array, SegmentOutcome
 
 if TYPE_CHECKING:
     from dae_hybrid.initial import Start
+    from dae_hybrid.journey import Straight
     from dae_hybrid.leg import Leg
     from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
     from dae_hybrid.system import ModeSystem
@@ -31,6 +33,9 @@ class Companion(Protocol):
 
     def absorb(self, leg: Leg) -> None:
         """Transitions have been carried out by the integrator, with the segments before them."""
+
+    def follow(self, start: Start, run: Straight) -> Callable[[], dict[str, Any]]:
+        """An integrator has carried out the run as a whole; gives the further fields of its last segment's record."""
 
     def turn(self, knot: KnotRecord) -> None:
         """Signals have passed a knot."""

@@ -1,19 +1,14 @@
-"""What an integrator may carry out by itself: transitions, starts and ends, with their derivatives, as compiled functions."""
+"""Crossings that an integrator may carry out by itself: transitions and their derivatives as compiled functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
 
 import casadi as ca
 
 from dae_hybrid.codegen import NativeFunction
-from dae_hybrid.initial import InitialMap
 from dae_hybrid.journey import Ends, Link, Network
-from dae_hybrid.lowering import Flat
 from dae_hybrid.mode_build import ModeBuilder
-from dae_hybrid.model import HybridModel
 from dae_hybrid.symbolic import SYMBOLIC_SOLVE, expanded
 from dae_hybrid.system import ModeSystem
 from dae_hybrid.transition import TransitionMap
@@ -44,11 +39,11 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
     source, target = builders[transition.source], builders[transition.target]
     n = source.ny if source.explicit is not None else source.lowering.n
     t, y, m, p = (ca.MX.sym(key, size) for key, size in zip("tymp", (1, n, source.nm, source.np), strict=True))
-    x = y if source.explicit is None else ca.vertcat(y, _first(source.explicit, t, y, m, p))
+    x = y if source.explicit is None else ca.vertcat(y, first_output(source.explicit, t, y, m, p))
     x_after, m_after, _, phi, phi_size, _, *entry = transition.kernels["jump"].function.call([t, x, m, p])
     if target.explicit is not None and not follows_z(transition):
         y_after = x_after[: target.ny]
-        x_after = ca.vertcat(y_after, _first(target.explicit, t, y_after, m_after, p))
+        x_after = ca.vertcat(y_after, first_output(target.explicit, t, y_after, m_after, p))
         entry = target.entry.call([t, x_after, m_after, p])
     before = source.entry.call([t, x, m, p])
     tangent = transition.kernels["tangent"].function
@@ -63,52 +58,15 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
     }
 
 
-def is_plain_throughout(model: HybridModel, initial: InitialMap, builders: Sequence[ModeBuilder]) -> bool:
-    """Whether runs start at values that are given explicitly, and nothing but guards and the end interrupts them."""
-    if initial.explicit is None or initial.signals or any(f.at_times for f in model.functionals.values()):
-        return False
-    if any(b.lowering.n + b.nm > LARGEST or b.nk or t.guard is None for b in builders for t in (*b.outgoing, *b.guarded)):
-        return False
-    return all(not b.nz or (b.explicit is not None and not b.poles and b.nz == 1) for b in builders)
-
-
-def end_functions(initial: InitialMap, builders: Sequence[ModeBuilder]) -> dict[str, ca.Function]:
-    """`origin`, and `final` with the number of the mode; see `Ends`."""
-    first = builders[initial.mode]
-    t, y, m, p = (ca.MX.sym(k, v) for k, v in zip("tymp", (1, first.ny, first.nm, first.np), strict=True))
-    if initial.explicit is None or initial.exact is None:
-        raise AssertionError("the start is explicit")
-    start = initial.explicit.function.call([t, ca.MX.zeros(first.nm), p])
-    by_p = initial.exact.function.call([t, ca.MX.zeros(first.nm), p])[1]
-    named = {"origin": ([t, y, m, p], [*start, *first.entry.call([t, *start, p]), by_p])}
-    for mode in builders:
-        y = ca.MX.sym("y", mode.ny)
-        point = (t, y if mode.explicit is None else ca.vertcat(y, _first(mode.explicit, t, y, m, p)), m, p)
-        outputs = [point[1], *mode.entry.call([*point]), *mode.point_function("final", partial(_final, mode)).call([*point])]
-        named[f"final{mode.index}"] = [t, y, m, p], outputs
-    return {
-        key: expanded(ca.Function(f"end_{key}", inputs, [ca.densify(v) for v in outputs]))
-        for key, (inputs, outputs) in named.items()
-    }
-
-
-def _final(mode: ModeBuilder, s: Flat) -> list[Any]:
-    """Terminal values, their derivatives, and the shares of the state in them and in the integrands."""
-    values, integrands, known = mode.terminals(*s.point), mode.integrands(*s.point), ca.vertcat(s.x, s.m)
-    by_u = ca.jacobian(values, s.u)
-    size = ca.fabs(by_u[:, : known.numel()]) @ ca.fabs(known)
-    return [values, by_u @ mode.chain(s), size, ca.fabs(ca.jacobian(integrands, s.x)) @ ca.fabs(s.x)]
-
-
 def _open(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:
     """How the algebraic variables of implicit equations depend on y: what `refuse_singular_entry` looks at."""
     if not mode.nz or mode.explicit is not None:
         return ca.MX(0, 0)
     rows = slice(mode.ny, mode.lowering.n)
-    return _first(mode.point_function("open", lambda s: [mode.chain(s)[rows, : mode.ny]]), t, x, m, p)
+    return first_output(mode.point_function("open", lambda s: [mode.chain(s)[rows, : mode.ny]]), t, x, m, p)
 
 
-def _first(function: ca.Function, *arguments: ca.MX) -> ca.MX:
+def first_output(function: ca.Function, *arguments: ca.MX) -> ca.MX:
     """The first output."""
     found: ca.MX = function.call(list(arguments))[0]
     return found
@@ -118,8 +76,7 @@ def network(
     modes: Sequence[ModeSystem],
     transitions: Sequence[TransitionMap],
     functions: Mapping[int, Mapping[str, NativeFunction]],
-    ends: Mapping[str, NativeFunction],
-    first: int,
+    ends: Ends | None,
 ) -> Network:
     """The modes' equations, what leads from one to the other, and where runs start and end."""
 
@@ -142,7 +99,5 @@ def network(
         waits=tuple(t.on_entry == "wait" for t in transitions),
         sizes=tuple(mode.variables.size for mode in modes),
         links=tuple(tuple(link(index) for index in mode.guarded) for mode in modes),
-        ends=Ends(first, ends["origin"], tuple(ends[f"final{mode.index}"] for mode in modes))
-        if ends and all(f.address is not None for f in ends.values())
-        else None,
+        ends=ends,
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from dae_hybrid.adjoint import Sweep
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import DualityError
 from dae_hybrid.forward import Directions
+from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array
+from dae_hybrid.journey import Straight
 from dae_hybrid.leg import Leg
 from dae_hybrid.records import EventRecord
 from dae_hybrid.system import HybridSystem
@@ -62,6 +64,12 @@ class Witness(Directions):
         if not event.order:
             self.seen.append((event.time, self.state @ self.combination, self.combination @ self.costs))
         super().cross(transition, event)
+
+    def follow(self, start: Start, run: Straight) -> Callable[[], dict[str, Any]]:
+        """See `Directions`; here the run is gone through at once."""
+        further = super().follow(start, run)
+        further()
+        return further
 
     def absorb(self, leg: Leg) -> None:
         """See `Directions`."""
@@ -140,9 +148,7 @@ def direction(parameters: Array, which: int = 0) -> Array:
     return np.asarray(factors * np.where(parameters != 0, np.abs(parameters), 1.0))
 
 
-def compare(
-    functional: str, swept: Swept, witness: Witness, total: Array, v: Array, allowed: float
-) -> Duality:
+def compare(functional: str, swept: Swept, witness: Witness, total: Array, v: Array, allowed: float) -> Duality:
     """The check of one functional: a sweep, and a witness that has gone along the run with `total` (n_functionals).
 
     v (n_wrt) is the direction of both.

@@ -5,6 +5,8 @@ Between transitions SR eq. 5, 18, 25; across them `TransitionLinearisation.forwa
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import refuse_not_finite
 from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array, SegmentOutcome
+from dae_hybrid.journey import Straight
 from dae_hybrid.leg import Leg
 from dae_hybrid.matrices import column
 from dae_hybrid.measurement import measurement_rate, refuse_disturbed
@@ -37,6 +40,7 @@ class Directions:
         self.t_start = start
         self.state = np.zeros((0, directions.shape[1]))
         self.costs = np.zeros((directions.shape[1], system.functionals.size))
+        self._whole: tuple[Start, Straight] | None = None  # a run that is gone through when that is asked for
         self._crossed: list[Leg | tuple[Array, Array, Array]] = []  # dt, dw before and after
         self._mode = system.modes[system.initial.mode]
 
@@ -111,8 +115,26 @@ class Directions:
         if leg.n_integrals:
             self.costs = event["costs_after"].reshape(self.count, leg.n_integrals)
 
+    def follow(self, start: Start, run: Straight) -> Callable[[], dict[str, Any]]:
+        """Take over a whole run."""
+        self._whole = start, run
+        return lambda: self._last
+
+    @cached_property
+    def _last(self) -> dict[str, Any]:
+        """Go through the whole run; further fields of the record of its last segment."""
+        if self._whole is None:
+            return {}
+        start, run = self._whole
+        leg, _, outcome = run.pieces
+        self.start(start)
+        if leg is not None:
+            self.absorb(leg)
+        return self.advance(outcome, run.end.x, run.end.m)
+
     def _each(self) -> list[tuple[Array, Array, Array]]:
         """dt, dw before and after every event."""
+        _ = self._last
         found: list[tuple[Array, Array, Array]] = []
         for item in self._crossed:
             found += item.derivatives() if isinstance(item, Leg) else [item]
@@ -147,6 +169,8 @@ class Directions:
 
     def gradient(self, trajectory: Trajectory) -> Array:
         """Derivatives of the functionals, shape (k, d)."""
+        if self._whole is not None:
+            return self._whole[1].gradient
         t, mode, x, m = trajectory.final
         final = self.system.modes[mode]
         by_u = final.kernels["terminal"](t, x, m, self.p)[1]

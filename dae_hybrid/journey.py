@@ -8,10 +8,9 @@ One that has no such loop carries out one segment at a time (`segments.one_segme
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,8 +113,8 @@ class Journey:
 class Errand:
     """A whole run to be carried out, of parameters p.
 
-    `directions` (d, n_parameters) with their `scales` are those of the sensitivities, if any; `t_eval` and `keep_path` are
-    as in `SegmentTask`, `certify` and `slack` as in `Journey`.
+    `directions` (d, n_parameters) with their `scales` are those of the sensitivities, if any; `t_eval` and `keep_path`
+    are as in `SegmentTask`, `certify` and `slack` as in `Journey`.
     """
 
     options: Options
@@ -150,15 +149,24 @@ class Errand:
 type Pieces = tuple[Leg | None, SegmentTask, SegmentOutcome]
 
 
+class Left(Protocol):
+    """What an integrator keeps of a whole run."""
+
+    def pieces(self, start: Arrival, by_p: Array, end: Arrival, integrals: Array) -> Pieces:
+        """The segments, of the run that these belong to."""
+
+    def forget_paths(self) -> None:
+        """Let go of what only an adjoint needs."""
+
+
 @dataclass(frozen=True, eq=False)
 class Straight:
     """A whole run that was plain from its start to its end.
 
     `start` and `end` are the points there, `by_p` (n_w, n_parameters) is d(y, m)/dp at the start; `mode` and `t` are
-    those of the end. `integrals` are those of the functionals, `values` their values; `by_w` (n_functionals, n_w +
-    n_parameters + 1) the derivatives of their terminal parts by (y, m, p, t), `sizes` and `weights` how much of these
-    parts, and of the integrands, the state makes up. `statistics` are those of a session, `rested` says by transition
-    whether its guard stayed at zero, if any did.
+    those of the end. `integrals` are those of the functionals, `values` their values and `gradient` (n_functionals, d)
+    their derivatives by the directions. `statistics` are those of a session, `rested` says by transition whether its
+    guard stayed at zero, if any did, `is_certified` whether no event needs a closer look. `left` is the integrator's.
     """
 
     start: Arrival
@@ -168,17 +176,21 @@ class Straight:
     end: Arrival
     integrals: Array
     values: Array
-    by_w: Array
-    sizes: Array
-    weights: Array
+    gradient: Array
     statistics: dict[str, int]
     rested: NDArray[np.int64] | None
-    make: Callable[[], Pieces] = field(repr=False)
+    is_certified: bool
+    left: Left = field(repr=False)
 
     @cached_property
     def pieces(self) -> Pieces:
         """All segments but the last with their events, if any, and the task and the outcome of the last."""
-        return self.make()
+        return self.left.pieces(self.start, self.by_p, self.end, self.integrals)
+
+    def forget_paths(self) -> None:
+        """Let go of what only an adjoint needs."""
+        self.left.forget_paths()
+        self.__dict__.pop("pieces", None)  # they have it too, and can be made again
 
 
 @dataclass(frozen=True, slots=True)

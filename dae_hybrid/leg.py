@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.dense import DENSE_COLUMNS, Redo
 from dae_hybrid.integrator import Array, SegmentTask
-from dae_hybrid.journey import Network
+from dae_hybrid.journey import Network, Straight
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
 if TYPE_CHECKING:
@@ -285,18 +285,19 @@ class Leg:
 
 
 class Parts(Sequence["Part"]):
-    """The parts of a run, and those that stand in a leg, made when they are first asked for."""
+    """The parts of a run; those in a leg, and those of a whole run by `make`, are made when first asked for."""
 
     def __init__(
-        self, given: Sequence[Part | Leg] | Callable[[], Sequence[Part | Leg]], expand: Callable[[Leg], list[Part]]
-    ) -> None:
-        self._source, self._expand = given, expand
+        self, given: Sequence[Part | Leg] | Straight, expand: Callable[[Leg], list[Part]],
+        make: Callable[[], Sequence[Part | Leg]] = tuple,
+    ) -> None:  # fmt: skip
+        self._source, self._expand, self._make = given, expand, make
         self._parts: tuple[Part, ...] | None = None
         self._expanded: dict[int, list[Part]] = {}
 
     @cached_property
     def _given(self) -> tuple[Part | Leg, ...]:
-        return tuple(self._source() if callable(self._source) else self._source)
+        return tuple(self._source if isinstance(self._source, Sequence) else self._make())
 
     def _all(self) -> tuple[Part, ...]:
         if self._parts is None:
@@ -308,6 +309,10 @@ class Parts(Sequence["Part"]):
 
     def forget_paths(self) -> None:
         """Let go of what only an adjoint needs; a further one integrates the segments again."""
+        if not isinstance(self._source, Sequence):
+            self._source.forget_paths()
+            if "_given" not in self.__dict__:
+                return
         for item in self._given:
             if isinstance(item, Leg):
                 item.paths.clear()
@@ -330,6 +335,8 @@ class Parts(Sequence["Part"]):
     @property
     def is_certified(self) -> bool:
         """Whether no event needs a closer look for derivatives."""
+        if not isinstance(self._source, Sequence):
+            return self._source.is_certified
         return all(
             item.is_clean if isinstance(item, Leg) else not isinstance(item, EventRecord) for item in self._given
         )

@@ -233,11 +233,12 @@ class Setup:
         found = cast(RunsWhole, self.integrator).back(self.system.network, errand, run, sweep.components, sweep.wrt)
         if found is None:
             return None
-        leg, _, _ = run.pieces
-        return Swept(
-            sweep, found.gradient, found.statistics,
-            lambda: [] if leg is None else list(adjoint_analysis.marks(leg, found)),
-        )  # fmt: skip
+
+        def marks() -> list[tuple[Array, Array]]:
+            leg, _, _ = run.pieces
+            return [] if leg is None else list(adjoint_analysis.marks(leg, found))
+
+        return Swept(sweep, found.gradient, found.statistics, marks)
 
     def use(self, use: Callable[[Session], Any], wrt: tuple[int, ...]) -> Any:
         """What a function gives that needs a session."""

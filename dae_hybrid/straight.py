@@ -31,23 +31,18 @@ def trajectory_of(
     """The trajectory of a whole run; the companion gets to see what it would have seen on the way."""
     p, mode = errand.parameters, system.modes[system.initial.mode]
     start = Start(system.initial, mode, errand.span[0], found.start, p, found.by_p)
-    kept: dict[str, Any] = {}
-    if companion is not None:
-        leg, _, outcome = found.pieces
-        companion.start(start)
-        if leg is not None:
-            companion.absorb(leg)
-        kept = companion.advance(outcome, found.end.x, found.end.m)
+    further = dict if companion is None else companion.follow(start, found)
     directions = getattr(companion, "directions", None)
-    for array in (p, found.integrals):
-        array.flags.writeable = False
+    p.flags.writeable = False
     return Trajectory(
         system=system,
         t_span=errand.span,
         options=errand.options,
         parameters=p,
         parts=Parts(
-            lambda: _parts(system, found, p, reopen, kept), lambda leg: leg.parts(system, p, reopen, directions)
+            found,
+            lambda leg: leg.parts(system, p, reopen, directions),
+            lambda: _parts(system, found, p, reopen, further()),
         ),
         integrals=found.integrals,
         functionals=MappingProxyType(

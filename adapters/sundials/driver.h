@@ -79,7 +79,7 @@ enum { ENDS = 4 };
 #define SHALLOW 100.0
 #define BEFORE 1e-6
 #define ENORMOUS 1e6
-enum { HEADER = 12, PATH_END = 11 };         /* numbers at the head of an event's record; see leg.py */
+enum { HEADER = 12, CLEAN = 9, PATH_END = 11 };         /* numbers at the head of an event's record; see leg.py */
 #define MOMENT 1e-3                          /* of a step, after which a guard has left zero */
 enum { GUESSES = 8 };                        /* of the zero of a cubic */
 #define CLOSE 1e-8                           /* of a step: Newton's next move is its square, which is rounding */
@@ -290,12 +290,13 @@ typedef struct {                             /* a whole run, see plain.c */
   run *const *runs;                          /* by mode */
   casadi_function origin;                    /* the start, and the end by mode: `Ends` in dae_hybrid/journey.py */
   const casadi_function *final;
-  double *start, *end;                       /* what they give */
+  double *start, *end;                       /* what they give; behind the end the rates of what is integrated, integrals,
+                                                memory, and the gradient by every direction */
   integer *visited;                          /* by mode: whether it was */
   integer mode, n_modes, n_transitions, max_steps;
   integer watch, under_way;                  /* whether to look how stiff it is; whether it has begun */
   integer look, taken, events;               /* when: after so many steps; steps and events at the look before, */
-  integer resting;                           /* whether any guard stayed at zero */
+  integer resting, doubtful;                 /* whether any guard stayed at zero; how many events need a closer look */
   double before;                             /* time of the look before */
   integer counts[COUNTED];
 } plain;
@@ -339,11 +340,10 @@ typedef struct {                             /* the adjoint of a whole run, see 
   const casadi_function *final;              /* as in `plain` */
   const integer *slots;                      /* n_modes x widest: where the extents of variables of one name stand */
   const integer *path_rows;                  /* by mode */
-  const double *by_p, *by_w;                 /* of the start and of the end, column by column: d(y, m)/dp, and of the */
-  const double *sizes_end, *weights_end;     /* terminal values; see `Ends` in dae_hybrid/journey.py */
-  const double *integrals, *memory;          /* at the end */
-  const double *rates_begin, *rates_end;     /* of the last segment */
+  const double *start, *end;                 /* as in `plain`; of them: */
+  const double *by_p, *by_w, *sizes_end, *weights_end, *rates_end, *integrals, *memory;
   double *extent, *costs;                    /* n_slots + n_memory; n_components + 2 n_functionals: work */
   integer n_modes, n_slots, widest, first, last, path_row;
   double moved;                              /* how long the last segment is */
+  integer steps, counts[COUNTED];
 } plain_adjoint;

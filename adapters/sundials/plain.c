@@ -36,13 +36,14 @@ static int is_soft(context *c, double t, const double *x, double t_stop) {
   return fastest_of_two(dense[0], dense[2], dense[1], dense[3]) * (t_stop - t) <= DECAYS;
 }
 
+static integer counter(const context *c, int which) {
+  const integer counts[COUNTED] = {c->flow_calls, c->jacobian_calls, c->linearised_calls, c->guard_calls, c->not_finite};
+  return counts[which];
+}
+
 static integer count_of(const plain *v, int which) {
   integer sum = 0;
-  for (integer i = 0; i < v->n_modes; i++) {
-    const context *c = v->runs[i]->model;
-    const integer counts[COUNTED] = {c->flow_calls, c->jacobian_calls, c->linearised_calls, c->guard_calls, c->not_finite};
-    sum += counts[which];
-  }
+  for (integer i = 0; i < v->n_modes; i++) sum += counter(v->runs[i]->model, which);
   return sum;
 }
 
@@ -138,6 +139,22 @@ static int arrive(plain *v) {
   const double *integrals = c->api->array(r->x) + c->n;
   for (integer i = 0; i < m->n_integrals; i++) values[i] += integrals[i];
   if (!all_finite(v->end, h + ng - v->end) || !all_finite(values, nf)) return NOT_PLAIN;
+  double *rates = size + 2 * nf, *own = rates + c->n, *memory = own + nf, *gradient = memory + m->n_memory;
+  memcpy(rates, r->completed + c->n, (size_t)c->n * sizeof(double));
+  memset(own, 0, (size_t)nf * sizeof(double));
+  memcpy(own, integrals, (size_t)m->n_integrals * sizeof(double));
+  memcpy(memory, c->memory, (size_t)m->n_memory * sizeof(double));
+  for (integer i = 0; i < m->n_directions; i++, gradient += nf) {
+    const double *s = c->api->array(r->sensitivities[i]), *dm = c->memory_directions + i * m->n_memory;
+    const double *dp = m->directions + i * m->n_parameters, *column = by_w;
+    memset(gradient, 0, (size_t)nf * sizeof(double));
+    memcpy(gradient, s + c->n, (size_t)m->n_integrals * sizeof(double));
+    for (integer j = 0; j < width - 1; j++, column += nf) {
+      const double along = j < c->n ? s[j] : j < c->n + m->n_memory ? dm[j - c->n] : dp[j - c->n - m->n_memory];
+      for (integer k = 0; along != 0 && k < nf; k++) gradient[k] += column[k] * along;
+    }
+    if (!all_finite(gradient, nf)) return NOT_PLAIN;
+  }
   if (m->certify && !all_finite(by_w, nf * width)) return NOT_PLAIN;
   for (integer j = 0; j < ng; j++) {
     if (fabs(h[j]) <= band_of(m, h[j], h[2 * ng + j], h[ng + j], r->t)) return NOT_PLAIN;
@@ -145,6 +162,8 @@ static int arrive(plain *v) {
   }
   v->resting = 0;
   for (integer i = 0; i < v->n_transitions; i++) v->resting |= m->rested[i];
+  v->doubtful = 0;
+  for (integer i = 0; i < m->n_events; i++) v->doubtful += m->records[m->offsets[i] + CLEAN] == 0;
   for (integer i = 0; i < v->n_modes; i++) v->visited[i] = v->stations[i].run != 0;
   for (int k = 0; k < COUNTED; k++) v->counts[k] += count_of(v, k);
   return REACHED_STOP;
@@ -185,6 +204,18 @@ int dh_run(plain *v) {
 
 /* ---- and the adjoint of one ---------------------------------------------------------------------------------- */
 
+/* of what is integrated, where the last segment begins */
+static const double *rates_begin(const plain_adjoint *b) {
+  const sweep *s = b->back;
+  const march *m = s->tables;
+  if (!s->n_events) return b->start + m->stations[b->first].n_x + m->n_memory;
+  double *record = s->records + s->offsets[s->n_events - 1];
+  const station *from = &m->stations[(integer)record[1]];
+  event e;
+  lay_out(m, from, &m->stations[b->last], record, &e);
+  return e.xdot_after;
+}
+
 /* How large each variable and memory becomes, by name; one where it is always zero. */
 static void measure_extents(const plain_adjoint *b) {
   const sweep *s = b->back;
@@ -198,8 +229,9 @@ static void measure_extents(const plain_adjoint *b) {
     for (integer k = 0; s->paths[i] && k < b->path_rows[i]; k++)
       for (integer j = 0; j < n; j++) NOTE(slot[j], s->paths[i][k * (1 + n) + 1 + j]);
   }
+  const double *begin = rates_begin(b);
   for (integer j = 0; j < m->stations[b->last].n_y; j++) {
-    NOTE(b->slots[b->last * b->widest + j], b->moved * b->rates_begin[j]);
+    NOTE(b->slots[b->last * b->widest + j], b->moved * begin[j]);
     NOTE(b->slots[b->last * b->widest + j], b->moved * b->rates_end[j]);
   }
   for (integer j = 0; j < m->n_memory; j++) NOTE(b->n_slots + j, b->memory[j]);
@@ -269,13 +301,38 @@ static void set_tolerances(const plain_adjoint *b) {
   }
 }
 
+static void forget_counts(context *c) {
+  c->flow_calls = c->jacobian_calls = c->linearised_calls = c->guard_calls = c->not_finite = 0;
+}
+
+static void count_work(plain_adjoint *b) {
+  memset(b->counts, 0, sizeof b->counts);
+  b->steps = 0;
+  for (integer i = 0; i < b->n_modes; i++) {
+    const explicit_adjoint *own = b->back->modes[i];
+    if (!own) continue;
+    for (int k = 0; k < COUNTED; k++) b->counts[k] += counter(own->model, k);
+    b->steps += own->steps;
+  }
+}
+
 /* From the end of a run to its start, where all its steps are explicit. */
 int dh_run_back(plain_adjoint *b) {
   sweep *s = b->back;
   march *m = s->tables;
   explicit_adjoint *own = s->modes[b->last];
   context *c = own->model;
+  const station *first = &m->stations[b->first], *last = &m->stations[b->last];
   const integer ny = c->n, nm = m->n_memory, nf = m->n_functionals, count = s->n_wrt + nm;
+  for (integer i = 0; i < b->n_modes; i++)
+    if (s->modes[i]) forget_counts(s->modes[i]->model);
+  b->by_p = b->start + 2 * first->n_x + nm + 3 * first->n_guards;
+  b->by_w = b->end + 2 * last->n_x + 3 * last->n_guards + nf;
+  b->sizes_end = b->by_w + nf * (ny + nm + m->n_parameters + 1);
+  b->weights_end = b->sizes_end + nf;
+  b->rates_end = b->weights_end + nf;
+  b->integrals = b->rates_end + ny;
+  b->memory = b->integrals + nf;
   measure_extents(b);
   if (measure_costs(b)) return FATAL;
   set_tolerances(b);
@@ -298,9 +355,10 @@ int dh_run_back(plain_adjoint *b) {
   }
   flag = dh_sweep(s);
   if (flag) return flag;
-  const integer nw = m->stations[b->first].n_y + nm;
+  const integer nw = first->n_y + nm;
   for (integer k = 0; k < s->n_components; k++)
     for (integer j = 0; j < s->n_wrt; j++)
       for (integer i = 0; i < nw; i++) s->totals[k * s->n_wrt + j] += s->adjoint[k * s->marks_width + i] * b->by_p[s->wrt[j] * nw + i];
+  count_work(b);
   return all_finite(s->totals, s->n_components * s->n_wrt) ? 0 : FATAL;
 }

@@ -22,7 +22,6 @@ from .driver import COUNTERS, REACHED_STOP, ROWS_FULL, loops, statistics_of
 from .forward import Forward
 from .march import Marcher
 
-
 #: so many runs are left out at most before whole ones are tried again
 MOST_LEFT_OUT = 64
 
@@ -34,7 +33,7 @@ class PlainStruct(Structure):
         *((name, c_void_p) for name in ("tables", "stations", "runs", "origin", "final", "start", "end",
                                         "visited")),
         *((name, c_int64) for name in ("mode", "n_modes", "n_transitions", "max_steps", "watch", "under_way",
-                                       "look", "taken", "events", "resting")),
+                                       "look", "taken", "events", "resting", "doubtful")),
         ("before", c_double),
         ("counts", c_int64 * len(COUNTERS)),
     ]  # fmt: skip
@@ -74,7 +73,18 @@ class Runner:
         own = shapes[ends.mode]
         self._of_start = _slices(own.n, own.n_memory, own.n, *3 * [own.n_guards], own.n_w * n_p)
         self._of_end = [
-            _slices(k.n, 0, k.n, *3 * [k.n_guards], nf, nf * (k.n_w + n_p + 1), nf, nf) for k in shapes
+            _slices(
+                k.n,
+                k.n,
+                *3 * [k.n_guards],
+                nf,
+                nf * (k.n_w + n_p + 3),
+                k.n_w - k.n_memory,
+                nf,
+                k.n_memory,
+                n_directions * nf,
+            )
+            for k in shapes
         ]
         self._start = np.zeros(self._of_start[-1].stop)
         self._end = np.zeros(max(parts[-1].stop for parts in self._of_end))
@@ -127,38 +137,33 @@ class Runner:
 
     def _found(self, errand: Errand) -> Straight:
         marcher, mode, s = self.marcher, self.marcher.mode, self.struct
-        memory, e = self.memories[mode], self.network.equations[mode]
+        memory = self.memories[mode]
         stepper = memory.stepper
-        values, last = self._start.copy(), self._end.copy()
-        x, m, xdot, guards, rates, sizes, by_p = (values[part] for part in self._of_start)
-        values.flags.writeable = last.flags.writeable = False
-        end_x, _, end_rates, end_guards, end_guard_rates, end_sizes, of_costs, by_w, in_end, in_integrands = (
-            last[part] for part in self._of_end[mode]
-        )
         visited = [i for i, seen in enumerate(self._visited.tolist()) if seen]
         steppers = [self.memories[i].stepper for i in visited]
-        held = memory.model.memory.copy()
-        held.flags.writeable = False
-        integrals = memory.x_data[e.n : memory.block].copy() if e.integrates else np.zeros(e.functionals.size)
-        failed, failed_newton = stepper.failures
-        left = _Left(
-            self._kind, errand, Arrival(x, m, xdot, guards, rates, sizes), by_p.reshape(e.n_parameters, -1).T, mode,
-            stepper.t, stepper.completed.copy(), held, integrals,
-            memory.sensitivities if errand.directions is not None else None, marcher.left(),
-            {i: own.rows() for i, own in zip(visited, steppers, strict=True)},
-            {i: own.path() for i, own in zip(visited, steppers, strict=True)} if errand.keep_path else {},
+        left = Left(
+            self._kind, errand, self._start.copy(), self._end.copy(), mode, stepper.t,
+            memory.sensitivities if errand.directions is not None else None, *marcher.left(),
+            dict(zip(visited, [own.rows() for own in steppers], strict=True)),
+            dict(zip(visited, [own.path() for own in steppers], strict=True)) if errand.keep_path else {},
             marcher.row, marcher.path_row, float(marcher.struct.began_with) or None,
         )  # fmt: skip
-        counts = {
-            "steps": stepper.steps + marcher.steps, "error_test_failures": failed + marcher.failures[0],
-            "newton_failures": failed_newton + marcher.failures[1], "segments": marcher.n_events + 1,
-            **dict(zip(COUNTERS, s.counts, strict=True)),
-        }  # fmt: skip
+        left.start.flags.writeable = left.end.flags.writeable = False
+        x, m, xdot, guards, rates, sizes, by_p = (left.start[part] for part in self._of_start)
+        end_x, end_xdot, end_guards, end_rates, end_sizes, values, by_w, _, integrals, memory_end, gradient = (
+            left.end[part] for part in self._of_end[mode]
+        )
+        failed, failed_newton = stepper.failures
+        failed_before, failed_newton_before = marcher.failures
+        counts = dict(zip(COUNTERS, s.counts, strict=True))
+        counts["steps"], counts["segments"] = stepper.steps + marcher.steps, marcher.n_events + 1
+        counts["error_test_failures"] = failed + failed_before
+        counts["newton_failures"] = failed_newton + failed_newton_before
         return Straight(
-            left.start, left.by_p, mode, left.t,
-            Arrival(end_x, held, end_rates, end_guards, end_guard_rates, end_sizes), integrals, of_costs,
-            by_w.reshape(-1, of_costs.size).T, in_end, in_integrands, statistics_of(counts),
-            self._rested.copy() if s.resting else None, left.pieces,
+            start=Arrival(x, m, xdot, guards, rates, sizes), by_p=by_p.reshape(self._parameters.size, -1).T, mode=mode,
+            t=left.t, end=Arrival(end_x, memory_end, end_xdot, end_guards, end_rates, end_sizes), integrals=integrals,
+            values=values, gradient=gradient.reshape(-1, values.size).T, statistics=statistics_of(counts),
+            rested=self._rested.copy() if s.resting else None, is_certified=not s.doubtful, left=left,
         )  # fmt: skip
 
 
@@ -191,40 +196,41 @@ class _Kind(NamedTuple):
     n_integrals: int
 
 
-class _Left(NamedTuple):
+class Left(NamedTuple):
     """What a run has left behind, as numbers; what they mean is made of them when it is asked for."""
 
     kind: _Kind
     errand: Errand
-    start: Arrival
-    by_p: Array
+    start: Array
+    end: Array
     mode: int
     t: float
-    completed: Array
-    memory: Array
-    integrals: Array
     sensitivities: Array | None
-    records: tuple[Array, NDArray[np.int64]]
+    records: Array
+    offsets: NDArray[np.int64]
     rows: dict[int, Array]
     paths: dict[int, Array | None]
     row: int
     path_row: int
     first_step: float | None
 
-    def pieces(self) -> Pieces:
+    def forget_paths(self) -> None:
+        """Let go of what only an adjoint needs."""
+        self.paths.clear()
+
+    def pieces(self, start: Arrival, by_p: Array, end: Arrival, integrals: Array) -> Pieces:
         """All segments but the last with their events; of the last one the task and the outcome."""
-        errand, start, (network, method, mode, n_integrals) = self.errand, self.start, self.kind
+        errand, (network, method, mode, n_integrals) = self.errand, self.kind
         first, last, d = network.equations[mode], network.equations[self.mode], errand.directions
         task = SegmentTask(
             first, errand.span[0], errand.span[1], start.x[: first.n], start.xdot[: first.n], start.m,
             np.zeros(first.functionals.size), np.zeros(first.n_guards), np.zeros(first.n_guards), "steps",
-            errand.t_eval, closed_end=True, keep_path=errand.keep_path, **self._sensitive(first, None),
+            errand.t_eval, closed_end=True, keep_path=errand.keep_path, **self._sensitive(first, by_p, None),
         )  # fmt: skip
-        leg, (records, offsets) = None, self.records
-        paths = {i: path for i, path in self.paths.items() if path is not None}
-        if offsets.size:
+        leg, paths = None, {i: path for i, path in self.paths.items() if path is not None}
+        if self.offsets.size:
             leg = Leg(
-                network, mode, task, (start.x, start.xdot), records, offsets, self.rows, paths,
+                network, mode, task, (start.x, start.xdot), self.records, self.offsets, self.rows, paths,
                 dict.fromkeys(self.rows, method), n_integrals, 0 if d is None else len(d),
             )  # fmt: skip
             event, _ = leg.last
@@ -232,25 +238,24 @@ class _Left(NamedTuple):
                 last, leg.times[-1], errand.span[1], event["x_after"][: last.n], event["xdot_after"][: last.n],
                 event["memory_after"], event["integrals"] if last.integrates else task.integrals,
                 np.zeros(last.n_guards), np.zeros(last.n_guards), "steps", errand.t_eval, closed_end=True,
-                first_step=self.first_step, keep_path=errand.keep_path, **self._sensitive(last, event),
+                first_step=self.first_step, keep_path=errand.keep_path, **self._sensitive(last, by_p, event),
             )  # fmt: skip
-        n, found = last.n, self.sensitivities
-        path = paths.get(self.mode)
+        n, found, path = last.n, self.sensitivities, paths.get(self.mode)
         outcome = SegmentOutcome(
-            self.t, self.completed[:n], self.completed[n : 2 * n], None, np.zeros(last.n_guards), method,
-            self.integrals, self.rows[self.mode][self.row :], None if found is None else found[:, :n],
+            self.t, end.x[:n], end.xdot[:n], None, np.zeros(last.n_guards), method, integrals,
+            self.rows[self.mode][self.row :], None if found is None else found[:, :n],
             None if found is None else found[:, n:] if last.integrates else task.integral_sensitivities,
             path=None if path is None else path[self.path_row :],
         )  # fmt: skip
         return leg, task, outcome
 
-    def _sensitive(self, e: Equations, event: Mapping[str, Array] | None) -> dict[str, Any]:
+    def _sensitive(self, e: Equations, by_p: Array, event: Mapping[str, Array] | None) -> dict[str, Any]:
         """What sensitivities a segment begins with, at the start or after an event."""
         d = self.errand.directions
         if d is None:
             return {}
         costs = np.zeros((len(d), e.functionals.size))
-        after = d @ self.by_p.T
+        after = d @ by_p.T
         if event is not None:
             after = event["after"].reshape(len(d), -1)
             costs = event["costs_after"].reshape(costs.shape) if e.integrates else costs

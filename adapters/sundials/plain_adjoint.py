@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
-from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
+from ctypes import Structure, byref, c_double, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
 
 from dae_hybrid.integrator import Tolerances
-from dae_hybrid.journey import Errand, Network, Straight, StraightAdjoint
+from dae_hybrid.journey import Errand, Network, StraightAdjoint
 from dae_hybrid.options import Options
 
-from .driver import loops, statistics_of
+from .driver import COUNTERS, loops, statistics_of
 from .march import Marcher
+from .plain import Left
 from .runge_kutta import Table, order_of
-from .sweep import DiscreteAdjoint, ExplicitAdjoint, SweepStruct
+from .sweep import DiscreteAdjoint, SweepStruct
 
 
 class PlainAdjoint(Structure):
     """`plain_adjoint` of driver.h."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("back", "final", "slots", "path_rows", "by_p", "by_w", "sizes_end",
-                                        "weights_end", "integrals", "memory", "rates_begin", "rates_end", "extent",
+        *((name, c_void_p) for name in ("back", "final", "slots", "path_rows", "start", "end", "by_p", "by_w",
+                                        "sizes_end", "weights_end", "rates_end", "integrals", "memory", "extent",
                                         "costs")),
         *((name, c_int64) for name in ("n_modes", "n_slots", "widest", "first", "last", "path_row")),
         ("moved", c_double),
+        ("steps", c_int64),
+        ("counts", c_int64 * len(COUNTERS)),
     ]  # fmt: skip
 
 
@@ -46,8 +48,13 @@ class Returner:
         self._slots = np.zeros((len(e), self._widest), np.int64)
         for row, mode in zip(self._slots, e, strict=True):
             row[: mode.n] = [slots[label] for label in mode.variables.labels()]
-        self._tolerances = [Tolerances(np.zeros((k, m.n)), np.zeros((k, len(wrt) + nm)), options.rtol) for m in e]
-        self._modes: Any = (POINTER(ExplicitAdjoint) * len(e))()
+        self._parameters = np.zeros(e[0].n_parameters)
+        for own, mode in zip(self.own, e, strict=True):
+            tolerances = Tolerances(np.zeros((k, mode.n)), np.zeros((k, len(wrt) + nm)), options.rtol)  # set in C
+            own.choose(components, self._parameters, tolerances, options.max_steps)
+            own.model.share(self._parameters)
+        self._told: Errand | None = None
+        self._modes: Any = (c_void_p * len(e))()
         self._final: Any = (c_void_p * len(e))(*(f.address for f in ends.final))
         self._paths: Any = (c_void_p * len(e))()
         self._path_rows, self.width = np.zeros(len(e), np.int64), self._widest + nm
@@ -68,44 +75,36 @@ class Returner:
         )  # fmt: skip
         self._library = loops()
 
-    def run(self, errand: Errand, found: Straight) -> StraightAdjoint | None:
-        """The adjoint of a run; None where its steps do not carry it."""
-        (leg, task, outcome), last, options = found.pieces, found.mode, errand.options
-        paths = {last: outcome.path} if leg is None else leg.paths
-        if outcome.path is None or any(mode not in paths for mode in ({} if leg is None else leg.methods)):
+    def _tell(self, errand: Errand) -> None:
+        """Everything but the parameters."""
+        if self._told is not None and errand.is_like(self._told):
+            return
+        nothing = np.zeros(0), np.zeros(0, np.int64)
+        self.marcher.tell(errand.journey(self.network, self.struct.first, *nothing), errand.options, self._parameters)
+        for own in self.own:
+            own.struct.max_steps = errand.options.max_steps
+        self._told = errand
+
+    def run(self, errand: Errand, left: Left) -> StraightAdjoint | None:
+        """The adjoint of a run, by what it has left behind; None where its steps do not carry it."""
+        if not left.paths or any(path is None for path in left.paths.values()):
             return None
-        count = 0 if leg is None else leg.count
+        self._parameters[:] = errand.parameters
+        self._tell(errand)
+        sweep, s, count, last = self.sweep, self.struct, left.offsets.size, left.mode
         for mode, own in enumerate(self.own):
-            path = paths.get(mode)
-            self._modes[mode] = None
-            if path is not None:
-                own.choose(self.components, errand.parameters, self._tolerances[mode], options.max_steps)
-                own.model.forget_counts()
-                self._modes[mode] = ctypes.pointer(own.struct)
+            path = left.paths.get(mode)
+            self._modes[mode] = None if path is None else ctypes.addressof(own.struct)
             self._paths[mode], self._path_rows[mode] = (None, 0) if path is None else (path.ctypes.data, len(path))
         marks = np.empty((count, len(self.components), self.width + len(self.wrt)))
-        self.marcher.tell(errand.journey(self.network, last, np.zeros(0), np.zeros(0, np.int64)), options, errand.parameters)
-        sweep, s = self.sweep, self.struct
         sweep.n_events, sweep.begin, sweep.marks = count, errand.span[0], marks.ctypes.data
-        if leg is not None:
-            sweep.offsets, sweep.records = leg.offsets.ctypes.data, leg.records.ctypes.data
-        given = {
-            "by_p": found.by_p.T, "by_w": found.by_w.T, "sizes_end": found.sizes, "weights_end": found.weights,
-            "integrals": outcome.integrals, "memory": task.memory, "rates_begin": task.xdot0, "rates_end": outcome.xdot,
-        }  # fmt: skip
-        for name, values in given.items():
-            setattr(s, name, values.ctypes.data)
-        s.last, s.moved = last, outcome.t - task.t0
-        s.path_row = self._path_rows[last] - len(outcome.path)
-        try:
-            flag = self._library.dh_run_back(byref(s))
-        finally:
+        sweep.offsets, sweep.records = left.offsets.ctypes.data, left.records.ctypes.data
+        s.start, s.end, s.last, s.path_row = left.start.ctypes.data, left.end.ctypes.data, last, left.path_row
+        s.moved = left.t - (left.records[left.offsets[-1]] if count else errand.span[0])
+        if self._library.dh_run_back(byref(s)):
             for own in self.own:
                 own.model.raise_pending()
-        if flag:
             return None
-        used = [own for own, pointer in zip(self.own, self._modes, strict=True) if pointer]
-        counts = Counter(segments=count + 1)
-        for own in used:
-            counts.update(own.model.counters(), steps=own.struct.steps)
+        counts = dict(zip(COUNTERS, s.counts, strict=True))
+        counts["steps"], counts["segments"] = s.steps, count + 1
         return StraightAdjoint(self._totals.copy(), marks, self.width, statistics_of(counts))

@@ -110,7 +110,7 @@ class SundialsIntegrator:
             returner = idle.pop()
         except IndexError:
             returner = Returner(network, errand.options, wrt, components)
-        found: StraightAdjoint | None = returner.run(errand, run)
+        found: StraightAdjoint | None = returner.run(errand, run.left)
         idle.append(returner)
         return found
 

@@ -258,7 +258,7 @@ int dh_sweep(sweep *s) {
     int flag = back_across(s, from, to, l, record[0], &e);
     if (flag) return flag;
     double *mark = s->marks + i * s->n_components * (s->marks_width + s->n_wrt);
-    for (integer k = 0; k < s->n_components; k++, mark += s->marks_width + s->n_wrt) {
+    for (integer k = 0; s->marks && k < s->n_components; k++, mark += s->marks_width + s->n_wrt) {
       memcpy(mark, s->adjoint + k * s->marks_width, (size_t)(from->n_y + m->n_memory) * sizeof(double));
       memcpy(mark + s->marks_width, s->totals + k * s->n_wrt, (size_t)s->n_wrt * sizeof(double));
     }

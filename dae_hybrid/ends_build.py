@@ -1,0 +1,66 @@
+"""Starts and ends of runs that an integrator may carry out by itself: values and derivatives as compiled functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import casadi as ca
+
+from dae_hybrid.codegen import NativeFunction
+from dae_hybrid.crossing_build import LARGEST, first_output
+from dae_hybrid.initial import InitialMap
+from dae_hybrid.journey import Ends
+from dae_hybrid.lowering import Flat
+from dae_hybrid.mode_build import ModeBuilder
+from dae_hybrid.model import HybridModel
+from dae_hybrid.symbolic import expanded
+
+
+def starts_and_ends_plainly(model: HybridModel, initial: InitialMap, builders: Sequence[ModeBuilder]) -> bool:
+    """Whether runs start at values that are given explicitly, and nothing but guards and the end interrupts them."""
+    if initial.explicit is None or initial.signals or any(f.at_times for f in model.functionals.values()):
+        return False
+    if any(t.guard is None for t in model.transitions.values()):
+        return False
+    if any(b.lowering.n + b.nm > LARGEST or b.nk for b in builders):
+        return False
+    return all(not b.nz or (b.explicit is not None and not b.poles and b.nz == 1) for b in builders)
+
+
+def end_functions(initial: InitialMap, builders: Sequence[ModeBuilder]) -> dict[str, ca.Function]:
+    """`origin`, and `final` with the number of the mode; see `Ends`."""
+    if initial.explicit is None or initial.exact is None:
+        raise AssertionError("the start is explicit")
+    first = builders[initial.mode]
+    t, y, m, p = (ca.MX.sym(k, v) for k, v in zip("tymp", (1, first.ny, first.nm, first.np), strict=True))
+    given = [t, ca.MX.zeros(first.nm), p]
+    start = initial.explicit.function.call(given)
+    by_p = initial.exact.function.call(given)[1]
+    named = {"origin": ([t, y, m, p], [*start, *first.entry.call([t, *start, p]), by_p])}
+    for mode in builders:
+        y = ca.MX.sym("y", mode.ny)
+        x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
+        point, final = [t, x, m, p], mode.point_function("final", partial(_final, mode))
+        named[f"final{mode.index}"] = [t, y, m, p], [x, *mode.entry.call(point), *final.call(point)]
+    return {
+        key: expanded(ca.Function(f"end_{key}", inputs, [ca.densify(v) for v in outputs]))
+        for key, (inputs, outputs) in named.items()
+    }
+
+
+def _final(mode: ModeBuilder, s: Flat) -> list[Any]:
+    """Terminal values, their derivatives, and the shares of the state in them and in the integrands."""
+    values, integrands, known = mode.terminals(*s.point), mode.integrands(*s.point), ca.vertcat(s.x, s.m)
+    by_u = ca.jacobian(values, s.u)
+    size = ca.fabs(by_u[:, : known.numel()]) @ ca.fabs(known)
+    return [values, by_u @ mode.chain(s), size, ca.fabs(ca.jacobian(integrands, s.x)) @ ca.fabs(s.x)]
+
+
+def ends_of(initial: InitialMap, functions: Mapping[str, NativeFunction]) -> Ends | None:
+    """The compiled functions, None where there are none."""
+    if not functions or any(f.address is None for f in functions.values()):
+        return None
+    final = [function for name, function in functions.items() if name != "origin"]
+    return Ends(initial.mode, functions["origin"], tuple(final))
