@@ -150,7 +150,7 @@ class Runner:
         )  # fmt: skip
         left.start.flags.writeable = left.end.flags.writeable = False
         x, m, xdot, guards, rates, sizes, by_p = (left.start[part] for part in self._of_start)
-        end_x, end_xdot, end_guards, end_rates, end_sizes, values, by_w, _, integrals, memory_end, gradient = (
+        end_x, end_xdot, end_guards, end_rates, end_sizes, values, _, _, integrals, memory_end, gradient = (
             left.end[part] for part in self._of_end[mode]
         )
         failed, failed_newton = stepper.failures

@@ -138,9 +138,9 @@ class LegSweep:
         self.adjoint[:, : adjoints.shape[1]] = adjoints
         addresses = {
             name: value.ctypes.data for name, value in (
-                ("offsets", self.leg.offsets), ("records", self.leg.records), ("wrt", self._wrt), ("components", self._components),
-                ("adjoint", self.adjoint), ("totals", self.totals), ("marks", self.marks), ("work", self._work),
-                ("longest", self._longest),
+                ("offsets", self.leg.offsets), ("records", self.leg.records), ("wrt", self._wrt),
+                ("components", self._components), ("adjoint", self.adjoint), ("totals", self.totals),
+                ("marks", self.marks), ("work", self._work), ("longest", self._longest),
             )
         }  # fmt: skip
         struct = SweepStruct(
