@@ -413,7 +413,7 @@ class Automaton:
     def _trajectory(self, *, complete: bool) -> Trajectory:
         for array in (self.integrals, self.p):
             array.flags.writeable = False
-        end = (self.t, self.mode, self.at.x, self.at.m)
+        end, parts = (self.t, self.mode, self.at.x, self.at.m), tuple(self.parts)
         functionals: dict[str, Any] = {}
         if complete:
             try:
@@ -426,7 +426,7 @@ class Automaton:
             t_span=self.span,
             options=self.options,
             parameters=self.p,
-            parts=Parts(self.parts, self._expand),
+            parts=Parts(lambda: parts, self._expand),
             integrals=self.integrals,
             functionals=MappingProxyType(functionals),
             statistics=MappingProxyType(self.session.statistics()),

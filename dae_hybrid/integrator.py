@@ -276,6 +276,6 @@ class RunsWhole(Integrator, Protocol):
         """Carry out a run; None where it is not plain, or fails: then it is begun again, segment by segment."""
 
     def back(
-        self, network: Network, errand: Errand, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
+        self, network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
     ) -> StraightAdjoint | None:
         """Carry the adjoint back from the end of a run to its start; None where that is left to the core."""

@@ -169,6 +169,7 @@ class Straight:
     guard stayed at zero, if any did, `is_certified` whether no event needs a closer look. `left` is the integrator's.
     """
 
+    errand: Errand
     start: Arrival
     by_p: Array
     mode: int

@@ -285,19 +285,24 @@ class Leg:
 
 
 class Parts(Sequence["Part"]):
-    """The parts of a run; those in a leg, and those of a whole run by `make`, are made when first asked for."""
+    """The parts of a run, made when they are first asked for.
+
+    `whole` is the run as an integrator has left it that has carried it out as a whole.
+    """
 
     def __init__(
-        self, given: Sequence[Part | Leg] | Straight, expand: Callable[[Leg], list[Part]],
-        make: Callable[[], Sequence[Part | Leg]] = tuple,
-    ) -> None:  # fmt: skip
-        self._source, self._expand, self._make = given, expand, make
+        self,
+        make: Callable[[], Sequence[Part | Leg]],
+        expand: Callable[[Leg], list[Part]],
+        whole: Straight | None = None,
+    ) -> None:
+        self._make, self._expand, self.whole = make, expand, whole
         self._parts: tuple[Part, ...] | None = None
         self._expanded: dict[int, list[Part]] = {}
 
     @cached_property
     def _given(self) -> tuple[Part | Leg, ...]:
-        return tuple(self._source if isinstance(self._source, Sequence) else self._make())
+        return tuple(self._make())
 
     def _all(self) -> tuple[Part, ...]:
         if self._parts is None:
@@ -309,8 +314,8 @@ class Parts(Sequence["Part"]):
 
     def forget_paths(self) -> None:
         """Let go of what only an adjoint needs; a further one integrates the segments again."""
-        if not isinstance(self._source, Sequence):
-            self._source.forget_paths()
+        if self.whole is not None:
+            self.whole.forget_paths()
             if "_given" not in self.__dict__:
                 return
         for item in self._given:
@@ -335,8 +340,8 @@ class Parts(Sequence["Part"]):
     @property
     def is_certified(self) -> bool:
         """Whether no event needs a closer look for derivatives."""
-        if not isinstance(self._source, Sequence):
-            return self._source.is_certified
+        if self.whole is not None:
+            return self.whole.is_certified
         return all(
             item.is_clean if isinstance(item, Leg) else not isinstance(item, EventRecord) for item in self._given
         )

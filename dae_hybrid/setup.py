@@ -19,7 +19,7 @@ from dae_hybrid.errors import OptionError, StepLimitError, UnsupportedError
 from dae_hybrid.events import TOGETHER
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, RunsWhole, Session
-from dae_hybrid.journey import Errand, Straight
+from dae_hybrid.journey import Errand
 from dae_hybrid.options import Options, check_time_span, check_times
 from dae_hybrid.registry import Analysis, check_capabilities, find_integrator, registered
 from dae_hybrid.straight import is_whole, trajectory_of
@@ -51,7 +51,6 @@ class Setup:
         self.p = system.parameter_vector(parameters)
         self._choose(adapter, options, analysis)
         self.integrator: Integrator = find_integrator(adapter)
-        self._straight: tuple[Trajectory, Errand, Straight] | None = None  # the last run for an adjoint
 
     def _choose(self, adapter: str, given: Mapping[str, Any], analysis: Analysis) -> None:
         """Take options, checked against the system and the adapter; what has been checked is kept for the next call."""
@@ -137,12 +136,9 @@ class Setup:
             TOGETHER * options.rtol if certify else 0.0, for_adjoint,
         )  # fmt: skip
         found = cast(RunsWhole, self.integrator).run(self.system.network, errand)
-        if found is None or not is_whole(found, errand):
+        if found is None or not is_whole(found):
             return None
-        run = trajectory_of(self.system, found, errand, directions, self.open)
-        if for_adjoint:
-            self._straight = run, errand, found
-        return run
+        return trajectory_of(self.system, found, directions, self.open)
 
     def _scales(self, directions: Array) -> Array:
         """How many times each direction fits into the parameters: |p_i| for that of p_i alone."""
@@ -227,10 +223,10 @@ class Setup:
 
     def _back(self, sweep: adjoint_analysis.Sweep) -> Swept | None:
         """The sweep, where the integrator has carried out the run as a whole and carries its adjoint back so."""
-        if self._straight is None or self._straight[0] is not sweep.trajectory:
+        run = sweep.trajectory.parts.whole
+        if run is None or not run.errand.keep_path:
             return None
-        _, errand, run = self._straight
-        found = cast(RunsWhole, self.integrator).back(self.system.network, errand, run, sweep.components, sweep.wrt)
+        found = cast(RunsWhole, self.integrator).back(self.system.network, run, sweep.components, sweep.wrt)
         if found is None:
             return None
 

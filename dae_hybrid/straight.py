@@ -11,24 +11,24 @@ from dae_hybrid.dense import Redo
 from dae_hybrid.events import resting
 from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array
-from dae_hybrid.journey import Errand, Straight
+from dae_hybrid.journey import Straight
 from dae_hybrid.leg import Leg, Parts
 from dae_hybrid.system import HybridSystem
 from dae_hybrid.trajectory import Segment, Trajectory
 
 
-def is_whole(found: Straight, errand: Errand) -> bool:
+def is_whole(found: Straight) -> bool:
     """Whether every output time has been met."""
-    if errand.t_eval is None:
+    times = found.errand.t_eval
+    if times is None:
         return True
     leg, _, outcome = found.pieces
-    return len(outcome.rows) + (0 if leg is None else leg.n_rows) == errand.t_eval.size
+    return len(outcome.rows) + (0 if leg is None else leg.n_rows) == times.size
 
 
-def trajectory_of(
-    system: HybridSystem, found: Straight, errand: Errand, companion: Companion | None, reopen: Any
-) -> Trajectory:
+def trajectory_of(system: HybridSystem, found: Straight, companion: Companion | None, reopen: Any) -> Trajectory:
     """The trajectory of a whole run; the companion gets to see what it would have seen on the way."""
+    errand = found.errand
     p, mode = errand.parameters, system.modes[system.initial.mode]
     start = Start(system.initial, mode, errand.span[0], found.start, p, found.by_p)
     further = dict if companion is None else companion.follow(start, found)
@@ -40,9 +40,9 @@ def trajectory_of(
         options=errand.options,
         parameters=p,
         parts=Parts(
-            found,
-            lambda leg: leg.parts(system, p, reopen, directions),
             lambda: _parts(system, found, p, reopen, further()),
+            lambda leg: leg.parts(system, p, reopen, directions),
+            found,
         ),
         integrals=found.integrals,
         functionals=MappingProxyType(

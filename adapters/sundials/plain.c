@@ -87,7 +87,7 @@ static int set_out(plain *v) {
   m->at = v->mode;
   if (call(m, v->origin, m->t0, v->start, v->start, res, 7)) return FATAL;
   if (!all_finite(v->start, h + ng - v->start)) return NOT_PLAIN;
-  if (m->certify && !all_finite(by_p, nw * m->n_parameters)) return NOT_PLAIN;
+  if (!all_finite(by_p, nw * m->n_parameters)) return NOT_PLAIN;
   if (!look_at_start(m, first, c, h)) return NOT_PLAIN;
   memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
@@ -191,7 +191,7 @@ int dh_run(plain *v) {
     if (status == REACHED_STOP) return arrive(v);
     if (status == FOUND_ROOT && m->wanted >= 0 && open_wanted(v)) continue;
     if (status == ROWS_FULL || (status == FOUND_ROOT && m->full)) return ROWS_FULL;
-    if (status != PAUSED) return NOT_PLAIN;
+    if (status != PAUSED) return status < 0 ? status : NOT_PLAIN;
     r = v->stations[m->at].run;
     taken = m->steps + r->steps;
     if (taken < v->look) continue;

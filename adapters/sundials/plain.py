@@ -59,6 +59,8 @@ class Luck:
 class Runner:
     """Tables and memories for the whole runs of a network, by one method; used by one run at a time."""
 
+    failed = False  # whether a solver has given up, whose memory is not to be used any more
+
     def __init__(self, network: Network, options: Options, method: str, n_directions: int) -> None:
         ends, e = network.ends, network.equations
         if ends is None:
@@ -70,20 +72,10 @@ class Runner:
         self._told: Errand | None = None  # what tables and memories have been told
         shapes = [_shape(network, mode) for mode in range(count)]
         n_p, nf = e[0].n_parameters, e[0].functionals.size
-        own = shapes[ends.mode]
+        own, self._n_w, self._n_directions = shapes[ends.mode], shapes[ends.mode].n_w, n_directions
         self._of_start = _slices(own.n, own.n_memory, own.n, *3 * [own.n_guards], own.n_w * n_p)
         self._of_end = [
-            _slices(
-                k.n,
-                k.n,
-                *3 * [k.n_guards],
-                nf,
-                nf * (k.n_w + n_p + 3),
-                k.n_w - k.n_memory,
-                nf,
-                k.n_memory,
-                n_directions * nf,
-            )
+            _slices(k.n, k.n, *3 * [k.n_guards], nf, nf * (k.n_w + n_p + 3), k.n_y, nf, k.n_memory, n_directions * nf)
             for k in shapes
         ]
         self._start = np.zeros(self._of_start[-1].stop)
@@ -130,6 +122,7 @@ class Runner:
             if not self.marcher.make_room():
                 self.memories[self.marcher.mode].stepper.enlarge()
         if status != REACHED_STOP:
+            self.failed = status < 0
             for memory in self.memories:
                 memory.model.raise_pending()
             return None
@@ -160,10 +153,12 @@ class Runner:
         counts["error_test_failures"] = failed + failed_before
         counts["newton_failures"] = failed_newton + failed_newton_before
         return Straight(
-            start=Arrival(x, m, xdot, guards, rates, sizes), by_p=by_p.reshape(self._parameters.size, -1).T, mode=mode,
-            t=left.t, end=Arrival(end_x, memory_end, end_xdot, end_guards, end_rates, end_sizes), integrals=integrals,
-            values=values, gradient=gradient.reshape(-1, values.size).T, statistics=statistics_of(counts),
-            rested=self._rested.copy() if s.resting else None, is_certified=not s.doubtful, left=left,
+            errand=errand, start=Arrival(x, m, xdot, guards, rates, sizes),
+            by_p=by_p.reshape(self._parameters.size, self._n_w).T, mode=mode, t=left.t,
+            end=Arrival(end_x, memory_end, end_xdot, end_guards, end_rates, end_sizes), integrals=integrals,
+            values=values, gradient=gradient.reshape(self._n_directions, values.size).T,
+            statistics=statistics_of(counts), rested=self._rested.copy() if s.resting else None,
+            is_certified=not s.doubtful, left=left,
         )  # fmt: skip
 
 
@@ -171,14 +166,19 @@ class _Shape(NamedTuple):
     """Sizes of what a mode has."""
 
     n: int
+    n_y: int
     n_memory: int
     n_guards: int
-    n_w: int
+
+    @property
+    def n_w(self) -> int:
+        """Of (y, m)."""
+        return self.n_y + self.n_memory
 
 
 def _shape(network: Network, mode: int) -> _Shape:
     e = network.equations[mode]
-    return _Shape(network.sizes[mode], e.n_memory, len(network.guarded[mode]), e.n_differential + e.n_memory)
+    return _Shape(network.sizes[mode], e.n_differential, e.n_memory, len(network.guarded[mode]))
 
 
 def _slices(*sizes: int) -> list[slice]:

@@ -85,10 +85,11 @@ class Returner:
             own.struct.max_steps = errand.options.max_steps
         self._told = errand
 
-    def run(self, errand: Errand, left: Left) -> StraightAdjoint | None:
+    def run(self, left: Left) -> StraightAdjoint | None:
         """The adjoint of a run, by what it has left behind; None where its steps do not carry it."""
         if not left.paths or any(path is None for path in left.paths.values()):
             return None
+        errand = left.errand
         self._parameters[:] = errand.parameters
         self._tell(errand)
         sweep, s, count, last = self.sweep, self.struct, left.offsets.size, left.mode

@@ -38,6 +38,7 @@ from .march import Marcher
 from .plain import Luck, Runner
 from .plain_adjoint import Returner
 from .runge_kutta import Table, order_of
+from .structure import structure_of
 from .sweep import UNRESOLVED, DiscreteAdjoint, LegSweep
 
 #: what ``method="auto"`` takes for explicit equations that are not stiff
@@ -84,6 +85,8 @@ class SundialsIntegrator:
         if network.ends is None or not all(map(_is_native, network.equations)):
             return None
         method = EXPLICIT if options.method == "auto" else options.method
+        if method == "bdf" and not all(_is_dense(e, options.linear_solver) for e in network.equations):
+            return None
         count = 0 if errand.directions is None else len(errand.directions)
         detail = order_of(options) if method == "erk" else options.sensitivity_method if count else None
         luck: Luck = network.kept.setdefault(("sundials", "luck", method, count > 0), Luck())
@@ -95,28 +98,37 @@ class SundialsIntegrator:
         except IndexError:
             runner = Runner(network, options, method, count)
         found: Straight | None = runner.run(errand)
-        idle.append(runner)
+        if runner.failed:
+            for memory in runner.memories:
+                memory.free()
+        else:
+            idle.append(runner)
         luck.note(found is not None)
         return found
 
     def back(
-        self, network: Network, errand: Errand, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
+        self, network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
     ) -> StraightAdjoint | None:
         """See `dae_hybrid.integrator.RunsWhole.back`."""
-        if errand.options.method not in ("auto", "erk"):
+        options = run.errand.options
+        if options.method not in ("auto", "erk"):
             return None
-        idle = network.kept.setdefault(("sundials", "back", order_of(errand.options), components, wrt), [])
+        idle = network.kept.setdefault(("sundials", "back", order_of(options), components, wrt), [])
         try:
             returner = idle.pop()
         except IndexError:
-            returner = Returner(network, errand.options, wrt, components)
-        found: StraightAdjoint | None = returner.run(errand, run.left)
+            returner = Returner(network, options, wrt, components)
+        found: StraightAdjoint | None = returner.run(run.left)
         idle.append(returner)
         return found
 
 
 def _is_native(equations: Equations) -> bool:
     return bool(equations.compiled) and driver.driver() is not None
+
+
+def _is_dense(equations: Equations, linear_solver: LinearSolver) -> bool:
+    return structure_of(equations, backward=False, wanted=linear_solver).kind == "dense"
 
 
 class SundialsSession:
