@@ -1,0 +1,440 @@
+"""Whole runs in compiled code: the same, to the last bit, as those that the automaton carries out."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import casadi as ca
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import dae_hybrid as dh
+from dae_hybrid.adapters.sundials.plain import MOST_LEFT_OUT, Luck
+from dae_hybrid.adapters.sundials.session import SundialsIntegrator
+from dae_hybrid.problems import em_hysteresis, hybrid_ode
+
+TIGHT = {"rtol": 1e-9, "atol": 1e-12}
+METHODS = ["auto", "erk", "adams", "bdf"]
+
+
+@contextmanager
+def by_the_automaton() -> Iterator[None]:
+    """No run is carried out as a whole."""
+    with patch.object(SundialsIntegrator, "run", lambda *given: None):
+        yield
+
+
+def both(call: Callable[[], Any]) -> tuple[Any, Any]:
+    """What a call gives when the run is carried out as a whole, and when the automaton carries it out."""
+    one = call()
+    assert is_whole(one)
+    with by_the_automaton():
+        other = call()
+    assert not is_whole(other)
+    return one, other
+
+
+def is_whole(result: Any) -> bool:
+    """Whether the run was carried out as a whole."""
+    run: dh.Trajectory = getattr(result, "trajectory", result)
+    return run.parts.whole is not None
+
+
+def same(one: Any, other: Any) -> None:
+    """Not a bit of two runs differs."""
+    a, b = (getattr(run, "trajectory", run) for run in (one, other))
+    for name in ("t", "integrals", "parameters"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+    for name in a.names:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+    for name, value in a.functionals.items():
+        np.testing.assert_array_equal(value, b.functionals[name], err_msg=name)
+    assert dict(a.statistics) == dict(b.statistics)
+    assert (a.notes, a.t_span, a.final[:2], a.ended_by_event) == (b.notes, b.t_span, b.final[:2], b.ended_by_event)
+    assert str(one.diagnostics) == str(other.diagnostics)
+    for end in (2, 3):
+        np.testing.assert_array_equal(a.final[end], b.final[end])
+    for field in ("x", "m", "xdot", "guards", "rates", "sizes"):
+        np.testing.assert_array_equal(getattr(a.start.at, field), getattr(b.start.at, field), err_msg=field)
+    np.testing.assert_allclose(a.start.derivatives, b.start.derivatives, rtol=1e-15)
+    assert len(a.segments) == len(b.segments)
+    for p, q in zip(a.segments, b.segments, strict=True):
+        assert (p.mode, p.method, p.t_start, p.t_end) == (q.mode, q.method, q.t_start, q.t_end)
+        for field in ("x_start", "x_end", "xdot_start", "xdot_end", "memory", "t", "values"):
+            np.testing.assert_array_equal(getattr(p, field), getattr(q, field), err_msg=field)
+            assert not getattr(p, field).flags.writeable, field
+    assert len(a.events) == len(b.events)
+    for e, f in zip(a.events, b.events, strict=True):
+        for field in ("time", "transition", "source", "target", "guard", "rate", "certified"):
+            assert getattr(e, field) == getattr(f, field), field
+    times = np.linspace(a.t_span[0], a.final[0], 23)
+    for name, values in a(times).items():
+        np.testing.assert_array_equal(values, b(times)[name], err_msg=name)
+
+
+def switched() -> dh.HybridModel:
+    """Modes of different size, an algebraic variable, a memory that counts; parameters everywhere."""
+    m = dh.HybridModel("switched")
+    a, b, c = m.parameter("a", 1.3), m.parameter("b", 0.4), m.parameter("c", 0.2)
+    y, z, w = m.differential("y"), m.differential("z"), m.algebraic("w")
+    count = m.memory("count", initial=a * 0.1)
+    modes = [
+        m.mode("up", ode={y: a - w}, algebraic=[w - b * y]),
+        m.mode("down", ode={y: -b * y - w, z: count - z}, algebraic=[w - c * z]),
+    ]
+    m.transition(
+        modes[0], modes[1], guard=y - 1 - count, direction="rising", reset={z: a * y}, memory={count: count + c * y}
+    )
+    m.transition(modes[1], modes[0], guard=y - c, direction="falling", reset={y: y + b * z})
+    m.initial(modes[0], {y: b})
+    m.functional("G", integrand=y**2 + w, terminal=y * a)
+    m.functional("V", integrand=ca.vertcat(y * w, count))
+    m.functional("end", terminal=w * count)
+    return m
+
+
+CASES: dict[str, tuple[Callable[[Any], Callable[[], dh.HybridModel]], tuple[float, float], str]] = {
+    "ball": (lambda models: models.ball, (0.0, 3.0), "height"),
+    "em": (lambda models: em_hysteresis.model, em_hysteresis.t_span, "G"),
+    "ode": (lambda models: hybrid_ode.model, (0.0, 5.0), "G"),
+    "switched": (lambda models: switched, (0.0, 9.0), "V"),
+    "no events": (lambda models: models.decay, (0.5, 3.0), "area"),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest, built: Any, models: Any) -> tuple[dh.HybridSystem, tuple[float, float], str]:
+    """A system, its time span and a functional."""
+    make, span, functional = CASES[request.param]
+    return built(make(models)), span, functional
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_run(case: Any, method: str) -> None:
+    system, span, _ = case
+    same(*both(lambda: dh.simulate(system, span, method=method, **TIGHT)))
+
+
+@pytest.mark.parametrize("method", ["auto", "bdf"])
+def test_the_same_outputs(case: Any, method: str) -> None:
+    """Also at the times of events, at the start and at the end, and where there are none in a segment."""
+    system, span, _ = case
+    events = [e.time for e in dh.simulate(system, span, **TIGHT).events]
+    for times in (np.unique([*np.linspace(*span, 31), *events[:2]]), [span[0]], [span[1]], [sum(span) / 2]):
+        one, other = both(lambda times=times: dh.simulate(system, span, t_eval=times, method=method, **TIGHT))
+        np.testing.assert_array_equal(one.t, times)
+        same(one, other)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_sensitivities(case: Any, method: str) -> None:
+    system, span, functional = case
+    one, other = both(lambda: dh.forward_sensitivity(system, span, method=method, **TIGHT))
+    same(one, other)
+    for name in one.gradient:
+        np.testing.assert_allclose(one.gradient[name], other.gradient[name], rtol=1e-12, atol=1e-14)
+    for name in one.trajectory.names:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+    np.testing.assert_array_equal(one.event_time_sensitivity, other.event_time_sensitivity)
+    for a, b in zip(one.event_sensitivities, other.event_sensitivities, strict=True):
+        for field in ("time", "state_minus", "state_plus", "memory_minus", "memory_plus"):
+            np.testing.assert_array_equal(getattr(a, field), getattr(b, field), err_msg=field)
+    last = system.parameters.names[-1]
+    few = dh.forward_sensitivity(system, span, wrt=last, method=method, **TIGHT)
+    assert is_whole(few)
+    np.testing.assert_allclose(few.gradient[functional], one.gradient[functional][..., -1:], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_adjoint(case: Any, method: str) -> None:
+    """With explicit steps in one go; the sums are taken in another order."""
+    system, span, functional = case
+    one, other = both(lambda: dh.adjoint_gradient(system, span, functional, method=method, duality=True, **TIGHT))
+    same(one.trajectory, other.trajectory)
+    assert dict(one.statistics) == dict(other.statistics)
+    scale = np.abs(other.gradient).max()
+    np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-12, atol=1e-13 * scale)
+    np.testing.assert_allclose(one.duality.values, other.duality.values, rtol=1e-10, atol=1e-12 * scale)
+    times = np.linspace(*span, 5)
+    for name, values in one.adjoint(times).items():
+        np.testing.assert_allclose(values, other.adjoint(times)[name], rtol=1e-9, atol=1e-12 * scale, err_msg=name)
+    wrt = system.parameters.names[::-1][:2]
+    few = dh.adjoint_gradient(system, span, functional, wrt=wrt, method=method, **TIGHT)
+    where = [system.parameters.names.index(name) for name in wrt]
+    np.testing.assert_allclose(few.gradient, one.gradient[..., where], rtol=1e-5, atol=1e-7 * scale)
+
+
+def test_runs_one_after_the_other_do_not_see_each_other(case: Any) -> None:
+    """What is kept is told again whatever has changed: parameters, options, span, outputs, directions."""
+    system, span, functional = case
+    nominal = system.nominal
+    calls = [
+        lambda: dh.simulate(system, span, **TIGHT),
+        lambda: dh.simulate(system, span, parameters=1.01 * nominal, **TIGHT),
+        lambda: dh.forward_sensitivity(system, span, parameters=1.01 * nominal, **TIGHT),
+        lambda: dh.simulate(system, (span[0], 0.8 * span[1]), rtol=1e-5),
+        lambda: dh.forward_sensitivity(system, span, wrt=system.parameters.names[-1], rtol=1e-7, max_step=0.05),
+        lambda: dh.adjoint_gradient(system, span, functional, rtol=1e-7, max_order=5),
+        lambda: dh.simulate(system, span, t_eval=[span[1]], **TIGHT),
+        lambda: dh.adjoint_gradient(system, span, functional, parameters=0.99 * nominal, **TIGHT),
+    ]
+    with by_the_automaton():
+        expected = [call() for call in calls]
+    order = [*range(len(calls)), *reversed(range(len(calls)))]
+    for which in order:
+        found = calls[which]()
+        assert is_whole(found), which
+        same(getattr(found, "trajectory", found), getattr(expected[which], "trajectory", expected[which]))
+
+
+# -- what is not plain ----------------------------------------------------------------------------------------
+
+
+def refused(make: Callable[[dh.HybridModel], Any]) -> dh.Trajectory:
+    """A run that is not whole and ends as it does by the automaton."""
+    m = dh.HybridModel("special")
+    span = make(m) or (0.0, 2.0)
+    system = m.build()
+    one = dh.simulate(system, span, **TIGHT)
+    assert not is_whole(one)
+    with by_the_automaton():
+        same(one, dh.simulate(system, span, **TIGHT))
+    return one
+
+
+def test_a_guard_that_fires_at_the_start() -> None:
+    def make(m: dh.HybridModel) -> None:
+        x = m.differential("x")
+        a, b = m.mode("a", ode={x: 1}), m.mode("b", ode={x: -1})
+        m.transition(a, b, guard=x, direction="rising")
+        m.initial(a, {x: 0.0})
+
+    assert refused(make).events[0].time == 0.0
+
+
+def test_a_guard_past_its_threshold_at_the_start() -> None:
+    def make(m: dh.HybridModel) -> None:
+        x = m.differential("x")
+        a, b = m.mode("a", ode={x: 1}), m.mode("b", ode={x: -1})
+        m.transition(a, b, guard=x, direction="rising")
+        m.initial(a, {x: 1.0})
+
+    assert "waits for its next crossing" in refused(make).notes[0]
+
+
+def test_a_guard_at_zero_at_the_end() -> None:
+    def make(m: dh.HybridModel) -> tuple[float, float]:
+        x = m.differential("x")
+        a, b = m.mode("a", ode={x: 1}), m.mode("b", ode={x: -1})
+        m.transition(a, b, guard=x - 1, direction="rising")
+        m.initial(a, {x: 0.0})
+        return 0.0, 1.0
+
+    refused(make)
+
+
+@pytest.mark.parametrize("what", ["time", "measurement", "signal", "implicit", "index 2", "end", "stiff", "cost"])
+def test_systems_that_are_not_plain(what: str) -> None:
+    def make(m: dh.HybridModel) -> tuple[float, float]:
+        k = m.parameter("k", 2.0)
+        x, v = m.differential("x"), m.differential("v")
+        if what == "implicit":
+            z = m.algebraic("z")
+            a = m.mode("a", ode={x: v, v: -k * z}, algebraic=[z + z**3 - x])
+        elif what == "index 2":
+            z = m.algebraic("z")
+            a = m.mode("a", ode={x: v + z, v: -k * x}, constraint=[x - 1])
+        elif what == "signal":
+            u = m.signal("u", [0.0, 0.7, 4.0], [1.0, 2.0, 0.0])
+            a = m.mode("a", ode={x: v, v: -k * x + u})
+        elif what == "stiff":
+            a = m.mode("a", ode={x: v, v: -1e6 * v - k * 1e6 * x})
+        else:
+            a = m.mode("a", ode={x: v, v: -k * x})
+        if what == "time":
+            m.transition(a, a, at=0.5, reset={v: v + 1})
+        if what == "end":
+            m.transition(a, None, guard=x, direction="falling")
+        more: dict[str, Any] = {"at_times": [(0.6, v)]} if what == "measurement" else {}
+        if what == "cost":
+            b = m.mode("b", ode={x: v, v: -k * x})
+            m.transition(a, b, guard=x, direction="falling")
+            more = {"at_events": {m.transition(b, a, guard=v - 1, direction="rising"): x**2}}
+        m.functional("G", integrand=x**2, **more)
+        m.initial(a, {x: 1.0, v: 0.0})
+        return 0.0, 4.0
+
+    refused(make)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"max_steps": 20}, dh.StepLimitError),
+        ({"max_events": 2}, dh.EventError),
+    ],
+)
+def test_limits_keep_what_there_was(options: dict[str, Any], kind: type[Exception]) -> None:
+    system = em_hysteresis.system()
+    with pytest.raises(kind) as one:
+        dh.simulate(system, em_hysteresis.t_span, **options)
+    with by_the_automaton(), pytest.raises(kind) as other:
+        dh.simulate(system, em_hysteresis.t_span, **options)
+    assert str(one.value) == str(other.value)
+    a, b = (getattr(error.value, "trajectory") for error in (one, other))  # noqa: B009
+    np.testing.assert_array_equal(a.t, b.t)
+    assert not a.complete
+    assert is_whole(dh.simulate(system, em_hysteresis.t_span)) or is_whole(dh.simulate(system, em_hysteresis.t_span))
+
+
+def test_what_is_not_finite_is_said() -> None:
+    m = dh.HybridModel("lost")
+    k, x = m.parameter("k", 1.0), m.differential("x")
+    run = m.mode("run", ode={x: -ca.sqrt(x - k)})
+    m.initial(run, {x: 1.5 + k})
+    m.functional("end", terminal=ca.log(x - 1.5))
+    system = m.build()
+    with pytest.raises(dh.NonFiniteError, match="functional end is NaN or infinite"):
+        dh.simulate(system, (0.0, 1.5), parameters={"k": 0.5})
+
+
+def test_nothing_to_integrate_nothing_to_vary() -> None:
+    """No functional, no parameter, no guard, no memory: every array may be empty."""
+    m = dh.HybridModel("bare")
+    x = m.differential("x")
+    m.initial(m.mode("run", ode={x: -x}), {x: 1.0})
+    system = m.build()
+    one, other = both(lambda: dh.simulate(system, (0.0, 1.0), **TIGHT))
+    same(one, other)
+    assert one["x"][-1] == pytest.approx(np.exp(-1), rel=1e-8)
+
+
+# -- closed forms ---------------------------------------------------------------------------------------------
+
+
+@settings(derandomize=True, deadline=None, max_examples=25, phases=(Phase.explicit, Phase.generate))
+@given(
+    k=st.floats(0.3, 2.0), low=st.floats(0.1, 0.4), high=st.floats(0.6, 0.9), start=st.floats(0.45, 0.55),
+    end=st.floats(3.0, 9.0),
+)  # fmt: skip
+def test_a_thermostat(k: float, low: float, high: float, start: float, end: float) -> None:
+    """x' = k (1 - x) or -k x, switched at `high` and `low`: every time, value and derivative in closed form."""
+    run = dh.adjoint_gradient(thermostat(), (0.0, end), "end", parameters=[k, low, high, start], rtol=1e-10, atol=1e-13)
+    assert is_whole(run)
+    times, on, t, x = [], True, 0.0, start
+    # x and dx by (k, low, high, start) at the last switch, t and dt
+    dx, dt = np.array([0.0, 0.0, 0.0, 1.0]), np.zeros(4)
+    while True:
+        goal, level = (1.0, high) if on else (0.0, low)
+        duration = np.log((goal - x) / (goal - level)) / k
+        if t + duration >= end:
+            break
+        d_level = np.eye(4)[2 if on else 1]
+        d_duration = (-dx / (goal - x) + d_level / (goal - level)) / k - duration / k * np.eye(4)[0]
+        t, dt, x, dx, on = t + duration, dt + d_duration, level, d_level, not on
+        times.append(t)
+    goal, decay = (1.0 if on else 0.0), np.exp(-k * (end - t))
+    value = goal + (x - goal) * decay
+    gradient = dx * decay + (x - goal) * decay * (k * dt - (end - t) * np.eye(4)[0])
+    np.testing.assert_allclose([event.time for event in run.trajectory.events], times, rtol=1e-9)
+    assert run.value == pytest.approx(value, rel=1e-9)
+    np.testing.assert_allclose(run.gradient, gradient, rtol=1e-7, atol=1e-8)
+
+
+def thermostat() -> dh.HybridSystem:
+    """Built once."""
+    if not BUILT:
+        m = dh.HybridModel("thermostat")
+        k, low, high, start = (m.parameter(*pair) for pair in zip("klhs", (1.0, 0.3, 0.7, 0.5), strict=True))
+        x = m.differential("x")
+        on, off = m.mode("on", ode={x: k * (1 - x)}), m.mode("off", ode={x: -k * x})
+        m.transition(on, off, guard=x - high, direction="rising")
+        m.transition(off, on, guard=x - low, direction="falling")
+        m.initial(on, {x: start})
+        m.functional("end", terminal=x)
+        BUILT.append(m.build())
+    return BUILT[0]
+
+
+BUILT: list[dh.HybridSystem] = []
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------
+
+
+def test_runs_are_freed_when_they_are_let_go() -> None:
+    """Without the garbage collector: nothing refers to itself."""
+    system = em_hysteresis.system()
+    gc.collect()
+    gc.disable()
+    try:
+        for call in (
+            lambda: dh.simulate(system, (0, 2)),
+            lambda: dh.forward_sensitivity(system, (0, 2)),
+            lambda: dh.adjoint_gradient(system, (0, 2), "G"),
+        ):
+            found = call()
+            assert is_whole(found)
+            run = getattr(found, "trajectory", found)
+            _ = run["u"], run.events
+            there = weakref.ref(run)
+            del found, run
+            assert there() is None
+    finally:
+        gc.enable()
+
+
+def test_paths_are_let_go_after_an_adjoint() -> None:
+    """And a further adjoint integrates the segments again."""
+    found = dh.adjoint_gradient(em_hysteresis.system(), (0, 2), "G", **TIGHT)
+    whole = found.trajectory.parts.whole
+    assert whole is not None
+    assert not getattr(whole.left, "paths")  # noqa: B009
+    assert all(segment.path is None for segment in found.trajectory.segments)
+    assert np.all(np.isfinite(found.adjoint(1.0)["u"]))
+
+
+def test_whole_runs_are_tried_less_often_where_they_fail() -> None:
+    luck, tried = Luck(), []
+    for i in range(400):
+        if luck.is_in:
+            tried.append(i)
+            luck.note(False)
+    gaps = np.diff(tried) - 1
+    assert gaps[:6].tolist() == [1, 2, 4, 8, 16, 32]
+    assert gaps.max() == MOST_LEFT_OUT
+    while not luck.is_in:
+        pass
+    luck.note(True)
+    assert luck.is_in
+
+
+def test_bits_do_not_depend_on_the_room_there_was() -> None:
+    """A run that has to make room on its way looks how stiff it is where another one does, and takes the same steps."""
+    m = dh.HybridModel("regenerating")
+    k1, k2, k3, r = (m.parameter(*pair) for pair in zip("abcd", (0.04, 3e7, 1e4, 0.2), strict=True))
+    y1, y2, y3 = (m.differential(name) for name in ("y1", "y2", "y3"))
+
+    def kinetics(s: int) -> dict[Any, Any]:
+        slow, fast, back, more = k1 * y1, k2 * y2**2, k3 * y2 * y3, s * r * y3
+        return {y1: -slow + back + more, y2: slow - back - fast, y3: fast - more}
+
+    off, on = m.mode("off", ode=kinetics(0)), m.mode("on", ode=kinetics(1))
+    m.transition(off, on, guard=y1 - 0.7, direction="falling")
+    m.transition(on, off, guard=y1 - 0.85, direction="rising")
+    m.initial(off, {y1: 1.0, y2: 0.0, y3: 0.0})
+    m.functional("G", integrand=y3**2)
+    system = m.build()
+    first = dh.adjoint_gradient(system, (0, 60), "G", rtol=1e-8, atol=1e-12)
+    for _ in range(2):
+        again = dh.adjoint_gradient(system, (0, 60), "G", rtol=1e-8, atol=1e-12)
+        assert dict(again.trajectory.statistics) == dict(first.trajectory.statistics)
+        np.testing.assert_array_equal(again.gradient, first.gradient)
+        np.testing.assert_array_equal(again.trajectory.t, first.trajectory.t)
