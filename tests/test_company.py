@@ -23,6 +23,9 @@ import pytest
 
 import dae_hybrid as dh
 from dae_hybrid.adapters.sundials import compiled, driver, interpreted, march
+from dae_hybrid.adapters.sundials.plain import Runner
+from dae_hybrid.adapters.sundials.plain_adjoint import Returner
+from dae_hybrid.adapters.sundials.session import SundialsIntegrator
 from dae_hybrid.adapters.sundials.sweep import DiscreteAdjoint
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
@@ -224,7 +227,9 @@ def long_runs(system: dh.HybridSystem, functional: str, step: float) -> dict[str
     }
 
 
-LOOPS = (compiled.Stepper, march.Marcher, compiled.Backward, interpreted.Stepper, interpreted.Backward)
+LOOPS = (
+    compiled.Stepper, march.Marcher, compiled.Backward, interpreted.Stepper, interpreted.Backward, Runner, Returner,
+)  # fmt: skip
 
 
 def interrupt(
@@ -281,13 +286,22 @@ def test_interrupts(name: str, native: bool, models: Any) -> None:
 
 
 @posix
-@pytest.mark.parametrize(("name", "method"), [("oscillator", "adams"), ("oscillator", "erk"), ("circuit", "auto")])
-def test_interrupts_of_a_backward_sweep(name: str, method: str, models: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "method", "loop", "entered"),
+    [
+        ("oscillator", "adams", compiled.Backward, "begin"),
+        ("oscillator", "erk", Returner, "advance"),
+        ("oscillator", "erk", DiscreteAdjoint, "back"),
+        ("circuit", "auto", compiled.Backward, "begin"),
+    ],
+)
+def test_interrupts_of_a_backward_sweep(name: str, method: str, loop: Any, entered: str, models: Any, monkeypatch: Any) -> None:
     """Sent when the sweep has begun."""
     system = getattr(models, name)().build(eliminate=False)
     functional = {"oscillator": "end", "circuit": "work"}[name]
     first = everything(system, functional)
-    loop, entered = (DiscreteAdjoint, "back") if method == "erk" else (compiled.Backward, "begin")
+    if loop is DiscreteAdjoint:
+        monkeypatch.setattr(SundialsIntegrator, "run", lambda *given: None)
     begin, sent = getattr(loop, entered), [0.0]
 
     def send() -> None:

@@ -118,15 +118,20 @@ class Runner:
         self._parameters[:] = errand.parameters
         self._tell(errand)
         s.under_way = 0
-        while (status := self._library.dh_run(byref(s))) == ROWS_FULL:
-            if not self.marcher.make_room():
-                self.memories[self.marcher.mode].stepper.enlarge()
+        status = self.advance()
         if status != REACHED_STOP:
             self.failed = status < 0
             for memory in self.memories:
                 memory.model.raise_pending()
             return None
         return self._found(errand)
+
+    def advance(self) -> int:
+        """From the start to the end, or to where it is not plain; SUNDIALS' return code."""
+        while (status := int(self._library.dh_run(byref(self.struct)))) == ROWS_FULL:
+            if not self.marcher.make_room():
+                self.memories[self.marcher.mode].stepper.enlarge()
+        return status
 
     def _found(self, errand: Errand) -> Straight:
         marcher, mode, s = self.marcher, self.marcher.mode, self.struct

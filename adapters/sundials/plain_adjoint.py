@@ -85,6 +85,10 @@ class Returner:
             own.struct.max_steps = errand.options.max_steps
         self._told = errand
 
+    def advance(self) -> int:
+        """From the end to the start; SUNDIALS' return code."""
+        return int(self._library.dh_run_back(byref(self.struct)))
+
     def run(self, left: Left) -> StraightAdjoint | None:
         """The adjoint of a run, by what it has left behind; None where its steps do not carry it."""
         if not left.paths or any(path is None for path in left.paths.values()):
@@ -102,7 +106,7 @@ class Returner:
         sweep.offsets, sweep.records = left.offsets.ctypes.data, left.records.ctypes.data
         s.start, s.end, s.last, s.path_row = left.start.ctypes.data, left.end.ctypes.data, last, left.path_row
         s.moved = left.t - (left.records[left.offsets[-1]] if count else errand.span[0])
-        if self._library.dh_run_back(byref(s)):
+        if self.advance():
             for own in self.own:
                 own.model.raise_pending()
             return None
