@@ -15,7 +15,7 @@ from dae_hybrid.journey import Ends
 from dae_hybrid.lowering import Flat
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
-from dae_hybrid.symbolic import expanded
+from dae_hybrid.symbolic import SYMBOLIC_SOLVE, expanded
 
 
 def starts_and_ends_plainly(model: HybridModel, initial: InitialMap, builders: Sequence[ModeBuilder]) -> bool:
@@ -24,9 +24,9 @@ def starts_and_ends_plainly(model: HybridModel, initial: InitialMap, builders: S
         return False
     if any(t.guard is None for t in model.transitions.values()):
         return False
-    if any(b.lowering.n + b.nm > LARGEST or b.nk for b in builders):
+    if any(b.lowering.n + b.nm > LARGEST or b.nk or b.poles or b.nz > SYMBOLIC_SOLVE for b in builders):
         return False
-    return all(not b.nz or (b.explicit is not None and not b.poles and b.nz == 1) for b in builders)
+    return builders[initial.mode].nz <= 1  # whose equation is solved for it: a matrix of rank one
 
 
 def end_functions(initial: InitialMap, builders: Sequence[ModeBuilder]) -> dict[str, ca.Function]:
@@ -34,13 +34,13 @@ def end_functions(initial: InitialMap, builders: Sequence[ModeBuilder]) -> dict[
     if initial.explicit is None or initial.exact is None:
         raise AssertionError("the start is explicit")
     first = builders[initial.mode]
-    t, y, m, p = (ca.MX.sym(k, v) for k, v in zip("tymp", (1, first.ny, first.nm, first.np), strict=True))
+    t, m, p = (ca.MX.sym(k, v) for k, v in zip("tmp", (1, first.nm, first.np), strict=True))
+    states = [ca.MX.sym("x", b.ny if b.explicit is not None else b.lowering.n) for b in builders]
     given = [t, ca.MX.zeros(first.nm), p]
     start = initial.explicit.function.call(given)
     by_p = initial.exact.function.call(given)[1]
-    named = {"origin": ([t, y, m, p], [*start, *first.entry.call([t, *start, p]), by_p])}
-    for mode in builders:
-        y = ca.MX.sym("y", mode.ny)
+    named = {"origin": ([t, states[initial.mode], m, p], [*start, *first.entry.call([t, *start, p]), by_p])}
+    for mode, y in zip(builders, states, strict=True):
         x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
         point, final = [t, x, m, p], mode.point_function("final", partial(_final, mode))
         named[f"final{mode.index}"] = [t, y, m, p], [x, *mode.entry.call(point), *final.call(point)]

@@ -63,6 +63,7 @@ def parts_of(network: Network, source: int, target: int, n_integrals: int, n_dir
         "after": n_directions * (ny[target] + nm),
         "costs_before": n_directions * n_integrals,
         "costs_after": n_directions * n_integrals,
+        "completed": n_directions * nx[target] if e[target].implicit else 0,
     }
 
 

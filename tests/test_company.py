@@ -295,7 +295,9 @@ def test_interrupts(name: str, native: bool, models: Any) -> None:
         ("circuit", "auto", compiled.Backward, "begin"),
     ],
 )
-def test_interrupts_of_a_backward_sweep(name: str, method: str, loop: Any, entered: str, models: Any, monkeypatch: Any) -> None:
+def test_interrupts_of_a_backward_sweep(
+    name: str, method: str, loop: Any, entered: str, models: Any, monkeypatch: Any
+) -> None:
     """Sent when the sweep has begun."""
     system = getattr(models, name)().build(eliminate=False)
     functional = {"oscillator": "end", "circuit": "work"}[name]

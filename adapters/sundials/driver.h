@@ -28,6 +28,7 @@ enum { ONE_STEP = 2 };                       /* CV_ONE_STEP == IDA_ONE_STEP */
 enum { REACHED_STOP = 1, FOUND_ROOT = 2 };   /* CV_TSTOP_RETURN, CV_ROOT_RETURN and IDA's twins */
 enum { PAUSED = 100, ROWS_FULL = 101, STALLED = 102, LOST = 103, STUCK = 50 }; /* STUCK steps without progress are enough */
 enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
+enum { MOST_SOLVED = 4 };                    /* algebraic variables that are solved for here: SYMBOLIC_SOLVE in symbolic.py */
 enum { RECOVERABLE = 1, FATAL = -1 };
 enum { SOLVER_DIRECT = 0, MATRIX_CUSTOM = 10, SOLVER_CUSTOM = 18 }; /* of SUNLinearSolver_Type, SUNMatrix_ID, .._ID */
 enum { SOLVES = 10 };                        /* of three Newton steps each */
@@ -262,7 +263,8 @@ typedef struct {                             /* a mode */
 
 typedef struct {                             /* parts of an event's record */
   double *x, *xdot, *guards, *x_after, *memory_after, *xdot_after, *guards_after, *phi, *open, *memory, *integrals, *tau, *before,
-      *after, *costs_before, *costs_after;
+      *after, *costs_before, *costs_after, *completed; /* of every direction dz after and the rates of dy, of implicit
+                                                          equations */
 } event;
 
 typedef struct {

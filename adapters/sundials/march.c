@@ -59,6 +59,7 @@ static integer lay_out(const march *m, const station *from, const station *to, d
   PART(after, m->n_directions * (to->n_y + m->n_memory));
   PART(costs_before, m->n_directions * m->n_integrals);
   PART(costs_after, m->n_directions * m->n_integrals);
+  PART(completed, to->implicit ? m->n_directions * (to->n_y + to->n_z) : 0);
 #undef PART
   return at - record;
 }
@@ -120,13 +121,11 @@ static int differentiate(march *m, const station *from, const station *to, const
     const double moment = BEFORE * (m->t_end - m->t0);
     double accuracy = 0, *x = m->work;
     context *c = r->model;
-    for (integer j = 0; j < from->n_y; j++) {
-      accuracy += fabs(h[j]) * (from->absolute[j] + m->rtol * fabs(e->x[j]));
-      x[j] = e->x[j] - moment * e->xdot[j];
-    }
-    c->res[0] = x + from->n_y;
+    for (integer j = 0; j < from->n_y; j++) accuracy += fabs(h[j]) * (from->absolute[j] + m->rtol * fabs(e->x[j]));
+    for (integer j = 0; j < c->n; j++) x[j] = e->x[j] - moment * e->xdot[j];
+    c->res[0] = x + c->n;
     if (evaluate(c, c->rates, t - moment, x)) return 0;
-    const double bend = fabs(e->guards[from->n_guards + l->index] - x[from->n_y + l->index]) / moment;
+    const double bend = fabs(e->guards[from->n_guards + l->index] - x[c->n + l->index]) / moment;
     const double own = e->guards[from->n_guards + l->index], depth = bend > 0 ? own * own / (2 * bend) : HUGE_VAL;
     if (!(depth > SHALLOW * accuracy)) *clean = 0;
   }
@@ -142,9 +141,9 @@ static int differentiate(march *m, const station *from, const station *to, const
     for (integer j = 0; j < m->n_parameters; j++)
       for (integer k = 0; k < nt; k++) after[k] += jump[(nf + j) * nt + k] * dp[j];
     for (integer j = 0; j < m->n_integrals; j++) {
-      const double *own = r->model->api->array(r->sensitivities[i]);
-      e->costs_before[i * m->n_integrals + j] = own[from->n_y + j];
-      e->costs_after[i * m->n_integrals + j] = own[from->n_y + j] + (g[j] - g_after[j]) * tau;
+      const double *own = (const double *)r->model->api->array(r->sensitivities[i]) + r->model->n;
+      e->costs_before[i * m->n_integrals + j] = own[j];
+      e->costs_after[i * m->n_integrals + j] = own[j] + (g[j] - g_after[j]) * tau;
     }
     if (!all_finite(after, nt)) return 0;
   }
@@ -207,7 +206,7 @@ static int fire(march *m) {
     memcpy(w + from->n_y, c->memory_directions + i * m->n_memory, (size_t)m->n_memory * sizeof(double));
   }
   double clean = 0;
-  if (m->certify && !from->implicit && !to->implicit && !differentiate(m, from, to, l, t, &e, &clean)) return 0;
+  if (m->certify && !differentiate(m, from, to, l, t, &e, &clean)) return 0;
   const double apart = fmin(t - since, t - m->t0);
   if (!decided || !(apart > m->slack * elapsed(m, t))) clean = 0;
   const double header[HEADER] = {t, (double)m->at, (double)r->root, value, rate,
@@ -217,6 +216,73 @@ static int fire(march *m) {
   m->offsets[m->n_events++] = m->used;
   m->used += l->width;
   return 1;
+}
+
+/* Of a small matrix, row by row: the solution in place of the right-hand side; whether there is one. */
+static int solve_small(double *a, double *b, integer n) {
+  for (integer k = 0; k < n; k++) {
+    integer pivot = k;
+    for (integer i = k + 1; i < n; i++)
+      if (fabs(a[i * n + k]) > fabs(a[pivot * n + k])) pivot = i;
+    if (!(fabs(a[pivot * n + k]) > 0)) return 0;
+    for (integer j = 0; j < n && pivot != k; j++) {
+      const double kept = a[k * n + j];
+      a[k * n + j] = a[pivot * n + j], a[pivot * n + j] = kept;
+    }
+    if (pivot != k) {
+      const double kept = b[k];
+      b[k] = b[pivot], b[pivot] = kept;
+    }
+    for (integer i = k + 1; i < n; i++) {
+      const double factor = a[i * n + k] / a[k * n + k];
+      for (integer j = k; j < n; j++) a[i * n + j] -= factor * a[k * n + j];
+      b[i] -= factor * b[k];
+    }
+  }
+  for (integer k = n - 1; k >= 0; k--) {
+    for (integer j = k + 1; j < n; j++) b[k] -= a[k * n + j] * b[j];
+    b[k] /= a[k * n + k];
+  }
+  return 1;
+}
+
+/* Of implicit equations: the derivatives of the algebraic variables that go with those of y and m, and the rates of those
+ * of y, as IDA takes its first step from them. */
+static int complete_directions(run *r) {
+  context *c = r->model;
+  const integer ny = c->n_differential, nz = c->n - ny;
+  double matrix[MOST_SOLVED * MOST_SOLVED], right[MOST_SOLVED];
+  c->point_valid = c->held_valid = 0;
+  if (nz > MOST_SOLVED || linearise(c, r->t, c->api->array(r->x))) return FATAL;
+  for (integer i = 0; i < c->n_directions; i++) {
+    double *s = c->api->array(r->sensitivities[i]), *rate = c->api->array(r->sensitivity_rates[i]);
+    const double *from[1] = {s};
+    memset(s + ny, 0, (size_t)nz * sizeof(double));
+    along(c, i, 1, from, &rate);
+    memset(matrix, 0, sizeof matrix);
+    for (integer j = 0; j < nz; j++) {
+      right[j] = -rate[ny + j];
+      for (integer k = c->f_x.column[ny + j]; k < c->f_x.column[ny + j + 1]; k++)
+        if (c->f_x.row[k] >= ny) matrix[(c->f_x.row[k] - ny) * nz + j] += c->f_x.value[k];
+    }
+    if (!solve_small(matrix, right, nz)) return FATAL;
+    memcpy(s + ny, right, (size_t)nz * sizeof(double));
+    along(c, i, 1, from, &rate);
+    memset(rate + ny, 0, (size_t)(nz + c->n_integrals) * sizeof(double));
+    if (!all_finite(s, c->n) || !all_finite(rate, ny)) return FATAL;
+  }
+  return 0;
+}
+
+/* IDA takes its first step from the rates, those of the integrals too */
+static int set_rates(run *r, const double *xdot) {
+  context *c = r->model;
+  double *rates = c->api->array(r->work), *own = c->api->array(r->xdot);
+  c->held_valid = 0;
+  if (flow(c, r->t, c->api->array(r->x), rates)) return FATAL;
+  memcpy(own, xdot, (size_t)c->n * sizeof(double));
+  memcpy(own + c->n, rates + c->n, (size_t)c->n_integrals * sizeof(double));
+  return 0;
 }
 
 /* The next segment begins where an event has led to. */
@@ -255,19 +321,21 @@ static int go_on(march *m) {
   memcpy(c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
   memcpy(c->api->array(r->x), e.x_after, (size_t)c->n * sizeof(double));
   memcpy(c->api->array(r->x) + c->n, e.integrals, (size_t)m->n_integrals * sizeof(double));
-  if (r->xdot) { /* IDA takes its first step from the rates, those of the integrals too */
-    double *rates = c->api->array(r->work);
-    c->held_valid = 0;
-    if (flow(c, r->t, c->api->array(r->x), rates)) return FATAL;
-    memcpy(c->api->array(r->xdot), e.xdot_after, (size_t)c->n * sizeof(double));
-    memcpy(c->api->array(r->xdot) + c->n, rates + c->n, (size_t)m->n_integrals * sizeof(double));
-  }
+  if (r->xdot && set_rates(r, e.xdot_after)) return FATAL;
   for (integer i = 0; i < m->n_directions; i++) {
     double *s = c->api->array(r->sensitivities[i]);
     const double *w = e.after + i * (to->n_y + m->n_memory);
     memcpy(s, w, (size_t)to->n_y * sizeof(double));
     memcpy(s + c->n, e.costs_after + i * m->n_integrals, (size_t)m->n_integrals * sizeof(double));
     memcpy(c->memory_directions + i * m->n_memory, w + to->n_y, (size_t)m->n_memory * sizeof(double));
+  }
+  if (to->implicit && m->n_directions) {
+    if (complete_directions(r)) return FATAL;
+    for (integer i = 0; i < m->n_directions; i++) {
+      double *kept = e.completed + i * (to->n_z + to->n_y);
+      memcpy(kept, (double *)c->api->array(r->sensitivities[i]) + to->n_y, (size_t)to->n_z * sizeof(double));
+      memcpy(kept + to->n_z, c->api->array(r->sensitivity_rates[i]), (size_t)to->n_y * sizeof(double));
+    }
   }
   return dh_begin(r);
 }

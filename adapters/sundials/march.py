@@ -21,6 +21,13 @@ from .driver import Run, loops
 RECENT = 4
 
 
+def rates_of(completed: Array, ny: int, n: int) -> Array:
+    """Rates of the derivatives of (y, z), from what a record has of them; those of z are zero."""
+    rates = np.zeros((len(completed), n))
+    rates[:, :ny] = completed[:, n - ny :]
+    return rates
+
+
 class LinkStruct(Structure):
     """`link` of driver.h."""
 
@@ -255,12 +262,14 @@ class Marcher:
         last = int(self._offsets[m.n_events - 1])
         source = int(self._records[last + AT["mode"]])
         found, e = self._record(last, source, m.at), self.network.equations[m.at]
-        after, n_guards = found["after"].reshape(d, e.n + e.n_memory), e.n_guards
+        ny, n_guards = e.n_differential, e.n_guards
         sensitive: dict[str, Any] = {}
         if d:
+            after, completed = found["after"].reshape(d, ny + e.n_memory), found["completed"].reshape(d, -1)
             sensitive = {
-                "sensitivities": after[:, : e.n].copy(),
-                "memory_directions": after[:, e.n :].copy(),
+                "sensitivities": np.hstack((after[:, :ny], completed[:, : e.n - ny])),
+                "memory_directions": after[:, ny:].copy(),
+                "sensitivity_rates": rates_of(completed, ny, e.n) if e.implicit else None,
                 "integral_sensitivities": found["costs_after"].reshape(d, self.n_integrals).copy()
                 if self.n_integrals
                 else first.integral_sensitivities,

@@ -91,7 +91,7 @@ static int set_out(plain *v) {
   if (!look_at_start(m, first, c, h)) return NOT_PLAIN;
   memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
-  if (v->watch && !is_soft(c, m->t0, v->start, m->t1)) return NOT_PLAIN;
+  if (v->watch && !first->implicit && !is_soft(c, m->t0, v->start, m->t1)) return NOT_PLAIN;
   first->run = r;
   r->t = m->begun = m->t0;
   r->t_stop = m->t_stop = m->t1;
@@ -104,9 +104,12 @@ static int set_out(plain *v) {
     memset(dm, 0, (size_t)m->n_memory * sizeof(double));
     for (integer j = 0; j < m->n_parameters; j++) {
       const double dp = m->directions[i * m->n_parameters + j];
-      for (integer k = 0; dp != 0 && k < nw; k++) *(k < c->n ? s + k : dm + k - c->n) += by_p[j * nw + k] * dp;
+      for (integer k = 0; dp != 0 && k < nw; k++)
+        *(k < first->n_y ? s + k : dm + k - first->n_y) += by_p[j * nw + k] * dp;
     }
   }
+  if (r->xdot && set_rates(r, xdot)) return FATAL;
+  if (first->implicit && m->n_directions && complete_directions(r)) return FATAL;
   return dh_begin(r);
 }
 
@@ -119,7 +122,7 @@ static int open_wanted(plain *v) {
   lay_out(m, from, to, m->records + m->used, &e);
   memcpy(c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
-  if (v->watch && !is_soft(c, m->now, e.x_after, m->t1)) return 0;
+  if (v->watch && !to->implicit && !is_soft(c, m->now, e.x_after, m->t1)) return 0;
   v->stations[m->wanted].run = v->runs[m->wanted];
   m->wanted = -1;
   m->resumed = 1;
@@ -150,7 +153,8 @@ static int arrive(plain *v) {
     memset(gradient, 0, (size_t)nf * sizeof(double));
     memcpy(gradient, s + c->n, (size_t)m->n_integrals * sizeof(double));
     for (integer j = 0; j < width - 1; j++, column += nf) {
-      const double along = j < c->n ? s[j] : j < c->n + m->n_memory ? dm[j - c->n] : dp[j - c->n - m->n_memory];
+      const integer ny = last->n_y, nw = ny + m->n_memory;
+      const double along = j < ny ? s[j] : j < nw ? dm[j - ny] : dp[j - nw];
       for (integer k = 0; along != 0 && k < nf; k++) gradient[k] += column[k] * along;
     }
     if (!all_finite(gradient, nf)) return NOT_PLAIN;
@@ -180,9 +184,10 @@ int dh_run(plain *v) {
   }
   while (1) {
     run *r = v->stations[m->at].run;
+    int watch = v->watch && !v->stations[m->at].implicit;
     integer taken = m->steps + r->steps;
     if (taken >= v->look) { /* the next stretch begins; what there was room for does not move its end */
-      const integer stretch = v->watch ? taken + LOOK < MOST ? taken + LOOK : MOST : BUDGET;
+      const integer stretch = watch ? taken + LOOK < MOST ? taken + LOOK : MOST : BUDGET;
       v->look = taken + stretch < v->max_steps ? taken + stretch : v->max_steps;
       v->taken = taken, v->events = m->n_events, v->before = r->t;
     }
@@ -198,7 +203,8 @@ int dh_run(plain *v) {
     const double step = (r->t - v->before) / (double)(taken - v->taken);
     if (taken >= v->max_steps) return NOT_PLAIN;
     if (m->n_events == v->events && step < STARVED * fmax(fabs(r->t), m->t1 - m->begun)) return NOT_PLAIN;
-    if (v->watch && !is_soft(r->model, r->t, r->model->api->array(r->x), m->t1)) return NOT_PLAIN;
+    watch = v->watch && !v->stations[m->at].implicit;
+    if (watch && !is_soft(r->model, r->t, r->model->api->array(r->x), m->t1)) return NOT_PLAIN;
   }
 }
 

@@ -39,6 +39,11 @@ class PlainStruct(Structure):
     ]  # fmt: skip
 
 
+def method_of(equations: Equations, method: str) -> str:
+    """The method for a mode, of runs by one method for explicit equations."""
+    return "bdf" if equations.implicit else method
+
+
 class Luck:
     """Whether whole runs are worth a try: the more of them in a row have failed, the more are left out."""
 
@@ -67,15 +72,19 @@ class Runner:
             raise AssertionError("the network has neither a start nor an end")
         self.network, count = network, len(e)
         self.marcher = Marcher(network, n_directions)
-        self.memories = [Forward(own, options, method, n_directions, compiled) for own in e]
-        self._kind = _Kind(network, method, ends.mode, self.marcher.n_integrals)
+        methods = tuple(method_of(own, method) for own in e)
+        self.memories = [
+            Forward(own, options, how, n_directions, compiled) for own, how in zip(e, methods, strict=True)
+        ]
+        self._kind = _Kind(network, methods, ends.mode, self.marcher.n_integrals)
         self._told: Errand | None = None  # what tables and memories have been told
         shapes = [_shape(network, mode) for mode in range(count)]
         n_p, nf = e[0].n_parameters, e[0].functionals.size
-        own, self._n_w, self._n_directions = shapes[ends.mode], shapes[ends.mode].n_w, n_directions
+        own, d = shapes[ends.mode], n_directions
+        self._n_w, self._n_directions = own.n_w, d
         self._of_start = _slices(own.n, own.n_memory, own.n, *3 * [own.n_guards], own.n_w * n_p)
         self._of_end = [
-            _slices(k.n, k.n, *3 * [k.n_guards], nf, nf * (k.n_w + n_p + 3), k.n_y, nf, k.n_memory, n_directions * nf)
+            _slices(k.n, k.n, *3 * [k.n_guards], nf, nf * (k.n_w + n_p + 3), k.n_integrated, nf, k.n_memory, nf * d)
             for k in shapes
         ]
         self._start = np.zeros(self._of_start[-1].stop)
@@ -171,6 +180,7 @@ class _Shape(NamedTuple):
     """Sizes of what a mode has."""
 
     n: int
+    n_integrated: int
     n_y: int
     n_memory: int
     n_guards: int
@@ -183,7 +193,7 @@ class _Shape(NamedTuple):
 
 def _shape(network: Network, mode: int) -> _Shape:
     e = network.equations[mode]
-    return _Shape(network.sizes[mode], e.n_differential, e.n_memory, len(network.guarded[mode]))
+    return _Shape(network.sizes[mode], e.n, e.n_differential, e.n_memory, len(network.guarded[mode]))
 
 
 def _slices(*sizes: int) -> list[slice]:
@@ -196,7 +206,7 @@ class _Kind(NamedTuple):
     """What runs of one runner have in common."""
 
     network: Network
-    method: str
+    methods: tuple[str, ...]  # by mode
     mode: int  # the first
     n_integrals: int
 
@@ -225,7 +235,7 @@ class Left(NamedTuple):
 
     def pieces(self, start: Arrival, by_p: Array, end: Arrival, integrals: Array) -> Pieces:
         """All segments but the last with their events; of the last one the task and the outcome."""
-        errand, (network, method, mode, n_integrals) = self.errand, self.kind
+        errand, (network, methods, mode, n_integrals) = self.errand, self.kind
         first, last, d = network.equations[mode], network.equations[self.mode], errand.directions
         task = SegmentTask(
             first, errand.span[0], errand.span[1], start.x[: first.n], start.xdot[: first.n], start.m,
@@ -236,7 +246,7 @@ class Left(NamedTuple):
         if self.offsets.size:
             leg = Leg(
                 network, mode, task, (start.x, start.xdot), self.records, self.offsets, self.rows, paths,
-                dict.fromkeys(self.rows, method), n_integrals, 0 if d is None else len(d),
+                {i: methods[i] for i in self.rows}, n_integrals, 0 if d is None else len(d),
             )  # fmt: skip
             event, _ = leg.last
             task = SegmentTask(
@@ -247,7 +257,7 @@ class Left(NamedTuple):
             )  # fmt: skip
         n, found, path = last.n, self.sensitivities, paths.get(self.mode)
         outcome = SegmentOutcome(
-            self.t, end.x[:n], end.xdot[:n], None, np.zeros(last.n_guards), method, integrals,
+            self.t, end.x[:n], end.xdot[:n], None, np.zeros(last.n_guards), methods[self.mode], integrals,
             self.rows[self.mode][self.row :], None if found is None else found[:, :n],
             None if found is None else found[:, n:] if last.integrates else task.integral_sensitivities,
             path=None if path is None else path[self.path_row :],
@@ -255,7 +265,7 @@ class Left(NamedTuple):
         return leg, task, outcome
 
     def _sensitive(self, e: Equations, by_p: Array, event: Mapping[str, Array] | None) -> dict[str, Any]:
-        """What sensitivities a segment begins with, at the start or after an event."""
+        """Of the sensitivities that a segment begins with, at the start or after an event, what its record needs."""
         d = self.errand.directions
         if d is None:
             return {}
@@ -264,6 +274,4 @@ class Left(NamedTuple):
         if event is not None:
             after = event["after"].reshape(len(d), -1)
             costs = event["costs_after"].reshape(costs.shape) if e.integrates else costs
-        return {
-            "sensitivities": after[:, : e.n], "memory_directions": after[:, e.n :], "integral_sensitivities": costs,
-        }  # fmt: skip
+        return {"memory_directions": after[:, e.n_differential :], "integral_sensitivities": costs}

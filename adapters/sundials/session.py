@@ -35,7 +35,7 @@ from .driver import statistics_of
 from .forward import Forward
 from .library import load
 from .march import Marcher
-from .plain import Luck, Runner
+from .plain import Luck, Runner, method_of
 from .plain_adjoint import Returner
 from .runge_kutta import Table, order_of
 from .structure import structure_of
@@ -85,10 +85,11 @@ class SundialsIntegrator:
         if network.ends is None or not all(map(_is_native, network.equations)):
             return None
         method = EXPLICIT if options.method == "auto" else options.method
-        if method == "bdf" and not all(_is_dense(e, options.linear_solver) for e in network.equations):
+        newton = [e for e in network.equations if method_of(e, method) == "bdf"]
+        if not all(_is_dense(e, options.linear_solver) for e in newton):
             return None
         count = 0 if errand.directions is None else len(errand.directions)
-        detail = order_of(options) if method == "erk" else options.sensitivity_method if count else None
+        detail = (order_of(options) if method == "erk" else None, options.sensitivity_method if count else None)
         luck: Luck = network.kept.setdefault(("sundials", "luck", method, count > 0), Luck())
         if not luck.is_in:
             return None
@@ -111,7 +112,7 @@ class SundialsIntegrator:
     ) -> StraightAdjoint | None:
         """See `dae_hybrid.integrator.RunsWhole.back`."""
         options = run.errand.options
-        if options.method not in ("auto", "erk"):
+        if options.method not in ("auto", "erk") or any(e.implicit for e in network.equations):
             return None
         idle = network.kept.setdefault(("sundials", "back", order_of(options), components, wrt), [])
         try:
@@ -259,8 +260,7 @@ class SundialsSession:
     @staticmethod
     def _can_march(task: SegmentTask, journey: Journey) -> bool:
         links = journey.network.links[journey.mode]
-        able = task.sensitivities is None or not any(e.implicit for e in journey.network.equations)
-        return able and task.record != "dense" and any(link is not None for link in links) and SundialsSession._ready()
+        return task.record != "dense" and any(link is not None for link in links) and SundialsSession._ready()
 
     @staticmethod
     def _ready() -> bool:
