@@ -235,7 +235,8 @@ class _Step(NamedTuple):
 
 def marks(leg: Leg, found: LegAdjoint | StraightAdjoint) -> tuple[tuple[Array, Array], ...]:
     """dG/dw before every event of a leg, from the last to the first, with the share of dG/dp."""
-    widths = [leg.network.equations[head.mode].n + leg.network.equations[0].n_memory for head in leg.heads]
+    modes = [leg.network.equations[head.mode] for head in leg.heads]
+    widths = [e.n_differential + e.n_memory for e in modes]
     pairs = zip(widths, found.marks, strict=True)
     return tuple((mark[:, :width], mark[:, found.width :]) for width, mark in pairs)[::-1]
 

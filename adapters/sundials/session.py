@@ -365,7 +365,7 @@ class SundialsSession:
     ) -> LegAdjoint | None:
         """See `dae_hybrid.integrator.Session.sweep`."""
         modes = sorted(leg.methods)
-        if any(mode not in leg.paths or leg.network.equations[mode].implicit for mode in modes):
+        if any(mode not in leg.paths for mode in modes):
             return None
         marcher = self._marcher(leg.network, leg.n_directions)
         marcher.look_back(self.parameters)

@@ -206,19 +206,44 @@ static double rounded(double value, double factor) {
   return ldexp(rint(mantissa * factor) / factor, exponent);
 }
 
-/* One component back through a segment by integration along the polynomials of its steps. */
-static int integrate_back(sweep *s, backward *b, double t1, double t0, const double *path, integer rows, double *adjoint,
-                          double *totals) {
+/* (lambda, mu) and the rates of lambda at a point, from lambda: SR eq. 36 */
+static int make_consistent(context *c, double t, const double *point, double *adjoint, double *rates) {
+  const integer ny = c->n_differential, nz = c->n - ny, component = c->component;
+  double matrix[MOST_SOLVED * MOST_SOLVED] = {0}, g_x[MOST_SOLVED] = {0};
+  if (nz > MOST_SOLVED || linearise(c, t, point)) return FATAL;
+  for (integer k = c->g_x.column[component]; k < c->g_x.column[component + 1]; k++)
+    if (c->g_x.row[k] >= ny) g_x[c->g_x.row[k] - ny] = c->g_x.value[k];
+  for (integer j = 0; j < nz; j++) {
+    double *mu = adjoint + ny + j;
+    *mu = -g_x[j];
+    for (integer k = c->f_x.column[ny + j]; k < c->f_x.column[ny + j + 1]; k++) {
+      const integer row = c->f_x.row[k];
+      if (row < ny) *mu -= c->f_x.value[k] * adjoint[row];
+      else matrix[j * nz + row - ny] += c->f_x.value[k];
+    }
+  }
+  if (!solve_small(matrix, adjoint + ny, nz)) return FATAL;
+  memset(rates, 0, (size_t)(c->n + 1) * sizeof(double));
+  scatter_column(&c->g_x, component, rates);
+  for (integer j = 0; j < ny; j++) rates[j] = -(rates[j] + column_dot(&c->f_x, j, adjoint));
+  memset(rates + ny, 0, (size_t)nz * sizeof(double));
+  return all_finite(adjoint, c->n) && all_finite(rates, ny) ? 0 : FATAL;
+}
+
+/* One component back through a segment that ends at a point, by integration along the polynomials of its steps. */
+static int integrate_back(sweep *s, backward *b, double t1, double t0, const double *path, integer rows,
+                          const double *point, double *adjoint, double *totals) {
   context *c = b->model;
   double *x = c->api->array(b->x), *integrals = c->api->array(b->integrals), at = 0;
   const integer count = c->n_wrt + c->n_memory;
   if (fabs(t1 - t0) <= SHORTEST * DBL_EPSILON * fmax(fabs(t0), fabs(t1))) return 0;
   c->path = path, c->path_rows = rows, c->path_row = rows - 1;
   c->point_valid = c->interpolated_valid = c->held_valid = 0;
-  for (integer j = 0; j < c->n; j++) x[j] = rounded(adjoint[j], s->precision);
+  for (integer j = 0; j < c->n_differential; j++) x[j] = rounded(adjoint[j], s->precision);
   x[c->n] = 0;
   longest_steps(path, rows, c->path_width, s->longest);
-  int flag = c->api->cvode_reinit(b->memory, t1, b->x);
+  if (b->implicit && make_consistent(c, t1, point, x, c->api->array(b->xdot))) return FATAL;
+  int flag = b->implicit ? c->api->ida_reinit(b->memory, t1, b->x, b->xdot) : c->api->cvode_reinit(b->memory, t1, b->x);
   memset(integrals, 0, (size_t)count * sizeof(double));
   if (!flag && count) flag = c->api->quad_reinit(b->memory, b->integrals);
   if (!flag) flag = c->api->set_stop_time(b->memory, t0);
@@ -230,7 +255,7 @@ static int integrate_back(sweep *s, backward *b, double t1, double t0, const dou
   s->steps += b->steps;
   if (status != REACHED_STOP) return status < 0 ? status : FATAL;
   if (count && c->api->get_quad(b->memory, &at, b->integrals)) return FATAL;
-  memcpy(adjoint, x, (size_t)c->n * sizeof(double));
+  memcpy(adjoint, x, (size_t)c->n_differential * sizeof(double));
   for (integer j = 0; j < count; j++) totals[j] = integrals[j];
   return 0;
 }
@@ -271,7 +296,8 @@ int dh_sweep(sweep *s) {
       double *adjoint = s->adjoint + k * s->marks_width, *gained = s->work;
       memcpy(b->model->memory, e.memory, (size_t)m->n_memory * sizeof(double));
       memset(gained, 0, (size_t)n_totals * sizeof(double));
-      flag = integrate_back(s, b, record[0], since, s->paths[mode] + begin * b->model->path_width, rows, adjoint, gained);
+      flag = integrate_back(s, b, record[0], since, s->paths[mode] + begin * b->model->path_width, rows, e.x, adjoint,
+                            gained);
       if (flag) return flag;
       for (integer j = 0; j < m->n_memory; j++) adjoint[from->n_y + j] += gained[s->n_wrt + j];
       for (integer j = 0; j < s->n_wrt; j++) s->totals[k * s->n_wrt + j] += gained[j];
