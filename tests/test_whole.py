@@ -194,6 +194,53 @@ def test_runs_one_after_the_other_do_not_see_each_other(case: Any) -> None:
         same(getattr(found, "trajectory", found), getattr(expected[which], "trajectory", expected[which]))
 
 
+def slack() -> dh.HybridModel:
+    """Two modes with an algebraic variable that is continuous, memory and costs."""
+    m = dh.HybridModel("slack")
+    a, b, c = m.parameter("a", 1.3), m.parameter("b", 0.4), m.parameter("c", 0.2)
+    y, z, w = m.differential("y"), m.differential("z"), m.algebraic("w")
+    count = m.memory("count", initial=0.1 * a)
+    modes = [
+        m.mode("up", ode={y: a - w, z: w - z}, algebraic=[2 * w - b * y - z]),
+        m.mode("down", ode={y: -b * y - w, z: count - z}, algebraic=[2 * w - b * y - z]),
+    ]
+    m.transition(modes[0], modes[1], guard=w - 0.6 - count, direction="rising", memory={count: count + c * y})
+    m.transition(modes[1], modes[0], guard=y - c, direction="falling")
+    m.initial(modes[0], {y: b, z: 0.1 * b})
+    m.functional("G", integrand=y**2 + w, terminal=w * a)
+    m.functional("V", integrand=ca.vertcat(y * w, count))
+    return m
+
+
+@pytest.mark.parametrize("name", ["em", "slack"])
+def test_implicit_modes(name: str, built: Any) -> None:
+    """IDAS: the start of its sensitivities is solved for in another way, to rounding."""
+    make, span, functional = {"em": (em_hysteresis.model, (0.0, 6.0), "G"), "slack": (slack, (0.0, 9.0), "V")}[name]
+    system, eliminated = make().build(eliminate=False), built(make)
+    same(*both(lambda: dh.simulate(system, span, **TIGHT)))
+    fsa = both(lambda: dh.forward_sensitivity(system, span, duality=True, **TIGHT))
+    asa = both(lambda: dh.adjoint_gradient(system, span, functional, duality=True, **TIGHT))
+    exact = dh.adjoint_gradient(eliminated, span, functional, rtol=1e-11, atol=1e-13).gradient
+    scale = np.abs(exact).max()
+    for found in fsa:
+        np.testing.assert_allclose(found.gradient[functional], exact, rtol=1e-5, atol=1e-6 * scale)
+        assert all(event.certified for event in found.events)
+    for found in asa:
+        np.testing.assert_allclose(found.gradient, exact, rtol=1e-5, atol=1e-6 * scale)
+    one, other = fsa
+    taus = other.event_time_sensitivity
+    np.testing.assert_allclose(one.event_time_sensitivity, taus, rtol=1e-5, atol=1e-6 * np.abs(taus).max())
+    for a, b in zip(one.event_sensitivities, other.event_sensitivities, strict=True):
+        for field in ("state_minus", "state_plus", "memory_minus", "memory_plus"):
+            size = np.abs(getattr(b, field)).max(initial=1e-9)
+            np.testing.assert_allclose(getattr(a, field), getattr(b, field), rtol=1e-5, atol=1e-5 * size)
+    times = np.linspace(*span, 11)
+    one, other = both(lambda: dh.forward_sensitivity(system, span, t_eval=times, **TIGHT))
+    for key in one.trajectory.names:
+        size = np.abs(other[key][~np.isnan(other[key])]).max()
+        np.testing.assert_allclose(one[key], other[key], rtol=1e-5, atol=1e-5 * size, err_msg=key)
+
+
 # -- what is not plain ----------------------------------------------------------------------------------------
 
 

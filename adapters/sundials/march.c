@@ -280,6 +280,7 @@ static int set_rates(run *r, const double *xdot) {
   double *rates = c->api->array(r->work), *own = c->api->array(r->xdot);
   c->held_valid = 0;
   if (flow(c, r->t, c->api->array(r->x), rates)) return FATAL;
+  c->flow_calls--; /* not one of the solver's */
   memcpy(own, xdot, (size_t)c->n * sizeof(double));
   memcpy(own + c->n, rates + c->n, (size_t)c->n_integrals * sizeof(double));
   return 0;
