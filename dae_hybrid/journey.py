@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,8 +109,7 @@ class Journey:
     slack: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Errand:
+class Errand(NamedTuple):
     """A whole run to be carried out, of parameters p.
 
     `directions` (d, n_parameters) with their `scales` are those of the sensitivities, if any; `t_eval` and `keep_path`
@@ -159,7 +158,7 @@ class Left(Protocol):
         """Let go of what only an adjoint needs."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Straight:
     """A whole run that was plain from its start to its end.
 
