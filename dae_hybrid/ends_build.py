@@ -15,7 +15,7 @@ from dae_hybrid.journey import Ends
 from dae_hybrid.lowering import Flat
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
-from dae_hybrid.symbolic import SYMBOLIC_SOLVE, expanded
+from dae_hybrid.symbolic import SYMBOLIC_SOLVE
 
 
 def starts_and_ends_plainly(model: HybridModel, initial: InitialMap, builders: Sequence[ModeBuilder]) -> bool:
@@ -44,18 +44,19 @@ def end_functions(initial: InitialMap, builders: Sequence[ModeBuilder]) -> dict[
         x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
         point, final = [t, x, m, p], mode.point_function("final", partial(_final, mode))
         named[f"final{mode.index}"] = [t, y, m, p], [x, *mode.entry.call(point), *final.call(point)]
+    # not expanded: what is put together from numbers elsewhere must not be simplified across its parts here
     return {
-        key: expanded(ca.Function(f"end_{key}", inputs, [ca.densify(v) for v in outputs]))
+        key: ca.Function(f"end_{key}", inputs, [ca.densify(v) for v in outputs])
         for key, (inputs, outputs) in named.items()
     }
 
 
 def _final(mode: ModeBuilder, s: Flat) -> list[Any]:
-    """Terminal values, their derivatives, and the shares of the state in them and in the integrands."""
+    """Terminal values, their derivatives by u and by what u depends on, the shares of the state in them and in g."""
     values, integrands, known = mode.terminals(*s.point), mode.integrands(*s.point), ca.vertcat(s.x, s.m)
     by_u = ca.jacobian(values, s.u)
     size = ca.fabs(by_u[:, : known.numel()]) @ ca.fabs(known)
-    return [values, by_u @ mode.chain(s), size, ca.fabs(ca.jacobian(integrands, s.x)) @ ca.fabs(s.x)]
+    return [values, by_u, by_u @ mode.chain(s), size, ca.fabs(ca.jacobian(integrands, s.x)) @ ca.fabs(s.x)]
 
 
 def ends_of(initial: InitialMap, functions: Mapping[str, NativeFunction]) -> Ends | None:

@@ -170,7 +170,7 @@ class Directions:
     def gradient(self, trajectory: Trajectory) -> Array:
         """Derivatives of the functionals, shape (k, d)."""
         if self._whole is not None:
-            return self._whole[1].gradient
+            return self._whole[1].gradient.copy()
         t, mode, x, m = trajectory.final
         final = self.system.modes[mode]
         by_u = final.kernels["terminal"](t, x, m, self.p)[1]

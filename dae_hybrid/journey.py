@@ -57,7 +57,8 @@ class Ends:
     ====== ==============================================================================================
     origin (y, z), m, rates of (y, z), the guards, their rates and sizes; d(y, m)/dp. Of its inputs t and p count
     final  (y, z) and its rates, the guards, their rates and sizes; the terminal values of the functionals, their
-           derivatives by (y, m, p, t); how much of them, and of the integrands, the state makes up to first order
+           derivatives by u = (y, z, m, p, t) and by (y, m, p, t); how much of them, and of the integrands, the state
+           makes up to first order
     ====== ==============================================================================================
 
     `mode` is that in which runs begin; `final` is by mode.

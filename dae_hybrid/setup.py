@@ -22,6 +22,7 @@ from dae_hybrid.integrator import Array, Integrator, RunsWhole, Session
 from dae_hybrid.journey import Errand
 from dae_hybrid.options import Options, check_time_span, check_times
 from dae_hybrid.registry import Analysis, check_capabilities, find_integrator, registered
+from dae_hybrid.segments import is_short
 from dae_hybrid.straight import is_whole, trajectory_of
 from dae_hybrid.system import HybridSystem, check_built
 from dae_hybrid.trajectory import Trajectory
@@ -128,7 +129,7 @@ class Setup:
         parameter_directions: Array | None = None, scales: Array | None = None,
     ) -> Trajectory | None:  # fmt: skip
         """The run, where the integrator carries it out as a whole."""
-        if not self.integrator.capabilities.whole or self.system.network.ends is None:
+        if not self.integrator.capabilities.whole or self.system.network.ends is None or is_short(*self.span):
             return None
         certify = for_adjoint or directions is not None
         errand = Errand(

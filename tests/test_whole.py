@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,8 +17,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import dae_hybrid as dh
-from dae_hybrid.adapters.sundials.plain import MOST_LEFT_OUT, Luck
+from dae_hybrid.adapters.sundials import driver
+from dae_hybrid.adapters.sundials.march import LinkStruct, MarchStruct, Station
+from dae_hybrid.adapters.sundials.plain import MOST_LEFT_OUT, Luck, PlainStruct
+from dae_hybrid.adapters.sundials.plain_adjoint import PlainAdjoint
 from dae_hybrid.adapters.sundials.session import SundialsIntegrator
+from dae_hybrid.adapters.sundials.sweep import ExplicitAdjoint, SweepStruct
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
@@ -113,7 +118,9 @@ CASES: dict[str, tuple[Callable[[Any], Callable[[], dh.HybridModel]], tuple[floa
 def case(request: pytest.FixtureRequest, built: Any, models: Any) -> tuple[dh.HybridSystem, tuple[float, float], str]:
     """A system, its time span and a functional."""
     make, span, functional = CASES[request.param]
-    return built(make(models)), span, functional
+    system = built(make(models))
+    system.network.kept.clear()  # others may have tried their luck
+    return system, span, functional
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -361,6 +368,94 @@ def test_nothing_to_integrate_nothing_to_vary() -> None:
     one, other = both(lambda: dh.simulate(system, (0.0, 1.0), **TIGHT))
     same(one, other)
     assert one["x"][-1] == pytest.approx(np.exp(-1), rel=1e-8)
+
+
+def test_a_start_in_equilibrium_on_a_guard() -> None:
+    """Whether the guard moves is rounding: it has to be the same rounding."""
+    m = dh.HybridModel("balance")
+    a, b = m.parameter("a", 0.3), m.parameter("b", 0.7)
+    x, t = m.differential("x"), m.time
+    still = m.mode("still", ode={x: a - b * x + ca.fmax(t - 1, 0) / (1 + t**2)})
+    moving = m.mode("moving", ode={x: 0 * x + 0.1})
+    m.transition(still, moving, guard=x - a / b, direction="both")
+    m.initial(still, {x: a / b})
+    m.functional("G", terminal=x)
+    system = m.build()
+    rng = np.random.default_rng(3)
+    for p in rng.uniform(0.1, 2.0, (20, 2)):
+
+        def outcome(p: np.ndarray = p) -> Any:
+            system.network.kept.clear()
+            try:
+                return dh.simulate(system, (0, 1e3), parameters=p, rtol=1e-6, max_steps=20_000).functionals["G"]
+            except dh.DaeHybridError as error:
+                return str(error)
+
+        one = outcome()
+        with by_the_automaton():
+            assert one == outcome()
+
+
+def test_what_is_simplified_in_the_whole_is_not_in_parts() -> None:
+    """The functional of an eliminated variable: 0.7 (0.3 x) is not 0.21 x."""
+    m = dh.HybridModel("product")
+    k, x, w = m.parameter("k", 0.7), m.differential("x"), m.algebraic("w")
+    m.initial(m.mode("run", ode={x: 0.3 - 0.1 * x - w}, algebraic=[w - 0.3 * x]), {x: 0.2 * k})
+    m.functional("G", terminal=0.7 * w)
+    system = m.build()
+    for p in np.linspace(0.1, 3, 20):
+        same(*both(lambda p=p: dh.simulate(system, (0, 1), parameters=[p], **TIGHT)))
+
+
+def test_spans_of_roundings() -> None:
+    m = dh.HybridModel("brief")
+    k, x = m.parameter("k", 1.0), m.differential("x")
+    m.initial(m.mode("run", ode={x: -k * x}), {x: 1.0})
+    m.functional("G", integrand=x)
+    found = dh.adjoint_gradient(m.build(), (1e6, 1e6 + 1e-9), "G")
+    assert not is_whole(found)
+    assert found.value == found.gradient[0] == 0.0
+
+
+def test_a_terminal_value_without_derivative() -> None:
+    """Also where what it depends on does not move."""
+    m = dh.HybridModel("root")
+    a, x, w = m.parameter("a", 1.0), m.differential("x"), m.algebraic("w")
+    m.initial(m.mode("run", ode={x: -a * x}, algebraic=[w - 0 * x]), {x: 1.0})
+    m.functional("G", terminal=ca.sqrt(w) + x)
+    system = m.build()
+    assert is_whole(dh.simulate(system, (0, 1)))
+    for analysis in (dh.forward_sensitivity, lambda *given: dh.adjoint_gradient(*given, "G")):
+        with pytest.raises(dh.NonFiniteError, match="no finite derivative"):
+            analysis(system, (0, 1))
+
+
+def test_gradients_are_the_callers_own(case: Any) -> None:
+    system, span, functional = case
+    fsa, asa = dh.forward_sensitivity(system, span), dh.adjoint_gradient(system, span, functional)
+    again = dh.forward_sensitivity(system, span).gradient[functional].copy()
+    fsa.gradient[functional][:] = 0.0
+    asa.gradient[:] = 0.0
+    np.testing.assert_array_equal(dh.forward_sensitivity(system, span).gradient[functional], again)
+
+
+def test_a_path_that_was_too_long_is_kept_again_when_it_is_not(models: Any, monkeypatch: Any) -> None:
+    system = models.oscillator().build()
+    run = {"wrt": "w", "method": "erk", "rtol": 1e-6}
+    first = dh.adjoint_gradient(system, (0, 3), "end", **run)
+    monkeypatch.setattr("dae_hybrid.adapters.sundials.compiled.LARGEST_PATH", 4000)
+    long = dh.adjoint_gradient(system, (0, 3), "end", parameters={"w": 200.0}, duality=False, **run)
+    assert long.statistics["nfev"] + long.statistics["linearisations"] > 0
+    again = dh.adjoint_gradient(system, (0, 3), "end", **run)
+    assert dict(again.statistics) == dict(first.statistics)
+    np.testing.assert_array_equal(again.gradient, first.gradient)
+
+
+def test_structs_are_mirrored() -> None:
+    """Those that `driver` does not look at itself."""
+    library = driver.loops()
+    mirrored = [LinkStruct, Station, MarchStruct, ExplicitAdjoint, SweepStruct, PlainStruct, PlainAdjoint]
+    assert [library.dh_sizes(6 + i) for i in range(len(mirrored))] == [ctypes.sizeof(kind) for kind in mirrored]
 
 
 # -- closed forms ---------------------------------------------------------------------------------------------

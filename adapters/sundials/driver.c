@@ -12,6 +12,7 @@ size_t dh_sizes(int which) {
     case 9: return sizeof(explicit_adjoint);
     case 10: return sizeof(sweep);
     case 11: return sizeof(plain);
+    case 12: return sizeof(plain_adjoint);
     default: return sizeof(linear);
   }
 }

@@ -294,6 +294,7 @@ typedef struct {                             /* a whole run, see plain.c */
   const casadi_function *final;
   double *start, *end;                       /* what they give; behind the end the rates of what is integrated, integrals,
                                                 memory, and the gradient by every direction */
+  double *by_u;                              /* work: derivatives of the terminal values by u */
   integer *visited;                          /* by mode: whether it was */
   integer mode, n_modes, n_transitions, max_steps;
   integer watch, under_way;                  /* whether to look how stiff it is; whether it has begun */

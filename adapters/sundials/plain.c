@@ -136,9 +136,10 @@ static int arrive(plain *v) {
   run *r = last->run;
   context *c = r->model;
   const integer nx = last->n_x, ng = last->n_guards, nf = m->n_functionals, width = last->n_y + m->n_memory + m->n_parameters + 1;
+  const integer n_u = nx + m->n_memory + m->n_parameters + 1;
   double *xdot = v->end + nx, *h = xdot + nx, *values = h + 3 * ng, *by_w = values + nf, *size = by_w + nf * width;
-  double *res[9] = {v->end, xdot, h, h + ng, h + 2 * ng, values, by_w, size, size + nf};
-  if (call(m, v->final[m->at], r->t, r->completed, c->memory, res, 9)) return FATAL;
+  double *res[10] = {v->end, xdot, h, h + ng, h + 2 * ng, values, v->by_u, by_w, size, size + nf};
+  if (call(m, v->final[m->at], r->t, r->completed, c->memory, res, 10)) return FATAL;
   const double *integrals = c->api->array(r->x) + c->n;
   for (integer i = 0; i < m->n_integrals; i++) values[i] += integrals[i];
   if (!all_finite(v->end, h + ng - v->end) || !all_finite(values, nf)) return NOT_PLAIN;
@@ -159,7 +160,7 @@ static int arrive(plain *v) {
     }
     if (!all_finite(gradient, nf)) return NOT_PLAIN;
   }
-  if (m->certify && !all_finite(by_w, nf * width)) return NOT_PLAIN;
+  if (m->certify && !(all_finite(v->by_u, nf * n_u) && all_finite(by_w, nf * width))) return NOT_PLAIN;
   for (integer j = 0; j < ng; j++) {
     if (fabs(h[j]) <= band_of(m, h[j], h[2 * ng + j], h[ng + j], r->t)) return NOT_PLAIN;
     if (c->zero_band[j] != 0) m->rested[last->links[j].transition] = 1;
@@ -263,11 +264,11 @@ static int measure_costs(const plain_adjoint *b) {
   for (integer i = s->n_events ? (s->n_events - 1) % stride : 0; i <= s->n_events; i += i < s->n_events - 1 ? stride : 1) {
     const double *found = b->weights_end;
     if (i < s->n_events) {
-      double *record = s->records + s->offsets[i], *res[9] = {0, 0, 0, 0, 0, 0, 0, 0, weights};
+      double *record = s->records + s->offsets[i], *res[10] = {0, 0, 0, 0, 0, 0, 0, 0, 0, weights};
       const station *from = &m->stations[(integer)record[1]];
       event e;
       lay_out(m, from, &m->stations[from->links[(integer)record[2]].target], record, &e);
-      if (call(m, b->final[(integer)record[1]], record[0], e.x, e.memory, res, 9)) return FATAL;
+      if (call(m, b->final[(integer)record[1]], record[0], e.x, e.memory, res, 10)) return FATAL;
       found = weights;
     }
     for (integer k = 0; k < m->n_functionals; k++)

@@ -31,7 +31,7 @@ class PlainStruct(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("tables", "stations", "runs", "origin", "final", "start", "end",
-                                        "visited")),
+                                        "by_u", "visited")),
         *((name, c_int64) for name in ("mode", "n_modes", "n_transitions", "max_steps", "watch", "under_way",
                                        "look", "taken", "events", "resting", "doubtful")),
         ("before", c_double),
@@ -89,6 +89,7 @@ class Runner:
         ]
         self._start = np.zeros(self._of_start[-1].stop)
         self._end = np.zeros(max(parts[-1].stop for parts in self._of_end))
+        self._by_u = np.zeros(nf * max(k.n + k.n_memory + n_p + 1 for k in shapes))
         self._ranges, self._rested = np.zeros(len(network.directions)), np.zeros(len(network.directions), np.int64)
         self._parameters, self._visited = np.zeros(n_p), np.zeros(count, np.int64)
         self._runs: Any = (c_void_p * count)(*(ctypes.addressof(m.stepper.run) for m in self.memories))
@@ -98,8 +99,8 @@ class Runner:
         self.struct = PlainStruct(
             tables=ctypes.addressof(self.marcher.struct), stations=ctypes.addressof(self.marcher.stations),
             runs=ctypes.addressof(self._runs), origin=ends.origin.address, final=ctypes.addressof(self._final),
-            start=self._start.ctypes.data, end=self._end.ctypes.data, visited=self._visited.ctypes.data,
-            mode=ends.mode, n_modes=count, n_transitions=len(network.directions),
+            start=self._start.ctypes.data, end=self._end.ctypes.data, by_u=self._by_u.ctypes.data,
+            visited=self._visited.ctypes.data, mode=ends.mode, n_modes=count, n_transitions=len(network.directions),
         )  # fmt: skip
         self._library = loops()
 
@@ -128,10 +129,10 @@ class Runner:
         self._tell(errand)
         s.under_way = 0
         status = self.advance()
+        for memory in self.memories:
+            memory.model.raise_pending()
         if status != REACHED_STOP:
-            self.failed = status < 0
-            for memory in self.memories:
-                memory.model.raise_pending()
+            self.failed, self._told = status < 0, None
             return None
         return self._found(errand)
 
@@ -155,6 +156,8 @@ class Runner:
             dict(zip(visited, [own.path() for own in steppers], strict=True)) if errand.keep_path else {},
             marcher.row, marcher.path_row, float(marcher.struct.began_with) or None,
         )  # fmt: skip
+        if any(path is None for path in left.paths.values()):
+            self._told = None  # they are to be kept again
         left.start.flags.writeable = left.end.flags.writeable = False
         x, m, xdot, guards, rates, sizes, by_p = (left.start[part] for part in self._of_start)
         end_x, end_xdot, end_guards, end_rates, end_sizes, values, _, _, integrals, memory_end, gradient = (

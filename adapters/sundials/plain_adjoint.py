@@ -106,9 +106,10 @@ class Returner:
         sweep.offsets, sweep.records = left.offsets.ctypes.data, left.records.ctypes.data
         s.start, s.end, s.last, s.path_row = left.start.ctypes.data, left.end.ctypes.data, last, left.path_row
         s.moved = left.t - (left.records[left.offsets[-1]] if count else errand.span[0])
-        if self.advance():
-            for own in self.own:
-                own.model.raise_pending()
+        flag = self.advance()
+        for own in self.own:
+            own.model.raise_pending()
+        if flag:
             return None
         counts = dict(zip(COUNTERS, s.counts, strict=True))
         counts["steps"], counts["segments"] = s.steps, count + 1
