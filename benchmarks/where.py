@@ -4,8 +4,8 @@
 
 The first table is of the problems of run.py at rtol 1e-8: the time of a warm call, the median of many, its share within
 native loops (steps, guards, events, sweeps back), what is left to Python, and how many steps and evaluations there
-were. The second is of the strip of strip.py, which is stiff, and of a chain of oscillators with a bumper, which is not: gradients by so
-many parameters against the solve. ``--write`` puts both into docs/speed.md.
+were. The second is of the strip of strip.py, which is stiff, and of a chain of oscillators with a bumper, which is not:
+gradients by so many parameters against the solve. ``--write`` puts both into docs/speed.md.
 """
 
 from __future__ import annotations
