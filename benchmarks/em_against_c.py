@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from c.build import build
 from measuring import cpu_ms, put
-from where import PAGE, native_time
+from where import PAGE, typical
 
 import dae_hybrid as dh
 from dae_hybrid.problems import em_hysteresis
@@ -61,14 +61,6 @@ def theirs(program: Path, family: str, task: str, repeats: int) -> tuple[float, 
     return reply["cpu_ms"]["median"], reply["gradient"]
 
 
-def native_ms(run: Callable[[], Any], repeats: int) -> float:
-    """Milliseconds of a call in the compiled loops."""
-    with native_time() as spent:
-        for _ in range(repeats):
-            run()
-    return 1e3 * spent[0] / repeats
-
-
 def table(repeats: int) -> str:
     """Every variant and task beside the C program."""
     exact = np.array([-1.336643883957091555890e-5, 3.266790157646101446010e-3, -1.530224960043961405298e-6, 0.0])
@@ -81,7 +73,7 @@ def table(repeats: int) -> str:
                 result, few, pairs = run(), max(1, repeats // ROUNDS), []
                 for _ in range(ROUNDS):
                     own, (other, gradient) = cpu_ms(run, few), theirs(program, family, task, few)
-                    pairs.append((own / other, own, other, native_ms(run, few)))
+                    pairs.append((own / other, own, other, typical(run, few)[1]))
                 ratio, own, other, native = sorted(pairs)[ROUNDS // 2]
                 found = {"forward": [], "fsa": getattr(result, "gradient", {}), "asa": getattr(result, "gradient", [])}
                 mine = found[task]["G"] if task == "fsa" else found[task]

@@ -233,12 +233,12 @@ class _Step(NamedTuple):
     leg: LegAdjoint | None = None  # with what it has before every event
 
 
-def marks(leg: Leg, found: LegAdjoint | StraightAdjoint) -> tuple[tuple[Array, Array], ...]:
+def marks(leg: Leg, found: LegAdjoint | StraightAdjoint) -> list[tuple[Array, Array]]:
     """dG/dw before every event of a leg, from the last to the first, with the share of dG/dp."""
     modes = [leg.network.equations[head.mode] for head in leg.heads]
     widths = [e.n_differential + e.n_memory for e in modes]
     pairs = zip(widths, found.marks, strict=True)
-    return tuple((mark[:, :width], mark[:, found.width :]) for width, mark in pairs)[::-1]
+    return [(mark[:, :width], mark[:, found.width :]) for width, mark in pairs][::-1]
 
 
 def _backwards(

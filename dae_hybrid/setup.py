@@ -233,7 +233,7 @@ class Setup:
 
         def marks() -> list[tuple[Array, Array]]:
             leg, _, _ = run.pieces
-            return [] if leg is None else list(adjoint_analysis.marks(leg, found))
+            return [] if leg is None else adjoint_analysis.marks(leg, found)
 
         return Swept(sweep, found.gradient, found.statistics, marks)
 

@@ -108,10 +108,33 @@ def counter() -> dh.HybridModel:
     return m
 
 
+def switched() -> dh.HybridModel:
+    """Modes with 1, 2, .. states of their own, a memory that counts, an integrand that jumps; parameters everywhere."""
+    m = dh.HybridModel("switched")
+    a, b, c = m.parameter("a", 1.3), m.parameter("b", 0.4), m.parameter("c", 0.2)
+    y, z, w = m.differential("y"), m.differential("z"), m.algebraic("w")
+    count = m.memory("count", initial=a * 0.1)
+    modes = [
+        m.mode("up", ode={y: a - w}, algebraic=[w - b * y]),
+        m.mode("down", ode={y: -b * y - w, z: count - z}, algebraic=[w - c * z]),
+    ]
+    m.transition(
+        modes[0], modes[1], guard=y - 1 - count, direction="rising", reset={z: a * y}, memory={count: count + c * y}
+    )
+    m.transition(modes[1], modes[0], guard=y - c, direction="falling", reset={y: y + b * z})
+    m.initial(modes[0], {y: b})
+    m.functional("G", integrand=y**2 + w, terminal=y * a)
+    m.functional("V", integrand=ca.vertcat(y * w, count))
+    m.functional("end", terminal=w * count)
+    return m
+
+
 @pytest.fixture(scope="session")
 def models() -> SimpleNamespace:
     """Declarations by name, to be called or handed to `built`."""
-    return SimpleNamespace(decay=decay, oscillator=oscillator, ball=ball, circuit=circuit, em=em, counter=counter)
+    return SimpleNamespace(
+        decay=decay, oscillator=oscillator, ball=ball, circuit=circuit, em=em, counter=counter, switched=switched
+    )
 
 
 @pytest.fixture(scope="session")

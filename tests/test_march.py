@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import casadi as ca
 import numpy as np
 import pytest
 from random_systems import random_system
@@ -41,31 +40,11 @@ def legs(run: dh.Trajectory) -> int:
     return sum(item.count for item in run.parts.given if isinstance(item, Leg))
 
 
-def switched() -> dh.HybridModel:
-    """Modes with 1, 2, .. states of their own, a memory that counts, an integrand that jumps; parameters everywhere."""
-    m = dh.HybridModel("switched")
-    a, b, c = m.parameter("a", 1.3), m.parameter("b", 0.4), m.parameter("c", 0.2)
-    y, z, w = m.differential("y"), m.differential("z"), m.algebraic("w")
-    count = m.memory("count", initial=a * 0.1)
-    modes = [
-        m.mode("up", ode={y: a - w}, algebraic=[w - b * y]),
-        m.mode("down", ode={y: -b * y - w, z: count - z}, algebraic=[w - c * z]),
-    ]
-    m.transition(
-        modes[0], modes[1], guard=y - 1 - count, direction="rising", reset={z: a * y}, memory={count: count + c * y}
-    )
-    m.transition(modes[1], modes[0], guard=y - c, direction="falling", reset={y: y + b * z})
-    m.initial(modes[0], {y: b})
-    m.functional("G", integrand=y**2 + w, terminal=y * a)
-    m.functional("V", integrand=ca.vertcat(y * w, count))
-    return m
-
-
 CASES: dict[str, tuple[str, tuple[float, float], str]] = {
     "ball": ("ball", (0, 3), "height"),
     "em": ("em", (0, 3), "G"),
     "counter": ("counter", (0, 3.3), "area"),
-    "switched": ("", (0, 9), "G"),
+    "switched": ("switched", (0, 9), "G"),
 }
 
 
@@ -73,7 +52,7 @@ CASES: dict[str, tuple[str, tuple[float, float], str]] = {
 def case(request: pytest.FixtureRequest, built: Any, models: Any) -> tuple[dh.HybridSystem, tuple[float, float], str]:
     """A system, its time span and a functional."""
     name, span, functional = CASES[request.param]
-    return built(getattr(models, name) if name else switched), span, functional
+    return built(getattr(models, name)), span, functional
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -159,8 +138,8 @@ def test_the_same_derivatives(case: Any, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_several_functionals_and_some_parameters(method: str, built: Any) -> None:
-    system = built(switched)
+def test_several_functionals_and_some_parameters(method: str, built: Any, models: Any) -> None:
+    system = built(models.switched)
     whole = dh.adjoint_gradient(system, (0, 9), "G", method=method, **TIGHT)
     some = dh.adjoint_gradient(system, (0, 9), "G", wrt=["c", "a"], method=method, **TIGHT)
     np.testing.assert_allclose(some.gradient, whole.gradient[[2, 0]], rtol=1e-6)

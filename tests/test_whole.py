@@ -84,32 +84,11 @@ def same(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(values, b(times)[name], err_msg=name)
 
 
-def switched() -> dh.HybridModel:
-    """Modes of different size, an algebraic variable, a memory that counts; parameters everywhere."""
-    m = dh.HybridModel("switched")
-    a, b, c = m.parameter("a", 1.3), m.parameter("b", 0.4), m.parameter("c", 0.2)
-    y, z, w = m.differential("y"), m.differential("z"), m.algebraic("w")
-    count = m.memory("count", initial=a * 0.1)
-    modes = [
-        m.mode("up", ode={y: a - w}, algebraic=[w - b * y]),
-        m.mode("down", ode={y: -b * y - w, z: count - z}, algebraic=[w - c * z]),
-    ]
-    m.transition(
-        modes[0], modes[1], guard=y - 1 - count, direction="rising", reset={z: a * y}, memory={count: count + c * y}
-    )
-    m.transition(modes[1], modes[0], guard=y - c, direction="falling", reset={y: y + b * z})
-    m.initial(modes[0], {y: b})
-    m.functional("G", integrand=y**2 + w, terminal=y * a)
-    m.functional("V", integrand=ca.vertcat(y * w, count))
-    m.functional("end", terminal=w * count)
-    return m
-
-
 CASES: dict[str, tuple[Callable[[Any], Callable[[], dh.HybridModel]], tuple[float, float], str]] = {
     "ball": (lambda models: models.ball, (0.0, 3.0), "height"),
     "em": (lambda models: em_hysteresis.model, em_hysteresis.t_span, "G"),
     "ode": (lambda models: hybrid_ode.model, (0.0, 5.0), "G"),
-    "switched": (lambda models: switched, (0.0, 9.0), "V"),
+    "switched": (lambda models: models.switched, (0.0, 9.0), "V"),
     "no events": (lambda models: models.decay, (0.5, 3.0), "area"),
 }
 

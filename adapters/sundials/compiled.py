@@ -166,11 +166,6 @@ class Model:
         index, self.context.returned = self.context.returned - 1, 0
         return index if index >= 0 else None
 
-    def forget_counts(self) -> None:
-        """Count from zero again."""
-        for name in COUNTERS:
-            setattr(self.context, name, 0)
-
     def counters(self) -> dict[str, int]:
         """Calls so far."""
         own = {name: int(getattr(self.context, name)) for name in COUNTERS}
