@@ -6,6 +6,10 @@ stretches of equal intervals, as long as it can be interpolated between them. It
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import comb
 from typing import Any, ClassVar
 
@@ -29,6 +33,12 @@ SHRINK, GROW, ATTEMPTS = 0.2, 4.0, 16
 KEPT = 8
 #: the first stretch is at least this share of the segment
 SHORTEST = 1e-6
+#: and this many roundings
+RESOLVED = 4 * INTERVALS
+#: steps of the solver within an interval, of which few are needed
+MOST_STEPS = 1000
+#: where a run ends numbers are looked for within this share of the segment
+LOOK_AHEAD = 1e-6
 #: CasADi has one absolute tolerance: states are scaled for it
 ABSOLUTE = 1e-10
 #: weights of interpolation through equidistant points, by their number
@@ -41,7 +51,7 @@ class CasadiIntegrator(SteppedIntegrator):
     name = "casadi"
     capabilities: ClassVar[Capabilities] = Capabilities(methods=("auto", "bdf", "adams"), algebraic=("auto", "bdf"))
     nonstiff, stiff = "adams", "bdf"
-    look = 20  # a step here is many steps of CVODES
+    look = 10  # a step here is many steps of CVODES
     for_adjoints = BDF_FOR_ADAMS
 
     def start(self, problem: InitialValueProblem) -> _Stepper:
@@ -64,7 +74,7 @@ class _Stepper:
     def _first_length(self) -> float:
         p = self._problem
         if p.first_step is not None:
-            return max(p.first_step * INTERVALS, SHORTEST * (p.t_stop - p.t0))
+            return max(p.first_step * INTERVALS, RESOLVED * np.spacing(max(abs(p.t0), abs(p.t_stop))))
         scale = p.absolute + p.rtol * np.abs(p.x0)
         nd = p.n_differential
         size, rate = (np.sqrt(np.mean((v[:nd] / scale[:nd]) ** 2)) if nd else 0.0 for v in (p.x0, p.xdot0))
@@ -89,7 +99,9 @@ class _Stepper:
         reason: RuntimeError | None = None
         for _ in range(ATTEMPTS):
             left = p.t_stop - self.t
-            length = min(self._length, left, INTERVALS / STEP * p.max_step)
+            length = min(self._length, INTERVALS / STEP * p.max_step)
+            if left - length <= RESOLVED * np.spacing(max(abs(p.t0), abs(p.t_stop))):  # too short for a stretch
+                length = left
             times = self.t + length * np.arange(INTERVALS + 1) / INTERVALS
             if length == left:
                 times[-1] = p.t_stop
@@ -114,7 +126,7 @@ class _Stepper:
     def _failure(self, reason: RuntimeError | None) -> IntegrationError:
         place: dict[str, Any] = {"mode": self._problem.name, "time": self.t}
         said = "" if reason is None else _essence(reason)
-        if "RHSFUNC" in said or "RES_ERR" in said or "not finite" in said:
+        if "RHSFUNC" in said or "RES_ERR" in said or "not finite" in said or self._meets_no_numbers():
             error: IntegrationError = not_finite_equations(**place)
             error.message += f" ({said})"
             return error
@@ -124,6 +136,17 @@ class _Stepper:
             remedy="Look for a discontinuity that is not a transition, a solution that blows up, or tolerances beyond "
             "double precision.",
         )
+
+    def _meets_no_numbers(self) -> bool:
+        """Whether the rates are not finite a short way ahead, along the tangent."""
+        p = self._problem
+        ahead = min(max(self._length, LOOK_AHEAD * (p.t_stop - p.t0)), p.t_stop - self.t)
+        slope = p.rhs(self.t, self.x)
+        slope[p.n_differential :] = 0.0
+        for share in (0.0, 1e-3, 0.1, 1.0):
+            if not np.all(np.isfinite(p.rhs(self.t + share * ahead, self.x + share * ahead * slope))):
+                return True
+        return False
 
     def _error(self, times: Array, values: Array) -> float:
         """How far every other value is from what the others say, in tolerances."""
@@ -153,7 +176,8 @@ class _Stepper:
             weights = (p.absolute + p.rtol * np.abs(self.x)) / ABSOLUTE
             x0 = np.concatenate((np.zeros(nd), self.x[nd:] / weights[nd:]))
         constants = np.concatenate((p.constants, weights, base, slope, [t0, length]))
-        found = integrator(x0=x0[:nd], z0=x0[nd:], p=constants)
+        with _silence():
+            found = integrator(x0=x0[:nd], z0=x0[nd:], p=constants)
         values = np.vstack((self.x, np.vstack((found["xf"], found["zf"])).T * weights))
         values[1:, :nd] += base + GRID[:, None] * slope
         idle.append(integrator)
@@ -188,7 +212,7 @@ def _integrator(p: InitialValueProblem, *, limited: bool) -> ca.Function:
     options: dict[str, Any] = {
         "abstol": ABSOLUTE,
         "reltol": p.rtol,
-        "max_num_steps": 20_000,
+        "max_num_steps": MOST_STEPS,
         "regularity_check": True,  # CVODES would look for a step without NaN for ever
         "disable_internal_warnings": True,
         "show_eval_warnings": False,
@@ -203,6 +227,53 @@ def _integrator(p: InitialValueProblem, *, limited: bool) -> ca.Function:
         options["linear_multistep_method"] = p.method
         options["nonlinear_solver_iteration"] = "functional" if p.method == "adams" else "newton"
     return ca.integrator("segment", "idas" if n > nd else "cvodes", problem, 0.0, GRID.tolist(), options)
+
+
+class _Silenced:
+    """In place of ``sys.stderr``: what some threads write is dropped."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.threads: set[int] = set()
+
+    def write(self, text: str) -> int:
+        """See `io.TextIOBase.write`."""
+        if self.stream is None or threading.get_ident() in self.threads:
+            return len(text)
+        return int(self.stream.write(text))
+
+    def flush(self) -> None:
+        """See `io.IOBase.flush`."""
+        if self.stream is not None:
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+_exchange = threading.Lock()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Drop what CasADi writes to ``sys.stderr`` in this thread, and only in this one.
+
+    Steps that fail are tried again in shorter ones, and what fails in the end is an error that says so. CasADi has an
+    option against the messages of CVODES, but none against those of IDAS.
+    """
+    thread = threading.get_ident()
+    with _exchange:
+        if not isinstance(sys.stderr, _Silenced):
+            sys.stderr = _Silenced(sys.stderr)
+        silenced = sys.stderr
+        silenced.threads.add(thread)
+    try:
+        yield
+    finally:
+        with _exchange:
+            silenced.threads.discard(thread)
+            if not silenced.threads and sys.stderr is silenced:
+                sys.stderr = silenced.stream
 
 
 def _local(times: Array, values: Array, t: Array, points: int) -> Array:

@@ -1,7 +1,9 @@
 """Random hybrid systems in numbers: ``python benchmarks/random_systems.py --count 500 --seed 0 --markdown FILE``.
 
 Every system is declared from its seed, simulated and differentiated forwards, backwards and by finite differences, in
-a process of its own: one that crashes or hangs is counted too. ``--only SEED`` judges one system and prints all of it.
+a process of its own: one that crashes or hangs is counted too. ``--closed-forms`` takes systems with known solutions
+(tests/closed_forms.py) and goes through all adapters and methods. ``--only SEED`` judges one system and prints all of
+it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from closed_forms import judge_closed_form
 from random_systems import FORMS, random_system
 from verdicts import Verdict, judge
 
@@ -29,11 +32,17 @@ from dae_hybrid.tables import markdown
 HANG = 120.0  # seconds; all the runs of one system take a few
 
 
+def verdict_of(seed: int, adapter: str, every: int) -> Verdict:
+    """What comes of one seed; `adapter` "all" means the systems with closed forms."""
+    if adapter == "all":
+        return judge_closed_form(seed)
+    return judge(random_system(seed), adapter=adapter, native=not every or seed % every > 0)
+
+
 def _serve(pipe: Any, adapter: str, every: int) -> None:
     with suppress(EOFError):  # the end
         while True:
-            seed = pipe.recv()
-            pipe.send(judge(random_system(seed), adapter=adapter, native=not every or seed % every > 0))
+            pipe.send(verdict_of(pipe.recv(), adapter, every))
 
 
 class Workers:
@@ -62,7 +71,7 @@ class Workers:
             outcome = f"DEFECT: crash after {time.monotonic() - begin:.0f} s"
         self.own.process.kill()
         self.own.process = None
-        return Verdict(seed=seed, outcome=outcome, forms=random_system(seed).forms)
+        return Verdict(seed=seed, outcome=outcome)
 
 
 def reason(verdict: Verdict) -> str:
@@ -76,7 +85,8 @@ def report(verdicts: list[Verdict], title: str) -> str:
     """Tables of what was tried and what came of it."""
     kinds = ("agree", "refused", "DISAGREE", "DEFECT")
     rows = [["systems with a mode that is", "tried", *(k.lower() for k in kinds)]]
-    for form in (*FORMS, "implicit index 2", "any form"):
+    known = sorted({form for v in verdicts for form in v.forms} - {*FORMS, "implicit index 2"})
+    for form in (*(() if known else (*FORMS, "implicit index 2")), *known, "any form"):
         of = [v for v in verdicts if form in v.forms or form == "any form"]
         found = Counter(v.kind for v in of)
         rows.append([form, str(len(of)), *(str(found[k]) for k in kinds)])
@@ -84,7 +94,7 @@ def report(verdicts: list[Verdict], title: str) -> str:
     parts = [title, markdown(rows)]
     refusals = Counter((reason(v), v.stage) for v in verdicts if v.kind == "refused")
     parts.append(markdown([["refused", "by", "systems"], *([*k, str(n)] for k, n in refusals.most_common())]))
-    if agreed:
+    if any(v.tried for v in agreed):
         one, two = max(agreed, key=lambda v: v.adjoint), max(agreed, key=lambda v: v.differences)
         compared, tried = sum(v.compared for v in agreed), sum(v.tried for v in agreed)
         parts.append(
@@ -103,15 +113,17 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the first system")
     parser.add_argument("--adapter", default="sundials")
+    parser.add_argument("--closed-forms", dest="adapter", action="store_const", const="all")
     parser.add_argument("--interpret-every", type=int, default=10, help="do not compile every n-th system; 0: all are")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", type=int, help="judge one system")
     parser.add_argument("--markdown", type=Path)
     given = parser.parse_args()
     if given.only is not None:
-        drawn = random_system(given.only)
-        print(drawn.model().build(native=False, **drawn.build).describe())
-        print(judge(drawn, adapter=given.adapter))
+        if given.adapter != "all":
+            drawn = random_system(given.only)
+            print(drawn.model().build(native=False, **drawn.build).describe())
+        print(verdict_of(given.only, given.adapter, given.interpret_every))
         return
     work, done = Workers(given.adapter, given.interpret_every), counter(1)
     verdicts: list[Verdict] = []
@@ -123,7 +135,8 @@ def main() -> None:
             if (i := next(done)) % 50 == 0:
                 print(f"-- {i} of {given.count}", flush=True)
     last = given.seed + given.count - 1
-    text = report(verdicts, f"Random systems {given.seed} to {last} through {given.adapter}")
+    through = "all adapters and methods" if given.adapter == "all" else given.adapter
+    text = report(verdicts, f"# Random systems {given.seed} to {last} through {through}")
     print(text)
     if given.markdown is not None:
         given.markdown.write_text(text, encoding="utf-8")

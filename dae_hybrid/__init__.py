@@ -17,8 +17,10 @@ from dae_hybrid.diagnostics import Diagnostics as Diagnostics
 from dae_hybrid.duality import Duality as Duality
 from dae_hybrid.errors import AdapterError as AdapterError
 from dae_hybrid.errors import AssumptionError as AssumptionError
+from dae_hybrid.errors import BoundError as BoundError
 from dae_hybrid.errors import ChatteringError as ChatteringError
 from dae_hybrid.errors import CompilerWarning as CompilerWarning
+from dae_hybrid.errors import ConditionWarning as ConditionWarning
 from dae_hybrid.errors import ConsistencyError as ConsistencyError
 from dae_hybrid.errors import DaeHybridError as DaeHybridError
 from dae_hybrid.errors import DerivativeWarning as DerivativeWarning

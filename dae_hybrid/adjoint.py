@@ -73,13 +73,13 @@ class Sweep:
         chosen, p = list(self.components), self.trajectory.parameters
         final = self.system.modes[mode]
         by_u = final.kernels["terminal"](t, x, m, p)[1][chosen]
-        size = np.abs(by_u[:, : x.size + m.size]) @ np.abs(np.concatenate((x, m)))
+        size = np.abs(by_u[:, : x.size + m.size]) @ np.concatenate((self._magnitude(final, x), np.abs(m)))
         duration, largest = self.trajectory.t_span[1] - self.trajectory.t_span[0], np.zeros_like(size)
         for own, at, x_end, memory in self._ends():
             g_x = own.kernels["adjoint_point"](at, x_end, memory, p)[1][chosen]
             if not all_finite(g_x.ravel()):
                 g_x = np.where(np.isfinite(g_x), g_x, 0.0)
-            largest = np.maximum(largest, np.abs(g_x) @ np.abs(x_end))
+            largest = np.maximum(largest, np.abs(g_x) @ self._magnitude(own, x_end))
         # a run that has settled has small integrands at its ends, and its cost behind it
         size = np.maximum(size + duration * largest, SETTLED * np.abs(self.trajectory.integrals[chosen]))
         return np.asarray(np.where(np.isfinite(size) & (size > 0), size, 1.0))
@@ -98,6 +98,21 @@ class Sweep:
             least = floor.min(initial=self.rtol)
             self._tolerances[mode.index] = Tolerances(sizes * (floor / x), sizes * (least / self._others), self.rtol)
         return self._tolerances[mode.index]
+
+    def _magnitude(self, mode: ModeSystem, x: Array) -> Array:
+        """How large states are at a point; those that are never resolved as large as they may be for that."""
+        layout, found = mode.equations.variables, np.abs(x)
+        extent = self._extent_of(layout)
+        own = found[: extent.size]
+        own[:] = np.where(extent == self._unresolved(layout), extent, own)
+        return found
+
+    def _unresolved(self, layout: Layout) -> Array:
+        """The size of what never leaves its absolute tolerance: where that and the relative one are the same.
+
+        Its own is rounding where a symmetry keeps it at zero, and the adjoint would follow rounding with it.
+        """
+        return self.options.absolute(layout) / self.options.rtol
 
     def _extent_of(self, layout: Layout) -> Array:
         return np.concatenate([NONE, *(self._extent[name] for name in layout.names)])
@@ -119,7 +134,7 @@ class Sweep:
 
     @cached_property
     def _extent(self) -> dict[str, Array]:
-        """How large each variable and memory is along the run, or moves; one where it is always zero."""
+        """How large each variable and memory is along the run, or moves; `_unresolved`, or one for a memory of zero."""
         extent: dict[str, Array] = {}
 
         def note(blocks: Layout, values: Array) -> None:
@@ -135,6 +150,12 @@ class Sweep:
             elif isinstance(item, Segment):
                 note(item.mode.equations.variables, item.extent())
                 note(self.system.memory, np.abs(item.memory))
+        for own in self.system.modes:
+            layout = own.equations.variables
+            absolute, least = self.options.absolute(layout), self._unresolved(layout)
+            for name in extent.keys() & set(layout.names):
+                part = layout[name]
+                extent[name] = np.where(extent[name] > absolute[part], extent[name], least[part])
         return {name: np.where(size > 0, size, 1.0) for name, size in extent.items()}
 
     # -- pieces --------------------------------------------------------------------------------------------
@@ -297,7 +318,11 @@ def gradient(sweep: Sweep, seen: list[tuple[Array, Array]] | None = None) -> Arr
             seen.append((adjoint, total))
     total = total + adjoint @ sweep.trajectory.start.derivatives[:, wrt]
     if not np.all(np.isfinite(total)):
-        raise NonFiniteError("The gradient is not finite.", time=sweep.trajectory.t_span[0])
+        labels = sweep.trajectory.system.parameters.labels()
+        bad = [labels[i] for i, column in zip(wrt, np.atleast_2d(total).T, strict=True) if not all_finite(column)]
+        raise NonFiniteError(
+            f"The gradient is not finite: by {', '.join(bad)}.", time=sweep.trajectory.t_span[0], variables=bad
+        )
     return np.asarray(total)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid import adjoint as adjoint_analysis
+from dae_hybrid.amplification import LOOSER, lost_digits
 from dae_hybrid.automaton import scalar
 from dae_hybrid.certify import certify, keeping
 from dae_hybrid.duality import compare, direction
@@ -61,8 +62,10 @@ def simulate(
         From `HybridModel.build`.
     t_span : (float, float)
         Start and end.
-    parameters : mapping or array, optional
-        Values by name, the others nominal, or all in order of declaration.
+    parameters : mapping, labelled array or array, optional
+        Values by name, the others nominal, or all in order of declaration. What has labels (a pandas Series with an
+        index of its own, a row of a DataFrame, an xarray DataArray with coordinates, a named tuple) is read as a
+        mapping; a Series with the default index is all values in order. See `HybridSystem.parameter_vector`.
     t_eval : array, shape (n_t,), optional
         Output times, increasing; the value at an event is the one after it. By default every step of the
         integrator, with both sides of every event.
@@ -125,7 +128,9 @@ def forward_sensitivity(
         difference allowed, relative to the gradient; True is sqrt(rtol).
 
     Other parameters, returned errors: as in `simulate`. Warns with `DerivativeWarning` where transitions that are due
-    together make derivatives one-sided. Serban and Recuero (2019), eq. 5, 6, 25 to 28.
+    together make derivatives one-sided, and with `ConditionWarning` where perturbations grow so much along the run that
+    the tolerance does not determine the derivatives of the functionals, or where rounding and the errors of the states
+    are larger than derivatives by a parameter that does next to nothing. Serban and Recuero (2019), eq. 5, 6, 25 to 28.
 
     Examples
     --------
@@ -151,7 +156,15 @@ def forward_sensitivity(
             for name in system.functionals.names:
                 swept = setup.adjoint(run, name, indices, conditions)
                 checked[name] = compare(name, swept, witness, gradient @ v, v, allowed)
-        verdict = certify(trajectory, conditions, lambda: (trajectory, directions), checked)
+        parts = system.functionals
+        growth = lost_digits(
+            trajectory,
+            {key: gradient[parts[key]] for key in parts.names},
+            indices,
+            lambda: setup.looser(LOOSER).forward_gradients(indices),
+            sampled=setup.t_eval is not None,
+        )
+        verdict = certify(trajectory, conditions, lambda: (trajectory, directions), checked, growth)
     return ForwardSensitivity(
         trajectory=trajectory,
         parameters=_labels(system, indices),
@@ -190,7 +203,7 @@ def adjoint_gradient(
     strict, duality
         As in `forward_sensitivity`; the check costs one forward direction.
 
-    Other parameters and errors: as in `simulate` and `forward_sensitivity`.
+    Other parameters, errors and warnings: as in `simulate` and `forward_sensitivity`.
 
     Examples
     --------
@@ -224,7 +237,14 @@ def adjoint_gradient(
         if allowed is not None:
             witness, total, v = setup.testimony(trajectory, indices, conditions)
             checked[name] = compare(name, swept, witness, total, v, allowed)
-        verdict = certify(trajectory, conditions, forward, checked)
+        growth = lost_digits(
+            trajectory,
+            {name: swept.gradient},
+            indices,
+            lambda: setup.looser(LOOSER).adjoint_gradients(name, indices, algorithm),
+            sampled=setup.t_eval is not None,
+        )
+        verdict = certify(trajectory, conditions, forward, checked, growth)
     trajectory.parts.forget_paths()
     return Gradient(
         functional=name,

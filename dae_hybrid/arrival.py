@@ -2,11 +2,13 @@
 
 The unknowns xi of an arrival solve Phi(xi; w-, p, t) = 0, so dxi = -Phi_xi^-1 Phi_(w, p, t), and (y+, m+) follow.
 Equations that are too many (a constraint that the reset satisfies by itself) must be satisfied whatever the
-parameters: along every admissible perturbation, one that stays on the source's constraints and on the guard.
+parameters: along every admissible perturbation, one that stays on the source's constraints and on the guard. Where
+other events have come before at the same instant, that is what they make of one that is admissible before the first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,6 +42,19 @@ class ArrivalDerivative(NamedTuple):
     xi: Any
 
 
+class Reached(NamedTuple):
+    """Derivatives where an event fires, by (w-, p) before the first event of its instant.
+
+    `state` is that of w- at fixed time, `tau` that of the time of the event before, None where there is none; `first`
+    is the first event and `source` the mode that it left.
+    """
+
+    state: Array
+    tau: Array | None
+    first: EventRecord
+    source: ModeSystem
+
+
 def arrival_derivative(
     transition: TransitionMap,
     source: ModeSystem,
@@ -49,11 +64,13 @@ def arrival_derivative(
     by_w: Array,
     when: Array | None,
     flow_minus: Array,
+    earlier: Callable[[], Reached] | None,
 ) -> ArrivalDerivative:
     """The derivative at a recorded event.
 
     `by_w` is the chain of the source, `when` the derivative of the event time by (w-, p), None where the transition
-    only follows another one, `flow_minus` the rates of w-.
+    only follows another one, `flow_minus` the rates of w-. `earlier` says what events before at the same instant lead
+    to.
 
     Raises
     ------
@@ -92,12 +109,16 @@ def arrival_derivative(
         if len(matrix) > xi.size:
             excess, sizes = np.vstack((excess, left)), np.vstack((sizes, terms))
     jump = np.vstack((y_u @ by_w + y_xi @ dxi, m_u @ by_w + m_xi @ dxi))
+    if transition.conditions:
+        by_u = transition.kernels["conditions"](t, x, m, p)[1]
+        excess, sizes = np.vstack((excess, by_u @ by_w)), np.vstack((sizes, abs(by_u) @ abs(by_w)))
     others = [i for i in range(len(target.invariants)) if i not in transition.helping]
     if others:
         rows, row_sizes = (values[others] for values in _constraint_rows(target, event, p, jump))
         excess, sizes = np.vstack((excess, rows)), np.vstack((sizes, row_sizes))
     if len(excess):
-        _refuse_excess(transition, source, target, event, p, excess, sizes, when, flow_minus)
+        reached = None if earlier is None else earlier()
+        _refuse_excess(transition, source, target, event, p, excess, sizes, when, flow_minus, reached)
     return ArrivalDerivative(jump, dxi)
 
 
@@ -164,23 +185,29 @@ def _refuse_excess(
     sizes: Array,
     when: Array | None,
     flow_minus: Array,
+    reached: Reached | None,
 ) -> None:
     """Equations that neighbouring arrivals do not satisfy."""
     nw = flow_minus.size
+    drift, drift_size = excess[:, :nw] @ flow_minus + excess[:, -1], sizes[:, :nw] @ abs(flow_minus) + sizes[:, -1]
+    rows, sizes, first = excess[:, :-1], sizes[:, :-1], event
+    if reached is not None:
+        _, tau, first, source = reached
+        both = np.vstack((reached.state, np.eye(p.size, reached.state.shape[1], reached.state.shape[1] - p.size)))
+        rows, sizes, when = rows @ both, sizes @ abs(both), tau if when is None else when @ both
     # relative changes: derivatives by quantities of any size are compared
-    w = np.abs(np.concatenate((event.x_minus[: source.differential.size], event.memory_minus)))
+    w = np.abs(np.concatenate((first.x_minus[: source.differential.size], first.memory_minus)))
     w = np.maximum(w, NEGLIGIBLE * w.max(initial=0.0))  # a guard may hold a state at zero
     scale = np.concatenate((w, np.abs(p), [1.0]))
     scale = np.where(scale > 0, scale, 1.0)
-    drift, drift_size = excess[:, :nw] @ flow_minus + excess[:, -1], sizes[:, :nw] @ abs(flow_minus) + sizes[:, -1]
     if when is None:
-        rows, sizes = np.hstack((excess[:, :-1], drift[:, None])), np.hstack((sizes[:, :-1], drift_size[:, None]))
+        rows, sizes = np.hstack((rows, drift[:, None])), np.hstack((sizes, drift_size[:, None]))
     else:
-        rows, sizes = excess[:, :-1] + np.outer(drift, when), sizes[:, :-1] + np.outer(drift_size, abs(when))
+        rows, sizes = rows + np.outer(drift, when), sizes + np.outer(drift_size, abs(when))
         scale = scale[:-1]
     rows, sizes = rows * scale, sizes * scale
     if source.invariants:
-        held = source.onto_constraints(event.time, event.x_minus, event.memory_minus, p)[1]
+        held = source.onto_constraints(event.time, first.x_minus, first.memory_minus, p)[1]
         if when is None:
             held = np.hstack((held, np.zeros((len(held), 1))))
         held = held * scale

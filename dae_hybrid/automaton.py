@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -11,27 +12,34 @@ import numpy as np
 from dae_hybrid.companion import Companion
 from dae_hybrid.dense import Redo
 from dae_hybrid.diagnosis import explain
-from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, ZenoError
+from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, OptionError, ZenoError
+from dae_hybrid.event_accuracy import noisy
 from dae_hybrid.events import SAME_INSTANT, TOGETHER, Entry, Instant, signs
-from dae_hybrid.failures import SUSPECTS, singular
+from dae_hybrid.failures import LATEST, SUSPECTS, event_limit, lost_crossing, unresolved_guard
 from dae_hybrid.firing import Firing
 from dae_hybrid.initial import Start
-from dae_hybrid.integrator import Array, Record, SegmentTask, Session
+from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.journey import Journey
 from dae_hybrid.leg import Leg, Parts
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.segments import is_unresolved, kernel
 from dae_hybrid.stops import Stops, settle
 from dae_hybrid.system import HybridSystem, ModeSystem
+from dae_hybrid.touching import touched
 from dae_hybrid.trajectory import Part, Segment, Trajectory
 from dae_hybrid.transition import Arrival, TransitionMap
 
 NONE: frozenset[int] = frozenset()
 #: events that an integrator needs to know of
 RECENT = 4
+#: times that differ by less than ten times this share of the run are one where a condition fails
+MOMENT = 1e-14
 #: a guard that is zero at an event, and this share of the run's time scale before it, has been zero for a while
 PLATEAU = 1e-7
+#: a guard that is farther from zero where it crosses than this share of its way in the segment jumps
+JUMP = 1e-3
 
 
 class Automaton:
@@ -64,6 +72,7 @@ class Automaton:
         self.start = Start(system.initial, self.mode, self.t, self.at, parameters)
         self.n_events = 0
         self.sides: dict[int, int] = {}  # of guards that a signal holds at zero: which side they came from
+        self.spared = np.inf  # when conditions that fail are looked at again
         self.next_step: float | None = None  # of an explicit method, from the segment before
         self.outputs = 0  # how many of the output times are done
 
@@ -72,6 +81,8 @@ class Automaton:
         try:
             self.at = self.system.initial.apply(self.mode, self.t, self.p)
             self.start = replace(self.start, at=self.at)
+            if is_unresolved(*self.span):
+                self._check_movement()
             if self.companion is not None:
                 self.companion.start(self.start)
             self._loop()
@@ -83,21 +94,39 @@ class Automaton:
             raise
         return self._trajectory(complete=True)
 
+    def _check_movement(self) -> None:
+        """Refuse a run over nothing but roundings of its times in which more than rounding would happen."""
+        mode, at, span = self.mode, self.at, self.span[1] - self.span[0]
+        n = mode.equations.n
+        gained = kernel(mode.equations, "flow")(self.t, at.x[:n], at.m, self.p)[1]
+        ny, layout = mode.differential.size, self.system.functionals
+        moved = np.concatenate((at.xdot[:ny], gained)) * span
+        allowed = (self.options.allowed(mode.differential, at.x[:ny]), self.options.absolute(layout))
+        if np.any(np.abs(moved) > np.concatenate(allowed)):
+            raise OptionError(
+                f"t_span {self.span} is too short to integrate: its ends are a few roundings of {self.t:g} apart, in "
+                "which variables or functionals change by more than their tolerances.",
+                remedy="Count time from a start that is closer.",
+            )
+
     def _loop(self) -> None:
         end, instant = self.span[1], self.instant
-        entering, armed, jumped, past = True, NONE, NONE, NONE
+        entering, armed, jumped = True, NONE, NONE
         while True:
             if self.stops.signals and self.stops.pass_knots(self.t):
                 jumped = self._turn(armed)
-            entry = instant.look(self.mode, self.t, self.at, entering=entering, armed=armed, jumped=jumped, past=past)
-            firing, jumped, past = entry.fires, NONE, NONE
+            resting = self._at_rest(armed)
+            entry = instant.look(self.mode, self.t, self.at, entering=entering, jumped=jumped, resting=resting)
+            firing, jumped = entry.fires, NONE
             due = np.inf
-            if self.mode.timed and (firing is None or instant.reversed):
+            if self.mode.timed and (firing is None or firing.transition.refuses or instant.reversed):
                 due, timed, count = instant.due(self.mode, self.t, self.p)
                 if timed is not None and due <= self.t:
                     firing = Firing(timed, count=count)
-            if firing is not None:
-                source, past = self.mode, self._past(firing)
+            overdue = self._overdue()
+            firing = overdue if firing is None else firing
+            if firing is not None and (firing is overdue or not self._spares(firing)):
+                source = self.mode
                 if self._fire(firing):
                     return
                 entering, armed = True, armed if self.mode is source else NONE
@@ -105,7 +134,7 @@ class Automaton:
             self._measure()
             if self.t >= end:
                 return
-            t_stop = min(end, due, self.stops.next(self.t))
+            t_stop = min(end, due, self.stops.next(self.t), self.spared)
             try:
                 crossing, entry = self._segment(t_stop, due, entry)
             except ZenoError:
@@ -118,34 +147,83 @@ class Automaton:
             instant.rest(source, pending)
             armed = frozenset(i for i, band in zip(source.guarded, pending.tolist(), strict=True) if not band)
             if crossing is not None:
-                firing = self._first(crossing, due, armed)
-                past = self._past(firing)
+                firing = self._first(crossing, due, armed, entry)
+                if self._spares(firing):
+                    armed -= {firing.transition.index}
+                    continue
                 if self._fire(firing):
                     return
                 entering, armed = True, armed if self.mode is source else NONE
+            elif source.guarded:
+                instant.arrive(source, self.t, self.at, armed=armed, leaving=self._leaving(entry))
 
-    def _first(self, crossing: tuple[int, float, float], due: float, armed: frozenset[int]) -> Firing:
+    def _leaving(self, entry: Entry) -> dict[int, int]:
+        """To which side guards were leaving zero in the segment that has ended."""
+        return dict(zip(self.mode.guarded, map(int, entry.departure.tolist()), strict=True))
+
+    def _spares(self, firing: Firing) -> bool:
+        """Whether a condition on the mode fails so close to something else that is due that this goes first.
+
+        A bound is reached where a transition leaves the mode, or at the end of the run: which of them is seen first is
+        chance. The condition is looked at again when that moment is over.
+        """
+        if not firing.transition.refuses or self.t < self.spared < np.inf:
+            return firing.transition.refuses
+        if firing.guard == 0.0 == firing.rate:  # it stays at its bound
+            return True
+        mode, t, at, instant = self.mode, self.t, self.at, self.instant
+        moment = TOGETHER * max(self.options.rtol * instant.elapsed(t), MOMENT * (self.span[1] - self.span[0]))
+        due = instant.due(mode, t, self.p)[0] if mode.timed else np.inf
+        spared = min(self.span[1], due, self.stops.next(t)) - t <= moment
+        if not spared:
+            at = Arrival(at.x, at.m, *mode.kernels["entry"](t, at.x, at.m, self.p))
+            spared = instant.is_due_within(moment, firing.transition, mode, at)
+        if spared:
+            self.spared = t + 2 * moment
+        return spared or self._touched(firing.transition) is not None
+
+    def _touched(self, condition: TransitionMap) -> float | None:
+        """The zero band of a bound that is only touched; what a mode requires to be positive must not vanish."""
+        if condition.bound is None:
+            return None
+        return touched(condition, self.mode, self.t, self.at, self.p, self.options, self.span)
+
+    def _at_rest(self, armed: frozenset[int]) -> Mapping[int, tuple[float, float]]:
+        """Guards that have not left zero yet, by their transitions: zero band, and the sign to leave it with."""
+        found = dict(self.instant.at_rest(self.mode, self.t, self.at, self.p, armed))
+        for index in self.mode.guarded:
+            condition = self.system.transitions[index]
+            band = None if index in armed else self._touched(condition)
+            if band is not None:
+                found[index] = band, -float(condition.direction)
+        return found
+
+    def _overdue(self) -> Firing | None:
+        """A condition that still fails when its moment is over."""
+        if self.t < self.spared:
+            return None
+        self.spared = np.inf
+        mode, at = self.mode, self.at
+        at = Arrival(at.x, at.m, *mode.kernels["entry"](self.t, at.x, at.m, self.p))
+        past = (self.system.transitions[i] for i in sorted(self.instant.past(mode, self.t, at)))
+        failed = (condition for condition in past if condition.refuses)
+        return next((Firing(condition) for condition in failed if self._touched(condition) is None), None)
+
+    def _first(self, crossing: tuple[int, float, float], due: float, armed: frozenset[int], entry: Entry) -> Firing:
         """Which transition is the first of those that are due where a guard has crossed."""
         index, guard, rate = crossing
-        if guard == 0.0 == rate:
+        if guard == 0.0 == rate and not self.system.transitions[self.mode.guarded[index]].refuses:
             self._refuse_plateau(index)
         mode, at = self.mode, self.at
         found = Firing(self.system.transitions[mode.guarded[index]], guard, rate)
-        if len(mode.guarded) > 1:
+        if len(mode.guarded) > 1 or mode.timed:
             at = self.at = Arrival(at.x, at.m, *mode.kernels["entry"](self.t, at.x, at.m, self.p))
+            self.instant.arrive(mode, self.t, at, armed=armed, leaving=self._leaving(entry), crossing=found)
             found = self.instant.first(mode, self.t, at, found, armed)
         if self.instant.reversed and due <= self.t:
             _, timed, count = self.instant.due(mode, self.t, self.p)
             found = found if timed is None else Firing(timed, count=count)
         return found
-
-    def _past(self, firing: Firing) -> frozenset[int]:
-        """Transitions whose guards are past their threshold before one from the mode to itself."""
-        mode, at = self.mode, self.at
-        if firing.transition.target != mode.index or not mode.guarded:
-            return NONE
-        at = Arrival(at.x, at.m, *mode.kernels["entry"](self.t, at.x, at.m, self.p))
-        return self.instant.past(mode, self.t, at)
 
     def _refuse_plateau(self, index: int) -> None:
         """A guard that comes to zero and stays there is seen somewhere on the way, not where it crosses."""
@@ -243,6 +321,8 @@ class Automaton:
         mode, at, task, outcome = self.mode, self.at, passage.task, passage.outcome
         if outcome is None:
             raise self._failed(task, passage.error)
+        if outcome.crossing is not None:
+            self._refuse_noise(task, outcome, outcome.crossing)
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
         kept = {} if self.companion is None else self.companion.advance(outcome, x, at.m)
         self._record(task, outcome.t, x, xdot, outcome.rows, outcome.method, {"path": outcome.path, **kept})
@@ -251,10 +331,19 @@ class Automaton:
             self.at = Arrival(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
         else:
             self.at = Arrival(x, at.m, xdot, at.guards, at.rates, at.sizes)
-        if outcome.crossing is not None and outcome.crossing[0] >= len(mode.guarded):
-            raise singular(mode=mode.name, time=self.t, variables=mode.algebraic.names)
         count = len(mode.guarded)
         return outcome.crossing, Entry(None, outcome.zero_band[:count], task.departure[:count])
+
+    def _refuse_noise(self, task: SegmentTask, outcome: SegmentOutcome, crossing: tuple[int, float, float]) -> None:
+        """A guard that has crossed zero where the flow takes it the other way; a condition has only been touched."""
+        index, value, rate = crossing
+        transition = self.system.transitions[self.mode.guarded[index]]
+        if transition.direction * rate < 0 and not transition.refuses:
+            place: dict[str, Any] = {"mode": self.mode.name, "time": outcome.t}
+            jumps = abs(value) > JUMP * abs(rate) * (outcome.t - task.t0)
+            error = lost_crossing(crossing, pole=False, **place) if jumps else unresolved_guard(index, **place)
+            error.rows = outcome.rows
+            raise self._failed(task, error)
 
     def _failed(self, task: SegmentTask, error: DaeHybridError | None) -> DaeHybridError:
         """The error of a segment, with what is known about it and what had been computed."""
@@ -267,7 +356,12 @@ class Automaton:
         error.mode = error.mode or mode.name
         explain(error, mode, self.p, self.options, task.t_stop, (task.t0, at), (self.t, self.at))
         if error.guard is not None and error.guard < len(mode.guarded):
-            error.transition = self.system.transitions[mode.guarded[error.guard]].name
+            transition = self.system.transitions[mode.guarded[error.guard]]
+            if transition.refuses:  # it was at its bound, and has left it to the wrong side
+                return Firing(transition).refused(mode, self.t, self.at)
+            error.transition = transition.name
+            if isinstance(error, ZenoError):
+                return noisy(self._trajectory(complete=False), error, (self.t, self.at.x, self.at.m)) or error
         return error
 
     def _journey(self) -> Journey:
@@ -295,6 +389,7 @@ class Automaton:
         event, mode = leg.last
         self.instant.catch_up(leg.times)
         self.n_events += leg.count
+        self.spared = np.inf
         self.outputs += leg.n_rows
         self.mode, self.t, self.integrals = self.system.modes[mode], task.t0, task.integrals
         none = np.zeros(0)
@@ -374,6 +469,20 @@ class Automaton:
         kept = {name: rows[:1] if name == "sensitivity_rows" else rows for name, rows in kept.items()}
         self._record(task, self.t, self.at.x, self.at.xdot, outcome.rows[:1], outcome.method, kept)
 
+    def _latest(self) -> list[tuple[str, float]]:
+        """Names and times of the last transitions, carried out here or by the integrator."""
+        found: list[tuple[str, float]] = []
+        for part in reversed(self.parts):
+            if isinstance(part, EventRecord):
+                found.append((part.transition, part.time))
+            elif isinstance(part, Leg):
+                heads = zip(part.heads[-LATEST:], part.times[-LATEST:], strict=True)
+                names = [(self.system.modes[head.mode].guarded[head.guard], time) for head, time in heads]
+                found += [(self.system.transitions[i].name, time) for i, time in reversed(names)]
+            if len(found) >= LATEST:
+                break
+        return found[LATEST - 1 :: -1] if len(found) >= LATEST else found[::-1]
+
     def _fire(self, firing: Firing) -> bool:
         """Apply a transition and record it; whether the run ends."""
         t, transition = self.t, firing.transition
@@ -384,28 +493,26 @@ class Automaton:
         order = self.instant.fired(transition, t, 0.0 if firing.follows else firing.guard)
         self.n_events += 1
         if self.n_events > self.options.max_events:
-            latest = [part for part in self.parts[-40:] if isinstance(part, EventRecord)]
-            cycle = " -> ".join(dict.fromkeys(event.transition for event in latest))
-            pace = (t - latest[0].time) / len(latest) if latest else 0.0
-            raise EventError(
-                f"More than max_events={self.options.max_events} transitions, the last ones {cycle} about every "
-                f"{pace:.3g} units of time.",
-                transition=transition.name,
-                mode=self.mode.name,
-                time=t,
-                remedy="Raise max_events; or, where the modes point at each other across a surface and switch ever so "
-                "often, model the motion along it as a mode of its own.",
-            )
+            raise event_limit(self.options.max_events, self._latest(), transition.name, mode=self.mode.name, time=t)
         self.mode, self.at, event, costs = firing.carry_out(
             self.system, t, self.at, self.p, self.options,
             order=order, rate_scale=self.instant.rate_scale(transition, t), is_knot=self.stops.is_knot(t),
+            earlier=self._earlier() if order else None,
         )  # fmt: skip
         self.integrals = self.integrals + costs
+        self.spared = np.inf
         self.parts.append(event)
         if self.companion is not None:
             self.companion.cross(transition, event)
         self.sides.clear()
         return transition.target is None or self.instant.accumulation is not None
+
+    def _earlier(self) -> EventRecord | None:
+        """The latest event, None where signals have turned since."""
+        for part in reversed(self.parts):
+            if isinstance(part, EventRecord | KnotRecord | Leg):
+                return part if isinstance(part, EventRecord) else None
+        return None
 
     def _expand(self, leg: Leg) -> list[Part]:
         return leg.parts(self.system, self.p, self.reopen, getattr(self.companion, "directions", None))

@@ -7,6 +7,7 @@ from functools import partial
 import casadi as ca
 import numpy as np
 
+from dae_hybrid.bounds import with_bounds
 from dae_hybrid.codegen import Kernel, NativeFunction, compile_functions
 from dae_hybrid.crossing_build import crossing_functions, is_plain, network
 from dae_hybrid.ends_build import end_functions, ends_of, starts_and_ends_plainly
@@ -26,6 +27,7 @@ from dae_hybrid.transition_build import build_transition, check_parameters_only,
 def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: bool) -> HybridSystem:
     """See `HybridModel.build`."""
     _check_declarations(model)
+    model = with_bounds(model)
     lowerings = {name: ModeLowering(model, mode) for name, mode in model.modes.items()}
     builders = [
         ModeBuilder(model, lowerings[name], i, eliminate=eliminate, direct=direct) for i, name in enumerate(model.modes)
@@ -46,7 +48,7 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         wanted |= {("transition", t.index): crossing_functions(t, builders) for t in plain}
         if starts_and_ends_plainly(model, initial, builders):
             wanted["end", 0] = end_functions(initial, builders)
-    compiled = compile_functions(
+    compiled, note = compile_functions(
         {(*owner, key): f for owner, own in wanted.items() for key, f in own.items()}, native=native
     )
     functions: dict[str, dict[int, dict[str, NativeFunction]]] = {"mode": {}, "transition": {}, "end": {0: {}}}
@@ -70,6 +72,7 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         signals=signals,
         measurements=_measurements(model, functionals, builders),
         native=all(f.address is not None for f in compiled.values()),
+        note=note,
         frozen={d.name: None if d.of is None else d.of.name for d in model.of_kind("memory")},
         labels={d.name: f"{d.name} [{d.unit}]" if d.unit else d.name for d in model.declarations.values()},
     )

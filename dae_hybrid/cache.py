@@ -1,5 +1,8 @@
 """The cache of compiled libraries: private to the user, and checked before anything of it is loaded.
 
+The folder that the user names may hold anything. The cache reads, writes and deletes only in a folder of its own inside
+it, which it knows by a marker that it wrote when it made that folder.
+
 An entry is one file, the library with a seal behind it: a hash of the entry's name and of the library, so that neither
 damage nor an entry in the place of another goes unnoticed. What is loaded is a copy of the very bytes that were
 checked; what happens to the entry afterwards does not reach this process.
@@ -10,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import stat
 import struct
 import tempfile
@@ -18,14 +22,18 @@ from contextlib import suppress
 from pathlib import Path
 
 SEAL = hashlib.sha256().digest_size
+#: the folder inside `cache_directory` that belongs to the cache, and the file in it that says so
+FOLDER, MARKER = "compiled-models", ".dae_hybrid"
+_MARK = b"Compiled models of dae_hybrid. This folder may be deleted as a whole.\n"
 #: scratch files that a killed process left behind are removed after this many seconds
 STALE = 86_400.0
-_SCRATCH = "scratch-"
+_SCRATCH = "dae_hybrid-scratch-"
+_OWN_SCRATCH = re.compile(re.escape(_SCRATCH) + r"\w+\.(so|tmp)", re.ASCII)
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_directory() -> Path:
-    """Where compiled models are kept: ``$DAE_HYBRID_CACHE`` or the user's cache directory."""
+    """Where the folder of compiled models is kept: ``$DAE_HYBRID_CACHE`` or the user's cache directory."""
     if given := os.environ.get("DAE_HYBRID_CACHE"):
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -33,18 +41,46 @@ def cache_directory() -> Path:
 
 
 def open_cache() -> Path:
-    """The cache directory, made where it is missing.
+    """The cache's own folder inside `cache_directory`, made and marked where it is missing.
 
     Raises
     ------
     OSError, RuntimeError
-        It cannot be made or found, or is not the user's own.
+        It cannot be made or found, is not the user's own, or was not made by the cache.
     """
-    directory = cache_directory().absolute()
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if problem := _problem(directory.stat()):
-        raise PermissionError(f"{directory} {problem}")
+    parent = cache_directory().absolute()
+    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    directory = parent / FOLDER
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    for path, state in ((parent, parent.stat()), (directory, directory.lstat())):
+        if not stat.S_ISDIR(state.st_mode):
+            raise NotADirectoryError(f"{path} is not a directory")
+        if problem := _problem(state):
+            raise PermissionError(f"{path} {problem}")
+    _mark(directory)
     return directory
+
+
+def _mark(directory: Path) -> None:
+    """Take possession of an empty folder; refuse one that holds files and no marker."""
+    if _is_marked(directory):
+        return
+    if next(directory.iterdir(), None) is None:
+        with suppress(FileExistsError):  # another process was faster
+            (directory / MARKER).touch(mode=0o600, exist_ok=False)
+            with suppress(OSError):  # the name is the marker, its text is for readers
+                (directory / MARKER).write_bytes(_MARK)
+    if not _is_marked(directory):
+        raise FileExistsError(f"{directory} was not made by dae_hybrid: it holds files, but not its marker {MARKER}")
+
+
+def _is_marked(directory: Path) -> bool:
+    try:
+        state = (directory / MARKER).lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(state.st_mode) and not _problem(state)
 
 
 def _problem(state: os.stat_result) -> str | None:
@@ -119,10 +155,14 @@ def _write(content: bytes, directory: Path, suffix: str) -> Path:
 
 
 def _sweep(directory: Path) -> None:
+    """Delete scratch files of processes that were killed; of the cache's own making, and nothing else."""
     limit = time.time() - STALE
-    for path in directory.glob(f"{_SCRATCH}*"):
-        with suppress(OSError):  # somebody else was faster
-            if path.stat().st_mtime < limit:
+    for path in directory.iterdir():
+        if not _OWN_SCRATCH.fullmatch(path.name):
+            continue
+        with suppress(OSError):  # another process was faster
+            state = path.lstat()
+            if stat.S_ISREG(state.st_mode) and not _problem(state) and state.st_mtime < limit:
                 path.unlink()
 
 

@@ -10,7 +10,8 @@ from dae_hybrid.coincidences import coincidences, is_suspicious
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.diagnostics import Check, Diagnostics
 from dae_hybrid.duality import Duality
-from dae_hybrid.errors import DaeHybridError, DerivativeWarning, ZenoError
+from dae_hybrid.errors import ConditionWarning, DaeHybridError, DerivativeWarning, ZenoError
+from dae_hybrid.event_accuracy import amplified
 from dae_hybrid.forward import Directions
 from dae_hybrid.grazing import refuse_shallow
 from dae_hybrid.trajectory import Trajectory
@@ -31,12 +32,16 @@ def certify(
     conditions: Conditions,
     forward: Callable[[], tuple[Trajectory, Directions]],
     duality: Mapping[str, Duality],
+    growth: tuple[list[str], Check],
 ) -> Diagnostics:
     """Look at the conditions that concern a run as a whole, and state what was checked besides the run's diagnostics.
 
-    `forward` gives directions that have gone along the run; it is called where they are needed.
+    `forward` gives directions that have gone along the run; it is called where they are needed. `growth` is what
+    `amplification.lost_digits` says.
 
-    Warns with `DerivativeWarning` where derivatives are one-sided, and where a condition failed that is not strict.
+    Warns with `DerivativeWarning` where derivatives are one-sided, and where a condition failed that is not strict;
+    with `ConditionWarning` where perturbations have grown so that gradients are not determined, or where
+    sensitivities are lost in their absolute tolerances.
     """
     if trajectory.accumulation is not None:
         conditions.refuse(
@@ -55,11 +60,21 @@ def certify(
             conditions.refuse(check.error())
     for sentence in (*sided, *(f"{reason} The gradient is not one." for reason in conditions.failed)):
         warnings.warn(sentence, DerivativeWarning, stacklevel=4)
+    lost, grown = growth
+    lost = [*conditions.doubts, *lost, *amplified(trajectory)]
+    for sentence in lost:
+        warnings.warn(sentence, ConditionWarning, stacklevel=4)
     checks = [
+        grown,
         Check(
             "conditions",
             not conditions.failed,
             "; ".join(conditions.failed) or "event times and measurements move smoothly",
+        ),
+        Check(
+            "resolution of sensitivities",
+            not conditions.doubts,
+            "; ".join(conditions.doubts) or "sensitivities stand clear of their absolute tolerances",
         ),
         Check("one-sided derivatives", not sided, f"at {len(sided)} instants" if sided else "none"),
     ]
@@ -67,4 +82,4 @@ def certify(
         Check("duality", check.passed, f"'{name}': forward and adjoint differ by {check.defect:.1e}")
         for name, check in duality.items()
     ]
-    return Diagnostics((*sided, *conditions.failed), tuple(checks))
+    return Diagnostics((*sided, *conditions.failed, *lost), tuple(checks))

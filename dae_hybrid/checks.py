@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid.api import RunOptions, adjoint_gradient, forward_sensitivity, simulate
-from dae_hybrid.errors import AssumptionError, DaeHybridError
+from dae_hybrid.errors import AssumptionError, DaeHybridError, OptionError
 from dae_hybrid.integrator import Array
+from dae_hybrid.numeric_input import shown
+from dae_hybrid.options import Options
 from dae_hybrid.system import HybridSystem, check_built
 from dae_hybrid.tables import align
 
@@ -67,6 +69,14 @@ class GradientCheck:
         return "\n".join(lines)
 
 
+def _relative_step(step: object, options: Mapping[str, Any]) -> float:
+    if step is None:
+        return Options.of(options).rtol ** (1 / 3)
+    if isinstance(step, bool) or not isinstance(step, int | float | np.number) or not 0 < step < 1:
+        raise OptionError(f"step must be a number between 0 and 1, got {shown(step)}.")
+    return float(step)
+
+
 def check_gradient(
     system: HybridSystem,
     t_span: Sequence[float],
@@ -97,13 +107,13 @@ def check_gradient(
     True
     """
     check_built(system)
+    relative = _relative_step(step, options)
     name = system.functional_name(functional)
     common: dict[str, Any] = {"adapter": adapter, **options}
     indices = system.parameter_indices(wrt)
     forward = forward_sensitivity(system, t_span, wrt=wrt, parameters=parameters, **common)
     adjoint = adjoint_gradient(system, t_span, name, wrt=wrt, parameters=parameters, **common)
     p = system.parameter_vector(parameters)
-    relative = float(options.get("rtol", 1e-8)) ** (1 / 3) if step is None else float(step)
     columns, same = [], True
     events = [e.transition for e in forward.events]
     for i in indices:

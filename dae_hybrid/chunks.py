@@ -15,6 +15,9 @@ import casadi as ca
 #: statements of C text from which on it is cut; and into how many (measured on a reaction and diffusion taken apart
 #: into elements: 1,000 cells are 130,000 statements, and take 15 s instead of 35)
 LONG, STATEMENTS = 15_000, 500
+#: statements of one file from which on it is not compiled at all: a core takes 20 s for them (measured with gcc)
+MOST = 175_000
+_CALL = re.compile(r"=[a-z]\w*\(")
 _HEAD = re.compile(
     r"static int (\w+)\(const casadi_real\*\* arg, casadi_real\*\* res, casadi_int\* iw, casadi_real\* w, int mem\) \{"
 )
@@ -24,7 +27,12 @@ _END = "  return 0;"
 
 def is_long(text: str) -> bool:
     """Whether a text has many statements; tables of indices may be as long as they want."""
-    return text.count(";\n") > LONG
+    return statements(text) > LONG
+
+
+def statements(text: str) -> int:
+    """How many statements a text has, more or less; a compiler takes twice as long for one that calls a function."""
+    return text.count(";\n") + len(_CALL.findall(text))
 
 
 def cut(text: str) -> str:

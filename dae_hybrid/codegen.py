@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
 from dae_hybrid.cache import keep, load, open_cache, read
-from dae_hybrid.chunks import cut, is_long, shared_out
+from dae_hybrid.chunks import MOST, cut, is_long, shared_out, statements
 from dae_hybrid.errors import CompilerWarning, UnsupportedError
 
 FLAGS = ("-O2", "-fno-math-errno", "-fPIC", "-shared")
@@ -49,7 +50,24 @@ DESCRIPTION = re.compile(
 Array = NDArray[np.float64]
 
 
-class Kernel:
+class OfThisProcess:
+    """What holds compiled code: copies share it, and no pickle can carry it."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            f"A {type(self).__name__} cannot be pickled: it carries compiled code.",
+            remedy="Build the model in each worker process, which takes the code from the cache; send parameters there "
+            "and numbers back: sol['y'], dict(sol.functionals), gradient.",
+        )
+
+
+class Kernel(OfThisProcess):
     """A CasADi function on flat arrays; safe to call from several threads at once.
 
     Inputs are one-dimensional arrays (or numbers for size one). Outputs are one-dimensional, except
@@ -116,24 +134,7 @@ def densified(function: ca.Function, outputs: int | None = None) -> ca.Function:
     return ca.Function(function.name(), inputs, [ca.densify(o) for o in function.call(inputs)[:outputs]])
 
 
-class OfThisProcess:
-    """What holds compiled code: copies share it, and no pickle can carry it."""
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise UnsupportedError(
-            f"A {type(self).__name__} cannot be pickled: it carries compiled code.",
-            remedy="Build the model in each worker process, which takes the code from the cache; send parameters there "
-            "and numbers back: sol['y'], dict(sol.functionals), gradient.",
-        )
-
-
-class NativeFunction:
+class NativeFunction(OfThisProcess):
     """A CasADi function with its sparsity, work sizes and, where compiled, its address."""
 
     def __init__(self, function: ca.Function, library: ctypes.CDLL | None) -> None:
@@ -164,14 +165,24 @@ def _warn_once(what: str, consequence: str) -> None:
 @cache
 def find_compiler() -> tuple[str, ...] | None:
     """Command of the C compiler: ``$CC``, ``cc``, ``gcc``, ``clang`` or the ziglang wheel; None without one."""
-    if given := os.environ.get("CC"):
-        return tuple(given.split())
+    if given := os.environ.get("CC", "").strip():
+        return _words(given)
     for name in ("cc", "gcc", "clang"):
         if path := shutil.which(name):
             return (path,)
     if find_spec("ziglang") is None:  # the extra [compiler]
         return None
     return (sys.executable, "-m", "ziglang", "cc")
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """A command as a shell would read it: a path with spaces stands in quotes, or is all there is."""
+    if shutil.which(command):
+        return (command,)
+    try:
+        return tuple(shlex.split(command, posix=os.name == "posix"))
+    except ValueError:  # a quote that is not closed: the first word is named when it cannot be run
+        return tuple(command.split())
 
 
 @cache
@@ -309,7 +320,23 @@ def _without_descriptions(source: str, names: Sequence[str]) -> str:
     return DESCRIPTION.sub(kept, source)
 
 
-def compile_functions[Key](functions: Mapping[Key, ca.Function], *, native: bool = True) -> dict[Key, NativeFunction]:
-    """Native functions by the same keys; without addresses when `native` is off or nothing compiles."""
-    library = compile_source(*generate_files(list(functions.values()))) if native and functions else None
-    return {key: NativeFunction(function, library) for key, function in functions.items()}
+def compile_functions[Key](
+    functions: Mapping[Key, ca.Function], *, native: bool = True
+) -> tuple[dict[Key, NativeFunction], str]:
+    """Native functions by the same keys, and why they are not compiled where they are too long for that.
+
+    They have no addresses when `native` is off, nothing compiles, or a compiler would be at work for minutes.
+    """
+    library, note = None, ""
+    if native and functions:
+        texts = generate_files(list(functions.values()))
+        counts = [statements(text) for text in texts]
+        if max(counts) > MOST:
+            note = (
+                f"The equations are too long to compile, {sum(counts):,} statements of C in {len(texts)} files where "
+                f"{MOST:,} each are the limit: they run interpreted, slower"
+            )
+            _warn_once(note, ". State long sums and chains with vectors (size=), or pass native=False to build().")
+        else:
+            library = compile_source(*texts)
+    return {key: NativeFunction(function, library) for key, function in functions.items()}, note

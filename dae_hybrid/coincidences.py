@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from dae_hybrid.conditions import Conditions
+from dae_hybrid.departure import at_rest
 from dae_hybrid.errors import DaeHybridError, EventError
 from dae_hybrid.events import TOGETHER, Instant, same_instant
 from dae_hybrid.firing import Firing
@@ -24,12 +26,15 @@ from dae_hybrid.integrator import Array
 from dae_hybrid.records import EventRecord
 from dae_hybrid.system import ModeSystem
 from dae_hybrid.trajectory import Trajectory
-from dae_hybrid.transition import Arrival, clock
+from dae_hybrid.transition import KNOWN, Arrival, clock
 
 #: states and derivatives that agree to this share are the same, or to so many rtol
 SAME, ACCURACY = 1e-6, 1e3
 #: times that differ by less than this share of the run for a change of the parameters by their own size are the same
 SAME_TIME = 1e-9
+
+#: a mode, and t, x, m in it
+_Point = tuple[ModeSystem, float, Array, Array]
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,14 @@ def is_suspicious(trajectory: Trajectory) -> bool:
     look = _Look(trajectory)
     if look.moving_at_start(np.eye(trajectory.parameters.size)):
         return True
+    if look.at_rest(look.end):
+        return True
     if not trajectory.uncertified:
         return False
     for _, events in look.instants():
         if len(events) == 1 and events[0].certified:
             continue
-        if len(events) > 1 or look.others(events[0]):
+        if len(events) > 1 or look.others(events[0]) or look.at_rest(look.before(events[0])):
             return True
         movable = look.system.transitions[events[0].index].movable
         if movable and (look.is_first(events) or look.is_last(events)):
@@ -75,6 +82,8 @@ def coincidences(trajectory: Trajectory, directions: Directions) -> tuple[str, .
         _refuse_start(look, index, directions.conditions)
     for first, events in look.instants():
         found += _at_an_instant(look, along, first, events)
+    if look.at_rest(look.end):
+        _refuse_rest(look, directions, look.end, directions.state)
     return tuple(dict.fromkeys(found))
 
 
@@ -91,11 +100,15 @@ def _at_an_instant(look: _Look, along: _Along, first: int, events: list[EventRec
     others = look.others(events[0])
     due = {firing.transition.index for firing in others}
     times = [along.time_of(look, events[0], other, before) for other in others]
+    fired = {events[0].index}
     for event, tau, earlier in zip(events[1:], taus[1:], taus[:-1], strict=True):
         # in another mode the same may be due by another transition
         known = any(along.together(tau, time) for time in (earlier, *times))
-        if event.order and not event.follows and event.index not in due and not known:
+        open_ = event.order and not event.follows and event.index not in due and event.index not in fired
+        if open_ and not known:
             _refuse_entry(look, event.index, event.time, conditions)
+        fired.add(event.index)
+    _refuse_rest(look, along.directions, look.before(events[0]), before)
     last = events[-1]
     settled = due | {event.index for event in events[:-1]}  # those are a matter of order
     for index in [i for i in look.undecided_after(last) if i not in settled]:
@@ -164,11 +177,11 @@ class _Look:
         mode, t = self.source(event), event.time
         if len(mode.guarded) + len(mode.timed) < 2:
             return []
-        at = Arrival(event.x_minus, event.memory_minus, *self._entry(mode, t, event.x_minus, event.memory_minus))
+        at = Arrival(event.x_minus, event.memory_minus, *self.entry(mode, t, event.x_minus, event.memory_minus))
         instant, found = self.instant(t), []
         for index, h, rate in instant.zeros(mode, t, at):
             transition = self.system.transitions[index]
-            if transition.direction * rate >= 0 and index != event.index:
+            if transition.direction * rate >= 0 and index != event.index and not transition.refuses:
                 found.append(Firing(transition, h, rate))
         for when, timed, count in instant.timetable(mode, t, self.p):
             if when - t <= self.slack(t) and timed.index != event.index:
@@ -181,7 +194,29 @@ class _Look:
             return []
         same = event.source == event.target and np.array_equal(event.x_minus, event.x_plus)
         own = event.index if same and np.array_equal(event.memory_minus, event.memory_plus) else None
-        return self.undecided(self.target(event), event.time, event.x_plus, event.memory_plus, own)
+        mode, point = self.target(event), (event.time, event.x_plus, event.memory_plus)
+        found = self.undecided(mode, *point, own)
+        if not found or event.source == event.target:
+            return found
+        resting = self._at_rest(mode, *point)  # whichever side they begin on, they do not cross
+        return [i for i in found if i not in resting or not self._waits(i)]
+
+    def _waits(self, index: int) -> bool:
+        """Whether a guard that is past its threshold on entry, and moves on, is left alone."""
+        transition = self.system.transitions[index]
+        return transition.direction != 0 and transition.on_entry == "wait"
+
+    def _at_rest(self, mode: ModeSystem, t: float, x: Array, m: Array) -> set[int]:
+        """Transitions whose guards leave zero away from where they fire; see `departure`."""
+        i = int(np.searchsorted(self._times, t - self.slack(t)))
+        past = t - (self._times[i - 1] if i else self.run.t_span[0])
+        places = {i: self.system.transitions[index] for i, index in enumerate(mode.guarded)}
+        at = Arrival(x, m, *self.entry(mode, t, x, m))
+        return {mode.guarded[i] for i in at_rest(places, mode, t, at, self.p, self.run.options, past)}
+
+    @cached_property
+    def _times(self) -> Array:
+        return np.array([event.time for event in self.run.events])
 
     def undecided(self, mode: ModeSystem, t: float, x: Array, m: Array, own: int | None) -> list[int]:
         """Transitions whose guards are zero where a mode is entered and do not fire, but would be met from beside.
@@ -190,16 +225,37 @@ class _Look:
         """
         if not mode.guarded:
             return []
-        return self._undecided(mode, t, Arrival(x, m, *self._entry(mode, t, x, m)), own)
+        return self._undecided(mode, t, Arrival(x, m, *self.entry(mode, t, x, m)), own)
 
     def _undecided(self, mode: ModeSystem, t: float, at: Arrival, own: int | None) -> list[int]:
         instant, found = Instant(self.system, self.run.t_span, self.run.options), []
         for index, rate in instant.touching(mode, t, at):
             transition = self.system.transitions[index]
             meets = transition.direction * rate >= 0 or transition.on_entry != "wait"
-            if meets and transition.movable and index != own:
+            if meets and transition.movable and index != own and not transition.refuses:
                 found.append(index)
         return found
+
+    def before(self, event: EventRecord) -> _Point:
+        """Where an event fired."""
+        return self.source(event), event.time, event.x_minus, event.memory_minus
+
+    @property
+    def end(self) -> _Point:
+        """The mode and the point that the run ends with."""
+        t, mode, x, m = self.run.final
+        return self.system.modes[mode], t, x, m
+
+    def at_rest(self, point: _Point) -> list[int]:
+        """Transitions whose guards rest at zero and depend on more than time."""
+        mode, t, x, m = point
+        if not (mode.guarded and self.run.notes):  # a note says which guards have rested
+            return []
+        instant = Instant(self.system, self.run.t_span, self.run.options)
+        at = Arrival(x, m, *self.entry(mode, t, x, m))
+        moving = {index for index, _, _ in instant.zeros(mode, t, at)}
+        touching = [index for index, _ in instant.touching(mode, t, at) if index not in moving]
+        return [index for index in touching if self.system.transitions[index].movable]
 
     def moving_at_start(self, directions: Array) -> list[int]:
         """Transitions whose guards are zero at the start without firing, and move with the parameters."""
@@ -215,7 +271,7 @@ class _Look:
     ) -> bool:
         """Whether a guard that is zero at a point moves away from there, with the time of the point.
 
-        By more than the run is accurate: what changes a state by less than atol when a parameter doubles is nothing.
+        By more than the run is accurate: what changes a state by less than that when a parameter doubles is nothing.
         """
         transition = self.system.transitions[index]
         h_w, h_p, rate = transition.guard_derivatives(mode, t, x, m, self.p, clock(self.run.t_span[0], 0))
@@ -225,11 +281,14 @@ class _Look:
         if not any(term.any() for term in terms):
             return False
         change, size = (sum(f(term).sum(axis=0) for term in terms) for f in (np.asarray, np.abs))
-        unseen = np.abs(h_w[: mode.differential.size]) @ self.run.options.absolute(mode.differential)
+        y = x[: mode.differential.size]
+        accuracy = self.run.options.absolute(mode.differential) + KNOWN * self.run.options.rtol * np.abs(y)
+        unseen = np.abs(h_w[: y.size]) @ accuracy
         scale = np.where(self.p != 0, np.abs(self.p), 1.0) @ np.abs(dp)
         return bool(np.any(np.abs(change) > self.accuracy * size + unseen / np.where(scale > 0, scale, 1.0)))
 
-    def _entry(self, mode: ModeSystem, t: float, x: Array, m: Array) -> list[Array]:
+    def entry(self, mode: ModeSystem, t: float, x: Array, m: Array) -> list[Array]:
+        """Rates, guards, their rates and sizes at a point."""
         return mode.kernels["entry"](t, x, m, self.p)
 
 
@@ -288,21 +347,27 @@ def _replay(look: _Look, event: EventRecord, begin: Firing) -> _Outcome:
     system, p, t, options = look.system, look.p, event.time, look.run.options
     mode, instant = look.source(event), look.instant(t)
     at = Arrival(event.x_minus, event.memory_minus, event.xdot_minus, *(np.zeros(0) for _ in range(3)))
-    costs, records, firing = np.zeros(system.functionals.size), [], begin
+    records: list[EventRecord] = []
+    costs, firing = np.zeros(system.functionals.size), begin
+    if not look.is_first([event]):
+        arrived = Arrival(event.x_minus, event.memory_minus, *look.entry(mode, t, event.x_minus, event.memory_minus))
+        instant.arrive(mode, t, arrived, armed=frozenset(mode.guarded))
     while True:
         source = mode
         if firing.transition.kind == "every":
             instant.counts[firing.transition.index] = firing.count
         order = instant.fired(firing.transition, t)
         mode, at, record, cost = firing.carry_out(
-            system, t, at, p, options, order=order, rate_scale=event.rate_scale, is_knot=event.at_knot
-        )
+            system, t, at, p, options, order=order, rate_scale=event.rate_scale, is_knot=event.at_knot,
+            earlier=records[-1] if records else event.earlier,
+        )  # fmt: skip
         records.append(record)
         costs = costs + cost
         if record.target is None:
             return _Outcome(mode, at, costs, records)
         armed = frozenset(mode.guarded) if mode is source else frozenset()
-        following = instant.look(mode, t, at, entering=True, armed=armed).fires
+        resting = instant.at_rest(mode, t, at, p, armed)
+        following = instant.look(mode, t, at, entering=True, resting=resting).fires
         if following is None:
             when, timed, count = instant.due(mode, t, p)
             following = Firing(timed, count=count) if timed is not None and when - t <= look.slack(t) else None
@@ -320,6 +385,15 @@ def _refuse_start(look: _Look, index: int, conditions: Conditions) -> None:
     what = "A guard is zero at the start of the run, to the last bit, and moves with the parameters"
     remedy = "Start the run earlier, or in the mode after the transition."
     _refuse(look, index, look.run.t_span[0], conditions, what, remedy)
+
+
+def _refuse_rest(look: _Look, directions: Directions, point: _Point, state: Array) -> None:
+    """Guards that have rested at zero, and leave it to one side or the other with the parameters."""
+    for index in look.at_rest(point):
+        if look.moves(index, *point, state, directions.directions, None):
+            what = "The guard rests at zero, but leaves it with the parameters"
+            remedy = "Change the parameters a little, or give what rests a mode of its own, without the guard."
+            _refuse(look, index, point[1], directions.conditions, what, remedy)
 
 
 def _refuse_entry(look: _Look, index: int, t: float, conditions: Conditions) -> None:

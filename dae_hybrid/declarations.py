@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, Self, SupportsIndex
 
 import casadi as ca
 import numpy as np
 from numpy.typing import NDArray
+
+from dae_hybrid.errors import UnsupportedError
 
 Kind = Literal["parameter", "differential", "algebraic", "memory", "unknown"]
 Direction = Literal["rising", "falling", "both"]
@@ -16,13 +20,40 @@ Interpolation = Literal["linear", "previous", "cubic"]
 DIRECTIONS: dict[str, int] = {"rising": 1, "falling": -1, "both": 0}
 
 
+class Statement:
+    """What holds symbols of CasADi: it can be copied, and no pickle can carry it."""
+
+    def __copy__(self) -> Self:
+        return self._copied(lambda value: value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self._copied(lambda value: deepcopy(value, memo), memo)
+
+    def _copied(self, of: Callable[[Any], Any], memo: dict[int, Any] | None = None) -> Self:
+        twin = object.__new__(type(self))
+        if memo is not None:
+            memo[id(self)] = twin
+        twin.__dict__.update({name: of(value) for name, value in self.__dict__.items()})
+        return twin
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            f"A {type(self).__name__} cannot be pickled: its expressions are symbols of this process.",
+            remedy="Pickle what it is made from: state the model in a function of a module, call that function in each "
+            "worker process, and send parameters there and numbers back.",
+        )
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        self.__reduce__()
+
+
 def no_equations() -> ca.MX:
     """An empty column."""
     return ca.MX(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
-class Declaration:
+class Declaration(Statement):
     """A named symbol of a model."""
 
     name: str
@@ -33,6 +64,7 @@ class Declaration:
     initial: Any = None  # memory: initial value
     of: Declaration | None = None  # memory: the variable it freezes
     signal: SignalData | None = None  # memory: the signal whose coefficients it holds
+    bounds: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None  # algebraic: lower and upper
     unit: str = ""
     description: str = ""
 
@@ -45,7 +77,7 @@ class Declaration:
 
 
 @dataclass(frozen=True, eq=False)
-class SignalData:
+class SignalData(Statement):
     """Data of an input: knots, values there (an expression in parameters), how to interpolate and to extrapolate."""
 
     name: str
@@ -56,7 +88,7 @@ class SignalData:
 
 
 @dataclass(frozen=True, eq=False)
-class Mode:
+class Mode(Statement):
     """Smooth equations, active until a transition fires."""
 
     name: str
@@ -65,6 +97,7 @@ class Mode:
     algebraic: ca.MX = field(default_factory=no_equations)
     constraint: ca.MX = field(default_factory=no_equations)
     labels: tuple[str, ...] = ()  # of residual, algebraic and constraint, one below the other
+    idle: tuple[str, ...] = ()  # algebraic variables without a part in it, whose bounds it does not look at
 
     @property
     def everything(self) -> ca.MX:
@@ -72,8 +105,25 @@ class Mode:
         return ca.vertcat(*self.ode.values(), self.residual, self.algebraic, self.constraint)
 
 
+@dataclass(frozen=True)
+class Bound:
+    """A bound of an algebraic variable: which entry, its lower and upper bounds, and which of the two is meant."""
+
+    variable: str
+    entry: int
+    label: str
+    lower: float
+    upper: float
+    is_lower: bool
+
+    @property
+    def limit(self) -> float:
+        """The value that is not to be passed."""
+        return self.lower if self.is_lower else self.upper
+
+
 @dataclass(frozen=True, eq=False)
-class Transition:
+class Transition(Statement):
     """What makes the system leave a mode, and what happens then."""
 
     name: str
@@ -93,11 +143,12 @@ class Transition:
     metric: ca.MX | None
     guess: dict[str, ca.MX]  # where Newton's method starts for values after the transition
     refusal: str = ""  # why a run cannot go on where it fires
+    bound: Bound | None = None  # what is passed there
     freezes: bool = True  # whether memory ``of=`` takes the values after it
 
 
 @dataclass(frozen=True, eq=False)
-class Initial:
+class Initial(Statement):
     """How a run starts: explicit values, equations T0 = 0, and where Newton's method starts."""
 
     mode: Mode
@@ -105,10 +156,12 @@ class Initial:
     equations: ca.MX
     labels: tuple[str, ...]  # of the equations
     guess: dict[str, ca.MX]
+    project: tuple[Declaration, ...] = ()  # variables that move onto the constraints and equations
+    metric: ca.MX | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Functional:
+class Functional(Statement):
     """A cost: the sum of its parts."""
 
     name: str

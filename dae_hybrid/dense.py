@@ -36,6 +36,20 @@ class Interpolant:
         return values
 
 
+def shortened(rows: Array, n: int, end: float) -> Array:
+    """An interpolant's rows as far as `end`, which the last one then belongs to."""
+    if not len(rows) or end >= rows[-1, 0]:
+        return rows
+    rows = rows[: int(np.searchsorted(rows[:, 0], end)) + 1].copy()
+    last, order = rows[-1], int(rows[-1, 2])
+    derivatives, offset = last[DENSE_COLUMNS:].reshape(-1, n), end - last[0]
+    for k in range(order):
+        for j in range(k + 1, order + 1):
+            derivatives[k] += derivatives[j] * offset ** (j - k) / factorial(j - k)
+    last[0], last[1] = end, last[1] + offset
+    return rows
+
+
 @dataclass(frozen=True)
 class Redo:
     """A segment of a run, to be integrated again."""

@@ -12,6 +12,8 @@ from dae_hybrid.transition import GRAZING
 if TYPE_CHECKING:
     from dae_hybrid.trajectory import Trajectory
 
+ACCURACY = "accuracy of event times"
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -78,6 +80,8 @@ class Diagnostics(Sequence[str]):
 
 def of_run(trajectory: Trajectory) -> Diagnostics:
     """The diagnostics of a simulation."""
+    from dae_hybrid.event_accuracy import amplified  # needs the analyses of transitions
+
     events, modes = trajectory.events, {segment.mode.name: segment.mode for segment in trajectory.segments}
     checks = [Check("run", trajectory.complete, f"to t = {trajectory.final[0]:.9g} of {trajectory.t_span[1]:.9g}")]
     constraints = sum(len(mode.invariants) for mode in modes.values())
@@ -89,6 +93,9 @@ def of_run(trajectory: Trajectory) -> Diagnostics:
         relative = abs(least.rate) / (least.rate_scale or 1.0)
         detail = f"slowest guard crosses at {relative:.1e} of its range over the run: '{least.transition}', t = "
         checks.append(Check("transversality", relative > GRAZING, f"{detail}{least.time:.9g}"))
+        said = amplified(trajectory)
+        detail = said[0] if said else "no guard multiplies errors of fast states"
+        checks.append(Check(ACCURACY, not said, detail))
     past = [note for note in trajectory.notes if "past its threshold" in note]
     checks.append(Check("guards on entry", not past, f"{len(past)} past their threshold"))
     together = sum(1 for e in events if e.order)
@@ -97,4 +104,5 @@ def of_run(trajectory: Trajectory) -> Diagnostics:
     if events:
         zeno = trajectory.accumulation is None
         checks.append(Check("accumulation", zeno, "none seen" if zeno else "events accumulate: the run was ended"))
-    return Diagnostics(trajectory.notes, tuple(checks))
+    note = trajectory.system.note
+    return Diagnostics((note, *trajectory.notes) if note else trajectory.notes, tuple(checks))

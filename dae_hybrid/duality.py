@@ -57,6 +57,10 @@ class Witness(Directions):
     ) -> None:
         super().__init__(system, parameters, directions, start, conditions)
         self.combination = combination
+
+    def begin(self) -> None:
+        """See `Directions`."""
+        super().begin()
         self.seen: list[tuple[float, Array, Array]] = []  # time, dw, gained so far
 
     def cross(self, transition: TransitionMap, event: EventRecord) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import casadi as ca
 
 #: up to so many algebraic variables are solved for as expressions where single equations do not give them
@@ -35,7 +37,7 @@ def solve_explicitly(k: ca.SX, z: ca.SX, largest: int) -> tuple[ca.SX, ca.SX] | 
         return None
     rest, left = ca.substitute(k[rows], z, solution), z[columns]
     values, jumps = ca.SX(left), has_jumps(rest)
-    for block_rows, block in _blocks(ca.jacobian(rest, left).sparsity()):
+    for block_rows, block in blocks(ca.jacobian(rest, left).sparsity()):
         own = left[block]
         equations = ca.substitute(rest[block_rows], left, values)
         matrix = ca.jacobian(equations, own)
@@ -87,17 +89,124 @@ def _of_its_symbols(expression: ca.SX, variables: ca.SX | None = None) -> ca.Fun
 
 
 def _affine(matrix: ca.SX, constant: ca.SX) -> tuple[ca.SX, ca.SX]:
-    """-matrix^-1 constant, and the determinant but for its sign."""
+    """-matrix^-1 constant, and the determinant."""
+    pole = determinant(matrix)
     if matrix.shape[0] <= FEW:
-        return -ca.solve(matrix, constant), ca.det(matrix)
+        return -ca.solve(matrix, constant), pole
     q, r = ca.qr(matrix)
-    pole = ca.SX(1)
-    for i in range(matrix.shape[0]):
-        pole = pole * r[i, i]
     return -ca.solve(r, q.T @ constant), pole
 
 
-def _blocks(pattern: ca.Sparsity) -> list[tuple[list[int], list[int]]]:
+def determinant(matrix: ca.SX) -> ca.SX:
+    """Determinant of a small matrix, with its sign: by cofactors, or by elimination with row pivoting.
+
+    The diagonal of a QR factorisation has no sign: its product touches zero where the determinant crosses it.
+    """
+    n = matrix.shape[0]
+    if n <= FEW:
+        return ca.det(matrix)
+    rows = [[matrix[i, j] for j in range(n)] for i in range(n)]
+    result = ca.SX(1)
+    for k in range(n):
+        for i in range(k + 1, n):
+            swap = ca.fabs(rows[i][k]) > ca.fabs(rows[k][k])
+            for j in range(k, n):
+                upper, lower = rows[k][j], rows[i][j]
+                rows[k][j], rows[i][j] = ca.if_else(swap, lower, upper), ca.if_else(swap, upper, lower)
+            result = ca.if_else(swap, -result, result)
+        pivot = rows[k][k]
+        result = result * pivot
+        for i in range(k + 1, n):
+            factor = ca.if_else(pivot == 0, 0, rows[i][k] / pivot)
+            for j in range(k + 1, n):
+                rows[i][j] = rows[i][j] - factor * rows[k][j]
+    return result
+
+
+def singularities(by_z: ca.SX, moving: ca.SX, largest: int, most: int) -> ca.SX | None:
+    """Determinants of the diagonal blocks of K_z that depend on `moving`, a column: K_z is singular where one is zero.
+
+    Those that cannot vanish, such as 1 + z^2, are left out. None where there are more than `most` of the others, or one
+    is larger than `largest`.
+    """
+    found: list[ca.SX] = []
+    for rows, columns in blocks(by_z.sparsity()):
+        block = by_z[rows, columns]
+        if not ca.depends_on(block, moving):
+            continue
+        value = determinant(block) if len(rows) <= largest else None
+        if value is not None and keeps_sign(value):
+            continue
+        if value is None or len(found) == most:
+            return None
+        found.append(value)
+    return ca.vertcat(ca.SX(0, 1), *found)
+
+
+def keeps_sign(expression: ca.SX) -> bool:
+    """Whether interval arithmetic shows that a number is never zero, whatever its symbols are."""
+    function = _of_its_symbols(expression)
+    found = [(-math.inf, math.inf)] * function.sz_w()
+    multiples = [(-1, 0.0)] * function.sz_w()  # of which value, by its instruction, and how many times that
+    for k in range(function.n_instructions()):
+        operation, inputs = function.instruction_id(k), function.instruction_input(k)
+        if operation == ca.OP_OUTPUT:
+            low, high = found[inputs[0]]
+            return low > 0 or high < 0
+        place = function.instruction_output(k)[0]
+        if operation == ca.OP_CONST:
+            value = float(function.instruction_constant(k))
+            found[place], multiples[place] = (value, value), (k, 1.0)
+            continue
+        if operation == ca.OP_INPUT:
+            found[place], multiples[place] = (-math.inf, math.inf), (k, 1.0)
+            continue
+        of, multiple = [found[i] for i in inputs], (k, 1.0)
+        (base, factor), (other, times) = multiples[inputs[0]], multiples[inputs[-1]]
+        if operation == ca.OP_MUL and base == other:
+            ends = of[0][0] / factor, of[0][1] / factor
+            low, high = _range(ca.OP_SQ, [(min(ends), max(ends))])
+            found[place] = (factor * times * low, factor * times * high)
+            found[place] = (min(found[place]), max(found[place]))
+        else:
+            found[place] = _range(operation, of)
+            if operation in (ca.OP_TWICE, ca.OP_NEG):
+                multiple = (base, factor * (2.0 if operation == ca.OP_TWICE else -1.0))
+            elif operation == ca.OP_MUL and of[0][0] == of[0][1] != 0:
+                multiple = (other, times * of[0][0])
+            elif operation == ca.OP_MUL and of[1][0] == of[1][1] != 0:
+                multiple = (base, factor * of[1][0])
+        multiples[place] = multiple
+    return False
+
+
+def _range(operation: int, of: list[tuple[float, float]]) -> tuple[float, float]:
+    """Within which the result of an operation lies; everything where that is not known."""
+    (low, high), other = of[0], of[-1]
+    if operation == ca.OP_ASSIGN:
+        return low, high
+    if operation == ca.OP_NEG:
+        return -high, -low
+    if operation == ca.OP_ADD:
+        return low + other[0], high + other[1]
+    if operation == ca.OP_SUB:
+        return low - other[1], high - other[0]
+    if operation == ca.OP_TWICE:
+        return 2 * low, 2 * high
+    if operation == ca.OP_SQ:
+        return (0.0 if low <= 0 <= high else min(low * low, high * high)), max(low * low, high * high)
+    if operation == ca.OP_MUL:
+        products = [0.0 if 0.0 in (a, b) else a * b for a in (low, high) for b in other]
+        return min(products), max(products)
+    if operation == ca.OP_DIV and other[0] == other[1] != 0:
+        return min(low / other[0], high / other[0]), max(low / other[0], high / other[0])
+    return {
+        ca.OP_EXP: (0.0, math.inf), ca.OP_FABS: (0.0, math.inf), ca.OP_SQRT: (0.0, math.inf),
+        ca.OP_COSH: (1.0, math.inf), ca.OP_SIN: (-1.0, 1.0), ca.OP_COS: (-1.0, 1.0), ca.OP_TANH: (-1.0, 1.0),
+    }.get(operation, (-math.inf, math.inf))  # fmt: skip
+
+
+def blocks(pattern: ca.Sparsity) -> list[tuple[list[int], list[int]]]:
     """Rows and columns of the blocks of a square pattern, each of which needs those before it only."""
     count, row, column, row_block, column_block, _, _ = pattern.btf()
     return [

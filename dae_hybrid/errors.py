@@ -114,6 +114,21 @@ class ConsistencyError(DaeHybridError, RuntimeError):
     """Initial or post-transition values that satisfy the mode's equations could not be found."""
 
 
+class BoundError(ConsistencyError):
+    """An algebraic variable has passed a declared bound, and no transition leaves the mode there.
+
+    Attributes
+    ----------
+    value : float or None
+        Of the variable at `time`.
+    bounds : tuple of float or None
+        Between which it may be, lower and upper.
+    """
+
+    value: float | None = None
+    bounds: tuple[float, float] | None = None
+
+
 class EventError(DaeHybridError, RuntimeError):
     """A transition cannot be carried out as declared."""
 
@@ -144,6 +159,10 @@ class AssumptionError(DaeHybridError, ValueError):
 
 class DerivativeWarning(UserWarning):
     """A derivative is one-sided, or a condition for it failed and ``strict=False`` asked for it all the same."""
+
+
+class ConditionWarning(DerivativeWarning):
+    """The accuracy asked does not determine a gradient: perturbations grow too much along the run, or too little."""
 
 
 class CompilerWarning(UserWarning):

@@ -10,6 +10,8 @@ on the side it has yet to cross from   armed
 zero to rounding, moving in its        fires at once, as the next record of the same instant
 direction
 zero, and not                          armed once it has left zero
+zero to the accuracy of the state, its armed once it has left zero by more than the accuracy
+rate too, and about to leave
 past its threshold                     waits for its next crossing and says so in `diagnostics`; or fires, or
                                        is an error, as the transition's ``on_entry`` says
 ====================================== ====================================================================
@@ -17,19 +19,30 @@ past its threshold                     waits for its next crossing and says so i
 When a segment ends without a transition of its own (a time event, the end of the run) the guards are looked at
 again: those that were armed and are zero now have crossed. Transitions of one instant fire one after the other, each
 seeing what the one before left.
+
+While an instant lasts and its mode is kept, each guard has a side of zero: the one it is on or, at zero, the one it
+came from or is about to leave to. A guard fires when it goes through zero from its side. So a transition fires again
+where another one has brought its guard back or turned its rate round, and does not where its guard has only stayed at
+zero or its own reset has moved it on. A guard that is due while another one fires keeps its side until its turn has
+come.
+
+Conditions on a mode (bounds, `HybridModel.require`) are guards like any other, but transitions that are due with them
+go first; a condition at zero must not leave it to the wrong side either.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.errors import ChatteringError, GuardPassedError, NonFiniteError, ZenoError
-from dae_hybrid.failures import SUSPECTS
+from dae_hybrid.departure import at_rest
+from dae_hybrid.errors import ChatteringError, NonFiniteError, ZenoError
+from dae_hybrid.failures import SUSPECTS, guard_passed
 from dae_hybrid.firing import Firing
 from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array
@@ -50,6 +63,7 @@ ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO, ZENO_WINDOW = 4, 0.01, 0.999, 12
 #: and what is left of the series is below this share of what has passed
 ZENO_REST = 1e-6
 TINY = float(np.finfo(float).tiny)
+NOTHING: Mapping[int, tuple[float, float]] = MappingProxyType({})
 
 
 def same_instant(one: float, other: float, start: float) -> bool:
@@ -77,8 +91,16 @@ class Instant:
     chain: list[int] = field(default_factory=list)
     #: fired at this instant, their mode not left since, and how far from zero their guards were
     spent: dict[int, float] = field(default_factory=dict)
+    #: side of zero of each guard of the mode, as far as it is known; 0 at zero, where either way goes through it
+    sides: dict[int, int] = field(default_factory=dict)
+    away: set[int] = field(default_factory=set)  # guards that were not at zero when they were looked at last
+    #: guards beyond zero that are due: the side they are on, and whether they follow what came before them
+    owed: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    latest: int | None = None  # fired last, and not looked at since
     times: list[float] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # periods that have passed, by periodic transition
+    ticks: dict[int, int] = field(default_factory=dict)  # which of them fired last
+    over: dict[str, int] = field(default_factory=dict)  # ticks by clock whose mode has been left since
     passed: set[tuple[str, str]] = field(default_factory=set)
     accumulation: float | None = None  # where events accumulate, once that is seen
 
@@ -95,6 +117,15 @@ class Instant:
         """Time moves on."""
         self.chain.clear()
         self.spent.clear()
+        self.latest = None
+
+    def _forget(self) -> None:
+        """The guards are no longer those that have been looked at."""
+        self.spent.clear()
+        self.sides.clear()
+        self.away.clear()
+        self.owed.clear()
+        self.latest = None
 
     def elapsed(self, t: float) -> float:
         """The time scale that rounding of times is measured by: what the run has added up so far."""
@@ -104,6 +135,43 @@ class Instant:
         """The time scale of the run."""
         return max(abs(t), self.span[1] - self.span[0])
 
+    def arrive(
+        self,
+        mode: ModeSystem,
+        t: float,
+        at: Arrival,
+        *,
+        armed: frozenset[int],
+        leaving: Mapping[int, int] = MappingProxyType({}),
+        crossing: Firing | None = None,
+    ) -> None:
+        """Note on which side of zero every guard of the mode was until now, where a segment has ended.
+
+        `armed` are the transitions whose guards have left zero in the segment, `leaving` says to which side the others
+        were leaving, 0 where that is unknown; `crossing` is what the integrator has found.
+        """
+        self.owed.clear()
+        self.away.clear()
+        duration = self._duration(t)
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        for index, h, rate, size in values:
+            direction, band = self.system.transitions[index].direction, self._band(h, size, rate, t)
+            if not abs(h) <= band:
+                self.sides[index] = 1 if h > 0 else -1
+                self.away.add(index)
+                if crossing is not None and index == crossing.transition.index and h * crossing.rate > 0:
+                    self.owed[index] = (self.sides[index], False)  # located less well than rounding
+            elif index not in armed:
+                self.sides[index] = leaving.get(index) or self.sides.get(index, 0)
+                if not self.sides[index]:
+                    del self.sides[index]
+            elif abs(rate) * duration <= band:
+                self.sides[index] = 0
+            elif direction * rate >= 0:
+                self.sides[index] = -1 if rate > 0 else 1
+            else:
+                self.sides.pop(index, None)  # passes zero the other way
+
     def look(
         self,
         mode: ModeSystem,
@@ -111,23 +179,22 @@ class Instant:
         at: Arrival,
         *,
         entering: bool,
-        armed: frozenset[int],
         jumped: frozenset[int] = frozenset(),
-        past: frozenset[int] = frozenset(),
+        resting: Mapping[int, tuple[float, float]] = NOTHING,
     ) -> Entry:
         """Look at every guard of the mode.
 
-        `entering` says whether the mode has just been entered (or the run has just started); otherwise a
-        segment has just ended, and `armed` are the transitions whose guards could cross in it. `jumped` are those
-        whose guards changed sign with a signal: they fire. `past` are those that were past their threshold before a
-        transition from the mode to itself: they are not met anew.
+        `entering` says whether the mode has just been entered, from another one or from itself, or the run has just
+        started; otherwise a segment has just ended. `jumped` are the transitions whose guards changed sign with a
+        signal: they fire. `resting` are those of `at_rest`.
         """
         zero_band, departure = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
         duration = self._duration(t)
-        fires: Firing | None = None
+        own, self.latest = self.latest, None
+        due: list[tuple[Firing, bool]] = []  # and whether that is an error
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         for i, (index, h, rate, size) in enumerate(values):
-            transition, fire, passed = self.system.transitions[index], False, False
+            transition = self.system.transitions[index]
             if not math.isfinite(h):
                 raise NonFiniteError(
                     "The guard is NaN or infinite.",
@@ -136,29 +203,77 @@ class Instant:
                     time=t,
                     remedy=f"Check the guard, at the values that the mode is entered with, for {SUSPECTS}.",
                 )
+            direction, side = transition.direction, self.sides.get(index)
             band = max(self._band(h, size, rate, t), RESIDUE * self.spent.get(index, 0.0))
-            if abs(h) <= band:
+            if index in resting and index not in jumped:
+                zero_band[i], departure[i] = resting[index]
+                self.sides[index] = int(departure[i])
+            elif abs(h) <= band:
                 zero_band[i] = band
                 moving = abs(rate) * duration > band
                 departure[i] = math.copysign(moving, rate)
-                towards = transition.direction * rate > 0 or (transition.direction == 0 and index in armed)
-                fire = moving and towards and index not in self.spent and (entering or index in armed)
-            elif index in jumped:
-                fire = passed = True
-            elif entering and transition.direction * h > 0 and index not in past:
-                fire = passed = self._passed(transition, mode, t)
+                if transition.refuses and not moving:
+                    departure[i] = -transition.direction
+                going = int(departure[i])
+                met = entering and direction != 0 and (side is None or index in self.away)
+                if going and direction in (0, going) and (met or side in (0, -going)) and index != own:
+                    due.append((Firing(transition, h, rate), False))
+                else:
+                    self.away.discard(index)
+                    if going and (entering or side is not None):
+                        self.sides[index] = going
+            else:
+                beyond = 1 if h > 0 else -1
+                if index in jumped:
+                    self.owed[index] = (beyond, True)
+                owed, follows = self.owed.get(index, (0, True))
+                met = entering and direction == beyond and side != beyond and index != own
+                if owed == beyond and index != own:
+                    due.append((Firing(transition, h, rate, follows=follows), False))
+                elif transition.refuses and entering and direction == beyond:
+                    due.append((Firing(transition, h, rate, follows=True), False))
+                elif met and transition.on_entry != "wait":
+                    due.append((Firing(transition, h, rate, follows=True), transition.on_entry == "error"))
+                else:
+                    self.sides[index] = beyond
+                    self.away.add(index)
+                    if met:
+                        self.passed.add((transition.name, mode.name))
             if abs(h) > self.ranges[index]:
                 self.ranges[index] = abs(h)
-            if fire and (fires is None or self.reversed):
-                fires = Firing(transition, h, rate, follows=passed)
+        fires = None
+        if due:  # a condition on the mode fails only where no transition is due
+            due = [found for found in due if not found[0].transition.refuses] or due[:1]
+            fires, is_error = due[-1 if self.reversed else 0]
+            if is_error:
+                raise guard_passed(fires.transition.name, mode.name, t)
         return Entry(fires, np.array(zero_band), np.array(departure))
+
+    def at_rest(
+        self, mode: ModeSystem, t: float, at: Arrival, p: Array, armed: frozenset[int]
+    ) -> Mapping[int, tuple[float, float]]:
+        """Transitions whose guards are at rest at zero since their mode was entered; see `dae_hybrid.departure`."""
+        places = {
+            i: self.system.transitions[index]
+            for i, index in enumerate(mode.guarded)
+            if index not in armed and index not in self.spent
+        }
+        if not places or not self.times:
+            return NOTHING
+        before = (time for time in reversed(self.times) if not same_instant(time, t, self.span[0]))
+        found = at_rest(places, mode, t, at, p, self.options, t - next(before, self.span[0]))
+        return {places[i].index: band for i, band in found.items()}
 
     def first(self, mode: ModeSystem, t: float, at: Arrival, found: Firing, armed: frozenset[int]) -> Firing:
         """Which transition fires where the integrator has found one: others may be due to the last bit, too."""
         for index, h, rate in self.zeros(mode, t, at):
             transition = self.system.transitions[index]
             other = index != found.transition.index and index in armed and transition.direction * rate >= 0
-            if other and (index < found.transition.index) != self.reversed:
+            if transition.refuses != found.transition.refuses:
+                earlier = found.transition.refuses
+            else:
+                earlier = (index < found.transition.index) != self.reversed
+            if other and earlier:
                 found = Firing(transition, h, rate)
         return found
 
@@ -176,6 +291,18 @@ class Instant:
         return frozenset(
             i for i, h, rate, size in values if self.system.transitions[i].direction * h > self._band(h, size, rate, t)
         )
+
+    def is_due_within(self, moment: float, condition: TransitionMap, mode: ModeSystem, at: Arrival) -> bool:
+        """Whether, by the guards' rates, a transition is due within a moment, or a condition holds again."""
+        for index, h, rate in zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), strict=True):
+            transition = self.system.transitions[index]
+            near = rate != 0 and 0 <= -h / rate <= moment
+            if near and transition.refuses:
+                if transition is condition and transition.direction * rate < 0:
+                    return True
+            elif near and transition.direction * rate >= 0:
+                return True
+        return False
 
     def touching(self, mode: ModeSystem, t: float, at: Arrival) -> list[tuple[int, float]]:
         """Transitions of the mode whose guards are zero to rounding, with their rates."""
@@ -198,21 +325,6 @@ class Instant:
             return []
         return [self.system.transitions[i] for i in self.chain]
 
-    def _passed(self, transition: TransitionMap, mode: ModeSystem, t: float) -> bool:
-        """A guard past its threshold on entry; whether it fires."""
-        if transition.on_entry == "error":
-            raise GuardPassedError(
-                "The guard is past its threshold when its mode is entered.",
-                transition=transition.name,
-                mode=mode.name,
-                time=t,
-                remedy="Check the transition into this mode, or declare on_entry='wait' or 'fire'.",
-            )
-        if transition.on_entry == "fire":
-            return True
-        self.passed.add((transition.name, mode.name))
-        return False
-
     def due(self, mode: ModeSystem, t: float, p: Array) -> tuple[float, TransitionMap | None, int]:
         """Time, transition and count of the next time event of the mode, not before t."""
         best: tuple[float, TransitionMap | None, int] = (np.inf, None, 0)
@@ -225,16 +337,19 @@ class Instant:
         """The next time of every time event of the mode that still comes, in order of declaration."""
         for index in mode.timed:
             transition = self.system.transitions[index]
-            count = self.counts.get(index, 1 if transition.kind == "every" else 0)
+            if transition.kind == "at":
+                time = self._scheduled(transition, 0, p, t)
+                if time >= t and index not in self.chain:
+                    yield time, transition, 0
+                continue
+            count, past = self.counts.get(index, 1), max(self.ticks.get(index, 0), self.over.get(transition.clock, 0))
             time = self._scheduled(transition, count, p, t)
-            while transition.kind == "every" and (time < t or (time == t and index in self.chain)):
+            while time < t or count <= past:
                 period = self._scheduled(transition, 1, p, t) - self.span[0]
                 count = max(count + 1, int((t - self.span[0]) / period))
                 time = self._scheduled(transition, count, p, t)
-            if transition.kind == "every":
-                self.counts[index] = count
-            if not (time < t or (time == t and index in self.chain)):
-                yield time, transition, count
+            self.counts[index] = count
+            yield time, transition, count
 
     def _scheduled(self, transition: TransitionMap, count: int, p: Array, t: float) -> float:
         time = float(transition.kernels["time"](p, clock(self.span[0], count))[0][0])
@@ -256,10 +371,17 @@ class Instant:
         """
         order = len(self.chain)
         self.chain.append(transition.index)
+        if transition.kind == "every":
+            self.ticks[transition.index] = self.counts[transition.index]
         if transition.target == transition.source:
             self.spent[transition.index] = abs(guard) if math.isfinite(guard) else 0.0
+            self.owed.pop(transition.index, None)
+            self.latest = transition.index
         else:
-            self.spent.clear()
+            for index, count in self.ticks.items():
+                clock = self.system.transitions[index].clock
+                self.over[clock] = max(count, self.over.get(clock, 0))
+            self._forget()
         if len(self.chain) > self.options.max_transitions_per_instant:
             raise self._chattering(t)
         if order == 0:
@@ -270,7 +392,7 @@ class Instant:
     def _chattering(self, t: float) -> ChatteringError:
         names = [self.system.transitions[i].name for i in self.chain]
         cycle = list(dict.fromkeys(names[-min(len(names), 12) :]))
-        sliding = len(cycle) == 2
+        sliding = len(cycle) == 2 and len({self.system.transitions[i].source for i in self.chain[-2:]}) == 2
         surface = self.system.transitions[self.chain[-1]].surface
         return ChatteringError(
             f"More than {self.options.max_transitions_per_instant} transitions at one instant; the cycle is "
@@ -279,8 +401,11 @@ class Instant:
             mode=self.system.modes[self.system.transitions[self.chain[-1]].source].name,
             time=t,
             remedy=f"The two modes point at each other across the surface {surface} = 0: a sliding mode. Model the "
-            "motion along it as a mode of its own, with this as a constraint= (whose multiplier replaces the switched "
-            "terms), or part the two guards by a hysteresis."
+            "motion along it as a mode of its own: blend the two right-hand sides by a share, "
+            "theta = m.algebraic('theta', bounds=(0, 1)), and keep the surface by constraint=. Leave it to either side "
+            "by the rate of the surface function along that side's right-hand side, where it turns away, with "
+            "on_entry='fire': where theta would be outside on entry, the surface is crossed at once. Or part the two "
+            "guards by a hysteresis."
             if sliding
             else "Check the resets and guards of the cycle, or raise max_transitions_per_instant.",
         )
@@ -340,6 +465,7 @@ class Instant:
         """Transitions have fired at these times, each alone, and the next segment has begun."""
         self.times += times
         self.leave()
+        self._forget()
 
     def notes(self) -> tuple[str, ...]:
         """What was noticed."""
@@ -355,7 +481,8 @@ class Instant:
 
 def resting(system: HybridSystem, rested: NDArray[np.int64]) -> list[str]:
     """What is to be said of the guards that stayed at zero; `rested` is by transition."""
-    transitions = [system.transitions[i] for i in np.flatnonzero(rested)] if rested.any() else []
+    found = (system.transitions[i] for i in np.flatnonzero(rested))
+    transitions = [t for t in found if not t.refuses] if rested.any() else []
     return [
         f"Guard of '{name}' stayed at zero in mode '{mode}'; it does not fire before it has left."
         for name, mode in sorted((t.name, system.modes[t.source].name) for t in transitions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -12,6 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.errors import ModelError
+from dae_hybrid.numeric_input import as_mapping, by_label, in_order, real_array, shown
+
+#: of a vector, far beyond what can be built
+LARGEST_SIZE = 10**9
 
 
 class Rows(NamedTuple):
@@ -37,16 +41,34 @@ def free_name(base: str, taken: Container[str]) -> str:
 def positive_size(name: str, size: Any) -> int:
     """A positive integer."""
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-        raise ModelError(f"size of '{name}' must be a positive integer, got {size!r}.")
+        raise ModelError(f"size of '{name}' must be a positive integer, got {shown(size)}.")
+    if size > LARGEST_SIZE:
+        raise ModelError(f"size of '{name}' must be at most {LARGEST_SIZE}, got {shown(size)}.")
     return int(size)
+
+
+def labelled(what: str, value: Any) -> Any:
+    """A mapping where a value has labels, such as a pandas Series; else the value itself."""
+    try:
+        return as_mapping(value)
+    except ValueError as reason:
+        raise ModelError(f"{what} {reason}.") from None
+
+
+def items(what: str, given: Any) -> list[tuple[Any, Any]]:
+    """The pairs of a mapping, or of something labelled; of None nothing."""
+    given = {} if given is None else labelled(what, given)
+    if not isinstance(given, Mapping):
+        raise ModelError(f"{what} must be a mapping, got {shown(given)}.")
+    return list(given.items())
 
 
 def numbers(what: str, value: ArrayLike, size: int | None = None) -> NDArray[np.float64]:
     """A flat array of finite numbers; one number stands for all `size` of them."""
     try:
-        array = np.array(value, dtype=float, ndmin=1)
-    except (TypeError, ValueError):
-        raise ModelError(f"{what} must be a number or an array of numbers, got {value!r}.") from None
+        array = np.atleast_1d(real_array(value))
+    except ValueError as reason:
+        raise ModelError(f"{what} {reason}.") from None
     if array.ndim != 1 or array.size == 0:
         raise ModelError(f"{what} must be a number or a non-empty one-dimensional array, got shape {array.shape}.")
     if size is not None:
@@ -54,8 +76,43 @@ def numbers(what: str, value: ArrayLike, size: int | None = None) -> NDArray[np.
             raise ModelError(f"{what} has {array.size} values, expected {size}.")
         array = np.broadcast_to(array, (size,)).copy()
     if not np.all(np.isfinite(array)):
-        raise ModelError(f"{what} must be finite, got {value!r}.")
+        first = int(np.flatnonzero(~np.isfinite(array))[0])
+        entry = f" at index {first}" if array.size > 1 else ""
+        raise ModelError(f"{what} must be finite, got {array[first]}{entry}.")
     return array
+
+
+def limits(what: str, bounds: Any, size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Lower and upper bounds, each (size,) and perhaps infinite; None where there are none."""
+    if bounds is None:
+        return None
+    sides: list[NDArray[np.float64]] = []
+    try:
+        pair = tuple(bounds)
+        for side, none in zip(pair, (-math.inf, math.inf), strict=True):
+            values = real_array(none if side is None else side)
+            sides.append(np.broadcast_to(values, (size,)).copy())
+    except (TypeError, ValueError):
+        raise ModelError(
+            f"{what} must be a pair (lower, upper) of numbers, arrays of {size} or None, got {bounds!r}.",
+            remedy="State bounds that depend on parameters or on the state by HybridModel.require.",
+        ) from None
+    lower, upper = sides
+    if not np.all(lower < upper):
+        raise ModelError(f"{what}: every lower bound must be below its upper bound, got {bounds!r}.")
+    return lower, upper
+
+
+def entries(what: str, name: str, size: int | None, value: Any) -> Any:
+    """A value of a variable, its entries in order where they have labels; see `in_order`."""
+    try:
+        found = None if isinstance(value, float | int) else by_label(value)
+        if found is None:
+            return value
+        count = size or len(found)
+        return in_order(value, [name] if count == 1 else [f"{name}[{i}]" for i in range(count)])
+    except ValueError as reason:
+        raise ModelError(f"{what} {reason}.") from None
 
 
 def matrix(what: str, value: Any) -> ca.MX:
@@ -65,10 +122,11 @@ def matrix(what: str, value: Any) -> ca.MX:
     try:
         if isinstance(value, list | tuple) and any(isinstance(v, ca.MX) for v in value):
             value = ca.vertcat(*value)
-        result = value if isinstance(value, ca.MX) else ca.MX(ca.DM(np.array(value, dtype=float)))
+        result = value if isinstance(value, ca.MX) else ca.MX(ca.DM(real_array(value)))
     except Exception as reason:
+        said = f": {reason}" if "masked" in str(reason) else ""
         raise ModelError(
-            f"{what} must be a number, an array or an expression of this model, got {value!r}."
+            f"{what} must be a number, an array or an expression of this model, got {shown(value)}{said}."
         ) from reason
     if result.is_constant() and not all(math.isfinite(v) for v in np.asarray(ca.evalf(result)).ravel()):
         raise ModelError(f"{what} must be finite, got {value!r}.")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dae_hybrid.errors import ConsistencyError
+from dae_hybrid.errors import ConsistencyError, DaeHybridError
+from dae_hybrid.failures import bound_passed, guard_passed
 from dae_hybrid.integrator import Array
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord
@@ -27,6 +28,16 @@ class Firing:
     count: int = 0
     follows: bool = False
 
+    def refused(self, mode: ModeSystem, t: float, at: Arrival) -> DaeHybridError:
+        """The error where a condition on its mode fails."""
+        transition, bound = self.transition, self.transition.bound
+        if bound is not None:
+            value = float(at.x[mode.variables[bound.variable]][bound.entry])
+            return bound_passed(bound, value, mode=mode.name, transition=transition.name, time=t, entering=self.follows)
+        if self.follows:
+            return guard_passed(transition.name, mode.name, t)
+        return ConsistencyError(transition.refusal, mode=mode.name, transition=transition.name, time=t)
+
     def carry_out(
         self,
         system: HybridSystem,
@@ -38,16 +49,22 @@ class Firing:
         order: int,
         rate_scale: float,
         is_knot: bool,
+        earlier: EventRecord | None = None,
     ) -> tuple[ModeSystem, Arrival, EventRecord, Array]:
-        """The mode and the point after it, its record, and what it adds to the functionals."""
+        """The mode and the point after it, its record, and what it adds to the functionals.
+
+        `earlier` is the event before at the same instant.
+        """
         transition = self.transition
         source = system.modes[transition.source]
-        if transition.refusal:
-            raise ConsistencyError(transition.refusal, mode=source.name, transition=transition.name, time=t)
+        if transition.refuses:
+            raise self.refused(source, t, before)
         target, after, xi = source, before, np.zeros(0)
         if transition.target is not None:
             target = system.modes[transition.target]
-            after, xi = transition.apply(target, t, before.x, before.m, p, options)
+            transition.refuse_unmet(source, t, before, p, options)
+            rates = _rates(source, target, before) if target.invariants else None
+            after, xi = transition.apply(target, t, before.x, before.m, p, options, rates)
         costs = np.zeros(system.functionals.size)
         if "cost" in transition.kernels:
             costs = transition.kernels["cost"](t, before.x, before.m, xi, p)[0]
@@ -76,5 +93,15 @@ class Firing:
             n_differential=(source.differential.size, target.differential.size),
             xi=xi,
             unknowns=transition.named_unknowns(target, xi),
+            earlier=earlier,
         )
         return target, after, record, costs
+
+
+def _rates(source: ModeSystem, target: ModeSystem, before: Arrival) -> Array:
+    """Rates before of the states that the target has, zero for those that the source has not."""
+    rates = np.zeros(target.differential.size)
+    for name in target.differential.names:
+        if name in source.differential:
+            rates[target.differential[name]] = before.xdot[source.differential[name]]
+    return rates

@@ -39,6 +39,12 @@ COLLAPSED = 1e-5
 #: a residual below this many roundings of its terms is zero
 RESIDUAL_ROUNDINGS = 1e4
 EPS = float(np.finfo(float).eps)
+#: how far from a root, as a share of it, its neighbours are looked at
+ASIDE = 1e-3
+#: and how often they are corrected
+CORRECTIONS = 8
+#: a matrix that changes by this share of itself within the rounding of a root is that of a multiple root
+UNSETTLED = 0.1
 #: of Newton's method
 MOST_STEPS = 50
 #: up to this size a singular matrix is taken apart to name what is wrong
@@ -147,6 +153,8 @@ def solve_algebraic(
                 break
             step = _newton_step(jacobian, residual)
             if step is None or not np.all(np.isfinite(step)):
+                if zero() and is_isolated(z, jacobian, evaluate):
+                    return True
                 raise fail(singular_names(jacobian, equations, variables))
             small = np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size)
             if np.all(np.abs(residual) <= EPS * size) or (small and np.all(np.abs(step) <= 4 * EPS * np.abs(z))):
@@ -175,6 +183,36 @@ def solve_algebraic(
         if iterate(damped=False):
             return z
     raise error
+
+
+def is_isolated(z: Array, jacobian: Array, evaluate: Callable[[Array], tuple[Array, Array, Array]]) -> bool:
+    """Whether a root at which the matrix is singular is a multiple one, rather than one of a curve of roots.
+
+    Next to a multiple root the equations fail, on both sides, however the other directions are corrected.
+    """
+    if max(jacobian.shape) > NAMED:
+        return False
+    matrix = dense(jacobian)
+    scale = row_maxima(matrix)
+    _, sizes, right = np.linalg.svd(matrix / np.where(scale > 0, scale, 1.0)[:, None])
+    open_to = right[np.count_nonzero(sizes > RANK_TOLERANCE * sizes.max(initial=0.0)) :]
+    if len(open_to) != 1:
+        return False
+    length = ASIDE * max(float(np.abs(z).max(initial=0.0)), 1.0)
+    return all(not _reaches_root(z + side * length * open_to[0], open_to, evaluate) for side in (1.0, -1.0))
+
+
+def _reaches_root(z: Array, fixed: Array, evaluate: Callable[[Array], tuple[Array, Array, Array]]) -> bool:
+    """Whether Newton's method, kept from moving along `fixed`, comes to a root."""
+    for _ in range(CORRECTIONS):
+        residual, jacobian, size = evaluate(z)
+        if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
+            return False
+        if np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size):
+            return True
+        rows = np.vstack((dense(jacobian), fixed))
+        z = z - np.linalg.lstsq(rows, np.append(residual, np.zeros(len(fixed))), rcond=None)[0]
+    return False
 
 
 def _newton_step(jacobian: Array, residual: Array) -> Array | None:
@@ -244,6 +282,21 @@ def refuse_multiple_root(matrix: Array, sizes: Array) -> None:
         raise np.linalg.LinAlgError(f"their matrix almost cancels (to {smallest:.1e} of its terms), a multiple root")
 
 
+def refuse_unsettled_root(matrix: Array, sizes: Array, z: Array, jacobian: Callable[[Array], Array]) -> None:
+    """Raise `np.linalg.LinAlgError` where rounding of the equations leaves their matrix open.
+
+    `sizes` are those of the terms of the equations, `jacobian` gives the matrix at other values. At a multiple root at
+    zero, as of z^2 = p at p = 0, no terms cancel in the matrix, but it is made of rounding alone.
+    """
+    if issparse(matrix) or matrix.shape[0] != matrix.shape[1] or not matrix.size:
+        return
+    inverse = np.linalg.inv(matrix)
+    off = np.abs(inverse) @ (EPS * np.where(np.isfinite(sizes), sizes, 0.0))
+    moved = np.abs(inverse @ (dense(jacobian(z + off)) - matrix)) * off
+    if np.any(moved.sum(axis=1) > UNSETTLED * off):
+        raise np.linalg.LinAlgError("rounding decides about their matrix, a multiple root")
+
+
 def reciprocal_condition(matrix: Matrix) -> float:
     """Smallest over largest singular value, the rows brought to one size; 0 where the matrix is not finite."""
     if not min(matrix.shape):
@@ -262,15 +315,15 @@ def reciprocal_condition(matrix: Matrix) -> float:
     return float(singular[-1] / singular[0]) if singular[0] > 0 else 0.0
 
 
-def collapsed(matrix: Array, before: Array) -> bool:
-    """Whether a matrix has lost its smallest singular value against what it was before."""
+def collapsed(matrix: Array, before: Array, share: float = COLLAPSED) -> bool:
+    """Whether a matrix has lost its smallest singular value, but for a share, against what it was before."""
     if not (is_finite(matrix) and is_finite(before)):
         return True
     if issparse(matrix):
-        return reciprocal_condition(matrix) < COLLAPSED * reciprocal_condition(before)
+        return reciprocal_condition(matrix) < share * reciprocal_condition(before)
     scale = _row_sizes(before)
     now, then = (np.linalg.svd(m / scale, compute_uv=False)[-1] for m in (matrix, before))
-    return bool(now < COLLAPSED * then)
+    return bool(now < share * then)
 
 
 def singular_names(matrix: Array, equations: Sequence[str], variables: Sequence[str]) -> str:

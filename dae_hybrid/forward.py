@@ -6,8 +6,9 @@ Between transitions SR eq. 5, 18, 25; across them `TransitionLinearisation.forwa
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -38,11 +39,28 @@ class Directions:
     ) -> None:
         self.system, self.p, self.directions, self.conditions = system, parameters, directions, conditions
         self.t_start = start
-        self.state = np.zeros((0, directions.shape[1]))
-        self.costs = np.zeros((directions.shape[1], system.functionals.size))
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the run that they have gone along, if any."""
+        count = self.directions.shape[1]
+        self.state = np.zeros((0, count))
+        self.costs = np.zeros((count, self.system.functionals.size))
         self._whole: tuple[Start, Straight] | None = None  # a run that is gone through when that is asked for
         self._crossed: list[Leg | tuple[Array, Array, Array]] = []  # dt, dw before and after
-        self._mode = system.modes[system.initial.mode]
+        self._mode = self.system.modes[self.system.initial.mode]
+        self.__dict__.pop("_last", None)
+
+    def afresh(self) -> Self:
+        """The same directions before a run."""
+        other = copy(self)
+        other.begin()
+        return other
+
+    def become(self, other: Directions) -> None:
+        """Take over all that others of the kind have gone through."""
+        self.__dict__.clear()
+        self.__dict__.update(other.__dict__)
 
     @property
     def count(self) -> int:
@@ -127,6 +145,7 @@ class Directions:
             return {}
         start, run = self._whole
         leg, _, outcome = run.pieces
+        self._crossed = []  # those who became these directions may share the list, and have gone through the run
         self.start(start)
         if leg is not None:
             self.absorb(leg)
@@ -183,5 +202,8 @@ class Directions:
             if trajectory.ended_by_event:
                 total += np.outer(by_u @ column(chain(final, t, x, m, self.p), -1), self.event_times[-1])
         if not np.all(np.isfinite(total)):
-            raise NonFiniteError("The gradient is not finite.", mode=final.name, time=t)
+            bad = [n for n in self.system.functionals.names if not np.isfinite(total[self.system.functionals[n]]).all()]
+            raise NonFiniteError(
+                f"The gradient is not finite: of {', '.join(bad)}.", mode=final.name, time=t, variables=bad
+            )
         return total

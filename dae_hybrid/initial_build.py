@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import casadi as ca
@@ -13,6 +15,7 @@ from dae_hybrid.elimination import by_substitution
 from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.formulation import unmatched
 from dae_hybrid.initial import InitialMap
+from dae_hybrid.jump import square_metric
 from dae_hybrid.lowering import symbols_for
 from dae_hybrid.matrices import compact
 from dae_hybrid.mode_build import ModeBuilder, dense_vectors
@@ -40,11 +43,16 @@ def build_initial(
     for name in given:
         check_parameters_only(model, f"initial value of '{name}'", initial.values[name])
     entries = [i for name in given for i in range(layout[name].start, layout[name].stop)]
+    moved = [i for d in initial.project for i in range(layout[d.name].start, layout[d.name].stop)]
     lower, none = lowering.lower, [("none", ca.MX(0, 1))]
     values = lower("given", [(f"initial value of '{n}'", initial.values[n]) for n in given] or none)
     memories = lower("m0", _memories(model, builder) or none)
     stated = lower("stated", [("initial equations", initial.equations)])
-    s = symbols_for([values, memories, stated, builder.flow, builder.invariants], lowering.n, builder.nm, builder.np)
+    metric = lower("metric", [("metric", ca.vec(ca.densify(ca.MX(1) if initial.metric is None else initial.metric)))])
+    if initial.metric is not None:
+        check_parameters_only(model, "metric of initial()", initial.metric)
+    functions = [values, memories, stated, metric, builder.flow, builder.invariants]
+    s = symbols_for(functions, lowering.n, builder.nm, builder.np)
     held = s.kind.sym("held", builder.nm)
     m0 = ca.vertcat(*memories.call(list(s.point))) if builder.nm else s.kind(0, 1)
     if builder.nm and ca.jacobian(m0, s.m).nnz():
@@ -60,29 +68,102 @@ def build_initial(
         closure = builder.flow(*point)[builder.ny :, :]
         return ca.vertcat(*stated.call(list(point)), builder.invariants(*point), closure)
 
-    given_entries = set(entries)
+    given_entries = set(entries) - set(moved)
     free = [i for i in range(lowering.n) if i not in given_entries]
     labels = _labels(initial, builder)
-    rows = phi(s.m)
+    rows, total, unknown = phi(s.m), phi(m0), s.x
+    projection = None
+    if moved:
+        nothing = (s.kind.zeros(1), s.kind.zeros(lowering.n), s.kind.zeros(builder.nm))
+        origin: Any = ca.vertcat(*values.call([*nothing, s.p]))
+        places = {entry: k for k, entry in enumerate(entries)}
+        offset = s.x[moved, :] - origin[[places[i] for i in moved], :]
+        weight = square_metric(metric(*s.point), len(moved), s.kind)
+        count = stated.numel_out(0) + builder.nk
+        projection = _Projection.of(total, s, weight @ offset, moved, free, count, builder.ny)
+        stationary, nu = projection.stationary, projection.nu
+        rows, total, unknown = ca.vertcat(stationary, rows), ca.vertcat(stationary, total), ca.vertcat(s.x, nu)
+        every = _variable_labels(builder)
+        labels = (*(f"nearest value of {every[i]}" for i in projection.along), *labels)
+        order = [*projection.along, *(i for i in free if i not in projection.along)]
+        free = [*order, *range(lowering.n, lowering.n + nu.numel())]
+    else:
+        nu = s.kind(0, 1)
     _check_count(initial, builder, len(free) - rows.numel(), given)
-    at = ca.Function("at", [*s.point], [rows, term_sizes(rows, s.u)])
-    total = phi(m0)
-    _check_rank(initial, builder, labels, free, ca.jacobian(total, s.x)[:, free].sparsity())
-    inputs = [s.t, s.x, held, s.p]
-    equations = [m0, total, compact(ca.jacobian(total, s.x)), at(s.t, s.x, m0, s.p)[1]]
-    linear = [ca.jacobian(value, by) for value in (total, m0) for by in (s.x, held, s.p)]
-    linear.append(entry_sizes(ca.jacobian(total, s.x), ca.vertcat(s.u, held)))
+    x = s.x if projection is None else s.kind.sym("x", unknown.numel())
+
+    def of_unknowns(name: str, symbols: list[Any], outputs: list[Any]) -> ca.Function:
+        if projection is None:
+            return ca.Function(name, [s.t, s.x, *symbols], outputs)
+        inner = ca.Function("inner", [s.t, s.x, nu, *symbols], outputs)
+        return ca.Function(
+            name, [s.t, x, *symbols], inner.call([s.t, x[: lowering.n, :], x[lowering.n :, :], *symbols])
+        )
+
+    at = of_unknowns("at", [s.m, s.p], [rows, term_sizes(rows, ca.vertcat(s.u, nu))])
+    m0, total = of_unknowns("total", [held, s.p], [m0, total]).call([s.t, x, held, s.p])
+    _check_rank(initial, builder, labels, free, ca.jacobian(total, x)[:, free].sparsity())
+    inputs = [s.t, x, held, s.p]
+    equations = [m0, total, compact(ca.jacobian(total, x)), at(s.t, x, m0, s.p)[1]]
+    linear = [ca.jacobian(value, by) for value in (total, m0) for by in (x, held, s.p)]
+    linear.append(entry_sizes(ca.jacobian(total, x), ca.vertcat(x, held, s.p, s.t)))  # without m, which MX keeps
     given_values = ca.vertcat(*values.call([s.kind.zeros(1), s.kind.zeros(lowering.n), s.kind.zeros(builder.nm), s.p]))
+    explicit, exact = None, None
+    if projection is None:
+        given_values = given_values if entries else s.kind(0, 1)
+        explicit, exact = _explicit(s, held, m0, total, given_values, entries, free, builder.ny)
     return InitialMap(
         index,
-        _start(model, initial, builder, values, entries),
+        _start(model, initial, builder, values, entries, nu.numel()),
         Kernel(ca.Function("equations", inputs, dense_vectors(equations, [2])), [2]),
         Kernel(ca.Function("linear", inputs, [compact(v) for v in linear]), range(7)),
         tuple(free),
         labels,
         signals,
-        *_explicit(s, held, m0, total, given_values if entries else s.kind(0, 1), entries, free, builder.ny),
+        explicit=explicit,
+        exact=exact,
+        moved=len(moved),
+        stationary=0 if projection is None else len(projection.along),
+        multipliers=nu.numel(),
+        bend=cache(partial(_bend, inputs, total, x)),
     )
+
+
+def _bend(inputs: list[Any], total: Any, x: Any) -> Kernel:
+    """(t, x, held, p, u, v) -> derivatives of u^T Phi_x v by x, held and p."""
+    kind: Any = type(x)
+    u, v = kind.sym("u", total.numel()), kind.sym("v", x.numel())
+    value = u.T @ ca.jtimes(total, x, v)
+    outputs = [ca.densify(ca.jacobian(value, by)) for by in (x, inputs[2], inputs[3])]
+    return Kernel(ca.Function("bend", [*inputs, u, v], outputs))
+
+
+@dataclass(frozen=True)
+class _Projection:
+    """Stationarity of the Lagrangian 1/2 d^T M d - nu^T G: by the entries `along` of x, those that are moved first.
+
+    G are the first equations, those that are stated and the constraints; where they contain algebraic variables all of
+    them are.
+    """
+
+    along: tuple[int, ...]
+    stationary: Any
+    nu: Any
+
+    @classmethod
+    def of(
+        cls, equations: Any, s: Any, pull: Any, moved: list[int], free: list[int], count: int, ny: int
+    ) -> _Projection:
+        by_x = ca.jacobian(equations, s.x)
+        used = set(by_x[:count, :].sparsity().get_col())
+        if any(i >= ny for i in used):
+            count = equations.numel()
+            used = set(by_x.sparsity().get_col())
+        others = [i for i in free if i in used and i not in moved]
+        along = (*moved, *others)
+        nu = s.kind.sym("nu", count)
+        kept = ca.vertcat(pull, s.kind.zeros(len(others)))
+        return cls(along, kept - by_x[:count, list(along)].T @ nu, nu)
 
 
 def _explicit(
@@ -182,9 +263,14 @@ def _memories(model: HybridModel, builder: ModeBuilder) -> list[tuple[str, ca.MX
 
 
 def _start(
-    model: HybridModel, initial: Initial, builder: ModeBuilder, values: ca.Function, entries: list[int]
+    model: HybridModel,
+    initial: Initial,
+    builder: ModeBuilder,
+    values: ca.Function,
+    entries: list[int],
+    multipliers: int,
 ) -> Kernel:
-    """x0 where Newton's method starts."""
+    """x0 where Newton's method starts, and multipliers of a projection, which are zero."""
     lowering, rows = builder.lowering, []
     for d in lowering.variables:
         guess = initial.guess.get(d.name, ca.MX(ca.DM(np.zeros(d.size) if d.value is None else d.value)))
@@ -196,4 +282,5 @@ def _start(
     start = ca.MX(ca.vertcat(*guesses.call([*zeros, p])))
     if entries:
         start[entries] = ca.vertcat(*values.call([*zeros, p]))
+    start = ca.vertcat(start, ca.MX.zeros(multipliers))
     return Kernel(ca.Function("start", [p], [ca.densify(start), compact(ca.jacobian(start, p))]), [1])

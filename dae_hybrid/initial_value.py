@@ -127,16 +127,27 @@ class InitialValueProblem:
 
     def near(self, whole: Array) -> None:
         """Where Newton's iteration for the algebraic states starts from now on: at those of a whole state."""
-        self._algebraic = whole[self.n :]
+        self._algebraic, self._line = whole[self.n :], None
+
+    def between(self, t0: float, start: Array, t1: float, end: Array) -> None:
+        """The same within an interval: on the line between two whole states."""
+        self._line = t0, start[self.n :], t1, end[self.n :]
+
+    def _guess(self, t: float) -> Array:
+        if self._line is None or not self._line[0] <= t <= self._line[2]:
+            return self._algebraic
+        t0, start, t1, end = self._line
+        return start + (t - t0) / (t1 - t0) * (end - start)
 
     _algebraic: Array = field(default_factory=lambda: np.zeros(0))
+    _line: tuple[float, Array, float, Array] | None = None
     _algebraic_absolute: Array = field(default_factory=lambda: np.zeros(0))
 
     def whole(self, t: float, x: Array) -> Array:
         """All states of `system`, from the states of this problem."""
         if self.n == self.system.n:
             return x
-        return self._solved(t, x, self._algebraic, self._algebraic_absolute)
+        return self._solved(t, x, self._guess(t), self._algebraic_absolute)
 
     def consistent(self, t: float, x: Array) -> Array:
         """A state with its algebraic part solved for again; NaN where that fails."""

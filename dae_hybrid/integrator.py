@@ -63,7 +63,12 @@ class Equations:
     resolution: float = np.inf  # longest time between two looks at the guards
     #: the same as machine code, with a further input c that `constants` gives from these; empty where nothing compiles
     compiled: Mapping[str, NativeFunction] = field(default_factory=dict, repr=False)
+    algebraic: Layout = field(default_factory=lambda: Layout(()))  # the variables that algebraic equations determine
+    n_singularities: int = 0  # how many of the guards, the last ones, are determinants: a zero of one ends a run
+    unwatched: bool = False  # whether the algebraic equations may become singular without a guard that says so
     constrained: bool = False  # whether the solution stays on constraints of the differential variables alone
+    #: places of the algebraic variables that are known to be no multipliers of constraints
+    tested: tuple[int, ...] = ()
     #: where an adapter keeps what it built for these equations, by a key of its own
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 
@@ -71,6 +76,11 @@ class Equations:
     def n_guards(self) -> int:
         """Number of guards."""
         return len(self.directions)
+
+    @property
+    def algebraic_labels(self) -> tuple[str, ...]:
+        """Names of what algebraic equations determine."""
+        return self.algebraic.labels()
 
     @property
     def implicit(self) -> bool:

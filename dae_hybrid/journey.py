@@ -152,6 +152,10 @@ type Pieces = tuple[Leg | None, SegmentTask, SegmentOutcome]
 class Left(Protocol):
     """What an integrator keeps of a whole run."""
 
+    @property
+    def sensitivities(self) -> Array | None:
+        """Those of (x, q) at the end, (d, n + k)."""
+
     def pieces(self, start: Arrival, by_p: Array, end: Arrival, integrals: Array) -> Pieces:
         """The segments, of the run that these belong to."""
 

@@ -45,6 +45,7 @@ class Jump:
         self.free = [i for n in open_names for i in range(layout[n].start, layout[n].stop)]
         self.nu = sum(d.size for d in self.unknowns)
         self._lower(open_names)
+        self.conditions, self.solved = self._parted()
         self.helping = self._helping_constraints()
         self.nv = len(self.helping) if transition.project else 0
         self.n_xi = len(self.free) + target.nz + self.nu + self.nv
@@ -61,16 +62,21 @@ class Jump:
         """Names of the rows of Phi."""
         target, stationary = self.target, len(self.free) if self.transition.project else 0
         return (
-            *self.transition.labels,
+            *(self.transition.labels[i] for i in self.solved),
             *(f"nearest value of {self.labels[i]}" for i in range(stationary)),
             *(target.constraint_labels[i] for i in self.helping),
             *(f"equation {i} of the target" for i in range(target.nz)),
         )
 
     @property
+    def condition_labels(self) -> tuple[str, ...]:
+        """Names of the equations of the reset that have no unknowns."""
+        return tuple(self.transition.labels[i] for i in self.conditions)
+
+    @property
     def simple(self) -> bool:
-        """Whether xi is z+ alone."""
-        return self.n_xi == self.target.nz and not self.target.nk
+        """Whether xi is z+ alone, and nothing else has to hold."""
+        return self.n_xi == self.target.nz and not self.target.nk and not self.conditions
 
     # -- declarations -----------------------------------------------------------------------------------
 
@@ -151,6 +157,12 @@ class Jump:
             return d.symbol
         return ca.MX(ca.DM(np.zeros(d.size) if d.value is None else d.value))
 
+    def _parted(self) -> tuple[list[int], list[int]]:
+        """Equations of the reset without unknowns, which are conditions on what was before, and the others."""
+        unknowns = range(4, self.t.n_in())
+        solved = sorted({row for i in unknowns for row in self.t.jac_sparsity(0, i).row()})
+        return [i for i in range(self.transition.equations.numel()) if i not in set(solved)], solved
+
     def _helping_constraints(self) -> tuple[int, ...]:
         """The target's constraints that contain what the reset leaves open; refuses too few equations."""
         target, name = self.target, self.transition.name
@@ -223,7 +235,7 @@ class Jump:
         target, after = self.target, self.after(s, xi)
         joint = Flat(s.kind, s.t, after, m_after, s.p)
         inputs = [*self._posts(after), *self._unknown(xi), *self._rates(s, after, m_after)]
-        rows = self.t.call([*s.point, *inputs])
+        rows = [self.t(*s.point, *inputs)[self.solved, :]]
         if self.transition.project:
             rows.append(self._stationary(s, xi, after, m_after))
         if self.helping:
@@ -233,19 +245,7 @@ class Jump:
     def _stationary(self, s: Flat, xi: Any, after: Any, m_after: Any) -> Any:
         """M (y+ - y~) - k_y^T nu: y+ is the point of the constraint nearest to y~ in the metric M."""
         count = len(self.free)
-        given = self.metric(*s.point)
-        if given.numel() == 1:
-            metric = given * s.kind(ca.DM.eye(count))
-        elif given.numel() == count:
-            metric = ca.diag(given)
-        elif given.numel() == count**2:
-            metric = ca.reshape(given, count, count)
-        else:
-            raise ModelError(
-                f"The metric has {given.numel()} entries; the projection moves {count} values.",
-                transition=self.transition.name,
-                remedy=f"Give a number, {count} entries for a diagonal, or a {count} by {count} matrix.",
-            )
+        metric = square_metric(self.metric(*s.point), count, s.kind, transition=self.transition.name)
         at = s.kind.sym("at", after.numel())
         k = self.target.invariants(s.t, at, m_after, s.p)
         by_y = ca.substitute(ca.jacobian(k, at), at, after)[list(self.helping), self.free]
@@ -293,10 +293,19 @@ class Jump:
             "after": Kernel(after, [3, 4]),
             "linear": Kernel(ca.Function("linear", [t, x, m, xi, p], [compact(e) for e in linear]), range(9)),
         }
+        if self.conditions:
+            found["conditions"] = self._conditions(s)
         if self.has_cost:
             cost = self.costs(s, xi)
             found["cost"] = cost_kernel(s, xi, cost)
         return found
+
+    def _conditions(self, s: Flat) -> Kernel:
+        """`conditions` of `TransitionMap`."""
+        none = [s.kind(*self.t.size_in(i)) for i in range(4, self.t.n_in())]
+        rows = self.t(*s.point, *none)[self.conditions, :]
+        outputs = [rows, ca.jacobian(rows, s.u), term_sizes(rows, s.u)]
+        return Kernel(ca.Function("conditions", list(s.point), [ca.densify(e) for e in outputs]), [1])
 
     def _check_rank(self, pattern: ca.Sparsity) -> None:
         """Refuse equations that cannot determine what they should, whatever their values.
@@ -330,6 +339,21 @@ class Jump:
         return ca.Function(
             "jump", [t, x, m, p], [ca.densify(e) for e in (x_new, m_new, *rest, *entry(t, x_new, m_new, p))]
         )
+
+
+def square_metric(given: Any, count: int, kind: Any, *, transition: str | None = None) -> Any:
+    """The matrix of a metric that is given as a number, a diagonal or a matrix, in one column."""
+    if given.numel() == 1:
+        return given * kind(ca.DM.eye(count))
+    if given.numel() == count:
+        return ca.diag(given)
+    if given.numel() == count**2:
+        return ca.reshape(given, count, count)
+    raise ModelError(
+        f"The metric has {given.numel()} entries; the projection moves {count} values.",
+        transition=transition,
+        remedy=f"Give a number, {count} entries for a diagonal, or a {count} by {count} matrix.",
+    )
 
 
 def event_costs(model: HybridModel, transition: str) -> list[tuple[str, ca.MX]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from dae_hybrid.codegen import OfThisProcess
 from dae_hybrid.dense import DENSE_COLUMNS, Redo
 from dae_hybrid.integrator import Array, SegmentTask
 from dae_hybrid.journey import Network, Straight
@@ -285,7 +286,7 @@ class Leg:
         return found
 
 
-class Parts(Sequence["Part"]):
+class Parts(OfThisProcess, Sequence["Part"]):
     """The parts of a run, made when they are first asked for.
 
     `whole` is the run as an integrator has left it that has carried it out as a whole.

@@ -10,9 +10,10 @@ from typing import Any
 
 import casadi as ca
 import numpy as np
-from scipy.sparse import csc_array, eye_array, issparse
+from scipy.sparse import csc_array, csr_array, eye_array, issparse
 from scipy.sparse import hstack as sparse_hstack
 from scipy.sparse import vstack as sparse_vstack
+from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import LinearOperator, onenormest, splu
 
 from dae_hybrid.integrator import Array
@@ -94,6 +95,25 @@ def solve(matrix: Matrix, right: Any) -> Any:
     if not issparse(matrix):
         return np.linalg.solve(matrix, dense(right))
     return Factors(matrix).solve(dense(right))
+
+
+def sign_of_determinant(matrix: Matrix) -> float:
+    """-1 or 1, and 0 where the matrix is singular."""
+    if not issparse(matrix):
+        return float(np.linalg.slogdet(matrix)[0])
+    try:
+        factors = splu(csc_array(matrix))
+    except RuntimeError:
+        return 0.0
+    negative = int(np.count_nonzero(factors.U.diagonal() < 0))
+    return float((-1) ** (negative + _swaps(factors.perm_r) + _swaps(factors.perm_c)))
+
+
+def _swaps(permutation: Array) -> int:
+    """How many exchanges of two entries make a permutation."""
+    size = permutation.size
+    cycles, _ = connected_components(csr_array((np.ones(size), (np.arange(size), permutation)), shape=(size, size)))
+    return size - int(cycles)
 
 
 class Factors:

@@ -35,7 +35,8 @@ class ModeBuilder(ModeFunctions):
         state = inputs[1]
         equations = (self.stated if self.direct else self.flow)(*s.point)[: state.numel(), :]
         g, h = self.integrands(*s.point), self.guards(*s.point)
-        h = ca.vertcat(h, poles) if self.poles else h
+        if self.explicit is not None and self.poles:
+            h = ca.vertcat(h, poles)
         by = [ca.jacobian(equations, v) for v in (state, s.p, s.m)]
         integrands_by = [ca.jacobian(g, v).T for v in (state, s.p, s.m)]
         named = {
@@ -47,7 +48,8 @@ class ModeBuilder(ModeFunctions):
         functions = {key: ca.Function(f"m{self.index}_{key}", inputs, outputs) for key, outputs in named.items()}
         for key, function in self._at_points(inputs, h, equations).items():
             w = symbols_for([function], state.numel(), self.nm, self.np)
-            functions[key] = ca.Function(f"m{self.index}_{key}", list(w.point), function.call(list(w.point)))
+            outputs = [ca.densify(o) for o in function.call(list(w.point))]  # MX drops entries that are always zero
+            functions[key] = ca.Function(f"m{self.index}_{key}", list(w.point), outputs)
         return functions
 
     def _at_points(self, inputs: list[Any], h: Any, equations: Any) -> dict[str, ca.Function]:
@@ -61,20 +63,41 @@ class ModeBuilder(ModeFunctions):
             return {
                 "complete": ca.Function("complete", point, list(own)),
                 "drift": ca.Function("drift", point, [x[: self.ny] - point[1][: self.ny]]),
-                "guards": self._on_the_constraints(point, x, "guards"),
-                "rates": self._on_the_constraints(point, x, "rates"),
+                "guards": self._with_singularities(self._on_the_constraints(point, x, "guards"), "guards"),
+                "rates": self._with_singularities(self._on_the_constraints(point, x, "rates"), "rates"),
             }
         if not eliminated:
             found = {"complete": landing, "rates": self.point_function("rates", lambda s: [self.guard_rates(s)])}
             if max(ca.jacobian_sparsity(h, state).get_col(), default=-1) >= self.ny:  # z is off by the tolerance
                 point = [ca.MX.sym(k, v.numel()) for k, v in zip("txmp", (t, state, m, p), strict=True)]
                 found["guards"] = self._on_the_constraints(point, landing(*point)[0], "guards")
+            if self.poles:
+                guards = found.get("guards") or ca.Function("guards", inputs, [h])
+                found["guards"] = self._with_singularities(guards, "guards")
+                found["rates"] = self._with_singularities(found["rates"], "rates")
             return found
         along = ca.jacobian(h, state) @ equations + ca.jacobian(h, t)
         return {
             "complete": ca.Function("complete", [t, state, m, p], [state, equations, ca.densify(0 * state[:0, :])]),
             "rates": ca.Function("rates", [t, state, m, p], [ca.densify(along)]),
         }
+
+    def _with_singularities(self, function: ca.Function, name: str) -> ca.Function:
+        """Guards, or their rates, with the determinants of implicit equations behind them.
+
+        These are taken at the state as it stands: next to a singular matrix there is no consistent point to go to.
+        """
+        determinants = self.singularities
+        if determinants is None:
+            return function
+
+        def values(s: Flat) -> list[Any]:
+            d = determinants(*s.point)
+            return [d if name == "guards" else ca.jacobian(d, s.x) @ self.xdot(s) + ca.jacobian(d, s.t)]
+
+        point = [ca.MX.sym(k, v) for k, v in zip("txmp", (1, self.lowering.n, self.nm, self.np), strict=True)]
+        both = ca.vertcat(function(*point), self.point_function("determinants", values)(*point))
+        return ca.Function(name, point, [both])
 
     def _on_the_constraints(self, point: list[Any], x: Any, name: str) -> ca.Function:
         """Guards, or their rates, at the consistent point x next to an integrator's state."""
@@ -167,7 +190,11 @@ class ModeBuilder(ModeFunctions):
             functionals=Layout.of((f.name, f.size) for f in self.model.functionals.values()),
             index=2 if self.direct and self.nk else 1,
             constrained=self.nk > 0,
+            tested=self.index1,
             integrates=any(f.integrand is not None for f in self.model.functionals.values()),
+            algebraic=lowering.algebraic,
+            n_singularities=self.poles,
+            unwatched=self.unwatched,
         )
         return ModeSystem(
             name=lowering.mode.name,

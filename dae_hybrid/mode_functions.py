@@ -8,14 +8,15 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.elimination import solve_explicitly
+from dae_hybrid.dependence import refuse_dependent_equations
+from dae_hybrid.elimination import singularities, solve_explicitly
 from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.formulation import check_structure
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import Flat, ModeLowering, symbols_for
 from dae_hybrid.matrices import LARGE
 from dae_hybrid.model import HybridModel
-from dae_hybrid.symbolic import ELIMINATED, SYMBOLIC_SOLVE, linear_solve
+from dae_hybrid.symbolic import ELIMINATED, SYMBOLIC_SOLVE, WATCHED, linear_solve
 
 TINY = float(np.finfo(float).tiny)
 NEWTON_STEPS = 3  # from the integrator's tolerance to rounding
@@ -46,6 +47,10 @@ class ModeFunctions:
         self._check_guards()
         self.poles = 0  # how many quantities must not become zero: determinants of what was solved for z
         self.explicit = self._explicit() if eliminate and self.nz and not (direct and self.nk) else None
+        self.singularities: ca.Function | None = None  # what must not become zero, of implicit equations
+        self.unwatched = False  # whether these are too many, or too large, to be written out
+        if self.nz and self.explicit is None:
+            self._watch_singularities()
 
     def _formulate(self) -> None:
         """`flow` (f, K), `stated` (f and the equations as they stand) and `invariants` k; see `formulation`."""
@@ -58,11 +63,11 @@ class ModeFunctions:
         s = symbols_for([f, given], lowering.n, self.nm, self.np)
         rates, rows = f(*s.point), given(*s.point)
         by_x = ca.jacobian(rows, s.x)
-        by_z = by_x[:, ny:].sparsity()
-        with_z = set(by_z.row())
+        stated_by_z = by_x[:, ny:].sparsity()
+        with_z = set(stated_by_z.row())
         for i, label in enumerate(labels):
             if i >= len(labels) - mode.constraint.numel() and i in with_z:
-                names = [lowering.algebraic.labels()[j] for j in range(self.nz) if by_z.has_nz(i, j)]
+                names = [lowering.algebraic.labels()[j] for j in range(self.nz) if stated_by_z.has_nz(i, j)]
                 raise FormulationError(
                     f"{label[0].upper()}{label[1:]} contains {', '.join(names)}.",
                     mode=mode.name,
@@ -72,16 +77,19 @@ class ModeFunctions:
         index1 = sorted(with_z)
         index2 = [i for i in range(len(labels)) if i not in with_z]
         self.nk = len(index2)
+        by_index1 = sorted({j for i, j in zip(*stated_by_z.get_triplet(), strict=True) if i in with_z})
+        #: places of the algebraic variables that equations without constraints determine
+        self.index1 = tuple(by_index1) if len(by_index1) == len(index1) else ()
         self.constraint_labels = tuple(labels[i] for i in index2)
         hidden = by_x[index2, :ny] @ rates + ca.jacobian(rows[index2, :], s.t) if index2 else s.kind(0, 1)
         closure = ca.vertcat(rows[index1, :] if index1 else s.kind(0, 1), hidden)
-        check_structure(
-            mode.name,
-            lowering.algebraic.labels(),
-            [labels[i] for i in index1] + [f"the time derivative of {labels[i]}" for i in index2],
-            self.nk,
-            ca.jacobian(closure, s.x)[:, ny:].sparsity(),
-        )
+        by_z = ca.jacobian(closure, s.x)[:, ny:]
+        names = [labels[i] for i in index1] + [f"the time derivative of {labels[i]}" for i in index2]
+        check_structure(mode.name, lowering.algebraic.labels(), names, self.nk, by_z.sparsity())
+        if lowering.implicit:
+            nominal = np.concatenate([np.zeros(0), *(d.start for d in lowering.parameters)])
+            matrix = ca.Function("by_z", list(s.point), [ca.densify(by_z)])
+            refuse_dependent_equations(mode.name, matrix, lowering.algebraic.labels(), names, nominal)
         k = rows[index2, :] if index2 else s.kind(0, 1)
         stated = ca.vertcat(rates, rows[index1 + index2, :]) if labels else rates
 
@@ -103,6 +111,19 @@ class ModeFunctions:
             return None
         self.poles = found[1].numel()
         return ca.Function("explicit", [s.t, y, s.m, s.p], [ca.densify(v) for v in found])
+
+    def _watch_singularities(self) -> None:
+        """Determinants of the blocks of [F_y' | F_z], C B in index 2: as functions, where they are few and small."""
+        s = self.symbols()
+        found = None
+        if s.kind is ca.SX:
+            by_z = ca.jacobian(self.algebraic_part(s), s.x)[:, self.ny :]
+            found = singularities(by_z, ca.vertcat(s.t, s.x), ELIMINATED, WATCHED)
+        if found is None:
+            self.unwatched = True
+        elif found.numel():
+            self.poles = found.numel()
+            self.singularities = ca.Function("singularities", list(s.point), [ca.densify(found)])
 
     @staticmethod
     def _part(expression: ca.MX | None, size: int) -> ca.MX:

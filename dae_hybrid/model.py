@@ -11,7 +11,8 @@ import casadi as ca
 
 from dae_hybrid.declarations import DIRECTIONS, Declaration, Direction, Functional, Initial, Mode, OnEntry, Transition
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import checked_name, equation_rows, expression, free_name, matrix
+from dae_hybrid.expressions import checked_name, equation_rows, expression, free_name, items, labelled, matrix
+from dae_hybrid.numeric_input import shown
 from dae_hybrid.symbols import Symbols
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class HybridModel(Symbols):
         )
         mode = Mode(
             name,
-            self.assignments(ode or {}, f"ode of mode '{name}'", ("differential",)),
+            self.assignments(ode, f"ode of mode '{name}'", ("differential",)),
             implicit.equations,
             closing.equations,
             kept.equations,
@@ -134,7 +135,8 @@ class HybridModel(Symbols):
             and rates; give a `resolution` where it moves much faster than the state.
         at, every : expression in parameters
             Fires at a time, or at start time + k period, k = 1, 2, ...; exactly one of `guard`,
-            `at`, `every` is given.
+            `at`, `every` is given. Transitions with the same period share a clock: one that fires and leaves its mode
+            has used the tick up for the mode that it leads to.
         direction : {"rising", "falling", "both"}
             Direction of the crossing.
         reset : mapping of variable to expression, or sequence of equations, optional
@@ -156,7 +158,8 @@ class HybridModel(Symbols):
             there is taken.
         on_entry : {"wait", "fire", "error"}
             What happens when the guard is already past its threshold on entry into `source`: wait
-            for the next crossing, fire at once, or raise `GuardPassedError`.
+            for the next crossing, fire at once, or raise `GuardPassedError`. Of several, each has its turn in order of
+            declaration, with the values that the one before has left.
         resolution : float, optional
             Longest time between two looks at the guard, as short as the shortest time for which it may stay on one
             side of zero. The integrator's steps are not shortened: that is what ``max_step`` does.
@@ -186,7 +189,10 @@ class HybridModel(Symbols):
             for key, value in (("guard", guard), ("at", at), ("every", every))
             if value is not None
         }
+        reset = labelled(f"reset of transition '{name}'", reset)
         explicit = reset is None or isinstance(reset, Mapping)
+        if project is not None and not isinstance(project, list | tuple):
+            raise ModelError(f"project of transition '{name}' must be a list of variables, got {shown(project)}.")
         moved = tuple(self.lookup(v, f"project of transition '{name}'") for v in project or ())
         self._check_projection(name, moved, metric, explicit=explicit)
         transition = Transition(
@@ -199,12 +205,12 @@ class HybridModel(Symbols):
             DIRECTIONS[direction],
             on_entry,
             math.inf if resolution is None else float(resolution),
-            self.assignments(reset or {}, f"reset of transition '{name}'", ("differential",)) if explicit else {},
-            self.assignments(memory or {}, f"memory of transition '{name}'", ("memory",)),
+            self.assignments(reset, f"reset of transition '{name}'", ("differential",)) if explicit else {},
+            self.assignments(memory, f"memory of transition '{name}'", ("memory",)),
             *equation_rows(f"reset equation of transition '{name}':", None if explicit else reset),
             moved,
             None if metric is None else matrix(f"metric of transition '{name}'", metric),
-            self.assignments(guess or {}, f"guess of transition '{name}'", ("differential", "algebraic", "unknown")),
+            self.assignments(guess, f"guess of transition '{name}'", ("differential", "algebraic", "unknown")),
         )
         if end is None and (transition.reset or transition.equations.numel() or transition.memory or moved):
             raise ModelError(f"Transition '{name}' ends the run: reset=, memory= and project= have no meaning.")
@@ -218,6 +224,8 @@ class HybridModel(Symbols):
 
     def require(self, mode: Mode | str, quantity: Any, reason: str, *, name: str | None = None) -> Transition:
         """State that a quantity stays positive in a mode: where it falls to zero the run is refused.
+
+        Transitions that are due at that instant go first. For an algebraic variable and numbers ``bounds=`` does it.
 
         Parameters
         ----------
@@ -269,6 +277,8 @@ class HybridModel(Symbols):
         *,
         equations: Sequence[Any] | ca.MX | None = None,
         guess: Mapping[Any, Any] | None = None,
+        project: Sequence[Any] | None = None,
+        metric: Any = None,
     ) -> None:
         """Say where a run starts.
 
@@ -284,30 +294,50 @@ class HybridModel(Symbols):
             steady state. A sequence as `values` means the same.
         guess : mapping of variable to expression in parameters, optional
             Where Newton's method starts; 0 for differential variables and the declared guess for algebraic ones.
+        project : sequence of variables, optional
+            Move these differential variables from their `values` to the nearest point that satisfies `equations` and
+            the constraints, as for values that were measured, or published with few digits; the others stay.
+        metric : number, vector or matrix expression in parameters, optional
+            What "nearest" means for `project`; identity by default.
 
         Raises
         ------
         ModelError
-            Called twice, or something is not of this model.
+            Called twice, or something is not of this model, or `project` names a variable without a value.
         """
         if self.start is not None:
             raise ModelError("initial() is called twice.", remedy="A model has one initial mode.")
+        values = labelled("initial()", values)
         if values is not None and not isinstance(values, Mapping):
             if equations is not None:
                 raise ModelError("initial() got equations twice.", remedy="Give values as a mapping.")
             values, equations = None, values
         starts: dict[str, ca.MX] = {}
-        for key, value in (guess or {}).items():
+        for key, value in items("guess of initial()", guess):
             rate = self.rate_name(key)
             declared = self.lookup(key if rate is None else rate, "guess of initial()")
             starts[declared.name if rate is None else f"der({rate})"] = expression(
                 f"guess of '{declared.name}'", value, declared.size
             )
+        given = self.assignments(values, "initial()", ("differential",))
+        moved = tuple(self.lookup(v, "project of initial()") for v in project or ())
+        lost = [d.name for d in moved if d.name not in given]
+        if lost or len(set(moved)) < len(moved):
+            raise ModelError(
+                f"project of initial() names {', '.join(lost) or 'a variable twice'}"
+                f"{', which has no value to be moved from' if lost else ''}.",
+                variables=lost,
+                remedy="Name differential variables, once each, that have a value in the first argument.",
+            )
+        if metric is not None and not moved:
+            raise ModelError("initial() has a metric= without project=.")
         self.start = Initial(
             self._mode(mode, "initial mode"),
-            self.assignments(values or {}, "initial()", ("differential",)),
+            given,
             *equation_rows("initial equation", equations),
             starts,
+            moved,
+            None if metric is None else matrix("metric of initial()", metric),
         )
 
     # -- functionals ----------------------------------------------------------------------------------
@@ -342,10 +372,9 @@ class HybridModel(Symbols):
         if name in self.functionals:
             raise ModelError(f"Functional '{name}' is declared twice.")
         pairs = _pairs(at_times, name)
-        if not isinstance(at_events or {}, Mapping):
-            raise ModelError(f"at_events of functional '{name}' must be a mapping of transition to expression.")
+        costs_by_event = items(f"at_events of functional '{name}'", at_events)
         times = [expression(f"measurement time of functional '{name}'", when, 1) for when, _ in pairs]
-        fired = {self._transition(key, name): part for key, part in (at_events or {}).items()}
+        fired = {self._transition(key, name): part for key, part in costs_by_event}
         whole = [
             None if part is None else expression(f"{kind} of functional '{name}'", part, None)
             for kind, part in (("integrand", integrand), ("terminal", terminal))
@@ -395,7 +424,10 @@ class HybridModel(Symbols):
         """
         from dae_hybrid.build import build_system
 
-        if index2 not in ("reduced", "direct"):
+        for what, value in (("native", native), ("eliminate", eliminate)):
+            if not isinstance(value, bool):
+                raise ModelError(f"{what} must be True or False, got {shown(value)}.")
+        if not isinstance(index2, str) or index2 not in ("reduced", "direct"):
             raise ModelError(f"index2 must be 'reduced' or 'direct', got {index2!r}.")
         return build_system(self, native=native, eliminate=eliminate, direct=index2 == "direct")
 
@@ -419,7 +451,9 @@ class HybridModel(Symbols):
 
 def _pairs(at_times: Any, functional: str) -> list[tuple[Any, Any]]:
     try:
-        return [(t, value) for t, value in (at_times.items() if isinstance(at_times, Mapping) else at_times or ())]
+        if at_times is None:
+            return []
+        return [(t, value) for t, value in (at_times.items() if hasattr(at_times, "items") else at_times)]
     except (TypeError, ValueError):
         raise ModelError(
             f"at_times of functional '{functional}' must be a mapping of time to expression, or pairs of them."

@@ -13,6 +13,7 @@ from scipy.sparse import csc_array
 
 from dae_hybrid.errors import OptionError
 from dae_hybrid.layout import Layout
+from dae_hybrid.numeric_input import as_mapping, real_array, shown
 
 SensitivityMethod = Literal["staggered", "simultaneous"]
 Simultaneous = Literal["declared", "reversed"]
@@ -27,7 +28,10 @@ CHOICES = {
     "on_zeno": get_args(OnZeno),
 }
 DEFAULT_ATOL = 1e-10
-SHORTEST_SPAN = 1e-200
+#: squares of step sizes must not underflow (measured: IDAS refuses below 1e-145, CVODES below 1e-165)
+SHORTEST_SPAN = 1e-140
+#: reciprocals of tolerances must not overflow
+SMALLEST_ATOL = 1e-300
 #: lowest and highest order by method
 ORDERS = {"bdf": (1, 5), "adams": (1, 12), "erk": (2, 9)}
 
@@ -44,6 +48,11 @@ def _positive(name: str, value: object) -> float:
     return number
 
 
+def _tolerance(name: str, value: object) -> None:
+    if _positive(name, value) < SMALLEST_ATOL:
+        raise OptionError(f"{name} must be at least {SMALLEST_ATOL:g}, got {value!r}.")
+
+
 def _choice(name: str, value: object, legal: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in legal:
         raise OptionError(f"{name} must be one of {', '.join(map(repr, legal))}, got {value!r}.")
@@ -57,14 +66,16 @@ class Options:
     ----------
     rtol : float
         Relative tolerance of states, quadratures and sensitivities.
-    atol : float or mapping of str to float
-        Absolute tolerance, one for all or by name of variables and functionals (key ``"*"`` for the others).
+    atol : float, mapping of str to float, or labelled array
+        Absolute tolerance, one for all or by name of variables and functionals (key ``"*"`` for the others); a pandas
+        Series with an index of names is read as a mapping.
     method : {"auto", "bdf", "adams", "erk"}
         Integration method. ``"auto"`` takes explicit Runge-Kutta steps for explicit modes that are not stiff, BDF for
         all others, and looks again along the run; ``"erk"`` and ``"adams"`` are for modes without (implicit) algebraic
         variables.
     max_step, first_step : float or None
-        Largest step and first step after every start; None lets the integrator choose.
+        Largest step and first step after every start; None lets the integrator choose. A first step that is longer
+        than what is to be integrated is cut; a largest step that is lost in the rounding of the run is refused.
     max_steps : int
         Limit of steps of one run.
     max_order : int or None
@@ -80,7 +91,8 @@ class Options:
     on_zeno : {"raise", "end"}
         What to do where events accumulate: raise `ZenoError`, or end the run at the last event before.
     sensitivity_method : {"staggered", "simultaneous"}
-        Corrector of forward sensitivity analysis.
+        Corrector of forward sensitivity analysis by CVODES. Modes with (implicit) algebraic variables are always
+        staggered: IDAS leaves sensitivities out of its error test otherwise.
     linear_solver : {"auto", "dense", "band", "sparse", "krylov"}
         How implicit methods solve for their steps: by dense, banded or sparse (SuperLU) factorisation, or by GMRES with
         an incomplete sparse factorisation for preconditioner. ``"auto"`` takes what costs least for the structure of
@@ -91,8 +103,9 @@ class Options:
         returns a function that solves with an approximation of it, such as ``pyamg``'s or
         ``lambda matrix: scipy.sparse.linalg.spilu(matrix).solve``. Called again when the step has changed.
     suppress_algebraic : bool
-        Leave (implicit) algebraic variables out of the error test. Cheaper where they move with the state; where
-        they move faster, steps pass over them and gradients are wrong.
+        Leave (implicit) algebraic variables out of the error test. By default they are in it, to the accuracy to
+        which the tolerances of the state determine them, but no finer than their own. Without the test steps follow
+        the states alone; guards on algebraic variables that move faster may be missed.
     """
 
     rtol: float = 1e-8
@@ -114,11 +127,16 @@ class Options:
     def __post_init__(self) -> None:
         if _positive("rtol", self.rtol) >= 1.0:
             raise OptionError(f"rtol must be below 1, got {self.rtol!r}.")
+        try:
+            object.__setattr__(self, "atol", as_mapping(self.atol))
+        except ValueError as reason:
+            raise OptionError(f"atol {reason}.") from None
         if isinstance(self.atol, Mapping):
+            object.__setattr__(self, "atol", dict(self.atol))  # what the caller does to it later has no effect
             for name, value in self.atol.items():
-                _positive(f"atol[{name!r}]", value)
+                _tolerance(f"atol[{name!r}]", value)
         else:
-            _positive("atol", self.atol)
+            _tolerance("atol", self.atol)
         if not isinstance(self.method, str):
             raise OptionError(f"method must be a string, got {self.method!r}.")
         for name, legal in CHOICES.items():
@@ -175,11 +193,16 @@ class Options:
 def check_time_span(t_span: Any) -> tuple[float, float]:
     """Two finite times, the second after the first."""
     try:
-        t0, tf = (float(t) for t in t_span)
-    except (TypeError, ValueError, OverflowError):
-        raise OptionError(f"t_span must be two numbers (start, end), got {t_span!r}.") from None
+        ends = real_array(t_span)
+    except ValueError:
+        ends = np.zeros(0)
+    if ends.shape != (2,):
+        raise OptionError(f"t_span must be two numbers (start, end), got {shown(t_span)}.")
+    t0, tf = ends.tolist()
     if not (math.isfinite(t0) and math.isfinite(tf)):
         raise OptionError(f"t_span must be finite, got ({t0}, {tf}).")
+    if not math.isfinite(tf - t0):
+        raise OptionError(f"t_span ({t0}, {tf}) is too long: its length is not a float.")
     if 0 < tf - t0 < SHORTEST_SPAN:
         raise OptionError(f"t_span ({t0}, {tf}) is too short to integrate.", remedy="Choose other units of time.")
     if tf <= t0:
@@ -193,13 +216,19 @@ def check_times(t_eval: ArrayLike | None, span: tuple[float, float]) -> NDArray[
     if t_eval is None:
         return None
     try:
-        times = np.array(t_eval, dtype=float, ndmin=1)
-    except (TypeError, ValueError, OverflowError):
-        raise OptionError(f"t_eval must be an array of times, got {t_eval!r}.") from None
-    if times.ndim != 1 or times.size == 0 or not np.all(np.isfinite(times)):
-        raise OptionError("t_eval must be a non-empty one-dimensional array of finite times.")
+        times = np.atleast_1d(real_array(t_eval))
+    except ValueError as reason:
+        raise OptionError(f"t_eval {reason}.") from None
+    if times.ndim != 1 or times.size == 0:
+        raise OptionError(f"t_eval must be a non-empty one-dimensional array of times, got shape {times.shape}.")
+    if not np.all(np.isfinite(times)):
+        first = int(np.flatnonzero(~np.isfinite(times))[0])
+        raise OptionError(f"t_eval must be finite, got {times[first]} at index {first}.")
     if np.any(np.diff(times) <= 0):
-        raise OptionError("t_eval must increase strictly.")
+        first = int(np.flatnonzero(np.diff(times) <= 0)[0])
+        raise OptionError(
+            f"t_eval must increase strictly, got {times[first]} and then {times[first + 1]} at index {first + 1}."
+        )
     if times[0] < span[0] or times[-1] > span[1]:
         raise OptionError(f"t_eval must lie within t_span {span}, got {times[0]} to {times[-1]}.")
     return times

@@ -47,6 +47,8 @@ class EventRecord:
         Memory before and after.
     unknowns : dict
         Values of the reset's own unknowns, such as impulses, by name.
+    earlier : EventRecord or None
+        The event before at the same instant.
     """
 
     time: float
@@ -72,6 +74,7 @@ class EventRecord:
     xi: Array  # what the transition solved for; see `TransitionMap`
     unknowns: Mapping[str, Any]
     certified: bool = False  # nothing about it needs a closer look for derivatives
+    earlier: EventRecord | None = None
 
     @property
     def state_minus(self) -> Array:

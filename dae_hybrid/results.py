@@ -15,6 +15,7 @@ from dae_hybrid.diagnostics import Diagnostics
 from dae_hybrid.duality import Duality
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array
+from dae_hybrid.numeric_input import real_array
 from dae_hybrid.records import EventRecord
 from dae_hybrid.trajectory import Side, Trajectory
 
@@ -190,7 +191,7 @@ class Gradient(OfThisProcess):
             without the leading axis for a scalar `t`. NaN where the active mode does not have the variable.
         """
         self.trajectory(t, side)  # checks the times and the side
-        times = np.array(t, dtype=float)
+        times = real_array(t)
         flat, order = np.unique(times.reshape(-1), return_inverse=True)
         found = self._samples(flat, side)
         system, k = self.trajectory.system, np.size(self.value)

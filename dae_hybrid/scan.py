@@ -22,8 +22,17 @@ INSIDE = 0.43
 MANY = 10_000
 #: rounding of a guard within a step, relative to its values at the ends
 NOISE = 1e-13
+#: the same of a determinant: one that touches zero makes the equations singular as one that crosses it does
+TOUCHED = 1e-10
 #: a parabola that is this far from zero and from wrong needs no look, where the step before was no shorter than a share
 CALM, GROWN = 0.25, 0.4
+#: a guard whose rates would take it so often through its range turns in a step, and is looked at when they may have
+#: taken it so far; its speed and its range keep this share from one look to the next
+TURNS, SPACING, HELD = 2.5, 1.5, 0.9
+#: a guard moves at its rate if it moves so much of the way in a time that would take it so far through its range
+MOVES, SHORTLY = 0.3, 0.1
+#: looks within a step
+MOST_LOOKS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +48,43 @@ class Glance:
         return Glance(self.t, np.where(self.values != 0, self.values, earlier.values), self.rates)
 
 
+class Pace:
+    """Speed and range of guards, by their values at three times of every stretch; see guards.c."""
+
+    def __init__(self, n: int) -> None:
+        self.speed, self.range = np.zeros(n), np.zeros(n)
+
+    def again(self) -> Pace:
+        """What is known where the mode goes on after an event: speeds alone, as a reset may have changed the range."""
+        known = Pace(self.speed.size)
+        known.speed = np.where(np.isfinite(self.speed), self.speed, 0.0)
+        return known
+
+    def see(self, h: float, v0: Array, v: Array, v1: Array) -> None:
+        """What values within a time say; both fade where nothing bears them out."""
+        values = np.array((v0, v, v1))
+        self.speed = np.maximum(np.abs(np.diff(values, axis=0)).sum(axis=0) / h, HELD * self.speed)
+        self.range = np.maximum(np.ptp(values, axis=0), HELD * self.range)
+
+    def often(self, h: float, speed: Array, noise: Array) -> Array:
+        """How often each guard would go through its range."""
+        way = speed * h
+        room = self.range + noise
+        found: Array = np.divide(way, room, out=np.zeros_like(way), where=room > 0)
+        return found
+
+    def hasten(self, rates: Array) -> None:
+        """Rates that can be trusted."""
+        self.speed = np.where(np.isfinite(rates), np.maximum(self.speed, np.abs(rates)), self.speed)
+
+
 @dataclass(frozen=True)
 class Scan:
     """Looks at guards along a motion that `glance` shows at any time; `value` is one guard, not filtered.
 
     `band` and `departure` are those of the task; `refuse` is called with the guards that came back through zero within
-    the shortest stretch looked at, if any did.
+    the shortest stretch looked at, if any did. The last `n_singularities` guards are determinants, which must not even
+    touch zero.
     """
 
     directions: NDArray[np.int64]
@@ -53,18 +93,88 @@ class Scan:
     glance: Callable[[float], Glance]
     value: Callable[[float, int], float]
     refuse: Callable[[NDArray[np.bool_], float], None]
+    n_singularities: int = 0
 
-    def first(self, start: Glance, end: Glance, resolution: float = np.inf) -> tuple[int, float] | None:
-        """The first crossing between two glances, and about when."""
+    def first(
+        self, start: Glance, end: Glance, resolution: float = np.inf, pace: Pace | None = None
+    ) -> tuple[int, float] | None:
+        """The first crossing between two glances, and about when; `pace` is what is known, and is kept up to date."""
+        pace = Pace(start.values.size) if pace is None else pace
         pieces = int(np.ceil((end.t - start.t) / resolution)) if end.t - start.t > resolution else 1
         touched = NOISE * np.maximum(np.abs(start.values), np.abs(end.values))
+        touched[self._determinants] *= TOUCHED / NOISE
         for t in np.linspace(start.t, end.t, pieces + 1)[1:-1].tolist():
             middle = self.glance(t)
-            found = self._between(start, middle, touched, DEPTH)
+            found = self._piece(start, middle, touched, pace)
             if found is not None:
                 return found
             start = middle.after(start)
-        return self._between(start, end, touched, DEPTH)
+        found = self._piece(start, end, touched, pace)
+        return self._singular(Glance(end.t, _without(end.values, touched), end.rates)) if found is None else found
+
+    @property
+    def _determinants(self) -> slice:
+        return slice(self.directions.size - self.n_singularities, None)
+
+    def _singular(self, seen: Glance) -> tuple[int, float] | None:
+        """The first determinant that is zero at a glance."""
+        zero = np.flatnonzero(seen.values[self._determinants] == 0)
+        return (self.directions.size - self.n_singularities + int(zero[0]), seen.t) if zero.size else None
+
+    def _piece(self, start: Glance, end: Glance, touched: Array, pace: Pace) -> tuple[int, float] | None:
+        """As `_between`, at the pace of guards that turn several times."""
+        h = end.t - start.t
+        if not start.t < start.t + INSIDE * h < end.t:  # nothing but rounding
+            return self._between(start, end, touched, DEPTH)
+        middle = self._look(start.t + INSIDE * h, touched)
+        pace.see(h, start.values, middle.values, end.values)
+        rates = np.abs((start.rates, middle.rates, end.rates))
+        mean = (rates[0] + 4 * rates[1] + rates[2]) / 6
+        mean = np.maximum(mean, (rates.sum(axis=0) - rates.min(axis=0)) / 2)  # an extremum may be among them
+        often = pace.often(h, np.where(np.isfinite(mean), np.maximum(mean, pace.speed), pace.speed), touched)
+        if not often.size or often.max() <= TURNS:
+            return self._between(start, end, touched, DEPTH)
+        trusted = self._moves((start, middle, end), int(often.argmax()), pace)
+        if trusted:  # a guard that begins at one of its extrema is as fast as elsewhere in the step
+            for seen in (start, middle, end):
+                pace.hasten(seen.rates)
+        return self._keep_up(start, end, touched, pace, trusted)
+
+    def _moves(self, glances: tuple[Glance, Glance, Glance], i: int, pace: Pace) -> bool:
+        """Whether a guard moves at its rates: those of a stiff state are known to fewer digits."""
+        finite = [g for g in glances if np.isfinite(g.rates[i])]
+        fastest = max(finite, key=lambda g: abs(g.rates[i]), default=glances[0])
+        rate = abs(float(fastest.rates[i]))
+        away = SHORTLY * float(pace.range[i]) / rate if rate > 0 else 0.0
+        t = fastest.t - away if fastest is glances[2] else fastest.t + away
+        if not 0 < away < (glances[2].t - glances[0].t) / 2:
+            return False
+        return abs(self.value(t, i) - float(fastest.values[i])) >= MOVES * rate * away
+
+    def _keep_up(
+        self, start: Glance, end: Glance, touched: Array, pace: Pace, trusted: bool
+    ) -> tuple[int, float] | None:
+        rounding = 8 * EPS * max(abs(start.t), abs(end.t))
+        shortest, crowded = max((end.t - start.t) / MOST_LOOKS, rounding), np.zeros(start.values.size, dtype=int)
+        while start.t < end.t:
+            if trusted:
+                pace.hasten(start.rates)
+            room = SPACING * (pace.range + touched + self.band)  # nothing happens within a zero band
+            ones = np.divide(room, pace.speed, out=np.full_like(room, np.inf), where=pace.speed > 0)
+            crowded[int(ones.argmin())] += ones.min() < shortest
+            away, left = max(float(ones.min()), shortest), end.t - start.t
+            piece = end if left <= SPACING * away or start.t + away >= end.t else self._look(start.t + away, touched)
+            found = self._between(start, piece, touched, DEPTH)
+            if found is not None:
+                return found
+            middle = self._look(start.t + INSIDE * (piece.t - start.t), touched)
+            pace.see(piece.t - start.t, start.values, middle.values, piece.values)
+            if trusted:
+                pace.hasten(middle.rates)
+                pace.hasten(piece.rates)
+            start = piece.after(start)
+        self.refuse(crowded > MOST_LOOKS // 2, end.t)  # nobody could follow it
+        return None
 
     def _between(self, start: Glance, end: Glance, touched: Array, depth: int) -> tuple[int, float] | None:
         """The first crossing between two glances.
@@ -74,16 +184,20 @@ class Scan:
         where a guard that starts at zero has come back through it, until it is seen on the other side.
         """
         middle = self._look(start.t + INSIDE * (end.t - start.t), touched)
+        if self._singular(middle) is not None:  # or a guard that crosses on the way there
+            return self.locate(self.crossed(start.values, middle.values), start, middle)
         returned = (start.values == 0) & (self.returned(middle.values) | self.returned(end.values))
         left = middle.values * self.departure > 0
         with np.errstate(all="ignore"):  # rates that are not finite say nothing
-            hidden, place = may_cross(start, middle, end, self.band)
+            hidden, place = may_cross(start, middle, end, self.band, self._margin(touched))
         if depth and np.any(returned & ~left | hidden):
             found = self._between(start, middle, touched, depth - 1)
             return found if found is not None else self._between(middle.after(start), end, touched, depth - 1)
         self.refuse(returned & ~left, end.t)
         if place > 0:  # the last resort
             middle = self._look(start.t + place * (end.t - start.t), touched)
+            if self._singular(middle) is not None:
+                return self.locate(self.crossed(start.values, middle.values), start, middle)
         middle = middle.after(start)
         for a, b in ((start, middle), (middle, end)):
             crossed = self.crossed(a.values, b.values)
@@ -94,7 +208,13 @@ class Scan:
     def _look(self, t: float, touched: Array) -> Glance:
         """The guards within a step: what is rounding is zero, so that a touch does not cross."""
         seen = self.glance(t)
-        return Glance(t, np.where(np.abs(seen.values) <= touched, 0.0, seen.values), seen.rates)
+        return Glance(t, _without(seen.values, touched), seen.rates)
+
+    def _margin(self, touched: Array) -> Array:
+        """How close to zero a determinant calls for a closer look."""
+        margin = np.zeros_like(touched)
+        margin[self._determinants] = touched[self._determinants]
+        return margin
 
     def returned(self, values: Array) -> NDArray[np.bool_]:
         """Guards that start at zero and are on the side to which they do not leave."""
@@ -102,7 +222,7 @@ class Scan:
 
     def crossed(self, before: Array, now: Array) -> NDArray[np.intp]:
         """Guards that have crossed zero in their direction."""
-        changed = (before * now < 0) | ((now == 0) & (before != 0) & (self.band == 0))
+        changed = (np.sign(before) * np.sign(now) < 0) | ((now == 0) & (before != 0) & (self.band == 0))
         return np.flatnonzero(changed & (self.directions * before <= 0))
 
     def locate(self, crossed: NDArray[np.intp], start: Glance, end: Glance) -> tuple[int, float]:
@@ -115,7 +235,7 @@ class Scan:
 
             t0, t1 = start.t, end.t
             root = t1
-            if end.values[i] != 0 and guard(t0) * guard(t1) < 0:
+            if end.values[i] != 0 and np.sign(guard(t0)) * np.sign(guard(t1)) < 0:
                 near = 8 * EPS * max(abs(t0), abs(t1))
                 root = float(brentq(guard, t0, t1, xtol=near, rtol=8 * EPS, maxiter=MANY))
             found.append((root, i))
@@ -124,7 +244,7 @@ class Scan:
 
 
 def is_calm(
-    times: Sequence[float], values: Sequence[Sequence[float]], inside: Callable[[float], Sequence[float]]
+    times: Sequence[float], values: Sequence[Sequence[float]], inside: Callable[[float], Sequence[float]], pace: Pace
 ) -> bool:
     """Whether a step needs no closer look: guards at the last three ends of steps, the latest first.
 
@@ -139,7 +259,12 @@ def is_calm(
     if t1 - t2 < GROWN * h or any(not (a * b > 0 or a == 0 == b) for a, b in zip(values[0], values[1], strict=True)):
         return False
     at = t1 + INSIDE * h
-    for v0, v1, v2, v in zip(*values, inside(at), strict=True):
+    within = inside(at)
+    noise = NOISE * np.maximum(np.abs(values[0]), np.abs(values[1]))
+    pace.see(h, np.array(values[1]), np.array(within), np.array(values[0]))
+    if np.any(pace.often(h, pace.speed, noise) > TURNS):
+        return False
+    for v0, v1, v2, v in zip(*values, within, strict=True):
         if v0 == 0 == v1:
             continue
         slope = (v0 - v1) / h
@@ -157,17 +282,39 @@ def is_calm(
     return True
 
 
-def may_cross(start: Glance, middle: Glance, end: Glance, band: Array) -> tuple[NDArray[np.bool_], float]:
-    """Guards that may cross zero between two glances without showing it there, and at which share one of them would."""
-    h = end.t - start.t
+def _without(values: Array, touched: Array) -> Array:
+    """Values with those that are rounding as zeros."""
+    return np.where(np.abs(values) <= touched, 0.0, values)
+
+
+def keeps_away(start: Glance, end: Glance) -> bool:
+    """Whether cubics through values and rates at two glances stay clearly away from zero."""
+    h, side = end.t - start.t, np.sign(start.values)
+    with np.errstate(all="ignore"):
+        least, _ = _smallest(_cubic(start, end, h) * side)
+        nearest = np.minimum(np.abs(start.values), np.abs(end.values))
+        return bool(np.all((side * end.values > 0) & (least >= CALM * nearest)))
+
+
+def _cubic(start: Glance, end: Glance, h: float) -> Array:
+    """Coefficients of cubics through values and rates at two glances, along the first axis."""
     c = np.array((start.values, h * start.rates, np.zeros_like(start.values), np.zeros_like(start.values)))
     c[2] = 3 * (end.values - start.values) - h * (2 * start.rates + end.rates)
     c[3] = 2 * (start.values - end.values) + h * (start.rates + end.rates)
+    return c
+
+
+def may_cross(
+    start: Glance, middle: Glance, end: Glance, band: Array, margin: Array | float = 0.0
+) -> tuple[NDArray[np.bool_], float]:
+    """Guards that may cross zero between two glances without showing it there, and at which share one of them would."""
+    c = _cubic(start, end, end.t - start.t)
     off = np.maximum(np.abs(c[0] + INSIDE * (c[1] + INSIDE * (c[2] + INSIDE * c[3])) - middle.values) - 2 * band, 0.0)
     largest = np.abs((start.values, middle.values, end.values)).max(axis=0)
-    same = (start.values * end.values > 0) & (start.values * middle.values > 0)
-    least, place = _smallest(c * np.sign(start.values))
-    hidden = same & (least <= SAFETY * off)
+    side = np.sign(start.values)  # products of determinants may overflow
+    same = (side * end.values > 0) & (side * middle.values > 0)
+    least, place = _smallest(c * side)
+    hidden = same & (least <= SAFETY * off + margin)
     rough = ~same & (SAFETY * off > largest)
     # from zero: c1 + c2 s + c3 s^2 has the sign of the guard
     leaving = (start.values == 0) & (middle.values * end.values > 0)

@@ -19,8 +19,15 @@ from dae_hybrid.options import Options
 DRIFT_LOOK, DRIFT = 100, 1.0
 #: intervals up to this many roundings long are not integrated
 SHORTEST = 8
+#: CVODES and IDAS take times within 100 roundings of the stop time for it (measured: a decay from t = 1e10 on is 10 %
+#: wrong over 500 roundings, 1e-4 over 3,000)
+UNRESOLVED = 1000
 #: Newton's iteration ends at this correction, relative to the size of the terms, or has failed after so many
 CONVERGED, SOLVES = 1e-11, 10
+#: a guard is compared with what it was this share of the time earlier
+POLE = 1e-7
+#: a guard is zero, to tolerance, where so many tolerances of the state lead to it; shares of the way there
+CLOSE, SHARES = 10.0, (1.0, 1 - 1e-12, 1 - 1e-9, 1 - 1e-6, 1 - 1e-3, 0.0)
 #: backward steps may be longer than forward ones by this factor; stretches join steps within a factor
 LONGER, SIMILAR = 3.0, 4.0
 EPS = float(np.finfo(float).eps)
@@ -50,9 +57,61 @@ def completed(e: Equations, t: float, x: Array, m: Array, p: Array) -> tuple[Arr
     raise unsolved(mode=e.name, time=t, variables=e.variables.names)
 
 
+def is_pole(task: SegmentTask, t: float, x: Array, xdot: Array, crossing: tuple[int, float, float], p: Array) -> bool:
+    """Whether a guard that has changed sign is infinite there: a moment earlier it was smaller."""
+    index, value, rate = crossing
+    if np.isinf(value):
+        return True
+    moment = POLE * max(abs(t), t - task.t0)
+    if not abs(rate) * moment > abs(value) > 0:
+        return False
+    earlier = kernel(task.equations, "guards")(t - moment, x - moment * xdot, task.memory, p)[0][index]
+    return bool(abs(earlier) < abs(value))
+
+
+def zero_at_the_end(
+    task: SegmentTask, t: float, x: Array, p: Array, options: Options, band: Array
+) -> tuple[float, Array, Array, tuple[int, float, float]] | None:
+    """Where a guard is zero to tolerance at a point that no step leads beyond: time, x, x', and the crossing.
+
+    Equations that have no values beyond the zero of a guard, such as the outflow sqrt(h) of a tank that is left when h
+    is zero, bring an integrator ever closer to it, and never there.
+    """
+    e = task.equations
+    try:
+        x, xdot = completed(e, t, x, task.memory, p)
+    except DaeHybridError:
+        return None
+    values, rates = (kernel(e, name)(t, x, task.memory, p)[0] for name in ("guards", "rates"))
+    allowed = CLOSE * options.allowed(e.variables, x)
+    found = None
+    for i in range(e.n_guards - e.n_singularities):
+        if band[i] or e.directions[i] * values[i] > 0 or not values[i] * rates[i] < 0:
+            continue
+        dt = -float(values[i] / rates[i])
+        if np.all(np.abs(dt * xdot) <= allowed) and (found is None or dt < found[0]):
+            found = dt, i
+    if found is None:
+        return None
+    for share in SHARES:  # beyond zero the equations may have no values
+        dt = share * found[0]
+        with np.errstate(all="ignore"):
+            there, rate = kernel(e, "complete")(t + dt, x + dt * xdot, task.memory, p)[:2]
+        if np.all(np.isfinite(there)) and np.all(np.isfinite(rate)):
+            h, moving = (kernel(e, name)(t + dt, there, task.memory, p)[0][found[1]] for name in ("guards", "rates"))
+            if np.isfinite(moving) and moving * rates[found[1]] > 0:
+                return t + dt, there, rate, (found[1], float(h), float(moving))
+    return None
+
+
 def is_short(t0: float, t1: float) -> bool:
     """Whether an interval is nothing but rounding."""
     return abs(t1 - t0) <= SHORTEST * EPS * max(abs(t0), abs(t1))
+
+
+def is_unresolved(t0: float, t1: float) -> bool:
+    """Whether an interval is so short for its times that integrators lose digits of it, or do not look at it."""
+    return abs(t1 - t0) <= UNRESOLVED * EPS * max(abs(t0), abs(t1))
 
 
 def has_drifted(task: SegmentTask, t: float, x: Array, p: Array, options: Options) -> bool:

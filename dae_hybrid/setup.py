@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid import adjoint as adjoint_analysis
 from dae_hybrid.algorithm1 import serban_recuero
 from dae_hybrid.automaton import Automaton
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.duality import Swept, Witness, direction
-from dae_hybrid.errors import OptionError, StepLimitError, UnsupportedError
+from dae_hybrid.errors import IntegrationError, OptionError, StepLimitError, UnsupportedError
 from dae_hybrid.events import TOGETHER
+from dae_hybrid.failures import STARVED
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, RunsWhole, Session
 from dae_hybrid.journey import Errand
 from dae_hybrid.options import Options, check_time_span, check_times
 from dae_hybrid.registry import Analysis, check_capabilities, find_integrator, registered
-from dae_hybrid.segments import is_short
+from dae_hybrid.resolution import LATITUDE, RETRIES, ROUGH, STEPS, finer
+from dae_hybrid.segments import is_unresolved
 from dae_hybrid.straight import is_whole, trajectory_of
 from dae_hybrid.system import HybridSystem, check_built
 from dae_hybrid.trajectory import Trajectory
@@ -34,6 +37,10 @@ DIRECT_RTOL = 1e-11
 LOOKS = 1e8
 #: a witness may take so many times as many steps as the run, or another direction is tried, up to so many
 LONGER, DIRECTIONS = 20, 4
+#: no relative tolerance is made larger
+LOOSEST = 0.5
+#: values of options that can be compared with others
+PLAIN = (str, int, float, np.number, np.bool_)
 #: so many sets of options that have been checked are kept with a system
 KEPT = 100
 
@@ -57,19 +64,24 @@ class Setup:
         """Take options, checked against the system and the adapter; what has been checked is kept for the next call."""
         known: dict[Any, Options] = self.system.network.kept.setdefault("checked", {})
         key = (registered(adapter), self.span, analysis, *((name, type(v), v) for name, v in given.items()))
+        plain = isinstance(adapter, str) and all(
+            value is None or isinstance(value, PLAIN) or callable(value) for value in given.values()
+        )
         with suppress(TypeError):  # tolerances by name, and what is no option
-            if key in known:
+            if plain and key in known:
                 self.options = known[key]
                 return
         self.options = Options.of(given)
         self._check_tolerance_names()
         self._check_index()
         self._check_resolution()
+        self._check_max_step()
         check_capabilities(adapter, self.system, self.options, analysis)
         if len(known) >= KEPT:
             known.clear()
         with suppress(TypeError):
-            known[key] = self.options
+            if plain:
+                known[key] = self.options
 
     def _check_index(self) -> None:
         tight = [mode for mode in self.system.modes if mode.equations.index == 2 and self.options.rtol < DIRECT_RTOL]
@@ -87,6 +99,14 @@ class Setup:
                 f"A guard with resolution={finest:g} would be looked at {duration / finest:.0e} times in a run of "
                 f"length {duration:g}; the limit is {LOOKS:.0e}.",
                 remedy="Declare a coarser resolution: the shortest time for which the guard may stay on one side.",
+            )
+
+    def _check_max_step(self) -> None:
+        size, largest = max(abs(self.span[0]), self.span[1] - self.span[0]), self.options.max_step
+        if largest is not None and largest < STARVED * size:
+            raise OptionError(
+                f"max_step={largest:g} is lost in the rounding of a run from {self.span[0]:g} to {self.span[1]:g}.",
+                remedy=f"Choose {STARVED * size:.1g} or more.",
             )
 
     def _check_tolerance_names(self) -> None:
@@ -108,9 +128,47 @@ class Setup:
         self, directions: Directions | None = None, max_steps: int | None = None, *, for_adjoint: bool = False
     ) -> Trajectory:
         """Simulate, carrying directions where given, or keeping what the adjoint follows."""
+        if directions is None or not directions.count:
+            return self._run(directions, max_steps, for_adjoint=for_adjoint)
+        scales = self._scales(directions.directions)
+        found = self._run(directions, max_steps, scales, for_adjoint=for_adjoint)
+        accuracy = self.options.rtol
+        for _ in range(RETRIES):
+            better = finer(found, directions, scales, accuracy, at_times=self.t_eval is not None)
+            if better is None:
+                break
+            trial, most = directions.afresh(), max_steps or self.options.max_steps
+            try:
+                again = self._run(trial, min(most, STEPS + LATITUDE * found.statistics["steps"]), better)
+            except IntegrationError as error:
+                if accuracy >= ROUGH:
+                    directions.conditions.doubts.append(self._unresolved(directions, better > scales, scales, error))
+                    break
+                accuracy = ROUGH
+            else:
+                found, scales = replace(again, options=found.options), better
+                directions.become(trial)
+        return found
+
+    def _unresolved(
+        self, directions: Directions, short: NDArray[np.bool_], scales: Array, error: IntegrationError
+    ) -> str:
+        """What is to be said of directions whose sensitivities no run resolves."""
+        labels = self.system.parameters.labels()
+        of = [labels[i] for i in np.flatnonzero(directions.directions[:, short].any(axis=1))]
+        return (
+            f"The derivatives by {', '.join(of)} are not resolved: the states change by no more than their absolute "
+            f"tolerance when these parameters change by {', '.join(f'{s:.1e}' for s in scales[short])}, and a run at "
+            f"finer tolerances failed ({error.message})."
+        )
+
+    def _run(
+        self, directions: Directions | None, max_steps: int | None, scales: Array | None = None, *,
+        for_adjoint: bool = False,
+    ) -> Trajectory:  # fmt: skip
         more: dict[str, Any] = {}
-        if directions is not None and directions.count:
-            more = {"parameter_directions": directions.directions.T, "scales": self._scales(directions.directions)}
+        if directions is not None and scales is not None:
+            more = {"parameter_directions": directions.directions.T, "scales": scales}
         options = self.options if max_steps is None else replace(self.options, max_steps=max_steps)
         whole = self._whole(options, directions, for_adjoint=for_adjoint, **more)
         if whole is not None:
@@ -129,7 +187,7 @@ class Setup:
         parameter_directions: Array | None = None, scales: Array | None = None,
     ) -> Trajectory | None:  # fmt: skip
         """The run, where the integrator carries it out as a whole."""
-        if not self.integrator.capabilities.whole or self.system.network.ends is None or is_short(*self.span):
+        if not self.integrator.capabilities.whole or self.system.network.ends is None or is_unresolved(*self.span):
             return None
         certify = for_adjoint or directions is not None
         errand = Errand(
@@ -221,6 +279,24 @@ class Setup:
 
         found: Swept = self.use(use, wrt)
         return found
+
+    def looser(self, factor: float) -> Setup:
+        """The same call at so many times the tolerances."""
+        other, atol = copy(self), self.options.atol
+        atol = {key: factor * a for key, a in atol.items()} if isinstance(atol, Mapping) else factor * atol
+        other.options = replace(self.options, rtol=min(factor * self.options.rtol, LOOSEST), atol=atol)
+        return other
+
+    def forward_gradients(self, wrt: tuple[int, ...]) -> dict[str, Array]:
+        """The gradients (k, n_wrt) of all functionals by forward analysis, whatever their conditions."""
+        directions = self.directions(wrt, Conditions(strict=False))
+        gradient, parts = directions.gradient(self.run(directions)), self.system.functionals
+        return {name: gradient[parts[name]] for name in parts.names}
+
+    def adjoint_gradients(self, name: str, wrt: tuple[int, ...], algorithm: str) -> dict[str, Array]:
+        """The gradient (k, n_wrt) of one functional by adjoint analysis, whatever its conditions."""
+        run = self.run(for_adjoint=True)
+        return {name: self.adjoint(run, name, wrt, Conditions(strict=False), algorithm).gradient}
 
     def _back(self, sweep: adjoint_analysis.Sweep) -> Swept | None:
         """The sweep, where the integrator has carried out the run as a whole and carries its adjoint back so."""

@@ -14,28 +14,51 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.errors import DaeHybridError
-from dae_hybrid.failures import is_starved, singular, starved, step_limit, unresolved_guard
+from dae_hybrid.errors import ConsistencyError, DaeHybridError, IntegrationError, NonFiniteError
+from dae_hybrid.failures import (
+    is_starved,
+    lost_crossing,
+    not_finite_derivatives,
+    singular,
+    starved,
+    step_limit,
+)
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, SegmentOutcome, SegmentTask, Tolerances
 from dae_hybrid.journey import Journey, LegAdjoint, Passage
 from dae_hybrid.leg import Leg
 from dae_hybrid.options import Options
 from dae_hybrid.output import Rows
-from dae_hybrid.segments import DRIFT_LOOK, completed, has_drifted, is_short, one_segment, standing_still, stretches
+from dae_hybrid.scan import Pace
+from dae_hybrid.segments import (
+    CLOSE,
+    DRIFT_LOOK,
+    completed,
+    has_drifted,
+    is_pole,
+    is_short,
+    one_segment,
+    standing_still,
+    stretches,
+    zero_at_the_end,
+)
 from dae_hybrid.smooth import SensitivitySystem, adjoint, with_sensitivities
 from dae_hybrid.steps import Step
-from dae_hybrid.stiffness import is_stiff, state_jacobian
+from dae_hybrid.stiffness import determinant_sign, is_stiff, state_jacobian
 from dae_hybrid.walk import Walk
 from dae_hybrid.watch import Arrival, Watch
 
 #: absolute tolerances of sensitivities are those of the states over the parameter, but no larger than this share of the
 #: largest of them: a parameter may be small because it is next to zero
 COARSEST = 1e-4
-#: steps between two looks at stiffness
-LOOK = 500
+#: steps between two looks at whether they get anywhere, at most, and how many looks at stiffness there are meanwhile
+LOOK, MEANWHILE = 500, 10
 #: polynomials that one adjoint problem has in it
 TOGETHER = 64
+#: of a step in search of where a determinant changes sign
+HALVINGS = 50
+#: a run that ends at the zero of a guard beyond which nothing is finite may have this share of it left
+NEARLY = 1e-4
 
 
 class SteppedPort:
@@ -74,6 +97,7 @@ class SteppedSession:
         self._scales = np.ones(len(self._directions)) if scales is None else scales
         self._counts: Counter[str] = Counter()
         self._auto: dict[int, str] = {}  # what method="auto" has chosen, by equations
+        self.paces: dict[int, Pace] = {}  # of guards in earlier segments of the run, by equations
 
     def close(self) -> None:
         """Nothing is held between segments."""
@@ -145,9 +169,7 @@ class SteppedSession:
         of_state = np.concatenate((of_x[:ny], options.absolute(e.functionals)[: system.n_integrals]))
         blocks = [of_state]
         if task.sensitivities is not None:
-            sizes = (np.abs(x0) + (task.t_stop - task.t0) * np.abs(rates))[:nd].reshape(-1, system.width).max(axis=1)
-            sizes = np.where(sizes > 0, sizes, sizes[0])
-            bounds = COARSEST * np.where(sizes > 0, sizes, np.inf)[1:]
+            bounds = COARSEST * self._sizes(task, system, x0, rates)
             blocks += [np.minimum(of_state / p, bound) for p, bound in zip(self._scales, bounds, strict=True)]
         absolute = np.concatenate((*blocks, of_x[ny:]))
         return InitialValueProblem(
@@ -155,6 +177,17 @@ class SteppedSession:
             options.max_step or np.inf, options.first_step, options.max_order,
             options.suppress_algebraic or e.constrained, name=e.name,
         )  # fmt: skip
+
+    def _sizes(self, task: SegmentTask, system: SensitivitySystem, x0: Array, rates: Array) -> Array:
+        """How large the sensitivities along each direction may become, inf where nothing tells."""
+        nd, duration = system.n_differential, task.t_stop - task.t0
+
+        def largest(values: Array) -> Array:
+            found: Array = np.abs(values[:nd]).reshape(-1, system.width).max(axis=1)
+            return found
+
+        whole = largest(x0) + duration * largest(rates)
+        return np.where(whole[1:] > 0, whole[1:], np.inf)
 
     def spend(self, walk: Walk) -> None:
         """Count a step of the run, which may have only so many."""
@@ -191,6 +224,11 @@ class SteppedSession:
             samples = np.tile(starts, (times.size, 1, 1))
             return BackwardOutcome(starts, np.zeros((k, n_wrt)), np.zeros((k, e.n_memory)), samples)
         steps = self._solution(forward)
+        if not steps:
+            return BackwardOutcome(
+                starts, np.zeros((k, n_wrt)), np.zeros((k, e.n_memory)), np.tile(starts, (times.size, 1, 1))
+            )
+        t1 = min(t1, steps[-1].t1)
         width = n_wrt + e.n_memory
         tolerances = task.tolerances()
         absolute = np.concatenate((tolerances.absolute[:, :ny].ravel(), tolerances.integrals.ravel()))
@@ -233,12 +271,34 @@ class SteppedSession:
         system, method = with_sensitivities(task.equations, 0), self._method(task)
         walk = Walk(self.adapter, self.problem(task, system, np.concatenate((task.memory, self.p)), method))
         steps: list[Step] = []
-        while walk.t < task.end:
-            walk.advance()
-            self.spend(walk)
-            steps += [Step(s.t0, s.t1, system.variables(s.coefficients)) for s in walk.resolved(strict=True)]
+        try:
+            while walk.t < task.end:
+                walk.advance()
+                self.spend(walk)
+                for step in walk.parts(task.end, strict=True):
+                    steps.append(Step(step.t0, step.t1, system.variables(step.coefficients)))
+        except IntegrationError:
+            if not self._is_the_end(task, steps):
+                raise
+        while len(steps) > 1 and not self._has_derivatives(task, min(task.end, steps[-1].t1), steps[-1]):
+            steps.pop()
         self._count(walk)
+        if not self._is_the_end(task, steps):
+            raise not_finite_derivatives(mode=task.equations.name, time=steps[-1].t1)
         return steps
+
+    def _is_the_end(self, task: SegmentTask, steps: list[Step]) -> bool:
+        """Whether what is left of a segment is nothing to its tolerances; see `zero_at_the_end`."""
+        t, x, rate = task.t0, task.x0, task.xdot0
+        if steps:
+            t = steps[-1].t1
+            x, rate = steps[-1].at(t), steps[-1].rate(t)
+        left, ny = task.end - t, task.equations.n_differential
+        allowed = self.options.allowed(task.equations.variables, x)
+        return left <= NEARLY * (task.end - task.t0) or bool(np.all((left * np.abs(rate) <= CLOSE * allowed)[:ny]))
+
+    def _has_derivatives(self, task: SegmentTask, t: float, step: Step) -> bool:
+        return bool(np.all(np.isfinite(state_jacobian(task.equations, t, step.at(t), task.memory, self.p))))
 
 
 @contextmanager
@@ -278,7 +338,8 @@ class _Segment:
         self, session: SteppedSession, task: SegmentTask, system: SensitivitySystem, rows: Rows, method: str
     ) -> None:
         self.session, self.task, self.system, self.rows, self.method = session, task, system, rows, method
-        self.watch = Watch(task, system, session.p)
+        self.watch = Watch(task, system, session.p, session.paces.get(id(task.equations)))
+        session.paces[id(task.equations)] = self.watch.pace
         self.walk: Walk | None = None
         self._sign = 0.0
 
@@ -290,15 +351,27 @@ class _Segment:
             problem.guards = watch.asking
         walk = self.walk = Walk(adapter, problem)
         rows.start(problem.x0)
-        looked = task.t0
+        looked, every, last = task.t0, min(LOOK, MEANWHILE * adapter.look), 0.0
         drifts = task.equations.constrained and task.record != "dense"
         for taken in count(1):  # as many as `spend` allows
-            walk.advance()
+            try:
+                walk.advance()
+            except IntegrationError:
+                if (ended := self._at_zero(walk)) is None:
+                    raise
+                return ended
             session.spend(walk)
-            self._refuse_singular(walk.t, walk.x)
-            crossing = watch.look(walk)
+            try:
+                crossing = watch.look(walk)
+            except (ConsistencyError, NonFiniteError):  # the equations cannot be solved within the step
+                self._refuse_singular(walk)
+                if task.equations.n_guards > task.equations.n_singularities:
+                    raise
+                watch.look_at_end(walk)
+                crossing = None
             if crossing is not None:
                 return self._event(walk, watch, *crossing)
+            self._refuse_singular(walk)
             rows.step(walk, walk.t, inclusive=not walk.at_end or task.closed_end)
             if walk.at_end or walk.t >= task.until:
                 return self._end(walk.t, walk.x, None)
@@ -308,30 +381,53 @@ class _Segment:
                 return self._end(walk.t, walk.x, None, recorded=True)
             if taken % adapter.look == 0 and session.turned_stiff(task, walk.t, x):
                 return self._end(walk.t, walk.x, None, recorded=True)
-            if taken % LOOK == 0:
-                step, looked = (walk.t - looked) / LOOK, walk.t
-                if is_starved(step, walk.t, task):
+            if taken % every == 0:
+                step, looked = (walk.t - looked) / every, walk.t
+                grows, last = step > last and taken < LOOK, step  # as in an initial layer
+                if is_starved(step, walk.t, task) and not grows:
+                    if (ended := self._at_zero(walk)) is not None:
+                        return ended
                     poisoned = walk.seen.counts["not_finite"] > 0
                     raise starved(step, mode=task.equations.name, time=walk.t, not_finite=poisoned)
         raise AssertionError("a count does not end")
 
-    def _refuse_singular(self, t: float, state: Array) -> None:
+    def _at_zero(self, walk: Walk) -> SegmentOutcome | None:
+        """The end of the segment where no step leads on; see `zero_at_the_end`."""
+        session, x = self.session, self.system.variables(walk.x)
+        found = zero_at_the_end(self.task, walk.t, x, session.p, session.options, self.watch.band)
+        if found is None:
+            return None
+        t, x, xdot, (index, value, rate) = found
+        return self._end(t, walk.x, (index, Arrival(x, xdot, value, rate)))
+
+    def _refuse_singular(self, walk: Walk) -> None:
         """Refuse to go on where the matrix of the algebraic variables was singular on the way: its sign has changed."""
         e = self.task.equations
         if not e.implicit:
             return
-        n = e.n_differential
-        jacobian = state_jacobian(e, t, self.system.variables(state), self.task.memory, self.session.p)
-        sign = float(np.linalg.slogdet(jacobian[n:, n:])[0])
+        sign = self._determinant_sign(walk.t, walk.x)
         self._sign = self._sign or sign
-        if sign != self._sign:
-            raise singular(mode=e.name, time=t, variables=e.variables.labels()[n:])
+        if sign == self._sign:
+            return
+        low, high = 0.0, 1.0  # along the chord: within so long a step the equations may not be solvable
+        for _ in range(HALVINGS):
+            s = (low + high) / 2
+            here = self._determinant_sign(walk.t0 + s * (walk.t - walk.t0), walk.x0 + s * (walk.x - walk.x0))
+            low, high = (s, high) if here == self._sign else (low, s)
+        raise singular(mode=e.name, time=walk.t0 + high * (walk.t - walk.t0), variables=e.algebraic_labels)
+
+    def _determinant_sign(self, t: float, state: Array) -> float:
+        return determinant_sign(self.task.equations, t, self.system.variables(state), self.task.memory, self.session.p)
 
     def _event(self, walk: Walk, watch: Watch, index: int, near: float) -> SegmentOutcome:
         e = self.task.equations
+        if index >= e.n_guards - e.n_singularities:
+            self.rows.step(walk, near, inclusive=False)
+            raise singular(mode=e.name, time=near, variables=e.algebraic_labels)
         t, state, there = watch.arrive(walk, index, near)
-        if e.directions[index] * there.rate < 0:  # the flow says otherwise
-            raise unresolved_guard(index, mode=e.name, time=t)
+        crossing = (index, there.guard, there.rate)
+        if is_pole(self.task, t, there.x, there.xdot, crossing, self.session.p):
+            raise lost_crossing(crossing, pole=True, mode=e.name, time=t)
         self.rows.step(walk, t, inclusive=False)
         return self._end(t, state, (index, there))
 

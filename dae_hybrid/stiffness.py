@@ -8,7 +8,7 @@ import numpy as np
 
 from dae_hybrid.codegen import Kernel, densified
 from dae_hybrid.integrator import Array, Equations
-from dae_hybrid.matrices import LARGE, Matrix, entries, identity
+from dae_hybrid.matrices import LARGE, Matrix, entries, identity, sign_of_determinant
 from dae_hybrid.segments import kept
 
 #: above this size a bound replaces the eigenvalues
@@ -35,6 +35,16 @@ def state_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array)
     return jacobian
 
 
+def determinant_sign(equations: Equations, t: float, x: Array, m: Array, p: Array) -> float:
+    """Sign of the determinant of the algebraic equations by the algebraic variables; 0 where it has none."""
+    n, size = equations.n_differential, equations.n
+    if size - n <= LARGE:
+        return float(np.linalg.slogdet(state_jacobian(equations, t, x, m, p)[n:, n:])[0])
+    function = equations.functions["jacobian"].function
+    kernel: Kernel = kept(equations, "sparse jacobian", lambda: Kernel(function, range(function.n_out())))
+    return sign_of_determinant(kernel(t, x, m, p)[0][n:, n:])
+
+
 def reduced_jacobian(jacobian: Array, n: int) -> Array:
     """That of the first n equations, the others solved for the states behind; LinAlgError where that cannot be."""
     if n == len(jacobian):
@@ -47,7 +57,7 @@ def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_sto
     if equations.n > LARGE:
         return decay_rate(equations, t, x, m, p) * (t_stop - t) > DECAYS
     jacobian = state_jacobian(equations, t, x, m, p)
-    if not equations.implicit and _bound(jacobian) * (t_stop - t) <= DECAYS:  # without a look at the eigenvalues
+    if not equations.implicit and norm_bound(jacobian) * (t_stop - t) <= DECAYS:  # without a look at the eigenvalues
         return False
     return _decay_rate(equations, jacobian) * (t_stop - t) > DECAYS
 
@@ -60,7 +70,7 @@ def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> 
     count as stiff: to solve for them would take a matrix of all states.
     """
     if equations.n > LARGE:
-        return np.inf if equations.implicit else _bound(_sparse_jacobian(equations, t, x, m, p))
+        return np.inf if equations.implicit else norm_bound(_sparse_jacobian(equations, t, x, m, p))
     return _decay_rate(equations, state_jacobian(equations, t, x, m, p))
 
 
@@ -76,7 +86,7 @@ def _decay_rate(equations: Equations, jacobian: Array) -> float:
     if ny == 2:  # without a call of LAPACK
         return _fastest_of_two(*jacobian.ravel().tolist())
     if ny > EIGENVALUES:
-        return _bound(jacobian)
+        return norm_bound(jacobian)
     return max(0.0, float(-np.linalg.eigvals(jacobian).real.min(initial=0.0)))
 
 
@@ -99,7 +109,7 @@ def _sparse_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Arra
     return jacobian if np.all(np.isfinite(entries(jacobian))) else 0.0 * identity(equations.n)
 
 
-def _bound(jacobian: Matrix) -> float:
+def norm_bound(jacobian: Matrix) -> float:
     """The smaller of the 1- and the infinity-norm, which no eigenvalue exceeds."""
     sizes = abs(jacobian)
     if isinstance(jacobian, np.ndarray) and jacobian.size <= FEW:

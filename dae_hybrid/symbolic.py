@@ -11,6 +11,8 @@ import casadi as ca
 SYMBOLIC_SOLVE = 4
 #: up to this size a block of affine equations for algebraic variables is eliminated
 ELIMINATED = 8
+#: up to so many determinants of such blocks are watched as functions of time; of more the signs at the ends of steps
+WATCHED = 8
 #: equations of more elementary operations stay in MX form where one operation of theirs stands for so many of them
 #: (measured: their code takes a second to compile, and runs no faster than loops from about there on)
 LARGE, VECTORISED = 500, 8

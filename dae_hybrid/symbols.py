@@ -10,16 +10,17 @@ import casadi as ca
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dae_hybrid.declarations import Declaration, Interpolation, Kind, SignalData
+from dae_hybrid.declarations import Declaration, Interpolation, Kind, SignalData, Statement
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import checked_name, expression, numbers, positive_size
+from dae_hybrid.expressions import checked_name, entries, expression, labelled, limits, numbers, positive_size
+from dae_hybrid.numeric_input import shown
 
 #: polynomial degree between two knots
 DEGREES: dict[str, int] = {"previous": 0, "linear": 1, "cubic": 3}
 
 
 @dataclass
-class Symbols:
+class Symbols(Statement):
     """The named symbols of a model; base of `HybridModel`."""
 
     name: str
@@ -29,12 +30,17 @@ class Symbols:
     posts: dict[str, ca.MX] = field(default_factory=dict, init=False)
     signals: dict[str, tuple[ca.MX, ca.MX]] = field(default_factory=dict, init=False)  # value and rate
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ModelError(f"The name of a model must be a string, got {shown(self.name)}.")
+
     # -- declarations -------------------------------------------------------------------------------
 
     def parameter(
         self, name: str, value: ArrayLike, *, size: int | None = None, unit: str = "", description: str = ""
     ) -> ca.MX:
         """Declare a parameter with its nominal value; an array value makes a vector of its length."""
+        value = entries(f"parameter '{name}'", name, size, value)
         nominal = numbers(f"parameter '{name}'", value, None if size is None else positive_size(name, size))
         return self._declare(name, "parameter", nominal.size, unit, description, value=nominal)
 
@@ -43,11 +49,38 @@ class Symbols:
         return self._declare(name, "differential", size, unit, description)
 
     def algebraic(
-        self, name: str, *, size: int = 1, guess: ArrayLike = 0.0, unit: str = "", description: str = ""
+        self,
+        name: str,
+        *,
+        size: int = 1,
+        guess: ArrayLike = 0.0,
+        bounds: tuple[Any, Any] | None = None,
+        unit: str = "",
+        description: str = "",
     ) -> ca.MX:
-        """Declare an algebraic variable; `guess` is where Newton's method starts at the initial time."""
+        """Declare an algebraic variable: a multiplier, a force, a current.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+        size : int
+            Length of a vector.
+        guess : float or array, shape (size,)
+            Where Newton's method starts at the initial time.
+        bounds : (lower, upper), optional
+            Values between which the modes that have it are solutions of the problem: ``(0, 1)`` for a share,
+            ``(0, inf)`` for a force that only pushes. Each a number, an array of shape (size,), or None for no bound.
+            A run that passes a bound is refused with a `BoundError`, unless a transition leaves the mode there.
+
+        Raises
+        ------
+        ModelError
+            The name is taken, or `guess` or `bounds` are not what they should be.
+        """
         start = numbers(f"guess of '{name}'", guess, positive_size(name, size))
-        return self._declare(name, "algebraic", size, unit, description, value=start)
+        between = limits(f"bounds of '{name}'", bounds, size)
+        return self._declare(name, "algebraic", size, unit, description, value=start, bounds=between)
 
     def unknown(
         self, name: str, *, size: int = 1, guess: ArrayLike = 0.0, unit: str = "", description: str = ""
@@ -143,11 +176,11 @@ class Symbols:
         what = f"values of signal '{name}'"
         if knots.size < 2 or np.any(np.diff(knots) <= 0):
             raise ModelError(f"The knots of signal '{name}' must be two or more and increase strictly.")
-        if kind not in DEGREES:
+        if not isinstance(kind, str) or kind not in DEGREES:
             raise ModelError(f"Signal '{name}': kind must be one of {', '.join(DEGREES)}, got {kind!r}.")
         if kind == "cubic" and knots.size < 4:
             raise ModelError(f"Signal '{name}': kind='cubic' needs four knots or more, got {knots.size}.")
-        if outside not in ("error", "hold"):
+        if not isinstance(outside, str) or outside not in ("error", "hold"):
             raise ModelError(f"Signal '{name}': outside must be 'error' or 'hold', got {outside!r}.")
         symbolic = isinstance(values, ca.MX) or (
             isinstance(values, list | tuple) and any(isinstance(v, ca.MX) for v in values)
@@ -228,7 +261,8 @@ class Symbols:
         return [d for d in self.declarations.values() if d.kind == kind]
 
     def assignments(self, values: Any, where: str, kinds: tuple[str, ...]) -> dict[str, ca.MX]:
-        """A mapping of variable to expression, by name."""
+        """A mapping of variable to expression, by name; of None nothing."""
+        values = {} if values is None else labelled(where, values)
         if not isinstance(values, Mapping):
             raise ModelError(f"{where} must be a mapping of variable to expression, got {type(values).__name__}.")
         found: dict[str, ca.MX] = {}
@@ -240,7 +274,8 @@ class Symbols:
                 )
             if declared.name in found:
                 raise ModelError(f"{where}: '{declared.name}' is given twice.")
-            found[declared.name] = expression(f"{where}, '{declared.name}'", value, declared.size)
+            what = f"{where}, '{declared.name}'"
+            found[declared.name] = expression(what, entries(what, declared.name, declared.size, value), declared.size)
         return found
 
     def _declare(self, name: str, kind: Kind, size: int, unit: str, description: str, **more: Any) -> ca.MX:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,15 +12,19 @@ import casadi as ca
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dae_hybrid.arrival import Reached
 from dae_hybrid.codegen import Kernel, OfThisProcess
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import OptionError, ParameterError
+from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array, Equations
 from dae_hybrid.journey import Network
 from dae_hybrid.layout import Layout
 from dae_hybrid.matrices import hstack
 from dae_hybrid.measurement import Measurement
+from dae_hybrid.numeric_input import MANY, as_mapping, in_order, real_array
 from dae_hybrid.options import Options
+from dae_hybrid.segments import kernel
 from dae_hybrid.signals import SignalTable
 from dae_hybrid.tables import align
 from dae_hybrid.transition import TransitionLinearisation, TransitionMap, clock
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
 
 #: where nothing moved it, a state this many tolerances off a constraint is on it but for the integrator's error
 SLACK = 2.0
+#: and one this many roundings
+ROUNDINGS = 256.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +76,17 @@ class ModeSystem(OfThisProcess):
     invariants: tuple[str, ...]  # names of the constraints that the state is kept on
     fragile: bool  # whether [F_y' | F_z] could become singular, as far as the structure says
 
+    def not_finite(self, t: float, state: Array, m: Array, p: Array) -> tuple[list[str], list[int]]:
+        """Rates, equations and integrands that are NaN or infinite at a state of the integrator, and which guards."""
+        e = self.equations
+        flow, gained = kernel(e, "flow")(t, state, m, p)
+        names = [f"the rate of {name}" for name in self.differential.labels()]
+        names += [f"equation {i} for {', '.join(self.algebraic.names)}" for i in range(len(flow) - len(names))]
+        names += [f"the integrand of {name}" for name in e.functionals.labels()]
+        bad = [name for name, value in zip(names, (*flow, *gained), strict=True) if not np.isfinite(value)]
+        guards = kernel(e, "guards")(t, state, m, p)[0][: len(self.guarded)] if self.guarded else np.zeros(0)
+        return bad, np.flatnonzero(~np.isfinite(guards)).tolist()
+
     def complete(self, t: float, state: Array, rate: Array, m: Array, p: Array) -> tuple[Array, Array]:
         """x and x' from what the integrator ends a segment with."""
         if self.explicit is None:
@@ -81,11 +99,24 @@ class ModeSystem(OfThisProcess):
         landed, rates, _ = self.kernels["landing"](t, x[: self.equations.n], m, p)
         return landed, rates
 
-    def land_within(self, t: float, x: Array, m: Array, p: Array, options: Options) -> Array | None:
-        """x on the constraints to rounding, None where it is not there to tolerance but for the integrator's error."""
+    def land_within(
+        self, t: float, x: Array, m: Array, p: Array, options: Options, rates: Array | None = None
+    ) -> Array | None:
+        """x on the constraints to rounding, None where it is not there to tolerance but for the integrator's error.
+
+        Tolerances below rounding ask for nothing; `rates` are those that y had before, for the rounding of the time.
+        """
         ny, landed = self.differential.size, self.land(t, x, m, p)[0]
         moved, allowed = np.abs(landed[:ny] - x[:ny]), options.allowed(self.differential, x[:ny])
-        return landed if np.all(moved <= SLACK * allowed) else None
+        if np.all(moved <= SLACK * allowed):
+            return landed
+        sizes = (
+            np.abs(x[:ny])
+            + np.abs(self.kernels["direction"](t, x, m, p)[0]) @ self.kernels["invariants"](t, x, m, p)[2]
+        )
+        if rates is not None:
+            sizes = sizes + abs(t) * np.abs(rates)
+        return landed if np.all(moved <= SLACK * allowed + ROUNDINGS * EPS * sizes) else None
 
     @property
     def plain(self) -> bool:
@@ -161,32 +192,62 @@ class HybridSystem(OfThisProcess):
     signals: tuple[SignalTable, ...]
     measurements: tuple[Measurement, ...]
     native: bool
+    note: str  # why the functions are not compiled, where they are too long for that
     frozen: Mapping[str, str | None]  # memory to the variable it is of, None for general memory
     labels: Mapping[str, str]  # "name [unit]" or description, for plots
 
     def parameter_vector(self, given: Mapping[str, ArrayLike] | ArrayLike | None) -> Array:
-        """Nominal values overlaid with `given`: a mapping by name, or all values in order of declaration.
+        """Nominal values overlaid with `given`: by name, or all values in order of declaration.
+
+        Parameters
+        ----------
+        given : mapping, labelled array or array, optional
+            A mapping of names to values; ``"k[1]"`` is an entry of a vector. A pandas Series with an index of its own,
+            a DataFrame of one row, an xarray DataArray with coordinates, a named tuple and a NumPy record are read as
+            mappings, in any order. Everything else, a Series with the default index included, is all values in order
+            of declaration.
+
+        Returns
+        -------
+        ndarray, shape (n_parameters,)
 
         Raises
         ------
         ParameterError
-            Unknown name, wrong length, or a value that is not finite.
+            A name that is unknown or given twice, wrong length, or a value that is not a finite real number.
         """
-        if given is None:
-            return self.nominal.copy()
         values = self.nominal.copy()
-        if isinstance(given, Mapping):
-            for name, value in given.items():
-                if name not in self.parameters:
-                    raise ParameterError(
-                        f"Unknown parameter {name!r}.",
-                        remedy=f"Parameters: {', '.join(self.parameters.names) or 'none'}.",
-                    )
-                part = self.parameters[name]
-                values[part] = _numbers(f"parameter '{name}'", value, part.stop - part.start)
-        else:
-            values[:] = _numbers(f"parameters of '{self.name}'", given, self.parameters.size)
+        if given is None:
+            return values
+        try:
+            given = as_mapping(given)
+        except ValueError as reason:
+            raise ParameterError(f"parameters of '{self.name}' {reason}.") from None
+        if not isinstance(given, Mapping):
+            values[:] = _numbers(f"parameters of '{self.name}'", given, self.parameters.labels())
+            return values
+        seen = np.zeros(values.size, dtype=bool)
+        for name, value in given.items():
+            part = self._parameter_slice(name)
+            labels = self.parameters.labels()[part]
+            if seen[part].any():
+                raise ParameterError(f"parameter {name!r} is given twice, as a whole and by its entries.")
+            seen[part] = True
+            values[part] = _numbers(f"parameter {name!r}", value, labels)
         return values
+
+    def _parameter_slice(self, name: object) -> slice:
+        """Where a parameter is, or an entry of one, in the flat vector."""
+        if isinstance(name, str):
+            if name in self.parameters:
+                return self.parameters[name]
+            with suppress(ValueError):
+                return slice(i := self.parameters.labels().index(name), i + 1)
+        position = "" if isinstance(name, str) else " To give all values by position, pass an array without labels."
+        raise ParameterError(
+            f"Unknown parameter {name!r}.",
+            remedy=f"Parameters: {', '.join(self.parameters.names) or 'none'}.{position}",
+        )
 
     def parameter_indices(self, wrt: Any) -> tuple[int, ...]:
         """Flat indices of the parameters named by `wrt`; None is all of them."""
@@ -237,7 +298,24 @@ class HybridSystem(OfThisProcess):
         transition = self.transitions[event.index]
         source = self.modes[transition.source]
         target = None if transition.target is None else self.modes[transition.target]
-        return transition.linearise(source, target, event, p, clock(start, event.count), conditions)
+
+        def reached() -> Reached:
+            return self._reached(event, p, start)
+
+        earlier = None if event.earlier is None else reached
+        return transition.linearise(source, target, event, p, clock(start, event.count), conditions, earlier)
+
+    def _reached(self, event: EventRecord, p: Array, start: float) -> Reached:
+        """What neighbouring runs have where an event fires, by what they have before the first one of its instant."""
+        if event.earlier is None:
+            source = self.modes[self.transitions[event.index].source]
+            n_w = source.differential.size + event.memory_minus.size
+            return Reached(np.eye(n_w, n_w + p.size), None, event, source)
+        before, tau, first, source = self._reached(event.earlier, p, start)
+        directions = np.eye(p.size, before.shape[1], before.shape[1] - p.size)
+        map_ = self.linearise(event.earlier, p, start, Conditions(strict=False))
+        tau, after, _ = map_.forward(before, directions, tau)
+        return Reached(after, tau, first, source)
 
     def describe(self) -> str:
         """What `build` found: every mode with its formulation and variables, as a table.
@@ -276,13 +354,24 @@ def check_built(system: object) -> None:
         )
 
 
-def _numbers(what: str, value: ArrayLike, size: int) -> Array:
+def _numbers(what: str, value: Any, labels: Sequence[str]) -> Array:
+    """Finite numbers, one for each label."""
     try:
-        array = np.array(value, dtype=float, ndmin=1)
-    except (TypeError, ValueError, OverflowError):
-        raise ParameterError(f"{what} must be numeric, got {value!r}.") from None
-    if array.shape != (size,):
-        raise ParameterError(f"{what} needs {size} value(s), got shape {np.shape(value)}.")
-    if not np.all(np.isfinite(array)):
-        raise ParameterError(f"{what} must be finite, got {value!r}.")
+        array = np.atleast_1d(real_array(in_order(value, labels)))
+    except ValueError as reason:
+        raise ParameterError(f"{what} {reason}.") from None
+    if array.shape != (len(labels),):
+        names = ", ".join(labels[:MANY]) + ", ..." * (len(labels) > MANY)
+        raise ParameterError(
+            f"{what}: {len(labels)} value{'s' * (len(labels) != 1)} needed{f' ({names})' * bool(labels)}, got shape "
+            f"{np.shape(value)}.",
+            remedy=None if len(labels) == 1 else "To change only some parameters, pass a mapping of names to values.",
+        )
+    bad = np.flatnonzero(~np.isfinite(array)).tolist()
+    if bad and len(labels) == 1:
+        raise ParameterError(f"{what} must be finite, got {array[0]}.")
+    if bad:
+        found = ", ".join(f"'{labels[i]}' (index {i}) is {array[i]}" for i in bad[:MANY])
+        more = f", and {len(bad) - MANY} more are not" if len(bad) > MANY else ""
+        raise ParameterError(f"{what}: values must be finite, but {found}{more}.")
     return array

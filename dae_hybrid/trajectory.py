@@ -15,6 +15,7 @@ from dae_hybrid.dense import Interpolant, Redo
 from dae_hybrid.errors import OptionError
 from dae_hybrid.integrator import Array
 from dae_hybrid.leg import Parts
+from dae_hybrid.numeric_input import real_array, shown
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
@@ -90,6 +91,10 @@ class Segment(OfThisProcess):
     def _interpolant(self) -> Interpolant:
         return self.interpolate()
 
+    def steps(self) -> Array:
+        """The rows of the interpolant, one per step; see `dense`."""
+        return self._interpolant.rows
+
     def dense(self, t: Array) -> Array:
         """x at times within the segment, shape (len(t), n_x).
 
@@ -103,9 +108,15 @@ type Part = Segment | EventRecord | KnotRecord | MeasurementRecord
 
 def _times(t: ArrayLike) -> Array:
     try:
-        return np.array(t, dtype=float)
-    except (TypeError, ValueError):
-        raise OptionError(f"Times must be numbers, got {t!r}.") from None
+        times = real_array(t)
+    except ValueError as reason:
+        raise OptionError(f"Times of dense output {reason}.") from None
+    if times.ndim > 1:
+        raise OptionError(
+            f"Times of dense output must be a number or a one-dimensional array, got shape {times.shape}.",
+            remedy="Pass t.ravel(), and reshape what comes back.",
+        )
+    return times
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,6 +209,8 @@ class Trajectory(OfThisProcess):
 
     def width(self, name: str) -> int:
         """Number of entries of a variable, memory or signal."""
+        if not isinstance(name, str):
+            raise KeyError(f"Names are strings, got {shown(name)}; there are {', '.join(self.names)}.")
         if self.system.signal(name) is not None:
             return 1
         for layout in (*(mode.variables for mode in self.system.modes), self.system.memory):
@@ -237,9 +250,10 @@ class Trajectory(OfThisProcess):
         Raises
         ------
         OptionError
-            A time lies outside the run, or `side` is neither value.
+            A time lies outside the run or is not a number, the times have more than one dimension, or `side` is
+            neither value.
         """
-        if side not in ("left", "right"):
+        if not isinstance(side, str) or side not in ("left", "right"):
             raise OptionError(f"side must be 'left' or 'right', got {side!r}.")
         times = _times(t)
         flat = times.reshape(-1)

@@ -20,29 +20,33 @@ One object, `TransitionLinearisation`, carries the numbers and goes both ways.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import csc_array, issparse
 
-from dae_hybrid.arrival import arrival_derivative, refuse_singular_entry, undetermined
+from dae_hybrid.arrival import Reached, arrival_derivative, refuse_singular_entry, undetermined
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.conditions import Conditions
+from dae_hybrid.declarations import Bound
 from dae_hybrid.errors import ConsistencyError, EventError, GrazingError, NonFiniteError
-from dae_hybrid.failures import SUSPECTS, refuse_not_finite
+from dae_hybrid.failures import SUSPECTS, refuse_not_finite, said
 from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
 from dae_hybrid.integrator import Array
 from dae_hybrid.layout import Layout
 from dae_hybrid.matrices import LARGE, Matrix, column, dense, hstack, identity, is_finite, row_maxima, vstack
 from dae_hybrid.operators import Operator, of, solution
 from dae_hybrid.options import Options
+from dae_hybrid.projection import nearest_point
 
 #: up to this many numbers Python is quicker than NumPy
 SHORT = 16
 #: a drift within this many roundings of its terms is none
 DRIFT_ROUNDINGS = 64.0
+#: what is off by no more than so many tolerances of the state may be zero: errors add up along a run
+KNOWN = 100.0
 #: a guard whose rate is below this share of its range over the time of the run does not cross
 GRAZING = 1e-9
 
@@ -255,6 +259,8 @@ class TransitionMap:
                                                      of both
     linear       t, x-, m-, xi, p                    y+, m+ and Phi, each by u- and by xi; sizes of the terms of
                                                      dPhi/dxi; the start of z+ by u-
+    conditions   t, x-, m-, p                        the reset's equations without unknowns, by u-, and the sizes of
+                                                     their terms
     cost         t, x-, m-, xi, p                    costs of all functionals, by u-, by xi (where there are any)
     tangent      t, x-, m-, x+, m+, p, clock         h by (w-, p, t); where xi is z+ and z+ is continuous (y+, m+)
                                                      by (w-, p, t); y'-, g-, y'+, g+; where xi is z+ dPhi/dxi and
@@ -280,28 +286,38 @@ class TransitionMap:
     simple: bool  # xi is z+ alone
     helping: tuple[int, ...]  # the target's constraints that are among the equations for xi
     equations: tuple[str, ...]  # names of the equations for xi
+    conditions: tuple[str, ...]  # and of those of the reset that have no unknowns
     movable: bool  # its time depends on the parameters or the state
     surface: str = ""  # the guard as text
+    projects: bool = False  # whether xi is that of a projection
     refusal: str = ""  # why a run cannot go on where it fires
+    clock: str = ""  # of periodic transitions: what it has in common with others that tick together
+    bound: Bound | None = None  # what is passed there
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it is a condition on its mode: no run goes on where it fires, and other transitions go first."""
+        return bool(self.refusal) or self.bound is not None
 
     def apply(
-        self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options
+        self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options, rates: Array | None = None
     ) -> tuple[Arrival, Array]:
         """The point after the transition, consistent with the target mode (SR eq. 3, 16, 24), and xi.
 
         Algebraic variables are continuous where that is consistent; otherwise they solve the target's
-        equations, starting from their old values.
+        equations, starting from their old values. `rates` are those that the target's y had before.
         """
         after, memory, xi, phi, phi_size, start, *entry = self.kernels["jump"](t, x, m, p)
         moved = False
         if not vanishes(phi, phi_size, RESIDUAL_ROUNDINGS):
-            xi, moved = self._solve(target, t, x, m, start, xi, p), True
-        if moved or self.unknowns.size:
+            xi, moved = self._arrive(target, t, x, m, start, xi, p), True
+        solved = bool(self.unknowns.size or self.free)
+        if moved or solved:
             after, memory, _, by_xi, by_xi_size, _ = self.kernels["after"](t, x, m, xi, p)
-            if self.unknowns.size:
+            if solved:
                 self._refuse_singular(target, t, by_xi, by_xi_size)
         if target.invariants and all_finite(after):
-            after, moved = self._on_constraints(target, t, after, memory, p, options), True
+            after, moved = self._on_constraints(target, t, after, memory, p, options, rates), True
         if moved:
             entry = target.kernels["entry"](t, after, memory, p)
         if not (all_finite(after) and all_finite(memory)):
@@ -317,7 +333,8 @@ class TransitionMap:
             refuse_singular_entry(target, t, after, memory, p, options, self.name)
         if not all_finite(entry[0]):
             raise NonFiniteError(
-                "The equations are not finite after the transition.",
+                "The equations are not finite after the transition"
+                + said(target.not_finite(t, after[: target.equations.n], memory, p)[0]),
                 transition=self.name,
                 mode=target.name,
                 time=t,
@@ -325,8 +342,38 @@ class TransitionMap:
             )
         return Arrival(after, memory, *entry), xi
 
+    def refuse_unmet(self, source: ModeSystem, t: float, before: Arrival, p: Array, options: Options) -> None:
+        """Refuse to fire where the conditions on what was before do not hold to the accuracy of the state.
+
+        Raises
+        ------
+        ConsistencyError
+            Names them, with their values.
+        """
+        if not self.conditions:
+            return
+        x = before.x
+        values, by_u, sizes = self.kernels["conditions"](t, x, before.m, p)
+        by_x = abs(by_u[:, : x.size])
+        reach = KNOWN * by_x @ options.allowed(source.variables, x)
+        rounding = RESIDUAL_ROUNDINGS * EPS * (sizes + abs(t) * by_x[:, : before.xdot.size] @ abs(before.xdot))
+        wrong = ~(np.abs(values) <= np.maximum(reach, rounding))
+        if np.any(wrong):
+            named = [
+                f"{name} ({value:.3g})" for name, value, bad in zip(self.conditions, values, wrong, strict=True) if bad
+            ]
+            raise ConsistencyError(
+                f"What has to hold where the transition fires does not hold there: {', '.join(named)}.",
+                transition=self.name,
+                mode=source.name,
+                time=t,
+                variables=source.differential.names,
+                remedy="Let the transition fire where it holds, by its guard or that of one just before, or give a "
+                "reset that leads there.",
+            )
+
     def _refuse_singular(self, target: ModeSystem, t: float, by_xi: Array, by_xi_size: Array) -> None:
-        """Impulses may be anything where the equations of an impact are singular, and satisfied all the same."""
+        """Values after a reset may be anything where its equations are singular, and satisfied all the same."""
         if not is_finite(by_xi):
             return
         try:
@@ -338,9 +385,11 @@ class TransitionMap:
     def _not_finite(target: ModeSystem, x: Array) -> list[str]:
         return [name for name, value in zip(target.variables.labels(), x, strict=True) if not math.isfinite(value)]
 
-    def _on_constraints(self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options) -> Array:
+    def _on_constraints(
+        self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options, rates: Array | None
+    ) -> Array:
         """x+ on the target's constraints to rounding; refuses where it is not there to tolerance."""
-        landed = target.land_within(t, x, m, p, options)
+        landed = target.land_within(t, x, m, p, options, rates)
         if landed is None:
             k = target.kernels["invariants"](t, x, m, p)[0]
             raise ConsistencyError(
@@ -357,6 +406,35 @@ class TransitionMap:
     def z(self, target: ModeSystem) -> slice:
         """Where z+ stands in xi."""
         return slice(len(self.free), len(self.free) + target.algebraic.size)
+
+    def _arrive(
+        self, target: ModeSystem, t: float, x: Array, m: Array, start: Array, continuous: Array, p: Array
+    ) -> Array:
+        """xi; of a projection that of the nearest point."""
+
+        def solve(begin: Array) -> Array:
+            return self._solve(target, t, x, m, begin, continuous, p)
+
+        if not self.projects:
+            return solve(start)
+
+        def fail(reason: str) -> ConsistencyError:
+            return ConsistencyError(
+                f"The projection does not find the nearest point: {reason}.",
+                transition=self.name,
+                mode=target.name,
+                time=t,
+                variables=self.labels[: len(self.free)],
+                remedy="Move the state towards the point that is meant by reset= before it is projected, name other "
+                "variables in project=, or state the reset as equations.",
+            )
+
+        def system(trial: Array) -> tuple[Array, Matrix]:
+            phi, by_xi = self.kernels["after"](t, x, m, trial, p)[2:4]
+            return phi, by_xi
+
+        count = len(self.free)
+        return nearest_point(solve, system, start, count=count, moved=count, multipliers=len(self.helping), fail=fail)
 
     def _solve(
         self, target: ModeSystem, t: float, x: Array, m: Array, start: Array, continuous: Array, p: Array
@@ -416,8 +494,9 @@ class TransitionMap:
         p: Array,
         clock: Array,
         conditions: Conditions,
+        earlier: Callable[[], Reached] | None = None,
     ) -> TransitionLinearisation:
-        """The linearisation at a recorded event."""
+        """The linearisation at a recorded event; `earlier` is for one that is not the first of its instant."""
         t, before, m = event.time, event.x_minus, event.memory_minus
         nw, np_ = source.differential.size + m.size, p.size
         out: list[Any] = self.kernels["tangent"](t, before, m, event.x_plus, event.memory_plus, p, clock)
@@ -445,7 +524,7 @@ class TransitionMap:
         by_w = None if plain else chain(source, t, before, m, p) if by_w is None else by_w
         if by_w is not None and target is not None:
             when = None if event.follows else -h[0, :-1] / rate
-            jump, dxi = arrival_derivative(self, source, target, event, p, by_w, when, flow_minus)
+            jump, dxi = arrival_derivative(self, source, target, event, p, by_w, when, flow_minus, earlier)
         if by_w is not None and costs:
             _, by_u, by_xi = self.kernels["cost"](t, before, m, event.xi, p)
             with np.errstate(invalid="ignore"):  # of functionals that nobody may ask for

@@ -68,9 +68,13 @@ def build_transition(
         simple=jump is None or jump.simple,
         helping=() if jump is None else jump.helping,
         equations=() if jump is None else jump.equation_labels,
+        conditions=() if jump is None else jump.condition_labels,
         movable=_is_movable(trigger),
         surface=_text(transition.guard),
+        projects=jump is not None and bool(transition.project),
         refusal=transition.refusal,
+        clock=kernels["time"].function.serialize() if kind == "every" else "",
+        bound=transition.bound,
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from dae_hybrid.errors import ConsistencyError, NonFiniteError, StepSizeError
-from dae_hybrid.failures import not_finite_equations, unsolved
+from dae_hybrid.failures import STARVED, not_finite_equations, unsolved
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array
 from dae_hybrid.segments import EPS
@@ -58,22 +59,34 @@ class Walk:
     def advance(self) -> None:
         """One step; a failure that goes back to NaN says so.
 
-        Where a step ends beyond what the algebraic equations allow, shorter ones follow, up to where they do.
+        Where a step ends beyond what the algebraic equations allow, shorter ones follow, up to where they do. Where it
+        ends at a point without rates, as solvers may that have not asked for them there, it is begun again as a shorter
+        one.
         """
-        t, x = self.t, self.x
+        t, x, p, h = self.t, self.x, self.problem, np.inf
         while True:
             self._step()
+            before, h = h, self._stepper.t - t
             try:
-                self.x = self._whole(self._stepper.t, self._stepper.x)
-                break
+                reached = self._whole(self._stepper.t, self._stepper.x)
             except (ConsistencyError, NonFiniteError):
-                h = self._stepper.t - t
-                if h <= FINEST * (self.problem.t_stop - self.problem.t0):
+                if h <= FINEST * (p.t_stop - p.t0):
                     raise
-                self.seen = self._from(t, x, self.problem.t_stop, h / 8).reduced()
-                self._stepper = self.integrator.start(self.seen)
-        self.t0, self.x0, self._polynomial, self.t = t, x, None, self._stepper.t
+                self._begin_again(self._from(t, x, p.t_stop, h / 8).reduced())
+                continue
+            if np.all(np.isfinite(p.system.kernel(self._stepper.t, reached, p.constants)[0])):
+                break
+            if not STARVED * (p.t_stop - p.t0) < h < before:
+                raise not_finite_equations(mode=p.name, time=t)
+            again = replace(self._from(t, x, p.t_stop, p.max_step), first_step=h / 8)
+            self._begin_again(again if self.seen.n == p.n else again.reduced())
+        self.t0, self.x0, self._polynomial = t, x, None
+        self.t, self.x = self._stepper.t, reached
         self.seen.near(self.x)
+
+    def _begin_again(self, seen: InitialValueProblem) -> None:
+        self.seen = seen
+        self._stepper = self.integrator.start(seen)
 
     def _step(self) -> None:
         before, t = self.seen.counts["not_finite"], self._stepper.t
@@ -104,13 +117,34 @@ class Walk:
     def _values(self, t: Array) -> Array:
         if self.t - self.t0 <= STRAIGHT * EPS * max(abs(self.t0), abs(self.t)):
             return np.linspace(self.x0, self.x, t.size)
-        values = self._stepper.at(t[1:-1])
-        rows = [self.x]
-        for s, x in zip(t[-2:0:-1].tolist(), values[::-1], strict=True):
+        try:
+            inside = self._interpolated(t[1:-1])
+        except (ConsistencyError, NonFiniteError):
+            if self.seen is self.problem:
+                raise
+            inside = self._walked(t[1:-1])
+        finally:
+            self.seen.near(self.x)
+        return np.array([self.x0, *inside, self.x])
+
+    def _interpolated(self, t: Array) -> list[Array]:
+        """States within the last step from the solver's interpolant, which may take stages of its own there."""
+        self.seen.between(self.t0, self.x0, self.t, self.x)
+        values = self._stepper.at(t)
+        rows: list[Array] = []
+        for s, x in zip(t[::-1].tolist(), values[::-1], strict=True):
             rows.append(self._whole(s, x))
             self.seen.near(rows[-1])
-        self.seen.near(self.x)
-        return np.array([self.x0, *rows[:0:-1], self.x])
+        return rows[::-1]
+
+    def _walked(self, t: Array) -> list[Array]:
+        """The same by going there, where stages are too far apart to follow the algebraic states in."""
+        rows, begin, x = [], self.t0, self.x0
+        for s in t.tolist():
+            x = Walk(self.integrator, self._from(begin, x, s, self.problem.max_step)).arrive()
+            rows.append(x)
+            begin = s
+        return rows
 
     # -- the same way again -----------------------------------------------------------------------------
 
@@ -138,7 +172,11 @@ class Walk:
         StepSizeError
             It cannot be had, and `strict` asks for it.
         """
-        return self._resolved(REPEATS, strict)
+        return list(self.parts(self.t, strict=strict))
+
+    def parts(self, until: float, *, strict: bool) -> Iterator[Step]:
+        """The same one after the other; where there are parts, up to a time."""
+        return self._parts(min(self.t, until), REPEATS, strict)
 
     def states(self, t: Array) -> Array:
         """States at times within the last step, as accurate as can be, shape (len(t), n)."""
@@ -146,11 +184,12 @@ class Walk:
         index = np.minimum(np.searchsorted([s.t1 for s in steps], t), len(steps) - 1)
         return np.array([steps[i].at(float(s)) for i, s in zip(index.tolist(), t, strict=True)])
 
-    def _resolved(self, repeats: int, strict: bool) -> list[Step]:
+    def _parts(self, until: float, repeats: int, strict: bool) -> Iterator[Step]:
         error = self.interpolation_error()
         if error <= INTERPOLATION or (not repeats and not strict):
-            return [self.polynomial()]
-        h = self.t - self.t0
+            yield self.polynomial()
+            return
+        h = until - self.t0
         if not repeats:
             raise StepSizeError(
                 f"The solution between steps is known only to {error:.1g} tolerances, however short the steps.",
@@ -159,12 +198,10 @@ class Walk:
                 remedy="Loosen rtol, or look for a discontinuity that is not a transition.",
             )
         parts = min(8.0, max(2.0, np.ceil((error / INTERPOLATION) ** 0.25)))
-        part = self.again(self.t, h / parts)
-        found: list[Step] = []
+        part = self.again(until, h / parts)
         while not part.at_end:
             part.advance()
-            found += part._resolved(repeats - 1, strict)
-        return found
+            yield from part._parts(part.t, repeats - 1, strict)
 
     def interpolation_error(self) -> float:
         """Error of the polynomial of the last step between its ends, in tolerances.
@@ -175,7 +212,7 @@ class Walk:
         p = self.problem
         try:
             step = self.polynomial()
-        except ConsistencyError:  # too long a step to follow the algebraic states in
+        except (ConsistencyError, NonFiniteError):  # too long a step to follow the algebraic states in
             return np.inf
         h, worst, n = self.t - self.t0, 0.0, p.system.n_differential
         for share in TESTED:

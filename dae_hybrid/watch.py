@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import unresolved_guard
 from dae_hybrid.integrator import Array, SegmentTask
-from dae_hybrid.scan import INSIDE, Glance, Scan
+from dae_hybrid.scan import INSIDE, Glance, Pace, Scan, keeps_away
 from dae_hybrid.segments import EPS, completed, kernel
 from dae_hybrid.smooth import SensitivitySystem
 from dae_hybrid.walk import Walk
@@ -20,8 +20,16 @@ from dae_hybrid.walk import Walk
 ROUNDINGS, SHORT, CORRECTIONS = 2.0, 1e-7, 8
 #: for integrators that look for zeros, what is not one
 NEXT_TO_ZERO = 1e-30
+#: a determinant is on its way through zero where, at the end of a step, it is this share of what it has been, and its
+#: rate takes it there within this share of the time: where algebraic variables are solved for, steps crawl up to it
+SINGULAR = 1e-8
+#: a guard is well away from zero where it is more than this share of its range from it
+NOISE = 1e-6
 #: a zero that an integrator reports is this share of the step away at most
 NEAR = 1e-3
+#: a guard changes sign by a jump where it is more than this share of its value at the end of the step away from zero,
+#: and its rate would take it there in no such share of the step
+JUMP = 1e-3
 
 
 class Arrival(NamedTuple):
@@ -34,16 +42,18 @@ class Arrival(NamedTuple):
 
 
 class Watch:
-    """The guards of one task; see `SegmentTask` for zero bands and departures."""
+    """The guards of one task; see `SegmentTask` for zero bands and departures. `pace` is that of the mode so far."""
 
-    def __init__(self, task: SegmentTask, system: SensitivitySystem, p: Array) -> None:
+    def __init__(self, task: SegmentTask, system: SensitivitySystem, p: Array, pace: Pace | None = None) -> None:
         e = self.equations = task.equations
         self.system, self.memory, self.p = system, task.memory, p
         self.band, self.departure = task.zero_band.copy(), task.departure
         self.directions = np.array(e.directions)
         self._guards, self._rates = kernel(e, "guards"), kernel(e, "rates")
-        self.evaluations = 0
+        self.evaluations, self.pace = 0, Pace(e.n_guards) if pace is None else pace.again()
         self._before = self._before_rates = np.zeros(0)
+        self._determinants = slice(e.n_guards - e.n_singularities, None)
+        self._largest = np.zeros(e.n_singularities)  # of the determinants
         if e.n_guards:
             self._before = self.values(task.t0, task.x0)
             self._before_rates = self._rates(task.t0, task.x0, self.memory, self.p)[0]
@@ -92,10 +102,39 @@ class Watch:
             self.band[resting & (within * self.departure > 0)] = 0.0
             end = self._glance(walk, walk.t, walk.x)
         scan = self._scan(walk)
-        found = self._root(walk) if walk.at_root else scan.first(start, end, self.equations.resolution)
+        if self.directions.size == self.equations.n_singularities and keeps_away(start, end):
+            found = None  # determinants alone: no interpolation for their sake
+        else:
+            resolved = walk.t - walk.t0 > EPS * abs(walk.t)
+            found = scan.first(start, end, self.equations.resolution, self.pace) if resolved else None
+            if walk.at_root and (found is None or self._is_root(walk, found[1])):
+                found = self._root(walk) or self._unless_back(found)
+        found = found or self._singular(walk, end)
         self.band[end.values != 0] = 0.0
-        self._before, self._before_rates = np.where(end.values != 0, end.values, self._before), end.rates
+        self._note(end)
         return found
+
+    def _singular(self, walk: Walk, end: Glance) -> tuple[int, float] | None:
+        """A determinant that goes through zero where the last step ends, or would if its unknowns did not turn back."""
+        size, rate = np.abs(end.values[self._determinants]), np.abs(end.rates[self._determinants])
+        self._largest = np.maximum(self._largest, size)
+        within = rate * (walk.problem.t_stop - walk.problem.t0)
+        found = np.flatnonzero(size <= SINGULAR * np.minimum(self._largest, within))
+        return (self.equations.n_guards - self._largest.size + int(found[0]), end.t) if found.size else None
+
+    def look_at_end(self, walk: Walk) -> None:
+        """Note the guards at the end of the last step, in which they could not be looked at."""
+        self._note(self._glance(walk, walk.t, walk.x))
+
+    def _unless_back(self, found: tuple[int, float] | None) -> tuple[int, float] | None:
+        """A crossing next to a root whose rate says otherwise: noise, unless the step begins well on the other side."""
+        if found is None:
+            return None
+        side, direction = self._before[found[0]], self.directions[found[0]]
+        return found if direction * side <= 0 and abs(side) > NOISE * self.pace.range[found[0]] else None
+
+    def _note(self, end: Glance) -> None:
+        self._before, self._before_rates = np.where(end.values != 0, end.values, self._before), end.rates
 
     def _glance(self, walk: Walk, t: float, state: Array | None = None) -> Glance:
         x = self.system.variables(walk.polynomial().at(t) if state is None else state)
@@ -108,7 +147,19 @@ class Watch:
         def value(t: float, i: int) -> float:
             return float(self.raw(t, self.system.variables(walk.polynomial().at(t)))[i])
 
-        return Scan(self.directions, self.band, self.departure, lambda t: self._glance(walk, t), value, self._refuse)
+        return Scan(
+            self.directions, self.band, self.departure, lambda t: self._glance(walk, t), value, self._refuse,
+            self.equations.n_singularities,
+        )  # fmt: skip
+
+    def _near(self, walk: Walk) -> float:
+        """How far away a zero may be that the integrator reports."""
+        late = max(abs(walk.problem.t0), abs(walk.problem.t_stop))
+        return NEAR * (walk.t - walk.t0) + 1e4 * EPS * late
+
+    def _is_root(self, walk: Walk, t: float) -> bool:
+        """Whether the zero at t is the one that the integrator has stopped at: it looks for none within a step."""
+        return walk.at_root and walk.t - t <= self._near(walk)
 
     def _root(self, walk: Walk) -> tuple[int, float] | None:
         """Which guard it is whose zero the integrator has stopped at; None if it is one to ignore."""
@@ -119,8 +170,8 @@ class Watch:
             for i, rate in enumerate(self._rates(walk.t, x, self.memory, self.p)[0])
             if not self.band[i] and self._before[i] * self.directions[i] <= 0 and self._before[i] * rate < 0
         ]
-        h, late = walk.t - walk.t0, max(abs(walk.problem.t0), abs(walk.problem.t_stop))
-        close = [(away, i) for away, i in candidates if away <= NEAR * h + 1e4 * EPS * late]
+        near = self._near(walk)
+        close = [(away, i) for away, i in candidates if away <= near]
         if not close:
             return None
         return min(close)[1], walk.t
@@ -129,10 +180,12 @@ class Watch:
         """Go from the start of the last step to the zero of a guard: time, state, and what is there, to rounding."""
         h, latest = walk.t - walk.t0, walk.t
         state = walk.x
-        if walk.at_root:
+        if self._is_root(walk, t):
             latest = min(walk.problem.t_stop, walk.t + SHORT * h)
         elif t < latest:
             state = walk.again(t).arrive()
+            if self._jumps(self._glance(walk, t), index, h):
+                return t, state, self._there(t, state, index)
         n, constants = self.system.n_differential, walk.problem.constants
         for _ in range(CORRECTIONS):
             there = self._there(t, state, index)
@@ -145,7 +198,14 @@ class Watch:
                 state[:n] += dt * walk.problem.system.kernel(t, state, constants)[0][:n]
             else:
                 state = walk.again(t).arrive()
+        else:  # where a guard touches zero Newton's iteration goes to and fro: what is there belongs to the last time
+            there = self._there(t, state, index)
         return t, state, there
+
+    def _jumps(self, seen: Glance, index: int, h: float) -> bool:
+        """Whether a guard that changes sign here is far from zero: Newton's iteration would lead to another place."""
+        value, rate = abs(float(seen.values[index])), abs(float(seen.rates[index]))
+        return value > JUMP * abs(float(self._before[index])) and not value <= rate * JUMP * h
 
     def _there(self, t: float, state: Array, index: int) -> Arrival:
         x, xdot = completed(self.equations, t, self.system.variables(state), self.memory, self.p)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import stat
@@ -34,6 +35,12 @@ def fresh(monkeypatch: Any, tmp_path: Path) -> Iterator[Path]:
     forget()
     yield directory
     forget()
+
+
+def contents(fresh: Path) -> list[Path]:
+    """What the cache keeps in its own folder, without the marker."""
+    folder = fresh / cache.FOLDER
+    return [path for path in folder.iterdir() if path.name != cache.MARKER] if folder.is_dir() else []
 
 
 CACHED = (codegen.find_compiler, codegen._compiler_identity, driver.driver)
@@ -72,10 +79,10 @@ def compiled_again(models: Any, monkeypatch: Any) -> int:
 
 def test_the_cache_is_used(fresh: Path, models: Any, monkeypatch: Any) -> None:
     assert compiled_again(models, monkeypatch) == 2  # the model and the driver
-    entries = {path: path.stat().st_mtime_ns for path in fresh.iterdir()}
+    entries = {path: path.stat().st_mtime_ns for path in contents(fresh)}
     assert len(entries) == 2
     assert compiled_again(models, monkeypatch) == 0
-    assert {path: path.stat().st_mtime_ns for path in fresh.iterdir()} == entries
+    assert {path: path.stat().st_mtime_ns for path in contents(fresh)} == entries
 
 
 def test_a_process_loads_a_library_once(fresh: Path, models: Any) -> None:
@@ -90,8 +97,8 @@ def test_the_cache_is_private(fresh: Path, models: Any) -> None:
         check_ball(models.ball().build(), native=True)
     finally:
         os.umask(before)
-    assert stat.S_IMODE(fresh.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in fresh.iterdir()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (fresh, fresh / cache.FOLDER)} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (fresh / cache.FOLDER).iterdir()} == {0o600}
 
 
 def test_compiler_options_in_cc(fresh: Path, models: Any, monkeypatch: Any) -> None:
@@ -103,6 +110,43 @@ def test_compiler_options_in_cc(fresh: Path, models: Any, monkeypatch: Any) -> N
     assert codegen.find_compiler() == (*compiler, "-DNOTHING=1")
     monkeypatch.setenv("CC", " ".join([*compiler, "-DNOTHING=2"]))
     assert compiled_again(models, monkeypatch) == 2
+
+
+@posix
+@pytest.mark.parametrize(
+    ("command", "options"), [("'{0}'", ""), ('"{0}"', " -DNOTHING=1"), ("{0}", ""), ("{1}", "  -DNOTHING='a b' ")]
+)
+def test_a_compiler_whose_path_has_spaces(
+    command: str, options: str, fresh: Path, models: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    compiler = codegen.find_compiler()
+    if compiler is None:
+        pytest.skip("no compiler")
+    path = tmp_path / "my compilers" / "it's cc" if "'" not in command else tmp_path / "my compilers" / "cc"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(compiler)} "$@"\n')
+    path.chmod(0o700)
+    monkeypatch.setenv("CC", command.format(path, str(path).replace(" ", "\\ ").replace("'", "\\'")) + options)
+    assert compiled_again(models, monkeypatch) == 2
+    found = codegen.find_compiler()
+    assert found is not None
+    assert found[0] == str(path)
+    assert len(found) == (2 if options else 1)
+
+
+@pytest.mark.parametrize("command", ["'/nowhere/cc", '""', "/no where/cc"])
+def test_a_compiler_command_that_cannot_be_run(command: str, fresh: Path, models: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("CC", command)
+    codegen.find_compiler.cache_clear()
+    with pytest.warns(dh.CompilerWarning, match="compiler failed"):
+        check_ball(models.ball().build(), native=False)
+
+
+def test_a_blank_compiler_command_is_none_at_all(fresh: Path, models: Any, monkeypatch: Any) -> None:
+    found = codegen.find_compiler()
+    monkeypatch.setenv("CC", "  ")
+    codegen.find_compiler.cache_clear()
+    assert codegen.find_compiler() == found
 
 
 @pytest.mark.parametrize("what", ["_machine", "FLAGS"])
@@ -177,7 +221,7 @@ def test_a_compiler_that_fails(commands: str, fresh: Path, models: Any, compiler
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_ball(models.ball().build(), native=False)
-    assert not list(fresh.iterdir())
+    assert not contents(fresh)
 
 
 def test_a_compiler_that_is_not_there(fresh: Path, models: Any, monkeypatch: Any) -> None:
@@ -231,7 +275,7 @@ def test_a_cache_of_another_user(fresh: Path, models: Any, monkeypatch: Any) -> 
     fresh.mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 12345678)
     check_uncached(models, "another user")
-    assert not list(fresh.iterdir())
+    assert not contents(fresh)
 
 
 @posix
@@ -240,7 +284,7 @@ def test_a_cache_that_others_can_write(mode: int, fresh: Path, models: Any) -> N
     fresh.mkdir()
     fresh.chmod(mode)
     check_uncached(models, "written by other users")
-    assert not list(fresh.iterdir())
+    assert not contents(fresh)
 
 
 @pytest.mark.parametrize("moment", ["open", "write", "rename"])
@@ -254,9 +298,9 @@ def test_a_full_disk(moment: str, fresh: Path, models: Any, monkeypatch: Any) ->
     if moment == "rename":
         monkeypatch.setattr(Path, "replace", full)
     else:
-        monkeypatch.setattr(cache, "_write", lambda c, d, s: full() if d == fresh else write(c, d, s))
+        monkeypatch.setattr(cache, "_write", lambda c, d, s: full() if d == fresh / cache.FOLDER else write(c, d, s))
     check_uncached(models, "No space left")
-    assert not list(fresh.iterdir())
+    assert not contents(fresh)
 
 
 RESTRICTED = """
@@ -317,7 +361,7 @@ def test_a_cache_that_can_only_be_read(fresh: Path, models: Any, monkeypatch: An
     write = cache._write
 
     def refuse(content: bytes, directory: Path, suffix: str) -> Path:
-        if directory == fresh:
+        if directory == fresh / cache.FOLDER:
             raise OSError(30, "Read-only file system")
         return write(content, directory, suffix)
 
@@ -389,17 +433,17 @@ def test_a_damaged_entry_is_made_anew(
     damage: Callable[[Path], None], fresh: Path, models: Any, monkeypatch: Any
 ) -> None:
     assert compiled_again(models, monkeypatch) == 2
-    for path in sorted(fresh.glob("*.so")):
+    for path in sorted(contents(fresh)):
         damage(path)
     assert compiled_again(models, monkeypatch) == 2
     assert compiled_again(models, monkeypatch) == 0
-    assert all(path.is_file() and not path.is_symlink() for path in fresh.glob("*.so"))
+    assert all(path.is_file() and not path.is_symlink() for path in contents(fresh) if path.suffix == ".so")
 
 
 @posix
 def test_an_entry_that_cannot_be_replaced(fresh: Path, models: Any, monkeypatch: Any) -> None:
     assert compiled_again(models, monkeypatch) == 2
-    for path in list(fresh.iterdir()):
+    for path in contents(fresh):
         directory(path)
     forget()
     check_uncached(models, "directory")
@@ -410,7 +454,7 @@ def test_an_entry_of_another_user(fresh: Path, models: Any, monkeypatch: Any) ->
     if os.geteuid() != 0:
         pytest.skip("only root gives files away")
     assert compiled_again(models, monkeypatch) == 2
-    for path in fresh.iterdir():
+    for path in contents(fresh):
         os.chown(path, 12345, -1)
     assert compiled_again(models, monkeypatch) == 2
 
@@ -418,7 +462,7 @@ def test_an_entry_of_another_user(fresh: Path, models: Any, monkeypatch: Any) ->
 def test_a_sound_entry_that_does_not_load(fresh: Path, models: Any, monkeypatch: Any) -> None:
     """Made where other system libraries are, say: compiled again."""
     assert compiled_again(models, monkeypatch) == 2
-    for path in fresh.iterdir():
+    for path in contents(fresh):
         cache.keep(path, b"not for here")
     assert compiled_again(models, monkeypatch) == 2
 
@@ -427,22 +471,152 @@ def test_damage_to_an_entry_in_use(fresh: Path, right: str) -> None:
     """A process runs on when the entry is cut off under its feet: it has mapped a copy."""
     script = fresh.parent / "in_use.py"
     script.write_text(
-        BUILD.replace("sys.stdout", "import pathlib\nfor path in pathlib.Path(sys.argv[2]).iterdir():\n"
+        BUILD.replace("sys.stdout", "import pathlib\nfor path in pathlib.Path(sys.argv[2]).glob('*/*.so'):\n"
                       "    path.write_bytes(b'')\nsys.stdout").replace("m.build()", "system")
         .replace("import pathlib", "system = m.build()\nimport pathlib")
     )  # fmt: skip
     assert run(script, fresh, str(fresh)).stdout == right
 
 
+def outdated(path: Path, content: bytes = b"half") -> Path:
+    """A file that was written long ago."""
+    path.write_bytes(content)
+    os.utime(path, (time.time() - 2 * cache.STALE,) * 2)
+    return path
+
+
 def test_leftovers_are_swept(fresh: Path, models: Any, monkeypatch: Any) -> None:
-    fresh.mkdir(mode=0o700)
-    old, new = fresh / "scratch-old.tmp", fresh / "scratch-new.so"
-    for path in (old, new):
-        path.write_bytes(b"half")
-    os.utime(old, (time.time() - 2 * cache.STALE,) * 2)
     assert compiled_again(models, monkeypatch) == 2
-    assert not old.exists()
+    folder = fresh / cache.FOLDER
+    old = [outdated(folder / f"{cache._SCRATCH}{name}") for name in ("abcd_123.tmp", "q.so")]
+    new = folder / f"{cache._SCRATCH}new.so"
+    new.write_bytes(b"half")
+    sample = next(path for path in contents(fresh) if path.suffix == ".so" and path != new and path not in old)
+    sample.unlink()
+    assert compiled_again(models, monkeypatch) == 1
+    assert not any(path.exists() for path in old)
     assert new.exists()
+
+
+# -- what is not the cache's own --------------------------------------------------------------------------
+
+
+def snapshot(folder: Path) -> dict[Path, tuple[str, bytes, int]]:
+    """Every file and link below a folder, but for the cache's own."""
+    return {
+        path: (os.readlink(path) if path.is_symlink() else "", path.read_bytes(), path.lstat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if cache.FOLDER not in path.parts and (path.is_symlink() or path.is_file())
+    }
+
+
+def test_files_of_the_user_are_left_alone(fresh: Path, models: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    """The cache is told to live in a folder that holds other things, under the very names it uses itself."""
+    fresh.mkdir(mode=0o700)
+    names = ("scratch-results.csv", "scratch-old.tmp", "scratch-x.so", "notes.txt", "model.so", cache.MARKER)
+    for name in (*names, f"{cache._SCRATCH}abcd_123.tmp", f"{cache._SCRATCH}abcd_123.so"):
+        outdated(fresh / name, b"the work of a year")
+    (fresh / "scratch-folder").mkdir()
+    outdated(fresh / "scratch-folder" / "scratch-inner.tmp", b"more of it")
+    if os.name == "posix":
+        target = outdated(tmp_path / "elsewhere.tmp", b"linked")
+        (fresh / "scratch-link.tmp").symlink_to(target)
+    before = snapshot(fresh)
+    assert len(before) >= 9
+    assert compiled_again(models, monkeypatch) == 2
+    assert compiled_again(models, monkeypatch) == 0
+    assert {path.name for path in fresh.iterdir()} == {
+        cache.FOLDER,
+        *(path.relative_to(fresh).parts[0] for path in before),
+    }
+    assert snapshot(fresh) == before
+
+
+def test_what_others_put_into_the_folder_of_the_cache_stays(fresh: Path, models: Any, monkeypatch: Any) -> None:
+    """Only regular files with a name that the cache itself gives are swept."""
+    assert compiled_again(models, monkeypatch) == 2
+    folder, entries = fresh / cache.FOLDER, contents(fresh)
+    names = (
+        "scratch-old.tmp",
+        "notes.txt",
+        f"{cache._SCRATCH}a.csv",
+        f"{cache._SCRATCH}a.tmp.bak",
+        f"my {cache._SCRATCH}a.so",
+    )
+    kept = [outdated(folder / name) for name in names]
+    (folder / f"{cache._SCRATCH}folder.tmp").mkdir()
+    kept.append(folder / f"{cache._SCRATCH}folder.tmp")
+    if os.name == "posix":
+        link = folder / f"{cache._SCRATCH}link.tmp"
+        link.symlink_to(kept[0])
+        os.utime(link, (0, 0), follow_symlinks=False)
+        kept.append(link)
+    entries[0].unlink()
+    assert compiled_again(models, monkeypatch) == 1
+    assert all(path.exists() for path in kept)
+
+
+@posix
+@pytest.mark.parametrize("kind", ["files", "a folder", "another marker", "a link to files", "a link", "a file"])
+def test_a_folder_that_the_cache_did_not_make(kind: str, fresh: Path, models: Any, tmp_path: Path) -> None:
+    """Is neither read nor written: one warning, and the models are compiled."""
+    fresh.mkdir(mode=0o700)
+    folder, elsewhere = fresh / cache.FOLDER, tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if kind.startswith("a link"):
+        folder.symlink_to(elsewhere)
+        if kind == "a link to files":
+            outdated(elsewhere / f"{cache._SCRATCH}a.tmp")
+    elif kind == "a file":
+        folder.write_bytes(b"mine")
+    else:
+        folder.mkdir(mode=0o700)
+        if kind == "files":
+            outdated(folder / f"{cache._SCRATCH}a.tmp")
+        elif kind == "a folder":
+            (folder / "inner").mkdir()
+        else:
+            (folder / cache.MARKER).symlink_to(outdated(elsewhere / "mark"))
+    before = {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")}
+    check_uncached(models, "not a directory" if "link" in kind or kind == "a file" else "not made by dae_hybrid")
+    assert {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@posix
+def test_an_empty_folder_is_taken(fresh: Path, models: Any, monkeypatch: Any) -> None:
+    """A process may have been killed between making the folder and marking it."""
+    (fresh / cache.FOLDER).mkdir(parents=True, mode=0o700)
+    fresh.chmod(0o700)
+    (fresh / cache.FOLDER).chmod(0o700)
+    assert compiled_again(models, monkeypatch) == 2
+    assert compiled_again(models, monkeypatch) == 0
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o770, 0o707], ids=oct)
+def test_a_folder_of_the_cache_that_others_can_write(mode: int, fresh: Path, models: Any) -> None:
+    (fresh / cache.FOLDER).mkdir(parents=True)
+    fresh.chmod(0o700)
+    (fresh / cache.FOLDER).chmod(mode)
+    check_uncached(models, "written by other users")
+    assert not contents(fresh)
+
+
+def test_processes_that_sweep_at_once(fresh: Path, right: str) -> None:
+    """Beside files of the user's, and of processes that are still at work."""
+    fresh.mkdir(mode=0o700)
+    mine = outdated(fresh / f"{cache._SCRATCH}mine.tmp")
+    script = write_script(fresh)
+    assert run(script, fresh).stdout == right
+    for path in contents(fresh):
+        path.unlink()
+    old = [outdated(fresh / cache.FOLDER / f"{cache._SCRATCH}{i}.tmp") for i in range(50)]
+    processes = [start(script, fresh) for _ in range(4)]
+    results = [p.communicate(timeout=120) for p in processes]
+    assert [p.returncode for p in processes] == [0] * 4, results
+    assert {out for out, _ in results} == {right}
+    assert mine.read_bytes() == b"half"
+    assert not any(path.exists() for path in old)
 
 
 # -- several processes ------------------------------------------------------------------------------------
@@ -500,7 +674,7 @@ def test_processes_that_build_at_once(fresh: Path) -> None:
     results = [p.communicate(timeout=120) for p in processes]
     assert [p.returncode for p in processes] == [0] * 4, results
     assert len({out for out, _ in results}) == 1
-    assert {path.suffix for path in fresh.iterdir()} == {".so"}
+    assert {path.suffix for path in contents(fresh)} == {".so"}
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -532,9 +706,9 @@ def test_a_build_that_is_ended(how: int, library: int, fresh: Path, compiler: An
     _, err = process.communicate()
     assert process.returncode != 0
     assert ("KeyboardInterrupt" in err) == (how == signal.SIGINT)
-    assert len(list(fresh.glob("*.so"))) == library - 1
+    assert sum(path.suffix == ".so" for path in contents(fresh)) == library - 1
     assert run(script, fresh).stdout == right
-    assert len(list(fresh.glob("*.so"))) == 2
+    assert sum(path.suffix == ".so" for path in contents(fresh)) == 2
 
 
 @posix

@@ -499,7 +499,7 @@ def bad() -> Blank:
 
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 def test_a_singular_matrix_at_the_start_names_equations_and_variables(native: bool, bad: Blank) -> None:
-    only = bad.m.mode("only", residual=[bad.dy + bad.dx - bad.p, 2 * bad.dy + 2 * bad.dx - bad.y])
+    only = bad.m.mode("only", residual=[bad.dy + bad.dx - bad.p, bad.y * bad.dy + 2 * bad.dx - bad.y])
     bad.m.initial(only, {bad.y: 2.0, bad.x: 0.0})
     with pytest.raises(ConsistencyError, match=r"singular.*der\(y\), der\(x\).*equation 0.*equation 1") as caught:
         dh.simulate(bad.m.build(native=native), (0, 1))

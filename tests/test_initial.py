@@ -550,3 +550,84 @@ def test_affine_by_its_operations() -> None:
     other = (x * y, p / x, x - ca.sign(x), ca.if_else(x > 1, p, 3 * p) - x, ca.floor(x) + y, ca.fmod(x, 2), x**2)
     for expression in (*affine, *other):
         assert is_affine(expression, ca.vertcat(x, y)) is any(expression is one for one in affine)
+
+
+def double_root(kind: str, *, native: bool = True) -> dh.HybridSystem:
+    """x' = -x, y' = x - y from equations that are met where two solutions meet."""
+    m = dh.HybridModel(kind)
+    p, q = m.parameter("p", 2.0), m.parameter("q", 3.0)
+    x, y = m.differential("x"), m.differential("y")
+    run = m.mode("run", ode={x: -x, y: x - y})
+    equations = {
+        "square": [(x - p) ** 2, y - q * x],
+        "two squares": [(x - p) ** 2 + (y - q * p) ** 2, x - p],
+        "fold": [x**2 - (p - 2.0), y - q],
+        "crossing": [(x - p) * (x - q * 2 / 3), y - 1],
+    }[kind]
+    m.initial(run, equations=equations, guess={x: 1.0, y: 2.5})
+    m.functional("G", terminal=x + y)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
+@pytest.mark.parametrize("kind", ["square", "two squares"])
+def test_solutions_that_meet_and_stay_together_have_derivatives(kind: str, native: bool) -> None:
+    system, p, q = double_root(kind, native=native), 2.0, 3.0
+    fsa = dh.forward_sensitivity(system, (0, 1), rtol=1e-9)
+    asa = dh.adjoint_gradient(system, (0, 1), "G", rtol=1e-9)
+    assert [fsa.trajectory["x"][0], fsa.trajectory["y"][0]] == pytest.approx([p, p * q], rel=1e-7)
+    expected = [(2 + q) / np.e, p / np.e]  # of (p + q p + p t) exp(-t)
+    assert np.allclose(fsa.gradient["G"], expected, rtol=1e-6)
+    assert np.allclose(asa.gradient, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["fold", "crossing"])
+def test_solutions_that_meet_and_part_have_none(kind: str) -> None:
+    system = double_root(kind)
+    start = dh.simulate(system, (0, 1))
+    assert start["x"][0] == pytest.approx(0.0 if kind == "fold" else 2.0, abs=1e-7)
+    for analysis in (dh.forward_sensitivity, dh.adjoint_gradient):
+        with pytest.raises(dh.ConsistencyError, match="multiple root") as caught:
+            analysis(system, (0, 1))
+        assert "meet" in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["slider", "slider and rod", "everything"])
+def test_a_slider_crank_in_dead_centre(given: str) -> None:
+    """The closing equations have a double root there, which Newton's method starts from."""
+    m = dh.HybridModel("slider crank")
+    crank, rod, w = m.parameter("crank", 0.15), m.parameter("rod", 0.3), m.parameter("w", 10.0)
+    one, two, s = m.differential("one"), m.differential("two"), m.differential("s")
+    turn = -crank * np.cos(one) * w / (rod * np.cos(two))
+    run = m.mode("run", ode={one: w, two: turn, s: -crank * np.sin(one) * w - rod * np.sin(two) * turn})
+    closing = [crank * np.sin(one) + rod * np.sin(two), s - crank * np.cos(one) - rod * np.cos(two)]
+    values = {"slider": {s: crank + rod}, "slider and rod": {s: crank + rod, two: 0.0}}
+    values["everything"] = {s: crank + rod, two: 0.0, one: 0.0}
+    m.initial(run, values[given], equations=closing if given != "slider and rod" else closing[1:])
+    m.functional("G", terminal=s + two)
+    system = m.build()
+    fsa = dh.forward_sensitivity(system, (0, 0.05), rtol=1e-9)
+    asa = dh.adjoint_gradient(system, (0, 0.05), "G", rtol=1e-9)
+    angle = 0.05 * 10.0
+    rod_angle = -np.arcsin(0.15 / 0.3 * np.sin(angle))
+    assert fsa.trajectory["s"][-1] == pytest.approx(0.15 * np.cos(angle) + 0.3 * np.cos(rod_angle), rel=1e-7)
+
+    def value(crank: float, rod: float, w: float) -> float:
+        low = -np.arcsin(crank / rod * np.sin(0.05 * w))
+        return float(crank * np.cos(0.05 * w) + rod * np.cos(low) + low)
+
+    p = np.array([0.15, 0.3, 10.0])
+    truth = [(value(*(p + h)) - value(*(p - h))) / (2 * h.sum()) for h in np.diag(1e-6 * p)]
+    assert np.allclose(fsa.gradient["G"], truth, rtol=1e-6)
+    assert np.allclose(asa.gradient, truth, rtol=1e-6)
+
+
+def test_a_start_that_any_value_satisfies_is_refused() -> None:
+    """A curve of solutions is no multiple root, though the matrix is singular at either."""
+    m = dh.HybridModel("curve")
+    x, y = m.differential("x"), m.differential("y")
+    run = m.mode("run", ode={x: -x, y: x - y})
+    circle = x**2 + y**2 - 1
+    m.initial(run, equations=[circle, circle * (x + 2)], guess={x: 0.6, y: 0.8})
+    with pytest.raises(dh.ConsistencyError, match="singular"):
+        dh.simulate(m.build(), (0, 1))

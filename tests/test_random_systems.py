@@ -1,4 +1,4 @@
-"""Random hybrid systems: every way to a derivative agrees, and restatements change nothing.
+"""Random hybrid systems: every way to a derivative agrees, or leads to the closed form; restatements change nothing.
 
 ``python benchmarks/random_systems.py`` tries as many as one likes.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closed_forms import FAMILIES, judge_closed_form
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 from random_systems import Restatement, random_system
@@ -37,6 +38,14 @@ def test_all_ways_agree_or_the_library_refuses(seed: int) -> None:
 @given(seeds)
 def test_all_ways_agree_where_nothing_is_compiled(seed: int) -> None:
     verdict = judge(random_system(seed, sizes=3), directions=1)
+    assert verdict.kind in ("agree", "refused"), verdict
+
+
+@pytest.mark.parametrize("family", range(len(FAMILIES)), ids=[f"{f.__name__}{i}" for i, f in enumerate(FAMILIES)])
+@few(5)
+@given(st.integers(0, 10**5))
+def test_solutions_are_the_closed_ones(family: int, seed: int) -> None:
+    verdict = judge_closed_form(seed * len(FAMILIES) + family)
     assert verdict.kind in ("agree", "refused"), verdict
 
 

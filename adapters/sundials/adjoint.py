@@ -18,6 +18,11 @@ from .memory import SolverMemory
 #: steps between two looks at whether they get anywhere
 BUDGET = 20_000
 
+#: steps after which CVODES evaluates the Jacobian again, at its next factorisation. Its own 51 are too many: next to
+#: the end of a segment where equations have no derivative, the outflow sqrt(h) of a tank that runs empty, a Jacobian of
+#: a few steps before is so large that Newton's corrections are nothing and pass for convergence
+FRESH = 1
+
 
 class Adjoint(SolverMemory):
     """The adjoint of one functional component along the steps of a forward run, with its integrals.
@@ -38,6 +43,8 @@ class Adjoint(SolverMemory):
         if self.nq:
             self.call("QuadInit", self.model.callback(f"{self.prefix}_quad_b"), self.q)
             self.call("SetQuadErrCon", 1)
+        if not e.implicit and method == "bdf":
+            self.call("SetJacEvalFrequency", FRESH)
         self.loop = backend.Backward(
             self.model, memory=self.memory, x=self.x, xdot=self.xdot, sample=self.work, integrals=self.q
         )
@@ -56,26 +63,23 @@ class Adjoint(SolverMemory):
 
         At most `left` steps are taken.
         """
-        n, t0, t1 = self.equations.n, task.forward.t0, task.forward.end
+        n, t0 = self.equations.n, task.forward.t0
+        t1 = min(task.forward.end, path[-1, 0])  # see `zero_at_the_end`: forward analysis ends with the last step, too
         self.model.memory[:] = task.forward.memory
         self.model.follow(path, task.components[j])
         self.use(task.tolerances(), j)
         self.time.value = t1
         self.x_data[:n], self.x_data[n] = task.adjoints[j], 0.0
-        if self.xdot_data is None:
-            self.call("ReInit", t1, self.x)
-        else:
+        if self.xdot_data is not None:
             self.xdot_data[:n], self.xdot_data[n] = task.adjoint_rates[j], 0.0
-            self.call("ReInit", t1, self.x, self.xdot)
-        if self.nq:
-            self.q_data[:] = 0.0
-            self.call("QuadReInit", self.q)
-        self.call("SetStopTime", t0)
+        self.q_data[:] = 0.0
         times = np.zeros(0) if task.t_eval is None else task.t_eval
         inside = times[times < t1]
         starts = np.tile(task.adjoints[j], (times.size - inside.size, 1))
         limits = longest_steps(np.append(path[0, 0] - path[0, 1], path[:, 0]))
-        self.loop.begin(t1, t0, self.options.max_step or np.inf, limits, inside)
+        flag = self.loop.begin(t1, t0, self.options.max_step or np.inf, limits, inside)
+        if flag < 0:
+            self.fail(flag, t1)
         self._back(task, left)
         self.model.leave()
         if self.nq:

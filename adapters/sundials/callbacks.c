@@ -1,5 +1,22 @@
 /* ---- what both families share -------------------------------------------------------------------- */
 
+/* How far errors of y move the algebraic variables: |k_z^-1 k_y| at the latest Jacobian. */
+static void measure_spread(context *c) {
+  const integer ny = c->n_differential, nz = c->n - ny;
+  const sparse *a = &c->state_jacobian;
+  double *by_z = c->spread_work, *by_y = by_z + nz * nz;
+  memset(by_z, 0, (size_t)(nz * c->n) * sizeof(double));
+  for (integer j = 0; j < c->n; j++)
+    for (integer k = a->column[j]; k < a->column[j + 1]; k++) {
+      const integer i = a->row[k] - ny;
+      if (i < 0) continue;
+      if (j < ny) by_y[i * ny + j] = a->value[k];
+      else by_z[i * nz + j - ny] = a->value[k];
+    }
+  if (!solve_dense(by_z, by_y, nz, ny) || !all_finite(by_y, nz * ny)) return;
+  for (integer k = 0; k < nz * ny; k++) c->spread[k] = fabs(by_y[k]);
+}
+
 static int fill_jacobian(context *c, double t, const double *x, double cj, double *dense) {
   const integer n = c->n, size = n + c->n_integrals;
   c->jacobian_calls++;
@@ -7,6 +24,7 @@ static int fill_jacobian(context *c, double t, const double *x, double cj, doubl
   c->res[1] = c->n_integrals ? c->integrand_jacobian.value : 0;
   if (evaluate(c, c->jacobian, t, x)) return FATAL;
   if (checked(c, c->state_jacobian.value, c->state_jacobian.column[n])) return RECOVERABLE;
+  if (c->spread) measure_spread(c);
   memset(dense, 0, (size_t)(size * size) * sizeof(double));
   for (integer j = 0; j < n; j++) scatter_column(&c->state_jacobian, j, dense + j * size);
   for (integer i = 0; i < c->n_integrals; i++)
@@ -23,7 +41,8 @@ static void subtract_rates(const context *c, const double *rate, double *residua
   for (integer i = c->n; i < c->n + c->n_integrals; i++) residual[i] -= rate[i];
 }
 
-static int guard_values(context *c, double t, const double *x, double *out) {
+/* What a guard that has left zero and come back through it within one step is, `look` finds out where it may. */
+static int guard_values(context *c, double t, const double *x, double *out, int looks) {
   c->guard_calls++;
   c->res[0] = out;
   if (evaluate(c, c->guards, t, x)) return FATAL;
@@ -32,7 +51,11 @@ static int guard_values(context *c, double t, const double *x, double *out) {
     if (c->zero_band[i] == 0) continue;
     /* exact zeros stay inactive in SUNDIALS' root finding until they have become something else */
     if (fabs(out[i]) <= c->zero_band[i]) out[i] = 0;
-    else if (out[i] * c->departure[i] < 0) { c->returned = i + 1; return FATAL; } /* and back within one step */
+    else if (out[i] * c->departure[i] < 0) { /* and back within one step */
+      c->returned = i + 1;
+      if (!looks) return FATAL;
+      out[i] = 0;
+    }
     else c->zero_band[i] = 0;
   }
   memcpy(c->latest, out, (size_t)c->n_guards * sizeof(double));
@@ -48,7 +71,7 @@ static int root_values(context *c, double t, const double *x, double *out) {
     for (integer i = 0; i < c->n_guards; i++) out[i] = c->latest[i];
     return 0;
   }
-  const int flag = guard_values(c, t, x, out);
+  const int flag = guard_values(c, t, x, out, 1);
   for (integer i = 0; !flag && call == 0 && i < c->n_guards; i++) c->resting |= out[i] == 0;
   return flag;
 }
@@ -168,13 +191,57 @@ int dh_cv_quad_b(double t, vector yb, vector qbdot, void *data) {
   return adjoint_quadrature(data, t, ARRAY(yb), ARRAY(qbdot));
 }
 
+/* IDAS lowers the order by the errors of the states alone, before it looks at those of sensitivities. Where the states
+ * have next to none, because they rest or are polynomials, it compares zeros or roundings, and stays at order one, where
+ * the errors of sensitivities pass every test and add up. States that are as exact as that are said to need the order
+ * that there is. IDATestError asks for the norms of the errors of the order, and of one and two below, as the second to
+ * fourth since the residual was evaluated; the first is that of Newton's correction. */
+static double (*plain_norm)(vector, vector), (*plain_masked_norm)(vector, vector, vector);
+static _Thread_local int norms;
+static _Thread_local double at_order;
+
+static double steered(double found) {
+  norms++;
+  if (norms == 2) at_order = found;
+  if (norms < 3 || norms > 4 || at_order > NEGLIGIBLE) return found;
+  return fmax(found, (norms == 3 ? LESS_EXACT : LESS_EXACT * LESS_EXACT) * fmax(at_order, DBL_MIN));
+}
+
+double dh_norm(vector v, vector weights) { return steered(plain_norm(v, weights)); }
+
+double dh_masked_norm(vector v, vector weights, vector mask) { return steered(plain_masked_norm(v, weights, mask)); }
+
+void dh_take_norms(double (*norm)(vector, vector), double (*masked)(vector, vector, vector)) {
+  plain_norm = norm, plain_masked_norm = masked;
+}
+
 int dh_ida_res(double t, vector x, vector xdot, vector out, void *data) {
   context *c = data;
+  norms = 0;
   const double *rate = ARRAY(xdot);
   double *residual = ARRAY(out);
   const int flag = flow(c, t, ARRAY(x), residual);
   if (!flag) subtract_rates(c, rate, residual);
   return flag;
+}
+
+/* Error weights. An algebraic variable is known as well as the equations determine it from y, whose errors are within
+ * their tolerances. A test that asks for more sees the noise that the corrector leaves in y, and fails however short the
+ * steps are. */
+int dh_ida_weights(vector x, vector weights, void *data) {
+  const context *c = data;
+  const double *value = ARRAY(x);
+  double *weight = ARRAY(weights);
+  const integer ny = c->n_differential, size = c->n + c->n_integrals;
+  for (integer i = 0; i < size; i++) weight[i] = c->absolute[i] + c->rtol * fabs(value[i]);
+  for (integer i = 0; i < c->n - ny; i++) {
+    double reach = c->linear ? c->spread[i] : 0;
+    for (integer j = 0; j < ny && !c->linear; j++) reach += c->spread[i * ny + j] * weight[j];
+    /* where they hardly determine it any more, the test still has to tell one value from another */
+    weight[ny + i] = fmax(weight[ny + i], fmin(reach, weight[ny + i] * COARSEST / c->rtol));
+  }
+  for (integer i = 0; i < size; i++) weight[i] = 1 / weight[i];
+  return 0;
 }
 
 int dh_ida_jac(double t, double cj, vector x, vector xdot, vector r, void *jac, void *data, vector a, vector b, vector c) {

@@ -28,6 +28,7 @@ from .driver import (
     loops,
     python_api,
 )
+from .library import load
 from .structure import Indices
 
 RECORD = {"nothing": 0, "steps": 1, "dense": 2}
@@ -96,6 +97,18 @@ class Model:
         self._patterns.append(arrays)
         return Sparse(*(array.ctypes.data for array in arrays))
 
+    _spread: tuple[Array, Array] | None = None
+
+    def weigh(self, absolute: Array, rtol: float) -> None:
+        """What error weights are made of, of implicit equations; see `dh_ida_weights`."""
+        e, c = self.equations, self.context
+        ny, nz = e.n_differential, e.n - e.n_differential
+        c.absolute, c.rtol = absolute.ctypes.data, rtol
+        if self._spread is None:
+            sizes = (nz * ny, nz * e.n) if self.linear is None else (nz, 2 * absolute.size + ny)
+            self._spread = np.zeros(sizes[0]), np.zeros(sizes[1])
+            c.spread, c.spread_work = (array.ctypes.data for array in self._spread)
+
     def share(self, parameters: Array) -> None:
         """Take parameters from an array of others."""
         self.parameters, self.context.parameters = parameters, parameters.ctypes.data
@@ -117,6 +130,12 @@ class Model:
     def callback(self, name: str) -> int:
         """Address of a callback for SUNDIALS."""
         return address(loops(), f"dh_{name}")
+
+    def norms(self) -> dict[str, int]:
+        """Norms of the states by which the order suits sensitivities too, by the names of those they replace."""
+        library, others = loops(), {"N_VWrmsNorm_Serial": "dh_norm", "N_VWrmsNormMask_Serial": "dh_masked_norm"}
+        library.dh_take_norms(*(ctypes.c_void_p(address(load(), name)) for name in others))
+        return {name: address(library, other) for name, other in others.items()}
 
     linear: Any = None  # a `LinearSystem`, where Newton's matrix is not SUNDIALS' dense one
 
@@ -208,6 +227,7 @@ class Stepper(_Loop):
         self._roots = np.zeros(max(e.n_guards, 1), dtype=np.int32)
         self._glances, self._band = np.zeros(2 * GLANCES * e.n_guards), np.zeros(e.n_guards)
         self._history, self._noise = np.zeros(HISTORY * e.n_guards), np.zeros(e.n_guards)
+        self._pace = np.zeros(2 * e.n_guards)
         self._directions = np.array(e.directions, dtype=np.int32)
         self._n_guards = e.n_guards
         self.run = Run(
@@ -219,8 +239,10 @@ class Stepper(_Loop):
             history=self._history.ctypes.data,
             band=self._band.ctypes.data,
             noise=self._noise.ctypes.data,
+            pace=self._pace.ctypes.data,
             directions=self._directions.ctypes.data,
             resolution=e.resolution,
+            n_singularities=e.n_singularities,
             implicit=int(e.implicit),
             step=None if step is None else ctypes.addressof(step),
             **pointers,
@@ -305,6 +327,10 @@ class Stepper(_Loop):
         """End the segment where it was paused."""
         return int(self._library.dh_stop(self.run))
 
+    def move_to(self, t: float) -> None:
+        """Stand at a time within the last step."""
+        self.run.t = t
+
     @property
     def failures(self) -> tuple[int, int]:
         """Failed error tests and failed Newton iterations of this segment."""
@@ -352,13 +378,14 @@ class Backward(_Loop):
         self._library, self._n = loops(), model.equations.n
         self.run = BackwardRun(model=model.user_data, implicit=int(model.equations.implicit), **handles)
 
-    def begin(self, t: float, t_stop: float, max_step: float, longest: Array, t_eval: Array) -> None:
-        """Start at t; the solver has been started there."""
+    def begin(self, t: float, t_stop: float, max_step: float, longest: Array, t_eval: Array) -> int:
+        """Start the solver at t from what stands in its vectors; SUNDIALS' return code."""
         run, self.samples = self.run, np.zeros((t_eval.size, self._n))
         self._kept = (longest, t_eval)
-        run.t, run.t_stop, run.max_step, run.bound, run.steps = t, t_stop, max_step, -1.0, 0
+        run.t, run.t_stop, run.max_step = t, t_stop, max_step
         run.longest, run.samples = longest.ctypes.data, self.samples.ctypes.data
-        run.t_eval, run.n_eval, run.next_eval = t_eval.ctypes.data, t_eval.size, 0
+        run.t_eval, run.n_eval = t_eval.ctypes.data, t_eval.size
+        return int(self._library.dh_begin_back(run))
 
     def advance(self, budget: int) -> int:
         """At most `budget` steps; SUNDIALS' return code, or PAUSED."""

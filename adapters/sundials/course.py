@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from dae_hybrid.dense import shortened
 from dae_hybrid.errors import DaeHybridError, NonFiniteError, StepSizeError
-from dae_hybrid.failures import is_starved, lost_crossing, starved, step_limit, unresolved_guard
-from dae_hybrid.integrator import SegmentOutcome, SegmentTask
+from dae_hybrid.failures import (
+    is_starved,
+    lost_crossing,
+    singular,
+    starved,
+    step_limit,
+)
+from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask
 from dae_hybrid.journey import Journey, Passage
 from dae_hybrid.leg import Leg
-from dae_hybrid.segments import DRIFT_LOOK, has_drifted
-from dae_hybrid.stiffness import is_stiff, steps_to_look
+from dae_hybrid.segments import DRIFT_LOOK, has_drifted, is_pole, zero_at_the_end
+from dae_hybrid.stiffness import determinant_sign, is_stiff, steps_to_look
 
 from . import driver
 from .forward import Forward
@@ -23,6 +32,10 @@ if TYPE_CHECKING:
 BUDGET = 20_000
 #: multipliers of index 2 as it stands that are off by this share are not to be trusted
 LOOSE = 0.1
+#: steps between two looks at the sign of a determinant that no guard stands for
+SIGN_LOOK = 50
+#: how far back from the end of a segment its state is looked for, as a share of the time
+BACK = (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-6)
 
 
 class Course:
@@ -40,6 +53,8 @@ class Course:
         self._known: tuple[int, SegmentTask] = (0, task)
         self.mode = 0 if journey is None else journey.mode
         self.memories: dict[int, Forward] = {}
+        self._starved: DaeHybridError | None = None
+        self._sign, self._trusted = 0.0, np.inf  # of the determinant of unwatched equations, and until when it was that
 
     def run(self) -> Passage:
         """Go as far as it goes."""
@@ -60,7 +75,8 @@ class Course:
             outcome = self._outcome(status)
         except DaeHybridError as found:
             error = found
-            error.rows = self.memory.stepper.rows(self._row)
+            rows = self.memory.stepper.rows(self._row)
+            error.rows = rows[rows[:, 0] <= self._trusted] if self._trusted < np.inf else rows
         finally:
             self._count()
         return Passage(self._leg(), self.mode, self.task, outcome, error, self.memory.method)
@@ -103,16 +119,34 @@ class Course:
             watch = auto and self.memory.method in ("adams", "erk")
             constrained = self.memory.equations.constrained
             budget = DRIFT_LOOK if constrained else steps_to_look(taken) if watch else BUDGET
+            unwatched = self.memory.equations.unwatched and self.memory.equations.index == 1
+            if unwatched:
+                budget = SIGN_LOOK
+                if not self._sign:
+                    self._refuse_singular(before)
             status = self._go(min(budget, left - taken))
+            if unwatched and status >= 0:
+                self._refuse_singular(self.memory.stepper.t)
             if status not in (driver.PAUSED, driver.STALLED):
                 return status
             t = self.memory.stepper.t
             step = 0.0 if status == driver.STALLED else (t - before) / (self.steps - taken)
             if segment == self._segment and is_starved(step, t, self.task):
-                raise starved(step, mode=self.memory.equations.name, time=t, not_finite=self._is_poisoned())
+                self._starved = starved(step, mode=self.memory.equations.name, time=t, not_finite=self._is_poisoned())
+                return driver.STALLED
             if self._look_around(t, watch=watch):
                 return driver.PAUSED
         return driver.PAUSED
+
+    def _refuse_singular(self, t: float) -> None:
+        """Refuse to go on where the determinant of the algebraic equations has changed its sign since the last look."""
+        e, memory = self.memory.equations, self.memory
+        sign = determinant_sign(e, t, memory.x_data[: e.n], memory.model.memory, self.session.parameters)
+        if self._sign and sign != self._sign:
+            error = singular(mode=e.name, time=t, variables=e.algebraic_labels)
+            error.message += f" That was after t = {self._trusted:.9g}."
+            raise error
+        self._sign, self._trusted = sign, t
 
     def _look_around(self, t: float, *, watch: bool) -> bool:
         """Whether another way of going on is called for, with the next task."""
@@ -161,21 +195,32 @@ class Course:
         e = task.equations
         if status == driver.PAUSED and self.before + self.steps < self.session.options.max_steps:
             status = stepper.stop()
-        if status == driver.PAUSED or status < 0:
-            raise self._failure(status)
-        if status == driver.LOST:
-            raise lost_crossing(stepper.crossing, mode=e.name, time=stepper.t)
-        crossing = stepper.crossing if status == driver.FOUND_ROOT else None
-        if crossing is not None and e.directions[crossing[0]] * crossing[2] < 0:  # the flow says otherwise
-            raise unresolved_guard(crossing[0], mode=e.name, time=stepper.t)
+        lost = status == driver.FOUND_ROOT and not np.all(np.isfinite(stepper.completed[: 2 * e.n]))
+        ended = self._zero_at_the_end() if status < 0 or status == driver.STALLED or lost else None
+        if ended is None and (status == driver.PAUSED or status < 0 or self._starved is not None):
+            raise self._starved or self._failure(status)
+        if status == driver.SINGULAR:
+            raise singular(mode=e.name, time=stepper.t, variables=e.algebraic_labels)
+        crossing = stepper.crossing if status in (driver.FOUND_ROOT, driver.LOST) else None
+        t, n = stepper.t, e.n
+        x, xdot = stepper.completed[:n].copy(), stepper.completed[n : 2 * n].copy()
+        if crossing is not None and status == driver.LOST:
+            pole = is_pole(task, t, x, xdot, crossing, self.session.parameters)
+            raise lost_crossing(crossing, pole=pole, mode=e.name, time=t)
+        path = stepper.path(0 if self.marcher is None else self.marcher.path_row)
+        if ended is not None:
+            if path is not None and not memory.explicit:  # there may be no values beyond
+                path = shortened(path, n, t)
+            t, x, xdot, crossing = ended
+        elif crossing is not None and is_pole(task, stepper.t, x, xdot, crossing, self.session.parameters):
+            raise lost_crossing(crossing, pole=True, mode=e.name, time=stepper.t)
         refuse_loose(memory)
-        n, completed = e.n, stepper.completed.copy()
         found = None if task.sensitivities is None else memory.sensitivities
         of_integrals = None if found is None else found[:, n:] if e.integrates else task.integral_sensitivities
         return SegmentOutcome(
-            t=stepper.t,
-            x=completed[:n],
-            xdot=completed[n : 2 * n],
+            t=t,
+            x=x,
+            xdot=xdot,
             zero_band=memory.model.zero_band.copy(),
             method=memory.method,
             crossing=crossing,
@@ -184,8 +229,26 @@ class Course:
             sensitivities=None if found is None else found[:, :n],
             integral_sensitivities=of_integrals,
             next_step=stepper.next_step if memory.explicit else None,
-            path=stepper.path(0 if self.marcher is None else self.marcher.path_row),
+            path=path,
         )
+
+    def _zero_at_the_end(self) -> tuple[float, Array, Array, tuple[int, float, float]] | None:
+        """The zero of a guard that the segment ends next to, where the equations have no values beyond."""
+        task, memory, stepper = self.task, self.memory, self.memory.stepper
+        e = task.equations
+        if not e.n_guards or task.record == "dense":
+            return None
+        end, p = stepper.t, self.session.parameters
+        if not stepper.steps:  # a method that took over where another one got no further has no step to look into
+            return zero_at_the_end(task, task.t0, task.x0, p, self.session.options, memory.model.zero_band)
+        for back in BACK:  # the zero may lie beyond where there are values
+            stepper.move_to(end - back * max(abs(end), end - task.t0))
+            if stepper.stop() >= 0 and np.all(np.isfinite(stepper.completed[: 2 * e.n])):
+                break
+        else:
+            return None
+        x = memory.x_data[: e.n].copy()
+        return zero_at_the_end(task, stepper.t, x, p, self.session.options, memory.model.zero_band)
 
     def _is_poisoned(self) -> bool:
         return self.memory.model.counters()["not_finite"] > self.memory.not_finite

@@ -109,25 +109,51 @@ static int complete(run *r, double t) {
   return 0;
 }
 
-/* Newton on the solver's interpolant takes the event time from the bracket's tolerance to rounding. */
+/* the consistent point at a time within the step, and the guards there */
+static int come_to(run *r, double t) {
+  context *c = r->model;
+  int flag = r->step ? part_of_step(r, t, c->n, c->api->array(r->x)) : c->api->get_dky(r->memory, t, 0, r->x);
+  if (!flag) flag = complete(r, t);
+  return flag ? flag : guards_and_rates(c, t, c->api->array(r->x), r->guard_values);
+}
+
+/* Halves the bracket of the zero down to rounding; the rate may be infinite at the zero itself, but not next to it. */
+static int bisect(run *r, double *t) {
+  double t0 = r->bracket[0], t1 = r->bracket[1];
+  for (double middle = t0 + (t1 - t0) / 2; middle > t0 && middle < t1; middle = t0 + (t1 - t0) / 2) {
+    const int flag = come_to(r, middle);
+    if (flag) return flag;
+    if (sign_of(r->beyond) * r->guard_values[r->root] >= 0) t1 = middle;
+    else t0 = middle;
+  }
+  const int flag = come_to(r, *t = t1);
+  return flag || isfinite(r->guard_values[r->model->n_guards + r->root]) ? flag : come_to(r, *t = t0);
+}
+
+/* Newton on the solver's interpolant takes the event time from the bracket's tolerance to rounding. Where a guard is like a
+ * root it goes to and fro, and need not come closer. */
 static int polish(run *r) {
   context *c = r->model;
   double now, h, t = r->t, before = r->approach;
   c->api->get_current_time(r->memory, &now);
   c->api->get_last_step(r->memory, &h);
+  const double rounding = TO_AND_FRO * DBL_EPSILON * (fabs(now) + fabs(h));
   for (int i = 0; i < 4; i++) {
-    int flag = r->step ? part_of_step(r, t, c->n, c->api->array(r->x)) : c->api->get_dky(r->memory, t, 0, r->x);
-    if (!flag) flag = complete(r, t);
-    if (!flag) flag = guards_and_rates(c, t, c->api->array(r->x), r->guard_values);
+    const int flag = come_to(r, t);
     if (flag) return flag;
     const double dt = -r->guard_values[r->root] / r->guard_values[c->n_guards + r->root];
     if (r->step && r->jumps) break;
+    const double value = r->guard_values[r->root], share = before ? fabs(value / before) : 1;
+    if (!r->implicit && r->approach && before * value < 0 && (share > SHRINKS || i == 3) && fabs(dt) > rounding) {
+      const int off = bisect(r, &t);
+      if (off) return off;
+      break;
+    }
     /* SUNDIALS knows the root to 100 roundings: whatever lies farther away is another one */
     const double allowed = fmax(POLISH * DBL_EPSILON * (fabs(now) + fabs(h)), r->step ? REFINED * h : 0);
     if (!(fabs(t + dt - r->t) <= allowed) || t + dt > now || t + dt < now - h) break;
     t += dt;
     /* values shrink by about the same share again: the state of a step is not quite one whose rate is that of the guard */
-    const double value = fabs(r->guard_values[r->root]), share = before > 0 ? value / before : 1;
     if (fabs(dt) * fmin(share, 1) <= DBL_EPSILON * fabs(t)) break;
     before = value;
   }
@@ -166,6 +192,12 @@ static int finish(run *r, int status) {
   return flag ? flag : status;
 }
 
+/* Weights of a segment may not depend on the one before. */
+static void forget_spread(const context *c) {
+  const integer ny = c->n_differential, nz = c->n - ny;
+  if (c->spread) memset(c->spread, 0, (size_t)(c->linear ? nz : nz * ny) * sizeof(double));
+}
+
 /* Restarts the solver at r->t from what stands in the vectors, and records the start. */
 int dh_begin(run *r) {
   context *c = r->model;
@@ -173,6 +205,7 @@ int dh_begin(run *r) {
   r->error_test_failures = r->newton_failures = 0;
   r->loose = 0;
   c->point_valid = c->interpolated_valid = c->held_valid = 0;
+  forget_spread(c);
   c->root_calls = c->resting = 0;
   int flag = r->implicit ? c->api->ida_reinit(r->memory, r->t, r->x, r->xdot)
              : r->step   ? c->api->erk_reinit(r->memory, dh_ark_rhs, r->t, r->x)
@@ -184,13 +217,15 @@ int dh_begin(run *r) {
   if (!flag) flag = c->api->set_stop_time(r->memory, r->t_stop);
   if (!flag && r->step) {
     explicit_step *s = r->step;
-    flag = c->api->set_first_step(r->memory, r->first_step);
+    flag = c->api->set_first_step(r->memory, fmin(r->first_step, r->t_stop - r->t));
     s->begins = s->ends = r->t;
     memcpy(s->end, c->api->array(r->x), (size_t)s->size * sizeof(double));
     c->api->get_error_test_failures(r->memory, &r->failures_before);
   }
   memcpy(r->band, c->zero_band, (size_t)c->n_guards * sizeof(double));
   memcpy(r->noise, c->zero_band, (size_t)c->n_guards * sizeof(double));
+  memset(r->pace, 0, (size_t)(2 * c->n_guards) * sizeof(double));
+  c->returned = 0;
   r->n_past = 0;
   c->latest_time = HUGE_VAL; /* there is none yet */
   if (!flag && c->n_guards) flag = remember(r);
@@ -211,7 +246,8 @@ int dh_stop(run *r) {
   return flag;
 }
 
-/* Whether a guard that was zero has left zero on one side and come back to the other within the step. */
+/* Whether a guard that was zero has left zero on one side and come back to the other within the step; one that was on its
+ * way to the other where the step began has not, and `guard_values` says so. */
 static int came_back(run *r) {
   context *c = r->model;
   int leaving = 0;
@@ -221,7 +257,11 @@ static int came_back(run *r) {
   c->res[0] = r->guard_values;
   if (evaluate(c, c->guards, r->t, c->api->array(r->x))) return 0;
   for (integer i = 0; i < c->n_guards; i++)
-    if (c->zero_band[i] > 0 && fabs(r->guard_values[i]) > c->zero_band[i] && r->guard_values[i] * c->departure[i] < 0) return 1;
+    if (c->zero_band[i] > 0 && fabs(r->guard_values[i]) > c->zero_band[i] && r->guard_values[i] * c->departure[i] < 0) {
+      c->res[0] = r->guard_values + c->n_guards;
+      if (evaluate(c, c->guards, r->step->ends, r->step->end)) return 0;
+      return !(r->guard_values[c->n_guards + i] * c->departure[i] < -0.5 * c->zero_band[i]);
+    }
   return 0;
 }
 
@@ -284,6 +324,11 @@ int dh_advance(run *r) {
     const int seen = look(r, status);
     if (seen < 0) return seen;
     if (seen || status == FOUND_ROOT) {
+      if (r->root >= determinants(r)) { /* next to it there is no consistent point to go to */
+        const int flag = record_outputs(r, r->t, 0);
+        count_failures(r);
+        return flag ? flag : SINGULAR;
+      }
       const int flag = polish(r);
       return flag ? flag : finish(r, FOUND_ROOT);
     }
@@ -306,29 +351,88 @@ int dh_advance(run *r) {
 
 /* ---- the adjoint of a segment ------------------------------------------------------------------------- */
 
+/* Start the solver at r->t from what stands in its vectors. An adjoint has layers of its own at the end of a segment,
+ * as short as the equations are fast, and those of the solution at its start. Where time is large it cannot tell their
+ * steps apart: then it is counted from the end of the segment, or from its start. */
+static int start_back(backward *r, integer anchor) {
+  context *c = r->model;
+  c->origin = anchor == FROM_END ? r->begun : anchor == FROM_START ? r->t_stop : 0;
+  c->earliest = r->t_stop;
+  r->anchor = anchor;
+  r->clock = r->t - c->origin;
+  r->target = r->toward = r->t_stop - c->origin;
+  /* CVODE's first step is at least a hundred roundings of the time that it is to go to */
+  if (anchor == FROM_END && !r->implicit) r->toward = r->clock + NEARBY * (r->target - r->clock);
+  int flag = r->implicit ? c->api->ida_reinit(r->memory, r->clock, r->x, r->xdot)
+                         : c->api->cvode_reinit(r->memory, r->clock, r->x);
+  if (!flag && c->n_wrt + c->n_memory) flag = c->api->quad_reinit(r->memory, r->integrals);
+  return flag ? flag : c->api->set_stop_time(r->memory, r->target);
+}
+
+/* Go on with another origin of time: from where the solver stands, or once more from the end. */
+static int restart_back(backward *r, integer anchor) {
+  context *c = r->model;
+  double at, *x = c->api->array(r->x);
+  if (!r->steps) {
+    memcpy(x, c->api->array(r->sample), (size_t)(c->n + 1) * sizeof(double));
+  } else if (c->n_wrt + c->n_memory) {
+    const int flag = c->api->get_quad(r->memory, &at, r->integrals);
+    if (flag) return flag;
+  }
+  if (r->implicit) { /* the solver's interpolant has the rates to tolerance only */
+    double *rates = c->api->array(r->xdot);
+    const int flag = adjoint(c, r->t - c->origin, x, 1, rates);
+    if (flag) return flag;
+    for (integer j = 0; j < c->n; j++) rates[j] = j < c->n_differential ? -rates[j] : 0;
+  }
+  return start_back(r, anchor);
+}
+
+/* Start at r->t, for the way back to r->t_stop. */
+int dh_begin_back(backward *r) {
+  const context *c = r->model;
+  memcpy(c->api->array(r->sample), c->api->array(r->x), (size_t)(c->n + 1) * sizeof(double));
+  r->begun = r->t;
+  r->bound = -1;
+  r->steps = r->next_eval = 0;
+  return start_back(r, ABSOLUTE);
+}
+
 /* At most `budget` steps back to r->t_stop, none longer than the path allows. */
 int dh_back(backward *r) {
   context *c = r->model;
   for (integer step = 0, stuck = 0; step < r->budget; step++) {
-    const double before = r->t;
+    const double before = r->clock;
     const double allowed = r->longest[path_row(c, r->t)], bound = allowed < r->max_step ? allowed : r->max_step;
     if (bound != r->bound) {
       const int flag = c->api->set_max_step(r->memory, bound < HUGE_VAL ? bound : 0);
       if (flag) return flag;
       r->bound = bound;
     }
-    const int status = r->implicit ? c->api->ida(r->memory, r->t_stop, &r->t, r->x, r->xdot, ONE_STEP)
-                                   : c->api->cvode(r->memory, r->t_stop, r->x, &r->t, ONE_STEP);
+    const int status = r->implicit ? c->api->ida(r->memory, r->toward, &r->clock, r->x, r->xdot, ONE_STEP)
+                                   : c->api->cvode(r->memory, r->toward, r->x, &r->clock, ONE_STEP);
+    const double moved = status < 0 ? 0 : fabs(r->clock - before);
+    const int blurred = status != REACHED_STOP && moved < FINE * DBL_EPSILON * fabs(r->clock);
+    if (!r->steps && r->anchor == ABSOLUTE && blurred && !c->raised) {
+      const int flag = restart_back(r, FROM_END);
+      if (flag) return flag;
+      continue;
+    }
     if (status < 0) return status;
     r->steps++;
-    stuck = r->t == before ? stuck + 1 : 0;
+    r->t = status == REACHED_STOP ? r->t_stop : fmax(c->origin + r->clock, r->t_stop);
+    r->toward = r->target;
+    stuck = moved == 0 ? stuck + 1 : 0;
     if (stuck >= STUCK) return STALLED;
-    for (; r->next_eval < r->n_eval && r->t_eval[r->next_eval] >= r->t; r->next_eval++) {
-      const int flag = c->api->get_dky(r->memory, r->t_eval[r->next_eval], 0, r->sample);
+    for (; r->next_eval < r->n_eval && r->t_eval[r->next_eval] - c->origin >= r->clock; r->next_eval++) {
+      const int flag = c->api->get_dky(r->memory, r->t_eval[r->next_eval] - c->origin, 0, r->sample);
       if (flag) return flag;
       memcpy(r->samples + r->next_eval * c->n, c->api->array(r->sample), (size_t)c->n * sizeof(double));
     }
     if (status == REACHED_STOP) return status;
+    const integer anchor = r->t - r->t_stop > (r->begun - r->t_stop) / 2 ? FROM_END : FROM_START;
+    const int flag = blurred && anchor != r->anchor ? restart_back(r, anchor) : 0;
+    if (flag) return flag;
   }
   return PAUSED;
 }

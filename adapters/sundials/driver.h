@@ -26,7 +26,7 @@ typedef int (*casadi_function)(const double **arg, double **res, integer *iw, do
 
 enum { ONE_STEP = 2 };                       /* CV_ONE_STEP == IDA_ONE_STEP */
 enum { REACHED_STOP = 1, FOUND_ROOT = 2 };   /* CV_TSTOP_RETURN, CV_ROOT_RETURN and IDA's twins */
-enum { PAUSED = 100, ROWS_FULL = 101, STALLED = 102, LOST = 103, STUCK = 50 }; /* STUCK steps without progress are enough */
+enum { PAUSED = 100, ROWS_FULL = 101, STALLED = 102, LOST = 103, SINGULAR = 106, STUCK = 50 }; /* STUCK steps without progress are enough */
 enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
 enum { MOST_SOLVED = 4 };                    /* algebraic variables that are solved for here: SYMBOLIC_SOLVE in symbolic.py */
 enum { RECOVERABLE = 1, FATAL = -1 };
@@ -34,6 +34,8 @@ enum { SOLVER_DIRECT = 0, MATRIX_CUSTOM = 10, SOLVER_CUSTOM = 18 }; /* of SUNLin
 enum { SOLVES = 10 };                        /* of three Newton steps each */
 #define CONVERGED 1e-11                      /* last relative correction of algebraic variables */
 enum { POLISH = 10000 };                     /* roundings that the polished event time may move by, */
+#define SHRINKS 0.25                         /* of the guard, from one iteration to the next, that converges to it */
+enum { TO_AND_FRO = 8 };                     /* roundings of time that it may miss a zero by */
 #define REFINED 1e-6                         /* or this share of a step */
 enum { DEPTH = 8 };                          /* halvings of a step in search of a guard's zeros */
 enum { HALVES, START = DEPTH + 1, END, TRIAL, GLANCES }; /* rows of `run.glances` */
@@ -41,6 +43,9 @@ enum { SHORTER = 10 };                       /* times that an explicit step is m
 enum { NODES = 8 };                          /* of the polynomial of an explicit step */
 enum { LOOKS = 3 };                          /* at the cubic through the ends of an explicit step */
 enum { TOGETHER = 8 };                       /* directions that are gone along at once */
+enum { ABSOLUTE, FROM_END, FROM_START };     /* what the solver's time counts from, in an adjoint */
+#define COARSEST 1e-2                        /* share of an algebraic variable that its tolerance may become */
+enum { PROBES = 3 };                         /* perturbations of y that tell how far its errors reach */
 enum { BLOCKS = 6 };                         /* of the linearised equations */
 enum { HISTORY = 3 };                        /* ends of steps whose guards are kept */
 #define SAFETY 4.0                           /* a cubic is at most this many times as wrong as within */
@@ -49,8 +54,18 @@ enum { HISTORY = 3 };                        /* ends of steps whose guards are k
 #define GROWN 0.4                            /* and the steps before were no shorter than this share of the next */
 #define INSIDE 0.43                          /* where in a step it is looked at; the middle may be a zero of its own */
 #define NOISE 1e-13                          /* of a guard, relative to its values at the ends of a step */
+#define TOUCHED 1e-10                        /* the same of a determinant: a touch makes the equations singular, too */
+#define TURNS 2.5                            /* a guard whose rates would take it so often through its range turns in a step, */
+#define SPACING 1.5                          /* and is looked at when they may have taken it so far */
+#define HELD 0.9                             /* of its range, from one look to the next */
+#define MOVES 0.3                            /* a guard moves at its rate if it moves so much of the way in a short time, */
+#define SHORTLY 0.1                          /* which would take it so far through its range */
+enum { MOST_LOOKS = 20000 };                 /* within a step */
 #define TRIALS 100
-/* as in dae_hybrid: events.py, transition.py, grazing.py, formulation.py */
+#define NEGLIGIBLE 1e-3                      /* errors of states, in tolerances, that do not choose the order where sensitivities do, */
+#define LESS_EXACT 4.0                       /* and how much larger they count at an order below */
+/* as in dae_hybrid: events.py, transition.py, grazing.py, formulation.py, departure.py */
+#define KNOWN 100.0
 #define ZERO_ROUNDINGS 256.0
 #define RESIDUE 4.0
 #define SAME_INSTANT 4e-15
@@ -78,6 +93,8 @@ enum { COUNTED = 5 };                        /* counters of a context */
 enum { ENDS = 4 };
 #define LONGER 3.0                           /* as in segments.py */
 #define SHALLOW 100.0
+#define FINE 1e4                             /* roundings of time: shorter steps need another origin, */
+#define NEARBY 1e-6                          /* and the first step from there keeps within this share of what is left */
 #define BEFORE 1e-6
 #define ENORMOUS 1e6
 enum { HEADER = 12, CLEAN = 9, PATH_END = 11 };         /* numbers at the head of an event's record; see leg.py */
@@ -156,6 +173,7 @@ typedef struct {
   double *parameter_gradient;                /* n_parameters doubles of work */
   const double *path;                        /* rows of `record_dense`, the solution that the adjoint follows */
   integer path_rows, path_width, path_row;   /* how many, how wide, and where it was looked at last */
+  double origin, earliest;                   /* of the time in an adjoint's callbacks, and its end; see `start_back` */
   double *interpolated;                      /* 4 n doubles: the state at a time of the path; and work */
   double interpolated_time;
   integer interpolated_valid;
@@ -171,6 +189,10 @@ typedef struct {
   double *held;                              /* what depends on parameters and memory alone */
   integer held_valid;
   struct linear *linear;                     /* Newton's matrix, where it is not SUNDIALS' own dense one */
+  const double *absolute;                    /* n + n_integrals: absolute tolerances, */
+  double rtol;                               /* and what else `dh_ida_weights` works on, see callbacks.c: */
+  double *spread;                            /* n_z x n_differential, dense; else n_z; null where nobody asks for it */
+  double *spread_work;                       /* n_z x n; else 2 (n + n_integrals) + n_differential */
 } context;
 
 typedef struct linear {                      /* see linear.c; the functions of the band are SUNDIALS' */
@@ -214,6 +236,7 @@ typedef struct {
   double *history;                           /* HISTORY rows of n_guards doubles: guards at ends of steps */
   double *band;                              /* n_guards: zero_band where the step began */
   double *noise;                             /* n_guards: what counts as zero within the step; a touch does not cross */
+  double *pace;                              /* 2 n_guards: speed and range of every guard */
   const int *directions;
   const double *t_eval;
   double *rows;
@@ -233,7 +256,9 @@ typedef struct {
   double *path;                              /* rows of every step, for the adjoint: of explicit ones t and x */
   integer n_path, path_capacity, path_width;
   double first_step, next_step;              /* to begin with (0: the solver's choice), and what it would go on with */
-  double approach;                           /* size of the guard one iteration before where it was found; 0: unknown */
+  double approach;                           /* the guard one iteration before where it was found; 0: unknown */
+  double bracket[2], beyond;                 /* around the zero, where `approach` is known, and the guard past it */
+  integer n_singularities;                   /* how many of the guards, the last ones, are determinants of implicit equations */
 } run;
 
 typedef struct {                             /* an adjoint, integrated back along the path */
@@ -244,7 +269,8 @@ typedef struct {                             /* an adjoint, integrated back alon
   const double *t_eval;                      /* decreasing */
   double *samples;                           /* n doubles for each of them */
   double t, t_stop, max_step, bound;         /* bound is what the solver has been told */
-  integer n_eval, next_eval, budget, steps, implicit;
+  double begun, clock, target, toward;       /* where it began; the solver's time, its stop time, a time in its direction */
+  integer n_eval, next_eval, budget, steps, implicit, anchor;
 } backward;
 
 typedef struct {                             /* what follows where a guard crosses */

@@ -19,7 +19,7 @@ PARTS = (
 )  # fmt: skip
 #: rows of `run.glances` and `run.history` in driver.h
 GLANCES, HISTORY = 12, 3
-PAUSED, ROWS_FULL, STALLED, LOST, NOT_PLAIN, STUCK = 100, 101, 102, 103, 105, 50
+PAUSED, ROWS_FULL, STALLED, LOST, NOT_PLAIN, SINGULAR, STUCK = 100, 101, 102, 103, 105, 106, 50
 REACHED_STOP, FOUND_ROOT = 1, 2
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
 BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
@@ -80,6 +80,7 @@ class Context(Structure):
         ("latest_time", c_double),
         *((name, c_void_p) for name in ("point", "parameter_gradient", "path")),
         *((name, c_int64) for name in ("path_rows", "path_width", "path_row")),
+        *((name, c_double) for name in ("origin", "earliest")),
         ("interpolated", c_void_p),
         ("interpolated_time", c_double),
         *((name, c_int64) for name in ("interpolated_valid", "component")),
@@ -91,6 +92,9 @@ class Context(Structure):
         ("held", c_void_p),
         ("held_valid", c_int64),
         ("linear", c_void_p),
+        ("absolute", c_void_p),
+        ("rtol", c_double),
+        *((name, c_void_p) for name in ("spread", "spread_work")),
     ]  # fmt: skip
 
 
@@ -112,7 +116,7 @@ class Run(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "work", "sensitivities", "sensitivity_rates",
                                         "completed", "guard_values", "roots", "glances", "history", "band", "noise",
-                                        "directions", "t_eval", "rows")),
+                                        "pace", "directions", "t_eval", "rows")),
         *((name, c_double) for name in ("t", "t_stop", "until")),
         *((name, c_int64) for name in ("n_eval", "next_eval", "n_rows", "capacity", "width", "record", "dense_order",
                                        "implicit", "closed_end", "budget", "steps", "root", "corrector")),
@@ -127,6 +131,9 @@ class Run(Structure):
         ("path", c_void_p),
         *((name, c_int64) for name in ("n_path", "path_capacity", "path_width")),
         *((name, c_double) for name in ("first_step", "next_step", "approach")),
+        ("bracket", c_double * 2),
+        ("beyond", c_double),
+        ("n_singularities", c_int64),
     ]  # fmt: skip
 
 
@@ -136,8 +143,8 @@ class BackwardRun(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("model", "memory", "x", "xdot", "sample", "integrals", "longest", "t_eval",
                                         "samples")),
-        *((name, c_double) for name in ("t", "t_stop", "max_step", "bound")),
-        *((name, c_int64) for name in ("n_eval", "next_eval", "budget", "steps", "implicit")),
+        *((name, c_double) for name in ("t", "t_stop", "max_step", "bound", "begun", "clock", "target", "toward")),
+        *((name, c_int64) for name in ("n_eval", "next_eval", "budget", "steps", "implicit", "anchor")),
     ]  # fmt: skip
 
 
@@ -156,7 +163,9 @@ def driver() -> ctypes.CDLL | None:
         function = getattr(library, name)
         function.argtypes, function.restype = [POINTER(Run)], c_int
     library.dh_march.restype = library.dh_back_steps.restype = library.dh_sweep.restype = library.dh_run.restype = c_int
-    library.dh_back.argtypes, library.dh_back.restype = [POINTER(BackwardRun)], c_int
+    for name in ("dh_begin_back", "dh_back"):
+        function = getattr(library, name)
+        function.argtypes, function.restype = [POINTER(BackwardRun)], c_int
     return library
 
 

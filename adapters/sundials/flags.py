@@ -35,6 +35,13 @@ _SENTENCES: dict[str, tuple[type[DaeHybridError], str, str]] = {
     "CONV_FAIL": _NEWTON,
     "LSETUP_FAIL": (IntegrationError, "The Jacobian could not be evaluated or factorised.", _NEAR),
     "LSOLVE_FAIL": (IntegrationError, "The linear system of a step could not be solved.", _NEAR),
+    "ILL_INPUT": (
+        IntegrationError,
+        "The integrator refuses to start: the interval, its first step or a tolerance is out of the range of double "
+        "precision.",
+        "Choose units of time and of the states in which they are neither tiny nor huge; give an atol for states that "
+        "are zero.",
+    ),
     "TOO_CLOSE": (StepSizeError, "The interval is too short to integrate.", "Two events lie closer than rounding."),
 }
 

@@ -29,7 +29,8 @@ from .unraisable import caught
 RECOVERABLE, FATAL = 1, -1
 SOLVES, CONVERGED = 10, 1e-11  # as in driver.h
 POLISH = 10_000  # as in driver.h
-EPS = float(np.finfo(float).eps)
+NEGLIGIBLE, LESS_EXACT = 1e-3, 4.0  # as in driver.h
+EPS, TINY = float(np.finfo(float).eps), float(np.finfo(float).tiny)
 
 # what a callback receives: t time, c the factor of x', v vector, V array of vectors, m matrix, o guard
 # values, i the number of directions, _ ignored
@@ -44,6 +45,7 @@ _SIGNATURES = {
     "ida_res": "tvvv_",
     "ida_jac": "tcvv_m____",
     "ida_root": "tvvo_",
+    "ida_weights": "vv_",
     "ida_sens": "itvv_VVV____",
     "ida_res_b": "tvvv_",
     "ida_jac_b": "tcvv_m____",
@@ -94,6 +96,7 @@ class Model(LinearCallbacks):
         self._library = load()
 
     user_data: int | None = None
+    origin = earliest = 0.0  # of the time in an adjoint's callbacks, and its end
 
     def follow(self, path: Array, component: int) -> None:
         """What the adjoint follows and belongs to."""
@@ -125,6 +128,11 @@ class Model(LinearCallbacks):
         """The guard that came back through zero within one step of leaving it, if any; forgets it."""
         index, self._returned = self._returned, None
         return index
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a callback left an exception behind."""
+        return self._pending is not None
 
     def raise_pending(self) -> None:
         """Raise the first exception that a callback left behind."""
@@ -186,6 +194,7 @@ class Model(LinearCallbacks):
 
     def _followed(self, t: float) -> dict[str, Array]:
         """The linearisation at a time of the path, the algebraic variables solved for."""
+        t = max(self.origin + t, self.earliest)
         if self._where is not None and self._where[0] == t:
             return self._linearised(t, self._where[1])
         x = self._path(np.array([t]))[0]
@@ -200,11 +209,12 @@ class Model(LinearCallbacks):
         self._where = (t, x)
         return self._linearised(t, x)
 
-    def _adjoint(self, t: float, lam: Array) -> Array:
+    def adjoint(self, t: float, lam: Array) -> Array:
+        """F_x^T lambda + g_x^T at a time of the path."""
         b = self._followed(t)
         return np.asarray(b["f_x"].T @ lam[: self.equations.n] + column(b["g_x"], self._component))
 
-    def _guide(self, t: float, lam: Array) -> float:
+    def guide(self, t: float, lam: Array) -> float:
         """The weighted sum of the integrands that guides the order of the backward pass; see callbacks.c."""
         return float(self.weights @ self._adjoint_quadrature(t, lam))
 
@@ -243,11 +253,10 @@ class Model(LinearCallbacks):
             raise _Fatal
         inside = (self.zero_band > 0) & (np.abs(values) <= self.zero_band)
         back = (self.zero_band > 0) & ~inside & (values * self.departure < 0)
-        if back.any():
+        if back.any():  # within one step; what that is `look` finds out
             self._returned = int(np.flatnonzero(back)[0])
-            raise _Fatal
-        self.zero_band[~inside] = 0.0
-        values[inside] = 0.0
+        self.zero_band[~inside & ~back] = 0.0
+        values[inside | back] = 0.0
         return values
 
     def _roots(self, t: float, x: Array) -> Array:
@@ -274,6 +283,29 @@ class Model(LinearCallbacks):
         if address is None:
             raise AssertionError(name)
         return address
+
+    def norms(self) -> dict[str, int]:
+        """See `steered` in callbacks.c."""
+        found = {}
+        for name, count in (("N_VWrmsNorm_Serial", 2), ("N_VWrmsNormMask_Serial", 3)):
+            self._callbacks[name] = CFUNCTYPE(c_double, *count * [c_void_p])(
+                self._steered(getattr(self._library, name))
+            )
+            found[name] = ctypes.cast(self._callbacks[name], c_void_p).value or 0
+        return found
+
+    _norms, _at_order = 0, 0.0
+
+    def _steered(self, norm: Callable[..., float]) -> Callable[..., float]:
+        def steered(*vectors: int) -> float:
+            found, self._norms = norm(*vectors), self._norms + 1
+            if self._norms == 2:
+                self._at_order = found
+            if not 3 <= self._norms <= 4 or self._at_order > NEGLIGIBLE:
+                return found
+            return max(found, LESS_EXACT ** (self._norms - 2) * max(self._at_order, TINY))
+
+        return steered
 
     def _trampoline(self, function: Callable[..., None], signature: str) -> Callable[..., int]:
         e = self.equations
@@ -332,7 +364,7 @@ class Model(LinearCallbacks):
 
     def _cv_rhs_b(self, t: float, lam: Array, out: Array) -> None:
         n = self.equations.n
-        out[:n], out[n] = -self._adjoint(t, lam), self._guide(t, lam)
+        out[:n], out[n] = -self.adjoint(t, lam), self.guide(t, lam)
 
     def _cv_jac_b(self, t: float, _lam: Array, out: Array) -> None:
         self._adjoint_jacobian(t, -1.0, 0.0, out)
@@ -341,10 +373,12 @@ class Model(LinearCallbacks):
         out[:] = self._adjoint_quadrature(t, lam)
 
     def _ida_res(self, t: float, x: Array, xdot: Array, out: Array) -> None:
+        self._norms = 0
         out[:] = self._flow(t, x) - self._mass * xdot
 
     def _ida_jac(self, t: float, cj: float, x: Array, xdot: Array | None, out: Array) -> None:
         by_x, rows = self._forward_blocks(t, x)
+        self._measure_spread(by_x)
         out[:] = -cj * np.diag(self._mass)
         out[:, : self.equations.n] += np.vstack((dense(by_x), rows))
 
@@ -357,8 +391,8 @@ class Model(LinearCallbacks):
 
     def _ida_res_b(self, t: float, lam: Array, rate: Array, out: Array) -> None:
         n = self.equations.n
-        out[:n] = self._adjoint(t, lam) + self._mass[:n] * rate[:n]
-        out[n] = self._guide(t, lam) - rate[n]
+        out[:n] = self.adjoint(t, lam) + self._mass[:n] * rate[:n]
+        out[n] = self.guide(t, lam) - rate[n]
 
     def _ida_jac_b(self, t: float, cj: float, _lam: Array, _rate: Array, out: Array) -> None:
         self._adjoint_jacobian(t, 1.0, cj, out)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dae_hybrid.integrator import Array, Equations
-from dae_hybrid.matrices import Matrix, entries
+from dae_hybrid.matrices import Matrix, dense, entries
 
 #: further signatures of callbacks, see interpreted.py: k whether the Jacobian is kept, f whether it is fresh,
 #: . a number that is ignored
@@ -26,6 +26,7 @@ SIGNATURES = {
     "ida_precondition": "tv__c_",
     "ida_preconditioned": ".___vv.._",
 }
+PROBES, COARSEST = 3, 1e-2  # as in driver.h
 TYPES: dict[str, Any] = {"k": c_int, "f": POINTER(c_int), ".": c_double}
 CONSTANTS = {"matrix_id": 10, "matrix_zero": 0, "solver_type": 0, "solver_id": 18}
 
@@ -53,6 +54,62 @@ class LinearCallbacks:
     def constant(self, name: str) -> Any:
         """A function that returns a number."""
         return CFUNCTYPE(c_int, c_void_p)(lambda _: CONSTANTS[name])
+
+    # -- error weights, see `dh_ida_weights` in callbacks.c ---------------------------------------------------
+
+    _weighing: tuple[Array, float] | None = None  # absolute tolerances and the relative one
+    _spread: Array | None = None  # (n_z, n_y), dense; else (n_z,)
+    _perturbations: Array  # tolerances of y at the latest Jacobian
+
+    def weigh(self, absolute: Array, rtol: float) -> None:
+        """What error weights are made of, of implicit equations."""
+        self._weighing = absolute, rtol
+
+    def forget_spread(self) -> None:
+        """Weights of a segment may not depend on the one before."""
+        self._spread = None
+
+    def _tolerances(self, x: Array) -> Array:
+        if self._weighing is None:
+            raise AssertionError("no tolerances")
+        absolute, rtol = self._weighing
+        return absolute + rtol * np.abs(x)
+
+    def _measure_spread(self, by_x: Matrix) -> None:
+        ny = self.equations.n_differential
+        if self._weighing is None:
+            return
+        rows = dense(by_x)[ny:]
+        try:
+            spread = np.abs(np.linalg.solve(rows[:, ny:], rows[:, :ny]))
+        except np.linalg.LinAlgError:
+            return
+        if np.isfinite(spread).all():
+            self._spread = spread
+
+    def _probe(self) -> None:
+        e, s = self.equations, self.linear.struct
+        if self._weighing is None:
+            return
+        tolerances = self._perturbations
+        solves, spread, bits = s.solves, np.zeros(e.n - e.n_differential), 1
+        for _ in range(PROBES):
+            b, found = np.zeros(self.size), np.zeros(self.size)
+            for j, tolerance in enumerate(tolerances):
+                bits = (bits * 6364136223846793005 + 1442695040888963407) % 2**64
+                b[j] = s.corner * (tolerance if bits >> 63 else -tolerance)
+            self._substitute(found, b)
+            spread += np.abs(found[e.n_differential : e.n])
+        self._spread, s.solves = spread, solves
+
+    def _ida_weights(self, x: Array, weights: Array) -> None:
+        ny, n = self.equations.n_differential, self.equations.n
+        tolerances = self._tolerances(x)
+        if self._spread is not None:
+            reach = self._spread @ tolerances[:ny] if self.linear is None else self._spread
+            bound = tolerances[ny:n] * (COARSEST / self._weighing[1] if self._weighing is not None else 1.0)
+            tolerances[ny:n] = np.maximum(tolerances[ny:n], np.minimum(reach, bound))
+        weights[:] = 1 / tolerances
 
     # what the model gives; see interpreted.Model
     def _forward_blocks(self, t: float, x: Array) -> tuple[Matrix, Array]:
@@ -92,6 +149,7 @@ class LinearCallbacks:
             flag = lib.SUNDlsMat_bandGBTRF(s.columns, s.n, s.upper, s.lower, s.stored, s.pivots)
         if flag:
             raise Singular
+        self._probe()
 
     def _substitute(self, x: Array, b: Array) -> None:
         s, linear, n = self.linear.struct, self.linear, self.equations.n
@@ -141,6 +199,8 @@ class LinearCallbacks:
 
     def _ida_system(self, t: float, cj: float, x: Array) -> None:
         self._keep_jacobian(t, x)
+        if self._weighing is not None:
+            self._perturbations = self._tolerances(x)[: self.equations.n_differential]
         self._assemble_implicit(cj)
 
     def _ida_product_setup(self, t: float, x: Array, cj: float) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dae_hybrid.failures import unresolved_guard
 from dae_hybrid.integrator import Array
-from dae_hybrid.scan import Glance, Scan, is_calm
+from dae_hybrid.scan import Glance, Pace, Scan, is_calm
 
-from .driver import FOUND_ROOT, PAUSED, REACHED_STOP, STALLED, STUCK
+from .driver import FOUND_ROOT, PAUSED, REACHED_STOP, SINGULAR, STALLED, STUCK
 from .library import ONE_STEP, load
 
 if TYPE_CHECKING:
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
 
 EPS = float(np.finfo(float).eps)
 POLISH = 10_000  # as in driver.h
+ABSOLUTE, FROM_END, FROM_START = range(3)  # so too: what the solver's time counts from, in an adjoint,
+FINE, NEARBY = 1e4, 1e-6  # and where that changes
+
+
+class _CallFailed(AssertionError):
+    """A call of SUNDIALS that succeeds wherever a step has been taken failed."""
+
+    def __init__(self, name: str, flag: int) -> None:
+        super().__init__(f"{name} returned {flag}")
+        self.flag = flag
 
 
 class Stepper:
@@ -50,8 +61,10 @@ class Stepper:
         """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
         self.t, self.steps, self.failures, self.loose = t0, 0, (0, 0), 0.0
         self.model.reset()
+        self.model.forget_spread()
         self.model.root_calls = 0
-        self._band = self.model.zero_band.copy()
+        self._band, self._pace = self.model.zero_band.copy(), Pace(self.model.equations.n_guards)
+        self.model.take_returned()
         h, implicit = self.handles, self.family == "IDA"
         flag = self._call("ReInit", t0, h["x"], *((h["xdot"],) if implicit else ()))
         if flag >= 0 and h["sensitivities"]:
@@ -102,7 +115,16 @@ class Stepper:
                 self._rows.append(self._polynomial())
                 if self.t >= self.until:
                     return self._finish(REACHED_STOP)
-            if self._look(before, status):
+            try:
+                found = self._look(before, status)
+            except _CallFailed as failure:
+                return failure.flag
+            if found:
+                e = self.model.equations
+                if self.root >= e.n_guards - e.n_singularities:
+                    self._record_outputs(self.t, inclusive=False)
+                    self._count_failures()
+                    return SINGULAR
                 self._polish()
                 return self._finish(FOUND_ROOT)
             if status == REACHED_STOP:
@@ -118,10 +140,17 @@ class Stepper:
 
     def stop(self) -> int:
         """End the segment where it was paused."""
-        self._fetch(self.t)
-        self._complete(self.t)
+        try:
+            self._fetch(self.t)
+            self._complete(self.t)
+        except _CallFailed as failure:
+            return failure.flag
         self._count_failures()
         return 0
+
+    def move_to(self, t: float) -> None:
+        """Stand at a time within the last step."""
+        self.t = t
 
     def _count_failures(self) -> None:
         self.failures = (self._scalar("GetNumErrTestFails", c_long), self._scalar("GetNumNonlinSolvConvFails", c_long))
@@ -132,7 +161,7 @@ class Stepper:
     def _get(self, name: str, *arguments: Any) -> None:
         flag = self._call(name, *arguments)
         if flag < 0:
-            raise AssertionError(f"{self.family}{name} returned {flag}")
+            raise _CallFailed(f"{self.family}{name}", flag)
 
     def _fetch(self, t: float) -> None:
         self._get("GetDky", t, 0, self.handles["x"])
@@ -204,7 +233,7 @@ class Stepper:
 
     def _is_calm(self) -> bool:
         times, values = zip(*self._past, strict=True)
-        return is_calm(times, values, lambda t: self._guards(t).tolist())
+        return is_calm(times, values, lambda t: self._guards(t).tolist(), self._pace)
 
     def _look(self, begin: float, status: int) -> bool:
         """Whether a guard has crossed zero within the step that has ended; then self.t is about when."""
@@ -212,7 +241,8 @@ class Stepper:
         if not e.n_guards or self.record == "dense":
             return False
         self._past = [(self.t, self._guards(self.t, here=True).tolist()), *self._past[:2]]
-        if status != FOUND_ROOT and self.t - begin <= e.resolution and self._is_calm():
+        returned = self.model.take_returned()
+        if status != FOUND_ROOT and returned is None and self.t - begin <= e.resolution and self._is_calm():
             self._before, self._band = np.array(self._past[0][1]), self.model.zero_band.copy()
             return False
         end = self._glance(self.t, here=True)
@@ -225,9 +255,16 @@ class Stepper:
         scan = Scan(
             np.array(e.directions), self._band, np.zeros(e.n_guards), self._glance,
             lambda t, i: float(self._glance(t).values[i]), lambda returned, t: None,
+            e.n_singularities,
         )  # fmt: skip
         self._before = end.after(start).values
-        crossing = scan.first(start, Glance(end.t, self._before, end.rates), e.resolution) if self.t > begin else None
+        end = Glance(end.t, self._before, end.rates)
+        crossing = scan.first(start, end, e.resolution, self._pace) if self.t > begin else None
+        if returned is not None and crossing is None:
+            # it has left in its direction, and its way back is none of its transition's business
+            if e.directions[returned] * self.model.departure[returned] <= 0:
+                raise unresolved_guard(returned, mode=e.name, time=self.t)
+            self.model.zero_band[returned] = 0.0
         self._band = self.model.zero_band.copy()
         if crossing is not None:
             self.root, self.t = crossing
@@ -270,11 +307,41 @@ class Backward:
         self.library = load()
         self.t, self.steps, self.samples = 0.0, 0, np.zeros((0, 0))
 
-    def begin(self, t: float, t_stop: float, max_step: float, longest: Array, t_eval: Array) -> None:
-        """Start at t; the solver has been started there."""
-        self.t, self.t_stop, self.steps, self.max_step, self.bound = t, t_stop, 0, max_step, -1.0
+    def begin(self, t: float, t_stop: float, max_step: float, longest: Array, t_eval: Array) -> int:
+        """Start the solver at t from what stands in its vectors; SUNDIALS' return code."""
+        self.t, self.begun, self.t_stop, self.steps, self.max_step, self.bound = t, t, t_stop, 0, max_step, -1.0
         self.longest, self.t_eval, self.next_eval = longest, t_eval, 0
         self.samples = np.zeros((t_eval.size, self.model.equations.n))
+        self._start_values = self.model.vector(self.handles["x"]).copy()
+        return self._start(ABSOLUTE)
+
+    def _start(self, anchor: int) -> int:
+        """See `start_back` in driver.c."""
+        h, model = self.handles, self.model
+        self.anchor, model.origin = anchor, (0.0, self.begun, self.t_stop)[anchor]
+        model.earliest = self.t_stop
+        self.clock = self.t - model.origin
+        self.target = self.toward = self.t_stop - model.origin
+        if anchor == FROM_END and self.family == "CVode":
+            self.toward = self.clock + NEARBY * (self.target - self.clock)
+        flag = self._flag("ReInit", self.clock, h["x"], *((h["xdot"],) if self.family == "IDA" else ()))
+        if flag >= 0 and model.weights.size:
+            flag = self._flag("QuadReInit", h["integrals"])
+        return flag if flag < 0 else self._flag("SetStopTime", self.target)
+
+    def _restart(self, anchor: int) -> int:
+        """See `restart_back` in driver.c."""
+        h, model, e = self.handles, self.model, self.model.equations
+        if not self.steps:
+            model.vector(h["x"])[:] = self._start_values
+        elif model.weights.size:
+            self._call("GetQuad", byref(c_double()), h["integrals"])
+        if self.family == "IDA":
+            rates, ny, x = model.vector(h["xdot"]), e.n_differential, model.vector(h["x"])
+            clock = self.t - model.origin
+            rates[: e.n], rates[e.n] = -model.adjoint(clock, x), model.guide(clock, x)
+            rates[ny : e.n] = 0.0
+        return self._start(anchor)
 
     def advance(self, budget: int) -> int:
         """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
@@ -285,24 +352,40 @@ class Backward:
                 self._call("SetMaxStep", bound if np.isfinite(bound) else 0.0)
                 self.bound = bound
             if self.family == "IDA":
-                status = self.library.IDASolve(h["memory"], self.t_stop, byref(time), h["x"], h["xdot"], ONE_STEP)
+                status = self.library.IDASolve(h["memory"], self.toward, byref(time), h["x"], h["xdot"], ONE_STEP)
             else:
-                status = self.library.CVode(h["memory"], self.t_stop, h["x"], byref(time), ONE_STEP)
+                status = self.library.CVode(h["memory"], self.toward, h["x"], byref(time), ONE_STEP)
+            moved = 0.0 if status < 0 else abs(time.value - self.clock)
+            blurred = status != REACHED_STOP and moved < FINE * EPS * abs(time.value)
+            if not self.steps and self.anchor == ABSOLUTE and blurred and not self.model.has_failed:
+                flag = self._restart(FROM_END)
+                if flag < 0:
+                    return flag
+                continue
             if status < 0:
                 return int(status)
-            stuck = stuck + 1 if self.t == time.value else 0
-            self.t, self.steps = time.value, self.steps + 1
+            self.clock, self.toward, self.steps = time.value, self.target, self.steps + 1
+            self.t = self.t_stop if status == REACHED_STOP else max(self.model.origin + self.clock, self.t_stop)
+            stuck = stuck + 1 if moved == 0 else 0
             if stuck >= STUCK:
                 return STALLED
-            while self.next_eval < self.t_eval.size and self.t_eval[self.next_eval] >= self.t:
-                self._call("GetDky", float(self.t_eval[self.next_eval]), 0, h["sample"])
+            asked = self.t_eval - self.model.origin
+            while self.next_eval < asked.size and asked[self.next_eval] >= self.clock:
+                self._call("GetDky", float(asked[self.next_eval]), 0, h["sample"])
                 self.samples[self.next_eval] = self.model.vector(h["sample"])[:n]
                 self.next_eval += 1
             if status == REACHED_STOP:
                 return int(status)
+            anchor = FROM_END if self.t - self.t_stop > (self.begun - self.t_stop) / 2 else FROM_START
+            flag = self._restart(anchor) if blurred and anchor != self.anchor else 0
+            if flag < 0:
+                return flag
         return PAUSED
 
+    def _flag(self, name: str, *arguments: Any) -> int:
+        return int(getattr(self.library, f"{self.family}{name}")(self.handles["memory"], *arguments))
+
     def _call(self, name: str, *arguments: Any) -> None:
-        flag = getattr(self.library, f"{self.family}{name}")(self.handles["memory"], *arguments)
+        flag = self._flag(name, *arguments)
         if flag < 0:
             raise AssertionError(f"{self.family}{name} returned {flag}")

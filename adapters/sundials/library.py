@@ -23,7 +23,8 @@ _PROTOTYPES = {
     "SUNContext_Create": "i ip", "SUNContext_Free": "i p", "SUNContext_ClearErrHandlers": "i p",
     "SUNContext_GetLogger": "i pp", "SUNLogger_SetErrorFilename": "i ps", "SUNLogger_SetWarningFilename": "i ps",
     "N_VNew_Serial": "p np", "N_VMake_Serial": "p npp", "N_VDestroy": "v p", "N_VGetArrayPointer": "p p",
-    "N_VGetLength": "n p", "N_VEnableFusedOps_Serial": "i pi",
+    "N_VGetLength": "n p", "N_VEnableFusedOps_Serial": "i pi", "N_VWrmsNorm_Serial": "d pp",
+    "N_VWrmsNormMask_Serial": "d ppp",
     "SUNDenseMatrix": "p nnp", "SUNMatDestroy": "v p", "SUNDenseMatrix_Data": "p p", "SUNDenseMatrix_Rows": "n p",
     "SUNLinSol_Dense": "p ppp", "SUNLinSolFree": "i p", "SUNLinSol_SPGMR": "p piip",
     "SUNMatNewEmpty": "p p", "SUNMatFreeEmpty": "v p", "SUNLinSolNewEmpty": "p p", "SUNLinSolFreeEmpty": "v p",
@@ -36,18 +37,18 @@ _SHARED: dict[str, Any] = {
     "SetJacTimes": "i ppp", "SetPreconditioner": "i ppp",
     "RootInit": "i pip", "SetRootDirection": "i pp", "SetNoInactiveRootWarn": "i p",
     "SetMaxStep": "i pd", "SetInitStep": "i pd", "SetMaxOrd": "i pi", "SetStopTime": "i pd",
-    "SetMaxNumSteps": "i pl",
+    "SetMaxNumSteps": "i pl", "SetNonlinConvCoef": "i pd", "SetMaxConvFails": "i pi",
     "GetDky": "i pdip", "GetLastStep": "i pp", "GetLastOrder": "i pp", "GetCurrentTime": "i pp", "GetRootInfo": "i pp",
     "GetNumErrTestFails": "i pp", "GetNumNonlinSolvConvFails": "i pp",
     "SensInit": {"CVode": "i piipp", "IDA": "i piippp"}, "SensReInit": {"CVode": "i pip", "IDA": "i pipp"},
-    "SensEEtolerances": "i p", "SetSensErrCon": "i pi", "SetSensParams": "i pppp", "GetSensDky": "i pdip",
+    "SensSVtolerances": "i pdp", "SetSensErrCon": "i pi", "GetSensDky": "i pdip",
     "QuadInit": "i ppp", "QuadReInit": "i pp", "QuadSVtolerances": "i pdp", "SetQuadErrCon": "i pi", "GetQuad": "i ppp",
 }  # fmt: skip
 _OWN = {
     "CVodeCreate": "p ip", "CVodeInit": "i ppdp", "CVode": "i pdppi", "CVodeFree": "v p",
     "CVodeGetReturnFlagName": "s l", "CVodeSetNonlinearSolver": "i pp",
     "CVodeSetNonlinearSolverSensStg": "i pp", "CVodeSetNonlinearSolverSensSim": "i pp",
-    "CVodeSetMaxHnilWarns": "i pi", "CVodeSetLinSysFn": "i pp",
+    "CVodeSetMaxHnilWarns": "i pi", "CVodeSetLinSysFn": "i pp", "CVodeSetJacEvalFrequency": "i pl",
     "ERKStepCreate": "p pdpp", "ERKStepSetTable": "i pp", "ARKodeButcherTable_LoadERKByName": "p s",
     "ARKodeButcherTable_Free": "v p",
     "ARKodeEvolve": "i pdppi", "ARKodeFree": "v p", "ARKodeReset": "i pdp", "ARKodeSVtolerances": "i pdp",
@@ -58,8 +59,11 @@ _OWN = {
     "ARKodeSetAdaptController": "i pp", "ARKodeSetInterpolantDegree": "i pi",
     "SUNAdaptController_PI": "p p", "SUNAdaptController_SetErrorBias": "i pd", "SUNAdaptController_Destroy": "i p",
     "IDACreate": "p p", "IDAInit": "i ppdpp", "IDASolve": "i pdpppi", "IDAFree": "v p",
-    "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi", "IDASetNonlinConvCoef": "i pd",
+    "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi",
+    "IDAWFtolerances": "i pp",
 }  # fmt: skip
+#: so many functions of a vector are looked through for one of them
+OPERATIONS = 40
 INSTALL = f"Install sundials4py >= {VERSION}.9, < {VERSION + 1}."
 _TYPES: dict[str, Any] = {
     "p": c_void_p, "d": c_double, "i": c_int, "l": c_long, "n": c_int64, "s": c_char_p, "v": None,
@@ -159,6 +163,16 @@ class Objects(Resources):
     def vectors(self, count: int, n: int) -> Any:
         """A C array of vectors."""
         return (c_void_p * count)(*(self.vector(n) for _ in range(count)))
+
+    def replace_norms(self, vector: int, norms: dict[str, int]) -> None:
+        """Other functions for norms, by the names of those of this vector; vectors made like it take them over."""
+        operations = (c_void_p * OPERATIONS).from_address((c_void_p * 2).from_address(vector)[1] or 0)
+        places = list(operations)
+        for name, other in norms.items():
+            own = ctypes.cast(getattr(self.library, name), c_void_p).value
+            if own not in places:
+                raise AdapterError(f"The vectors of this SUNDIALS library do not use {name}.", remedy=INSTALL)
+            operations[places.index(own)] = other
 
     def data(self, vector: int, n: int) -> Any:
         """The numbers of a vector as a NumPy view; valid while this object lives."""

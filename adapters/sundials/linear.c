@@ -27,6 +27,8 @@ static int keep_jacobian(context *c, double t, const double *x) {
     }
     return 0;
   }
+  for (integer j = 0; c->spread && j < c->n_differential; j++)
+    c->spread_work[2 * (c->n + c->n_integrals) + j] = c->absolute[j] + c->rtol * fabs(x[j]);
   c->jacobian_calls++;
   c->res[0] = l->jacobian;
   c->res[1] = c->n_integrals ? l->rows : 0;
@@ -82,6 +84,26 @@ static int substitute(const context *c, double *x, const double *b) {
   return 0;
 }
 
+/* How far errors of y as large as their tolerances move the algebraic variables, through Newton's matrix. Signs are those
+ * of a hash, so that contributions hardly ever cancel in all of the probes. */
+static void probe(context *c) {
+  const integer ny = c->n_differential, nz = c->n - ny, size = c->n + c->n_integrals;
+  double *b = c->spread_work, *x = b + size, *tolerance = x + size;
+  if (!c->spread) return;
+  memset(c->spread, 0, (size_t)nz * sizeof(double));
+  for (unsigned long long k = 0, bits = 1; k < PROBES; k++) {
+    memset(b, 0, (size_t)size * sizeof(double));
+    for (integer j = 0; j < ny; j++) {
+      bits = bits * 6364136223846793005ULL + 1442695040888963407ULL;
+      b[j] = c->linear->corner * (bits >> 63 ? tolerance[j] : -tolerance[j]);
+    }
+    const integer solves = c->linear->solves;
+    const int flag = substitute(c, x, b);
+    c->linear->solves = solves;
+    for (integer i = 0; i < nz; i++) c->spread[i] += flag ? 0 : fabs(x[ny + i]);
+  }
+}
+
 /* J v, and R v behind it */
 static void jacobian_product(const context *c, const double *v, double *out) {
   const linear *l = c->linear;
@@ -104,7 +126,9 @@ int dh_solver_id(const void *solver) { (void)solver; return SOLVER_CUSTOM; }
 
 int dh_solver_setup(holder *solver, void *matrix) {
   (void)matrix;
-  return factorise(solver->content);
+  const int flag = factorise(solver->content);
+  if (!flag) probe(solver->content->model);
+  return flag;
 }
 
 int dh_solver_solve(holder *solver, void *matrix, vector x, vector b, double tolerance) {
@@ -178,8 +202,10 @@ int dh_ida_product(double t, vector x, vector xdot, vector r, vector v, vector o
 }
 
 int dh_ida_precondition(double t, vector x, vector xdot, vector r, double cj, void *data) {
-  const int flag = dh_ida_system(t, cj, x, xdot, r, 0, data, 0, 0, 0);
-  return flag ? flag : factorise(((context *)data)->linear);
+  int flag = dh_ida_system(t, cj, x, xdot, r, 0, data, 0, 0, 0);
+  if (!flag) flag = factorise(((context *)data)->linear);
+  if (!flag) probe(data);
+  return flag;
 }
 
 int dh_ida_preconditioned(double t, vector x, vector xdot, vector r, vector b, vector z, double cj, double tolerance,

@@ -74,26 +74,54 @@ static int one_alone(const march *m, const station *from, integer index, double 
   return 1;
 }
 
+/* Whether the guard of a transition and its rate are zero to the accuracy of the state where another mode has been left:
+ * it may be at rest there, see dae_hybrid/departure.py. */
+static int may_rest(march *m, const station *to, double t, const event *e) {
+  context *c = to->run->model;
+  const integer n = c->n_guards;
+  const double *h = e->guards_after, *rate = h + to->n_guards;
+  double *x = m->work, *moved = x + c->n;
+  if (!to->n_guards) return 0;
+  memcpy(c->memory, e->memory_after, (size_t)m->n_memory * sizeof(double));
+  c->held_valid = 0;
+  for (int side = 0; side < 2; side++) {
+    for (integer i = 0; i < c->n; i++) {
+      const double angle = 1.0 + 2.4 * (double)i, allowed = to->absolute[i] + m->rtol * fabs(e->x_after[i]);
+      x[i] = e->x_after[i] + allowed * (side ? sin(angle) : cos(angle));
+    }
+    if (guards_and_rates(c, t, x, moved + side * 2 * n)) return 1;
+  }
+  for (integer j = 0; j < to->n_guards; j++) {
+    const double *one = moved + j, *other = one + 2 * n;
+    if (fabs(h[j]) <= KNOWN * hypot(one[0] - h[j], other[0] - h[j]) &&
+        fabs(rate[j]) <= KNOWN * hypot(one[n] - rate[j], other[n] - rate[j]))
+      return 1;
+  }
+  return 0;
+}
+
 /* Looks at the guards of the mode that is entered, and sets what the next segment needs to know of them; whether nothing
  * fires or is past its threshold. `decided`: none is zero that a neighbouring run would meet. */
-static int enter(const march *m, const station *from, const station *to, integer index, double t, const event *e,
+static int enter(march *m, const station *from, const station *to, integer index, double t, const event *e,
                  int *decided) {
   const double *h = e->guards_after, *rate = h + to->n_guards, *size = rate + to->n_guards;
   const double *h0 = e->guards, *rate0 = h0 + from->n_guards, *size0 = rate0 + from->n_guards;
   double *band = m->bands, *departure = band + to->run->model->n_guards;
   memset(band, 0, (size_t)(2 * to->run->model->n_guards) * sizeof(double));
   *decided = 1;
+  if (from != to && may_rest(m, to, t, e)) return 0;
   for (integer j = 0; j < to->n_guards; j++) {
     const int own = from == to && j == index;
     const double rounding = band_of(m, h[j], size[j], rate[j], t), towards = (double)to->links[j].direction * rate[j];
     const double width = own ? fmax(rounding, RESIDUE * fabs(h0[j])) : rounding; /* as close to zero as it was found */
     if (fabs(h[j]) <= width) {
       const int moving = fabs(rate[j]) * duration(m, t) > width;
+      if (!moving && !to->links[j].waits) return 0;
       band[j] = width;
       departure[j] = moving ? sign_of(rate[j]) : 0;
       if (moving && !own && (towards > 0 || (from == to && to->links[j].direction == 0))) return 0;
       if (towards >= 0 || !to->links[j].waits) *decided = 0;
-    } else if ((double)to->links[j].direction * h[j] > 0) {
+    } else if (!own && (double)to->links[j].direction * h[j] > 0) { /* its own reset may move a guard on */
       const double before = from == to ? band_of(m, h0[j], size0[j], rate0[j], t) : 0;
       if (from != to || !((double)to->links[j].direction * h0[j] > before)) return 0;
     }
@@ -173,6 +201,7 @@ static int fire(march *m) {
   const link *l = &from->links[r->root];
   const double value = r->guard_values[r->root], rate = r->guard_values[c->n_guards + r->root];
   if (!l->cross || rate == 0 || (double)l->direction * rate < 0) return 0;
+  if (c->n_guards && r->history[c->n_guards + r->root] * rate > 0) return 0; /* through infinity, or more than once */
   const double since = m->n_times ? m->recent[0] : m->t0;
   const double instant = SAME_INSTANT * elapsed(m, t);
   if (!(t - m->begun > instant) || !(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t))) || accumulates(m, t)) return 0;
@@ -218,34 +247,6 @@ static int fire(march *m) {
   return 1;
 }
 
-/* Of a small matrix, row by row: the solution in place of the right-hand side; whether there is one. */
-static int solve_small(double *a, double *b, integer n) {
-  for (integer k = 0; k < n; k++) {
-    integer pivot = k;
-    for (integer i = k + 1; i < n; i++)
-      if (fabs(a[i * n + k]) > fabs(a[pivot * n + k])) pivot = i;
-    if (!(fabs(a[pivot * n + k]) > 0)) return 0;
-    for (integer j = 0; j < n && pivot != k; j++) {
-      const double kept = a[k * n + j];
-      a[k * n + j] = a[pivot * n + j], a[pivot * n + j] = kept;
-    }
-    if (pivot != k) {
-      const double kept = b[k];
-      b[k] = b[pivot], b[pivot] = kept;
-    }
-    for (integer i = k + 1; i < n; i++) {
-      const double factor = a[i * n + k] / a[k * n + k];
-      for (integer j = k; j < n; j++) a[i * n + j] -= factor * a[k * n + j];
-      b[i] -= factor * b[k];
-    }
-  }
-  for (integer k = n - 1; k >= 0; k--) {
-    for (integer j = k + 1; j < n; j++) b[k] -= a[k * n + j] * b[j];
-    b[k] /= a[k * n + k];
-  }
-  return 1;
-}
-
 /* Of implicit equations: the derivatives of the algebraic variables that go with those of y and m, and the rates of those
  * of y, as IDA takes its first step from them. */
 static int complete_directions(run *r) {
@@ -265,7 +266,7 @@ static int complete_directions(run *r) {
       for (integer k = c->f_x.column[ny + j]; k < c->f_x.column[ny + j + 1]; k++)
         if (c->f_x.row[k] >= ny) matrix[(c->f_x.row[k] - ny) * nz + j] += c->f_x.value[k];
     }
-    if (!solve_small(matrix, right, nz)) return FATAL;
+    if (!solve_dense(matrix, right, nz, 1)) return FATAL;
     memcpy(s + ny, right, (size_t)nz * sizeof(double));
     along(c, i, 1, from, &rate);
     memset(rate + ny, 0, (size_t)(nz + c->n_integrals) * sizeof(double));

@@ -96,7 +96,7 @@ class Marcher:
         most = max(e.n_guards for e in network.equations)
         self._bands = np.zeros(2 * most)
         self._atol: Any = None  # that of the stations' tolerances
-        self._scratch = [np.zeros(max(e.n for e in network.equations) + most), np.zeros(largest)]
+        self._scratch = [np.zeros(max(e.n for e in network.equations) + 4 * most), np.zeros(largest)]
         self._records, self._offsets = np.zeros(256), np.zeros(16, dtype=np.int64)
         self.struct = MarchStruct(
             stations=ctypes.addressof(self.stations),

@@ -146,7 +146,40 @@ static int follow(context *c, double t) {
   return 0;
 }
 
-static int linearise_path(context *c, double t) {
+static int linearise_path(context *c, double clock) {
+  const double t = fmax(c->origin + clock, c->earliest);
   const int flag = follow(c, t);
   return flag ? flag : linearise(c, t, c->interpolated);
+}
+
+/* Of a small matrix, row by row: solutions in place of `columns` right-hand sides, also row by row; whether there are any. */
+static int solve_dense(double *a, double *b, integer n, integer columns) {
+  for (integer k = 0; k < n; k++) {
+    integer pivot = k;
+    for (integer i = k + 1; i < n; i++)
+      if (fabs(a[i * n + k]) > fabs(a[pivot * n + k])) pivot = i;
+    if (!(fabs(a[pivot * n + k]) > 0)) return 0;
+    if (pivot != k) {
+      for (integer j = 0; j < n; j++) {
+        const double kept = a[k * n + j];
+        a[k * n + j] = a[pivot * n + j], a[pivot * n + j] = kept;
+      }
+      for (integer j = 0; j < columns; j++) {
+        const double kept = b[k * columns + j];
+        b[k * columns + j] = b[pivot * columns + j], b[pivot * columns + j] = kept;
+      }
+    }
+    for (integer i = k + 1; i < n; i++) {
+      const double factor = a[i * n + k] / a[k * n + k];
+      if (factor == 0) continue;
+      for (integer j = k; j < n; j++) a[i * n + j] -= factor * a[k * n + j];
+      for (integer j = 0; j < columns; j++) b[i * columns + j] -= factor * b[k * columns + j];
+    }
+  }
+  for (integer k = n - 1; k >= 0; k--) {
+    for (integer i = k + 1; i < n; i++)
+      for (integer j = 0; j < columns; j++) b[k * columns + j] -= a[k * n + i] * b[i * columns + j];
+    for (integer j = 0; j < columns; j++) b[k * columns + j] /= a[k * n + k];
+  }
+  return 1;
 }

@@ -58,6 +58,7 @@ static int look_at_start(const march *m, const station *first, context *c, const
     if (fabs(h[j]) <= width) {
       const int moving = fabs(rate[j]) * duration(m, m->t0) > width;
       if (moving && direction * rate[j] > 0) return 0;
+      if (!moving && !first->links[j].waits) return 0;
       c->zero_band[j] = width;
       c->departure[j] = moving ? sign_of(rate[j]) : 0;
     } else if (direction * h[j] > 0) return 0;
@@ -223,7 +224,8 @@ static const double *rates_begin(const plain_adjoint *b) {
   return e.xdot_after;
 }
 
-/* How large each variable and memory becomes, by name; one where it is always zero. */
+/* How large each variable and memory becomes, by name; of variables that never leave their absolute tolerances where
+ * that and the relative one are the same, and one for a memory of zero. */
 static void measure_extents(const plain_adjoint *b) {
   const sweep *s = b->back;
   const march *m = s->tables;
@@ -250,6 +252,11 @@ static void measure_extents(const plain_adjoint *b) {
     for (integer j = 0; j < m->n_memory; j++) of_memory[j] = fmax(of_memory[j], fmax(fabs(e.memory[j]), fabs(e.memory_after[j])));
   }
 #undef NOTE
+  for (integer i = 0; i < b->n_modes; i++)
+    for (integer j = 0; j < m->stations[i].n_y; j++) {
+      double *extent = b->extent + b->slots[i * b->widest + j];
+      if (!(*extent > m->stations[i].absolute[j])) *extent = m->stations[i].absolute[j] / m->rtol;
+    }
   for (integer j = 0; j < b->n_slots + m->n_memory; j++)
     if (!(b->extent[j] > 0)) b->extent[j] = 1;
 }

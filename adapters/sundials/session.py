@@ -10,7 +10,6 @@ from typing import Any, get_args
 import numpy as np
 
 from dae_hybrid.errors import IntegrationError, StepSizeError, UnsupportedError
-from dae_hybrid.failures import not_finite_derivatives
 from dae_hybrid.integrator import (
     Array,
     BackwardOutcome,
@@ -39,7 +38,7 @@ from .plain import Luck, Runner, method_of
 from .plain_adjoint import Returner
 from .runge_kutta import Table, order_of
 from .structure import structure_of
-from .sweep import UNRESOLVED, DiscreteAdjoint, LegSweep
+from .sweep import DiscreteAdjoint, LegSweep
 
 #: what ``method="auto"`` takes for explicit equations that are not stiff
 EXPLICIT = "erk"
@@ -82,7 +81,7 @@ class SundialsIntegrator:
     def run(self, network: Network, errand: Errand) -> Straight | None:
         """See `dae_hybrid.integrator.RunsWhole.run`."""
         options = errand.options
-        if network.ends is None or not all(map(_is_native, network.equations)):
+        if network.ends is None or not all(_is_native(e) and not e.unwatched for e in network.equations):
             return None
         method = EXPLICIT if options.method == "auto" else options.method
         newton = [e for e in network.equations if method_of(e, method) == "bdf"]
@@ -261,7 +260,9 @@ class SundialsSession:
     @staticmethod
     def _can_march(task: SegmentTask, journey: Journey) -> bool:
         links = journey.network.links[journey.mode]
-        return task.record != "dense" and any(link is not None for link in links) and SundialsSession._ready()
+        if task.record == "dense" or any(e.unwatched for e in journey.network.equations):
+            return False
+        return any(link is not None for link in links) and SundialsSession._ready()
 
     @staticmethod
     def _ready() -> bool:
@@ -325,7 +326,7 @@ class SundialsSession:
         self.counts["segments"] += 1
         forward, k = task.forward, len(task.components)
         e, n_wrt = forward.equations, len(self._wrt)
-        if is_short(forward.t0, forward.end):
+        if is_short(forward.t0, forward.end) or (task.path is not None and not len(task.path)):
             count = 0 if task.t_eval is None else task.t_eval.size
             samples = np.tile(task.adjoints, (count, 1, 1)) if count else np.zeros((0, k, e.n))
             return BackwardOutcome(task.adjoints, np.zeros((k, n_wrt)), np.zeros((k, e.n_memory)), samples)
@@ -348,10 +349,8 @@ class SundialsSession:
         with discrete.model.interruptible():
             flag = discrete.back(path, task.forward.memory, task.adjoints)
         self.counts["steps"] += int(discrete.struct.steps)
-        if flag == UNRESOLVED:
-            return None
         if flag:
-            raise not_finite_derivatives(mode=e.name, time=task.forward.end)
+            return None
         adjoints, totals = discrete.adjoint.copy(), discrete.totals.copy()
         samples = np.zeros((0, len(adjoints), e.n))
         return BackwardOutcome(adjoints, totals[:, :n_wrt], totals[:, n_wrt:], samples)

@@ -222,7 +222,7 @@ static int make_consistent(context *c, double t, const double *point, double *ad
       else matrix[j * nz + row - ny] += c->f_x.value[k];
     }
   }
-  if (!solve_small(matrix, adjoint + ny, nz)) return FATAL;
+  if (!solve_dense(matrix, adjoint + ny, nz, 1)) return FATAL;
   memset(rates, 0, (size_t)(c->n + 1) * sizeof(double));
   scatter_column(&c->g_x, component, rates);
   for (integer j = 0; j < ny; j++) rates[j] = -(rates[j] + column_dot(&c->f_x, j, adjoint));
@@ -243,12 +243,10 @@ static int integrate_back(sweep *s, backward *b, double t1, double t0, const dou
   x[c->n] = 0;
   longest_steps(path, rows, c->path_width, s->longest);
   if (b->implicit && make_consistent(c, t1, point, x, c->api->array(b->xdot))) return FATAL;
-  int flag = b->implicit ? c->api->ida_reinit(b->memory, t1, b->x, b->xdot) : c->api->cvode_reinit(b->memory, t1, b->x);
   memset(integrals, 0, (size_t)count * sizeof(double));
-  if (!flag && count) flag = c->api->quad_reinit(b->memory, b->integrals);
-  if (!flag) flag = c->api->set_stop_time(b->memory, t0);
+  b->t = t1, b->t_stop = t0, b->n_eval = 0;
+  const int flag = dh_begin_back(b);
   if (flag) return flag;
-  b->t = t1, b->t_stop = t0, b->bound = -1, b->steps = b->n_eval = b->next_eval = 0;
   b->longest = s->longest;
   b->budget = s->max_steps - s->steps;
   const int status = dh_back(b);

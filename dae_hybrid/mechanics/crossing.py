@@ -13,7 +13,7 @@ from dae_hybrid.errors import ModelError
 from dae_hybrid.expressions import expression
 from dae_hybrid.mechanics.declared import Continuous, Event, Impact, Inelastic, Restitution, VelocityJump
 from dae_hybrid.mechanics.equations import EquationsOfMotion
-from dae_hybrid.mechanics.formulations import Formulation, Index2, Penalty, Reduced
+from dae_hybrid.mechanics.formulations import Formulation, Index2, Penalty
 from dae_hybrid.mechanics.reduction import Partition
 from dae_hybrid.model import HybridModel
 
@@ -90,31 +90,24 @@ class Crossing:
         return self.event.impact or (Inelastic() if self.gained or (self._moved and self.motion.m) else Continuous())
 
     def _check(self) -> None:
-        event, remedy = self.event, "State an impact instead: Restitution, VelocityJump or Inelastic."
+        event = self.event
         wrong = [n for n in event.reset if n not in self._moved | self._accelerated | self._others]
         if wrong:
             raise ModelError(f"reset= names {', '.join(wrong)}, which is no state.", transition=event.name)
-        if self._accelerated and self.motion.m:
+        given = self._moved | self._accelerated if isinstance(self.impact, Continuous) else self._moved
+        if given and self.motion.m and isinstance(self.formulation, Penalty):
             raise ModelError(
-                f"reset= gives {', '.join(self._accelerated)} a value, but velocities are constrained in mode "
-                f"'{self.target}'.",
+                f"reset= gives {', '.join(given)} a value, and Penalty(), where constraints hold up to 1 / alpha, "
+                f"cannot tell whether those of mode '{self.target}' hold there.",
                 transition=event.name,
-                remedy=remedy,
-            )
-        kind = type(self.formulation).__name__
-        if self._moved and self.motion.m and not isinstance(self.formulation, Index2 | Reduced):
-            raise ModelError(
-                f"reset= moves {', '.join(self._moved)}, and nothing in {kind}() sees whether the constraints of mode "
-                f"'{self.target}' hold there.",
-                transition=event.name,
-                remedy="Take Index2() or Reduced().",
+                remedy="Take Index2(), Reduced() or Index1().",
             )
         if isinstance(self.impact, Continuous) and self.gained and not isinstance(self.formulation, Penalty):
             raise ModelError(
                 f"Velocities cannot be continuous where mode '{self.target}' has constraints "
                 f"({', '.join(self.gained)}) that do not hold before, except with Penalty().",
                 transition=event.name,
-                remedy=remedy,
+                remedy="State an impact instead: Restitution, VelocityJump or Inelastic.",
             )
 
     # -- at the target ------------------------------------------------------------------------------------
@@ -148,13 +141,27 @@ class Crossing:
             return {"reset": self._continuous(selection, stays=stays), "memory": memory}
         return {"reset": self._impact(selection), "memory": memory}
 
-    def _continuous(self, selection: ca.MX | None, *, stays: bool) -> dict[Any, ca.MX]:
-        if self.partition is None or selection is None:
-            return dict(self.event.reset)
-        reset: dict[Any, ca.MX] = self._others | self._moved
-        if not stays or self._accelerated:
-            reset[self.partition.w] = selection @ self.speeds
-        return reset
+    def _continuous(self, selection: ca.MX | None, *, stays: bool) -> dict[Any, ca.MX] | list[Any]:
+        reset: dict[Any, ca.MX] = dict(self.event.reset)
+        if self.partition is not None and selection is not None:
+            reset = {**self._others, **self._moved}
+            if not stays or self._accelerated:
+                reset[self.partition.w] = selection @ self.speeds
+        # Index2 keeps velocities on their constraints; elsewhere what the reset says of them would be overruled or lost
+        conditions = [] if self._keeps_positions else self._conditions()
+        if self._accelerated and self.motion.m and not isinstance(self.formulation, Index2):
+            phi_q, phi_t = (self._at_target(e) for e in (self.motion.phi_q, self.motion.phi_t))
+            rates = phi_q @ self.speeds + phi_t
+            if not self._is_met(rates):
+                conditions.append(("velocity constraints", rates))
+        if not conditions:
+            return reset
+        return [*((f"reset of '{name}'", self.model.post(name) - v) for name, v in reset.items()), *conditions]
+
+    @property
+    def _keeps_positions(self) -> bool:
+        """Whether the formulation keeps positions on their constraints, and sees where they are not."""
+        return self.partition is not None or (isinstance(self.formulation, Index2) and self.formulation.positions)
 
     def _impact(self, selection: ca.MX | None) -> list[Any]:
         model, motion, partition = self.model, self.motion, self.partition
@@ -175,27 +182,33 @@ class Crossing:
         form = self.formulation
         if not isinstance(form, Index2):
             equations.append(("velocity constraints after the impact", phi_q @ after + phi_t))
-        if partition is None and not (isinstance(form, Index2) and form.positions):
+        if not self._keeps_positions:
             equations += self._conditions()
         return equations
 
     def _conditions(self) -> list[tuple[str, ca.MX]]:
         """Constraints that have to hold from now on, where nothing else looks at them."""
-        before, after = (self.equations.active(mode) for mode in (self.event.source, self.target))
+        if isinstance(self.impact, Continuous) and isinstance(self.formulation, Penalty):
+            return []  # springs of their own pull the mechanism onto further constraints
+        after = self.equations.active(self.target)
         rows = []
-        for name in self.gained:
+        for name in after if self._moved else self.gained:
             phi = self._at_target(after[name].phi)
-            # one that memory has moved may be where it was, but for the drift of the formulation
-            stays = name in before and vanishes_identically(phi - before[name].phi)
-            if not stays and not self._is_met_at_the_guard(phi):
+            if not self._is_met(phi):
                 rows.append((f"constraint '{name}'", phi))
         return rows
 
-    def _is_met_at_the_guard(self, phi: ca.MX) -> bool:
-        """Whether constraints are multiples of the guard, which is zero to rounding, or zero whatever happens."""
+    def _is_met(self, phi: ca.MX) -> bool:
+        """Whether constraints are multiples of what is zero where the event fires, or zero whatever happens.
+
+        That is the guard, to rounding, and the constraints of the source, but for the drift of the formulation.
+        """
         guard = self.event.trigger.get("guard")
-        guard = ca.MX(0) if guard is None else self._at_target(expression("guard", guard, 1))
-        return all(is_multiple(row, guard) for row in ca.vertsplit(phi))
+        zeros = [ca.MX(0)] if guard is None else [expression("guard", guard, 1)]
+        before = self.equations.motions[self.event.source]
+        if before.m:
+            zeros += [*ca.vertsplit(before.phi), *ca.vertsplit(before.velocity)]
+        return all(any(is_multiple(row, zero) for zero in zeros) for row in ca.vertsplit(phi))
 
     def _impulse(self, of: Any) -> ca.MX:
         """The unknown of the mechanism, known to the model too."""
@@ -253,11 +266,6 @@ class Crossing:
         own = ca.MX.zeros(self.motion.n, 1)
         own[places] = impulse
         return own, [after[places] - ca.vertcat(*values.values())]
-
-
-def vanishes_identically(rows: ca.MX) -> bool:
-    """Whether expressions are zero whatever their symbols are."""
-    return all(is_multiple(row, ca.MX(0)) for row in ca.vertsplit(rows))
 
 
 def is_multiple(value: ca.MX, of: ca.MX) -> bool:

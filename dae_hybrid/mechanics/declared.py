@@ -8,12 +8,12 @@ from typing import Any
 
 import casadi as ca
 
-from dae_hybrid.declarations import Direction, OnEntry
+from dae_hybrid.declarations import Direction, OnEntry, Statement
 from dae_hybrid.errors import ModelError
 
 
 @dataclass(frozen=True, eq=False)
-class Coordinate:
+class Coordinate(Statement):
     """Generalised coordinates of one name: position q, velocity v, acceleration a."""
 
     name: str
@@ -119,7 +119,7 @@ class Continuous(Impact):
 
 
 @dataclass(frozen=True, eq=False)
-class Event:
+class Event(Statement):
     """A transition of a mechanism."""
 
     name: str

@@ -157,6 +157,7 @@ class Lowering:
             ode[partition.w] = partition.selection @ motion.a
             algebraic.append(motion.v - partition.velocities)
         model.mode(name, ode=ode, algebraic=algebraic, constraint=self.formulation.constraint(motion))
+        model.modes[name] = replace(model.modes[name], idle=tuple(multiplier.name() for multiplier in idle))
 
     def _require_regular(self, model: HybridModel, name: str, motion: Motion) -> None:
         (start,) = self.configuration.evaluate([motion.spread], self.configuration.q)

@@ -10,7 +10,7 @@ import casadi as ca
 
 from dae_hybrid.declarations import Direction, OnEntry
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import checked_name, expression, free_name
+from dae_hybrid.expressions import checked_name, expression, free_name, items
 from dae_hybrid.mechanics.declared import Constraint, Coordinate, Event, Impact, Restitution, Share, Start, VelocityJump
 from dae_hybrid.mechanics.formulations import Formulation
 from dae_hybrid.mechanics.planar import Link, Planar
@@ -77,6 +77,7 @@ class Mechanism(Symbols, Planar):
     links: list[Link] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._owners: dict[int, Coordinate] = {}
 
     @property
@@ -271,8 +272,8 @@ class Mechanism(Symbols, Planar):
             on_entry,
             resolution,
             impact,
-            self.assignments(reset or {}, f"reset of event '{name}'", ("differential",)),
-            self.assignments(memory or {}, f"memory of event '{name}'", ("memory",)),
+            self.assignments(reset, f"reset of event '{name}'", ("differential",)),
+            self.assignments(memory, f"memory of event '{name}'", ("memory",)),
         )
         self.events[name] = event
         return event
@@ -315,7 +316,7 @@ class Mechanism(Symbols, Planar):
             wrong = [name for name in names if name not in legal]
             if wrong:
                 raise ModelError(f"{what} of initial(): {', '.join(wrong)} is none.", variables=wrong)
-        starts = self.assignments(guess or {}, "guess of initial()", ("differential",))
+        starts = self.assignments(guess, "guess of initial()", ("differential",))
         self.start = Start(begin, given, moving, starts, project)
 
     def functional(
@@ -335,7 +336,8 @@ class Mechanism(Symbols, Planar):
         checked_name("functional", name)
         if name in self.functionals:
             raise ModelError(f"Functional '{name}' is declared twice.")
-        fired = {key.name if isinstance(key, Event) else key: value for key, value in (at_events or {}).items()}
+        costs = items(f"at_events of functional '{name}'", at_events)
+        fired = {key.name if isinstance(key, Event) else key: value for key, value in costs}
         self.functionals[name] = {
             "integrand": integrand,
             "terminal": terminal,

@@ -15,6 +15,7 @@ from dae_hybrid.integrator import Array
 from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.mechanism import Mechanism
 from dae_hybrid.mechanics.planar import Point
+from dae_hybrid.numeric_input import real_array
 from dae_hybrid.trajectory import Side, Trajectory
 
 BAR = {"color": "tab:blue", "linewidth": 3.0, "solid_capstyle": "round"}
@@ -85,8 +86,9 @@ def places(mechanism: Mechanism, trajectory: Trajectory, points: Sequence[Point]
     -------
     ndarray, shape (n_t, n_points, 2)
     """
-    times = np.atleast_1d(np.array(t, dtype=float))
     side: Side = "right"
+    trajectory(t, side)  # checks the times
+    times = np.atleast_1d(real_array(t))
     at, order = trajectory(times, side), np.unique(times, return_inverse=True)
     owners = np.asarray(trajectory.owners(order[0], side))[order[1].reshape(-1)]
     known = [c for c in mechanism.coordinates.values() if c.name in at]

@@ -25,7 +25,7 @@ class Parts:
         """The mechanism that has the symbols."""
         raise NotImplementedError
 
-    def constraint(self, name: str, phi: Any) -> ca.MX:
+    def constraint(self, name: str, phi: Any, *, bounds: tuple[Any, Any] | None = None) -> ca.MX:
         """Add holonomic constraints ``Phi(t, q, rho) = 0``.
 
         Parameters
@@ -34,6 +34,10 @@ class Parts:
             Their name, also in errors.
         phi : expression, shape (k,)
             In coordinates, time, parameters and memory, but no velocities.
+        bounds : (lower, upper), optional
+            Of the multipliers, each a number, an array of shape (k,) or None: ``(0, inf)`` for a contact that only
+            pushes along ``-Phi_q^T``. Where a mode with the constraint passes them the run is refused with a
+            `BoundError`, unless an event leaves the mode there.
 
         Returns
         -------
@@ -49,7 +53,10 @@ class Parts:
         if not rows.numel():
             raise ModelError(f"Constraint '{name}' is empty.")
         multiplier = self.mechanism.algebraic(
-            f"lambda_{name}", size=rows.numel(), description=f"multiplier of constraint '{name}'"
+            f"lambda_{name}",
+            size=rows.numel(),
+            bounds=bounds,
+            description=f"multiplier of constraint '{name}'",
         )
         self.share.constraints[name] = Constraint(name, rows, multiplier)
         return multiplier

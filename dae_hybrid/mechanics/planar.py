@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 import casadi as ca
 
+from dae_hybrid.declarations import Statement
 from dae_hybrid.errors import ModelError
 from dae_hybrid.expressions import expression
 from dae_hybrid.mechanics.parts import Parts
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class Point(Statement):
     """A point of the plane: coordinates of the mechanism, or a place that is given."""
 
     name: str
@@ -90,6 +91,7 @@ class Planar(Parts):
         mass: Any = 0.0,
         center: Any = None,
         inertia: Any = None,
+        bounds: tuple[Any, Any] | None = None,
         name: str | None = None,
     ) -> ca.MX:
         """Add a rigid bar between two points, of constant length.
@@ -105,6 +107,8 @@ class Planar(Parts):
             Distance of the centre of mass from `start`, along the bar; ``length / 2`` by default.
         inertia : expression, optional
             Moment of inertia about the centre of mass; that of a uniform bar, ``mass length^2 / 12``, by default.
+        bounds : (lower, upper), optional
+            Of the multiplier, as in `constraint`: ``(0, inf)`` for a rope without mass, which only pulls.
         name : str, optional
             Of the constraint; by default the names of the two points.
 
@@ -120,7 +124,9 @@ class Planar(Parts):
         along = end.position - start.position
         if not (start.free or end.free):
             raise ModelError(f"A bar between {start.name} and {end.name} has no free point.")
-        multiplier = self.constraint(name or f"{start.name}-{end.name}", ca.dot(along, along) - length**2)
+        multiplier = self.constraint(
+            name or f"{start.name}-{end.name}", ca.dot(along, along) - length**2, bounds=bounds
+        )
         self.mechanism.links.append(Link("bar", start, end))
         self._bar_inertia(start, end, mass, center / length, (inertia + mass * center**2) / length**2)
         return multiplier
