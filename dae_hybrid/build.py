@@ -26,11 +26,11 @@ from dae_hybrid.system import HybridSystem
 from dae_hybrid.transition_build import build_transition, check_parameters_only, of_parameters
 
 
-def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: bool) -> HybridSystem:
+def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: bool, kinks: bool) -> HybridSystem:
     """See `HybridModel.build`."""
     _check_declarations(model)
     stated = with_bounds(model)
-    model, assumed_smooth = with_relations(stated)
+    model, assumed_smooth = with_relations(stated, kinks=kinks)
     lowerings = {name: ModeLowering(model, mode) for name, mode in model.modes.items()}
     builders = [
         ModeBuilder(model, lowerings[name], i, eliminate=eliminate, direct=direct) for i, name in enumerate(model.modes)

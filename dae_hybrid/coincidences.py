@@ -181,7 +181,7 @@ class _Look:
         instant, found = self.instant(t), []
         for index, h, rate in instant.zeros(mode, t, at):
             transition = self.system.transitions[index]
-            if transition.direction * rate >= 0 and index != event.index and transition.matters:
+            if transition.direction * rate >= 0 and index != event.index and not transition.refuses:
                 found.append(Firing(transition, h, rate))
         for when, timed, count in instant.timetable(mode, t, self.p):
             if when - t <= self.slack(t) and timed.index != event.index:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -280,10 +280,6 @@ class Discontinuities:
     def _symbols(self) -> list[ca.MX]:
         found: list[ca.MX] = ca.symvar(ca.veccat(*self._expressions))
         return found
-
-    def count(self, ops: Container[int]) -> int:
-        """Number of entries of moving nodes of some operations."""
-        return sum(node.numel() for op, node in self._walk(frozenset()) if op in ops)
 
     def innermost(self, ops: frozenset[int]) -> list[Node]:
         """Moving nodes of some operations without another one in their arguments."""

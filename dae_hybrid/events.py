@@ -214,13 +214,13 @@ class Instant:
             if index in resting and index not in jumped:
                 zero_band[i], departure[i] = resting[index]
                 self.sides[index] = int(departure[i])
-                if departure[i] == direction:
+                if transition.is_sided and departure[i] == direction:
                     due.append((Firing(transition, h, rate, follows=True), False))
             elif abs(h) <= band:
                 zero_band[i] = band
                 moving = abs(rate) * duration > band
                 departure[i] = math.copysign(moving, rate)
-                if (transition.refuses or transition.relation is not None) and not moving:
+                if (transition.refuses or transition.is_sided) and not moving:
                     departure[i] = -transition.direction
                     if transition.relation is not None and not transition.relation.rests:
                         raise sign_at_rest(transition, mode.name, t)
@@ -271,7 +271,7 @@ class Instant:
             if index not in armed and index not in self.spent
         }
         if not self.times:
-            places = {i: transition for i, transition in places.items() if transition.relation is not None}
+            places = {i: transition for i, transition in places.items() if transition.is_sided}
         if not places:
             return NOTHING
         before = (time for time in reversed(self.times) if not same_instant(time, t, self.span[0]))

@@ -401,7 +401,12 @@ class HybridModel(Symbols):
     # -- build ------------------------------------------------------------------------------------------
 
     def build(
-        self, *, native: bool = True, eliminate: bool = True, index2: Literal["reduced", "direct"] = "reduced"
+        self,
+        *,
+        native: bool = True,
+        eliminate: bool = True,
+        index2: Literal["reduced", "direct"] = "reduced",
+        kinks: Literal["integrate", "events"] = "integrate",
     ) -> HybridSystem:
         """Check the model, differentiate it and compile it.
 
@@ -415,6 +420,11 @@ class HybridModel(Symbols):
         index2 : {"reduced", "direct"}
             Modes of index 2 are integrated with the constraint's time derivative in its place, and kept on the
             constraint by projection (default); or as they stand, which is fragile at tight tolerances.
+        kinks : {"integrate", "events"}
+            What is continuous with a derivative that jumps, such as ``fabs``, ``fmin`` and ``fmax`` in equations and
+            integrands, is integrated across (default), under error control; or is an event like other relations, with
+            gradients that are more accurate by orders of magnitude where steps are explicit. Not for quantities that
+            rest at their kink.
 
         Raises
         ------
@@ -430,7 +440,11 @@ class HybridModel(Symbols):
                 raise ModelError(f"{what} must be True or False, got {shown(value)}.")
         if not isinstance(index2, str) or index2 not in ("reduced", "direct"):
             raise ModelError(f"index2 must be 'reduced' or 'direct', got {index2!r}.")
-        return build_system(self, native=native, eliminate=eliminate, direct=index2 == "direct")
+        if not isinstance(kinks, str) or kinks not in ("integrate", "events"):
+            raise ModelError(f"kinks must be 'integrate' or 'events', got {kinks!r}.")
+        return build_system(
+            self, native=native, eliminate=eliminate, direct=index2 == "direct", kinks=kinks == "events"
+        )
 
     def _transition(self, key: Any, functional: str) -> str:
         name = key if isinstance(key, str) else getattr(key, "name", None)

@@ -26,21 +26,21 @@ from dae_hybrid.expressions import free_name
 from dae_hybrid.layout import Layout
 from dae_hybrid.model import HybridModel
 
-#: beyond so many kinks of one mode they are left to the integrator's error control: an event each would cost more
-MOST_KINKS = 20
 #: relations are quoted up to this many characters
 LONGEST_TEXT = 60
 
 
-def with_relations(model: HybridModel) -> tuple[HybridModel, tuple[str, ...]]:
+def with_relations(model: HybridModel, *, kinks: bool) -> tuple[HybridModel, tuple[str, ...]]:
     """The model with its relations lifted into memory and transitions, and what `smooth` has spared.
+
+    `kinks` says whether those of equations and integrands become events, as those of guards do.
 
     Raises
     ------
     ModelError
         A discontinuity cannot be lifted; the error names it, and what to state instead.
     """
-    lifting = _Lifting(model)
+    lifting = _Lifting(model, JUMPS | KINKS if kinks else JUMPS)
     modes = {name: lifting.mode(mode) for name, mode in model.modes.items()}
     functionals = {name: lifting.functional(f) for name, f in model.functionals.items()}
     guards = {name: lifting.guard(t) for name, t in model.transitions.items()}
@@ -89,6 +89,7 @@ class _Lifting:
     """Switches of a model, shared by all expressions in which the same relation stands."""
 
     model: HybridModel
+    ops: frozenset[int]  # what is lifted from equations and integrands
     switches: dict[str, _Switch] = field(default_factory=dict)
     used: dict[str, dict[str, None]] = field(default_factory=dict)  # keys of switches by mode
     spared: dict[str, None] = field(default_factory=dict)  # expressions that are taken as smooth
@@ -97,6 +98,7 @@ class _Lifting:
     def __post_init__(self) -> None:
         model = self.model
         self.names = set(model.declarations)
+        self.inner: dict[str, dict[str, None]] = {}  # of switches: those of the kinks in their guards
         self.everywhere: dict[str, None] = {}  # of integrands
         moving = [d for d in model.declarations.values() if d.kind in ("differential", "algebraic")]
         self.moving = {s.__hash__() for s in (model.time, *(d.symbol for d in moving), *model.rates.values())}
@@ -106,7 +108,7 @@ class _Lifting:
     def mode(self, mode: Mode) -> Mode:
         """The mode with smooth equations."""
         parts = [*mode.ode.values(), mode.residual, mode.algebraic, mode.constraint]
-        *rates, residual, algebraic, constraint = self._lift(f"mode '{mode.name}'", parts, self.used_in(mode))
+        *rates, residual, algebraic, constraint = self._lift(f"mode '{mode.name}'", parts, self.used_in(mode), self.ops)
         return replace(
             mode,
             ode=dict(zip(mode.ode, rates, strict=True)),
@@ -120,7 +122,7 @@ class _Lifting:
         if functional.integrand is None:
             return functional
         where = f"the integrand of functional '{functional.name}'"
-        (integrand,) = self._lift(where, [functional.integrand], self.everywhere)
+        (integrand,) = self._lift(where, [functional.integrand], self.everywhere, self.ops)
         return replace(functional, integrand=integrand)
 
     def guard(self, transition: Transition) -> dict[str, Any]:
@@ -133,7 +135,7 @@ class _Lifting:
             self.has_conditions = True
             guard, more = found, {"direction": 1 if transition.direction < 0 else -1, "becomes": True}
         own: dict[str, None] = {}
-        (guard,) = self._lift(where, [guard], own)
+        (guard,) = self._lift(where, [guard], own, JUMPS | KINKS)
         self.used_in(transition.source).update(own)
         if any(not self.switches[key].is_kink for key in own):
             more["becomes"] = True  # it may jump across zero
@@ -143,10 +145,9 @@ class _Lifting:
         """Keys of the switches that a mode uses, in order."""
         return self.used.setdefault(mode.name, {})
 
-    def _lift(self, where: str, parts: Sequence[ca.MX], used: dict[str, None]) -> list[ca.MX]:
+    def _lift(self, where: str, parts: Sequence[ca.MX], used: dict[str, None], ops: frozenset[int]) -> list[ca.MX]:
         """The expressions with a memory for each relation."""
         found = Discontinuities(where, parts, self.moving)
-        ops = JUMPS | KINKS if found.count(KINKS) <= MOST_KINKS else JUMPS
         while nodes := found.innermost(ops):
             found.replace([(node, self._replacement(node, used)) for node in nodes])
         found.refuse_rest()
@@ -167,13 +168,18 @@ class _Lifting:
             name = free_name(text, self.names)
             self.names.add(name)
             symbol = ca.MX.sym(name)
+            inner: dict[str, None] = {}
+            changes = node.changes(symbol)
+            guards = self._lift(f"the relation {text}", [guard for guard, _ in changes], inner, KINKS)
+            self.inner[key] = inner
             self.switches[key] = _Switch(
-                name, symbol, node.value, node.changes(symbol), node.is_relation, node.is_kink, not node.is_sign
-            )
+                name, symbol, node.value, [(g, value) for g, (_, value) in zip(guards, changes, strict=True)],
+                node.is_relation, node.is_kink, not node.is_sign,
+            )  # fmt: skip
         switch = self.switches[key]
         switch.is_kink &= node.is_kink
         switch.rests &= not node.is_sign
-        used[key] = None
+        used.update({**self.inner[key], key: None})
         return switch.symbol
 
     # -- declarations -----------------------------------------------------------------------------

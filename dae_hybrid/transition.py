@@ -307,6 +307,11 @@ class TransitionMap:
         return self.relation is not None and self.relation.is_kink
 
     @property
+    def is_sided(self) -> bool:
+        """Whether it fires wherever its guard gets to the other side, by leaving zero as well as by crossing it."""
+        return self.relation is not None or self.becomes
+
+    @property
     def matters(self) -> bool:
         """Whether it makes a difference for derivatives that it fires before another one, or after it."""
         return not (self.refuses or self.is_kink)

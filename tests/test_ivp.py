@@ -41,7 +41,7 @@ def test_tubes_that_become_turbulent_or_laminar() -> None:
     system = problem.model().build()
     for rtol in (1e-6, 1e-8):
         sol = dh.simulate(system, (0, problem.end), **problem.tolerances(rtol))
-        assert len(sol.events) == 10
+        assert sum(not event.transition.startswith('"') for event in sol.events) == 10  # others turn round
         digits.append(problem.digits(final(sol)))
     assert digits[0] > 3.0
     assert digits[1] > digits[0] + 1.0

@@ -255,9 +255,10 @@ def _step(x: Any, p: Any) -> Any:
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("name", FORCES)
 def test_forces_against_differences(name: str, native: bool) -> None:
-    system = oscillator(**FORCES[name]).build(native=native)
+    system = oscillator(**FORCES[name]).build(native=native, kinks="events" if native else "integrate")
     _, gradient = both(system, 5.0)
-    np.testing.assert_allclose(gradient, differences(system, 5.0), rtol=2e-5, atol=2e-7)
+    sharp = system if native else oscillator(**FORCES[name]).build(native=False, kinks="events")
+    np.testing.assert_allclose(gradient, differences(sharp, 5.0), rtol=2e-5, atol=2e-7)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -347,12 +348,9 @@ def test_relations_give_what_modes_give(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["adams", "erk"])
 def test_kinks_are_events_that_keep_the_accuracy(method: str) -> None:
-    """Taken as smooth, the same kink costs orders of magnitude."""
-
-    def model(kink: Any) -> dh.HybridSystem:
-        return oscillator(lambda t, x, v, p, q: -0.1 * v - 3 * kink(ca.fabs(x - p)) * q, values=(0.3, 1.0)).build()
-
-    sharp, blunt = model(lambda e: e), model(dh.smooth)
+    """Integrated across, the same kink costs orders of magnitude."""
+    model = oscillator(lambda t, x, v, p, q: -0.1 * v - 3 * ca.fabs(x - p) * q, values=(0.3, 1.0))
+    sharp, blunt = model.build(kinks="events"), model.build()
     truth = dh.forward_sensitivity(sharp, (0, 10), rtol=1e-12, atol=1e-14).gradient["G"]
     options: dict[str, Any] = {"rtol": 1e-7, "atol": 1e-9, "method": method}
     errors = [
@@ -365,30 +363,25 @@ def test_kinks_are_events_that_keep_the_accuracy(method: str) -> None:
 
 def test_a_kink_that_is_only_touched_has_a_derivative() -> None:
     """|t - 1/2|^2 as the square of a distance: it touches its kink at t = 1/2."""
-    system = line(lambda t, x, p, q: p * ca.fabs((t - 0.5) ** 2)).build(native=False)
+    system = line(lambda t, x, p, q: p * ca.fabs((t - 0.5) ** 2)).build(native=False, kinks="events")
     value, gradient = both(system, 1.0)
     assert value == pytest.approx(1 / 24)
     np.testing.assert_allclose(gradient, [1 / 12, 0], atol=1e-8)
 
 
 def test_clips_that_keep_a_root_in_its_domain_stay() -> None:
-    system = line(lambda t, x, p, q: ca.sqrt(ca.fmax(x + p, 0)) + ca.log(ca.fmax(x + 1, 1e-9))).build(native=False)
+    system = line(lambda t, x, p, q: ca.sqrt(ca.fmax(x + p, 0)) + ca.log(ca.fmax(x + 1, 1e-9))).build(
+        native=False, kinks="events"
+    )
     assert not system.transitions
     np.testing.assert_allclose(both(system, 1.0)[1], differences(system, 1.0), rtol=1e-5)
-
-
-def test_many_kinks_of_one_mode_are_left_to_the_integrator() -> None:
-    m = dh.HybridModel("many")
-    x = m.differential("x", size=50)
-    m.initial(m.mode("run", ode={x: -ca.fabs(x)}), {x: np.linspace(-1, 1, 50)})
-    assert not m.build(native=False).transitions
 
 
 # -- what is said, and what is refused ------------------------------------------------------------------------------
 
 
 def test_relations_are_listed_and_their_events_are_named() -> None:
-    system = oscillator(**FORCES["clip"]).build(native=False)
+    system = oscillator(**FORCES["clip"]).build(native=False, kinks="events")
     assert "kink" in system.describe()
     assert "run" in system.describe()
     system = line(lambda t, x, p, q: ca.if_else(x < p, 1, 2) + 1e-3 * ca.floor(t / 0.7)).build(native=False)

@@ -116,7 +116,7 @@ static int enter(march *m, const station *from, const station *to, integer index
     const double width = own ? fmax(rounding, RESIDUE * fabs(h0[j])) : rounding; /* as close to zero as it was found */
     if (fabs(h[j]) <= width) {
       const int moving = fabs(rate[j]) * duration(m, t) > width;
-      if (!moving && !to->links[j].waits) return 0;
+      if (!moving && (to->links[j].becomes || !to->links[j].waits)) return 0;
       band[j] = width;
       departure[j] = moving ? sign_of(rate[j]) : 0;
       if (moving && towards > 0 && (!own || to->links[j].toggles)) return 0;

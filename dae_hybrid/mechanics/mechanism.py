@@ -379,6 +379,7 @@ class Mechanism(Symbols, Planar):
         native: bool = True,
         eliminate: bool = True,
         index2: Literal["reduced", "direct"] = "reduced",
+        kinks: Literal["integrate", "events"] = "integrate",
     ) -> HybridSystem:
         """Lower to a formulation and build; the other arguments and errors are those of `HybridModel.build`."""
-        return self.model(formulation).build(native=native, eliminate=eliminate, index2=index2)
+        return self.model(formulation).build(native=native, eliminate=eliminate, index2=index2, kinks=kinks)
