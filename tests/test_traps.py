@@ -340,8 +340,8 @@ def test_a_root_that_stays_at_zero_after_the_event() -> None:
 def test_a_guard_that_is_zero_over_an_interval(adapter: str) -> None:
     """It comes up to zero at 1, stays there until 2 and goes on: it fires where it comes.
 
-    Derivatives are one-sided. Taken as smooth, where it crosses is not defined, and refused: SUNDIALS takes the end of the step that reaches the
-    zeros for the root, some time after 1.
+    Derivatives are one-sided. Taken as smooth, where it crosses is not defined, and refused: SUNDIALS takes the end of
+    the step that reaches the zeros for the root, some time after 1.
     """
     m = dh.HybridModel("q")
     a, y, n = m.parameter("a", 1.0), m.differential("y"), m.memory("n", initial=0.0)
