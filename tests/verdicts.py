@@ -23,7 +23,7 @@ LONG, SHORT = 0.05, 1e-3
 class Verdict:
     """What came of one system.
 
-    `outcome` is "agree", "refused: <error>: <reason>" or "DISAGREE <what, with numbers>"; `stage` where it was
+    `outcome` is "agree", "refused: <error>: <reason>", "needless: ..." likewise, where that was not called for, or "DISAGREE <what, with numbers>"; `stage` where it was
     refused; `adjoint` and `differences` the largest relative differences from forward analysis, `compared` the
     directions in which finite differences converged, of `tried`.
     """
@@ -41,7 +41,7 @@ class Verdict:
 
     @property
     def kind(self) -> str:
-        """agree, refused, DISAGREE or DEFECT."""
+        """agree, refused, needless, DISAGREE or DEFECT."""
         return self.outcome.split(":")[0].split(" ")[0]
 
 
