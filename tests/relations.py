@@ -17,8 +17,20 @@ from typing import Any
 import numpy as np
 from closed_forms import GRADIENT_ERROR, TOLERANCES, VALUE_ERROR
 from taylor_reference import (
-    RELATIONS, Expr, Jump, Solution, Statement, T, Unsettled, call, moved, one_sided, solve, to_casadi, wrap,
-)  # fmt: skip
+    RELATIONS,
+    Expr,
+    Jump,
+    Solution,
+    Statement,
+    T,
+    Unsettled,
+    call,
+    moved,
+    one_sided,
+    solve,
+    to_casadi,
+    wrap,
+)
 from verdicts import Verdict
 
 import dae_hybrid as dh
@@ -422,5 +434,3 @@ def _judge(drawn: Drawn, rtol: float, way: dict[str, Any], native: bool) -> tupl
         return said or "agree", "compare" if not said else stage
     except (dh.DaeHybridError, dh.DerivativeWarning, dh.ConditionWarning) as error:
         return refused(error), stage
-
-

@@ -9,8 +9,9 @@ of 1e-13 to either side, exact to nine digits: the two differ where the solution
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import casadi as ca
@@ -303,10 +304,13 @@ _POWERS = _GRID[:, None] ** np.arange(ORDER + 1)
 _RATES = np.arange(ORDER + 1) * _GRID[:, None] ** np.maximum(np.arange(ORDER + 1) - 1, 0)
 
 
+SMALL_RATE, SAME_TIME, ROUNDING = arb("1e-12"), arb("1e-22"), arb("1e-28")
+
+
 def _roots(series: list[arb], h: float) -> tuple[list[tuple[arb, int]], float]:
     """Zeros in (0, h] with their directions, and the smallest turning point without one; a zero at 0 is divided out."""
     skip = 0
-    while skip < len(series) and abs(series[skip]) < (ZERO if skip == 0 else arb("1e-12")):
+    while skip < len(series) and abs(series[skip]) < (SMALL_RATE if skip else ZERO):
         skip += 1
         if skip > 3:
             break
@@ -318,10 +322,10 @@ def _roots(series: list[arb], h: float) -> tuple[list[tuple[arb, int]], float]:
     places = [0.0]
     graze = np.inf
     polynomial = scaled[::-1]
-    slope = np.polyder(polynomial)
     for i in range(LOOKS - 1):
         if rates[i] * rates[i + 1] < 0 and values[i] * rates[i] < 0 and values[i] * values[i + 1] > 0:
-            turn = brentq(lambda u: np.polyval(slope, u), _GRID[i], _GRID[i + 1])
+            slope = np.polyder(polynomial)
+            turn = brentq(lambda u, slope=slope: np.polyval(slope, u), _GRID[i], _GRID[i + 1])
             extreme = float(np.polyval(polynomial, turn))
             if extreme * values[i] <= 0:
                 places.append(turn)
@@ -330,7 +334,7 @@ def _roots(series: list[arb], h: float) -> tuple[list[tuple[arb, int]], float]:
     levels = [float(np.polyval(polynomial, u)) for u in places] if len(places) > LOOKS else values.tolist()
     found: list[tuple[arb, int]] = []
     p = None
-    for (a, b), (va, vb) in zip(zip(places, places[1:], strict=False), zip(levels, levels[1:], strict=False), strict=True):
+    for (a, b), (va, vb) in zip(pairwise(places), pairwise(levels), strict=True):
         if va * vb > 0 or (va == 0 and a == 0.0):
             continue
         u = brentq(lambda u: np.polyval(polynomial, u), a, b, xtol=1e-300, rtol=1e-14) if va * vb < 0 else b
@@ -340,7 +344,7 @@ def _roots(series: list[arb], h: float) -> tuple[list[tuple[arb, int]], float]:
         for _ in range(6):
             move = (p(tau) / rate(tau)).mid()
             tau = (tau - move).mid()
-            if abs(move) < arb("1e-28"):
+            if abs(move) < ROUNDING:
                 break
         if not found or abs(found[-1][0] - tau) > ZERO:
             found.append((tau, 1 if float(rate(tau)) > 0 else -1))
@@ -359,6 +363,8 @@ class _Run:
         self.found = Solution(arb(0))
         self.choices: list[Any] | None = None
         self.flipped: set[int] = set()
+        self.truth: dict[int, bool] = {}  # of guards that are relations, at the start of the step before
+        self.signs: dict[int, int] = {}  # of guards at the end of it
         self.done = False
 
     # -- one step ------------------------------------------------------------------------------------------------------
@@ -433,10 +439,11 @@ class _Run:
                 at_zero = not now[k] or abs(now[k][0]) < ZERO
                 if at_zero and k not in spent and _heads(jump.direction, sign) and (entered or self.flipped):
                     due.append(k)
-                elif not entered and not at_zero and k in self.signs and self.signs[k] * sign < 0:
-                    if k not in spent and _heads(jump.direction, sign):
-                        due.append(k)  # it has jumped across zero with a relation
-            due += [k for k in leaving if self.s.jumps[k].kind == "at" and self.times[k] == self.t and k not in spent]
+                elif not entered and not at_zero and self.signs.get(k, 0) * sign < 0 and _heads(jump.direction, sign):
+                    due.append(k)  # it has jumped across zero with a relation
+            for k in leaving:
+                if self.s.jumps[k].kind == "at" and abs(self.times[k] - self.t) < SAME_TIME and k not in spent:
+                    due.append(k)
             self.truth = {k: v for k, v in now.items() if isinstance(v, bool)}
             if due:
                 self.fire(min(due), spent)
@@ -469,9 +476,6 @@ class _Run:
         self.found.value = self.value.mid()
         return self.found
 
-    truth: dict[int, bool] = {}  # noqa: RUF012
-    signs: dict[int, int] = {}  # noqa: RUF012
-
     def note(self, what: str, rules: Frozen, b: list[Any]) -> None:
         self.found.events.append((float(self.t), what))
         self.found.states.append([float(v) for v in self.x])
@@ -496,7 +500,7 @@ class _Run:
         candidates += [(t - self.t, ("measure", k)) for t, k in self.measure]
         jumps = self.s.jumps
         for k in self.f.leaving[self.mode]:
-            if jumps[k].kind == "at" and self.times[k] > self.t:
+            if jumps[k].kind == "at" and self.times[k] - self.t > SAME_TIME:
                 candidates.append((self.times[k] - self.t, ("jump", k)))
         reach = h
         for i, c in enumerate(quantities):
@@ -513,16 +517,18 @@ class _Run:
             hits = [tau for tau, sign in roots if _heads(jumps[k].direction, sign)]
             if hits:
                 candidates.append((hits[0], ("jump", k)))
-        first = min((tau for tau, _ in candidates), key=float_key(candidates))
-        return first, [what for tau, what in candidates if abs(tau - first) < arb("1e-22")]
+        first = min((tau for tau, _ in candidates), key=lambda tau: (float(tau), float(tau - arb(float(tau)))))
+        return first, [what for tau, what in candidates if abs(tau - first) < SAME_TIME]
 
     def advance(self, rules: Frozen, b: list[Any], x: list[arb_series], h: arb) -> None:
         if self.s.integrand is not None:
-            gain = arb_poly([arb(0), *(v / (k + 1) for k, v in enumerate(self.series(rules, b, x, rules.each[self.n])))])
+            gain = arb_poly(
+                [arb(0), *(v / (k + 1) for k, v in enumerate(self.series(rules, b, x, rules.each[self.n])))]
+            )
             self.value += gain(h).mid()
         self.x = [arb_poly([v.mid() for v in series.coeffs()])(h).mid() for series in x]
         self.t = (self.t + h).mid()
-        while self.measure and abs(self.measure[0][0] - self.t) < arb("1e-22"):
+        while self.measure and abs(self.measure[0][0] - self.t) < SAME_TIME:
             _, k = self.measure.pop(0)
             self.value += arb(self.f.measured[k][1].at(self.x, self.t, self.p, self.m)[0])
 
@@ -555,12 +561,6 @@ class _Run:
             self.value += arb(self.f.terminal.at(self.x, self.t, self.p, self.m)[0])
 
 
-def float_key(candidates: list[tuple[arb, Any]]) -> Callable[[arb], Any]:
-    """Order of times."""
-    del candidates
-    return lambda tau: (float(tau), float(tau - arb(float(tau))))
-
-
 def _series(value: Any, order: int) -> arb_series:
     return value if isinstance(value, arb_series) else arb_series([value], prec=order)
 
@@ -568,7 +568,7 @@ def _series(value: Any, order: int) -> arb_series:
 def _sign(c: list[arb]) -> int:
     """Of a series right after its start."""
     for k, v in enumerate(c[:6]):
-        if abs(v) > (ZERO if k == 0 else arb("1e-12")):
+        if abs(v) > (SMALL_RATE if k else ZERO):
             return 1 if v > 0 else -1
     return 0
 
@@ -605,5 +605,3 @@ def one_sided(s: Statement, base: Solution, nudge: float = NUDGE) -> tuple[np.nd
             ctx.prec = before
         sides.append(np.array(gradient))
     return sides[0], sides[1]
-
-
