@@ -37,7 +37,7 @@ import dae_hybrid as dh
 
 KINDS = (
     "comparison", "nested", "shared", "logical", "sign", "rounding", "abs, min, max", "in integrand", "in reset",
-    "in guard", "guard becomes true",
+    "in guard", "guard becomes true", "transitions alone",
 )  # fmt: skip
 TIES = (0.0, 1e-15, 1e-12, 1e-10, 1e-6)
 TIED = ("measurement", "end", "time event", "guard", "relation")
@@ -240,16 +240,27 @@ class _Drawer:
             reset = ()
         elif self.remembers:
             m = Expr("m", (0,))
-            memory = ((0, self.pick(m + 1, self.x(), m * 0.5 + T, call("fmax", m, self.x()))),)
+            memory = (
+                (
+                    0,
+                    self.pick(
+                        m + 1, self.x(), m * 0.5 + T, *([call("fmax", m, self.x())] if kind == "in reset" else [])
+                    ),
+                ),
+            )
         return Jump(source, target, how, trigger, direction, reset, memory, self.smooth() if reset else None)
 
     def statement(self, kind: str) -> Statement:
         rng = self.rng
-        in_equations = kind not in ("in integrand", "in reset", "in guard", "guard becomes true")
+        alone = kind == "transitions alone"
+        in_equations = not alone and kind not in ("in integrand", "in reset", "in guard", "guard becomes true")
         jumps_wanted = not in_equations and kind != "in integrand"
         modes = int(rng.integers(1, 4)) if jumps_wanted or rng.random() < 0.5 else 1
         other = self.pick(*KINDS[:7])
-        content = [kind if in_equations and i == 0 else (other if rng.random() < 0.3 else None) for i in range(modes)]
+        content = [
+            kind if in_equations and i == 0 else (other if not alone and rng.random() < 0.3 else None)
+            for i in range(modes)
+        ]
         jumps = []
         if modes > 1 or jumps_wanted:
             for i in range(modes):
@@ -263,10 +274,10 @@ class _Drawer:
         if kind == "in integrand":
             integrand = self.term(self.pick(*KINDS[:7]))
         elif rng.random() < 0.5:
-            integrand = self.smooth() if rng.random() < 0.7 else self.term(other)
+            integrand = self.smooth() if alone or rng.random() < 0.7 else self.term(other)
         weights = rng.uniform(-1, 1, self.n).round(2)
         terminal = sum((w * Expr("x", (i,)) for i, w in enumerate(weights[1:], 1)), float(weights[0]) * Expr("x", (0,)))
-        if rng.random() < 0.15:
+        if not alone and rng.random() < 0.15:
             terminal = terminal + 0.5 * call("fmax", self.x(), self.p() * 0.3)
         measured = []
         if rng.random() < 0.3:
