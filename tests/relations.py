@@ -37,7 +37,7 @@ import dae_hybrid as dh
 
 KINDS = (
     "comparison", "nested", "shared", "logical", "sign", "rounding", "abs, min, max", "in integrand", "in reset",
-    "in guard", "guard becomes true", "transitions alone",
+    "in guard", "guard becomes true", "in guard and equation", "transitions alone",
 )  # fmt: skip
 TIES = (0.0, 1e-15, 1e-12, 1e-10, 1e-6)
 TIED = ("measurement", "end", "time event", "guard", "relation")
@@ -253,7 +253,7 @@ class _Drawer:
     def statement(self, kind: str) -> Statement:
         rng = self.rng
         alone = kind == "transitions alone"
-        in_equations = not alone and kind not in ("in integrand", "in reset", "in guard", "guard becomes true")
+        in_equations = kind in KINDS[:7]
         jumps_wanted = not in_equations and kind != "in integrand"
         modes = int(rng.integers(1, 4)) if jumps_wanted or rng.random() < 0.5 else 1
         other = self.pick(*KINDS[:7])
@@ -269,7 +269,10 @@ class _Drawer:
         if jumps and rng.random() < 0.4:
             jumps.append(self.jump(0, 0, kind))
         for i, jump in enumerate(jumps):
-            jumps[i] = replace(jump, cost=jump.cost if rng.random() < 0.3 else None)
+            cost = None if jump.cost is None or rng.random() < 0.7 else jump.cost
+            if cost is not None and kind == "in reset":
+                cost = self.branch(self.relation())
+            jumps[i] = replace(jump, cost=cost)
         integrand = None
         if kind == "in integrand":
             integrand = self.term(self.pick(*KINDS[:7]))
@@ -282,12 +285,22 @@ class _Drawer:
         measured = []
         if rng.random() < 0.3:
             time = self.number(0.4, 2) if rng.random() < 0.5 else self.number(0.5, 1.5) * self.p() + 0.1
-            measured.append((wrap(time), self.x() * self.x()))
+            value = self.branch(self.relation()) if not alone and rng.random() < 0.3 else self.x() * self.x()
+            measured.append((wrap(time), value))
         start = [self.number(-0.8, 0.9) + self.pick(0.0, 0.0, 0.5) * self.p() for _ in range(self.n)]
+        if kind == "in reset" and rng.random() < 0.5:
+            start[0] = call("fmin", start[0], self.p() - self.number(0.2, 0.8))
+        rates = [self.rates(c) for c in content]
+        if kind == "in guard and equation":  # what a guard looks at changes the equations, too
+            i = int(rng.integers(modes))
+            left, right = jumps[i].trigger.args[:2] if jumps[i].kind == "guard" else self.quantity()
+            j = int(rng.integers(self.n))
+            alike = call("if_else", call(self.pick(*RELATIONS), left, right), self.smooth(), self.smooth())
+            rates[i] = tuple(rate + alike if k == j else rate for k, rate in enumerate(rates[i]))
         return Statement(
             parameters=tuple(float(v) for v in self.p0), start=tuple(start),
             memories=(wrap(self.number(0, 1)),) if self.remembers else (),
-            modes=tuple(self.rates(c) for c in content), jumps=tuple(jumps), end=self.number(2, 4),
+            modes=tuple(rates), jumps=tuple(jumps), end=self.number(2, 4),
             integrand=integrand, terminal=terminal, measured=tuple(measured),
         )  # fmt: skip
 
@@ -397,9 +410,10 @@ def judge_relations(seed: int) -> Verdict:
             outcome, stage = _judge(drawn, rtol, way, native)
         except Exception as error:  # whatever else comes out is a defect, and the verdict says which
             outcome, stage = f"DEFECT: {type(error).__name__}: {error}", ""
+    by = f"by {'compiled ' if native else ''}{way.get('adapter') or way['method']}"
     return Verdict(
         seed=seed, outcome=outcome, stage=stage, events=0 if drawn.base is None else len(drawn.base.events),
-        forms=drawn.labels, notes=(f"{way}, rtol {rtol:g}, native {native}",) if outcome != "agree" else (),
+        forms=(*drawn.labels, by), notes=(f"{way}, rtol {rtol:g}, native {native}",) if outcome != "agree" else (),
     )  # fmt: skip
 
 
