@@ -19,6 +19,7 @@ from dae_hybrid.lowering import ModeLowering, symbols_for
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
+from dae_hybrid.relations import with_relations
 from dae_hybrid.signals import SignalTable
 from dae_hybrid.system import HybridSystem
 from dae_hybrid.transition_build import build_transition, check_parameters_only, of_parameters
@@ -27,7 +28,7 @@ from dae_hybrid.transition_build import build_transition, check_parameters_only,
 def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: bool) -> HybridSystem:
     """See `HybridModel.build`."""
     _check_declarations(model)
-    model = with_bounds(model)
+    model, assumed_smooth = with_relations(with_bounds(model))
     lowerings = {name: ModeLowering(model, mode) for name, mode in model.modes.items()}
     builders = [
         ModeBuilder(model, lowerings[name], i, eliminate=eliminate, direct=direct) for i, name in enumerate(model.modes)
@@ -73,6 +74,7 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         measurements=_measurements(model, functionals, builders),
         native=all(f.address is not None for f in compiled.values()),
         note=note,
+        assumed_smooth=assumed_smooth,
         frozen={d.name: None if d.of is None else d.of.name for d in model.of_kind("memory")},
         labels={d.name: f"{d.name} [{d.unit}]" if d.unit else d.name for d in model.declarations.values()},
     )

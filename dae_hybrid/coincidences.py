@@ -181,7 +181,7 @@ class _Look:
         instant, found = self.instant(t), []
         for index, h, rate in instant.zeros(mode, t, at):
             transition = self.system.transitions[index]
-            if transition.direction * rate >= 0 and index != event.index and not transition.refuses:
+            if transition.direction * rate >= 0 and index != event.index and transition.matters:
                 found.append(Firing(transition, h, rate))
         for when, timed, count in instant.timetable(mode, t, self.p):
             if when - t <= self.slack(t) and timed.index != event.index:
@@ -232,7 +232,7 @@ class _Look:
         for index, rate in instant.touching(mode, t, at):
             transition = self.system.transitions[index]
             meets = transition.direction * rate >= 0 or transition.on_entry != "wait"
-            if meets and transition.movable and index != own and not transition.refuses:
+            if meets and transition.movable and index != own and transition.matters:
                 found.append(index)
         return found
 
@@ -255,7 +255,7 @@ class _Look:
         at = Arrival(x, m, *self.entry(mode, t, x, m))
         moving = {index for index, _, _ in instant.zeros(mode, t, at)}
         touching = [index for index, _ in instant.touching(mode, t, at) if index not in moving]
-        return [index for index in touching if self.system.transitions[index].movable]
+        return [i for i in touching if (transition := self.system.transitions[i]).movable and not transition.is_kink]
 
     def moving_at_start(self, directions: Array) -> list[int]:
         """Transitions whose guards are zero at the start without firing, and move with the parameters."""

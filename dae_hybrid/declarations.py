@@ -122,6 +122,17 @@ class Bound:
         return self.lower if self.is_lower else self.upper
 
 
+@dataclass(frozen=True)
+class Relation:
+    """What a transition changes the memory of: a relation of an expression, or a step function such as `floor`."""
+
+    memory: str
+    entry: int  # of all memory
+    is_condition: bool  # true or false
+    is_kink: bool  # the expression is continuous where it changes
+    rests: bool  # it has the value of a side where its guard stays at zero
+
+
 @dataclass(frozen=True, eq=False)
 class Transition(Statement):
     """What makes the system leave a mode, and what happens then."""
@@ -145,6 +156,8 @@ class Transition(Statement):
     refusal: str = ""  # why a run cannot go on where it fires
     bound: Bound | None = None  # what is passed there
     freezes: bool = True  # whether memory ``of=`` takes the values after it
+    becomes: bool = False  # the guard is a condition that becomes true, by a reset as well as in time
+    relation: Relation | None = None  # what it follows
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,7 +52,8 @@ def at_rest(
     past : float
         How long ago something happened before.
 
-    A guard that its second or third derivative takes to where it fires is none of them.
+    A guard that its second or third derivative takes to where it fires is none of them, unless it is that of a
+    relation, whose side that decides.
     """
     if not transitions or not past > 0:
         return {}
@@ -101,6 +102,6 @@ def at_rest(
             away = np.sign(bend[i])
         elif abs(twist[i]) > KNOWN * of_twist[i]:
             away = np.sign(twist[i])
-        if away and transitions[i].direction * away <= 0:
+        if away and (transitions[i].direction * away <= 0 or transitions[i].relation is not None):
             found[i] = float(max(LEFT * reach[i], 2 * abs(value[i]))), float(away)
     return found

@@ -87,7 +87,8 @@ def of_run(trajectory: Trajectory) -> Diagnostics:
     constraints = sum(len(mode.invariants) for mode in modes.values())
     if constraints:
         checks.append(Check("constraints", True, f"the state was kept on {constraints}, to rounding at both ends"))
-    guarded = [e for e in events if e.direction and not e.follows]
+    transitions = trajectory.system.transitions
+    guarded = [e for e in events if e.direction and not e.follows and not transitions[e.index].is_kink]
     if guarded:
         least = min(guarded, key=lambda e: abs(e.rate) / (e.rate_scale or 1.0))
         relative = abs(least.rate) / (least.rate_scale or 1.0)
@@ -104,5 +105,4 @@ def of_run(trajectory: Trajectory) -> Diagnostics:
     if events:
         zeno = trajectory.accumulation is None
         checks.append(Check("accumulation", zeno, "none seen" if zeno else "events accumulate: the run was ended"))
-    note = trajectory.system.note
-    return Diagnostics((note, *trajectory.notes) if note else trajectory.notes, tuple(checks))
+    return Diagnostics((*trajectory.system.notes, *trajectory.notes), tuple(checks))

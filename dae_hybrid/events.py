@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.departure import at_rest
-from dae_hybrid.errors import ChatteringError, NonFiniteError, ZenoError
+from dae_hybrid.errors import ChatteringError, EventError, NonFiniteError, ZenoError
 from dae_hybrid.failures import SUSPECTS, guard_passed
 from dae_hybrid.firing import Firing
 from dae_hybrid.formulation import EPS
@@ -52,6 +52,8 @@ from dae_hybrid.transition import Arrival, TransitionMap, clock
 
 #: a guard within this many roundings of its terms is zero
 ZERO_ROUNDINGS = 256.0
+#: but not beyond this share of the range it has had
+UNRESOLVED = 0.1
 #: and so is, where its mode goes on, one that has just fired within this many times the value that it fired at
 RESIDUE = 4.0
 #: times closer than this share of the run's time scale are one instant
@@ -155,7 +157,7 @@ class Instant:
         duration = self._duration(t)
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         for index, h, rate, size in values:
-            direction, band = self.system.transitions[index].direction, self._band(h, size, rate, t)
+            direction, band = self.system.transitions[index].direction, self._band(index, h, size, rate, t)
             if not abs(h) <= band:
                 self.sides[index] = 1 if h > 0 else -1
                 self.away.add(index)
@@ -191,6 +193,8 @@ class Instant:
         zero_band, departure = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
         duration = self._duration(t)
         own, self.latest = self.latest, None
+        if own is not None and self.system.transitions[own].relation is not None:
+            own = None  # where the other side points back it is due again
         due: list[tuple[Firing, bool]] = []  # and whether that is an error
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         for i, (index, h, rate, size) in enumerate(values):
@@ -204,16 +208,20 @@ class Instant:
                     remedy=f"Check the guard, at the values that the mode is entered with, for {SUSPECTS}.",
                 )
             direction, side = transition.direction, self.sides.get(index)
-            band = max(self._band(h, size, rate, t), RESIDUE * self.spent.get(index, 0.0))
+            band = max(self._band(index, h, size, rate, t), RESIDUE * self.spent.get(index, 0.0))
             if index in resting and index not in jumped:
                 zero_band[i], departure[i] = resting[index]
                 self.sides[index] = int(departure[i])
+                if departure[i] == direction:
+                    due.append((Firing(transition, h, rate, follows=True), False))
             elif abs(h) <= band:
                 zero_band[i] = band
                 moving = abs(rate) * duration > band
                 departure[i] = math.copysign(moving, rate)
-                if transition.refuses and not moving:
+                if (transition.refuses or transition.relation is not None) and not moving:
                     departure[i] = -transition.direction
+                    if transition.relation is not None and not transition.relation.rests:
+                        raise sign_at_rest(transition, mode.name, t)
                 going = int(departure[i])
                 met = entering and direction != 0 and (side is None or index in self.away)
                 if going and direction in (0, going) and (met or side in (0, -going)) and index != own:
@@ -228,11 +236,12 @@ class Instant:
                     self.owed[index] = (beyond, True)
                 owed, follows = self.owed.get(index, (0, True))
                 met = entering and direction == beyond and side != beyond and index != own
+                became = transition.becomes and side == -beyond
                 if owed == beyond and index != own:
                     due.append((Firing(transition, h, rate, follows=follows), False))
                 elif transition.refuses and entering and direction == beyond:
                     due.append((Firing(transition, h, rate, follows=True), False))
-                elif met and transition.on_entry != "wait":
+                elif met and (transition.on_entry != "wait" or became):
                     due.append((Firing(transition, h, rate, follows=True), transition.on_entry == "error"))
                 else:
                     self.sides[index] = beyond
@@ -258,10 +267,13 @@ class Instant:
             for i, index in enumerate(mode.guarded)
             if index not in armed and index not in self.spent
         }
-        if not places or not self.times:
+        if not self.times:
+            places = {i: transition for i, transition in places.items() if transition.relation is not None}
+        if not places:
             return NOTHING
         before = (time for time in reversed(self.times) if not same_instant(time, t, self.span[0]))
-        found = at_rest(places, mode, t, at, p, self.options, t - next(before, self.span[0]))
+        past = t - next(before, self.span[0]) if self.times else self.span[1] - self.span[0]
+        found = at_rest(places, mode, t, at, p, self.options, past)
         return {places[i].index: band for i, band in found.items()}
 
     def first(self, mode: ModeSystem, t: float, at: Arrival, found: Firing, armed: frozenset[int]) -> Firing:
@@ -282,14 +294,14 @@ class Instant:
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         duration = self._duration(t)
         return [
-            (i, h, rate) for i, h, rate, size in values if abs(h) <= self._band(h, size, rate, t) < abs(rate) * duration
+            (i, h, rate) for i, h, rate, size in values if abs(h) <= self._band(i, h, size, rate, t) < abs(rate) * duration
         ]
 
     def past(self, mode: ModeSystem, t: float, at: Arrival) -> frozenset[int]:
         """Transitions of the mode whose guards are past their threshold."""
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         return frozenset(
-            i for i, h, rate, size in values if self.system.transitions[i].direction * h > self._band(h, size, rate, t)
+            i for i, h, rate, size in values if self.system.transitions[i].direction * h > self._band(i, h, size, rate, t)
         )
 
     def is_due_within(self, moment: float, condition: TransitionMap, mode: ModeSystem, at: Arrival) -> bool:
@@ -307,12 +319,17 @@ class Instant:
     def touching(self, mode: ModeSystem, t: float, at: Arrival) -> list[tuple[int, float]]:
         """Transitions of the mode whose guards are zero to rounding, with their rates."""
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
-        return [(i, rate) for i, h, rate, size in values if abs(h) <= self._band(h, size, rate, t)]
+        return [(i, rate) for i, h, rate, size in values if abs(h) <= self._band(i, h, size, rate, t)]
 
-    def _band(self, h: float, size: float, rate: float, t: float) -> float:
-        """Within which a guard is zero to rounding."""
+    def _band(self, index: int, h: float, size: float, rate: float, t: float) -> float:
+        """Within which a guard is zero to rounding.
+
+        The rounding of times does not make a guard zero that is as large as a share of its range.
+        """
         rounding = size + abs(rate) * self.elapsed(t)  # of no finite size where the guard is not differentiable
         band = ZERO_ROUNDINGS * EPS * (rounding if math.isfinite(rounding) else abs(h)) + TINY
+        if self.ranges[index]:
+            band = min(band, max(ZERO_ROUNDINGS * EPS * size, UNRESOLVED * float(self.ranges[index])))
         return band + self.slack * abs(rate) if self.slack else band
 
     def rate_scale(self, transition: TransitionMap, t: float) -> float:
@@ -392,15 +409,17 @@ class Instant:
     def _chattering(self, t: float) -> ChatteringError:
         names = [self.system.transitions[i].name for i in self.chain]
         cycle = list(dict.fromkeys(names[-min(len(names), 12) :]))
+        last = self.system.transitions[self.chain[-1]]
         sliding = len(cycle) == 2 and len({self.system.transitions[i].source for i in self.chain[-2:]}) == 2
-        surface = self.system.transitions[self.chain[-1]].surface
+        sliding = sliding or (len(cycle) == 1 and last.relation is not None)
+        what = "two modes" if last.relation is None else f'two sides of the relation "{last.relation.memory}"'
         return ChatteringError(
             f"More than {self.options.max_transitions_per_instant} transitions at one instant; the cycle is "
             f"{' -> '.join(cycle)}.",
             transition=names[-1],
-            mode=self.system.modes[self.system.transitions[self.chain[-1]].source].name,
+            mode=self.system.modes[last.source].name,
             time=t,
-            remedy=f"The two modes point at each other across the surface {surface} = 0: a sliding mode. Model the "
+            remedy=f"The {what} point at each other across the surface {last.surface} = 0: a sliding mode. Model the "
             "motion along it as a mode of its own: blend the two right-hand sides by a share, "
             "theta = m.algebraic('theta', bounds=(0, 1)), and keep the surface by constraint=. Leave it to either side "
             "by the rate of the surface function along that side's right-hand side, where it turns away, with "
@@ -482,11 +501,23 @@ class Instant:
 def resting(system: HybridSystem, rested: NDArray[np.int64]) -> list[str]:
     """What is to be said of the guards that stayed at zero; `rested` is by transition."""
     found = (system.transitions[i] for i in np.flatnonzero(rested))
-    transitions = [t for t in found if not t.refuses] if rested.any() else []
+    transitions = [t for t in found if not (t.refuses or t.is_kink)] if rested.any() else []
     return [
         f"Guard of '{name}' stayed at zero in mode '{mode}'; it does not fire before it has left."
         for name, mode in sorted((t.name, system.modes[t.source].name) for t in transitions)
     ]
+
+
+def sign_at_rest(transition: TransitionMap, mode: str, t: float) -> EventError:
+    """The error where the argument of `sign` stays at zero, with a value of its own."""
+    what = "" if transition.relation is None else transition.relation.memory
+    return EventError(
+        f'The argument of sign rests at zero ("{what}" turns neither way): there sign is 0, and jumps when it leaves.',
+        transition=transition.name,
+        mode=mode,
+        time=t,
+        remedy="Give what rests a mode of its own, or state the side that holds there: 1 - 2*(x < 0) for sign(x).",
+    )
 
 
 def signs(at: Arrival) -> list[int]:

@@ -73,7 +73,7 @@ class Firing:
         record = EventRecord(
             time=t,
             index=transition.index,
-            transition=transition.name,
+            transition=transition.title(after.m),
             source=source.name,
             target=None if transition.target is None else target.name,
             order=order,

@@ -34,7 +34,7 @@ MOST = 400
 def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
     """Refuse derivatives of event times that another run as accurate would not have."""
     for event in trajectory.uncertified:
-        if not event.direction or event.follows:
+        if not event.direction or event.follows or trajectory.system.transitions[event.index].is_kink:
             continue
         depth, turn = _parabola(trajectory, event)
         if depth > SHALLOW * accuracy(trajectory, event):

@@ -73,13 +73,14 @@ class Ends:
 class Network:
     """All modes' equations, and the links between them: for each mode one for every guard of a transition, or None.
 
-    `guarded` are the transitions of these guards, `sizes` those of (y, z); `directions` and `waits` are by transition.
+    `guarded` are the transitions of these guards, `sizes` those of (y, z); `directions`, `waits` and `toggles` are by transition.
     """
 
     equations: tuple[Equations, ...]
     guarded: tuple[tuple[int, ...], ...]
     directions: tuple[int, ...]
     waits: tuple[bool, ...]
+    toggles: tuple[bool, ...]  # changes the side of a relation
     sizes: tuple[int, ...]
     links: tuple[tuple[Link | None, ...], ...]
     ends: Ends | None = None  # where runs begin and end plainly

@@ -259,7 +259,7 @@ class Leg:
                 EventRecord(
                     time=event["time"],
                     index=transition.index,
-                    transition=transition.name,
+                    transition=transition.title(event["memory_after"]),
                     source=mode.name,
                     target=target.name,
                     order=0,

@@ -192,6 +192,7 @@ class HybridSystem(OfThisProcess):
     signals: tuple[SignalTable, ...]
     measurements: tuple[Measurement, ...]
     native: bool
+    assumed_smooth: tuple[str, ...]  # expressions whose relations do not become events
     note: str  # why the functions are not compiled, where they are too long for that
     frozen: Mapping[str, str | None]  # memory to the variable it is of, None for general memory
     labels: Mapping[str, str]  # "name [unit]" or description, for plots
@@ -335,8 +336,26 @@ class HybridSystem(OfThisProcess):
                 form += ", as it stands" if mode.equations.index == 2 else ", reduced"
             names = (", ".join(layout.names) for layout in (mode.differential, mode.algebraic))
             rows.append([mode.name, mode.formulation, *names, form])
-        heading, _, *body = align(rows, left=range(5))
-        return "\n".join(line.rstrip() for line in (heading, *body))
+        tables = [rows]
+        lifted: dict[str, list[str]] = {}
+        for transition in self.transitions:
+            if transition.relation is not None:
+                kind = "kink" if transition.is_kink else "event"
+                own = lifted.setdefault(f"{kind}: {transition.relation.memory}", [])
+                own += [name] if (name := self.modes[transition.source].name) not in own else []
+        if lifted:
+            tables.append([["relation", "in modes"], *([text, ", ".join(names)] for text, names in lifted.items())])
+        if self.assumed_smooth:
+            tables.append([["taken as smooth"], *([text] for text in self.assumed_smooth)])
+        aligned = [align(table, left=range(5)) for table in tables]
+        return "\n\n".join("\n".join(line.rstrip() for line in (head, *body)) for head, _, *body in aligned)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of every run of the system."""
+        smooth = ", ".join(self.assumed_smooth)
+        said = f"Taken as smooth, by dh.smooth: {smooth}. Derivatives are wrong where it jumps." if smooth else ""
+        return tuple(note for note in (self.note, said) if note)
 
     def __repr__(self) -> str:
         return (

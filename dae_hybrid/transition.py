@@ -30,7 +30,7 @@ from scipy.sparse import csc_array, issparse
 from dae_hybrid.arrival import Reached, arrival_derivative, refuse_singular_entry, undetermined
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.conditions import Conditions
-from dae_hybrid.declarations import Bound
+from dae_hybrid.declarations import Bound, Relation
 from dae_hybrid.errors import ConsistencyError, EventError, GrazingError, NonFiniteError
 from dae_hybrid.failures import SUSPECTS, refuse_not_finite, said
 from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
@@ -293,11 +293,31 @@ class TransitionMap:
     refusal: str = ""  # why a run cannot go on where it fires
     clock: str = ""  # of periodic transitions: what it has in common with others that tick together
     bound: Bound | None = None  # what is passed there
+    becomes: bool = False  # fires where its guard has become negative by another transition, too
+    relation: Relation | None = None  # whose memory it changes
 
     @property
     def refuses(self) -> bool:
         """Whether it is a condition on its mode: no run goes on where it fires, and other transitions go first."""
         return bool(self.refusal) or self.bound is not None
+
+    @property
+    def is_kink(self) -> bool:
+        """Whether all rates are continuous where it fires by its own guard: derivatives are, too."""
+        return self.relation is not None and self.relation.is_kink
+
+    @property
+    def matters(self) -> bool:
+        """Whether it makes a difference for derivatives that it fires before another one, or after it."""
+        return not (self.refuses or self.is_kink)
+
+    def title(self, memory: Array) -> str:
+        """Its name in a record, by the memory after it: ``"x < p" became true``."""
+        if self.relation is None:
+            return self.name
+        value = float(memory[self.relation.entry])
+        became = f"{value:g}" if not self.relation.is_condition else "true" if value else "false"
+        return f'"{self.relation.memory}" became {became}'
 
     def apply(
         self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options, rates: Array | None = None
@@ -508,6 +528,8 @@ class TransitionMap:
         what = f"the trigger of transition '{self.name}'"
         refuse_not_finite(what, (h, flow_minus), mode=event.source, transition=self.name, time=t)
         rate = float(h[0, :nw] @ flow_minus + h[0, -1])
+        if self.is_kink and not event.follows:
+            return self._continuous(h, rate, flow_minus, g_minus, event)
         self._refuse_grazing(event, rate, conditions)
         if event.at_knot:
             error = EventError(
@@ -544,11 +566,36 @@ class TransitionMap:
             cost=cost,
         )
 
+    def _continuous(
+        self, h: Array, rate: float, flow: Array, integrand: Array, event: EventRecord
+    ) -> TransitionLinearisation:
+        """The linearisation where nothing jumps; a guard that only touches zero gives the event no time that moves."""
+        nw = flow.size
+        if not self._crosses(event, rate):
+            h, rate = np.zeros_like(h), 1.0
+        by_p = h[0, nw:-1]
+        return TransitionLinearisation(
+            h_w=h[0, :nw],
+            h_p=by_p,
+            rate=rate,
+            R_w=np.eye(nw),
+            R_p=np.zeros((nw, by_p.size)),
+            R_t=np.zeros(nw),
+            flow_minus=flow,
+            flow_plus=flow,
+            integrand_minus=integrand,
+            integrand_plus=integrand,
+        )
+
+    @staticmethod
+    def _crosses(event: EventRecord, rate: float) -> bool:
+        return math.isfinite(rate) and abs(rate) > GRAZING * event.rate_scale
+
     def _refuse_grazing(self, event: EventRecord, rate: float, conditions: Conditions) -> None:
         """The event time is differentiable only where the guard crosses zero at a rate (SR eq. 4)."""
         if self.kind != "guard" or event.follows:
             return
-        if not math.isfinite(rate) or rate == 0.0 or abs(rate) <= GRAZING * event.rate_scale:
+        if rate == 0.0 or not self._crosses(event, rate):
             error = GrazingError(
                 f"The guard touches zero instead of crossing it (rate {rate:.3g}): derivatives do not exist there.",
                 transition=self.name,

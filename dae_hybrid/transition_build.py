@@ -75,6 +75,8 @@ def build_transition(
         refusal=transition.refusal,
         clock=kernels["time"].function.serialize() if kind == "every" else "",
         bound=transition.bound,
+        becomes=transition.becomes,
+        relation=transition.relation,
     )
 
 

@@ -1,0 +1,378 @@
+"""Nodes of CasADi expressions at which a value or its derivative jumps: where they are, and what stands for them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import casadi as ca
+
+from dae_hybrid.errors import ModelError
+
+#: what `smooth` calls the function that it makes
+SMOOTH = "taken_as_smooth"
+#: true or false
+RELATIONS, EQUALITIES = (ca.OP_LT, ca.OP_LE), (ca.OP_EQ, ca.OP_NE)
+LOGIC = (ca.OP_AND, ca.OP_OR, ca.OP_NOT)
+#: piecewise constant with many pieces, or made from such
+STEPS = (ca.OP_FLOOR, ca.OP_CEIL, ca.OP_FMOD, ca.OP_REMAINDER)
+SIGNS = (ca.OP_SIGN, ca.OP_COPYSIGN)
+#: continuous, with a derivative that jumps
+KINKS = frozenset((ca.OP_FABS, ca.OP_FMIN, ca.OP_FMAX))
+#: functions whose arguments must not leave their domain; a kink there is a clip that keeps them in it
+LIMITED = frozenset(
+    (ca.OP_SQRT, ca.OP_LOG, ca.OP_LOG1P, ca.OP_POW, ca.OP_CONSTPOW, ca.OP_DIV, ca.OP_INV, ca.OP_ASIN, ca.OP_ACOS,
+     ca.OP_ACOSH, ca.OP_ATANH)
+)  # fmt: skip
+JUMPS = frozenset((*RELATIONS, *STEPS, *SIGNS))
+ALL = JUMPS | {*KINKS, *EQUALITIES, *LOGIC, ca.OP_IF_ELSE_ZERO}
+
+
+def smooth(expression: Any) -> Any:
+    """Leave an expression as it is: its relations do not become events (Modelica's ``noEvent``).
+
+    Use it where a relation never changes its value, or where the expression is smooth although its parts are not. The
+    integrator steps across whatever jumps inside, and derivatives are those of the branch: `HybridSystem.describe` and
+    the diagnostics of a run say that the model relies on it.
+
+    Parameters
+    ----------
+    expression : CasADi MX expression, or number
+        Any shape.
+
+    Returns
+    -------
+    MX
+        The same values; numbers are returned as they are.
+
+    Examples
+    --------
+    The square of a relation's branches is smooth where the branches meet:
+
+    >>> import casadi as ca
+    >>> import dae_hybrid as dh
+    >>> m = dh.HybridModel("spring")
+    >>> x = m.differential("x")
+    >>> run = m.mode("run", ode={x: -dh.smooth(ca.fmax(x - 1, 0) ** 3)})
+    >>> m.initial(run, {x: 2.0})
+    >>> len(m.build(native=False).transitions)
+    0
+    """
+    if not isinstance(expression, ca.MX):
+        if isinstance(expression, ca.SX):
+            raise ModelError("smooth() got a CasADi SX expression; the symbols of a model are MX.")
+        return expression
+    symbols = ca.symvar(expression)
+    if not symbols:
+        return expression
+    return ca.Function(SMOOTH, symbols, [expression], {"never_inline": True})(*symbols)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A discontinuous node without any other in its arguments."""
+
+    op: int
+    arguments: tuple[ca.MX, ...]  # columns of its size, or scalars
+    shape: tuple[int, int]
+    node: ca.MX | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return self.shape[0] * self.shape[1]
+
+    def entry(self, i: int) -> Node:
+        """The same for one entry."""
+        own = tuple(a if a.numel() == 1 else a[i] for a in self.arguments)
+        return Node(self.op, own, (1, 1))
+
+    @property
+    def is_relation(self) -> bool:
+        """Whether its switch has two values."""
+        return self.op not in STEPS
+
+    @property
+    def is_kink(self) -> bool:
+        """Whether its value is continuous."""
+        return self.op in KINKS
+
+    @property
+    def is_sign(self) -> bool:
+        """Whether it has a value of its own where its argument is zero."""
+        return self.op == ca.OP_SIGN
+
+    @cached_property
+    def key(self) -> str:
+        """What two nodes with one switch have in common."""
+        parts = self._sides if self.is_relation else (self._quotient,)
+        symbols = ca.symvar(ca.vertcat(*parts))
+        # symbols by their identity: their names need not tell them apart
+        return f"{self._kind} {[s.__hash__() for s in symbols]} {ca.Function('key', symbols, list(parts)).serialize()}"
+
+    @property
+    def _sides(self) -> tuple[ca.MX, ca.MX]:
+        """a and b of the relation a < b that its switch follows."""
+        first = self.arguments[0]
+        zero = ca.MX(0)
+        if self.op in (ca.OP_LT, ca.OP_FMIN):
+            return first, self.arguments[1]
+        if self.op in (ca.OP_LE, ca.OP_FMAX):
+            return self.arguments[1], first
+        return (self.arguments[1] if self.op == ca.OP_COPYSIGN else first), zero
+
+    @property
+    def _quotient(self) -> ca.MX:
+        """What is rounded."""
+        first = self.arguments[0]
+        if self.op == ca.OP_CEIL:
+            return -first
+        return first if self.op == ca.OP_FLOOR else first / self.arguments[1]
+
+    @property
+    def _kind(self) -> str:
+        """What its switch holds."""
+        if self.is_relation:
+            return "relation"
+        return {ca.OP_FMOD: "trunc", ca.OP_REMAINDER: "round"}.get(self.op, "floor")
+
+    @property
+    def text(self) -> str:
+        """As a user reads it."""
+        if self.is_relation:
+            a, b = (str(side) for side in self._sides)
+            return f"{bare(a)} < {bare(b)}"
+        return f"{self._kind}({bare(str(self._quotient))})"
+
+    @property
+    def value(self) -> ca.MX:
+        """The value of its switch."""
+        if self.is_relation:
+            a, b = self._sides
+            return a < b
+        return _rounded(self.op, self._quotient)
+
+    def changes(self, switch: ca.MX) -> list[tuple[ca.MX, ca.MX]]:
+        """Guards that fall through zero where the switch changes, and its value then."""
+        if self.is_relation:
+            a, b = self._sides
+            return [((1 - 2 * switch) * (a - b), 1 - switch)]
+        q, k = self._quotient, switch
+        if self.op == ca.OP_REMAINDER:
+            lower, upper = k - 0.5, k + 0.5
+        elif self.op == ca.OP_FMOD:
+            lower, upper = k - (k <= 0), k + (k >= 0)
+        else:
+            lower, upper = k, k + 1
+        to = _rounded(self.op, q)
+        return [(upper - q, ca.fmax(k + 1, to)), (q - lower, ca.fmin(k - 1, to))]
+
+    def by(self, switch: ca.MX) -> ca.MX:
+        """The node in terms of its switch: smooth as long as that keeps its value."""
+        first = self.arguments[0]
+        if self.op == ca.OP_LT:
+            return switch
+        if self.op == ca.OP_LE:
+            return 1 - switch
+        if self.op == ca.OP_SIGN:
+            return 1 - 2 * switch
+        if self.op == ca.OP_FABS:
+            return (1 - 2 * switch) * first
+        if self.op == ca.OP_COPYSIGN:
+            return ca.fabs(first) * (1 - 2 * switch)
+        if self.op in (ca.OP_FMIN, ca.OP_FMAX):
+            other = self.arguments[1]
+            return ca.if_else(switch, first, other) if self.op == ca.OP_FMIN else ca.if_else(switch, first, other)
+        if self.op == ca.OP_FLOOR:
+            return switch
+        if self.op == ca.OP_CEIL:
+            return -switch
+        return first - self.arguments[1] * switch
+
+
+def _rounded(op: int, q: ca.MX) -> ca.MX:
+    if op == ca.OP_REMAINDER:
+        return ca.floor(q + 0.5)
+    if op == ca.OP_FMOD:
+        return ca.sign(q) * ca.floor(ca.fabs(q))
+    return ca.floor(q)
+
+
+def bare(text: str) -> str:
+    """An expression without the parentheses around it."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for i, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0 and i < len(text) - 1:
+            return text
+    return text[1:-1]
+
+
+class Discontinuities:
+    """The discontinuous nodes of expressions, as far as they depend on what moves between transitions.
+
+    Parameters
+    ----------
+    where : str
+        What the expressions are, for errors.
+    expressions : sequence of MX
+    moving : set of int
+        Hashes of the symbols that move.
+
+    Raises
+    ------
+    ModelError
+        A function that is called has discontinuities that cannot be reached.
+    """
+
+    def __init__(self, where: str, expressions: Sequence[ca.MX], moving: set[int]) -> None:
+        self.where, self.expressions, self._moving = where, list(expressions), moving
+        self._inline()
+
+    def count(self, ops: Container[int]) -> int:
+        """Number of entries of moving nodes of some operations."""
+        return sum(node.numel() for op, node in self._walk(frozenset()) if op in ops)
+
+    def innermost(self, ops: frozenset[int]) -> list[Node]:
+        """Moving nodes of some operations without another one in their arguments."""
+        return [_node(node) for op, node in self._walk(ops) if op in ops]
+
+    def replace(self, pairs: Sequence[tuple[Node, ca.MX]]) -> None:
+        """Put expressions in the place of nodes."""
+        old, new = [node.node for node, _ in pairs], [value for _, value in pairs]
+        self.expressions = ca.graph_substitute(self.expressions, old, new)
+
+    def refuse_rest(self) -> None:
+        """Refuse what cannot be lifted: equality of what moves, and numbers that move as conditions."""
+        for op, node in self._walk(frozenset()):
+            if op in EQUALITIES:
+                raise ModelError(
+                    f"The relation {bare(str(node))} in {self.where} compares quantities that move for equality: it "
+                    "holds at instants only, if at all.",
+                    remedy="State it as an inequality, or compare memory and parameters.",
+                )
+            if op in LOGIC or (op == ca.OP_IF_ELSE_ZERO and self._moves(node.dep(0))):
+                what = node.dep(0) if op == ca.OP_IF_ELSE_ZERO else node
+                raise ModelError(
+                    f"In {self.where} a number that moves is taken as a condition: {bare(str(what))}.",
+                    remedy="State the condition as a relation, such as x > 0.",
+                )
+
+    @property
+    def spared(self) -> list[str]:
+        """What `smooth` leaves as it is."""
+        calls = [node.which_function() for op, node in self._walk(frozenset()) if op == ca.OP_CALL]
+        own = [f for f in calls if f.name() == SMOOTH]
+        return [bare(str(f.instruction_MX(f.n_instructions() - 2))) for f in own]  # the last is its output
+
+    def _moves(self, expression: ca.MX) -> bool:
+        return any(s.__hash__() in self._moving for s in ca.symvar(expression))
+
+    def _walk(self, blocking: frozenset[int]) -> Iterator[tuple[int, ca.MX]]:
+        """Operations and nodes whose arguments move, without those that have one of `blocking` in their arguments.
+
+        Clips that keep the arguments of other functions in their domains are left out, too.
+        """
+        function = self._function()
+        clips = _clips(function)
+        moving = [s.__hash__() in self._moving for s in self._symbols]
+        state: dict[int, tuple[bool, bool]] = {}  # by place of work: whether it moves, and whether it is blocked
+        for k in range(function.n_instructions()):
+            op, places = function.instruction_id(k), function.instruction_input(k)
+            if op == ca.OP_OUTPUT:
+                continue
+            if op == ca.OP_INPUT:
+                moves, blocked = moving[places[0]], False
+            else:
+                moves = any(state[i][0] for i in places if i in state)
+                blocked = any(state[i][1] for i in places if i in state)
+                if moves and not blocked and k not in clips:
+                    yield op, function.instruction_MX(k)
+                blocked |= moves and op in blocking and k not in clips
+            for i in function.instruction_output(k):
+                state[i] = moves, blocked
+
+    def _function(self) -> ca.Function:
+        self._symbols = ca.symvar(ca.veccat(*self.expressions))
+        return ca.Function("expressions", self._symbols, self.expressions)
+
+    def _inline(self) -> None:
+        """Write out the functions that are called, where they have discontinuities."""
+        calls = [node.which_function() for op, node in self._walk(frozenset()) if op == ca.OP_CALL]
+        if not any(_is_discontinuous(f) for f in calls):
+            return
+        try:
+            if any(f.name() == SMOOTH for f in calls):
+                raise RuntimeError("smooth")
+            self.expressions = self._function().expand().call(self._symbols, True, False)
+        except RuntimeError:
+            names = ", ".join(f"'{f.name()}'" for f in calls if _is_discontinuous(f))
+            raise ModelError(
+                f"{self.where} calls {names} with discontinuities inside, which cannot be made events.",
+                remedy="Write the function out in terms of the model's symbols, or mark the call by smooth().",
+            ) from None
+
+
+def _clips(function: ca.Function) -> set[int]:
+    """Instructions that keep the argument of another one in its domain, such as fmax in sqrt(fmax(h, 0))."""
+    made: dict[int, int] = {}  # place of work: the kink that it holds
+    parents: dict[int, list[int]] = {}
+    clips: list[int] = []
+    for k in range(function.n_instructions()):
+        op, places = function.instruction_id(k), function.instruction_input(k)
+        kinks = [] if op == ca.OP_INPUT else [made[i] for i in places if i in made]
+        if op in LIMITED:  # of a quotient the denominator, of a power the base
+            limited = places[1:] if op == ca.OP_DIV else places[:1]
+            clips += [made[i] for i in limited if i in made]
+        for i in function.instruction_output(k) if op != ca.OP_OUTPUT else ():
+            made.pop(i, None)
+            if op in KINKS:
+                made[i] = k
+                parents[k] = kinks
+    found: set[int] = set()
+    while clips:
+        k = clips.pop()
+        found.add(k)
+        clips += parents[k]
+    return found
+
+
+def _is_discontinuous(function: ca.Function) -> bool:
+    """Whether there are discontinuous nodes in a function; those that are not CasADi's own are taken as smooth."""
+    if function.name() == SMOOTH:
+        return False
+    if function.is_a("SXFunction") or function.is_a("MXFunction"):
+        ids = [function.instruction_id(k) for k in range(function.n_instructions())]
+        if not ALL.isdisjoint(ids):
+            return True
+        calls = [k for k, op in enumerate(ids) if op == ca.OP_CALL] if function.is_a("MXFunction") else []
+        return any(_is_discontinuous(function.instruction_MX(k).which_function()) for k in calls)
+    inner = [function.get_function(name) for name in function.get_function()]
+    return function.class_name() == "Switch" or any(map(_is_discontinuous, inner))
+
+
+def _node(node: ca.MX) -> Node:
+    arguments = tuple(ca.vec(ca.densify(node.dep(i))) for i in range(node.n_dep()))
+    return Node(node.op(), arguments, node.shape, node)
+
+
+def margin(condition: ca.MX) -> ca.MX | None:
+    """What is negative where a condition is true and continuous where its parts are; None of what is no condition."""
+    op = condition.op()
+    if op in RELATIONS:
+        return condition.dep(0) - condition.dep(1)
+    if op == ca.OP_NOT:
+        return -_margin(condition.dep(0))
+    if op in LOGIC:
+        both = (_margin(condition.dep(0)), _margin(condition.dep(1)))
+        return ca.fmax(*both) if op == ca.OP_AND else ca.fmin(*both)
+    return None
+
+
+def _margin(part: ca.MX) -> ca.MX:
+    found = margin(part)
+    return 1 - 2 * (part != 0) if found is None else found

@@ -1,0 +1,272 @@
+"""Relations in expressions become events, as in Modelica.
+
+A comparison in an equation makes its right-hand side jump; `floor`, `sign`, `fmod` do, too; `fabs`, `fmin` and `fmax`
+make its derivative jump. An integrator that steps across loses accuracy, and a derivative that does not know of the
+jump is that of one branch: the time at which the branches change depends on the parameters.
+
+`with_relations` replaces every such node in the equations, integrands and guards of a model by an expression in a
+memory, which says what holds, and adds the transition that changes it. Between transitions everything is smooth. What
+is evaluated at an instant only (resets, initial values, terminal costs) keeps its relations, and what depends on
+parameters and memory alone does too.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import casadi as ca
+
+from dae_hybrid.declarations import Declaration, Functional, Mode, Relation, Transition
+from dae_hybrid.discontinuities import JUMPS, KINKS, Discontinuities, Node, margin
+from dae_hybrid.errors import ModelError
+from dae_hybrid.expressions import free_name
+from dae_hybrid.layout import Layout
+from dae_hybrid.model import HybridModel
+
+#: beyond so many kinks of one mode they are left to the integrator's error control: an event each would cost more
+MOST_KINKS = 20
+#: relations are quoted up to this many characters
+LONGEST_TEXT = 60
+
+
+def with_relations(model: HybridModel) -> tuple[HybridModel, tuple[str, ...]]:
+    """The model with its relations lifted into memory and transitions, and what `smooth` has spared.
+
+    Raises
+    ------
+    ModelError
+        A discontinuity cannot be lifted; the error names it, and what to state instead.
+    """
+    lifting = _Lifting(model)
+    modes = {name: lifting.mode(mode) for name, mode in model.modes.items()}
+    functionals = {name: lifting.functional(f) for name, f in model.functionals.items()}
+    guards = {name: lifting.guard(t) for name, t in model.transitions.items()}
+    spared = tuple(lifting.spared)
+    if not lifting.switches and not lifting.has_conditions:
+        return model, spared
+    found = copy.copy(model)
+    found.modes, found.functionals = modes, functionals
+    found.transitions = {
+        name: replace(
+            t,
+            source=modes[t.source.name],
+            target=None if t.target is None else modes[t.target.name],
+            memory=lifting.memory(t),
+            **guards[name],
+        )
+        for name, t in model.transitions.items()
+    }
+    if model.start is not None:
+        found.start = replace(model.start, mode=modes[model.start.mode.name])
+    found.declarations = {**model.declarations, **lifting.declarations()}
+    for mode in modes.values():
+        for transition in lifting.transitions(mode, found.transitions):
+            found.transitions[transition.name] = transition
+    return found, spared
+
+
+@dataclass(eq=False)
+class _Switch:
+    """A memory that says what holds, and what it takes to change it.
+
+    `value` is what the memory holds: 1 where a relation ``margin < 0`` is true, else 0; of a step function its value.
+    """
+
+    text: str
+    symbol: ca.MX
+    value: ca.MX  # by the expression itself
+    changes: list[tuple[ca.MX, ca.MX]]  # guards that fall through zero, and the value then
+    is_relation: bool
+    is_kink: bool
+    rests: bool  # whether its value where the guard stays at zero is one of the two sides
+
+
+@dataclass
+class _Lifting:
+    """Switches of a model, shared by all expressions in which the same relation stands."""
+
+    model: HybridModel
+    switches: dict[str, _Switch] = field(default_factory=dict)
+    used: dict[str, dict[str, None]] = field(default_factory=dict)  # keys of switches by mode
+    spared: dict[str, None] = field(default_factory=dict)  # expressions that are taken as smooth
+    has_conditions: bool = False  # guards that are relations
+
+    def __post_init__(self) -> None:
+        model = self.model
+        self.names = set(model.declarations)
+        self.everywhere: dict[str, None] = {}  # of integrands
+        moving = [d for d in model.declarations.values() if d.kind in ("differential", "algebraic")]
+        self.moving = {s.__hash__() for s in (model.time, *(d.symbol for d in moving), *model.rates.values())}
+
+    # -- expressions ------------------------------------------------------------------------------
+
+    def mode(self, mode: Mode) -> Mode:
+        """The mode with smooth equations."""
+        parts = [*mode.ode.values(), mode.residual, mode.algebraic, mode.constraint]
+        *rates, residual, algebraic, constraint = self._lift(f"mode '{mode.name}'", parts, self.used_in(mode))
+        return replace(
+            mode,
+            ode=dict(zip(mode.ode, rates, strict=True)),
+            residual=residual,
+            algebraic=algebraic,
+            constraint=constraint,
+        )
+
+    def functional(self, functional: Functional) -> Functional:
+        """The functional with a smooth integrand."""
+        if functional.integrand is None:
+            return functional
+        where = f"the integrand of functional '{functional.name}'"
+        (integrand,) = self._lift(where, [functional.integrand], self.everywhere)
+        return replace(functional, integrand=integrand)
+
+    def guard(self, transition: Transition) -> dict[str, Any]:
+        """The guard of a transition, smooth between events, and what else a condition changes."""
+        if transition.guard is None or transition.refusal or transition.bound is not None:
+            return {}  # no run goes on, and no derivative, where a condition on a mode fails
+        where = f"the guard of transition '{transition.name}'"
+        guard, more = transition.guard, dict[str, Any]()
+        if (found := margin(guard)) is not None:
+            self.has_conditions = True
+            guard, more = found, {"direction": 1 if transition.direction < 0 else -1, "becomes": True}
+        (guard,) = self._lift(where, [guard], self.used_in(transition.source))
+        return {"guard": guard, **more}
+
+    def used_in(self, mode: Mode) -> dict[str, None]:
+        """Keys of the switches that a mode uses, in order."""
+        return self.used.setdefault(mode.name, {})
+
+    def _lift(self, where: str, parts: Sequence[ca.MX], used: dict[str, None]) -> list[ca.MX]:
+        """The expressions with a memory for each relation."""
+        found = Discontinuities(where, parts, self.moving)
+        ops = JUMPS | KINKS if found.count(KINKS) <= MOST_KINKS else JUMPS
+        while nodes := found.innermost(ops):
+            found.replace([(node, self._replacement(node, used)) for node in nodes])
+        found.refuse_rest()
+        self.spared.update(dict.fromkeys(found.spared))
+        return found.expressions
+
+    def _replacement(self, node: Node, used: dict[str, None]) -> ca.MX:
+        """What stands for a node, by entries where it is a vector."""
+        own = [node.entry(i) for i in range(node.size)]
+        values = [entry.by(self._switch(entry, used)) for entry in own]
+        return values[0] if node.size == 1 else ca.reshape(ca.vertcat(*values), node.shape)
+
+    def _switch(self, node: Node, used: dict[str, None]) -> ca.MX:
+        """The memory of a switch."""
+        key = node.key
+        if key not in self.switches:
+            text = node.text if len(node.text) <= LONGEST_TEXT else f"{node.text[:LONGEST_TEXT]}..."
+            name = free_name(text, self.names)
+            self.names.add(name)
+            symbol = ca.MX.sym(name)
+            self.switches[key] = _Switch(
+                name, symbol, node.value, node.changes(symbol), node.is_relation, node.is_kink, not node.is_sign
+            )
+        switch = self.switches[key]
+        switch.is_kink &= node.is_kink
+        switch.rests &= not node.is_sign
+        used[key] = None
+        return switch.symbol
+
+    # -- declarations -----------------------------------------------------------------------------
+
+    def declarations(self) -> dict[str, Declaration]:
+        """A memory for each switch."""
+        start = self.model.start
+        at_start = {} if start is None else self.used_in(start.mode) | self.everywhere
+        return {
+            switch.text: Declaration(
+                switch.text, "memory", 1, switch.symbol, initial=self._initial(switch) if key in at_start else ca.MX(0)
+            )
+            for key, switch in self.switches.items()
+        }
+
+    def memory(self, transition: Transition) -> dict[str, ca.MX]:
+        """The updates of a transition, and those of the switches that its target has and it may change.
+
+        Switches that depend on more than states, parameters and time after the transition are set right by transitions
+        of their own.
+        """
+        target = transition.target
+        if target is None or transition.equations.numel() or transition.project:
+            return transition.memory
+        found = dict(transition.memory)
+        kept = self.used_in(transition.source) | self.everywhere
+        given = {d.name: d for d in self.model.declarations.values()}
+        changed = {given[name].symbol.__hash__() for name in (*transition.reset, *transition.memory)}
+        simple = {d.symbol.__hash__() for d in given.values() if d.kind in ("differential", "parameter", "memory")}
+        simple.add(self.model.time.__hash__())
+        has = self._states(transition.source) | set(transition.reset)
+        for key in self.used_in(target) | self.everywhere:
+            switch = self.switches[key]
+            value = self._unfold(switch.value)
+            symbols = {s.__hash__(): s for s in ca.symvar(value)}
+            states = [d for d in given.values() if d.kind == "differential" and d.symbol.__hash__() in symbols]
+            frozen = [d for d in given.values() if d.kind == "memory" and d.symbol.__hash__() in symbols]
+            if not symbols.keys() <= simple or not {d.name for d in states} <= has or any(d.of for d in frozen):
+                continue
+            if key in kept and changed.isdisjoint(symbols):
+                continue
+            own = [given[name] for name in (*transition.reset, *transition.memory) if given[name].symbol.__hash__() in symbols]
+            new = [(transition.reset | transition.memory)[d.name] for d in own]
+            (found[switch.text],) = ca.substitute([value], [d.symbol for d in own], new)
+        return found
+
+    def _states(self, mode: Mode) -> set[str]:
+        """Names of the differential variables of a mode."""
+        used = {s.__hash__() for s in ca.symvar(mode.everything)}
+        rates = {name for name, rate in self.model.rates.items() if rate.__hash__() in used}
+        return set(mode.ode) | rates
+
+    def _unfold(self, value: ca.MX) -> ca.MX:
+        """An expression without the memory of switches."""
+        for _ in self.switches:
+            symbols = {s.__hash__() for s in ca.symvar(value)}
+            inner = [s for s in self.switches.values() if s.symbol.__hash__() in symbols]
+            if not inner:
+                break
+            (value,) = ca.substitute([value], [s.symbol for s in inner], [s.value for s in inner])
+        return value
+
+    def _initial(self, switch: _Switch) -> ca.MX:
+        """The value of a switch at the start; what is unknown there is set right by the transitions."""
+        value = self._unfold(switch.value)
+        symbols = {s.__hash__() for s in ca.symvar(value)}
+        own = [d for d in self.model.of_kind("memory") if d.symbol.__hash__() in symbols]
+        return ca.substitute([value], [d.symbol for d in own], [_start_of(d) for d in own])[0]
+
+    def transitions(self, mode: Mode, taken: Mapping[str, Transition]) -> Iterable[Transition]:
+        """What changes the switches of a mode."""
+        none: dict[str, ca.MX] = {}
+        names = set(taken)
+        every = {**self.model.declarations, **self.declarations()}.values()
+        entries = Layout.of((d.name, d.size) for d in every if d.kind == "memory")
+        for key in self.used_in(mode) | self.everywhere:
+            switch = self.switches[key]
+            for k, (guard, value) in enumerate(switch.changes):
+                suffix = "" if switch.is_relation else (" rises", " falls")[k]
+                name = free_name(f'"{switch.text}"{suffix} in {mode.name}', names)
+                names.add(name)
+                yield Transition(
+                    name, mode, mode, guard, None, None, -1, "fire", math.inf, none, {switch.text: value}, ca.MX(0, 1),
+                    (), (), None, none, freezes=False,
+                    relation=Relation(
+                        switch.text, entries[switch.text].start, switch.is_relation, switch.is_kink, switch.rests
+                    ),
+                )  # fmt: skip
+
+
+def _start_of(declared: Declaration) -> ca.MX:
+    """The initial value of a memory, zero for the coefficients of a signal."""
+    if declared.signal is not None or (declared.initial is None and declared.of is None):
+        return ca.MX.zeros(declared.size)
+    if declared.initial is not None:
+        return ca.MX(declared.initial)
+    if declared.of is None:
+        raise AssertionError("a memory has an initial value or a variable")
+    return declared.of.symbol
