@@ -386,16 +386,19 @@ class _Run:
         t = arb_series([self.t, 1], prec=ORDER + 1)
         return [v.mid() for v in _series(function(x, t, self.p, self.m, b), ORDER + 1).coeffs()]
 
-    def settle(self, rules: Frozen) -> tuple[list[Any], list[arb_series], list[list[arb]]]:
-        """Choices from here on, the solution and what the choices look at: at zero its rate decides."""
+    def settle(self, rules: Frozen) -> tuple[list[Any], list[arb_series], list[list[arb]], bool]:
+        """Choices from here on, the solution and what the choices look at: at zero its rate decides.
+
+        Where no choice holds, those that have been crossed into are given, and False.
+        """
         b, close = rules.decide(self.x, self.t, self.p, self.m)
         if self.choices is not None:
             for i in close:
                 old = self.choices[i]
                 if not rules.whole[i]:
                     b[i] = not old if i in self.flipped else old
-        seen = set()
-        for _ in range(4 * len(close) + 4):
+        tried: list[Any] = []
+        while True:
             x = self.expand(rules, b)
             quantities = [self.series(rules, b, x, q) for q in rules.quantities]
             wanted = list(b)
@@ -411,18 +414,17 @@ class _Run:
                 elif (sign := _sign(c)) != 0:
                     wanted[i] = sign > 0
             if wanted == b:
-                return b, x, quantities
-            seen.add(tuple(b))
+                return b, x, quantities, True
+            tried.append((b, x, quantities))
             b = wanted
-            if tuple(b) in seen:
-                raise Unsettled("sliding")
-        raise Unsettled("no choice holds")
+            if any(b == choices for choices, _, _ in tried):
+                return (*tried[0], False)
 
     def go(self) -> Solution:
         entered, spent = True, set()
         for _ in range(2000):
             rules = self.f.modes[self.mode]
-            b, x, quantities = self.settle(rules)
+            b, x, quantities, holds = self.settle(rules)
             leaving = self.f.leaving[self.mode]
             triggers = [k for k in leaving if self.s.jumps[k].kind != "at"]
             now: dict[int, Any] = {}
@@ -451,6 +453,8 @@ class _Run:
                 if self.done:
                     break
                 continue
+            if not holds:
+                raise Unsettled("sliding")
             entered = False
             h = self.length(x)
             h, events = self.next(rules, b, quantities, now, h)
