@@ -363,7 +363,8 @@ class _Run:
         self.found = Solution(arb(0))
         self.choices: list[Any] | None = None
         self.flipped: set[int] = set()
-        self.truth: dict[int, bool] = {}  # of guards that are relations, at the start of the step before
+        self.latest: int | None = None  # to have fired at this instant
+        self.truth: dict[int, bool] = {}  # of guards that are relations, since their mode was entered
         self.signs: dict[int, int] = {}  # of guards at the end of it
         self.done = False
 
@@ -433,7 +434,7 @@ class _Run:
                 jump = self.s.jumps[k]
                 if jump.kind == "becomes":
                     now[k] = bool(function(self.x, self.t, self.p, self.m, b))
-                    if not entered and now[k] and not self.truth.get(k, False):
+                    if now[k] and self.truth.get(k) is False and k != self.latest:  # by a reset as well as in time
                         due.append(k)
                     continue
                 now[k] = self.series(rules, b, x, function)
@@ -448,6 +449,7 @@ class _Run:
                     due.append(k)
             self.truth = {k: v for k, v in now.items() if isinstance(v, bool)}
             if due:
+                self.note(f"transition {min(due)}", rules, b)
                 self.fire(min(due), spent)
                 entered = True
                 if self.done:
@@ -461,7 +463,7 @@ class _Run:
             self.advance(rules, b, x, h)
             self.signs = {k: _side(c, h) for k, c in now.items() if not isinstance(c, bool)}
             self.choices, self.flipped = b, {i for kind, i in events if kind == "flip"}
-            spent = set()
+            spent, self.latest = set(), None
             for _, i in (e for e in events if e[0] == "flip"):
                 self.note(f"relation {i} of mode {self.mode}", rules, b)
             fired = sorted(i for kind, i in events if kind == "jump")
@@ -541,6 +543,7 @@ class _Run:
             raise Unsettled("a chain")
         jump = self.s.jumps[k]
         spent.add(k)
+        self.latest = k
         if (cost := self.f.costs[k]) is not None:
             self.value += arb(cost.at(self.x, self.t, self.p, self.m)[0])
         new = [arb(v).mid() for v in self.f.resets[k].at(self.x, self.t, self.p, self.m)]
@@ -554,7 +557,7 @@ class _Run:
             self.close()
             return
         if jump.target != self.mode:
-            self.choices, self.flipped = None, set()
+            self.choices, self.flipped, self.truth = None, set(), {}
         self.mode = jump.target
 
     def close(self) -> None:
