@@ -146,7 +146,9 @@ class Automaton:
             entering, source, pending = False, self.mode, entry.zero_band
             instant.rest(source, pending)
             armed = frozenset(i for i, band in zip(source.guarded, pending.tolist(), strict=True) if not band)
-            if crossing is not None:
+            if crossing is not None and self._stayed_at_zero(crossing, entry):
+                armed -= {source.guarded[crossing[0]]}
+            elif crossing is not None:
                 firing = self._first(crossing, due, armed, entry)
                 if self._spares(firing):
                     armed -= {firing.transition.index}
@@ -224,6 +226,12 @@ class Automaton:
             _, timed, count = self.instant.due(mode, self.t, self.p)
             found = found if timed is None else Firing(timed, count=count)
         return found
+
+    @staticmethod
+    def _stayed_at_zero(crossing: tuple[int, float, float], entry: Entry) -> bool:
+        """Whether nothing but rounding has taken a guard away from zero since the segment began."""
+        index, guard, rate = crossing
+        return guard == 0.0 == rate and bool(entry.began_at_zero[index])
 
     def _refuse_plateau(self, index: int) -> None:
         """A guard that comes to zero and stays there is seen somewhere on the way, not where it crosses."""
@@ -332,7 +340,8 @@ class Automaton:
         else:
             self.at = Arrival(x, at.m, xdot, at.guards, at.rates, at.sizes)
         count = len(mode.guarded)
-        return outcome.crossing, Entry(None, outcome.zero_band[:count], task.departure[:count])
+        began = task.zero_band[:count] > 0
+        return outcome.crossing, Entry(None, outcome.zero_band[:count], task.departure[:count], began)
 
     def _refuse_noise(self, task: SegmentTask, outcome: SegmentOutcome, crossing: tuple[int, float, float]) -> None:
         """A guard that has crossed zero where the flow takes it the other way; a condition has only been touched."""

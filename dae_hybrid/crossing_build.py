@@ -98,6 +98,7 @@ def network(
         directions=tuple(t.direction for t in transitions),
         waits=tuple(t.on_entry == "wait" for t in transitions),
         toggles=tuple(t.relation is not None for t in transitions),
+        becomes=tuple(t.becomes for t in transitions),
         sizes=tuple(mode.variables.size for mode in modes),
         links=tuple(tuple(link(index) for index in mode.guarded) for mode in modes),
         ends=ends,

@@ -11,8 +11,8 @@ import casadi as ca
 
 from dae_hybrid.errors import ModelError
 
-#: what `smooth` calls the function that it makes
-SMOOTH = "taken_as_smooth"
+#: an operation of CasADi that changes nothing: the mark of `smooth`
+SMOOTH = ca.OP_LIFT
 #: true or false
 RELATIONS, EQUALITIES = (ca.OP_LT, ca.OP_LE), (ca.OP_EQ, ca.OP_NE)
 LOGIC = (ca.OP_AND, ca.OP_OR, ca.OP_NOT)
@@ -64,10 +64,25 @@ def smooth(expression: Any) -> Any:
         if isinstance(expression, ca.SX):
             raise ModelError("smooth() got a CasADi SX expression; the symbols of a model are MX.")
         return expression
-    symbols = ca.symvar(expression)
-    if not symbols:
-        return expression
-    return ca.Function(SMOOTH, symbols, [expression], {"never_inline": True})(*symbols)
+    return expression if expression.is_constant() else ca.MX.binary(SMOOTH, expression, expression)
+
+
+def without_marks(function: ca.Function) -> ca.Function:
+    """A function of MX without the marks of `smooth`."""
+    if function.is_a("SXFunction") or SMOOTH not in map(function.instruction_id, range(function.n_instructions())):
+        return function
+    inputs = function.mx_in()
+    outputs = function.call(inputs)
+    while marks := [node for op, node in instructions(inputs, outputs) if op == SMOOTH]:
+        outputs = ca.graph_substitute(outputs, marks, [mark.dep(0) for mark in marks])
+    return ca.Function(function.name(), inputs, outputs)
+
+
+def instructions(inputs: Sequence[ca.MX], outputs: Sequence[ca.MX]) -> list[tuple[int, ca.MX]]:
+    """Operations and nodes of expressions."""
+    function = ca.Function("expressions", inputs, outputs)
+    every = [(function.instruction_id(k), k) for k in range(function.n_instructions())]
+    return [(op, function.instruction_MX(k)) for op, k in every if op not in (ca.OP_INPUT, ca.OP_OUTPUT)]
 
 
 @dataclass(frozen=True)
@@ -230,8 +245,29 @@ class Discontinuities:
     """
 
     def __init__(self, where: str, expressions: Sequence[ca.MX], moving: set[int]) -> None:
-        self.where, self.expressions, self._moving = where, list(expressions), moving
+        self.where, self._expressions, self._moving = where, list(expressions), set(moving)
+        marks = {node.__hash__(): node for op, node in instructions(self._symbols, self._expressions) if op == SMOOTH}
+        self._marks = [(ca.MX.sym("smooth", mark.sparsity()), mark) for mark in marks.values()]
+        self._moving |= {symbol.__hash__() for symbol, mark in self._marks if self._moves(mark)}
+        self._put([mark for _, mark in self._marks], [symbol for symbol, _ in self._marks])
         self._inline()
+
+    @property
+    def expressions(self) -> list[ca.MX]:
+        """The expressions as they are now."""
+        symbols, marks = zip(*self._marks, strict=True) if self._marks else ((), ())
+        found: list[ca.MX] = ca.substitute(self._expressions, symbols, marks)
+        return found
+
+    @property
+    def spared(self) -> list[str]:
+        """What `smooth` leaves as it is."""
+        return [bare(str(mark.dep(0))) for _, mark in self._marks]
+
+    @property
+    def _symbols(self) -> list[ca.MX]:
+        found: list[ca.MX] = ca.symvar(ca.veccat(*self._expressions))
+        return found
 
     def count(self, ops: Container[int]) -> int:
         """Number of entries of moving nodes of some operations."""
@@ -243,8 +279,11 @@ class Discontinuities:
 
     def replace(self, pairs: Sequence[tuple[Node, ca.MX]]) -> None:
         """Put expressions in the place of nodes."""
-        old, new = [node.node for node, _ in pairs], [value for _, value in pairs]
-        self.expressions = ca.graph_substitute(self.expressions, old, new)
+        self._put([node.node for node, _ in pairs], [value for _, value in pairs])
+
+    def _put(self, old: list[Any], new: list[ca.MX]) -> None:
+        if old:
+            self._expressions = ca.graph_substitute(self._expressions, old, new)
 
     def refuse_rest(self) -> None:
         """Refuse what cannot be lifted: equality of what moves, and numbers that move as conditions."""
@@ -262,13 +301,6 @@ class Discontinuities:
                     remedy="State the condition as a relation, such as x > 0.",
                 )
 
-    @property
-    def spared(self) -> list[str]:
-        """What `smooth` leaves as it is."""
-        calls = [node.which_function() for op, node in self._walk(frozenset()) if op == ca.OP_CALL]
-        own = [f for f in calls if f.name() == SMOOTH]
-        return [bare(str(f.instruction_MX(f.n_instructions() - 2))) for f in own]  # the last is its output
-
     def _moves(self, expression: ca.MX) -> bool:
         return any(s.__hash__() in self._moving for s in ca.symvar(expression))
 
@@ -277,9 +309,8 @@ class Discontinuities:
 
         Clips that keep the arguments of other functions in their domains are left out, too.
         """
-        function = self._function()
+        function, moving = self._function(), [s.__hash__() in self._moving for s in self._symbols]
         clips = _clips(function)
-        moving = [s.__hash__() in self._moving for s in self._symbols]
         state: dict[int, tuple[bool, bool]] = {}  # by place of work: whether it moves, and whether it is blocked
         for k in range(function.n_instructions()):
             op, places = function.instruction_id(k), function.instruction_input(k)
@@ -297,20 +328,17 @@ class Discontinuities:
                 state[i] = moves, blocked
 
     def _function(self) -> ca.Function:
-        self._symbols = ca.symvar(ca.veccat(*self.expressions))
-        return ca.Function("expressions", self._symbols, self.expressions)
+        return ca.Function("expressions", self._symbols, self._expressions)
 
     def _inline(self) -> None:
         """Write out the functions that are called, where they have discontinuities."""
         calls = [node.which_function() for op, node in self._walk(frozenset()) if op == ca.OP_CALL]
-        if not any(_is_discontinuous(f) for f in calls):
+        names = ", ".join(f"'{f.name()}'" for f in calls if _is_discontinuous(f))
+        if not names:
             return
         try:
-            if any(f.name() == SMOOTH for f in calls):
-                raise RuntimeError("smooth")
-            self.expressions = self._function().expand().call(self._symbols, True, False)
+            self._expressions = self._function().expand().call(self._symbols, True, False)
         except RuntimeError:
-            names = ", ".join(f"'{f.name()}'" for f in calls if _is_discontinuous(f))
             raise ModelError(
                 f"{self.where} calls {names} with discontinuities inside, which cannot be made events.",
                 remedy="Write the function out in terms of the model's symbols, or mark the call by smooth().",
@@ -343,8 +371,6 @@ def _clips(function: ca.Function) -> set[int]:
 
 def _is_discontinuous(function: ca.Function) -> bool:
     """Whether there are discontinuous nodes in a function; those that are not CasADi's own are taken as smooth."""
-    if function.name() == SMOOTH:
-        return False
     if function.is_a("SXFunction") or function.is_a("MXFunction"):
         ids = [function.instruction_id(k) for k in range(function.n_instructions())]
         if not ALL.isdisjoint(ids):
@@ -360,19 +386,22 @@ def _node(node: ca.MX) -> Node:
     return Node(node.op(), arguments, node.shape, node)
 
 
-def margin(condition: ca.MX) -> ca.MX | None:
+def margin(condition: ca.MX, moving: set[int]) -> ca.MX | None:
     """What is negative where a condition is true and continuous where its parts are; None of what is no condition."""
     op = condition.op()
+    if op not in (*RELATIONS, *EQUALITIES, *LOGIC):
+        return None
+    if moving.isdisjoint(s.__hash__() for s in ca.symvar(condition)):
+        return 1 - 2 * condition
     if op in RELATIONS:
         return condition.dep(0) - condition.dep(1)
+    parts = [1 - 2 * (part != 0) if (own := margin(part, moving)) is None else own for part in _parts(condition)]
     if op == ca.OP_NOT:
-        return -_margin(condition.dep(0))
+        return -parts[0]
     if op in LOGIC:
-        both = (_margin(condition.dep(0)), _margin(condition.dep(1)))
-        return ca.fmax(*both) if op == ca.OP_AND else ca.fmin(*both)
-    return None
+        return ca.fmax(*parts) if op == ca.OP_AND else ca.fmin(*parts)
+    return 1 - 2 * condition  # equality, which is refused where it is looked at
 
 
-def _margin(part: ca.MX) -> ca.MX:
-    found = margin(part)
-    return 1 - 2 * (part != 0) if found is None else found
+def _parts(condition: ca.MX) -> list[ca.MX]:
+    return [condition.dep(i) for i in range(condition.n_dep())]

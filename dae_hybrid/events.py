@@ -52,8 +52,6 @@ from dae_hybrid.transition import Arrival, TransitionMap, clock
 
 #: a guard within this many roundings of its terms is zero
 ZERO_ROUNDINGS = 256.0
-#: but not beyond this share of the range it has had
-UNRESOLVED = 0.1
 #: and so is, where its mode goes on, one that has just fired within this many times the value that it fired at
 RESIDUE = 4.0
 #: times closer than this share of the run's time scale are one instant
@@ -75,11 +73,15 @@ def same_instant(one: float, other: float, start: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What fires at once, and for each guard its zero band and the sign it leaves zero with (0 where unknown)."""
+    """What fires at once, and for each guard its zero band and the sign it leaves zero with (0 where unknown).
+
+    `began_at_zero` says, of the end of a segment, which guards were at zero where it began.
+    """
 
     fires: Firing | None
     zero_band: Array
     departure: Array
+    began_at_zero: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
 
 @dataclass
@@ -157,7 +159,7 @@ class Instant:
         duration = self._duration(t)
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         for index, h, rate, size in values:
-            direction, band = self.system.transitions[index].direction, self._band(index, h, size, rate, t)
+            direction, band = self.system.transitions[index].direction, self._band(h, size, rate, t)
             if not abs(h) <= band:
                 self.sides[index] = 1 if h > 0 else -1
                 self.away.add(index)
@@ -208,7 +210,7 @@ class Instant:
                     remedy=f"Check the guard, at the values that the mode is entered with, for {SUSPECTS}.",
                 )
             direction, side = transition.direction, self.sides.get(index)
-            band = max(self._band(index, h, size, rate, t), RESIDUE * self.spent.get(index, 0.0))
+            band = max(self._band(h, size, rate, t), RESIDUE * self.spent.get(index, 0.0))
             if index in resting and index not in jumped:
                 zero_band[i], departure[i] = resting[index]
                 self.sides[index] = int(departure[i])
@@ -236,13 +238,14 @@ class Instant:
                     self.owed[index] = (beyond, True)
                 owed, follows = self.owed.get(index, (0, True))
                 met = entering and direction == beyond and side != beyond and index != own
-                became = transition.becomes and side == -beyond
+                became = transition.becomes and side == -beyond and direction in (0, beyond) and index != own
                 if owed == beyond and index != own:
                     due.append((Firing(transition, h, rate, follows=follows), False))
                 elif transition.refuses and entering and direction == beyond:
                     due.append((Firing(transition, h, rate, follows=True), False))
-                elif met and (transition.on_entry != "wait" or became):
-                    due.append((Firing(transition, h, rate, follows=True), transition.on_entry == "error"))
+                elif became or (met and transition.on_entry != "wait"):
+                    error = transition.on_entry == "error" and not became
+                    due.append((Firing(transition, h, rate, follows=True), error))
                 else:
                     self.sides[index] = beyond
                     self.away.add(index)
@@ -294,14 +297,14 @@ class Instant:
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         duration = self._duration(t)
         return [
-            (i, h, rate) for i, h, rate, size in values if abs(h) <= self._band(i, h, size, rate, t) < abs(rate) * duration
+            (i, h, rate) for i, h, rate, size in values if abs(h) <= self._band(h, size, rate, t) < abs(rate) * duration
         ]
 
     def past(self, mode: ModeSystem, t: float, at: Arrival) -> frozenset[int]:
         """Transitions of the mode whose guards are past their threshold."""
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         return frozenset(
-            i for i, h, rate, size in values if self.system.transitions[i].direction * h > self._band(i, h, size, rate, t)
+            i for i, h, rate, size in values if self.system.transitions[i].direction * h > self._band(h, size, rate, t)
         )
 
     def is_due_within(self, moment: float, condition: TransitionMap, mode: ModeSystem, at: Arrival) -> bool:
@@ -319,17 +322,12 @@ class Instant:
     def touching(self, mode: ModeSystem, t: float, at: Arrival) -> list[tuple[int, float]]:
         """Transitions of the mode whose guards are zero to rounding, with their rates."""
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
-        return [(i, rate) for i, h, rate, size in values if abs(h) <= self._band(i, h, size, rate, t)]
+        return [(i, rate) for i, h, rate, size in values if abs(h) <= self._band(h, size, rate, t)]
 
-    def _band(self, index: int, h: float, size: float, rate: float, t: float) -> float:
-        """Within which a guard is zero to rounding.
-
-        The rounding of times does not make a guard zero that is as large as a share of its range.
-        """
+    def _band(self, h: float, size: float, rate: float, t: float) -> float:
+        """Within which a guard is zero to rounding."""
         rounding = size + abs(rate) * self.elapsed(t)  # of no finite size where the guard is not differentiable
         band = ZERO_ROUNDINGS * EPS * (rounding if math.isfinite(rounding) else abs(h)) + TINY
-        if self.ranges[index]:
-            band = min(band, max(ZERO_ROUNDINGS * EPS * size, UNRESOLVED * float(self.ranges[index])))
         return band + self.slack * abs(rate) if self.slack else band
 
     def rate_scale(self, transition: TransitionMap, t: float) -> float:

@@ -73,7 +73,7 @@ class Ends:
 class Network:
     """All modes' equations, and the links between them: for each mode one for every guard of a transition, or None.
 
-    `guarded` are the transitions of these guards, `sizes` those of (y, z); `directions`, `waits` and `toggles` are by transition.
+    `guarded` are the transitions of these guards, `sizes` those of (y, z); the others are by transition.
     """
 
     equations: tuple[Equations, ...]
@@ -81,6 +81,7 @@ class Network:
     directions: tuple[int, ...]
     waits: tuple[bool, ...]
     toggles: tuple[bool, ...]  # changes the side of a relation
+    becomes: tuple[bool, ...]  # the guard may jump across zero
     sizes: tuple[int, ...]
     links: tuple[tuple[Link | None, ...], ...]
     ends: Ends | None = None  # where runs begin and end plainly

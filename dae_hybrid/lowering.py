@@ -15,6 +15,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.declarations import Declaration, Mode
+from dae_hybrid.discontinuities import without_marks
 from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.model import HybridModel
@@ -113,7 +114,7 @@ class ModeLowering:
         inputs = [*own, *extra]
         self._check_symbols([(what, value) for (what, _), value in zip(expressions, values, strict=True)], inputs)
         function = ca.Function(name, inputs, values)
-        function = function if self.vectorised else expanded(function)
+        function = without_marks(function if self.vectorised else expanded(function))
         kind = kind_for([function])
         sizes = (self.n, sum(d.size for d in self.memory), sum(d.size for d in self.parameters))
         t = kind.sym("t")

@@ -136,11 +136,12 @@ class ModeFunctions:
         return ca.Function(name, list(s.point), [ca.vertcat(*function.call(list(s.point)))])
 
     def _check_guards(self) -> None:
+        by_t, by_x, by_m = (self.guards.jac_sparsity(0, i) for i in range(3))
+        moving = {*by_t.get_triplet()[0], *by_x.get_triplet()[0]}
+        signals = set(self._signal_entries())
+        moving |= {row for row, entry in zip(*by_m.get_triplet(), strict=True) if entry in signals}
         for i, transition in enumerate(self.guarded):
-            s = self.symbols()
-            row = self.guards(*s.point)[i]
-            moving = ca.jacobian(row, ca.vertcat(s.t, s.x)).nnz() > 0
-            if not moving and ca.jacobian(row, s.m)[:, self._signal_entries()].nnz() == 0:
+            if i not in moving and not transition.becomes:
                 raise ModelError(
                     "The guard depends on no variable and not on time: it can never cross zero.",
                     transition=transition.name,

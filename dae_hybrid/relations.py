@@ -130,10 +130,14 @@ class _Lifting:
             return {}  # no run goes on, and no derivative, where a condition on a mode fails
         where = f"the guard of transition '{transition.name}'"
         guard, more = transition.guard, dict[str, Any]()
-        if (found := margin(guard)) is not None:
+        if (found := margin(guard, self.moving)) is not None:
             self.has_conditions = True
             guard, more = found, {"direction": 1 if transition.direction < 0 else -1, "becomes": True}
-        (guard,) = self._lift(where, [guard], self.used_in(transition.source))
+        own: dict[str, None] = {}
+        (guard,) = self._lift(where, [guard], own)
+        self.used_in(transition.source).update(own)
+        if any(not self.switches[key].is_kink for key in own):
+            more["becomes"] = True  # it may jump across zero
         return {"guard": guard, **more}
 
     def used_in(self, mode: Mode) -> dict[str, None]:

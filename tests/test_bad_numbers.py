@@ -18,17 +18,22 @@ import dae_hybrid as dh
 
 NAN, INF = np.nan, np.inf
 
+def before(s: Any, then: Any) -> Any:
+    """Zero where s < 0: within a step, as it is smooth to the library."""
+    return dh.smooth(ca.if_else(s < 0, 0, then))
+
+
 #: bad where s >= 0; o is a parameter that is zero
 KINDS: dict[str, Callable[[Any, Any], Any]] = {
-    "nan": lambda s, o: ca.if_else(s < 0, 0, NAN),
-    "inf": lambda s, o: ca.if_else(s < 0, 0, INF),
-    "-inf": lambda s, o: ca.if_else(s < 0, 0, -INF),
+    "nan": lambda s, o: before(s, NAN),
+    "inf": lambda s, o: before(s, INF),
+    "-inf": lambda s, o: before(s, -INF),
     "overflow": lambda s, o: ca.exp(1e4 * s),
-    "logarithm": lambda s, o: ca.log(-s) * ca.if_else(s < 0, 0, 1),
-    "root": lambda s, o: ca.sqrt(-s) * ca.if_else(s < 0, 0, 1),
-    "division": lambda s, o: 1 / ca.fmax(-s, 0) * ca.if_else(s < 0, 0, 1),
+    "logarithm": lambda s, o: ca.log(-s) * before(s, 1),
+    "root": lambda s, o: ca.sqrt(-s) * before(s, 1),
+    "division": lambda s, o: 1 / ca.fmax(-s, 0) * before(s, 1),
     "derivative": lambda s, o: o * ca.sqrt(ca.fmax(-s, 0)),  # zero, and NaN by s
-    "derivative by a parameter": lambda s, o: ca.if_else(s < 0, 0, 1) * ca.sqrt(o),  # zero, and infinite by o
+    "derivative by a parameter": lambda s, o: before(s, 1) * ca.sqrt(o),  # zero, and infinite by o
 }
 FINITE = ("derivative", "derivative by a parameter")
 NEVER = 1e3

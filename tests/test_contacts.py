@@ -92,6 +92,7 @@ def test_five_balls_that_meet_in_one_point(direction: Any) -> None:
 @settings(max_examples=40, deadline=None)
 @example(way="native", shape=[(0, 2), (2, 0), (2, -2)], unit=(1, 1))
 @example(way="scipy", shape=[(0, 2), (2, 0), (0, 0), (0, -1), (1, -1)], unit=(3, 2))
+@example(way="scipy", shape=[(2, -2), (0, -1), (2, -3), (0, -2), (0, -2)], unit=(2, 2))
 @given(
     way=st.sampled_from(sorted(WAYS)),
     shape=st.lists(st.tuples(st.integers(0, 3), st.integers(-3, 3)), min_size=2, max_size=5),

@@ -67,7 +67,6 @@ enum { MOST_LOOKS = 20000 };                 /* within a step */
 /* as in dae_hybrid: events.py, transition.py, grazing.py, formulation.py, departure.py */
 #define KNOWN 100.0
 #define ZERO_ROUNDINGS 256.0
-#define UNRESOLVED 0.1
 #define RESIDUE 4.0
 #define SAME_INSTANT 4e-15
 enum { ZENO_INTERVALS = 4, RECENT = 4 };
@@ -277,9 +276,10 @@ typedef struct {                             /* an adjoint, integrated back alon
 typedef struct {                             /* what follows where a guard crosses */
   casadi_function cross, tangent;            /* none where that is never plain; see march.c */
   integer target, transition, index, direction, width;
-  integer waits, toggles, closes, follows_z; /* on_entry="wait"; whether it changes the side of a relation; whether z stays
-                                                and has to satisfy the equations after it; whether the memory after it
-                                                depends on z after it */
+  integer waits, toggles, becomes;           /* on_entry="wait"; whether it changes the side of a relation; whether its guard
+                                                may jump across zero */
+  integer closes, follows_z;                 /* whether z stays and has to satisfy the equations after it; whether the memory
+                                                after it depends on z after it */
 } link;
 
 typedef struct {                             /* a mode */

@@ -9,10 +9,9 @@ static double elapsed(const march *m, double t) { return fmax(fabs(t), t - m->t0
 static double duration(const march *m, double t) { return fmax(fabs(t), m->t1 - m->t0); }
 
 /* within which a guard is zero to rounding */
-static double band_of(const march *m, const link *l, double h, double size, double rate, double t) {
-  const double rounding = size + fabs(rate) * elapsed(m, t), range = m->ranges[l->transition];
-  const double band = ZERO_ROUNDINGS * DBL_EPSILON * (isfinite(rounding) ? rounding : fabs(h)) + DBL_MIN;
-  return range > 0 ? fmin(band, fmax(ZERO_ROUNDINGS * DBL_EPSILON * size, UNRESOLVED * range)) : band;
+static double band_of(const march *m, double h, double size, double rate, double t) {
+  const double rounding = size + fabs(rate) * elapsed(m, t);
+  return ZERO_ROUNDINGS * DBL_EPSILON * (isfinite(rounding) ? rounding : fabs(h)) + DBL_MIN;
 }
 
 static int call(march *m, casadi_function function, double t, const double *x, const double *memory, double **res,
@@ -69,7 +68,7 @@ static integer lay_out(const march *m, const station *from, const station *to, d
 static int one_alone(const march *m, const station *from, integer index, double t, const event *e) {
   const double *h = e->guards, *rate = h + from->n_guards, *size = rate + from->n_guards;
   for (integer j = 0; j < from->n_guards; j++) {
-    const double width = band_of(m, from->links + j, h[j], size[j], rate[j], t) + m->slack * elapsed(m, t) * fabs(rate[j]);
+    const double width = band_of(m, h[j], size[j], rate[j], t) + m->slack * elapsed(m, t) * fabs(rate[j]);
     if (j != index && fabs(h[j]) <= width) return 0;
   }
   return 1;
@@ -113,7 +112,7 @@ static int enter(march *m, const station *from, const station *to, integer index
   if (from != to && may_rest(m, to, t, e)) return 0;
   for (integer j = 0; j < to->n_guards; j++) {
     const int own = from == to && j == index;
-    const double rounding = band_of(m, to->links + j, h[j], size[j], rate[j], t), towards = (double)to->links[j].direction * rate[j];
+    const double rounding = band_of(m, h[j], size[j], rate[j], t), towards = (double)to->links[j].direction * rate[j];
     const double width = own ? fmax(rounding, RESIDUE * fabs(h0[j])) : rounding; /* as close to zero as it was found */
     if (fabs(h[j]) <= width) {
       const int moving = fabs(rate[j]) * duration(m, t) > width;
@@ -123,8 +122,10 @@ static int enter(march *m, const station *from, const station *to, integer index
       if (moving && towards > 0 && (!own || to->links[j].toggles)) return 0;
       if (moving && !own && from == to && to->links[j].direction == 0) return 0;
       if (towards >= 0 || !(to->links[j].waits || (own && to->links[j].toggles))) *decided = 0;
+    } else if (!own && from == to && to->links[j].becomes && h[j] * h0[j] < 0) {
+      return 0;
     } else if (!own && (double)to->links[j].direction * h[j] > 0) { /* its own reset may move a guard on */
-      const double before = from == to ? band_of(m, from->links + j, h0[j], size0[j], rate0[j], t) : 0;
+      const double before = from == to ? band_of(m, h0[j], size0[j], rate0[j], t) : 0;
       if (from != to || !((double)to->links[j].direction * h0[j] > before)) return 0;
     }
   }

@@ -33,7 +33,7 @@ class LinkStruct(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("cross", "tangent")),
-        *((name, c_int64) for name in ("target", "transition", "index", "direction", "width", "waits", "toggles", "closes",
+        *((name, c_int64) for name in ("target", "transition", "index", "direction", "width", "waits", "toggles", "becomes", "closes",
                                        "follows_z")),
     ]  # fmt: skip
 
@@ -118,6 +118,7 @@ class Marcher:
                 direction=network.directions[transition],
                 waits=network.waits[transition],
                 toggles=network.toggles[transition],
+                becomes=network.becomes[transition],
             )
             if link is not None:
                 links[i].cross, links[i].tangent = link.cross.address, link.tangent.address

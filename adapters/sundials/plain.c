@@ -53,7 +53,7 @@ static int look_at_start(const march *m, const station *first, context *c, const
   memset(c->zero_band, 0, (size_t)c->n_guards * sizeof(double));
   memset(c->departure, 0, (size_t)c->n_guards * sizeof(double));
   for (integer j = 0; j < first->n_guards; j++) {
-    const double width = band_of(m, first->links + j, h[j], size[j], rate[j], m->t0), direction = (double)first->links[j].direction;
+    const double width = band_of(m, h[j], size[j], rate[j], m->t0), direction = (double)first->links[j].direction;
     m->ranges[first->links[j].transition] = fabs(h[j]);
     if (fabs(h[j]) <= width) {
       const int moving = fabs(rate[j]) * duration(m, m->t0) > width;
@@ -163,7 +163,7 @@ static int arrive(plain *v) {
   }
   if (m->certify && !(all_finite(v->by_u, nf * n_u) && all_finite(by_w, nf * width))) return NOT_PLAIN;
   for (integer j = 0; j < ng; j++) {
-    if (fabs(h[j]) <= band_of(m, last->links + j, h[j], h[2 * ng + j], h[ng + j], r->t)) return NOT_PLAIN;
+    if (fabs(h[j]) <= band_of(m, h[j], h[2 * ng + j], h[ng + j], r->t)) return NOT_PLAIN;
     if (c->zero_band[j] != 0) m->rested[last->links[j].transition] = 1;
   }
   v->resting = 0;

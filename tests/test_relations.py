@@ -1,0 +1,433 @@
+"""Relations in expressions are events: closed forms, differences, and the same system stated by modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import casadi as ca
+import numpy as np
+import pytest
+
+import dae_hybrid as dh
+
+TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
+#: compiled and interpreted, implicit and explicit, and an integrator of its own
+WAYS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "bdf": (True, {"method": "bdf"}),
+    "adams": (True, {"method": "adams"}),
+    "erk": (True, {"method": "erk"}),
+    "interpreted": (False, {}),
+    "scipy": (False, {"adapter": "scipy"}),
+    "casadi": (False, {"adapter": "casadi"}),
+}
+
+State = Callable[[Any, Any, Any, Any, Any], Any]
+
+
+def oscillator(
+    force: State, integrand: State | None = None, terminal: State | None = None, values: tuple[float, float] = (0.3, 0.2)
+) -> dh.HybridModel:
+    """x'' = -4 x + force from x = 1 at rest; the expressions are of t, x, v, p, q."""
+    m = dh.HybridModel("oscillator")
+    p, q = m.parameter("p", values[0]), m.parameter("q", values[1])
+    x, v = m.differential("x"), m.differential("v")
+    of = (m.time, x, v, p, q)
+    run = m.mode("run", ode={x: v, v: -4 * x + force(*of)})
+    m.initial(run, {x: 1.0, v: 0.0})
+    parts = {} if integrand is None else {"integrand": integrand(*of)}
+    m.functional("G", terminal=x if terminal is None else terminal(*of), **parts)
+    return m
+
+
+def line(rate: Callable[[Any, Any, Any, Any], Any], values: tuple[float, float] = (0.5, 2.5)) -> dh.HybridModel:
+    """x' = rate(t, x, p, q) from 0, and G = x at the end."""
+    m = dh.HybridModel("line")
+    p, q, x = m.parameter("p", values[0]), m.parameter("q", values[1]), m.differential("x")
+    m.initial(m.mode("run", ode={x: rate(m.time, x, p, q)}), {x: 0.0})
+    m.functional("G", terminal=x)
+    return m
+
+
+def jumper(guard: Callable[[Any, Any, Any], Any], **options: Any) -> dh.HybridModel:
+    """x' = 1 from 0; where the guard of x, p, q fires, q x is added to G."""
+    m = dh.HybridModel("jumper")
+    p, q = m.parameter("p", 0.5), m.parameter("q", 2.5)
+    x, y = m.differential("x"), m.differential("y")
+    run = m.mode("run", ode={x: 1, y: 0})
+    m.transition(run, run, guard=guard(x, p, q), reset={y: y + q * x}, **options)
+    m.initial(run, {x: 0.0, y: 0.0})
+    m.functional("G", terminal=y)
+    return m
+
+
+def both(system: dh.HybridSystem, end: float, **options: Any) -> tuple[float, np.ndarray[Any, Any]]:
+    """Value and gradient, by forward and adjoint analysis, which agree."""
+    fsa = dh.forward_sensitivity(system, (0, end), **{**TIGHT, **options})
+    asa = dh.adjoint_gradient(system, (0, end), "G", **{**TIGHT, **options})
+    np.testing.assert_allclose(asa.gradient, fsa.gradient["G"], rtol=2e-6, atol=2e-8)
+    assert asa.value == pytest.approx(fsa.functionals["G"], rel=1e-7, abs=1e-7)
+    return asa.value, fsa.gradient["G"]
+
+
+def differences(system: dh.HybridSystem, end: float) -> np.ndarray[Any, Any]:
+    """Central differences."""
+    found = []
+    for i in range(system.parameters.size):
+        values = [system.nominal + side * 1e-5 * np.eye(system.parameters.size)[i] for side in (1, -1)]
+        runs = [dh.simulate(system, (0, end), parameters=v, rtol=1e-11, atol=1e-13) for v in values]
+        found.append((runs[0].functionals["G"] - runs[1].functionals["G"]) / 2e-5)
+    return np.array(found)
+
+
+# -- closed forms ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_gradient_knows_of_the_branch_that_ends(way: str) -> None:
+    """x' = 1 below p and 2 above: x(1) = 2 - p."""
+    native, method = WAYS[way]
+    system = line(lambda t, x, p, q: ca.if_else(x < p, 1, 2)).build(native=native)
+    value, gradient = both(system, 1.0, **method)
+    assert value == pytest.approx(1.5, abs=1e-8)
+    np.testing.assert_allclose(gradient, [-1, 0], atol=1e-7)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_of_time(way: str) -> None:
+    """The integral of floor(t/p) from 0 to 1 with p = 0.3: the sum of 1 - 0.3 k."""
+    native, method = WAYS[way]
+    system = line(lambda t, x, p, q: ca.floor(t / p), values=(0.3, 0.0)).build(native=native)
+    value, gradient = both(system, 1.0, **method)
+    assert value == pytest.approx(1.2, abs=1e-8)
+    np.testing.assert_allclose(gradient, [-6, 0], atol=1e-6)
+
+
+#: rates of t, x, p, q with x(1) and its derivatives at p = 0.4, q = 2.5
+RATES: dict[str, tuple[Any, float, list[float]]] = {
+    "at least": (lambda t, x, p, q: ca.if_else(x >= p, q, 1), 1.9, [-1.5, 0.6]),
+    "not": (lambda t, x, p, q: ca.if_else(ca.logic_not(p > x), q, 1), 1.9, [-1.5, 0.6]),
+    "time": (lambda t, x, p, q: ca.if_else(t < p, 1, q), 1.9, [-1.5, 0.6]),
+    "short circuit": (lambda t, x, p, q: ca.if_else(t < p, 1, q, True), 1.9, [-1.5, 0.6]),
+    "conditional": (lambda t, x, p, q: ca.conditional(t > p, [1], q), 1.9, [-1.5, 0.6]),
+    "sign": (lambda t, x, p, q: 1 + ca.sign(t - p), 1.2, [-2, 0]),
+    "fabs": (lambda t, x, p, q: ca.fabs(t - p), 0.26, [-0.2, 0]),
+    "fmax": (lambda t, x, p, q: ca.fmax(t, p), 0.58, [0.4, 0]),
+    "fmin": (lambda t, x, p, q: ca.fmin(t, p), 0.32, [0.6, 0]),
+    "fmod": (lambda t, x, p, q: ca.fmod(t, p) * q, 0.45, [1.0, 0.18]),
+    "remainder": (lambda t, x, p, q: ca.remainder(t + 0.1, p) * q, 0.0, [0.75, 0]),
+    "ceil": (lambda t, x, p, q: ca.ceil(t / p - 0.4), 1.32, [-4.2, 0]),
+    "copysign": (lambda t, x, p, q: ca.copysign(q, t - p), 0.5, [-5, 0.2]),
+    "window": (lambda t, x, p, q: ca.if_else(ca.logic_and(t > p, t < p + 0.25), q, 0), 0.625, [0, 0.25]),
+    "pulse": (lambda t, x, p, q: ca.if_else(ca.logic_and(t > p, t < p + 1e-4), 1e4 * q, 0), 2.5, [0, 1]),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_rates_in_closed_form(name: str) -> None:
+    rate, value, gradient = RATES[name]
+    got = both(line(rate, values=(0.4, 2.5)).build(native=False), 1.0)
+    assert got[0] == pytest.approx(value, abs=1e-7)
+    np.testing.assert_allclose(got[1], gradient, atol=1e-6)
+
+
+#: guards of x, p, q that fire once, at x = p
+GUARDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "relation": (lambda x, p, q: x > p, {}),
+    "and": (lambda x, p, q: ca.logic_and(x > p, x * x < q), {}),
+    "or": (lambda x, p, q: ca.logic_or(x > 2, ca.logic_not(x <= p)), {}),
+    "becomes false": (lambda x, p, q: x < p, {"direction": "falling"}),
+    "plateau": (lambda x, p, q: ca.fmax(x - p, 0), {"direction": "rising"}),
+    "clip": (lambda x, p, q: ca.fmin(ca.fmax(x - p, -0.1), 0.1), {}),
+    "jump": (lambda x, p, q: ca.if_else(x < p, -1, 1), {"direction": "rising"}),
+    "jump either way": (lambda x, p, q: ca.if_else(x < p, -1, 1), {}),
+    "jump of what moves": (lambda x, p, q: ca.if_else(x < p, x - 2, x + 2), {}),
+    "sign": (lambda x, p, q: ca.sign(x - p), {}),
+}
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("name", GUARDS)
+def test_guards_with_relations_and_clips(name: str, native: bool) -> None:
+    guard, options = GUARDS[name]
+    value, gradient = both(jumper(guard, **options).build(native=native), 1.0)
+    assert value == pytest.approx(1.25, abs=1e-8)
+    np.testing.assert_allclose(gradient, [2.5, 0.5], atol=1e-7)
+
+
+def test_a_dip_with_a_kink_is_found() -> None:
+    """It is a thousandth wide, and no step ends in it."""
+    system = jumper(lambda x, p, q: ca.fabs(x - p) - 1e-5, direction="falling").build(native=False)
+    value, gradient = both(system, 1.0)
+    assert value == pytest.approx(2.5 * (0.5 - 1e-5), abs=1e-8)
+    np.testing.assert_allclose(gradient, [2.5, 0.5 - 1e-5], atol=1e-7)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_condition_becomes_true_by_a_reset(native: bool) -> None:
+    m = dh.HybridModel("by reset")
+    p, q = m.parameter("p", 0.5), m.parameter("q", 2.5)
+    x, y = m.differential("x"), m.differential("y")
+    run = m.mode("run", ode={x: 1, y: 0})
+    m.transition(run, run, guard=x > p, reset={y: y + q}, name="passed")
+    m.transition(run, run, at=0.3, reset={x: x + p}, name="hop")
+    m.initial(run, {x: 0.0, y: 0.0})
+    m.functional("G", terminal=x * y)
+    system = m.build(native=native)
+    value, gradient = both(system, 1.0)
+    assert value == pytest.approx(1.5 * 2.5)
+    np.testing.assert_allclose(gradient, [2.5, 1.5], atol=1e-7)
+    names = [event.transition for event in dh.simulate(system, (0, 1)).events]
+    assert names == ["hop", "passed"]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_condition_on_memory(native: bool) -> None:
+    m = dh.HybridModel("counter")
+    p, q = m.parameter("p", 0.3), m.parameter("q", 2.5)
+    x, y, n = m.differential("x"), m.differential("y"), m.memory("n", initial=0)
+    run = m.mode("run", ode={x: 1 + ca.if_else(n >= 2, q, 0), y: 0})
+    m.transition(run, run, every=p, memory={n: n + 1})
+    m.transition(run, run, guard=n >= 3, reset={y: y + x})
+    m.initial(run, {x: 0.0, y: 0.0})
+    m.functional("G", terminal=y)  # at t = 3 p, when x = 3 p + q p
+    value, gradient = both(m.build(native=native), 1.0)
+    assert value == pytest.approx(0.9 + 0.75)
+    np.testing.assert_allclose(gradient, [5.5, 0.3], atol=1e-7)
+
+
+def test_sides_are_right_from_the_start() -> None:
+    """x = 5 t^2 / 4 begins on its relation with no rate, and leaves it by its second derivative."""
+    m = dh.HybridModel("from rest")
+    p, q = m.parameter("p", 0.5), m.parameter("q", 2.5)
+    x, v, s = m.differential("x"), m.differential("v"), m.differential("s")
+    m.initial(m.mode("run", ode={x: v, v: q, s: ca.if_else(x > 0, p, 0)}), {x: 0, v: 0, s: 0})
+    m.functional("G", terminal=s)
+    for native in (True, False):
+        value, gradient = both(m.build(native=native), 1.0)
+        assert value == pytest.approx(0.5)
+        np.testing.assert_allclose(gradient, [1, 0], atol=1e-8)
+
+
+def test_sign_at_rest_is_refused() -> None:
+    m = dh.HybridModel("rest")
+    x, s = m.differential("x"), m.differential("s")
+    m.initial(m.mode("run", ode={x: 0, s: 1 + ca.sign(x)}), {x: 0, s: 0})
+    m.functional("G", terminal=s)
+    with pytest.raises(dh.EventError, match="sign rests at zero"):
+        dh.simulate(m.build(native=False), (0, 1))
+
+
+# -- differences ----------------------------------------------------------------------------------------------------
+
+FORCES: dict[str, dict[str, Any]] = {
+    "nested": {"force": lambda t, x, v, p, q: ca.if_else(x < p, ca.if_else(v < q, -1, 1), t)},
+    "shared": {"force": lambda t, x, v, p, q: ca.if_else(x < p, 1, 0) + ca.if_else(p > x, q, 0)},
+    "threshold": {"force": lambda t, x, v, p, q: ca.if_else(x < ca.if_else(v < 0, p, q), 1, 0), "values": (0.3, 0.6)},
+    "logic": {"force": lambda t, x, v, p, q: ca.if_else(ca.logic_and(x < p, ca.logic_not(v < q)), 1, 0)},
+    "sign": {"force": lambda t, x, v, p, q: -p * ca.sign(x - q)},
+    "floor": {"force": lambda t, x, v, p, q: ca.floor(t / p) * q},
+    "ceil": {"force": lambda t, x, v, p, q: ca.ceil(3 * x + p) * q},
+    "fmod": {"force": lambda t, x, v, p, q: ca.fmod(3 * x, p) * q, "values": (0.7, 0.5)},
+    "remainder": {"force": lambda t, x, v, p, q: ca.remainder(3 * x, p) * q, "values": (0.7, 0.5)},
+    "pulses": {"force": lambda t, x, v, p, q: ca.if_else(ca.fmod(t, p) < 0.4 * p, q, -q), "values": (0.7, 0.5)},
+    "clip": {"force": lambda t, x, v, p, q: ca.fmin(p, ca.fmax(q * v, -p)), "values": (0.3, 0.9)},
+    "kink of a jump": {"force": lambda t, x, v, p, q: ca.fabs(ca.if_else(x < p, -1, 2 * q)), "values": (0.3, 0.9)},
+    "integrand": {
+        "force": lambda t, x, v, p, q: -q * v,
+        "integrand": lambda t, x, v, p, q: ca.if_else(x < p, 1, x) + ca.floor(x / p),
+    },
+    "function": {
+        "force": lambda t, x, v, p, q: ca.Function("f", [x, p], [ca.if_else(x < p, 1, 0)])(x, p) * q,
+    },
+    "SX function": {"force": lambda t, x, v, p, q: _step(x, p) * q},
+}
+
+
+def _step(x: Any, p: Any) -> Any:
+    a, b = ca.SX.sym("a"), ca.SX.sym("b")
+    return ca.Function("step", [a, b], [ca.if_else(a < b, 1, 0)])(x, p)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("name", FORCES)
+def test_forces_against_differences(name: str, native: bool) -> None:
+    system = oscillator(**FORCES[name]).build(native=native)
+    _, gradient = both(system, 5.0)
+    np.testing.assert_allclose(gradient, differences(system, 5.0), rtol=2e-5, atol=2e-7)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_vectors_are_taken_by_entries(native: bool) -> None:
+    m = dh.HybridModel("vector")
+    p, q = m.parameter("p", 0.9), m.parameter("q", 2.5)
+    x = m.differential("x", size=4)
+    m.initial(m.mode("run", ode={x: ca.if_else(x < p * ca.DM([0.2, 0.4, 0.6, 0.8]), 1, q)}), {x: [0, 0.1, 0.2, 0.3]})
+    m.functional("G", terminal=ca.sum1(x))
+    system = m.build(native=native)
+    value, gradient = both(system, 1.0)
+    assert value == pytest.approx(8.8)
+    np.testing.assert_allclose(gradient, [-3, 2.8], atol=1e-7)
+    assert len(dh.simulate(system, (0, 1)).events) == 4
+
+
+def test_algebraic_variables_and_signals() -> None:
+    m = dh.HybridModel("dae")
+    p, q = m.parameter("p", 0.3), m.parameter("q", 0.5)
+    x, z = m.differential("x"), m.algebraic("z", guess=1.0)
+    push = m.signal("push", [0, 1, 2, 3], [0.0, 1.0, 0.0, 1.0])
+    run = m.mode("run", ode={x: -z}, algebraic=[z**3 + z - x - ca.if_else(z > p, q, 0) - ca.if_else(push > p, 1, 0)])
+    m.initial(run, {x: 1.0})
+    m.functional("G", terminal=x, integrand=z)
+    system = m.build(native=False)
+    _, gradient = both(system, 2.7)
+    np.testing.assert_allclose(gradient, differences(system, 2.7), rtol=1e-4, atol=1e-7)
+
+
+def test_a_relation_of_one_mode_is_right_when_the_mode_is_entered_again() -> None:
+    m = dh.HybridModel("two modes")
+    p, q, x = m.parameter("p", 0.5), m.parameter("q", 2.5), m.differential("x")
+    up = m.mode("up", ode={x: 1 + ca.if_else(x < p, 0, 1)})
+    down = m.mode("down", ode={x: -1})
+    m.transition(up, down, guard=x - 1, direction="rising")
+    m.transition(down, up, guard=x - 0.3, direction="falling")
+    m.initial(up, {x: 0.0})
+    m.functional("G", terminal=x, integrand=q * x)
+    system = m.build(native=False)
+    _, gradient = both(system, 3.3)
+    np.testing.assert_allclose(gradient, differences(system, 3.3), rtol=1e-5)
+    names = [event.transition for event in dh.simulate(system, (0, 3.3)).events]
+    assert names[:5] == ['"x < p" became false', "up->down", "down->up", '"x < p" became false', "up->down"]
+
+
+# -- the same system stated by modes --------------------------------------------------------------------------------
+
+
+def controller(relations: bool) -> dh.HybridModel:
+    """A PI controller whose output saturates, with its integral held meanwhile."""
+    m = dh.HybridModel("controller")
+    kp, ki, most, r = m.parameter("kp", 2.0), m.parameter("ki", 3.0), m.parameter("most", 0.8), m.parameter("r", 1.0)
+    y, i = m.differential("y"), m.differential("i")
+    wanted = r * ca.sin(2 * m.time)
+    e = wanted - y
+    u = kp * e + ki * i
+    if relations:
+        clipped = ca.if_else(u > most, most, ca.if_else(u < -most, -most, u))
+        saturated = ca.logic_or(u > most, u < -most)
+        first = m.mode("run", ode={y: -y + clipped, i: ca.if_else(saturated, 0, e)})
+    else:
+        first = m.mode("linear", ode={y: -y + u, i: e})
+        high, low = m.mode("high", ode={y: -y + most, i: 0}), m.mode("low", ode={y: -y - most, i: 0})
+        m.transition(first, high, guard=u - most, direction="rising")
+        m.transition(high, first, guard=u - most, direction="falling")
+        m.transition(first, low, guard=u + most, direction="falling")
+        m.transition(low, first, guard=u + most, direction="rising")
+    m.initial(first, {y: 0.0, i: 0.0})
+    m.functional("G", integrand=e**2, terminal=y)
+    return m
+
+
+@pytest.mark.parametrize("method", ["bdf", "adams", "erk"])
+def test_relations_give_what_modes_give(method: str) -> None:
+    options: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10, "method": method}
+    one, other = (
+        dh.forward_sensitivity(controller(relations).build(), (0, 10), **options) for relations in (True, False)
+    )
+    assert len(one.events) == len(other.events) > 5
+    np.testing.assert_allclose([e.time for e in one.events], [e.time for e in other.events], rtol=1e-13)
+    np.testing.assert_allclose(one.functionals["G"], other.functionals["G"], rtol=1e-13)
+    np.testing.assert_allclose(one.gradient["G"], other.gradient["G"], rtol=1e-12)
+
+
+# -- kinks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["adams", "erk"])
+def test_kinks_are_events_that_keep_the_accuracy(method: str) -> None:
+    """Taken as smooth, the same kink costs orders of magnitude."""
+
+    def model(kink: Any) -> dh.HybridSystem:
+        return oscillator(lambda t, x, v, p, q: -0.1 * v - 3 * kink(ca.fabs(x - p)) * q, values=(0.3, 1.0)).build()
+
+    sharp, blunt = model(lambda e: e), model(dh.smooth)
+    truth = dh.forward_sensitivity(sharp, (0, 10), rtol=1e-12, atol=1e-14).gradient["G"]
+    options: dict[str, Any] = {"rtol": 1e-7, "atol": 1e-9, "method": method}
+    errors = [
+        np.abs(dh.forward_sensitivity(system, (0, 10), **options).gradient["G"] - truth).max() / np.abs(truth).max()
+        for system in (sharp, blunt)
+    ]
+    assert errors[0] < 3e-6
+    assert errors[1] > 10 * errors[0]
+
+
+def test_a_kink_that_is_only_touched_has_a_derivative() -> None:
+    """|t - 1/2|^2 as the square of a distance: it touches its kink at t = 1/2."""
+    system = line(lambda t, x, p, q: p * ca.fabs((t - 0.5) ** 2)).build(native=False)
+    value, gradient = both(system, 1.0)
+    assert value == pytest.approx(1 / 24)
+    np.testing.assert_allclose(gradient, [1 / 12, 0], atol=1e-8)
+
+
+def test_clips_that_keep_a_root_in_its_domain_stay() -> None:
+    system = line(lambda t, x, p, q: ca.sqrt(ca.fmax(x + p, 0)) + ca.log(ca.fmax(x + 1, 1e-9))).build(native=False)
+    assert not system.transitions
+    np.testing.assert_allclose(both(system, 1.0)[1], differences(system, 1.0), rtol=1e-5)
+
+
+def test_many_kinks_of_one_mode_are_left_to_the_integrator() -> None:
+    m = dh.HybridModel("many")
+    x = m.differential("x", size=50)
+    m.initial(m.mode("run", ode={x: -ca.fabs(x)}), {x: np.linspace(-1, 1, 50)})
+    assert not m.build(native=False).transitions
+
+
+# -- what is said, and what is refused ------------------------------------------------------------------------------
+
+
+def test_relations_are_listed_and_their_events_are_named() -> None:
+    system = oscillator(**FORCES["clip"]).build(native=False)
+    assert "kink" in system.describe() and "run" in system.describe()
+    system = line(lambda t, x, p, q: ca.if_else(x < p, 1, 2) + 1e-3 * ca.floor(t / 0.7)).build(native=False)
+    assert "event: x < p" in system.describe() and "event: floor(t/0.7)" in system.describe()
+    sol = dh.simulate(system, (0, 0.9), parameters={"p": 0.6}, rtol=1e-9)
+    assert [event.transition for event in sol.events] == ['"x < p" became false', '"floor(t/0.7)" became 1']
+    assert sol["x < p"][0] == 1 and sol["x < p"][-1] == 0
+
+
+def test_smooth_leaves_a_relation_as_it_is_and_says_so() -> None:
+    system = line(lambda t, x, p, q: 1 + dh.smooth(ca.fmax(x - p, 0) ** 2)).build(native=False)
+    assert not system.transitions
+    assert "taken as smooth" in system.describe() and "fmax" in system.describe()
+    sol = dh.simulate(system, (0, 1))
+    assert any("Taken as smooth" in note for note in sol.diagnostics)
+    assert dh.smooth(2.0) == 2.0
+    with pytest.raises(dh.ModelError, match="SX"):
+        dh.smooth(ca.SX.sym("x"))
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_smooth_in_vectorised_code(native: bool) -> None:
+    m = dh.HybridModel("large")
+    x = m.differential("x", size=1000)
+    m.initial(m.mode("run", ode={x: -x + dh.smooth(ca.fmax(x, 0))}), {x: np.linspace(-1, 1, 1000)})
+    m.functional("G", terminal=ca.sum1(x))
+    assert dh.simulate(m.build(native=native), (0, 1)).functionals["G"] == pytest.approx(250.25 * (1 - np.exp(-1)), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["equal", "unequal", "number", "logic"])
+def test_what_cannot_be_an_event_is_refused(name: str) -> None:
+    rate, said = {
+        "equal": (lambda t, x, p, q: ca.if_else(x == p, 0, 1), "for equality"),
+        "unequal": (lambda t, x, p, q: ca.if_else(x != p, 0, 1), "for equality"),
+        "number": (lambda t, x, p, q: ca.if_else(x, 0, 1), "as a condition"),
+        "logic": (lambda t, x, p, q: ca.logic_and(x, t), "as a condition"),
+    }[name]
+    with pytest.raises(dh.ModelError, match=said):
+        line(rate).build(native=False)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_sides_that_push_at_each_other_are_a_sliding_mode(native: bool) -> None:
+    system = line(lambda t, x, p, q: q * ca.if_else(x < p, 1, -1)).build(native=native)
+    with pytest.raises(dh.ChatteringError, match="sliding mode"):
+        dh.simulate(system, (0, 1))
