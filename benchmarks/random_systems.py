@@ -110,7 +110,11 @@ def report(verdicts: list[Verdict], title: str) -> str:
             "directions; in the others a perturbed run took other transitions or was refused."
         )
     for kind in kinds[2:]:
-        parts += [f"- seed {v.seed} ({', '.join(v.forms)}): {v.outcome.splitlines()[0][:400]}" for v in verdicts if v.kind == kind]
+        parts += [
+            f"- seed {v.seed} ({', '.join(v.forms)}): {v.outcome.splitlines()[0][:400]}"
+            for v in verdicts
+            if v.kind == kind
+        ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -183,7 +183,7 @@ class _Drawer:
         if kind == "sign":
             return self.p() * call("sign", self.x() - self.p() * self.number(-0.3, 0.8))
         if kind == "rounding":
-            time = T * self.number(0.8, 3) / self.p() if self.rng.random() < 0.7 else (1 + self.x() * self.x()) * 2
+            time = T * self.number(0.8, 3) / self.p() if self.rng.random() < 0.7 else (1.2 + self.x() * self.x()) * 2
             a = self.number(0.1, 0.3)
             return self.pick(
                 a * call("floor", time), a * call("ceil", time), a * call("floor", 3 * self.x()),

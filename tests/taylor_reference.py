@@ -304,6 +304,7 @@ _POWERS = _GRID[:, None] ** np.arange(ORDER + 1)
 _RATES = np.arange(ORDER + 1) * _GRID[:, None] ** np.maximum(np.arange(ORDER + 1) - 1, 0)
 
 
+TOUCHES = 1e-12  # turning points nearer to zero are not told from it
 SMALL_RATE, SAME_TIME, ROUNDING = arb("1e-12"), arb("1e-22"), arb("1e-28")
 
 
@@ -327,6 +328,8 @@ def _roots(series: list[arb], h: float) -> tuple[list[tuple[arb, int]], float]:
             slope = np.polyder(polynomial)
             turn = brentq(lambda u, slope=slope: np.polyval(slope, u), _GRID[i], _GRID[i + 1])
             extreme = float(np.polyval(polynomial, turn))
+            if abs(extreme) < TOUCHES:
+                raise Unsettled("touches zero")
             if extreme * values[i] <= 0:
                 places.append(turn)
             graze = min(graze, abs(extreme))

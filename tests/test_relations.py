@@ -26,7 +26,10 @@ State = Callable[[Any, Any, Any, Any, Any], Any]
 
 
 def oscillator(
-    force: State, integrand: State | None = None, terminal: State | None = None, values: tuple[float, float] = (0.3, 0.2)
+    force: State,
+    integrand: State | None = None,
+    terminal: State | None = None,
+    values: tuple[float, float] = (0.3, 0.2),
 ) -> dh.HybridModel:
     """x'' = -4 x + force from x = 1 at rest; the expressions are of t, x, v, p, q."""
     m = dh.HybridModel("oscillator")
@@ -411,7 +414,9 @@ def test_smooth_in_vectorised_code(native: bool) -> None:
     x = m.differential("x", size=1000)
     m.initial(m.mode("run", ode={x: -x + dh.smooth(ca.fmax(x, 0))}), {x: np.linspace(-1, 1, 1000)})
     m.functional("G", terminal=ca.sum1(x))
-    assert dh.simulate(m.build(native=native), (0, 1)).functionals["G"] == pytest.approx(250.25 * (1 - np.exp(-1)), rel=1e-4)
+    assert dh.simulate(m.build(native=native), (0, 1)).functionals["G"] == pytest.approx(
+        250.25 * (1 - np.exp(-1)), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["equal", "unequal", "number", "logic"])
