@@ -109,12 +109,9 @@ def report(verdicts: list[Verdict], title: str) -> str:
             f"{two.differences:.1e} (seed {two.seed}). Finite differences converged in {compared} of {tried} "
             "directions; in the others a perturbed run took other transitions or was refused."
         )
-    for kind in kinds[2:]:
-        parts += [
-            f"- seed {v.seed} ({', '.join(v.forms)}): {v.outcome.splitlines()[0][:400]}"
-            for v in verdicts
-            if v.kind == kind
-        ]
+    for verdict in (v for kind in kinds[2:] for v in verdicts if v.kind == kind):
+        said = verdict.outcome.splitlines()[0][:400]
+        parts.append(f"- seed {verdict.seed} ({', '.join(verdict.forms)}): {said}")
     return "\n\n".join(parts) + "\n"
 
 
