@@ -14,8 +14,8 @@ from dae_hybrid.api import simulate as simulate
 from dae_hybrid.checks import GradientCheck as GradientCheck
 from dae_hybrid.checks import check_gradient as check_gradient
 from dae_hybrid.diagnostics import Diagnostics as Diagnostics
-from dae_hybrid.duality import Duality as Duality
 from dae_hybrid.discontinuities import smooth as smooth
+from dae_hybrid.duality import Duality as Duality
 from dae_hybrid.errors import AdapterError as AdapterError
 from dae_hybrid.errors import AssumptionError as AssumptionError
 from dae_hybrid.errors import BoundError as BoundError

@@ -8,6 +8,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.bounds import with_bounds
+from dae_hybrid.branch_build import branch_table
 from dae_hybrid.codegen import Kernel, NativeFunction, compile_functions
 from dae_hybrid.crossing_build import crossing_functions, is_plain, network
 from dae_hybrid.ends_build import end_functions, ends_of, starts_and_ends_plainly
@@ -28,7 +29,8 @@ from dae_hybrid.transition_build import build_transition, check_parameters_only,
 def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: bool) -> HybridSystem:
     """See `HybridModel.build`."""
     _check_declarations(model)
-    model, assumed_smooth = with_relations(with_bounds(model))
+    stated = with_bounds(model)
+    model, assumed_smooth = with_relations(stated)
     lowerings = {name: ModeLowering(model, mode) for name, mode in model.modes.items()}
     builders = [
         ModeBuilder(model, lowerings[name], i, eliminate=eliminate, direct=direct) for i, name in enumerate(model.modes)
@@ -75,6 +77,7 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         native=all(f.address is not None for f in compiled.values()),
         note=note,
         assumed_smooth=assumed_smooth,
+        branches=branch_table(stated, model, builders),
         frozen={d.name: None if d.of is None else d.of.name for d in model.of_kind("memory")},
         labels={d.name: f"{d.name} [{d.unit}]" if d.unit else d.name for d in model.declarations.values()},
     )

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from dae_hybrid.branches import open_branches
 from dae_hybrid.coincidences import coincidences, is_suspicious
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.diagnostics import Check, Diagnostics
@@ -52,6 +53,9 @@ def certify(
             )
         )
     refuse_shallow(trajectory, conditions)
+    for found in open_branches(trajectory):
+        if not found.is_constant or found.moves(*forward()):
+            found.refuse(conditions)
     sided: tuple[str, ...] = ()
     if is_suspicious(trajectory):
         sided = coincidences(*forward())

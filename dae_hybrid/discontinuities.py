@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import casadi as ca
@@ -73,16 +73,16 @@ def without_marks(function: ca.Function) -> ca.Function:
         return function
     inputs = function.mx_in()
     outputs = function.call(inputs)
-    while marks := [node for op, node in instructions(inputs, outputs) if op == SMOOTH]:
+    while marks := [node for _, node in instructions(inputs, outputs, {SMOOTH})]:
         outputs = ca.graph_substitute(outputs, marks, [mark.dep(0) for mark in marks])
     return ca.Function(function.name(), inputs, outputs)
 
 
-def instructions(inputs: Sequence[ca.MX], outputs: Sequence[ca.MX]) -> list[tuple[int, ca.MX]]:
-    """Operations and nodes of expressions."""
+def instructions(inputs: Sequence[ca.MX], outputs: Sequence[ca.MX], ops: Set[int]) -> list[tuple[int, ca.MX]]:
+    """Nodes of expressions with one of some operations."""
     function = ca.Function("expressions", inputs, outputs)
     every = [(function.instruction_id(k), k) for k in range(function.n_instructions())]
-    return [(op, function.instruction_MX(k)) for op, k in every if op not in (ca.OP_INPUT, ca.OP_OUTPUT)]
+    return [(op, function.instruction_MX(k)) for op, k in every if op in ops]
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,19 @@ class Node:
         to = _rounded(self.op, q)
         return [(upper - q, ca.fmax(k + 1, to)), (q - lower, ca.fmin(k - 1, to))]
 
+    def sides(self) -> tuple[ca.MX, ca.MX, ca.MX]:
+        """How far it is from where it jumps, or has a kink, and its values to both sides of that."""
+        if self.op in EQUALITIES:
+            return self.arguments[0] - self.arguments[1], ca.MX(0), ca.MX(1)
+        if self.is_relation:
+            a, b = self._sides
+            return a - b, self.by(ca.MX(1)), self.by(ca.MX(0))
+        q = self._quotient
+        at = ca.floor(q) + 0.5 if self.op == ca.OP_REMAINDER else ca.floor(q + 0.5)
+        low, high = _rounded(self.op, at - 0.25), _rounded(self.op, at + 0.25)
+        away = q - at + ca.if_else(low == high, 1, 0)  # the integer part has no jump at zero
+        return away, self.by(low), self.by(high)
+
     def by(self, switch: ca.MX) -> ca.MX:
         """The node in terms of its switch: smooth as long as that keeps its value."""
         first = self.arguments[0]
@@ -198,8 +211,7 @@ class Node:
         if self.op == ca.OP_COPYSIGN:
             return ca.fabs(first) * (1 - 2 * switch)
         if self.op in (ca.OP_FMIN, ca.OP_FMAX):
-            other = self.arguments[1]
-            return ca.if_else(switch, first, other) if self.op == ca.OP_FMIN else ca.if_else(switch, first, other)
+            return ca.if_else(switch, first, self.arguments[1])
         if self.op == ca.OP_FLOOR:
             return switch
         if self.op == ca.OP_CEIL:
@@ -246,7 +258,7 @@ class Discontinuities:
 
     def __init__(self, where: str, expressions: Sequence[ca.MX], moving: set[int]) -> None:
         self.where, self._expressions, self._moving = where, list(expressions), set(moving)
-        marks = {node.__hash__(): node for op, node in instructions(self._symbols, self._expressions) if op == SMOOTH}
+        marks = {node.__hash__(): node for _, node in instructions(self._symbols, self._expressions, {SMOOTH})}
         self._marks = [(ca.MX.sym("smooth", mark.sparsity()), mark) for mark in marks.values()]
         self._moving |= {symbol.__hash__() for symbol, mark in self._marks if self._moves(mark)}
         self._put([mark for _, mark in self._marks], [symbol for symbol, _ in self._marks])
@@ -384,6 +396,22 @@ def _is_discontinuous(function: ca.Function) -> bool:
 def _node(node: ca.MX) -> Node:
     arguments = tuple(ca.vec(ca.densify(node.dep(i))) for i in range(node.n_dep()))
     return Node(node.op(), arguments, node.shape, node)
+
+
+def jumps(expressions: Sequence[ca.MX]) -> list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]]:
+    """Entries of all discontinuous nodes, the nodes, and the expressions as functions of the entry's value."""
+    found: list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]] = []
+    for _, node in instructions(ca.symvar(ca.veccat(*expressions)), expressions, JUMPS | KINKS | {*EQUALITIES}):
+        whole = _node(node)
+        for i in range(whole.size):
+            found.append((whole.entry(i), node, partial(_forced, expressions, node, i)))
+    return found
+
+
+def _forced(expressions: Sequence[ca.MX], node: ca.MX, i: int, value: ca.MX) -> list[ca.MX]:
+    """The expressions with a value for one entry of a node."""
+    entries = [value if k == i else part for k, part in enumerate(ca.vertsplit(ca.vec(ca.densify(node))))]
+    return list(ca.graph_substitute(list(expressions), [node], [ca.reshape(ca.vertcat(*entries), node.shape)]))
 
 
 def margin(condition: ca.MX, moving: set[int]) -> ca.MX | None:

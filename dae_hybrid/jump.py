@@ -51,6 +51,11 @@ class Jump:
         self.n_xi = len(self.free) + target.nz + self.nu + self.nv
 
     @property
+    def post_rates(self) -> list[ca.MX]:
+        """Symbols of the rates after the transition, of the states `rated`."""
+        return [self.model.posts[f"der({n})"] for n in self.rated]
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """Names of the entries of xi."""
         y, z = self.target.lowering.differential.labels(), self.target.lowering.algebraic.labels()
@@ -132,7 +137,7 @@ class Jump:
                 updates.append((f"memory update of '{d.name}'", transition.memory.get(d.name, d.symbol)))
         none = [("none", ca.MX(0, 1))]
         unknown = [d.symbol for d in self.unknowns]
-        rates = [self.model.posts[f"der({n})"] for n in self.rated]
+        rates = self.post_rates
         lower = self.source.lower
         self.y = lower("jump_y", states)
         self.given = lower("given_y", given)

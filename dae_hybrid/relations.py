@@ -22,7 +22,6 @@ import casadi as ca
 
 from dae_hybrid.declarations import Declaration, Functional, Mode, Relation, Transition
 from dae_hybrid.discontinuities import JUMPS, KINKS, Discontinuities, Node, margin
-from dae_hybrid.errors import ModelError
 from dae_hybrid.expressions import free_name
 from dae_hybrid.layout import Layout
 from dae_hybrid.model import HybridModel
@@ -216,7 +215,11 @@ class _Lifting:
                 continue
             if key in kept and changed.isdisjoint(symbols):
                 continue
-            own = [given[name] for name in (*transition.reset, *transition.memory) if given[name].symbol.__hash__() in symbols]
+            own = [
+                given[name]
+                for name in (*transition.reset, *transition.memory)
+                if given[name].symbol.__hash__() in symbols
+            ]
             new = [(transition.reset | transition.memory)[d.name] for d in own]
             (found[switch.text],) = ca.substitute([value], [d.symbol for d in own], new)
         return found

@@ -30,6 +30,7 @@ from dae_hybrid.tables import align
 from dae_hybrid.transition import TransitionLinearisation, TransitionMap, clock
 
 if TYPE_CHECKING:
+    from dae_hybrid.branches import BranchTable
     from dae_hybrid.initial import InitialMap
     from dae_hybrid.records import EventRecord, KnotRecord
 
@@ -192,6 +193,7 @@ class HybridSystem(OfThisProcess):
     signals: tuple[SignalTable, ...]
     measurements: tuple[Measurement, ...]
     native: bool
+    branches: BranchTable  # relations that are no events
     assumed_smooth: tuple[str, ...]  # expressions whose relations do not become events
     note: str  # why the functions are not compiled, where they are too long for that
     frozen: Mapping[str, str | None]  # memory to the variable it is of, None for general memory

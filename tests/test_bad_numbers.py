@@ -18,6 +18,7 @@ import dae_hybrid as dh
 
 NAN, INF = np.nan, np.inf
 
+
 def before(s: Any, then: Any) -> Any:
     """Zero where s < 0: within a step, as it is smooth to the library."""
     return dh.smooth(ca.if_else(s < 0, 0, then))

@@ -26,7 +26,10 @@ State = Callable[[Any, Any, Any, Any, Any], Any]
 
 
 def oscillator(
-    force: State, integrand: State | None = None, terminal: State | None = None, values: tuple[float, float] = (0.3, 0.2)
+    force: State,
+    integrand: State | None = None,
+    terminal: State | None = None,
+    values: tuple[float, float] = (0.3, 0.2),
 ) -> dh.HybridModel:
     """x'' = -4 x + force from x = 1 at rest; the expressions are of t, x, v, p, q."""
     m = dh.HybridModel("oscillator")
@@ -386,18 +389,22 @@ def test_many_kinks_of_one_mode_are_left_to_the_integrator() -> None:
 
 def test_relations_are_listed_and_their_events_are_named() -> None:
     system = oscillator(**FORCES["clip"]).build(native=False)
-    assert "kink" in system.describe() and "run" in system.describe()
+    assert "kink" in system.describe()
+    assert "run" in system.describe()
     system = line(lambda t, x, p, q: ca.if_else(x < p, 1, 2) + 1e-3 * ca.floor(t / 0.7)).build(native=False)
-    assert "event: x < p" in system.describe() and "event: floor(t/0.7)" in system.describe()
+    assert "event: x < p" in system.describe()
+    assert "event: floor(t/0.7)" in system.describe()
     sol = dh.simulate(system, (0, 0.9), parameters={"p": 0.6}, rtol=1e-9)
     assert [event.transition for event in sol.events] == ['"x < p" became false', '"floor(t/0.7)" became 1']
-    assert sol["x < p"][0] == 1 and sol["x < p"][-1] == 0
+    assert sol["x < p"][0] == 1
+    assert sol["x < p"][-1] == 0
 
 
 def test_smooth_leaves_a_relation_as_it_is_and_says_so() -> None:
     system = line(lambda t, x, p, q: 1 + dh.smooth(ca.fmax(x - p, 0) ** 2)).build(native=False)
     assert not system.transitions
-    assert "taken as smooth" in system.describe() and "fmax" in system.describe()
+    assert "taken as smooth" in system.describe()
+    assert "fmax" in system.describe()
     sol = dh.simulate(system, (0, 1))
     assert any("Taken as smooth" in note for note in sol.diagnostics)
     assert dh.smooth(2.0) == 2.0
@@ -411,7 +418,8 @@ def test_smooth_in_vectorised_code(native: bool) -> None:
     x = m.differential("x", size=1000)
     m.initial(m.mode("run", ode={x: -x + dh.smooth(ca.fmax(x, 0))}), {x: np.linspace(-1, 1, 1000)})
     m.functional("G", terminal=ca.sum1(x))
-    assert dh.simulate(m.build(native=native), (0, 1)).functionals["G"] == pytest.approx(250.25 * (1 - np.exp(-1)), rel=1e-4)
+    value = dh.simulate(m.build(native=native), (0, 1)).functionals["G"]
+    assert value == pytest.approx(250.25 * (1 - np.exp(-1)), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["equal", "unequal", "number", "logic"])

@@ -33,8 +33,8 @@ class LinkStruct(Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("cross", "tangent")),
-        *((name, c_int64) for name in ("target", "transition", "index", "direction", "width", "waits", "toggles", "becomes", "closes",
-                                       "follows_z")),
+        *((name, c_int64) for name in ("target", "transition", "index", "direction", "width", "waits", "toggles",
+                                       "becomes", "closes", "follows_z")),
     ]  # fmt: skip
 
 

@@ -1,0 +1,200 @@
+"""Relations that are evaluated at an instant: in resets, costs, measurements and initial values, and of constants.
+
+They are no events. Where the accuracy of the run does not tell on which side of one it is, both sides are looked at:
+where they differ, in value or in derivative, there are only one-sided derivatives, and these are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.codegen import Kernel
+from dae_hybrid.conditions import Conditions
+from dae_hybrid.discontinuities import bare, jumps
+from dae_hybrid.errors import EventError
+from dae_hybrid.integrator import Array
+from dae_hybrid.records import EventRecord, MeasurementRecord
+from dae_hybrid.symbolic import kind_for
+
+if TYPE_CHECKING:
+    from dae_hybrid.forward import Directions
+    from dae_hybrid.system import ModeSystem
+    from dae_hybrid.trajectory import Trajectory
+
+#: a relation within so many tolerances of the state of where it changes is undecided, or within so many roundings
+TOLERANCES, ROUNDINGS = 10.0, 256.0
+#: sides that agree to this share are the same
+SAME = 1e-6
+EPS = float(np.finfo(float).eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Branches:
+    """The relations of what is evaluated at one place.
+
+    `what` is the place, in words. Relations of `fixed` symbols do not move with the parameters; those of
+    `moving` ones are events.
+    """
+
+    what: str
+    expressions: Sequence[ca.MX]
+    lower: Callable[[str, Sequence[tuple[str, ca.MX]]], ca.Function]  # to a function of (t, x, m, p) and more
+    fixed: Set[int]
+    moving: Set[int] = frozenset()
+
+    @cached_property
+    def _jumps(self) -> list[Any]:
+        found = []
+        for entry, node, forced in jumps(self.expressions):
+            symbols = {s.__hash__() for s in ca.symvar(ca.veccat(*entry.arguments))}
+            if not symbols <= self.fixed and symbols.isdisjoint(self.moving):
+                found.append((entry, bare(str(node)), forced))
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self._jumps)
+
+    @cached_property
+    def _margins(self) -> Kernel:
+        """(t, x, m, p, ...) -> distances from where relations change, and their derivatives by (t, x, m, p)."""
+        return self._kernel([ca.vertcat(*(entry.sides()[0] for entry, _, _ in self._jumps))])
+
+    @cached_property
+    def _values(self) -> Kernel:
+        """The same point -> values to both sides of every relation, and their derivatives by (t, x, m, p)."""
+        return self._kernel(
+            [ca.veccat(*forced(side)) for entry, _, forced in self._jumps for side in entry.sides()[1:]]
+        )
+
+    def _kernel(self, columns: list[ca.MX]) -> Kernel:
+        function = self.lower("branches", [(self.what, column) for column in columns])
+        kind = kind_for([function])
+        point = [kind.sym(f"a{i}", function.size1_in(i)) for i in range(function.n_in())]
+        outputs = [ca.densify(value) for value in function.call(point)]
+        by_u = [ca.densify(ca.jacobian(value, ca.vertcat(*point[:4]))) for value in outputs]
+        return Kernel(ca.Function("branches", point, [*outputs, *by_u]), range(len(outputs), 2 * len(outputs)))
+
+    def undecided(self, point: Sequence[Any], allowed: Array) -> list[tuple[str, Array]]:
+        """Relations that are where they change, to the accuracy of the state, and whose sides differ.
+
+        With derivatives of their distances from there by (t, x, m, p).
+        """
+        margins, by_u = self._margins(*point)
+        u = np.concatenate([np.atleast_1d(np.asarray(part, dtype=float)) for part in point[:4]])
+        with np.errstate(invalid="ignore", over="ignore"):
+            reach = TOLERANCES * np.abs(by_u[:, 1 : 1 + allowed.size]) @ allowed + ROUNDINGS * EPS * np.abs(by_u) @ abs(
+                u
+            )
+        near = np.flatnonzero(np.abs(margins) <= reach + np.finfo(float).tiny)
+        return [(self._jumps[i][1], by_u[i]) for i in near.tolist() if self._differ(i, point)]
+
+    def _differ(self, i: int, point: Sequence[Any]) -> bool:
+        """Whether the values, or their derivatives, depend on the side."""
+        parts = self._values(*point)
+        half = len(parts) // 2
+        with np.errstate(invalid="ignore"):
+            return not all(
+                np.all(np.abs(a - b) <= SAME * np.maximum(np.abs(a), np.abs(b)))
+                for a, b in ((parts[k + 2 * i], parts[k + 2 * i + 1]) for k in (0, half))
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class BranchTable:
+    """The relations of a system that are no events, by where they are evaluated.
+
+    `transitions` are by index, with what they depend on besides (t, x-, m-, p); `measurements` by index and mode,
+    `ends` and `constants` by mode; `start` is of the initial mode.
+    """
+
+    transitions: Mapping[int, tuple[Branches, Callable[[EventRecord], list[Any]]]]
+    measurements: Mapping[int, Callable[[int], Branches]]
+    ends: Mapping[int, Branches]
+    constants: Mapping[int, Branches]
+    start: Branches | None
+
+    def __bool__(self) -> bool:
+        return bool(self.transitions or self.measurements or self.ends or self.constants or self.start)
+
+
+def open_branches(trajectory: Trajectory) -> list[Open]:
+    """The relations along a run whose side the accuracy does not tell."""
+    table = trajectory.system.branches
+    return list(_open(trajectory, table)) if table else []
+
+
+@dataclass(frozen=True, eq=False)
+class Open:
+    """A relation whose side is open, after how many events."""
+
+    what: str
+    text: str
+    time: float
+    mode: ModeSystem
+    by_u: Array
+    n_events: int
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it depends on memory and parameters alone."""
+        return not self.by_u[: 1 + self.mode.variables.size].any()
+
+    def moves(self, trajectory: Trajectory, directions: Directions) -> bool:
+        """Whether the relation, which is of memory and parameters, moves with the parameters."""
+        n, ny = 1 + self.mode.variables.size, self.mode.differential.size
+        nm = self.by_u.size - n - directions.p.size
+        if self.n_events:
+            state = directions.sides[self.n_events - 1][1]
+        else:
+            state = trajectory.start.derivatives @ directions.directions
+        moved = self.by_u[n : n + nm] @ state[ny:] + self.by_u[n + nm :] @ directions.directions
+        return bool(np.any(moved))
+
+    def refuse(self, conditions: Conditions) -> None:
+        """Refuse derivatives."""
+        conditions.refuse(
+            EventError(
+                f"In {self.what}, {self.text} is where it changes, to the accuracy of the run, and what follows from "
+                "either side differs: there are only one-sided derivatives.",
+                mode=self.mode.name,
+                time=self.time,
+                remedy="Change the parameters a little, or tighten rtol and atol. Where the sides meet smoothly, mark "
+                "the expression by smooth().",
+            )
+        )
+
+
+def _open(trajectory: Trajectory, table: BranchTable) -> Iterator[Open]:
+    from dae_hybrid.trajectory import Segment  # which knows systems, and these their tables
+
+    system, p, options, count = trajectory.system, trajectory.parameters, trajectory.options, 0
+
+    def look(branches: Branches | None, mode: ModeSystem, *point: Any) -> Iterator[Open]:
+        if branches is not None:
+            allowed = options.allowed(mode.variables, point[1])
+            for text, by_u in branches.undecided(point, allowed):
+                yield Open(branches.what, text, float(point[0]), mode, by_u, count)
+
+    start = trajectory.start
+    yield from look(table.start, start.mode, start.t, start.x, start.at.m, p)
+    for part in trajectory.parts:
+        if isinstance(part, Segment):
+            mode = part.mode
+            yield from look(table.constants.get(mode.index), mode, part.t_start, part.x_start, part.memory, p)
+        elif isinstance(part, EventRecord):
+            if part.index in table.transitions:
+                branches, more = table.transitions[part.index]
+                source = system.modes[system.transitions[part.index].source]
+                yield from look(branches, source, part.time, part.x_minus, part.memory_minus, p, *more(part))
+            count += 1
+        elif isinstance(part, MeasurementRecord) and part.index in table.measurements:
+            own = table.measurements[part.index](part.mode.index)
+            yield from look(own, part.mode, part.time, part.x, part.memory, p)
+    t, index, x, m = trajectory.final
+    yield from look(table.ends.get(index), system.modes[index], t, x, m, p)

@@ -1,0 +1,115 @@
+"""Relations that are evaluated at an instant: derivatives where a side holds, refusals where none does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import casadi as ca
+import numpy as np
+import pytest
+
+import dae_hybrid as dh
+
+TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10}
+
+
+def model(
+    *,
+    p: float = 0.5,
+    rate: Any = lambda t, x, n, w, p, q: 0,
+    reset: Any = lambda x, n, w, p, q: 0,
+    start: Any = lambda p, q: 0,
+    memory: Any = lambda p, q: 0,
+    terminal: Any = lambda x, p, q: 0,
+    measured: Any = lambda t, x, p, q: 0,
+) -> dh.HybridModel:
+    """x = t; y' = rate; at x = 1/2 y becomes the reset, and n counts. G is y at the end, and what is given."""
+    m = dh.HybridModel("branches")
+    a, q = m.parameter("p", p), m.parameter("q", 2.5)
+    x, y = m.differential("x"), m.differential("y")
+    n, w = m.memory("n", initial=0), m.memory("w", initial=memory(a, q))
+    run = m.mode("run", ode={x: 1, y: rate(m.time, x, n, w, a, q)})
+    m.transition(
+        run, run, guard=x - 0.5, direction="rising", reset={y: y + reset(x, n, w, a, q)}, memory={n: n + 1}, name="T"
+    )
+    m.initial(run, {x: 0.0, y: start(a, q)})
+    m.functional("G", terminal=y + terminal(x, a, q), at_times={0.75: 0 * x + measured(m.time, x, a, q)})
+    return m
+
+
+#: what is stated, and dG by p and q
+CLEAR: dict[str, tuple[dict[str, Any], list[float]]] = {
+    "reset": ({"p": 0.6, "reset": lambda x, n, w, p, q: ca.if_else(x < p, 1, 2) * q}, [0, 1]),
+    "equal sides": ({"reset": lambda x, n, w, p, q: ca.if_else(x < p, q, q + 0 * x)}, [0, 1]),
+    "counter": ({"reset": lambda x, n, w, p, q: ca.if_else(n <= 0, 1, 2) * q}, [0, 1]),
+    "counter in a mode": ({"rate": lambda t, x, n, w, p, q: ca.if_else(n >= 1, q, 0)}, [0, 0.5]),
+    "number of a case": ({"reset": lambda x, n, w, p, q: ca.if_else(n == 0, 1, 2) * q}, [0, 1]),
+    "memory": (
+        {"memory": lambda p, q: p, "rate": lambda t, x, n, w, p, q: ca.if_else(w < 0.7, 1, 2) * q},
+        [0, 1],
+    ),
+    "parameter": ({"p": 0.1, "rate": lambda t, x, n, w, p, q: ca.fabs(p) * q}, [2.5, 0.1]),
+    "terminal": ({"p": 0.9, "terminal": lambda x, p, q: ca.fabs(x - p)}, [-1, 0]),
+    "time": ({"p": 0.75, "measured": lambda t, x, p, q: ca.if_else(t < 0.75, 1, 2) * q}, [0, 2]),
+    "start": ({"p": 2.6, "start": lambda p, q: ca.fmax(p, q)}, [1, 0]),
+}
+OPEN: dict[str, tuple[dict[str, Any], str]] = {
+    "decided by rounding": ({"reset": lambda x, n, w, p, q: ca.if_else(x < 0.5, 1, 2) * q}, "transition 'T'"),
+    "reset": ({"reset": lambda x, n, w, p, q: ca.if_else(x < p, 1, 2) * q}, "transition 'T'"),
+    "nearly": ({"p": 0.5 + 1e-12, "reset": lambda x, n, w, p, q: ca.if_else(x < p, 1, 2) * q}, "transition 'T'"),
+    "kink": ({"reset": lambda x, n, w, p, q: ca.fabs(x - p) * q}, "transition 'T'"),
+    "floor": ({"reset": lambda x, n, w, p, q: ca.floor(8 * x * p) * q}, "transition 'T'"),
+    "memory": (
+        {"memory": lambda p, q: p, "rate": lambda t, x, n, w, p, q: ca.if_else(w <= 0.5, 1, 2) * q},
+        "mode 'run'",
+    ),
+    "parameter": ({"p": 0.0, "rate": lambda t, x, n, w, p, q: ca.fabs(p) * q}, "mode 'run'"),
+    "terminal": ({"p": 1.0, "terminal": lambda x, p, q: ca.fabs(x - p)}, "a terminal value"),
+    "measurement": ({"p": 0.75, "measured": lambda t, x, p, q: ca.if_else(x < p, 1, 2) * q}, "a measurement"),
+    "start": ({"p": 2.5, "start": lambda p, q: ca.fmax(p, q)}, "the initial values"),
+}
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("name", CLEAR)
+def test_the_branch_that_holds_has_a_derivative(name: str, native: bool) -> None:
+    stated, gradient = CLEAR[name]
+    system = model(**stated).build(native=native)
+    fsa = dh.forward_sensitivity(system, (0, 1), **TIGHT)
+    np.testing.assert_allclose(fsa.gradient["G"], gradient, atol=1e-9)
+    np.testing.assert_allclose(dh.adjoint_gradient(system, (0, 1), "G", **TIGHT).gradient, gradient, atol=1e-9)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("name", OPEN)
+def test_where_no_side_holds_derivatives_are_refused(name: str, native: bool) -> None:
+    stated, place = OPEN[name]
+    system = model(**stated).build(native=native)
+    assert dh.simulate(system, (0, 1), **TIGHT).complete
+    for call in (dh.forward_sensitivity, dh.adjoint_gradient):
+        more = ("G",) if call is dh.adjoint_gradient else ()
+        with pytest.raises(dh.EventError, match=f"In {place}.* one-sided"):
+            call(system, (0, 1), *more, **TIGHT)
+        with pytest.warns(dh.DerivativeWarning, match="one-sided"):
+            call(system, (0, 1), *more, strict=False, duality=False, **TIGHT)
+
+
+def test_relations_of_values_after_a_transition() -> None:
+    def system(p: float) -> dh.HybridSystem:
+        m = dh.HybridModel("post")
+        a, q = m.parameter("p", p), m.parameter("q", 2.0)
+        x, y, w = m.differential("x"), m.differential("y"), m.memory("w", initial=0.0)
+        run = m.mode("run", ode={x: 1, y: 0})
+        impulse = m.unknown("impulse")
+        m.transition(
+            run, run, guard=x - 0.5, direction="rising",
+            reset=[m.post(y) - impulse, impulse - q * x], memory={w: ca.if_else(m.post(y) < a, q, 0) + impulse},
+        )  # fmt: skip
+        m.initial(run, {x: 0.0, y: 0.0})
+        m.functional("G", terminal=w)
+        return m.build(native=False)
+
+    gradient = dh.forward_sensitivity(system(1.5), (0, 1), **TIGHT).gradient["G"]
+    np.testing.assert_allclose(gradient, [0, 1.5], atol=1e-9)
+    with pytest.raises(dh.EventError, match="one-sided"):
+        dh.forward_sensitivity(system(1.0), (0, 1), **TIGHT)
