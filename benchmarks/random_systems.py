@@ -2,7 +2,7 @@
 
 Every system is declared from its seed, simulated and differentiated forwards, backwards and by finite differences, in
 a process of its own: one that crashes or hangs is counted too. ``--closed-forms`` takes systems with known solutions
-(tests/closed_forms.py), ``--relations`` systems with relations and ties (tests/relations.py); both go through all
+(tests/closed_forms.py), ``--relations`` systems with relations and ties (tests/random_relations.py); both go through all
 adapters and methods. ``--only SEED`` judges one system and prints all of it.
 """
 
@@ -24,8 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from closed_forms import judge_closed_form
+from random_relations import judge_relations, relations_system
 from random_systems import FORMS, random_system
-from relations import judge_relations, relations_system
 from verdicts import Verdict, judge
 
 from dae_hybrid.tables import markdown

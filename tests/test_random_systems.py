@@ -12,8 +12,8 @@ import pytest
 from closed_forms import FAMILIES, judge_closed_form
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
+from random_relations import KINDS, judge_relations, relations_system
 from random_systems import Restatement, random_system
-from relations import KINDS, judge_relations, relations_system
 from taylor_reference import Expr, Jump, Statement, T, Unsettled, call, one_sided, solve, wrap
 from verdicts import judge, restated
 
