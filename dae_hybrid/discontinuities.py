@@ -401,7 +401,8 @@ def _node(node: ca.MX) -> Node:
 def jumps(expressions: Sequence[ca.MX]) -> list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]]:
     """Entries of all discontinuous nodes, the nodes, and the expressions as functions of the entry's value."""
     found: list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]] = []
-    for _, node in instructions(ca.symvar(ca.veccat(*expressions)), expressions, JUMPS | KINKS | {*EQUALITIES}):
+    symbols = ca.symvar(ca.veccat(ca.MX(0, 1), *expressions))
+    for _, node in instructions(symbols, expressions, JUMPS | KINKS | {*EQUALITIES}):
         whole = _node(node)
         for i in range(whole.size):
             found.append((whole.entry(i), node, partial(_forced, expressions, node, i)))

@@ -130,7 +130,8 @@ class HybridModel(Symbols):
         source, target : Mode or str
             Where it leads from and to; ``target=None`` ends the run.
         guard : scalar expression
-            Fires when it crosses zero in `direction`. In pre-transition quantities: states, algebraic variables,
+            Fires when it crosses zero in `direction`; a condition, such as ``x > 1``, when it becomes true, or false
+            with ``direction="falling"``. In pre-transition quantities: states, algebraic variables,
             derivatives (`der`), memory, parameters, time. It is followed within the integrator's steps by its values
             and rates; give a `resolution` where it moves much faster than the state.
         at, every : expression in parameters

@@ -190,39 +190,37 @@ class _Lifting:
         }
 
     def memory(self, transition: Transition) -> dict[str, ca.MX]:
-        """The updates of a transition, and those of the switches that its target has and it may change.
-
-        Switches that depend on more than states, parameters and time after the transition are set right by transitions
-        of their own.
-        """
+        """The updates of a transition, and those of the switches that its target has and it may change."""
         target = transition.target
         if target is None or transition.equations.numel() or transition.project:
             return transition.memory
         found = dict(transition.memory)
         kept = self.used_in(transition.source) | self.everywhere
-        given = {d.name: d for d in self.model.declarations.values()}
-        changed = {given[name].symbol.__hash__() for name in (*transition.reset, *transition.memory)}
-        simple = {d.symbol.__hash__() for d in given.values() if d.kind in ("differential", "parameter", "memory")}
-        simple.add(self.model.time.__hash__())
-        has = self._states(transition.source) | set(transition.reset)
         for key in self.used_in(target) | self.everywhere:
             switch = self.switches[key]
-            value = self._unfold(switch.value)
-            symbols = {s.__hash__(): s for s in ca.symvar(value)}
-            states = [d for d in given.values() if d.kind == "differential" and d.symbol.__hash__() in symbols]
-            frozen = [d for d in given.values() if d.kind == "memory" and d.symbol.__hash__() in symbols]
-            if not symbols.keys() <= simple or not {d.name for d in states} <= has or any(d.of for d in frozen):
-                continue
-            if key in kept and changed.isdisjoint(symbols):
-                continue
-            own = [
-                given[name]
-                for name in (*transition.reset, *transition.memory)
-                if given[name].symbol.__hash__() in symbols
-            ]
-            new = [(transition.reset | transition.memory)[d.name] for d in own]
-            (found[switch.text],) = ca.substitute([value], [d.symbol for d in own], new)
+            value = self._after(transition, self._unfold(switch.value), is_kept=key in kept)
+            if value is not None:
+                found[switch.text] = value
         return found
+
+    def _after(self, transition: Transition, value: ca.MX, *, is_kept: bool) -> ca.MX | None:
+        """What a switch holds after a transition, in quantities before; None where that is what it held before.
+
+        None, too, where it takes more than states, parameters, memory and time: such a switch is set right by
+        transitions of its own.
+        """
+        symbols = {s.__hash__() for s in ca.symvar(value)} - {self.model.time.__hash__()}
+        used = [d for d in self.model.declarations.values() if d.symbol.__hash__() in symbols]
+        updates = transition.reset | transition.memory
+        own = [d for d in used if d.name in updates]
+        if (is_kept and not own) or len(used) < len(symbols):
+            return None
+        states = self._states(transition.source)
+        for d in used:
+            known = d.name in states if d.kind == "differential" else d.kind in ("parameter", "memory")
+            if d not in own and not (known and d.of is None):
+                return None
+        return ca.substitute([value], [d.symbol for d in own], [updates[d.name] for d in own])[0]
 
     def _states(self, mode: Mode) -> set[str]:
         """Names of the differential variables of a mode."""
@@ -270,10 +268,6 @@ class _Lifting:
 
 def _start_of(declared: Declaration) -> ca.MX:
     """The initial value of a memory, zero for the coefficients of a signal."""
-    if declared.signal is not None or (declared.initial is None and declared.of is None):
-        return ca.MX.zeros(declared.size)
     if declared.initial is not None:
         return ca.MX(declared.initial)
-    if declared.of is None:
-        raise AssertionError("a memory has an initial value or a variable")
-    return declared.of.symbol
+    return ca.MX.zeros(declared.size) if declared.of is None else declared.of.symbol

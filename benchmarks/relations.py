@@ -1,0 +1,129 @@
+"""What relations cost that are stated in expressions rather than by modes, and what a kink costs that is no event.
+
+    python benchmarks/relations.py
+
+The first table states a PI controller that saturates and a thermostat with hysteresis twice, by relations and by modes:
+times of both in one run, and by how much their values or gradients differ. The second has an oscillator with a spring
+that has a kink, as an event and taken as smooth: errors of gradients, relative to those at rtol 1e-12.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import casadi as ca
+import numpy as np
+
+import dae_hybrid as dh
+from dae_hybrid.tables import align
+
+METHODS = ("bdf", "adams", "erk")
+REPETITIONS = 15
+
+
+def controller(*, relations: bool) -> dh.HybridModel:
+    """A PI controller whose output saturates, with its integral held meanwhile."""
+    m = dh.HybridModel("controller")
+    kp, ki, most, r = m.parameter("kp", 2.0), m.parameter("ki", 3.0), m.parameter("most", 0.8), m.parameter("r", 1.0)
+    y, i = m.differential("y"), m.differential("i")
+    e = r * ca.sin(2 * m.time) - y
+    u = kp * e + ki * i
+    if relations:
+        clipped = ca.if_else(u > most, most, ca.if_else(u < -most, -most, u))
+        saturated = ca.logic_or(u > most, u < -most)
+        first = m.mode("run", ode={y: -y + clipped, i: ca.if_else(saturated, 0, e)})
+    else:
+        first = m.mode("linear", ode={y: -y + u, i: e})
+        high, low = m.mode("high", ode={y: -y + most, i: 0}), m.mode("low", ode={y: -y - most, i: 0})
+        m.transition(first, high, guard=u - most, direction="rising")
+        m.transition(high, first, guard=u - most, direction="falling")
+        m.transition(first, low, guard=u + most, direction="falling")
+        m.transition(low, first, guard=u + most, direction="rising")
+    m.initial(first, {y: 0.0, i: 0.0})
+    m.functional("G", integrand=e**2, terminal=y)
+    return m
+
+
+def thermostat(*, relations: bool) -> dh.HybridModel:
+    """A heater that goes off above one temperature and on below another."""
+    m = dh.HybridModel("thermostat")
+    c, low, high, power = (m.parameter(n, v) for n, v in (("c", 0.5), ("low", 19.0), ("high", 21.0), ("power", 20.0)))
+    T = m.differential("T")
+    loss = -c * (T - 5 * ca.sin(m.time))
+    if relations:
+        on = m.memory("on", initial=1.0)
+        first = m.mode("run", ode={T: loss + ca.if_else(on > 0.5, power, 0)})
+        m.transition(first, first, guard=high < T, memory={on: 0})
+        m.transition(first, first, guard=low > T, memory={on: 1})
+    else:
+        first, off = m.mode("on", ode={T: loss + power}), m.mode("off", ode={T: loss})
+        m.transition(first, off, guard=T - high, direction="rising")
+        m.transition(off, first, guard=T - low, direction="falling")
+    m.initial(first, {T: 20.0})
+    m.functional("G", integrand=(T - 20) ** 2, terminal=T)
+    return m
+
+
+def spring(kink: Callable[[Any], Any]) -> dh.HybridModel:
+    """x'' = -4 x - x' / 10 - 3 q |x - p|."""
+    m = dh.HybridModel("spring")
+    p, q, x, v = m.parameter("p", 0.3), m.parameter("q", 1.0), m.differential("x"), m.differential("v")
+    run = m.mode("run", ode={x: v, v: -4 * x - 0.1 * v - 3 * q * kink(ca.fabs(x - p))})
+    m.initial(run, {x: 1.0, v: 0.0})
+    m.functional("G", integrand=x**2, terminal=x)
+    return m
+
+
+def solve(system: dh.HybridSystem, **options: Any) -> float:
+    """The value."""
+    return float(dh.simulate(system, (0, 10), **options).functionals["G"])
+
+
+def forward(system: dh.HybridSystem, **options: Any) -> Any:
+    """The gradient by forward analysis."""
+    return dh.forward_sensitivity(system, (0, 10), **options).gradient["G"]
+
+
+def adjoint(system: dh.HybridSystem, **options: Any) -> Any:
+    """The gradient by adjoint analysis."""
+    return dh.adjoint_gradient(system, (0, 10), "G", **options).gradient
+
+
+def error(found: Any, truth: Any) -> float:
+    """The largest difference, relative to the largest entry."""
+    return float(np.max(np.abs(np.subtract(found, truth))) / np.max(np.abs(truth)))
+
+
+def main() -> None:
+    """Print both tables."""
+    rows = [["model", "call", "method", "by relations, ms", "times that by modes", "difference"]]
+    for model in (controller, thermostat):
+        systems = [model(relations=relations).build() for relations in (True, False)]
+        for call in (solve, forward, adjoint):
+            for method in METHODS:
+                best, results = [np.inf, np.inf], [None, None]
+                for _ in range(REPETITIONS):
+                    for k, system in enumerate(systems):
+                        start = time.perf_counter()
+                        results[k] = call(system, rtol=1e-8, atol=1e-10, method=method)
+                        best[k] = min(best[k], time.perf_counter() - start)
+                ratio, apart = best[0] / best[1], error(*results)
+                rows.append(
+                    [model.__name__, call.__name__, method, f"{1e3 * best[0]:.2f}", f"{ratio:.2f}", f"{apart:.0e}"]
+                )
+    print("\n".join(align(rows, left=(0, 1, 2))))
+    kinks = [["method", "rtol", "forward: event", "smooth", "adjoint: event", "smooth"]]
+    event, blunt = spring(lambda e: e).build(), spring(dh.smooth).build()
+    truth = forward(event, rtol=1e-12, atol=1e-14)
+    for method in METHODS:
+        for rtol in (1e-5, 1e-7, 1e-9):
+            options: dict[str, Any] = {"rtol": rtol, "atol": 1e-2 * rtol, "method": method}
+            errors = [error(call(system, **options), truth) for call in (forward, adjoint) for system in (event, blunt)]
+            kinks.append([method, f"{rtol:.0e}", *(f"{e:.0e}" for e in errors)])
+    print("", *align(kinks), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
