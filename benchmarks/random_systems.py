@@ -2,8 +2,8 @@
 
 Every system is declared from its seed, simulated and differentiated forwards, backwards and by finite differences, in
 a process of its own: one that crashes or hangs is counted too. ``--closed-forms`` takes systems with known solutions
-(tests/closed_forms.py) and goes through all adapters and methods. ``--only SEED`` judges one system and prints all of
-it.
+(tests/closed_forms.py), ``--relations`` systems with relations and ties (tests/random_relations.py); both go through
+all adapters and methods. ``--only SEED`` judges one system and prints all of it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from closed_forms import judge_closed_form
+from random_relations import judge_relations, relations_system
 from random_systems import FORMS, random_system
 from verdicts import Verdict, judge
 
 from dae_hybrid.tables import markdown
 
 HANG = 120.0  # seconds; all the runs of one system take a few
+#: what judges a seed where it is not a random system of any formulation through one adapter
+FAMILIES = {"closed forms": judge_closed_form, "relations": judge_relations}
 
 
 def verdict_of(seed: int, adapter: str, every: int) -> Verdict:
-    """What comes of one seed; `adapter` "all" means the systems with closed forms."""
-    if adapter == "all":
-        return judge_closed_form(seed)
+    """What comes of one seed; `adapter` may be one of `FAMILIES`, which choose their own."""
+    if adapter in FAMILIES:
+        return FAMILIES[adapter](seed)
     return judge(random_system(seed), adapter=adapter, native=not every or seed % every > 0)
 
 
@@ -83,8 +86,11 @@ def reason(verdict: Verdict) -> str:
 
 def report(verdicts: list[Verdict], title: str) -> str:
     """Tables of what was tried and what came of it."""
-    kinds = ("agree", "refused", "DISAGREE", "DEFECT")
-    rows = [["systems with a mode that is", "tried", *(k.lower() for k in kinds)]]
+    kinds = ("agree", "refused", "needless", "DISAGREE", "DEFECT")
+    if not any(v.kind == "needless" for v in verdicts):
+        kinds = ("agree", "refused", "DISAGREE", "DEFECT")
+    names = {"needless": "refused without need"}
+    rows = [["systems with a mode that is", "tried", *(names.get(k, k.lower()) for k in kinds)]]
     known = sorted({form for v in verdicts for form in v.forms} - {*FORMS, "implicit index 2"})
     for form in (*(() if known else (*FORMS, "implicit index 2")), *known, "any form"):
         of = [v for v in verdicts if form in v.forms or form == "any form"]
@@ -103,8 +109,9 @@ def report(verdicts: list[Verdict], title: str) -> str:
             f"{two.differences:.1e} (seed {two.seed}). Finite differences converged in {compared} of {tried} "
             "directions; in the others a perturbed run took other transitions or was refused."
         )
-    for kind in kinds[2:]:
-        parts += [f"- seed {v.seed} ({', '.join(v.forms)}): {v.outcome}" for v in verdicts if v.kind == kind]
+    for verdict in (v for kind in kinds[2:] for v in verdicts if v.kind == kind):
+        said = verdict.outcome.splitlines()[0][:400]
+        parts.append(f"- seed {verdict.seed} ({', '.join(verdict.forms)}): {said}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -113,14 +120,17 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the first system")
     parser.add_argument("--adapter", default="sundials")
-    parser.add_argument("--closed-forms", dest="adapter", action="store_const", const="all")
+    parser.add_argument("--closed-forms", dest="adapter", action="store_const", const="closed forms")
+    parser.add_argument("--relations", dest="adapter", action="store_const", const="relations")
     parser.add_argument("--interpret-every", type=int, default=10, help="do not compile every n-th system; 0: all are")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", type=int, help="judge one system")
     parser.add_argument("--markdown", type=Path)
     given = parser.parse_args()
     if given.only is not None:
-        if given.adapter != "all":
+        if given.adapter == "relations":
+            print(relations_system(given.only).statement)
+        elif given.adapter not in FAMILIES:
             drawn = random_system(given.only)
             print(drawn.model().build(native=False, **drawn.build).describe())
         print(verdict_of(given.only, given.adapter, given.interpret_every))
@@ -135,8 +145,9 @@ def main() -> None:
             if (i := next(done)) % 50 == 0:
                 print(f"-- {i} of {given.count}", flush=True)
     last = given.seed + given.count - 1
-    through = "all adapters and methods" if given.adapter == "all" else given.adapter
-    text = report(verdicts, f"# Random systems {given.seed} to {last} through {through}")
+    through = "all adapters and methods" if given.adapter in FAMILIES else given.adapter
+    what = "Random systems with relations" if given.adapter == "relations" else "Random systems"
+    text = report(verdicts, f"# {what} {given.seed} to {last} through {through}")
     print(text)
     if given.markdown is not None:
         given.markdown.write_text(text, encoding="utf-8")
