@@ -236,6 +236,8 @@ static int fire(march *m) {
   }
   double clean = 0;
   if (m->certify && !differentiate(m, from, to, l, t, &e, &clean)) return 0;
+  for (; r->n_eval && r->n_rows > m->row && t - r->t_eval[r->next_eval - 1] <= instant; r->n_rows--)
+    r->next_eval--; /* outputs that rounding alone puts before the event show what is after it */
   const double apart = fmin(t - since, t - m->t0);
   if (!decided || !(apart > m->slack * elapsed(m, t))) clean = 0;
   const double header[HEADER] = {t, (double)m->at, (double)r->root, value, rate,
