@@ -21,7 +21,6 @@ from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.journey import Journey
 from dae_hybrid.leg import Leg, Parts
-from dae_hybrid.measurement import Measurement
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.segments import is_unresolved, kernel
@@ -279,32 +278,10 @@ class Automaton:
             value = measurement.at(self.mode.index)(self.t, self.at.x, self.at.m, self.p)[0]
             self.integrals = self.integrals.copy()
             self.integrals[measurement.components] += value
-            record = MeasurementRecord(
-                self.t, index, self.mode, self.at.x, self.at.xdot, self.at.m, self._is_disturbed(measurement)
-            )
+            record = MeasurementRecord(self.t, index, self.mode, self.at.x, self.at.xdot, self.at.m)
             self.parts.append(record)
             if self.companion is not None:
                 self.companion.measure(record)
-
-    def _is_disturbed(self, measurement: Measurement) -> bool:
-        """Whether a measurement falls on an event or a knot and one of the two moves with the parameters."""
-        happened = self.instant.happened(self.t)
-        at_something = bool(happened) or self.stops.is_knot(self.t)
-        return any(t.movable for t in happened) or (at_something and measurement.movable)
-
-    def _disturb_measurements(self, transition: TransitionMap) -> None:
-        """Measurements that rounding alone puts before this event are at its time."""
-        close = SAME_INSTANT * self.instant.elapsed(self.t)
-        for i in range(len(self.parts) - 1, -1, -1):
-            part = self.parts[i]
-            if isinstance(part, MeasurementRecord):
-                movable = transition.movable or self.system.measurements[part.index].movable
-                if movable and self.t - part.time <= close and not part.disturbed:
-                    self.parts[i] = replace(part, disturbed=True)
-                    if self.companion is not None:
-                        self.companion.measure(replace(part, disturbed=True))
-            elif not (isinstance(part, Segment) and self.t - part.t_start <= close):
-                return
 
     def _segment(self, t_stop: float, due: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Entry]:
         """Integrate to the next event or stop; which guard crossed, if any, and which never left zero.
@@ -512,8 +489,6 @@ class Automaton:
         """Apply a transition and record it; whether the run ends."""
         t, transition = self.t, firing.transition
         self._retract()
-        if self.stops.waiting:
-            self._disturb_measurements(transition)
         if transition.kind == "every":
             self.instant.counts[transition.index] = firing.count
         order = self.instant.fired(transition, t, 0.0 if firing.follows else firing.guard)
@@ -522,7 +497,7 @@ class Automaton:
             raise event_limit(self.options.max_events, self._latest(), transition.name, mode=self.mode.name, time=t)
         self.mode, self.at, event, costs = firing.carry_out(
             self.system, t, self.at, self.p, self.options,
-            order=order, rate_scale=self.instant.rate_scale(transition, t), is_knot=self.stops.is_knot(t),
+            order=order, rate_scale=self.instant.rate_scale(transition, t),
             earlier=self._earlier() if order else None,
         )  # fmt: skip
         self.integrals = self.integrals + costs

@@ -33,11 +33,12 @@ def certify(
     forward: Callable[[], tuple[Trajectory, Directions]],
     duality: Mapping[str, Duality],
     growth: tuple[list[str], Check],
+    functionals: tuple[str, ...],
 ) -> Diagnostics:
     """Look at the conditions that concern a run as a whole, and state what was checked besides the run's diagnostics.
 
     `forward` gives directions that have gone along the run; it is called where they are needed. `growth` is what
-    `amplification.lost_digits` says.
+    `amplification.lost_digits` says, `functionals` are those whose derivatives are wanted.
 
     Warns with `DerivativeWarning` where derivatives are one-sided, and where a condition failed that is not strict;
     with `ConditionWarning` where perturbations have grown so that gradients are not determined, or where
@@ -54,7 +55,7 @@ def certify(
     refuse_shallow(trajectory, conditions)
     sided: tuple[str, ...] = ()
     if is_suspicious(trajectory):
-        sided = coincidences(*forward())
+        sided = coincidences(*forward(), functionals)
     for check in duality.values():
         if not check.passed:
             conditions.refuse(check.error())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from dae_hybrid.events import same_instant
 from dae_hybrid.errors import ConsistencyError, EventError, NonFiniteError, OptionError
+from dae_hybrid.events import same_instant
 from dae_hybrid.formulation import solve_algebraic
 from dae_hybrid.integrator import Array
 from dae_hybrid.options import Options
+from dae_hybrid.signals import coefficients
 from dae_hybrid.system import HybridSystem, ModeSystem
 
 
@@ -77,15 +78,10 @@ class Stops:
         passed, self.intervals = now != self.intervals, now
         return passed
 
-    def is_knot(self, t: float) -> bool:
-        """Whether a signal has a knot at t."""
-        return any(t in signal.data.knots for signal in self.signals)
-
     def coefficients(self) -> tuple[Array, Array]:
         """Places in the memory and values of all signals in their present intervals."""
-        found = [(s.memory, s.coefficients(i, self.p)) for s, i in zip(self.signals, self.intervals, strict=True)]
-        entries = np.concatenate([np.arange(memory.start, memory.stop) for memory, _ in found])
-        return entries, np.concatenate([values for _, values in found])
+        entries = np.concatenate([np.arange(s.memory.start, s.memory.stop) for s in self.signals])
+        return entries, coefficients(self.signals, self.intervals, self.p)
 
 
 def settle(mode: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options) -> Array:

@@ -25,7 +25,7 @@ from dae_hybrid.measurement import Measurement
 from dae_hybrid.numeric_input import MANY, as_mapping, in_order, real_array
 from dae_hybrid.options import Options
 from dae_hybrid.segments import kernel
-from dae_hybrid.signals import SignalTable
+from dae_hybrid.signals import SignalTable, derivatives
 from dae_hybrid.tables import align
 from dae_hybrid.transition import TransitionLinearisation, TransitionMap, clock
 
@@ -290,8 +290,7 @@ class HybridSystem(OfThisProcess):
 
     def knot_derivatives(self, knot: KnotRecord, p: Array) -> Array:
         """Derivatives of what a knot writes into the memory, (n_entries, n_parameters)."""
-        pairs = zip(self.signals, knot.intervals, strict=True)
-        return np.vstack([signal.derivatives(interval, p) for signal, interval in pairs])
+        return derivatives(self.signals, knot.intervals, p)
 
     def linearise(self, event: EventRecord, p: Array, start: float, conditions: Conditions) -> TransitionLinearisation:
         """The linearised transition of a record, of a run that began at `start`."""

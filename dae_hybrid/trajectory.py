@@ -285,7 +285,7 @@ class Trajectory(OfThisProcess):
         return shaped
 
     def snapped(self, t: Array, side: Side) -> Array:
-        """Times of which those that are the start of a segment, or the end of the run, but for rounding are just that."""
+        """Times; those that are the start of a segment, or the end of the run, but for rounding are just that."""
         ends = np.array([*(s.t_start for s in self.segments), self.final[0]])
         close = SAME_INSTANT * np.maximum(np.abs(t), t - self.t_span[0])
         if side == "right":
