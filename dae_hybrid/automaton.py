@@ -539,6 +539,7 @@ class Automaton:
             functionals=MappingProxyType(functionals),
             statistics=MappingProxyType(self.session.statistics()),
             notes=self.instant.notes(),
+            turns=self.system.turns(self.session.turns()),
             accumulation=self.instant.accumulation,
             start=self.start,
             final=(self.t, self.mode.index, self.at.x, self.at.m),

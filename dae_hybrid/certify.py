@@ -13,7 +13,7 @@ from dae_hybrid.duality import Duality
 from dae_hybrid.errors import ConditionWarning, DaeHybridError, DerivativeWarning, ZenoError
 from dae_hybrid.event_accuracy import amplified
 from dae_hybrid.forward import Directions
-from dae_hybrid.grazing import refuse_shallow
+from dae_hybrid.grazing import refuse_near_misses, refuse_shallow
 from dae_hybrid.trajectory import Trajectory
 
 
@@ -53,6 +53,7 @@ def certify(
             )
         )
     refuse_shallow(trajectory, conditions)
+    refuse_near_misses(trajectory, conditions)
     sided: tuple[str, ...] = ()
     if is_suspicious(trajectory):
         sided = coincidences(*forward(), functionals)

@@ -231,8 +231,8 @@ class _Ties:
                 )
                 continue
             error = EventError(
-                "The event falls on a knot of a signal, to the last bit: there are only one-sided derivatives. Before it "
-                f"and after it {why}.",
+                "The event falls on a knot of a signal, to the last bit: there are only one-sided derivatives. Before "
+                f"it and after it {why}.",
                 transition=event.transition,
                 mode=event.source,
                 time=event.time,

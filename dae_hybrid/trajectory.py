@@ -14,7 +14,7 @@ from dae_hybrid.codegen import OfThisProcess
 from dae_hybrid.dense import Interpolant, Redo
 from dae_hybrid.errors import OptionError
 from dae_hybrid.events import SAME_INSTANT
-from dae_hybrid.integrator import Array
+from dae_hybrid.integrator import Array, Turn
 from dae_hybrid.leg import Parts
 from dae_hybrid.numeric_input import real_array, shown
 from dae_hybrid.options import Options
@@ -155,6 +155,7 @@ class Trajectory(OfThisProcess):
     notes: tuple[str, ...]
     start: Start
     final: tuple[float, int, Array, Array]  # t, mode, x, memory
+    turns: tuple[tuple[int, Turn], ...] = field(default=(), repr=False)  # where guards of a mode turned next to zero
     accumulation: float | None = None  # where events accumulate, where that has ended the run
     complete: bool = True
 
