@@ -94,8 +94,12 @@ def _at_an_instant(look: Look, along: Along, first: int, events: list[EventRecor
         moving = look.moves(index, *point, after, along.directions.directions, taus[-1])
         if moving and along.fires_or_not(look, point, Firing(look.system.transitions[index]), after) is not None:
             _refuse_entry(look, index, last.time, conditions)
-    near = [firing for firing in look.near_after(last) if firing.transition.index not in settled]
-    found = _near_entry(look, along, point, after, taus[-1], near)
+    found = []
+    for k, event in enumerate(events):
+        if k + 1 == len(events) or not events[k + 1].order:
+            settled = due | {earlier.index for earlier in events[:k]}
+            near = [firing for firing in look.near_after(event) if firing.transition.index not in settled]
+            found += _near_entry(look, along, look.after(event), sides[k][1], taus[k], near)
     for other, time in zip(others, times, strict=True):
         why = None if along.together(taus[0], time) else along.order_matters(look, events[0], other, before)
         if why is not None:

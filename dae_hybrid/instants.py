@@ -116,10 +116,15 @@ class Look:
         return Firing(transition, event.guard, event.rate, event.count, event.follows)
 
     def near_after(self, event: EventRecord) -> list[Firing]:
-        """The transitions of `near` where an event led to, but for its own."""
+        """The transitions of `near` where an event led to, but for its own, and those whose guards it has not moved."""
         if event.target is None:
             return []
-        return [firing for firing in self.near(self.after(event)) if firing.transition.index != event.index]
+        found = [firing for firing in self.near(self.after(event)) if firing.transition.index != event.index]
+        if found and event.source == event.target:
+            mode = self.source(event)
+            before = dict(zip(mode.guarded, self.entry(*self.before(event))[1].tolist(), strict=True))
+            found = [firing for firing in found if firing.guard != before[firing.transition.index]]
+        return found
 
     def due(self, point: Point) -> list[Firing]:
         """The transitions that are due at a point where its mode goes on."""

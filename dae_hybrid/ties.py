@@ -85,9 +85,12 @@ class _Ties:
         away = max(events[0].time - t, t - events[-1].time, 0.0)
         if away > max(self.look.slack(t), self._inaccuracy(events[0])):
             return False
-        return away < self._inaccuracy(events[0]) or not all(
-            self.along.together(tau, moves) for tau in self.directions.event_times[first : first + len(events)]
-        )
+        return away < self._inaccuracy(events[0]) or self._moves_apart(first, events, moves)
+
+    def _moves_apart(self, first: int, events: list[EventRecord], moves: Array) -> bool:
+        """Whether a change of the parameters parts an instant from a time that moves like this."""
+        taus = self.directions.event_times[first : first + len(events)]
+        return not all(self.along.together(tau, moves) for tau in taus)
 
     def _inaccuracy(self, event: EventRecord) -> float:
         """What the time of an event may be off by; those that are given are exact."""
@@ -119,7 +122,8 @@ class _Ties:
         for first, events in self.instants:
             if self._is_tied(first, events, t, moves):
                 sides = [self._measure(record, side, moves) for side in self._sides(first, events)]
-                exact = self.look.is_rounding(events[0].time, t) or self.look.is_rounding(events[-1].time, t)
+                exact = any(self.look.is_rounding(event.time, t) for event in events)
+                exact = exact and self._moves_apart(first, events, moves)
                 yield from self._said(
                     name, f"'{events[0].transition}' at t = {events[0].time:.12g}", sides, exact, record
                 )
@@ -172,7 +176,7 @@ class _Ties:
         )
         self.directions.conditions.refuse(error)
 
-    def _both(self, sides: list[Quantity]) -> str | None:
+    def _both(self, sides: list[Quantity], names: tuple[str, str] = ("before it", "after it")) -> str | None:
         """Value and derivatives of two sides, None where they agree to the accuracy of the run."""
         (one, by_one, nothing), (two, by_two, _) = sides
         accuracy, p = self.along.accuracy, np.abs(self.p)
@@ -184,7 +188,7 @@ class _Ties:
         if same.all() and alike.all():
             return None
         texts = [f"{_shown(value)}, with derivatives {_shown(by)}" for value, by, _ in sides]
-        return f"{texts[0]}, before it, and {texts[1]}, after it"
+        return f"{texts[0]}, {names[0]}, and {texts[1]}, {names[1]}"
 
     # -- knots -----------------------------------------------------------------------------------------------
 
@@ -249,8 +253,8 @@ class _Ties:
         if last is not None and self._is_tied(*last, end[1], self.still):
             first, events = last
             before, after = self._sides(first, events)
-            exact = self.look.is_rounding(events[-1].time, end[1])
-            yield from self._of_end(events[-1].index, events[-1].time, [before, after], exact)
+            exact = self.look.is_rounding(events[-1].time, end[1]) and self._moves_apart(first, events, self.still)
+            yield from self._of_end(events[-1].index, events[-1].time, [before, after], exact=exact)
         for firing in self.look.coming(end, [] if last is None else last[1]):
             state = self.directions.state
             if firing.transition.kind != "guard" and self.along.together(
@@ -261,10 +265,12 @@ class _Ties:
                 fired = self.along.after(replay(self.look, end, firing, armed=True), end[1], state)
             except DaeHybridError:
                 continue  # such a run has no value
-            yield from self._of_end(firing.transition.index, end[1], [self.along.before(end, state), fired], False)
+            yield from self._of_end(
+                firing.transition.index, end[1], [self.along.before(end, state), fired], exact=False
+            )
 
-    def _of_end(self, index: int, t: float, sides: list[Side], exact: bool) -> Iterator[str]:
-        both = self._both([self._total(side) for side in sides])
+    def _of_end(self, index: int, t: float, sides: list[Side], *, exact: bool) -> Iterator[str]:
+        both = self._both([self._total(side) for side in sides], ("without it", "with it"))
         if both is None:
             return
         transition = self.system.transitions[index]
