@@ -15,8 +15,9 @@ import numpy as np
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.firing import Firing
 from dae_hybrid.forward import Directions
-from dae_hybrid.instants import Along, Look, Point, refuse
+from dae_hybrid.instants import Look, Point, refuse
 from dae_hybrid.integrator import Array
+from dae_hybrid.outcomes import Along
 from dae_hybrid.records import EventRecord
 from dae_hybrid.ties import is_beside, ties
 from dae_hybrid.trajectory import Trajectory

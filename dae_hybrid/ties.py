@@ -14,10 +14,11 @@ import numpy as np
 from dae_hybrid.errors import DaeHybridError, EventError
 from dae_hybrid.events import TOGETHER
 from dae_hybrid.grazing import accuracy
-from dae_hybrid.instants import Along, Look, Side, replay
+from dae_hybrid.instants import Look
 from dae_hybrid.integrator import Array
 from dae_hybrid.leg import Leg
 from dae_hybrid.measurement import measurement_rate
+from dae_hybrid.outcomes import Along, Side, replay
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.signals import coefficients, derivatives
 from dae_hybrid.stops import settle
@@ -36,18 +37,20 @@ def is_beside(trajectory: Trajectory) -> bool:
         return False
     given, look = trajectory.parts.given, Look(trajectory)
     events = [time for part in given for time in _times(part)]
-    stops = [part.time for part in given if isinstance(part, MeasurementRecord | KnotRecord)]
-    if any(measurement.movable for measurement in system.measurements):
-        events += [part.time for part in given if isinstance(part, KnotRecord)]
-        stops = [part.time for part in given if isinstance(part, MeasurementRecord)]
-    if not events or not stops:
+    knots = [part.time for part in given if isinstance(part, KnotRecord)]
+    measured = [part.time for part in given if isinstance(part, MeasurementRecord)]
+    movable = any(measurement.movable for measurement in system.measurements)
+    return _close(look, measured, events + knots if movable else events) or _close(look, knots, events)
+
+
+def _close(look: Look, some: list[float], others: list[float]) -> bool:
+    """Whether two of these times are as close as times are known."""
+    if not some or not others:
         return False
-    known, times = np.sort(events), np.array(stops)
-    at = np.searchsorted(known, times)
-    nearest = np.minimum(
-        np.abs(known[np.minimum(at, known.size - 1)] - times), np.abs(known[np.maximum(at - 1, 0)] - times)
-    )
-    return any(away <= look.slack(t) for away, t in zip(nearest.tolist(), times.tolist(), strict=True))
+    known = np.concatenate(([-np.inf], np.sort(others), [np.inf]))
+    at = np.searchsorted(known, some)
+    away = np.minimum(known[at] - some, some - known[at - 1])
+    return any(distance <= look.slack(t) for distance, t in zip(away.tolist(), some, strict=True))
 
 
 def _times(part: object) -> list[float]:
@@ -83,9 +86,9 @@ class _Ties:
     def _is_tied(self, first: int, events: list[EventRecord], t: float, moves: Array) -> bool:
         """Whether an instant is on one side or the other of a time that moves like this, by chance or by a change."""
         away = max(events[0].time - t, t - events[-1].time, 0.0)
-        if away > max(self.look.slack(t), self._inaccuracy(events[0])):
+        if away > self.look.slack(t):
             return False
-        return away < self._inaccuracy(events[0]) or self._moves_apart(first, events, moves)
+        return self._moves_apart(first, events, moves) or away < self._inaccuracy(events[0])
 
     def _moves_apart(self, first: int, events: list[EventRecord], moves: Array) -> bool:
         """Whether a change of the parameters parts an instant from a time that moves like this."""
