@@ -127,10 +127,10 @@ def forward_sensitivity(
         Compare with adjoint analysis (`dae_hybrid.duality`), one sweep for every functional; a number is the
         difference allowed, relative to the gradient; True is sqrt(rtol).
 
-    Other parameters, returned errors: as in `simulate`. Warns with `DerivativeWarning` where what falls
-    together makes derivatives one-sided, and with `ConditionWarning` where perturbations grow so much along the run that
-    the tolerance does not determine the derivatives of the functionals, or where rounding and the errors of the states
-    are larger than derivatives by a parameter that does next to nothing. Serban and Recuero (2019), eq. 5, 6, 25 to 28.
+    Other parameters, returned errors: as in `simulate`. Warns with `DerivativeWarning` where what falls together makes
+    derivatives one-sided, and with `ConditionWarning` where perturbations grow so much along the run that the tolerance
+    does not determine the derivatives of the functionals, or where rounding and the errors of the states are larger
+    than derivatives by a parameter that does next to nothing. Serban and Recuero (2019), eq. 5, 6, 25 to 28.
 
     Examples
     --------

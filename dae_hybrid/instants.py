@@ -114,7 +114,12 @@ class Look:
 
     def coming(self, point: Point, happened: list[EventRecord]) -> list[Firing]:
         """The transitions that would be due if a run went on from its last point, after what has happened there."""
-        if not (point[0].guarded or point[0].timed):
+        mode, t, *_ = point
+        if not mode.guarded and not mode.timed:
+            return []
+        _, guards, rates, sizes = (values.tolist() for values in self.entry(*point))
+        slack, near = self.slack(t), zip(guards, rates, sizes, strict=True)
+        if not mode.timed and not any(abs(h) <= slack * abs(rate) + CLOSE * size for h, rate, size in near):
             return []
         done = {(event.index, event.count) for event in happened}
         return [
@@ -190,13 +195,17 @@ class Look:
         mode, t, x, m = point
         if not mode.guarded:
             return []
-        at, found = Arrival(x, m, *self.entry(*point)), []
-        away = CLOSE * at.sizes + FAR * self.run.options.absolute(mode.differential).max(initial=0.0)
-        candidates = np.flatnonzero(np.abs(at.guards) <= away)
-        exact = Instant(self.system, self.run.t_span, self.run.options)
-        touching = {index for index, _ in exact.touching(mode, t, at)} if candidates.size else set()
+        start = self.run.start
+        at = start.at if m is start.at.m and t == start.t else Arrival(x, m, *self.entry(*point))
+        away = FAR * float(max(self.run.options.absolute(mode.differential), default=0.0))
+        sizes = enumerate(zip(at.guards.tolist(), at.sizes.tolist(), strict=True))
+        candidates = [i for i, (h, size) in sizes if abs(h) <= CLOSE * size + away]
+        if not candidates:
+            return []
+        found, exact = [], Instant(self.system, self.run.t_span, self.run.options)
+        touching = {index for index, _ in exact.touching(mode, t, at)}
         allowed = TOGETHER * self.run.options.allowed(mode.differential, x[: mode.differential.size])
-        for i in candidates.tolist():
+        for i in candidates:
             index, h, rate = mode.guarded[i], float(at.guards[i]), float(at.rates[i])
             transition = self.system.transitions[index]
             meets = transition.direction * rate >= 0 or transition.on_entry != "wait"

@@ -294,6 +294,8 @@ class HybridSystem(OfThisProcess):
 
     def turns(self, found: list[tuple[Equations, Turn]]) -> tuple[tuple[int, Turn], ...]:
         """Turns of guards of transitions, by mode."""
+        if not found:
+            return ()
         by_equations = {id(mode.equations): mode for mode in self.modes}
         pairs = ((by_equations[id(e)], turn) for e, turn in found)
         return tuple((mode.index, turn) for mode, turn in pairs if turn.guard < len(mode.guarded))
