@@ -69,8 +69,8 @@ def coincidences(trajectory: Trajectory, directions: Directions, functionals: tu
 
 def _at_an_instant(look: Look, along: Along, first: int, events: list[EventRecord]) -> list[str]:
     conditions = along.directions.conditions
-    taus = along.directions.event_times[first : first + len(events)]
-    sides = along.directions.sides[first : first + len(events)]
+    taus = along.event_times[first : first + len(events)]
+    sides = along.sides[first : first + len(events)]
     before, after = sides[0][0], sides[-1][1]
     moving = look.is_first(events) and not along.together(taus[0], np.zeros_like(taus[0]))
     if moving and along.fires_or_not(look, look.before(events[0]), look.firing(events[0]), before) is not None:

@@ -53,6 +53,7 @@ class Along:
         duration = self.run.final[0] - self.run.t_span[0]
         self.still = SAME_TIME * duration / np.where(scale > 0, scale, 1.0)
         self.accuracy = max(SAME, ACCURACY * self.run.options.rtol)
+        self.event_times, self.sides = self.directions.event_times, self.directions.sides
 
     def together(self, a: Array, b: Array) -> bool:
         """Whether two times move together."""

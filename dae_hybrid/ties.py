@@ -7,6 +7,7 @@ one-sided.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 import numpy as np
@@ -70,6 +71,8 @@ class _Ties:
         self.run, self.system, self.p = look.run, look.system, look.p
         self.directions, self.still = along.directions, np.zeros(along.directions.count)
         self.instants = list(look.instants())
+        self.ends = [events[-1].time for _, events in self.instants]
+        self.knots = [part for part in self.run.parts.given if isinstance(part, KnotRecord)]
 
     def all(self) -> Iterator[str]:
         measured = iter(self.directions.measured)
@@ -83,16 +86,20 @@ class _Ties:
         if not self.run.ended_by_event:
             yield from self._at_end()
 
-    def _is_tied(self, first: int, events: list[EventRecord], t: float, moves: Array) -> bool:
-        """Whether an instant is on one side or the other of a time that moves like this, by chance or by a change."""
-        away = max(events[0].time - t, t - events[-1].time, 0.0)
-        if away > self.look.slack(t):
-            return False
-        return self._moves_apart(first, events, moves) or away < self._inaccuracy(events[0])
+    def _tied(self, t: float, moves: Array) -> Iterator[tuple[int, list[EventRecord]]]:
+        """Instants on one side or the other of a time that moves like this, by chance or by a change."""
+        slack = self.look.slack(t)
+        for i in range(bisect_left(self.ends, t - slack), len(self.instants)):
+            first, events = self.instants[i]
+            if events[0].time - t > slack:
+                return
+            away = max(events[0].time - t, t - events[-1].time, 0.0)
+            if self._moves_apart(first, events, moves) or away < self._inaccuracy(events[0]):
+                yield first, events
 
     def _moves_apart(self, first: int, events: list[EventRecord], moves: Array) -> bool:
         """Whether a change of the parameters parts an instant from a time that moves like this."""
-        taus = self.directions.event_times[first : first + len(events)]
+        taus = self.along.event_times[first : first + len(events)]
         return not all(self.along.together(tau, moves) for tau in taus)
 
     def _inaccuracy(self, event: EventRecord) -> float:
@@ -103,7 +110,7 @@ class _Ties:
 
     def _sides(self, first: int, events: list[EventRecord]) -> tuple[Side, Side]:
         """Before and after an instant, as it was."""
-        sides, k = self.directions.sides, self.system.functionals.size
+        sides, k = self.along.sides, self.system.functionals.size
         costs, gained = np.zeros(k), np.zeros((k, self.directions.count))
         for i, event in enumerate(events):
             transition = self.system.transitions[event.index]
@@ -111,7 +118,7 @@ class _Ties:
                 args = event.time, event.x_minus, event.memory_minus, event.xi, self.p
                 costs = costs + transition.kernels["cost"](*args)[0]
             map_ = self.system.linearise(event, self.p, self.run.t_span[0], self.directions.conditions)
-            earlier = self.directions.event_times[first + i - 1] if i else None
+            earlier = self.along.event_times[first + i - 1] if i else None
             gained = gained + map_.forward(sides[first + i][0], self.directions.directions, earlier)[2]
         before = self.along.before(self.look.before(events[0]), sides[first][0])
         return before, Side(self.look.after(events[-1]), sides[first + len(events) - 1][1], costs, gained)
@@ -122,15 +129,13 @@ class _Ties:
         t, measurement = record.time, self.system.measurements[record.index]
         moves = measurement.time(self.p)[1][0] @ self.directions.directions
         name = f"Functional '{measurement.functional}' is measured at t = {t:.12g}"
-        for first, events in self.instants:
-            if self._is_tied(first, events, t, moves):
-                sides = [self._measure(record, side, moves) for side in self._sides(first, events)]
-                exact = any(self.look.is_rounding(event.time, t) for event in events)
-                exact = exact and self._moves_apart(first, events, moves)
-                yield from self._said(
-                    name, f"'{events[0].transition}' at t = {events[0].time:.12g}", sides, exact, record
-                )
-        for knot in (part for part in self.run.parts.given if isinstance(part, KnotRecord)):
+        for first, events in self._tied(t, moves):
+            sides = [self._measure(record, side, moves) for side in self._sides(first, events)]
+            exact = any(self.look.is_rounding(event.time, t) for event in events)
+            exact = exact and self._moves_apart(first, events, moves)
+            beside = f"'{events[0].transition}' at t = {events[0].time:.12g}"
+            yield from self._said(name, beside, sides, exact, record)
+        for knot in self.knots:
             if abs(knot.time - t) <= self.look.slack(t) and not self.along.together(moves, self.still):
                 sides = [
                     self._measure(record, self._around(knot, record.mode, record.x, record.memory, state, k), moves)
@@ -210,13 +215,12 @@ class _Ties:
 
     def _at_knot(self, knot: KnotRecord) -> Iterator[str]:
         """Events at a knot: with the signals as they are before it, and after it."""
-        for first, events in self.instants:
+        for first, events in self._tied(knot.time, self.still):
             event = events[0]
-            movable = self.system.transitions[event.index].movable
-            if not movable or event.follows or not self._is_tied(first, events, knot.time, self.still):
+            if not self.system.transitions[event.index].movable or event.follows:
                 continue
             mode, _, x, m = self.look.before(event)
-            state, mine, found = self.directions.sides[first][0], self.look.firing(event), []
+            state, mine, found = self.along.sides[first][0], self.look.firing(event), []
             why: str | None = None
             try:
                 for k in (0, 1):
@@ -252,13 +256,11 @@ class _Ties:
     def _at_end(self) -> Iterator[str]:
         """A transition next to the end of the run: it fires, or it does not."""
         end = self.look.end
-        last = self.instants[-1] if self.instants else None
-        if last is not None and self._is_tied(*last, end[1], self.still):
-            first, events = last
+        for first, events in self._tied(end[1], self.still):
             before, after = self._sides(first, events)
             exact = self.look.is_rounding(events[-1].time, end[1]) and self._moves_apart(first, events, self.still)
             yield from self._of_end(events[-1].index, events[-1].time, [before, after], exact=exact)
-        for firing in self.look.coming(end, [] if last is None else last[1]):
+        for firing in self.look.coming(end, self.instants[-1][1] if self.instants else []):
             state = self.directions.state
             if firing.transition.kind != "guard" and self.along.together(
                 self.along.time_of(end, firing, state), self.still
