@@ -286,8 +286,9 @@ class Trajectory(OfThisProcess):
         return shaped
 
     def snapped(self, t: Array, side: Side) -> Array:
-        """Times; those that are the start of a segment, or the end of the run, but for rounding are just that."""
-        ends = np.array([*(s.t_start for s in self.segments), self.final[0]])
+        """Times; those that are that of an event, or where a segment starts, but for rounding are just that."""
+        starts = [s.t_start for s in self.segments]
+        ends = np.array([*starts, self.final[0]] if self.ended_by_event or not starts else starts)
         close = SAME_INSTANT * np.maximum(np.abs(t), t - self.t_span[0])
         if side == "right":
             nearest = ends[np.maximum(np.searchsorted(ends, t + close, side="right") - 1, 0)]
