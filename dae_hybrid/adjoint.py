@@ -23,7 +23,7 @@ from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session,
 from dae_hybrid.journey import LegAdjoint, StraightAdjoint
 from dae_hybrid.layout import Layout
 from dae_hybrid.leg import Leg
-from dae_hybrid.measurement import measurement_rate, refuse_disturbed
+from dae_hybrid.measurement import measurement_rate
 from dae_hybrid.multipliers import ROUNDED, consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
@@ -222,8 +222,6 @@ class Sweep:
     def measured(self, record: MeasurementRecord) -> tuple[Array, Array]:
         """What a measurement adds to dG/dw and to dG/dp."""
         p, measurement, wrt = self.trajectory.parameters, self.system.measurements[record.index], list(self.wrt)
-        if set(self.components) & set(range(measurement.components.start, measurement.components.stop)):
-            refuse_disturbed(self.system, record, self.conditions)
         by_u = measurement.at(record.mode.index)(record.time, record.x, record.memory, p)[1]
         rows = np.zeros((self.system.functionals.size, by_u.shape[1]))
         rows[measurement.components] = by_u

@@ -127,10 +127,10 @@ def forward_sensitivity(
         Compare with adjoint analysis (`dae_hybrid.duality`), one sweep for every functional; a number is the
         difference allowed, relative to the gradient; True is sqrt(rtol).
 
-    Other parameters, returned errors: as in `simulate`. Warns with `DerivativeWarning` where transitions that are due
-    together make derivatives one-sided, and with `ConditionWarning` where perturbations grow so much along the run that
-    the tolerance does not determine the derivatives of the functionals, or where rounding and the errors of the states
-    are larger than derivatives by a parameter that does next to nothing. Serban and Recuero (2019), eq. 5, 6, 25 to 28.
+    Other parameters, returned errors: as in `simulate`. Warns with `DerivativeWarning` where what falls together makes
+    derivatives one-sided, and with `ConditionWarning` where perturbations grow so much along the run that the tolerance
+    does not determine the derivatives of the functionals, or where rounding and the errors of the states are larger
+    than derivatives by a parameter that does next to nothing. Serban and Recuero (2019), eq. 5, 6, 25 to 28.
 
     Examples
     --------
@@ -164,7 +164,7 @@ def forward_sensitivity(
             lambda: setup.looser(LOOSER).forward_gradients(indices),
             sampled=setup.t_eval is not None,
         )
-        verdict = certify(trajectory, conditions, lambda: (trajectory, directions), checked, growth)
+        verdict = certify(trajectory, conditions, lambda: (trajectory, directions), checked, growth, parts.names)
     return ForwardSensitivity(
         trajectory=trajectory,
         parameters=_labels(system, indices),
@@ -244,7 +244,7 @@ def adjoint_gradient(
             lambda: setup.looser(LOOSER).adjoint_gradients(name, indices, algorithm),
             sampled=setup.t_eval is not None,
         )
-        verdict = certify(trajectory, conditions, forward, checked, growth)
+        verdict = certify(trajectory, conditions, forward, checked, growth, (name,))
     trajectory.parts.forget_paths()
     return Gradient(
         functional=name,

@@ -21,7 +21,6 @@ from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.journey import Journey
 from dae_hybrid.leg import Leg, Parts
-from dae_hybrid.measurement import Measurement
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.segments import is_unresolved, kernel
@@ -121,7 +120,7 @@ class Automaton:
             due = np.inf
             if self.mode.timed and (firing is None or firing.transition.refuses or instant.reversed):
                 due, timed, count = instant.due(self.mode, self.t, self.p)
-                if timed is not None and due <= self.t:
+                if timed is not None and (due <= self.t or (self.t >= end and self._is_now(due))):
                     firing = Firing(timed, count=count)
             overdue = self._overdue()
             firing = overdue if firing is None else firing
@@ -131,7 +130,8 @@ class Automaton:
                     return
                 entering, armed = True, armed if self.mode is source else NONE
                 continue
-            self._measure()
+            if not self._is_now(due):  # else it fires first, whatever rounding says
+                self._measure()
             if self.t >= end:
                 return
             t_stop = min(end, due, self.stops.next(self.t), self.spared)
@@ -158,6 +158,10 @@ class Automaton:
                 entering, armed = True, armed if self.mode is source else NONE
             elif source.guarded:
                 instant.arrive(source, self.t, self.at, armed=armed, leaving=self._leaving(entry))
+
+    def _is_now(self, t: float) -> bool:
+        """Whether a time is the present one but for rounding."""
+        return abs(t - self.t) <= SAME_INSTANT * self.instant.elapsed(self.t)
 
     def _leaving(self, entry: Entry) -> dict[int, int]:
         """To which side guards were leaving zero in the segment that has ended."""
@@ -249,6 +253,7 @@ class Automaton:
 
     def _turn(self, armed: frozenset[int]) -> frozenset[int]:
         """Signals take their next coefficients; the transitions whose guards changed sign with them."""
+        self._retract()
         mode, before = self.mode, self.at
         intervals = self.stops.intervals
         entries, values = self.stops.coefficients()
@@ -281,32 +286,10 @@ class Automaton:
             value = measurement.at(self.mode.index)(self.t, self.at.x, self.at.m, self.p)[0]
             self.integrals = self.integrals.copy()
             self.integrals[measurement.components] += value
-            record = MeasurementRecord(
-                self.t, index, self.mode, self.at.x, self.at.xdot, self.at.m, self._is_disturbed(measurement)
-            )
+            record = MeasurementRecord(self.t, index, self.mode, self.at.x, self.at.xdot, self.at.m)
             self.parts.append(record)
             if self.companion is not None:
                 self.companion.measure(record)
-
-    def _is_disturbed(self, measurement: Measurement) -> bool:
-        """Whether a measurement falls on an event or a knot and one of the two moves with the parameters."""
-        happened = self.instant.happened(self.t)
-        at_something = bool(happened) or self.stops.is_knot(self.t)
-        return any(t.movable for t in happened) or (at_something and measurement.movable)
-
-    def _disturb_measurements(self, transition: TransitionMap) -> None:
-        """Measurements that rounding alone puts before this event are at its time."""
-        close = SAME_INSTANT * self.instant.elapsed(self.t)
-        for i in range(len(self.parts) - 1, -1, -1):
-            part = self.parts[i]
-            if isinstance(part, MeasurementRecord):
-                movable = transition.movable or self.system.measurements[part.index].movable
-                if movable and self.t - part.time <= close and not part.disturbed:
-                    self.parts[i] = replace(part, disturbed=True)
-                    if self.companion is not None:
-                        self.companion.measure(replace(part, disturbed=True))
-            elif not (isinstance(part, Segment) and self.t - part.t_start <= close):
-                return
 
     def _segment(self, t_stop: float, due: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Entry]:
         """Integrate to the next event or stop; which guard crossed, if any, and which never left zero.
@@ -318,9 +301,8 @@ class Automaton:
         if t_stop - self.t > self.instant.elapsed(t_stop) * SAME_INSTANT:
             self.instant.leave()
         if self.t_eval is not None:
-            first = max(self.outputs, int(np.searchsorted(self.t_eval, self.t, side="left")))
             last = np.searchsorted(self.t_eval, t_stop, side="right")
-            t_eval = np.ascontiguousarray(self.t_eval[first:last])
+            t_eval = np.ascontiguousarray(self.t_eval[self.outputs : last])
             record = "steps" if t_eval.size else "nothing"
         task = self._task(t_stop, entry, record, t_eval, closed=t_stop >= self.span[1] and due > t_stop)
         passage = self.session.march(task, self._journey())
@@ -465,18 +447,38 @@ class Automaton:
         self._record(task, t, x, xdot, rows, method, {})
         self.t, self.at = t, self.at._replace(x=x, xdot=xdot)
 
+    def _retract(self) -> None:
+        """Outputs that rounding alone puts before an event, or a knot, are at its time: they show what is after it."""
+        if self.t_eval is None:
+            return
+        for i in range(len(self.parts) - 1, -1, -1):
+            part = self.parts[i]
+            if isinstance(part, Segment):
+                kept = len(part.t)
+                while kept and self._is_now(part.t[kept - 1]):
+                    kept -= 1
+                self.outputs -= len(part.t) - kept
+                self.parts[i] = part.first(kept)
+            if isinstance(part, Leg) or (isinstance(part, Segment) and not self._is_now(part.t_start)):
+                return
+
     def _last_output(self) -> None:
-        """An output time at the very end, where a transition fired: the value after it."""
+        """Output times at the very end, where a transition fired: the value after it."""
         nothing = not any(isinstance(part, Segment | Leg) for part in self.parts)
-        missing = self.t_eval is not None and self.outputs < self.t_eval.size and self.t_eval[self.outputs] == self.t
-        if not (nothing or missing):
+        left = np.zeros(0) if self.t_eval is None else self.t_eval[self.outputs :]
+        left = left[[self._is_now(t) for t in left.tolist()]] if left.size else left
+        if not (nothing or left.size):
             return
         none = np.zeros(len(self.mode.guarded))
         task = self._task(self.t, Entry(None, none, none), "steps", None, closed=True)
         outcome = self.session.integrate(task)
         kept = {} if self.companion is None else self.companion.advance(outcome, self.at.x, self.at.m)
-        kept = {name: rows[:1] if name == "sensitivity_rows" else rows for name, rows in kept.items()}
-        self._record(task, self.t, self.at.x, self.at.xdot, outcome.rows[:1], outcome.method, kept)
+        times = left if left.size else outcome.rows[:1, 0]
+        rows = np.repeat(outcome.rows[:1], times.size, axis=0)
+        rows[:, 0] = times
+        if "sensitivity_rows" in kept:
+            kept["sensitivity_rows"] = np.repeat(kept["sensitivity_rows"][:1], times.size, axis=0)
+        self._record(task, self.t, self.at.x, self.at.xdot, rows, outcome.method, kept)
 
     def _latest(self) -> list[tuple[str, float]]:
         """Names and times of the last transitions, carried out here or by the integrator."""
@@ -495,8 +497,7 @@ class Automaton:
     def _fire(self, firing: Firing) -> bool:
         """Apply a transition and record it; whether the run ends."""
         t, transition = self.t, firing.transition
-        if self.stops.waiting:
-            self._disturb_measurements(transition)
+        self._retract()
         if transition.kind == "every":
             self.instant.counts[transition.index] = firing.count
         order = self.instant.fired(transition, t, 0.0 if firing.follows else firing.guard)
@@ -505,7 +506,7 @@ class Automaton:
             raise event_limit(self.options.max_events, self._latest(), transition.name, mode=self.mode.name, time=t)
         self.mode, self.at, event, costs = firing.carry_out(
             self.system, t, self.at, self.p, self.options,
-            order=order, rate_scale=self.instant.rate_scale(transition, t), is_knot=self.stops.is_knot(t),
+            order=order, rate_scale=self.instant.rate_scale(transition, t),
             earlier=self._earlier() if order else None,
         )  # fmt: skip
         self.integrals = self.integrals + costs
@@ -547,6 +548,7 @@ class Automaton:
             functionals=MappingProxyType(functionals),
             statistics=MappingProxyType(self.session.statistics()),
             notes=self.instant.notes(),
+            turns=self.system.turns(self.session.turns()),
             accumulation=self.instant.accumulation,
             start=self.start,
             final=(self.t, self.mode.index, self.at.x, self.at.m),

@@ -14,7 +14,7 @@ from dae_hybrid.duality import Duality
 from dae_hybrid.errors import ConditionWarning, DaeHybridError, DerivativeWarning, ZenoError
 from dae_hybrid.event_accuracy import amplified
 from dae_hybrid.forward import Directions
-from dae_hybrid.grazing import refuse_shallow
+from dae_hybrid.grazing import refuse_near_misses, refuse_shallow
 from dae_hybrid.trajectory import Trajectory
 
 
@@ -34,11 +34,12 @@ def certify(
     forward: Callable[[], tuple[Trajectory, Directions]],
     duality: Mapping[str, Duality],
     growth: tuple[list[str], Check],
+    functionals: tuple[str, ...],
 ) -> Diagnostics:
     """Look at the conditions that concern a run as a whole, and state what was checked besides the run's diagnostics.
 
     `forward` gives directions that have gone along the run; it is called where they are needed. `growth` is what
-    `amplification.lost_digits` says.
+    `amplification.lost_digits` says, `functionals` are those whose derivatives are wanted.
 
     Warns with `DerivativeWarning` where derivatives are one-sided, and where a condition failed that is not strict;
     with `ConditionWarning` where perturbations have grown so that gradients are not determined, or where
@@ -53,12 +54,13 @@ def certify(
             )
         )
     refuse_shallow(trajectory, conditions)
+    refuse_near_misses(trajectory, conditions)
     for found in open_branches(trajectory):
         if not found.is_constant or found.moves(*forward()):
             found.refuse(conditions)
     sided: tuple[str, ...] = ()
     if is_suspicious(trajectory):
-        sided = coincidences(*forward())
+        sided = coincidences(*forward(), functionals)
     for check in duality.values():
         if not check.passed:
             conditions.refuse(check.error())

@@ -334,12 +334,6 @@ class Instant:
         """How fast the guard would move if it went through its range in the time of the run."""
         return float(self.ranges[transition.index]) / self._duration(t)
 
-    def happened(self, t: float) -> list[TransitionMap]:
-        """The transitions of this instant."""
-        if not self.times or abs(self.times[-1] - t) > SAME_INSTANT * self.elapsed(t):
-            return []
-        return [self.system.transitions[i] for i in self.chain]
-
     def due(self, mode: ModeSystem, t: float, p: Array) -> tuple[float, TransitionMap | None, int]:
         """Time, transition and count of the next time event of the mode, not before t."""
         best: tuple[float, TransitionMap | None, int] = (np.inf, None, 0)

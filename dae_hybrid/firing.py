@@ -48,7 +48,6 @@ class Firing:
         *,
         order: int,
         rate_scale: float,
-        is_knot: bool,
         earlier: EventRecord | None = None,
     ) -> tuple[ModeSystem, Arrival, EventRecord, Array]:
         """The mode and the point after it, its record, and what it adds to the functionals.
@@ -83,7 +82,6 @@ class Firing:
             rate_scale=rate_scale,
             count=self.count,
             follows=self.follows,
-            at_knot=transition.movable and not self.follows and is_knot,
             x_minus=before.x,
             x_plus=after.x,
             xdot_minus=before.xdot,

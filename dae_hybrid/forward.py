@@ -20,7 +20,7 @@ from dae_hybrid.integrator import Array, SegmentOutcome
 from dae_hybrid.journey import Straight
 from dae_hybrid.leg import Leg
 from dae_hybrid.matrices import column
-from dae_hybrid.measurement import measurement_rate, refuse_disturbed
+from dae_hybrid.measurement import measurement_rate
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.trajectory import Trajectory
@@ -46,6 +46,7 @@ class Directions:
         count = self.directions.shape[1]
         self.state = np.zeros((0, count))
         self.costs = np.zeros((count, self.system.functionals.size))
+        self.measured: list[Array] = []  # dw at every measurement
         self._whole: tuple[Start, Straight] | None = None  # a run that is gone through when that is asked for
         self._crossed: list[Leg | tuple[Array, Array, Array]] = []  # dt, dw before and after
         self._mode = self.system.modes[self.system.initial.mode]
@@ -177,7 +178,6 @@ class Directions:
 
     def measure(self, record: MeasurementRecord) -> None:
         """Add what a measurement contributes."""
-        refuse_disturbed(self.system, record, self.conditions)
         measurement, mode = self.system.measurements[record.index], record.mode
         by_u = measurement.at(mode.index)(record.time, record.x, record.memory, self.p)[1]
         refuse_not_finite(f"functional '{measurement.functional}'", (by_u,), mode=mode.name, time=record.time)
@@ -185,6 +185,7 @@ class Directions:
         gained = gained + np.outer(measurement_rate(by_u, record), measurement.time(self.p)[1][0] @ self.directions)
         self.costs = self.costs.copy()
         self.costs[:, measurement.components] += gained.T
+        self.measured.append(self.state)
 
     def gradient(self, trajectory: Trajectory) -> Array:
         """Derivatives of the functionals, shape (k, d)."""

@@ -11,12 +11,13 @@ import numpy as np
 
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import EventError, GrazingError
-from dae_hybrid.integrator import Array
+from dae_hybrid.integrator import Array, Turn
 from dae_hybrid.records import EventRecord
 from dae_hybrid.segments import completed
 from dae_hybrid.stiffness import reduced_jacobian, state_jacobian
-from dae_hybrid.trajectory import Trajectory
-from dae_hybrid.transition import clock
+from dae_hybrid.system import ModeSystem
+from dae_hybrid.trajectory import Segment, Trajectory
+from dae_hybrid.transition import TransitionMap, clock
 
 #: a guard that goes no farther beyond zero than so many tolerances may as well not cross
 SHALLOW = 100.0
@@ -27,6 +28,8 @@ BEYOND = 1.5
 #: when the solution is looked at before an event, in times that the guard needs to get beyond what is shallow; in how
 #: many steps of such a time it is followed beyond the event, and for how many of them
 EARLIER, STEPS, FAR = (0.5, 1.0, 2.0, 4.0), 16, 4
+#: a guard that turns is looked at so often in a time, and in the parts of it next to where it is smallest, so often
+LOOKS, NARROWER = 17, 5
 #: states of which a dense matrix may be factorised for that
 MOST = 400
 
@@ -58,6 +61,63 @@ def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
                 remedy="Tighten rtol and atol, or change the parameters away from the grazing point.",
             )
         conditions.refuse(error)
+
+
+def refuse_near_misses(trajectory: Trajectory, conditions: Conditions) -> None:
+    """Refuse derivatives of a run in which a guard turns so close to zero that another run as accurate has an event."""
+    for index, turn in trajectory.turns:
+        mode = trajectory.system.modes[index]
+        transition = trajectory.system.transitions[mode.guarded[turn.guard]]
+        if not transition.matters:
+            continue
+        begin, end = turn.begin, turn.end
+        for segment in trajectory.segments:
+            if segment.mode is mode and segment.t_start < end and begin < segment.t_end:
+                missed = _missed(trajectory, segment, turn)
+                if missed is not None:
+                    _refuse_miss(transition, mode, *missed, conditions)
+
+
+def _missed(trajectory: Trajectory, segment: Segment, turn: Turn) -> tuple[float, float] | None:
+    """When, and how far from zero, a guard turns in a segment, if that is within the accuracy of the run.
+
+    Not one that is at zero, to that accuracy, from the start of the segment on, or from there on to its end: it rests.
+    """
+    mode, p, m = segment.mode, trajectory.parameters, segment.memory
+
+    def guards(times: Array) -> Array:
+        rows = zip(times.tolist(), segment.dense(times), strict=True)
+        return np.array([mode.kernels["entry"](t, x, m, p)[1][turn.guard] for t, x in rows])
+
+    begin, end = max(turn.begin, segment.t_start), min(turn.end, segment.t_end)
+    for _ in range(NARROWER):
+        times = np.linspace(begin, end, LOOKS)
+        values = guards(times)
+        if values.min() < 0 < values.max():  # it crosses
+            return None
+        i = int(np.abs(values).argmin())
+        begin, end = times[max(i - 1, 0)], times[min(i + 1, LOOKS - 1)]
+    t, value = float(times[i]), float(values[i])
+    x = segment.dense(times[i : i + 1])[0]
+    place = Crossing(mode.guarded[turn.guard], t, 0.0, 0.0, 0, x, m)
+    shallow = SHALLOW * accuracy(trajectory, place, (turn.end - turn.begin) / 2)
+    if not abs(value) <= shallow:
+        return None
+    sides = (np.linspace(segment.t_start, t, LOOKS), np.linspace(t, segment.t_end, LOOKS))
+    return (t, value) if all(np.abs(guards(side)).max() > shallow for side in sides) else None
+
+
+def _refuse_miss(transition: TransitionMap, mode: ModeSystem, t: float, value: float, conditions: Conditions) -> None:
+    conditions.refuse(
+        GrazingError(
+            f"The guard turns at {value:.1e} without crossing zero, within the accuracy of the run: whether it "
+            "crosses is chance.",
+            transition=transition.name,
+            mode=mode.name,
+            time=t,
+            remedy="Tighten rtol and atol, or change the parameters away from the grazing point.",
+        )
+    )
 
 
 def _parabola(trajectory: Trajectory, event: EventRecord) -> tuple[float, float]:

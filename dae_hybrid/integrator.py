@@ -156,6 +156,14 @@ class SegmentOutcome:
     path: Array | None = None
 
 
+class Turn(NamedTuple):
+    """A guard has turned next to zero without crossing it, in this time."""
+
+    guard: int
+    begin: float
+    end: float
+
+
 class Tolerances(NamedTuple):
     """Of the adjoints (k, n) and of their integrals (k, n_wrt + n_memory), absolute, and of both relative."""
 
@@ -256,6 +264,9 @@ class Session(Protocol):
 
     def statistics(self) -> dict[str, int]:
         """Counters of the session so far."""
+
+    def turns(self) -> list[tuple[Equations, Turn]]:
+        """Where guards have turned next to zero so far: candidates, the closest ones where there are many."""
 
     def close(self) -> None:
         """Give back what the session holds."""

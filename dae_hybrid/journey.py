@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.codegen import NativeFunction
-from dae_hybrid.integrator import Array, Equations, SegmentOutcome, SegmentTask
+from dae_hybrid.integrator import Array, Equations, SegmentOutcome, SegmentTask, Turn
 from dae_hybrid.options import Options
 
 if TYPE_CHECKING:
@@ -172,7 +172,8 @@ class Straight:
     `start` and `end` are the points there, `by_p` (n_w, n_parameters) is d(y, m)/dp at the start; `mode` and `t` are
     those of the end. `integrals` are those of the functionals, `values` their values and `gradient` (n_functionals, d)
     their derivatives by the directions. `statistics` are those of a session, `rested` says by transition whether its
-    guard stayed at zero, if any did, `is_certified` whether no event needs a closer look. `left` is the integrator's.
+    guard stayed at zero, if any did, `is_certified` whether no event needs a closer look. `turns` are as in
+    `Session.turns`. `left` is the integrator's.
     """
 
     errand: Errand
@@ -187,6 +188,7 @@ class Straight:
     statistics: dict[str, int]
     rested: NDArray[np.int64] | None
     is_certified: bool
+    turns: list[tuple[Equations, Turn]]
     left: Left = field(repr=False)
 
     @cached_property

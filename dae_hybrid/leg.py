@@ -269,7 +269,6 @@ class Leg:
                     rate_scale=event["rate_scale"],
                     count=0,
                     follows=False,
-                    at_knot=False,
                     x_minus=event["x"],
                     x_plus=event["x_after"],
                     xdot_minus=event["xdot"],

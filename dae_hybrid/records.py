@@ -35,8 +35,6 @@ class EventRecord:
     follows : bool
         Whether the transition fired on entry because its guard was past its threshold: its time is that of
         what came before it, whatever its guard says.
-    at_knot : bool
-        Whether a transition whose time moves with the parameters fired at the very time of a signal's knot.
     count : int
         For ``every=``, how many periods have passed; 0 otherwise.
     x_minus, x_plus : ndarray
@@ -63,7 +61,6 @@ class EventRecord:
     rate_scale: float
     count: int
     follows: bool
-    at_knot: bool
     x_minus: Array
     x_plus: Array
     xdot_minus: Array
@@ -124,7 +121,7 @@ class KnotRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasurementRecord:
-    """A measurement that was taken: which one of the system's, where, and whether an event fell on its time."""
+    """A measurement that was taken: which one of the system's, and where."""
 
     time: float
     index: int
@@ -132,4 +129,3 @@ class MeasurementRecord:
     x: Array
     xdot: Array
     memory: Array
-    disturbed: bool

@@ -192,7 +192,7 @@ class Gradient(OfThisProcess):
         """
         self.trajectory(t, side)  # checks the times and the side
         times = real_array(t)
-        flat, order = np.unique(times.reshape(-1), return_inverse=True)
+        flat, order = np.unique(self.trajectory.snapped(times.reshape(-1), side), return_inverse=True)
         found = self._samples(flat, side)
         system, k = self.trajectory.system, np.size(self.value)
         owners = [self.trajectory.segments[i].mode for i in self.trajectory.owners(flat, side)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from dae_hybrid.integrator import Array
+from dae_hybrid.integrator import Array, Turn
 from dae_hybrid.segments import EPS
 
 #: a step is parted so often to look for guards that cross zero and come back; a cubic is at most this many times as
@@ -33,6 +33,42 @@ TURNS, SPACING, HELD = 2.5, 1.5, 0.9
 MOVES, SHORTLY = 0.3, 0.1
 #: looks within a step
 MOST_LOOKS = 20_000
+
+
+#: a guard that turns at this share of its values around is next to zero; so many such turns are kept
+NEXT_TO, TURNED = 0.1, 32
+
+
+@dataclass
+class Turns:
+    """Guards that turn next to zero without crossing it; see guards.c. Of `n` guards those that are no determinants."""
+
+    n: int
+    found: list[tuple[float, Turn]] = field(default_factory=list)  # with the share
+
+    def between(self, start: Glance, end: Glance) -> None:
+        """Note turns between two glances, by the cubics through them."""
+        side = np.sign(start.values)
+        with np.errstate(all="ignore"):
+            least, place = _smallest(_cubic(start, end, end.t - start.t) * side)
+            most = np.maximum(np.abs(start.values), np.abs(end.values))
+            near = (side * end.values > 0) & (place > 0) & (place < 1) & (np.abs(least) <= NEXT_TO * most)
+        for i in np.flatnonzero(near[: self.n]).tolist():
+            self._note(float(abs(least[i]) / most[i]), Turn(i, start.t, end.t))
+
+    def at_end(self, times: Sequence[float], values: Sequence[Sequence[float]]) -> None:
+        """Note turns at the end of the step before, by guards at the last three ends of steps, the latest first."""
+        if len(times) < 3:
+            return
+        for i, (v0, v1, v2) in enumerate(zip(*(row[: self.n] for row in values), strict=True)):
+            most = max(abs(v0), abs(v2))
+            if v0 * v2 > 0 and v1 * v0 >= 0 and abs(v1) <= min(abs(v0), abs(v2)) and abs(v1) <= NEXT_TO * most:
+                self._note(abs(v1) / most, Turn(i, times[2], times[0]))
+
+    def _note(self, share: float, turn: Turn) -> None:
+        self.found.append((share, turn))
+        if len(self.found) > TURNED:
+            self.found.remove(max(self.found))
 
 
 @dataclass(frozen=True, slots=True)

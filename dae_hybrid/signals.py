@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -113,3 +114,13 @@ class SignalTable:
         """c_1, c_2, c_3 of every interval as linear functions of all values, (n_intervals, 3, n_values)."""
         splines = CubicSpline(self.data.knots, np.eye(self.data.knots.size)).c[2::-1]
         return np.asarray(np.moveaxis(splines, 1, 0))
+
+
+def coefficients(signals: Sequence[SignalTable], intervals: Sequence[int], p: Array) -> Array:
+    """The coefficients of all signals in these intervals, one after the other as they stand in the memory."""
+    return np.concatenate([signal.coefficients(i, p) for signal, i in zip(signals, intervals, strict=True)])
+
+
+def derivatives(signals: Sequence[SignalTable], intervals: Sequence[int], p: Array) -> Array:
+    """Their derivatives, (n_coefficients, n_parameters)."""
+    return np.vstack([signal.derivatives(i, p) for signal, i in zip(signals, intervals, strict=True)])

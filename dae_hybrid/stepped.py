@@ -24,7 +24,16 @@ from dae_hybrid.failures import (
     step_limit,
 )
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
-from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, SegmentOutcome, SegmentTask, Tolerances
+from dae_hybrid.integrator import (
+    Array,
+    BackwardOutcome,
+    BackwardTask,
+    Equations,
+    SegmentOutcome,
+    SegmentTask,
+    Tolerances,
+    Turn,
+)
 from dae_hybrid.journey import Journey, LegAdjoint, Passage
 from dae_hybrid.leg import Leg
 from dae_hybrid.options import Options
@@ -97,6 +106,7 @@ class SteppedSession:
         self._scales = np.ones(len(self._directions)) if scales is None else scales
         self._counts: Counter[str] = Counter()
         self._auto: dict[int, str] = {}  # what method="auto" has chosen, by equations
+        self._turns: list[tuple[Equations, Turn]] = []
         self.paces: dict[int, Pace] = {}  # of guards in earlier segments of the run, by equations
 
     def close(self) -> None:
@@ -106,6 +116,10 @@ class SteppedSession:
         """Counters, in SciPy's names where SciPy has one."""
         names = ("steps", "nfev", "njev", "guard_evaluations", "segments")
         return {name: self._counts[name] for name in names}
+
+    def turns(self) -> list[tuple[Equations, Turn]]:
+        """See `dae_hybrid.integrator.Session.turns`."""
+        return self._turns
 
     # -- forwards -------------------------------------------------------------------------------------
 
@@ -126,6 +140,7 @@ class SteppedSession:
             raise
         finally:
             self._counts["guard_evaluations"] += run.watch.evaluations
+            self._turns += [(task.equations, turn) for _, turn in run.watch.turns.found]
             if run.walk is not None:
                 self._count(run.walk)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from dae_hybrid.errors import ConsistencyError, EventError, NonFiniteError, OptionError
+from dae_hybrid.events import same_instant
 from dae_hybrid.formulation import solve_algebraic
 from dae_hybrid.integrator import Array
 from dae_hybrid.options import Options
+from dae_hybrid.signals import coefficients
 from dae_hybrid.system import HybridSystem, ModeSystem
 
 
@@ -18,7 +20,7 @@ class Stops:
         self.system, self.p, self.signals, self.end = system, parameters, system.signals, span[1]
         for signal in system.signals:
             signal.check(span)
-        times = [measurement.when(parameters) for measurement in system.measurements]
+        times = [self._snapped(measurement.when(parameters), span[0]) for measurement in system.measurements]
         for measurement, t in zip(system.measurements, times, strict=True):
             if not span[0] <= t <= span[1]:
                 raise OptionError(
@@ -31,13 +33,18 @@ class Stops:
         self._done = 0
         self.intervals = [signal.interval(span[0]) for signal in system.signals]
 
+    def _snapped(self, t: float, start: float) -> float:
+        """The knot that a time is but for rounding, else the time itself."""
+        knots = (float(signal.data.knots[np.abs(signal.data.knots - t).argmin()]) for signal in self.signals)
+        return next((knot for knot in knots if same_instant(knot, t, start)), t)
+
     def next(self, t: float) -> float:
         """The next stop after t."""
         if not self.waiting and not self.signals:
             return np.inf
         knots = (signal.next_knot(t) for signal in self.signals)
-        ahead = (when for when, _ in self.waiting[self._done : self._done + 1])
-        return min((*knots, *ahead), default=np.inf)
+        ahead = next((when for when, _ in self.waiting[self._done :] if when > t), np.inf)
+        return min((*knots, ahead))
 
     def measurements_at(self, t: float) -> list[int]:
         """The measurements due at t, each handed out once."""
@@ -71,15 +78,10 @@ class Stops:
         passed, self.intervals = now != self.intervals, now
         return passed
 
-    def is_knot(self, t: float) -> bool:
-        """Whether a signal has a knot at t."""
-        return any(t in signal.data.knots for signal in self.signals)
-
     def coefficients(self) -> tuple[Array, Array]:
         """Places in the memory and values of all signals in their present intervals."""
-        found = [(s.memory, s.coefficients(i, self.p)) for s, i in zip(self.signals, self.intervals, strict=True)]
-        entries = np.concatenate([np.arange(memory.start, memory.stop) for memory, _ in found])
-        return entries, np.concatenate([values for _, values in found])
+        entries = np.concatenate([np.arange(s.memory.start, s.memory.stop) for s in self.signals])
+        return entries, coefficients(self.signals, self.intervals, self.p)
 
 
 def settle(mode: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options) -> Array:

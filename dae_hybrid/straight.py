@@ -52,6 +52,7 @@ def trajectory_of(system: HybridSystem, found: Straight, companion: Companion | 
         notes=() if found.rested is None else tuple(resting(system, found.rested)),
         start=start,
         final=(found.t, found.mode, found.end.x, found.end.m),
+        turns=system.turns(found.turns),
     )
 
 

@@ -17,7 +17,7 @@ from dae_hybrid.codegen import Kernel, OfThisProcess
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.formulation import EPS
-from dae_hybrid.integrator import Array, Equations
+from dae_hybrid.integrator import Array, Equations, Turn
 from dae_hybrid.journey import Network
 from dae_hybrid.layout import Layout
 from dae_hybrid.matrices import hstack
@@ -25,7 +25,7 @@ from dae_hybrid.measurement import Measurement
 from dae_hybrid.numeric_input import MANY, as_mapping, in_order, real_array
 from dae_hybrid.options import Options
 from dae_hybrid.segments import kernel
-from dae_hybrid.signals import SignalTable
+from dae_hybrid.signals import SignalTable, derivatives
 from dae_hybrid.tables import align
 from dae_hybrid.transition import TransitionLinearisation, TransitionMap, clock
 
@@ -293,8 +293,15 @@ class HybridSystem(OfThisProcess):
 
     def knot_derivatives(self, knot: KnotRecord, p: Array) -> Array:
         """Derivatives of what a knot writes into the memory, (n_entries, n_parameters)."""
-        pairs = zip(self.signals, knot.intervals, strict=True)
-        return np.vstack([signal.derivatives(interval, p) for signal, interval in pairs])
+        return derivatives(self.signals, knot.intervals, p)
+
+    def turns(self, found: list[tuple[Equations, Turn]]) -> tuple[tuple[int, Turn], ...]:
+        """Turns of guards of transitions, by mode."""
+        if not found:
+            return ()
+        by_equations = {id(mode.equations): mode for mode in self.modes}
+        pairs = ((by_equations[id(e)], turn) for e, turn in found)
+        return tuple((mode.index, turn) for mode, turn in pairs if turn.guard < len(mode.guarded))
 
     def linearise(self, event: EventRecord, p: Array, start: float, conditions: Conditions) -> TransitionLinearisation:
         """The linearised transition of a record, of a run that began at `start`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from dae_hybrid.codegen import OfThisProcess
 from dae_hybrid.dense import Interpolant, Redo
 from dae_hybrid.errors import OptionError
-from dae_hybrid.integrator import Array
+from dae_hybrid.events import SAME_INSTANT
+from dae_hybrid.integrator import Array, Turn
 from dae_hybrid.leg import Parts
 from dae_hybrid.numeric_input import real_array, shown
 from dae_hybrid.options import Options
@@ -69,6 +70,12 @@ class Segment(OfThisProcess):
         if len(self.states):
             found = np.maximum(found, np.abs(self.states).max(axis=0))
         return found
+
+    def first(self, count: int) -> Segment:
+        """The same segment with so many of its outputs."""
+        rows = self.sensitivity_rows
+        rows = rows if rows is None else rows[:count]
+        return replace(self, t=self.t[:count], states=self.states[:count], sensitivity_rows=rows)
 
     @cached_property
     def values(self) -> Array:
@@ -148,6 +155,7 @@ class Trajectory(OfThisProcess):
     notes: tuple[str, ...]
     start: Start
     final: tuple[float, int, Array, Array]  # t, mode, x, memory
+    turns: tuple[tuple[int, Turn], ...] = field(default=(), repr=False)  # where guards of a mode turned next to zero
     accumulation: float | None = None  # where events accumulate, where that has ended the run
     complete: bool = True
 
@@ -261,6 +269,7 @@ class Trajectory(OfThisProcess):
         if not np.all((flat >= start) & (flat <= end)):
             raise OptionError(f"Dense output is available from {start} to {end}, got {flat.min()} to {flat.max()}.")
         values = {name: np.full((flat.size, self.width(name)), np.nan) for name in self.names}
+        flat = self.snapped(flat, side)
         owner = self.owners(flat, side)
         for index in np.unique(owner) if self.segments else ():
             here = owner == index
@@ -275,6 +284,17 @@ class Trajectory(OfThisProcess):
             block = block[:, 0] if block.shape[1] == 1 else block
             shaped[name] = block[0] if times.ndim == 0 else block
         return shaped
+
+    def snapped(self, t: Array, side: Side) -> Array:
+        """Times; those that are that of an event, or where a segment starts, but for rounding are just that."""
+        starts = [s.t_start for s in self.segments]
+        ends = np.array([*starts, self.final[0]] if self.ended_by_event or not starts else starts)
+        close = SAME_INSTANT * np.maximum(np.abs(t), t - self.t_span[0])
+        if side == "right":
+            nearest = ends[np.maximum(np.searchsorted(ends, t + close, side="right") - 1, 0)]
+        else:
+            nearest = ends[np.minimum(np.searchsorted(ends, t - close), ends.size - 1)]
+        return np.where(np.abs(nearest - t) <= close, nearest, t)
 
     def owners(self, t: Array, side: Side) -> NDArray[np.intp]:
         """Index of the segment that each time belongs to; an event's time to the one after it, or before ("left")."""

@@ -31,7 +31,7 @@ from dae_hybrid.arrival import Reached, arrival_derivative, refuse_singular_entr
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.declarations import Bound, Relation
-from dae_hybrid.errors import ConsistencyError, EventError, GrazingError, NonFiniteError
+from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
 from dae_hybrid.failures import SUSPECTS, refuse_not_finite, said
 from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
 from dae_hybrid.integrator import Array
@@ -536,15 +536,6 @@ class TransitionMap:
         if self.is_kink and not event.follows:
             return self._continuous(h, rate, flow_minus, g_minus, event)
         self._refuse_grazing(event, rate, conditions)
-        if event.at_knot:
-            error = EventError(
-                "The event falls on a knot of a signal, to the last bit: there are only one-sided derivatives.",
-                transition=self.name,
-                mode=event.source,
-                time=event.time,
-                remedy="Change the parameters a little, or move the knot.",
-            )
-            conditions.refuse(error)
         cost, dxi = None, np.zeros((0, nw + np_ + 1))
         costs = "cost" in self.kernels
         plain = self.simple and not costs and _cancels(by_xi, by_xi_size)

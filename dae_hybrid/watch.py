@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.failures import unresolved_guard
 from dae_hybrid.integrator import Array, SegmentTask
-from dae_hybrid.scan import INSIDE, Glance, Pace, Scan, keeps_away
+from dae_hybrid.scan import INSIDE, Glance, Pace, Scan, Turns, keeps_away
 from dae_hybrid.segments import EPS, completed, kernel
 from dae_hybrid.smooth import SensitivitySystem
 from dae_hybrid.walk import Walk
@@ -52,6 +52,7 @@ class Watch:
         self._guards, self._rates = kernel(e, "guards"), kernel(e, "rates")
         self.evaluations, self.pace = 0, Pace(e.n_guards) if pace is None else pace.again()
         self._before = self._before_rates = np.zeros(0)
+        self.turns = Turns(e.n_guards - e.n_singularities)
         self._determinants = slice(e.n_guards - e.n_singularities, None)
         self._largest = np.zeros(e.n_singularities)  # of the determinants
         if e.n_guards:
@@ -101,6 +102,7 @@ class Watch:
             within = self._glance(walk, walk.t0 + INSIDE * (walk.t - walk.t0)).values
             self.band[resting & (within * self.departure > 0)] = 0.0
             end = self._glance(walk, walk.t, walk.x)
+        self.turns.between(start, end)
         scan = self._scan(walk)
         if self.directions.size == self.equations.n_singularities and keeps_away(start, end):
             found = None  # determinants alone: no interpolation for their sake

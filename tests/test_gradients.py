@@ -774,7 +774,7 @@ def test_a_transition_fired_on_entry_happens_at_the_time_of_the_entry(built: Any
     np.testing.assert_allclose(compared.forward.event_time_sensitivity, [[1, 0], [1, 0]], atol=1e-12)
 
 
-@pytest.mark.parametrize("start", [-1.0, 0.0, -1e3], ids=str)
+@pytest.mark.parametrize("start", [-1.0, -1e3], ids=str)
 def test_an_event_near_time_zero_is_not_grazing(start: float, compare_gradients: Any) -> None:
     """Whether a guard crosses does not depend on where time is counted from."""
     m = dh.HybridModel("q")

@@ -66,7 +66,7 @@ def test_the_same_run(case: Any, method: str) -> None:
     assert len(one.segments) == len(other.segments)
     assert one.ended_by_event is other.ended_by_event
     for a, b in zip(one.events, other.events, strict=True):
-        for field in ("index", "transition", "source", "target", "order", "direction", "count", "follows", "at_knot"):
+        for field in ("index", "transition", "source", "target", "order", "direction", "count", "follows"):
             assert getattr(a, field) == getattr(b, field)
         for field in ("time", "rate", "rate_scale", "x_minus", "x_plus", "xdot_minus", "xdot_plus", "memory_minus",
                       "memory_plus", "xi"):  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.integrator import Array, Equations
+from dae_hybrid.integrator import Array, Equations, Turn
 
 from .driver import (
     BLOCKS,
@@ -18,6 +18,7 @@ from .driver import (
     GLANCES,
     HISTORY,
     ROWS_FULL,
+    TURN,
     BackwardRun,
     Context,
     ExplicitStep,
@@ -216,6 +217,11 @@ class Stepper(_Loop):
     """The compiled step loop on one solver memory."""
 
     run: Run
+
+    def take_turns(self) -> list[Turn]:
+        """Where guards have turned next to zero since this was asked last."""
+        count, self.run.n_turns = self.run.n_turns, 0
+        return [Turn(int(self.run.turns[k]), *self.run.turns[k + 1 : k + 3]) for k in range(0, count * TURN, TURN)]
 
     def __init__(self, model: Model, step: ExplicitStep | None = None, **handles: Any) -> None:
         e = model.equations

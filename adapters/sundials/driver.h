@@ -48,6 +48,9 @@ enum { ABSOLUTE, FROM_END, FROM_START };     /* what the solver's time counts fr
 enum { PROBES = 3 };                         /* perturbations of y that tell how far its errors reach */
 enum { BLOCKS = 6 };                         /* of the linearised equations */
 enum { HISTORY = 3 };                        /* ends of steps whose guards are kept */
+enum { TURNED = 32 };                        /* turns of guards next to zero that are noted, each by TURN numbers: */
+enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
+#define NEXT_TO 0.1                          /* a guard that turns at this share of its values around is next to zero */
 #define SAFETY 4.0                           /* a cubic is at most this many times as wrong as within */
 #define CALM 0.25                            /* a parabola that is this far from zero and from wrong needs no look */
 #define LEAVING 2.5                          /* the error of a cubic, s^2 (1 - s)^2, over s, is at most this times it within */
@@ -69,6 +72,7 @@ enum { MOST_LOOKS = 20000 };                 /* within a step */
 #define ZERO_ROUNDINGS 256.0
 #define RESIDUE 4.0
 #define SAME_INSTANT 4e-15
+#define BESIDE 10.0                           /* a guard is next to zero on entry within so many tolerances of the state */
 enum { ZENO_INTERVALS = 4, RECENT = 4 };
 #define ZENO_RATIO 0.999
 #define ZENO_REST 1e-6
@@ -259,6 +263,8 @@ typedef struct {
   double approach;                           /* the guard one iteration before where it was found; 0: unknown */
   double bracket[2], beyond;                 /* around the zero, where `approach` is known, and the guard past it */
   integer n_singularities;                   /* how many of the guards, the last ones, are determinants of implicit equations */
+  double turns[TURNED * TURN];               /* where guards have turned next to zero, in all segments */
+  integer n_turns;
 } run;
 
 typedef struct {                             /* an adjoint, integrated back along the path */

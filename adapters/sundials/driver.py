@@ -18,7 +18,7 @@ PARTS = (
     "plain.c",
 )  # fmt: skip
 #: rows of `run.glances` and `run.history` in driver.h
-GLANCES, HISTORY = 12, 3
+GLANCES, HISTORY, TURNED, TURN = 12, 3, 32, 4
 PAUSED, ROWS_FULL, STALLED, LOST, NOT_PLAIN, SINGULAR, STUCK = 100, 101, 102, 103, 105, 106, 50
 REACHED_STOP, FOUND_ROOT = 1, 2
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
@@ -134,6 +134,8 @@ class Run(Structure):
         ("bracket", c_double * 2),
         ("beyond", c_double),
         ("n_singularities", c_int64),
+        ("turns", c_double * (TURNED * TURN)),
+        ("n_turns", c_int64),
     ]  # fmt: skip
 
 

@@ -123,6 +123,7 @@ class Forward(SolverMemory):
         self, options: Options, parameters: Array, directions: Array | None, scales: Array | None, *, suppress: bool
     ) -> None:
         """Apply options, parameters and directions of a run; whether algebraic variables stay out of the error test."""
+        self.stepper.take_turns()  # of another run
         told = options is self._configured and suppress == self._suppressed and _same(scales, self._scales)
         self.configure(options, parameters)
         e = self.equations

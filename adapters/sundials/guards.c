@@ -71,6 +71,51 @@ static double smallest(const double *k, double sign, double *place) {
 
 static double sign_of(double v) { return v < 0 ? -1 : 1; }
 
+/* ---- guards that turn next to zero without crossing it ----
+ *
+ * Whether they cross may be a matter of accuracy: those that come closest are noted, for dae_hybrid/grazing.py to look at
+ * where derivatives are wanted. */
+static void note_turn(run *r, integer i, double from, double to, double least, double most) {
+  const double share = fabs(least) / most;
+  if (!(share <= NEXT_TO) || i >= determinants(r)) return;
+  integer at = r->n_turns;
+  for (integer k = 0; k < r->n_turns; k++) { /* within what is known of that guard, or instead of one farther away */
+    const double *known = r->turns + k * TURN;
+    if ((integer)known[TURN_GUARD] == i && known[TURN_FROM] <= to && from <= known[TURN_TO]) {
+      at = k;
+      break;
+    }
+    if (r->n_turns == TURNED && (at == TURNED || known[TURN_SHARE] > r->turns[at * TURN + TURN_SHARE])) at = k;
+  }
+  double *turn = r->turns + at * TURN;
+  if (at < r->n_turns && !(share < turn[TURN_SHARE])) return;
+  if (at == r->n_turns) r->n_turns++;
+  turn[TURN_GUARD] = (double)i, turn[TURN_FROM] = from, turn[TURN_TO] = to, turn[TURN_SHARE] = share;
+}
+
+/* Turns between two glances, by the cubics through them. */
+static void note_turns(run *r, int a, int b) {
+  for (integer i = 0; i < determinants(r); i++) {
+    const double v0 = values_of(r, a)[i], v1 = values_of(r, b)[i];
+    double k[4], place;
+    if (!(v0 * v1 > 0)) continue;
+    cubic(r, a, b, i, k);
+    const double least = smallest(k, sign_of(v0), &place);
+    if (place > 0) note_turn(r, i, r->times[a], r->times[b], least, fmax(fabs(v0), fabs(v1)));
+  }
+}
+
+/* Turns at the end of the step before, by the ends of the last two. */
+static void note_turns_at_end(run *r) {
+  const integer n = r->model->n_guards;
+  if (r->n_past < HISTORY) return;
+  for (integer i = 0; i < determinants(r); i++) {
+    const double v0 = r->history[i], v1 = r->history[n + i], v2 = r->history[2 * n + i];
+    if (v0 * v2 > 0 && v1 * v0 >= 0 && fabs(v1) <= fabs(v0) && fabs(v1) <= fabs(v2))
+      note_turn(r, i, r->past[2], r->past[0], v1, fmax(fabs(v0), fabs(v2)));
+  }
+}
+
 /* ---- guards that turn several times within a step ----
  *
  * Steps follow the state. A guard whose rates would take it through its range several times within one, of which its
@@ -170,6 +215,7 @@ static int keep_up(run *r, int trusted, double until, double *where) {
     const double t = r->times[START], left = until - t, next = left <= SPACING * away ? until : t + away;
     const int last = next >= until;
     if (glance(r, END, last ? until : next, last && until == r->t)) return FATAL;
+    note_turns(r, START, END);
     found = scan(r, START, END, DEPTH, where);
     for (integer i = 0; i < n; i++)
       pace(r, i, r->times[END] - t, values_of(r, START)[i], values_of(r, m)[i], values_of(r, END)[i]);
@@ -427,6 +473,7 @@ static int look(run *r, int status) {
   const integer pieces = h > r->resolution ? (integer)ceil(h / r->resolution) : 1;
   double where = 0;
   int found = 0;
+  note_turns_at_end(r);
   const int calm = h > 0 && pieces == 1 && !c->returned ? is_calm(r) : 0;
   if (calm < 0) return FATAL;
   if (h > 0 && !calm) {
@@ -451,6 +498,7 @@ static int look(run *r, int status) {
         if (found < 0) return FATAL;
         continue;
       }
+      note_turns(r, START, END);
       const int clear = r->step && pieces == 1 ? is_clear(r) : 0;
       if (clear < 0) return FATAL;
       if (!clear) found = scan(r, START, END, DEPTH, &where);

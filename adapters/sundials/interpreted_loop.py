@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dae_hybrid.failures import unresolved_guard
-from dae_hybrid.integrator import Array
-from dae_hybrid.scan import Glance, Pace, Scan, is_calm
+from dae_hybrid.integrator import Array, Turn
+from dae_hybrid.scan import Glance, Pace, Scan, Turns, is_calm
 
 from .driver import FOUND_ROOT, PAUSED, REACHED_STOP, SINGULAR, STALLED, STUCK
 from .library import ONE_STEP, load
@@ -42,6 +42,7 @@ class Stepper:
         self.library = load()
         self.completed = np.zeros(3 * e.n)
         self.t, self.steps, self.root = 0.0, 0, 0
+        self.take_turns()
         self._vectors = {name: model.vector(handles[name]) for name in ("x", "xdot", "work") if handles[name]}
         self._s = [model.vector(v) for v in handles["sensitivities"] or ()]
 
@@ -82,6 +83,12 @@ class Stepper:
                 self._record(float(self.t_eval[self.next_eval]))
                 self.next_eval += 1
         return flag
+
+    def take_turns(self) -> list[Turn]:
+        """See `compiled.Stepper.take_turns`."""
+        e = self.model.equations
+        found, self._turns = getattr(self, "_turns", None), Turns(e.n_guards - e.n_singularities)
+        return [] if found is None else [turn for _, turn in found.found]
 
     def rows(self, first: int = 0) -> Array:
         """What was recorded."""
@@ -241,6 +248,7 @@ class Stepper:
         if not e.n_guards or self.record == "dense":
             return False
         self._past = [(self.t, self._guards(self.t, here=True).tolist()), *self._past[:2]]
+        self._turns.at_end(*zip(*self._past, strict=True))
         returned = self.model.take_returned()
         if status != FOUND_ROOT and returned is None and self.t - begin <= e.resolution and self._is_calm():
             self._before, self._band = np.array(self._past[0][1]), self.model.zero_band.copy()
@@ -252,6 +260,7 @@ class Stepper:
             self.root = next((i for i, f in enumerate(found) if f), e.n_guards - 1)
             end.values[[bool(f) for f in found]] = 0.0
         start = Glance(begin, self._before, self._glance(begin).rates)
+        self._turns.between(start, end)
         scan = Scan(
             np.array(e.directions), self._band, np.zeros(e.n_guards), self._glance,
             lambda t, i: float(self._glance(t).values[i]), lambda returned, t: None,

@@ -74,30 +74,35 @@ static int one_alone(const march *m, const station *from, integer index, double 
   return 1;
 }
 
-/* Whether the guard of a transition and its rate are zero to the accuracy of the state where another mode has been left:
- * it may be at rest there, see dae_hybrid/departure.py. */
-static int may_rest(march *m, const station *to, double t, const event *e) {
+/* Whether the guard of a transition and its rate are zero to the accuracy of the state where a mode is entered: it may be
+ * at rest there, see dae_hybrid/departure.py. `decided` is whether none but its own is next to zero, to that accuracy, where
+ * a neighbouring run would meet it. */
+static int may_rest(march *m, const station *to, integer own, double t, const event *e, int *decided) {
   context *c = to->run->model;
   const integer n = c->n_guards;
   const double *h = e->guards_after, *rate = h + to->n_guards;
   double *x = m->work, *moved = x + c->n;
-  if (!to->n_guards) return 0;
+  int rests = 0, failed = 0;
+  if (to->n_guards <= (own >= 0)) return 0;
   memcpy(c->memory, e->memory_after, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
-  for (int side = 0; side < 2; side++) {
+  for (int side = 0; side < 2 && !failed; side++) {
     for (integer i = 0; i < c->n; i++) {
       const double angle = 1.0 + 2.4 * (double)i, allowed = to->absolute[i] + m->rtol * fabs(e->x_after[i]);
       x[i] = e->x_after[i] + allowed * (side ? sin(angle) : cos(angle));
     }
-    if (guards_and_rates(c, t, x, moved + side * 2 * n)) return 1;
+    failed = guards_and_rates(c, t, x, moved + side * 2 * n);
   }
+  if (own >= 0) memcpy(c->memory, e->memory, (size_t)m->n_memory * sizeof(double)); /* the mode is not entered yet */
+  c->held_valid = 0;
+  if (failed) return 1;
   for (integer j = 0; j < to->n_guards; j++) {
-    const double *one = moved + j, *other = one + 2 * n;
-    if (fabs(h[j]) <= KNOWN * hypot(one[0] - h[j], other[0] - h[j]) &&
-        fabs(rate[j]) <= KNOWN * hypot(one[n] - rate[j], other[n] - rate[j]))
-      return 1;
+    const double *one = moved + j, *other = one + 2 * n, reach = hypot(one[0] - h[j], other[0] - h[j]);
+    const int meets = (double)to->links[j].direction * rate[j] >= 0 || !to->links[j].waits;
+    if (j != own && meets && fabs(h[j]) <= BESIDE * reach) *decided = 0;
+    rests |= fabs(h[j]) <= KNOWN * reach && fabs(rate[j]) <= KNOWN * hypot(one[n] - rate[j], other[n] - rate[j]);
   }
-  return 0;
+  return rests;
 }
 
 /* Looks at the guards of the mode that is entered, and sets what the next segment needs to know of them; whether nothing
@@ -109,7 +114,7 @@ static int enter(march *m, const station *from, const station *to, integer index
   double *band = m->bands, *departure = band + to->run->model->n_guards;
   memset(band, 0, (size_t)(2 * to->run->model->n_guards) * sizeof(double));
   *decided = 1;
-  if (from != to && may_rest(m, to, t, e)) return 0;
+  if (may_rest(m, to, from == to ? index : -1, t, e, decided) && from != to) return 0;
   for (integer j = 0; j < to->n_guards; j++) {
     const int own = from == to && j == index;
     const double rounding = band_of(m, h[j], size[j], rate[j], t), towards = (double)to->links[j].direction * rate[j];
@@ -229,8 +234,8 @@ static int fire(march *m) {
   if (l->closes && !negligible(e.phi, e.phi + to->n_z, to->n_z, RESIDUAL_ROUNDINGS)) return 0;
   if (to->implicit && !determined(m, to, &e)) return 0;
   int decided = 1;
-  if (!one_alone(m, from, r->root, t, &e) || !enter(m, from, to, r->root, t, &e, &decided)) return 0;
   memcpy(e.memory, c->memory, (size_t)m->n_memory * sizeof(double));
+  if (!one_alone(m, from, r->root, t, &e) || !enter(m, from, to, r->root, t, &e, &decided)) return 0;
   memcpy(e.integrals, x + c->n, (size_t)m->n_integrals * sizeof(double));
   for (integer i = 0; i < m->n_directions; i++) {
     double *w = e.before + i * (from->n_y + m->n_memory);
@@ -239,6 +244,8 @@ static int fire(march *m) {
   }
   double clean = 0;
   if (m->certify && !differentiate(m, from, to, l, t, &e, &clean)) return 0;
+  for (; r->n_eval && r->n_rows > m->row && t - r->t_eval[r->next_eval - 1] <= instant; r->n_rows--)
+    r->next_eval--; /* outputs that rounding alone puts before the event show what is after it */
   const double apart = fmin(t - since, t - m->t0);
   if (!decided || !(apart > m->slack * elapsed(m, t))) clean = 0;
   const double header[HEADER] = {t, (double)m->at, (double)r->root, value, rate,

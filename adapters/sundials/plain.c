@@ -78,7 +78,7 @@ static int set_out(plain *v) {
   for (int k = 0; k < COUNTED; k++) v->counts[k] = -count_of(v, k);
   for (integer i = 0; i < v->n_modes; i++) {
     v->stations[i].run = 0;
-    v->runs[i]->n_rows = v->runs[i]->n_path = v->runs[i]->next_eval = 0;
+    v->runs[i]->n_rows = v->runs[i]->n_path = v->runs[i]->next_eval = v->runs[i]->n_turns = 0;
   }
   memset(m->ranges, 0, (size_t)v->n_transitions * sizeof(double));
   memset(m->rested, 0, (size_t)v->n_transitions * sizeof(integer));

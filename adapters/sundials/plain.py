@@ -176,6 +176,7 @@ class Runner:
             values=values, gradient=gradient.reshape(self._n_directions, values.size).T,
             statistics=statistics_of(counts), rested=self._rested.copy() if s.resting else None,
             is_certified=not s.doubtful, left=left,
+            turns=[(own.equations, turn) for own in self.memories for turn in own.stepper.take_turns()],
         )  # fmt: skip
 
 

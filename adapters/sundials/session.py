@@ -19,6 +19,7 @@ from dae_hybrid.integrator import (
     SegmentOutcome,
     SegmentTask,
     Tolerances,
+    Turn,
 )
 from dae_hybrid.journey import Errand, Journey, LegAdjoint, Network, Passage, Straight, StraightAdjoint
 from dae_hybrid.leg import Leg
@@ -143,6 +144,7 @@ class SundialsSession:
         self._leased: dict[Any, Any] = {}
         self.counts: Counter[str] = Counter()
         self._base: dict[int, dict[str, int]] = {}
+        self._turns: list[tuple[Equations, Turn]] = []
         self._marchers: dict[int, Marcher] = {}
         self._tested: set[int] = set()  # equations whose multipliers are in the error test
         self.auto: dict[int, str] = {}  # what method="auto" has chosen, by equations
@@ -179,6 +181,7 @@ class SundialsSession:
         return memory
 
     def _discard(self, own: Any) -> None:
+        self.turns()
         memory = self._leased.pop(own)
         self._count(memory)
         memory.free()
@@ -208,6 +211,13 @@ class SundialsSession:
         return statistics_of(counts) | {
             name: count for name, count in counts.items() if name.endswith((" factorisations", " solutions"))
         }
+
+    def turns(self) -> list[tuple[Equations, Turn]]:
+        """See `dae_hybrid.integrator.Session.turns`."""
+        for (_, purpose), memory in self._leased.items():
+            if purpose[0] == "forward":
+                self._turns += [(memory.equations, turn) for turn in memory.stepper.take_turns()]
+        return self._turns
 
     # -- forwards -------------------------------------------------------------------------------------
 

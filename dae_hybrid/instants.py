@@ -1,0 +1,297 @@
+"""The instants of a run, and what is due or open at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+
+from dae_hybrid.conditions import Conditions
+from dae_hybrid.departure import at_rest
+from dae_hybrid.errors import EventError
+from dae_hybrid.events import TOGETHER, Instant, same_instant
+from dae_hybrid.firing import Firing
+from dae_hybrid.integrator import Array
+from dae_hybrid.records import EventRecord
+from dae_hybrid.system import ModeSystem
+from dae_hybrid.trajectory import Trajectory
+from dae_hybrid.transition import KNOWN, Arrival, clock
+
+#: states and derivatives that agree to this share are the same, or to so many rtol
+SAME, ACCURACY = 1e-6, 1e3
+#: times that differ by less than this share of the run for a change of the parameters by their own size are the same
+SAME_TIME = 1e-9
+#: a guard that is farther from zero than this share of its terms, and so many absolute tolerances, is far from it
+CLOSE, FAR = 1e-3, 1e3
+#: a mode, and t, x, m in it
+type Point = tuple[ModeSystem, float, Array, Array]
+
+
+class Look:
+    """The instants of a run, and what is due or open at them."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self.run, self.system, self.p = trajectory, trajectory.system, trajectory.parameters
+        self.accuracy = max(SAME, ACCURACY * trajectory.options.rtol)
+
+    def slack(self, t: float) -> float:
+        """Times that differ by no more are one instant."""
+        return TOGETHER * self.run.options.rtol * max(abs(t), t - self.run.t_span[0])
+
+    def instant(self, t: float) -> Instant:
+        """A fresh instant of the run."""
+        return Instant(self.system, self.run.t_span, self.run.options, slack=self.slack(t))
+
+    def instants(self) -> Iterator[tuple[int, list[EventRecord]]]:
+        """The events of the run by instant, with the number of the first."""
+        events, first = self.run.events, 0
+        for i in range(1, len(events) + 1):
+            if i == len(events) or not (
+                events[i].order or events[i].time - events[first].time <= self.slack(events[i].time)
+            ):
+                yield first, list(events[first:i])
+                first = i
+
+    def is_first(self, events: list[EventRecord]) -> bool:
+        """Whether an instant is the start of the run."""
+        start = self.run.t_span[0]
+        return same_instant(events[0].time, start, start)
+
+    def is_last(self, events: list[EventRecord]) -> bool:
+        """Whether an instant is the end of the run, given as such."""
+        start, end = self.run.t_span
+        return same_instant(events[-1].time, end, start) and not self.run.ended_by_event
+
+    def is_rounding(self, one: float, other: float) -> bool:
+        """Whether two times are the same but for rounding."""
+        return same_instant(one, other, self.run.t_span[0])
+
+    def source(self, event: EventRecord) -> ModeSystem:
+        """The mode that an event left."""
+        return self.system.modes[self.system.transitions[event.index].source]
+
+    def target(self, event: EventRecord) -> ModeSystem:
+        """The mode that an event led to."""
+        target = self.system.transitions[event.index].target
+        return self.system.modes[self.run.final[1] if target is None else target]
+
+    def others(self, event: EventRecord) -> list[Firing]:
+        """The other transitions that are due where the first event of an instant fired."""
+        mode = self.source(event)
+        if len(mode.guarded) + len(mode.timed) < 2:
+            return []
+        return [firing for firing in self.due(self.before(event)) if firing.transition.index != event.index]
+
+    def firing(self, event: EventRecord) -> Firing:
+        """What an event was."""
+        transition = self.system.transitions[event.index]
+        return Firing(transition, event.guard, event.rate, event.count, event.follows)
+
+    def near_after(self, event: EventRecord) -> list[Firing]:
+        """The transitions of `near` where an event led to, but for its own, and those whose guards it has not moved."""
+        if event.target is None:
+            return []
+        found = [firing for firing in self.near(self.after(event)) if firing.transition.index != event.index]
+        if found and event.source == event.target:
+            mode = self.source(event)
+            before = dict(zip(mode.guarded, self.entry(*self.before(event))[1].tolist(), strict=True))
+            found = [firing for firing in found if firing.guard != before[firing.transition.index]]
+        return found
+
+    def due(self, point: Point) -> list[Firing]:
+        """The transitions that are due at a point where its mode goes on."""
+        mode, t, x, m = point
+        instant, found = self.instant(t), []
+        for index, h, rate in instant.zeros(mode, t, Arrival(x, m, *self.entry(*point))):
+            transition = self.system.transitions[index]
+            if transition.direction * rate >= 0 and not transition.refuses:
+                found.append(Firing(transition, h, rate))
+        for when, timed, count in instant.timetable(mode, t, self.p):
+            if when - t <= self.slack(t):
+                found.append(Firing(timed, count=count))
+        return found
+
+    def coming(self, point: Point, happened: list[EventRecord]) -> list[Firing]:
+        """The transitions that would be due if a run went on from its last point, after what has happened there."""
+        mode, t, *_ = point
+        if not mode.guarded and not mode.timed:
+            return []
+        _, guards, rates, sizes = (values.tolist() for values in self.entry(*point))
+        slack, near = self.slack(t), zip(guards, rates, sizes, strict=True)
+        if not mode.timed and not any(abs(h) <= slack * abs(rate) + CLOSE * size for h, rate, size in near):
+            return []
+        done = {(event.index, event.count) for event in happened}
+        return [
+            firing
+            for firing in self.due(point)
+            if (firing.guard * firing.rate < 0)
+            or (firing.transition.kind != "guard" and (firing.transition.index, firing.count) not in done)
+        ]
+
+    def is_exact(self, firing: Firing, point: Point) -> bool:
+        """Whether a transition is due at a point to the last bit."""
+        mode, t, x, m = point
+        if firing.transition.kind != "guard":
+            exact = Instant(self.system, self.run.t_span, self.run.options).timetable(mode, t, self.p)
+            return any(timed.index == firing.transition.index and when <= t for when, timed, _ in exact)
+        instant = Instant(self.system, self.run.t_span, self.run.options)
+        zeros = instant.zeros(mode, t, Arrival(x, m, *self.entry(*point)))
+        return any(index == firing.transition.index for index, _, _ in zeros)
+
+    def undecided_after(self, event: EventRecord) -> list[int]:
+        """The same after an event."""
+        if event.target is None:
+            return []
+        same = event.source == event.target and np.array_equal(event.x_minus, event.x_plus)
+        own = event.index if same and np.array_equal(event.memory_minus, event.memory_plus) else None
+        mode, point = self.target(event), (event.time, event.x_plus, event.memory_plus)
+        found = self.undecided(mode, *point, own)
+        if not found or event.source == event.target:
+            return found
+        resting = self._at_rest(mode, *point)  # whichever side they begin on, they do not cross
+        return [i for i in found if i not in resting or not self._waits(i)]
+
+    def _waits(self, index: int) -> bool:
+        """Whether a guard that is past its threshold on entry, and moves on, is left alone."""
+        transition = self.system.transitions[index]
+        return transition.direction != 0 and transition.on_entry == "wait"
+
+    def _at_rest(self, mode: ModeSystem, t: float, x: Array, m: Array) -> set[int]:
+        """Transitions whose guards leave zero away from where they fire; see `departure`."""
+        i = int(np.searchsorted(self._times, t - self.slack(t)))
+        past = t - (self._times[i - 1] if i else self.run.t_span[0])
+        places = {i: self.system.transitions[index] for i, index in enumerate(mode.guarded)}
+        at = Arrival(x, m, *self.entry(mode, t, x, m))
+        return {mode.guarded[i] for i in at_rest(places, mode, t, at, self.p, self.run.options, past)}
+
+    @cached_property
+    def _times(self) -> Array:
+        return np.array([event.time for event in self.run.events])
+
+    def undecided(self, mode: ModeSystem, t: float, x: Array, m: Array, own: int | None) -> list[int]:
+        """Transitions whose guards are zero where a mode is entered and do not fire, but would be met from beside.
+
+        `own` is the one that has just fired where nothing has changed but the clock.
+        """
+        if not mode.guarded:
+            return []
+        return self._undecided(mode, t, Arrival(x, m, *self.entry(mode, t, x, m)), own)
+
+    def _undecided(self, mode: ModeSystem, t: float, at: Arrival, own: int | None) -> list[int]:
+        instant, found = Instant(self.system, self.run.t_span, self.run.options), []
+        for index, rate in instant.touching(mode, t, at):
+            transition = self.system.transitions[index]
+            meets = transition.direction * rate >= 0 or transition.on_entry != "wait"
+            if meets and transition.movable and index != own and transition.matters:
+                found.append(index)
+        return found
+
+    def near(self, point: Point) -> list[Firing]:
+        """Transitions that fire where a mode is entered or do not, as the accuracy of the state will have it.
+
+        Their guards are within a few tolerances of zero, though not zero to rounding.
+        """
+        mode, t, x, m = point
+        if not mode.guarded:
+            return []
+        start = self.run.start
+        at = start.at if m is start.at.m and t == start.t else Arrival(x, m, *self.entry(*point))
+        away = FAR * float(max(self.run.options.absolute(mode.differential), default=0.0))
+        sizes = enumerate(zip(at.guards.tolist(), at.sizes.tolist(), strict=True))
+        candidates = [i for i, (h, size) in sizes if abs(h) <= CLOSE * size + away]
+        if not candidates:
+            return []
+        found, exact = [], Instant(self.system, self.run.t_span, self.run.options)
+        touching = {index for index, _ in exact.touching(mode, t, at)}
+        allowed = TOGETHER * self.run.options.allowed(mode.differential, x[: mode.differential.size])
+        for i in candidates:
+            index, h, rate = mode.guarded[i], float(at.guards[i]), float(at.rates[i])
+            transition = self.system.transitions[index]
+            meets = transition.direction * rate >= 0 or transition.on_entry != "wait"
+            if not (meets and transition.movable and transition.matters) or index in touching:
+                continue
+            by_y = transition.guard_derivatives(*point, self.p, clock(self.run.t_span[0], 0))[0]
+            band = float(np.abs(by_y[: allowed.size]) @ allowed)
+            if abs(h) <= band < abs(rate) * (self.run.t_span[1] - self.run.t_span[0]):
+                found.append(Firing(transition, h, rate))
+        return found
+
+    def before(self, event: EventRecord) -> Point:
+        """Where an event fired."""
+        return self.source(event), event.time, event.x_minus, event.memory_minus
+
+    def after(self, event: EventRecord) -> Point:
+        """Where it led to."""
+        return self.target(event), event.time, event.x_plus, event.memory_plus
+
+    @property
+    def end(self) -> Point:
+        """The mode and the point that the run ends with."""
+        t, mode, x, m = self.run.final
+        return self.system.modes[mode], t, x, m
+
+    def at_rest(self, point: Point) -> list[int]:
+        """Transitions whose guards rest at zero and depend on more than time."""
+        mode, t, x, m = point
+        if not (mode.guarded and self.run.notes):  # a note says which guards have rested
+            return []
+        instant = Instant(self.system, self.run.t_span, self.run.options)
+        at = Arrival(x, m, *self.entry(mode, t, x, m))
+        moving = {index for index, _, _ in instant.zeros(mode, t, at)}
+        touching = [index for index, _ in instant.touching(mode, t, at) if index not in moving]
+        return [i for i in touching if (transition := self.system.transitions[i]).movable and not transition.is_kink]
+
+    def moving_at_start(self, directions: Array) -> list[int]:
+        """Transitions whose guards are zero at the start without firing, and move with the parameters."""
+        start = self.run.start
+        open_ = self._undecided(start.mode, start.t, start.at, None)
+        if not open_:
+            return []
+        state = start.derivatives @ directions
+        return [index for index in open_ if self.moves(index, *self.start, state, directions, None)]
+
+    @property
+    def start(self) -> Point:
+        """The mode and the point that the run starts with."""
+        start = self.run.start
+        return start.mode, start.t, start.x, start.at.m
+
+    def moves(
+        self, index: int, mode: ModeSystem, t: float, x: Array, m: Array, state: Array, dp: Array, tau: Array | None
+    ) -> bool:
+        """Whether a guard that is zero at a point moves away from there, with the time of the point.
+
+        By more than the run is accurate: what changes a state by less than that when a parameter doubles is nothing.
+        """
+        transition = self.system.transitions[index]
+        h_w, h_p, rate = transition.guard_derivatives(mode, t, x, m, self.p, clock(self.run.t_span[0], 0))
+        terms = [h_w[:, None] * state, h_p[:, None] * dp]
+        if tau is not None:
+            terms.append(rate * tau[None, :])
+        if not any(term.any() for term in terms):
+            return False
+        change, size = (sum(f(term).sum(axis=0) for term in terms) for f in (np.asarray, np.abs))
+        y = x[: mode.differential.size]
+        accuracy = self.run.options.absolute(mode.differential) + KNOWN * self.run.options.rtol * np.abs(y)
+        unseen = np.abs(h_w[: y.size]) @ accuracy
+        scale = np.where(self.p != 0, np.abs(self.p), 1.0) @ np.abs(dp)
+        return bool(np.any(np.abs(change) > self.accuracy * size + unseen / np.where(scale > 0, scale, 1.0)))
+
+    def entry(self, mode: ModeSystem, t: float, x: Array, m: Array) -> list[Array]:
+        """Rates, guards, their rates and sizes at a point."""
+        return mode.kernels["entry"](t, x, m, self.p)
+
+
+def refuse(look: Look, index: int, t: float, conditions: Conditions, what: str, remedy: str) -> None:
+    """A transition whose existence a change of the parameters decides."""
+    transition = look.system.transitions[index]
+    conditions.refuse(
+        EventError(
+            f"{what}: a change of the parameters one way moves the transition, the other way takes it away.",
+            transition=transition.name,
+            mode=look.system.modes[transition.source].name,
+            time=t,
+            remedy=remedy,
+        )
+    )

@@ -1,0 +1,174 @@
+"""What an instant of a run might lead to: the point, its costs and their derivatives, in one order or the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.firing import Firing
+from dae_hybrid.forward import Directions
+from dae_hybrid.instants import ACCURACY, SAME, SAME_TIME, Look, Point
+from dae_hybrid.integrator import Array
+from dae_hybrid.records import EventRecord
+from dae_hybrid.system import ModeSystem
+from dae_hybrid.trajectory import Trajectory
+from dae_hybrid.transition import Arrival, clock
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an instant leads to: the mode and the point after it, its costs, and the records on the way."""
+
+    mode: ModeSystem
+    at: Arrival
+    costs: Array
+    records: list[EventRecord]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A point that a run may come to, with what it has cost since the sides part, and the derivatives of both.
+
+    `state` are those of (y, m) at fixed time, (n_w, d); `gained` those of the costs, (k, d).
+    """
+
+    point: Point
+    state: Array
+    costs: Array
+    gained: Array
+
+
+@dataclass
+class Along:
+    """Derivatives of a run along its directions."""
+
+    run: Trajectory
+    directions: Directions
+
+    def __post_init__(self) -> None:
+        p = self.run.parameters
+        scale = np.where(p != 0, np.abs(p), 1.0) @ abs(self.directions.directions)
+        duration = self.run.final[0] - self.run.t_span[0]
+        self.still = SAME_TIME * duration / np.where(scale > 0, scale, 1.0)
+        self.accuracy = max(SAME, ACCURACY * self.run.options.rtol)
+        self.event_times, self.sides = self.directions.event_times, self.directions.sides
+
+    def together(self, a: Array, b: Array) -> bool:
+        """Whether two times move together."""
+        return bool(np.all(np.abs(a - b) <= self.still + self.accuracy * np.maximum(np.abs(a), np.abs(b))))
+
+    def time_of(self, point: Point, firing: Firing, state: Array) -> Array:
+        """Derivative of the time at which a transition is due at a point."""
+        start = clock(self.run.t_span[0], firing.count)
+        h_w, h_p, rate = firing.transition.guard_derivatives(*point, self.run.parameters, start)
+        return np.asarray((h_w @ state + h_p @ self.directions.directions) / -rate)
+
+    def before(self, point: Point, state: Array) -> Side:
+        """A point where nothing happens."""
+        k = self.run.system.functionals.size
+        return Side(point, state, np.zeros(k), np.zeros((k, state.shape[1])))
+
+    def after(self, outcome: Outcome, t: float, state: Array) -> Side:
+        """What an instant leads to, from derivatives before it."""
+        state, gained = self._derivatives(outcome.records, state)
+        return Side((outcome.mode, t, outcome.at.x, outcome.at.m), state, outcome.costs, gained)
+
+    def difference(self, one: Side, two: Side) -> str | None:
+        """In what two sides differ, None where they agree to the accuracy of the run."""
+        (mode, _, *values), (other, _, *others) = one.point, two.point
+        if mode is not other:
+            return f"they lead to different states (mode '{mode.name}' on one side, '{other.name}' on the other)"
+        system = self.run.system
+        memory, costs = system.memory.labels(), [f"the costs of {name}" for name in system.functionals.labels()]
+        blocks = (mode.variables.labels(), memory, costs)
+        pairs = zip((*values, one.costs), (*others, two.costs), blocks, strict=True)
+        for a, b, labels in pairs:
+            if not close(a, b, self.accuracy):
+                i = int(np.argmax(np.abs(a - b)))
+                return f"they lead to different states ({labels[i]} = {a[i]:.6g} on one side, {b[i]:.6g} on the other)"
+        states = (*mode.differential.labels(), *memory)
+        for a, b, labels in ((one.state, two.state, states), (one.gained, two.gained, costs)):
+            if not close(a, b, self.accuracy):
+                i, j = divmod(int(np.argmax(np.abs(a - b))), a.shape[1])
+                by = f"{labels[i]} by {self.parameter(j)}"
+                both = f"{a[i, j]:.6g} on one side, {b[i, j]:.6g} on the other"
+                return f"they lead to the same state with other derivatives ({by}: {both})"
+        return None
+
+    def parameter(self, direction: int) -> str:
+        """The name of a direction."""
+        entries = np.flatnonzero(self.directions.directions[:, direction])
+        return self.run.system.parameters.labels()[entries[0]] if entries.size == 1 else f"direction {direction}"
+
+    def fires_or_not(self, look: Look, point: Point, firing: Firing, state: Array) -> str | None:
+        """What a transition changes that fires at a point or does not, None where it is nothing."""
+        try:
+            fired = self.after(replay(look, point, firing, armed=False), point[1], state)
+        except DaeHybridError as error:
+            return f"there is an error ({error.message})"
+        return self.difference(self.before(point, state), fired)
+
+    def order_matters(self, look: Look, event: EventRecord, other: Firing, before: Array) -> str | None:
+        """What another order of an instant changes, None where it is nothing."""
+        point, mine = look.before(event), look.firing(event)
+        try:
+            armed, scale, earlier = not look.is_first([event]), event.rate_scale, event.earlier
+            outcomes = [replay(look, point, first, scale, armed=armed, earlier=earlier) for first in (mine, other)]
+            one, two = (self.after(outcome, event.time, before) for outcome in outcomes)
+        except DaeHybridError as error:
+            return f"in the other order there is an error ({error.message})"
+        return self.difference(one, two)
+
+    def _derivatives(self, records: list[EventRecord], before: Array) -> tuple[Array, Array]:
+        """Derivatives of the state after an instant, and what it adds to those of the functionals."""
+        system, p, start = self.run.system, self.run.parameters, self.run.t_span[0]
+        earlier: Array | None = None
+        state, gained = before, np.zeros((system.functionals.size, before.shape[1]))
+        for record in records:
+            map_ = system.linearise(record, p, start, self.directions.conditions)
+            earlier, state, cost = map_.forward(state, self.directions.directions, earlier)
+            gained = gained + cost
+        return state, gained
+
+
+def replay(
+    look: Look, point: Point, begin: Firing, rate_scale: float = 0.0, *, armed: bool, earlier: EventRecord | None = None
+) -> Outcome:
+    """Go through an instant from a point, with some transition first; `armed` says whether the mode has been there."""
+    system, p, options = look.system, look.p, look.run.options
+    mode, t, x, m = point
+    instant, at = look.instant(t), Arrival(x, m, *look.entry(*point))
+    records: list[EventRecord] = []
+    costs, firing = np.zeros(system.functionals.size), begin
+    if armed:
+        instant.arrive(mode, t, at, armed=frozenset(mode.guarded))
+    while True:
+        source = mode
+        if firing.transition.kind == "every":
+            instant.counts[firing.transition.index] = firing.count
+        order = instant.fired(firing.transition, t)
+        mode, at, record, cost = firing.carry_out(
+            system, t, at, p, options, order=order, rate_scale=rate_scale,
+            earlier=records[-1] if records else earlier,
+        )  # fmt: skip
+        records.append(record)
+        costs = costs + cost
+        if record.target is None:
+            return Outcome(mode, at, costs, records)
+        kept = frozenset(mode.guarded) if mode is source else frozenset()
+        resting = instant.at_rest(mode, t, at, p, kept)
+        following = instant.look(mode, t, at, entering=True, resting=resting).fires
+        if following is None:
+            when, timed, count = instant.due(mode, t, p)
+            following = Firing(timed, count=count) if timed is not None and when - t <= look.slack(t) else None
+        if following is None:
+            return Outcome(mode, at, costs, records)
+        firing = following
+
+
+def close(a: Array, b: Array, accuracy: float) -> bool:
+    """Whether two arrays are the same to this share of what is largest in them."""
+    scale = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
+    return bool(np.all(np.abs(a - b) <= accuracy * scale))

@@ -1,0 +1,421 @@
+"""What falls beside an event within the accuracy of the run: both outcomes are tried, and named where they differ."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dae_hybrid as dh
+
+OPTIONS: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10}
+#: times are known to 1e-7 times what has passed
+TIED, APART = (0.0, 1e-15, -1e-15, 1e-12, -1e-12, 1e-10, -1e-10), (1e-6, -1e-6)
+WAYS = [
+    pytest.param(True, {}, id="native"),
+    pytest.param(True, {"method": "bdf"}, id="bdf"),
+    pytest.param(True, {"method": "adams"}, id="adams"),
+    pytest.param(False, {}, id="interpreted"),
+    pytest.param(False, {"adapter": "scipy"}, id="scipy"),
+]
+#: the time at which x' = k (x + 1/2), x(0) = 0 comes to 1, where k = 1
+REACHED = float(np.log(3))
+
+pytestmark = pytest.mark.uncertified  # the duality check would take the other side
+
+
+def gradient(system: dh.HybridSystem, span: tuple[float, float], functional: str, analysis: str, **options: Any) -> Any:
+    """The gradient of a functional by an analysis, and what was said."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if analysis == "adjoint":
+            found = dh.adjoint_gradient(system, span, functional, **OPTIONS, **options).gradient
+        else:
+            found = dh.forward_sensitivity(system, span, **OPTIONS, **options).gradient[functional]
+    return found, [str(one.message) for one in said]
+
+
+def names_both(system: dh.HybridSystem, span: Any, functional: str, both: tuple[str, ...], **options: Any) -> None:
+    """Both analyses warn of, or refuse, a tie, and name both sides."""
+    for analysis in ("forward", "adjoint"):
+        try:
+            _, said = gradient(system, span, functional, analysis, **options)
+        except dh.EventError as error:
+            said = [error.message]
+        assert said, analysis
+        for value in both:
+            assert value in said[0], said[0]
+
+
+def agrees(system: dh.HybridSystem, span: Any, functional: str, exact: Any, **options: Any) -> None:
+    """Both analyses are silent and right."""
+    for analysis in ("forward", "adjoint"):
+        found, said = gradient(system, span, functional, analysis, **options)
+        assert not said, said
+        np.testing.assert_allclose(found, exact, rtol=2e-6, atol=1e-7)
+
+
+# -- measurements -------------------------------------------------------------------------------------------------
+
+
+@cache
+def measured(kind: str, *, native: bool) -> dh.HybridSystem:
+    """Where x comes to b, or at b log 3, z gains x; G measures x + z, and S x alone, o after log 3; M after b log 3."""
+    m = dh.HybridModel("measured")
+    b, k, o = m.parameter("b", 1.0), m.parameter("k", 1.0), m.parameter("o", 0.0)
+    x, z = m.differential("x"), m.differential("z")
+    run = m.mode("run", ode={x: k * (x + 0.5), z: 0.0})
+    how: dict[str, Any] = {"guard": x - b, "direction": "rising"} if kind == "guard" else {"at": b * REACHED}
+    m.transition(run, run, reset={z: z + x}, name="jump", **how)
+    m.initial(run, {x: 0.0, z: 0.0})
+    m.functional("G", at_times={REACHED + o: x + z})
+    m.functional("S", at_times={REACHED + o: x})
+    m.functional("M", at_times={b * REACHED + o: x + z})
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize(("native", "options"), WAYS)
+@pytest.mark.parametrize("kind", ["guard", "at"])
+def test_a_measurement_beside_an_event(kind: str, native: bool, options: dict[str, Any]) -> None:
+    system = measured(kind, native=native)
+    options = {**options, "wrt": ["b", "k"]}
+    for o in (*TIED, *APART):
+        options["parameters"] = {"o": o}
+        t = REACHED + o
+        by_k, after = t * np.exp(t) / 2, o > 0
+        by_z = [1.0, 0.0] if kind == "guard" else [1.5 * REACHED, 1.5 * REACHED]
+        if o in APART:
+            exact = [by_z[0] * after, by_k + by_z[1] * after]
+            found, said = gradient(system, (0, 2), "G", "adjoint", **options)
+            assert not said
+            np.testing.assert_allclose(found, exact, rtol=2e-6, atol=1e-7)
+        else:
+            try:
+                _, said = gradient(system, (0, 2), "G", "adjoint", **options)
+            except dh.EventError as error:
+                said = [error.message]
+            assert len(said) == 1
+            assert "1., with derivatives [0. , 1.64791" in said[0], said
+            assert "2., with derivatives [1" in said[0], said
+        found, said = gradient(system, (0, 2), "S", "adjoint", **options)
+        assert not said
+        np.testing.assert_allclose(found, [0.0, by_k], rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("native", "options"), WAYS)
+def test_a_measurement_that_moves_with_its_event_has_a_derivative(native: bool, options: dict[str, Any]) -> None:
+    """x + z at b log 3 + o, by b and k: on the side that it is on, after the event where they are the same time."""
+    system = measured("at", native=native)
+    for o in (*TIED, *APART):
+        after, t = o > -1e-14, REACHED + o
+        by_b = 1.5 * np.exp(o) * REACHED + 1.5 * REACHED * after
+        by_k = t * np.exp(t) / 2 + 1.5 * REACHED * after
+        found, said = gradient(system, (0, 2), "M", "adjoint", parameters={"o": o}, wrt=["b", "k"], **options)
+        assert not said
+        np.testing.assert_allclose(found, [by_b, by_k], rtol=2e-6)
+
+
+def test_forward_analysis_names_the_functionals_that_are_tied() -> None:
+    system = measured("guard", native=False)
+    _, said = gradient(system, (0, 2), "G", "forward", wrt=["b", "k"])
+    assert any("'G' is measured" in one for one in said)
+    assert not any("'S' is measured" in one for one in said)
+
+
+# -- outputs ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def stairs(kind: str, *, native: bool) -> dh.HybridSystem:
+    """x rises by d every tenth of a second."""
+    m = dh.HybridModel("stairs")
+    d = m.parameter("d", 0.1)
+    x, c = m.differential("x"), m.differential("c")
+    run = m.mode("run", ode={x: 0.0, c: 1.0})
+    if kind == "every":
+        m.transition(run, run, every=0.1, reset={x: x + d})
+    else:
+        m.transition(run, run, guard=c - 0.1, direction="rising", reset={x: x + d, c: 0.0})
+    m.initial(run, {x: 0.0, c: 0.0})
+    m.functional("G", at_times={i * 0.1: x for i in range(1, 10)})
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize(("native", "options"), [*WAYS, pytest.param(False, {"adapter": "casadi"}, id="casadi")])
+@pytest.mark.parametrize("kind", ["every", "guard"])
+def test_an_output_at_the_time_of_an_event_shows_what_is_after_it(
+    kind: str, native: bool, options: dict[str, Any]
+) -> None:
+    """Multiples of 0.1, as NumPy, a product and a sum have them."""
+    system, steps = stairs(kind, native=native), np.arange(1, 10)
+    for times in (np.linspace(0.1, 0.9, 9), steps * 0.1, np.cumsum(np.full(9, 0.1))):
+        sol = dh.simulate(system, (0, 1), t_eval=times, **OPTIONS, **options)
+        np.testing.assert_array_equal(sol.t, times)
+        np.testing.assert_allclose(sol["x"], steps / 10)
+        dense = dh.simulate(system, (0, 1), **OPTIONS, **options)
+        np.testing.assert_allclose(dense(times)["x"], steps / 10)
+        np.testing.assert_allclose(dense(times, side="left")["x"], (steps - 1) / 10, atol=1e-12)
+        assert sol.functionals["G"] == pytest.approx(4.5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a guard's time is not known to rounding, and G changes with it
+            fsa = dh.forward_sensitivity(system, (0, 1), t_eval=times, **OPTIONS, **options)
+        np.testing.assert_allclose(fsa["x"].reshape(-1), steps)
+        np.testing.assert_allclose(fsa.gradient["G"], 45.0)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_an_output_at_the_end_of_a_run_that_an_event_ends(native: bool) -> None:
+    m = dh.HybridModel("ended")
+    x = m.differential("x")
+    run = m.mode("run", ode={x: 1.0})
+    m.transition(run, None, at=0.1 + 0.2)
+    m.initial(run, {x: 0.0})
+    system = m.build(native=native)
+    for last in (0.3, 0.1 + 0.2):
+        sol = dh.simulate(system, (0, 1), t_eval=[0.1, last])
+        np.testing.assert_array_equal(sol.t, [0.1, last])
+        np.testing.assert_allclose(sol["x"], [0.1, 0.3])
+        fsa = dh.forward_sensitivity(system, (0, 1), t_eval=[0.1, last])
+        np.testing.assert_array_equal(fsa.t, [0.1, last])
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_tick_at_the_end_of_the_run_but_for_rounding(native: bool) -> None:
+    """3 times 0.1 is more than 0.3, and 0.1 times 7 more than 0.7."""
+    system = stairs("every", native=native)
+    for n in range(9, 12):
+        assert dh.simulate(system, (0, n / 10 + 0.05)).events[-1].count == n
+        assert dh.simulate(system, (0, max(n / 10, 0.9 + 1e-15))).events[-1].count == n
+
+
+# -- the end of the run -------------------------------------------------------------------------------------------
+
+
+@cache
+def late(*, native: bool) -> dh.HybridSystem:
+    """z gains 1 where x comes to b; E ends with z, X with x, C has the integral of z."""
+    m = dh.HybridModel("late")
+    b, k = m.parameter("b", 1.0), m.parameter("k", 1.0)
+    x, z = m.differential("x"), m.differential("z")
+    run = m.mode("run", ode={x: k * (x + 0.5), z: 0.0})
+    m.transition(run, run, guard=x - b, direction="rising", reset={z: z + 1}, name="late")
+    m.initial(run, {x: 0.0, z: 0.0})
+    m.functional("E", terminal=z)
+    m.functional("X", terminal=x)
+    m.functional("C", integrand=z)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize(("native", "options"), WAYS)
+def test_an_event_beside_the_end_of_the_run(native: bool, options: dict[str, Any]) -> None:
+    system = late(native=native)
+    for o in (*TIED, *APART):
+        end = REACHED + o
+        by_k = end * np.exp(end) / 2
+        found, said = gradient(system, (0, end), "X", "adjoint", **options)
+        assert not said  # nothing in X depends on it
+        np.testing.assert_allclose(found, [0.0, by_k], rtol=2e-6, atol=1e-8)
+        if o in APART:
+            agrees(system, (0, end), "E", [0.0, 0.0], **options)
+            # the integral of z is what is left of the time after log(2 b + 1) / k
+            exact = [-2 / 3, REACHED] if o > 0 else [0.0, 0.0]
+            agrees(system, (0, end), "C", exact, **options)
+        else:
+            names_both(system, (0, end), "E", ("0.", "1."), **options)
+            for analysis in ("forward", "adjoint"):
+                try:
+                    _, said = gradient(system, (0, end), "C", analysis, **options)
+                except dh.EventError as error:
+                    said = [error.message]
+                assert "-0.666667" in said[0]
+
+
+# -- knots of signals ---------------------------------------------------------------------------------------------
+
+
+@cache
+def at_a_knot(kind: str, *, native: bool) -> dh.HybridSystem:
+    """x' = s(t), whose rate or value changes at t = 1, where x comes to c = 1; then y takes on the time."""
+    m = dh.HybridModel("knot")
+    c = m.parameter("c", 1.0)
+    x, y = m.differential("x"), m.differential("y")
+    if kind == "linear":
+        s = m.signal("s", [0.0, 1.0, 2.0], [1.0, 1.0, 3.0])
+    else:
+        s = m.signal("s", [0.0, 1.0, 2.0], [1.0, 4.0, 4.0], kind="previous")
+    run = m.mode("run", ode={x: s, y: 0.0})
+    m.transition(run, run, guard=x - c, direction="rising", reset={y: m.time}, name="jump")
+    m.initial(run, {x: 0.0, y: 0.0})
+    m.functional("G", terminal=y)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize(("native", "options"), WAYS)
+def test_an_event_beside_a_knot(native: bool, options: dict[str, Any]) -> None:
+    """The time of the event moves by 1 with c, or by 1/4 after a knot at which s jumps."""
+    for o in (*TIED, *APART):
+        options = {**options, "parameters": {"c": 1 + o}}
+        agrees(at_a_knot("linear", native=native), (0, 2), "G", [1.0], **options)
+        if o in APART:
+            agrees(at_a_knot("previous", native=native), (0, 2), "G", [0.25 if o > 0 else 1.0], **options)
+        else:
+            names_both(at_a_knot("previous", native=native), (0, 2), "G", ("1 on", "0.25 on"), **options)
+
+
+# -- two guards ---------------------------------------------------------------------------------------------------
+
+
+@cache
+def two(*, native: bool) -> dh.HybridSystem:
+    """x = a t and y = t come to 1, A adds 1 to z and B doubles it."""
+    m = dh.HybridModel("two")
+    a = m.parameter("a", 1.0)
+    x, y, z = m.differential("x"), m.differential("y"), m.differential("z")
+    run = m.mode("run", ode={x: a, y: 1.0, z: 0.0})
+    m.transition(run, run, guard=x - 1, direction="rising", reset={z: z + 1}, name="A")
+    m.transition(run, run, guard=y - 1, direction="rising", reset={z: 2 * z}, name="B")
+    m.initial(run, {x: 0.0, y: 0.0, z: 1.0})
+    m.functional("G", terminal=z)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize("order", ["declared", "reversed"])
+@pytest.mark.parametrize(("native", "options"), WAYS)
+def test_two_guards_beside_each_other(native: bool, options: dict[str, Any], order: Any) -> None:
+    system, options = two(native=native), {**options, "simultaneous": order}
+    for o in TIED:
+        for analysis in ("forward", "adjoint"):
+            _, said = gradient(system, (0, 2), "G", analysis, parameters={"a": 1 + o}, **options)
+            assert len(said) == 1
+            assert "(z = 4 on one side, 3 on the other)" in said[0] or "(z = 3 on one side, 4 on the other)" in said[0]
+            assert (abs(o) < 1e-13) == ("simultaneous=" in said[0])  # else that gives the same order again
+    for o in APART:
+        agrees(system, (0, 2), "G", [0.0], parameters={"a": 1 + o}, **options)
+
+
+# -- entries ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def entered(*, native: bool, does: bool = True) -> dh.HybridSystem:
+    """Reset to r, where the guard x - c of the next mode is zero for r = c = 1; from there on x falls, or goes on."""
+    m = dh.HybridModel("entered")
+    c, r = m.parameter("c", 1.0), m.parameter("r", 1.0)
+    x = m.differential("x")
+    first, second, third = m.mode("first", ode={x: 1.0}), m.mode("second", ode={x: 1.0}), m.mode("third", ode={x: -1.0})
+    m.transition(first, second, guard=x - 0.5, direction="rising", reset={x: r}, name="enter")
+    if does:
+        m.transition(second, third, guard=x - c, direction="rising", name="chance")
+    else:
+        m.transition(second, second, guard=x - c, direction="rising", reset={x: x}, name="chance")
+    m.initial(first, {x: 0.0})
+    m.functional("G", terminal=x)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize(("native", "options"), WAYS)
+def test_a_guard_beside_zero_on_entry(native: bool, options: dict[str, Any]) -> None:
+    for o in (*TIED, *APART):
+        options = {**options, "parameters": {"r": 1 + o}}
+        agrees(entered(native=native, does=False), (0, 2), "G", [0.0, 1.0], **options)
+        if o in APART:  # x(2) = 2 c - r - 1.5 where it is crossed, and r + 1.5
+            agrees(entered(native=native), (0, 2), "G", [0.0, 1.0] if o > 0 else [2.0, -1.0], **options)
+        else:
+            names_both(entered(native=native), (0, 2), "G", ("zero",), **options)
+
+
+@pytest.mark.parametrize(("native", "options"), WAYS)
+def test_a_guard_beside_zero_at_the_start(native: bool, options: dict[str, Any]) -> None:
+    system = started(native=native)
+    for o in (*TIED, *APART):
+        options = {**options, "parameters": {"x0": 1 + o}}
+        if o in APART:
+            agrees(system, (0, 1), "G", [0.0, 1.0] if o > 0 else [2.0, -1.0], **options)
+        else:
+            names_both(system, (0, 1), "G", ("zero",), **options)
+
+
+@cache
+def started(*, native: bool) -> dh.HybridSystem:
+    """x begins at x0, and falls from c on."""
+    m = dh.HybridModel("started")
+    c, x0 = m.parameter("c", 1.0), m.parameter("x0", 1.0)
+    x = m.differential("x")
+    up, down = m.mode("up", ode={x: 1.0}), m.mode("down", ode={x: -1.0})
+    m.transition(up, down, guard=x - c, direction="rising", name="chance")
+    m.initial(up, {x: x0})
+    m.functional("G", terminal=x)
+    return m.build(native=native)
+
+
+# -- near misses --------------------------------------------------------------------------------------------------
+
+
+@cache
+def thrown(*, native: bool) -> dh.HybridSystem:
+    """Thrown at v under a ceiling at h: the apex is v^2 / 20; a whole flight is one or two steps."""
+    m = dh.HybridModel("thrown")
+    h, v0 = m.parameter("h", 20.0), m.parameter("speed", 20.0)
+    y, v, z = m.differential("y"), m.differential("v"), m.differential("z")
+    flight = m.mode("flight", ode={y: v, v: -10.0, z: 0.0})
+    m.transition(flight, flight, guard=y - h, direction="rising", reset={z: z + 1}, name="touch")
+    m.initial(flight, {y: 0.0, v: v0, z: 0.0})
+    m.functional("G", integrand=y, terminal=z)
+    return m.build(native=native)
+
+
+@cache
+def swinging(*, native: bool) -> dh.HybridSystem:
+    """x = sin(w t) / w next to a stop at 1 + c."""
+    m = dh.HybridModel("swinging")
+    c, w = m.parameter("c", 0.0), m.parameter("w", 1.0)
+    x, v, z = m.differential("x"), m.differential("v"), m.differential("z")
+    run = m.mode("run", ode={x: v, v: -w * w * x, z: 0.0})
+    m.transition(run, run, guard=x - 1 - c, direction="rising", reset={z: z + 1}, name="touch")
+    m.initial(run, {x: 0.0, v: 1.0, z: 0.0})
+    m.functional("G", integrand=x, terminal=z)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize("t_eval", [None, [1.0, 3.0]], ids=["steps", "outputs"])
+@pytest.mark.parametrize(("native", "options"), [*WAYS[:-1], pytest.param(False, {"adapter": "casadi"}, id="casadi")])
+@pytest.mark.parametrize("build", [thrown, swinging])
+def test_a_guard_that_turns_next_to_zero(
+    build: Callable[..., dh.HybridSystem], native: bool, options: dict[str, Any], t_eval: Any
+) -> None:
+    """Tangent, or a little on the safe side, it may cross in another run that is as accurate."""
+    system = build(native=native)
+    name, nominal, other = ("h", 20.0, 30.0) if build is thrown else ("c", 0.0, 9.0)
+    options = {**options, "t_eval": t_eval}
+    for o in (0.0, 1e-15, 1e-12, 1e-10):
+        for analysis in (dh.forward_sensitivity, dh.adjoint_gradient):
+            with pytest.raises(dh.GrazingError) as caught:
+                analysis(system, (0, 3.5), parameters={name: nominal + o}, **OPTIONS, **options)
+            assert caught.value.transition == "touch"
+            assert caught.value.time == pytest.approx(2.0 if build is thrown else np.pi / 2, abs=1e-3)
+    far, _ = gradient(system, (0, 3.5), "G", "adjoint", parameters={name: other}, **options)
+    for o in (1e-3, 1e-2, 0.1):  # clear of it
+        agrees(system, (0, 3.5), "G", far, parameters={name: nominal + o}, **options)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_near_miss_among_many_turns(native: bool) -> None:
+    """Of a beat, one turn in thirty comes close to the stop."""
+    m = dh.HybridModel("many")
+    c = m.parameter("c", 0.0)
+    x, v, z = m.differential("x"), m.differential("v"), m.differential("z")
+    run = m.mode("run", ode={x: v, v: -x, z: 0.0})
+    beat = x / (1 + 1e-3 * (m.time - 20.5 * np.pi) ** 2)
+    m.transition(run, run, guard=beat - 1 - c, direction="rising", reset={z: z + 1}, name="touch")
+    m.initial(run, {x: 0.0, v: 1.0, z: 0.0})
+    m.functional("G", terminal=z)
+    system = m.build(native=native)
+    for analysis in (dh.forward_sensitivity, dh.adjoint_gradient):
+        with pytest.raises(dh.GrazingError) as caught:
+            analysis(system, (0, 100), parameters={"c": 1e-9}, rtol=1e-10, atol=1e-12)
+        assert caught.value.time == pytest.approx(20.5 * np.pi, abs=1e-2)
+    agrees(system, (0, 100), "G", [0.0], parameters={"c": 1e-3})
