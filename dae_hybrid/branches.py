@@ -21,6 +21,7 @@ from dae_hybrid.errors import EventError
 from dae_hybrid.integrator import Array
 from dae_hybrid.records import EventRecord, MeasurementRecord
 from dae_hybrid.symbolic import kind_for
+from dae_hybrid.transition import chain
 
 if TYPE_CHECKING:
     from dae_hybrid.forward import Directions
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 #: a relation within so many tolerances of the state of where it changes is undecided, or within so many roundings
 TOLERANCES, ROUNDINGS = 10.0, 256.0
-#: sides that agree to this share are the same
-SAME = 1e-6
+#: sides that agree to this share are the same, and a relation that moves by no more of the terms does not move
+SAME, MOVED = 1e-6, 1e-6
 EPS = float(np.finfo(float).eps)
 
 
@@ -80,10 +81,10 @@ class Branches:
         by_u = [ca.densify(ca.jacobian(value, ca.vertcat(*point[:4]))) for value in outputs]
         return Kernel(ca.Function("branches", point, [*outputs, *by_u]), range(len(outputs), 2 * len(outputs)))
 
-    def undecided(self, point: Sequence[Any], allowed: Array) -> list[tuple[str, Array]]:
+    def undecided(self, point: Sequence[Any], allowed: Array) -> list[tuple[str, Array, bool]]:
         """Relations that are where they change, to the accuracy of the state, and whose sides differ.
 
-        With derivatives of their distances from there by (t, x, m, p).
+        With derivatives of their distances from there by (t, x, m, p), and whether the sides differ in values.
         """
         margins, by_u = self._margins(*point)
         u = np.concatenate([np.atleast_1d(np.asarray(part, dtype=float)) for part in point[:4]])
@@ -92,17 +93,22 @@ class Branches:
                 u
             )
         near = np.flatnonzero(np.abs(margins) <= reach + np.finfo(float).tiny)
-        return [(self._jumps[i][1], by_u[i]) for i in near.tolist() if self._differ(i, point)]
+        found = []
+        for i in near.tolist():
+            values, slopes = self._differ(i, point)
+            if values or slopes:
+                found.append((self._jumps[i][1], by_u[i], values))
+        return found
 
-    def _differ(self, i: int, point: Sequence[Any]) -> bool:
-        """Whether the values, or their derivatives, depend on the side."""
+    def _differ(self, i: int, point: Sequence[Any]) -> tuple[bool, bool]:
+        """Whether the values, and whether their derivatives depend on the side."""
         parts = self._values(*point)
-        half = len(parts) // 2
+        values, slopes = ((parts[k + 2 * i], parts[k + 2 * i + 1]) for k in (0, len(parts) // 2))
         with np.errstate(invalid="ignore"):
-            return not all(
-                np.all(np.abs(a - b) <= SAME * np.maximum(np.abs(a), np.abs(b)))
-                for a, b in ((parts[k + 2 * i], parts[k + 2 * i + 1]) for k in (0, half))
-            )
+            jump = np.abs(values[0] - values[1]) - SAME * np.maximum(*map(np.abs, values))
+            kink = np.abs(slopes[0] - slopes[1]) - SAME * np.maximum(*map(np.abs, slopes))
+            reach = np.abs(kink).max(initial=0.0) * ROUNDINGS * EPS * sum(np.abs(part).sum() for part in point[:4])
+        return not np.all(jump <= reach), not np.all(kink <= 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,23 +144,37 @@ class Open:
     time: float
     mode: ModeSystem
     by_u: Array
+    jumps: bool  # the sides differ in values, and not in derivatives alone
     n_events: int
+    at_event: bool
 
     @property
     def is_constant(self) -> bool:
         """Whether it depends on memory and parameters alone."""
         return not self.by_u[: 1 + self.mode.variables.size].any()
 
+    @property
+    def matters(self) -> bool:
+        """Whether derivatives are one-sided however the relation moves with the parameters."""
+        return not self.is_constant and (self.jumps or not self.at_event)
+
     def moves(self, trajectory: Trajectory, directions: Directions) -> bool:
-        """Whether the relation, which is of memory and parameters, moves with the parameters."""
+        """Whether the relation, of memory and parameters or at an event, moves with the parameters."""
         n, ny = 1 + self.mode.variables.size, self.mode.differential.size
         nm = self.by_u.size - n - directions.p.size
-        if self.n_events:
-            state = directions.sides[self.n_events - 1][1]
-        else:
-            state = trajectory.start.derivatives @ directions.directions
-        moved = self.by_u[n : n + nm] @ state[ny:] + self.by_u[n + nm :] @ directions.directions
-        return bool(np.any(moved))
+        if self.is_constant or not self.at_event:
+            if self.n_events:
+                state = directions.sides[self.n_events - 1][1]
+            else:
+                state = trajectory.start.derivatives @ directions.directions
+            return bool(np.any(self.by_u[n : n + nm] @ state[ny:] + self.by_u[n + nm :] @ directions.directions))
+        event, tau = trajectory.events[self.n_events], directions.event_times[self.n_events]
+        state = directions.sides[self.n_events][0].copy()
+        state[:ny] += np.outer(event.derivative_minus, tau)
+        by_w = chain(self.mode, event.time, event.x_minus, event.memory_minus, directions.p)
+        by_u = np.concatenate((self.by_u[1:], self.by_u[:1]))  # by (x, m, p, t)
+        terms = (by_u @ by_w)[:, None] * np.vstack((state, directions.directions, tau))
+        return bool(np.any(np.abs(terms.sum(axis=0)) > MOVED * np.abs(terms).sum(axis=0)))
 
     def refuse(self, conditions: Conditions) -> None:
         """Refuse derivatives."""
@@ -178,10 +198,10 @@ def _open(trajectory: Trajectory, table: BranchTable) -> Iterator[Open]:
     def look(branches: Branches | None, mode: ModeSystem, *point: Any) -> Iterator[Open]:
         if branches is not None:
             allowed = options.allowed(mode.variables, point[1])
-            for text, by_u in branches.undecided(point, allowed):
-                yield Open(branches.what, text, float(point[0]), mode, by_u, count)
+            for text, by_u, values in branches.undecided(point, allowed):
+                yield Open(branches.what, text, float(point[0]), mode, by_u, values, count, at_event)
 
-    start = trajectory.start
+    start, at_event = trajectory.start, False
     yield from look(table.start, start.mode, start.t, start.x, start.at.m, p)
     for part in trajectory.parts:
         if isinstance(part, Segment):
@@ -190,8 +210,9 @@ def _open(trajectory: Trajectory, table: BranchTable) -> Iterator[Open]:
         elif isinstance(part, EventRecord):
             if part.index in table.transitions:
                 branches, more = table.transitions[part.index]
-                source = system.modes[system.transitions[part.index].source]
+                source, at_event = system.modes[system.transitions[part.index].source], True
                 yield from look(branches, source, part.time, part.x_minus, part.memory_minus, p, *more(part))
+                at_event = False
             count += 1
         elif isinstance(part, MeasurementRecord) and part.index in table.measurements:
             own = table.measurements[part.index](part.mode.index)

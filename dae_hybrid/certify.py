@@ -55,9 +55,11 @@ def certify(
         )
     refuse_shallow(trajectory, conditions)
     refuse_near_misses(trajectory, conditions)
-    for found in open_branches(trajectory):
-        if not found.is_constant or found.moves(*forward()):
-            found.refuse(conditions)
+    if open_branches(trajectory):
+        run, directions = forward()  # whose events need not be those of the trajectory, one by one
+        for found in open_branches(run):
+            if found.matters or found.moves(run, directions):
+                found.refuse(conditions)
     sided: tuple[str, ...] = ()
     if is_suspicious(trajectory):
         sided = coincidences(*forward(), functionals)

@@ -40,7 +40,7 @@ def is_suspicious(trajectory: Trajectory) -> bool:
             continue
         if len(events) > 1 or look.others(events[0]) or look.at_rest(look.before(events[0])):
             return True
-        if look.is_last(events) or (look.is_first(events) and look.system.transitions[events[0].index].movable):
+        if look.is_beside_end(events) or (look.is_first(events) and look.system.transitions[events[0].index].movable):
             return True
         if look.undecided_after(events[-1]) or look.near_after(events[-1]):
             return True
@@ -124,8 +124,10 @@ def _near_entry(
             continue
         why = along.fires_or_not(look, point, firing, state)
         if why is not None:
+            zero = f"The guard of '{firing.transition.name}' is {firing.guard:.1e}, zero"
+            due = f"Transition '{firing.transition.name}' is due"
             found.append(
-                f"The guard of '{firing.transition.name}' is {firing.guard:.1e}, zero to the accuracy of the run, "
+                f"{zero if firing.transition.kind == 'guard' else due}, to the accuracy of the run, "
                 f"where mode '{point[0].name}' is entered at t = {point[1]:.12g}, and moves apart from the entry. "
                 f"Where it does not fire and where it does {why}. Derivatives are those of what it did."
             )

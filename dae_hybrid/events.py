@@ -161,7 +161,11 @@ class Instant:
         for index, h, rate, size in values:
             direction, band = self.system.transitions[index].direction, self._band(h, size, rate, t)
             if not abs(h) <= band:
-                self.sides[index] = 1 if h > 0 else -1
+                beyond = 1 if h > 0 else -1
+                missed = index in armed and crossing is not None and self.sides.get(index) == -beyond
+                if missed and direction in (0, beyond) and index not in self.spent:
+                    self.owed[index] = (beyond, False)  # it has crossed beside the one that was found
+                self.sides[index] = beyond
                 self.away.add(index)
                 if crossing is not None and index == crossing.transition.index and h * crossing.rate > 0:
                     self.owed[index] = (self.sides[index], False)  # located less well than rounding

@@ -58,10 +58,10 @@ class Look:
         start = self.run.t_span[0]
         return same_instant(events[0].time, start, start)
 
-    def is_last(self, events: list[EventRecord]) -> bool:
-        """Whether an instant is the end of the run, given as such."""
-        start, end = self.run.t_span
-        return same_instant(events[-1].time, end, start) and not self.run.ended_by_event
+    def is_beside_end(self, events: list[EventRecord]) -> bool:
+        """Whether the end of the run, given as such, is the time of an instant to the accuracy of the run."""
+        t, end = events[-1].time, self.run.t_span[1]
+        return abs(end - t) <= self.slack(t) and not self.run.ended_by_event
 
     def is_rounding(self, one: float, other: float) -> bool:
         """Whether two times are the same but for rounding."""
@@ -93,17 +93,37 @@ class Look:
         if event.target is None:
             return []
         found = [firing for firing in self.near(self.after(event)) if firing.transition.index != event.index]
-        if found and event.source == event.target:
-            mode = self.source(event)
+        mode, t, *_ = self.after(event)
+        if event.source != event.target:
+            return found + [firing for firing in self._times_near(mode, t) if firing.transition.index != event.index]
+        if found:
             before = dict(zip(mode.guarded, self.entry(*self.before(event))[1].tolist(), strict=True))
             found = [firing for firing in found if firing.guard != before[firing.transition.index]]
+        return found
+
+    def _times_near(self, mode: ModeSystem, t: float) -> list[Firing]:
+        """The time events of a mode that its entry at a time may be before or after, to the accuracy of the run."""
+        found = []
+        for index in mode.timed:
+            transition, start = self.system.transitions[index], self.run.t_span[0]
+            time, count = transition.kernels["time"], 0
+            if transition.kind == "every":
+                period = float(time(self.p, clock(start, 1))[0][0]) - start
+                count = round((t - start) / period)
+            when = float(time(self.p, clock(start, count))[0][0])
+            if abs(when - t) <= self.slack(t) and (count or transition.kind == "at"):
+                found.append(Firing(transition, count=count))
         return found
 
     def due(self, point: Point) -> list[Firing]:
         """The transitions that are due at a point where its mode goes on."""
         mode, t, x, m = point
-        instant, found = self.instant(t), []
-        for index, h, rate in instant.zeros(mode, t, Arrival(x, m, *self.entry(*point))):
+        instant, at = self.instant(t), Arrival(x, m, *self.entry(*point))
+        zeros = instant.zeros(mode, t, at)
+        known = {index for index, _, _ in zeros}
+        zeros += [zero for zero in self._within_accuracy(point, at) if zero[0] not in known]
+        found = []
+        for index, h, rate in zeros:
             transition = self.system.transitions[index]
             if transition.direction * rate >= 0 and not transition.refuses:
                 found.append(Firing(transition, h, rate))
@@ -197,24 +217,31 @@ class Look:
             return []
         start = self.run.start
         at = start.at if m is start.at.m and t == start.t else Arrival(x, m, *self.entry(*point))
-        away = FAR * float(max(self.run.options.absolute(mode.differential), default=0.0))
-        sizes = enumerate(zip(at.guards.tolist(), at.sizes.tolist(), strict=True))
-        candidates = [i for i, (h, size) in sizes if abs(h) <= CLOSE * size + away]
-        if not candidates:
+        close = self._within_accuracy(point, at)
+        if not close:
             return []
-        found, exact = [], Instant(self.system, self.run.t_span, self.run.options)
-        touching = {index for index, _ in exact.touching(mode, t, at)}
-        allowed = TOGETHER * self.run.options.allowed(mode.differential, x[: mode.differential.size])
-        for i in candidates:
-            index, h, rate = mode.guarded[i], float(at.guards[i]), float(at.rates[i])
+        exact = Instant(self.system, self.run.t_span, self.run.options)
+        touching, found = {index for index, _ in exact.touching(mode, t, at)}, []
+        for index, h, rate in close:
             transition = self.system.transitions[index]
             meets = transition.direction * rate >= 0 or transition.on_entry != "wait"
-            if not (meets and transition.movable and transition.matters) or index in touching:
-                continue
-            by_y = transition.guard_derivatives(*point, self.p, clock(self.run.t_span[0], 0))[0]
-            band = float(np.abs(by_y[: allowed.size]) @ allowed)
-            if abs(h) <= band < abs(rate) * (self.run.t_span[1] - self.run.t_span[0]):
+            if meets and transition.movable and transition.matters and index not in touching:
                 found.append(Firing(transition, h, rate))
+        return found
+
+    def _within_accuracy(self, point: Point, at: Arrival) -> list[tuple[int, float, float]]:
+        """Transitions of the mode whose guards are within a few tolerances of zero and move, with value and rate."""
+        mode, _, x, _ = point
+        away = FAR * float(max(self.run.options.absolute(mode.differential), default=0.0))
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        found, duration = [], self.run.t_span[1] - self.run.t_span[0]
+        allowed = TOGETHER * self.run.options.allowed(mode.differential, x[: mode.differential.size])
+        for index, h, rate, size in values:
+            if abs(h) <= CLOSE * size + away:
+                derivatives = self.system.transitions[index].guard_derivatives
+                by_y = derivatives(*point, self.p, clock(self.run.t_span[0], 0))[0]
+                if abs(h) <= float(np.abs(by_y[: allowed.size]) @ allowed) < abs(rate) * duration:
+                    found.append((index, h, rate))
         return found
 
     def before(self, event: EventRecord) -> Point:

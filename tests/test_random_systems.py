@@ -51,13 +51,7 @@ def test_solutions_are_the_closed_ones(family: int, seed: int) -> None:
     assert verdict.kind in ("agree", "refused"), verdict
 
 
-TIES = pytest.mark.xfail(reason="a measurement or a time event beside an event, and nothing is said")
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(i, id=k, marks=TIES if k in ("in guard", "guard becomes true") else ()) for i, k in enumerate(KINDS)],
-)
+@pytest.mark.parametrize("kind", range(len(KINDS)), ids=KINDS)
 @few(2)
 @given(st.integers(0, 10**5))
 def test_relations_are_events_and_ties_are_told(kind: int, seed: int) -> None:
