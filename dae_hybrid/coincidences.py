@@ -56,7 +56,7 @@ def coincidences(trajectory: Trajectory, directions: Directions, functionals: tu
     along = Along(trajectory, directions)
     at_start = trajectory.start.derivatives @ directions.directions
     for index in look.moving_at_start(directions.directions):
-        if along.fires_or_not(look, look.start, Firing(look.system.transitions[index]), at_start) is not None:
+        if along.fires_or_not(look, look.start, look.entered_beside(index), at_start) is not None:
             _refuse_start(look, index, directions.conditions)
     found += _near_entry(look, along, look.start, at_start, None, look.near(look.start))
     for first, events in look.instants():
@@ -93,7 +93,7 @@ def _at_an_instant(look: Look, along: Along, first: int, events: list[EventRecor
     point = look.after(last)
     for index in [i for i in look.undecided_after(last) if i not in settled]:
         moving = look.moves(index, *point, after, along.directions.directions, taus[-1])
-        if moving and along.fires_or_not(look, point, Firing(look.system.transitions[index]), after) is not None:
+        if moving and along.fires_or_not(look, point, look.entered_beside(index), after, taus[-1]) is not None:
             _refuse_entry(look, index, last.time, conditions)
     found = []
     for k, event in enumerate(events):
@@ -122,7 +122,7 @@ def _near_entry(
     for firing in near:
         if not look.moves(firing.transition.index, *point, state, along.directions.directions, tau):
             continue
-        why = along.fires_or_not(look, point, firing, state)
+        why = along.fires_or_not(look, point, firing, state, tau)
         if why is not None:
             zero = f"The guard of '{firing.transition.name}' is {firing.guard:.1e}, zero"
             due = f"Transition '{firing.transition.name}' is due"

@@ -61,7 +61,7 @@ class Look:
     def is_beside_end(self, events: list[EventRecord]) -> bool:
         """Whether the end of the run, given as such, is the time of an instant to the accuracy of the run."""
         t, end = events[-1].time, self.run.t_span[1]
-        return abs(end - t) <= self.slack(t) and not self.run.ended_by_event
+        return abs(end - t) <= self.slack(t)
 
     def is_rounding(self, one: float, other: float) -> bool:
         """Whether two times are the same but for rounding."""
@@ -87,6 +87,14 @@ class Look:
         """What an event was."""
         transition = self.system.transitions[event.index]
         return Firing(transition, event.guard, event.rate, event.count, event.follows)
+
+    def entered_beside(self, index: int) -> Firing:
+        """A transition whose guard is zero on entry and moves away: a neighbouring run begins on the other side.
+
+        That of a relation has changed at the entry there, and changes back where its guard crosses.
+        """
+        transition = self.system.transitions[index]
+        return Firing(transition, follows=transition.relation is not None)
 
     def near_after(self, event: EventRecord) -> list[Firing]:
         """The transitions of `near` where an event led to, but for its own, and those whose guards it has not moved."""
@@ -226,21 +234,22 @@ class Look:
             transition = self.system.transitions[index]
             meets = transition.direction * rate >= 0 or transition.on_entry != "wait"
             if meets and transition.movable and transition.matters and index not in touching:
-                found.append(Firing(transition, h, rate))
+                away = transition.direction * rate < 0
+                found.append(self.entered_beside(index) if away else Firing(transition, h, rate))
         return found
 
     def _within_accuracy(self, point: Point, at: Arrival) -> list[tuple[int, float, float]]:
         """Transitions of the mode whose guards are within a few tolerances of zero and move, with value and rate."""
-        mode, _, x, _ = point
+        mode, t, x, _ = point
         away = FAR * float(max(self.run.options.absolute(mode.differential), default=0.0))
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
-        found, duration = [], self.run.t_span[1] - self.run.t_span[0]
+        found, duration, slack = [], self.run.t_span[1] - self.run.t_span[0], self.slack(t)
         allowed = TOGETHER * self.run.options.allowed(mode.differential, x[: mode.differential.size])
         for index, h, rate, size in values:
             if abs(h) <= CLOSE * size + away:
                 derivatives = self.system.transitions[index].guard_derivatives
                 by_y = derivatives(*point, self.p, clock(self.run.t_span[0], 0))[0]
-                if abs(h) <= float(np.abs(by_y[: allowed.size]) @ allowed) < abs(rate) * duration:
+                if abs(h) <= float(np.abs(by_y[: allowed.size]) @ allowed) + slack * abs(rate) < abs(rate) * duration:
                     found.append((index, h, rate))
         return found
 

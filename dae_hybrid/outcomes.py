@@ -70,9 +70,9 @@ class Along:
         k = self.run.system.functionals.size
         return Side(point, state, np.zeros(k), np.zeros((k, state.shape[1])))
 
-    def after(self, outcome: Outcome, t: float, state: Array) -> Side:
-        """What an instant leads to, from derivatives before it."""
-        state, gained = self._derivatives(outcome.records, state)
+    def after(self, outcome: Outcome, t: float, state: Array, tau: Array | None = None) -> Side:
+        """What an instant leads to, from derivatives before it; `tau` is that of the event before."""
+        state, gained = self._derivatives(outcome.records, state, tau)
         return Side((outcome.mode, t, outcome.at.x, outcome.at.m), state, outcome.costs, gained)
 
     def difference(self, one: Side, two: Side) -> str | None:
@@ -102,10 +102,15 @@ class Along:
         entries = np.flatnonzero(self.directions.directions[:, direction])
         return self.run.system.parameters.labels()[entries[0]] if entries.size == 1 else f"direction {direction}"
 
-    def fires_or_not(self, look: Look, point: Point, firing: Firing, state: Array) -> str | None:
-        """What a transition changes that fires at a point or does not, None where it is nothing."""
+    def fires_or_not(
+        self, look: Look, point: Point, firing: Firing, state: Array, tau: Array | None = None
+    ) -> str | None:
+        """What a transition changes that fires at a point or does not, None where it is nothing.
+
+        `tau` is the derivative of the time of the point.
+        """
         try:
-            fired = self.after(replay(look, point, firing, armed=False), point[1], state)
+            fired = self.after(replay(look, point, firing, armed=False), point[1], state, tau)
         except DaeHybridError as error:
             return f"there is an error ({error.message})"
         return self.difference(self.before(point, state), fired)
@@ -121,10 +126,9 @@ class Along:
             return f"in the other order there is an error ({error.message})"
         return self.difference(one, two)
 
-    def _derivatives(self, records: list[EventRecord], before: Array) -> tuple[Array, Array]:
+    def _derivatives(self, records: list[EventRecord], before: Array, earlier: Array | None) -> tuple[Array, Array]:
         """Derivatives of the state after an instant, and what it adds to those of the functionals."""
         system, p, start = self.run.system, self.run.parameters, self.run.t_span[0]
-        earlier: Array | None = None
         state, gained = before, np.zeros((system.functionals.size, before.shape[1]))
         for record in records:
             map_ = system.linearise(record, p, start, self.directions.conditions)

@@ -18,9 +18,11 @@ from dae_hybrid.grazing import accuracy
 from dae_hybrid.instants import Look
 from dae_hybrid.integrator import Array
 from dae_hybrid.leg import Leg
+from dae_hybrid.matrices import column
 from dae_hybrid.measurement import measurement_rate
 from dae_hybrid.outcomes import Along, Side, replay
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.segments import kernel
 from dae_hybrid.signals import coefficients, derivatives
 from dae_hybrid.stops import settle
 from dae_hybrid.system import ModeSystem
@@ -83,8 +85,7 @@ class _Ties:
                     yield from self._measured(part, state)
             elif isinstance(part, KnotRecord):
                 yield from self._at_knot(part)
-        if not self.run.ended_by_event:
-            yield from self._at_end()
+        yield from self._by_event() if self.run.ended_by_event else self._at_end()
 
     def _tied(self, t: float, moves: Array) -> Iterator[tuple[int, list[EventRecord]]]:
         """Instants on one side or the other of a time that moves like this, by chance or by a change."""
@@ -272,6 +273,24 @@ class _Ties:
                 continue  # such a run has no value
             yield from self._of_end(
                 firing.transition.index, end[1], [self.along.before(end, state), fired], exact=False
+            )
+
+    def _by_event(self) -> Iterator[str]:
+        """A transition that ends the run next to its given end: the time of the end moves with it, or does not."""
+        first, events = self.instants[-1]
+        last, (mode, t, x, m) = events[-1], self.look.end
+        tau = self.along.event_times[first + len(events) - 1]
+        if not self.look.is_beside_end(events) or self.along.together(tau, self.still):
+            return
+        transition, by_u = self.system.transitions[last.index], mode.kernels["terminal"](t, x, m, self.p)[1]
+        rate = by_u @ column(chain(mode, t, x, m, self.p), -1)
+        rate = rate + kernel(mode.equations, "flow")(t, x[: mode.equations.n], m, self.p)[1]
+        chosen = np.concatenate([np.arange(*self._part(name)) for name in self.functionals] or [np.zeros(0, int)])
+        if np.any(rate[chosen]) or "cost" in transition.kernels:
+            yield (
+                f"Whether '{transition.name}' ends the run at t = {t:.12g}, or its given end does, is chance, to the "
+                f"accuracy of the run: {_shown(np.outer(rate, tau)[chosen])} is in the derivatives in the first case "
+                "and not in the second. Derivatives are those of what the run did."
             )
 
     def _of_end(self, index: int, t: float, sides: list[Side], *, exact: bool) -> Iterator[str]:
