@@ -184,8 +184,8 @@ class Open:
                 "either side differs: there are only one-sided derivatives.",
                 mode=self.mode.name,
                 time=self.time,
-                remedy="Change the parameters a little, or tighten rtol and atol. Where the sides meet smoothly, mark "
-                "the expression by smooth().",
+                remedy="Change the parameters a little, tighten rtol and atol, or leave parameters that choose a "
+                "branch out of wrt=. Where the sides meet smoothly, mark the expression by smooth().",
             )
         )
 
