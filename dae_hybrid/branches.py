@@ -16,7 +16,8 @@ import numpy as np
 
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.conditions import Conditions
-from dae_hybrid.discontinuities import bare, jumps
+from dae_hybrid.discontinuities import jumps
+from dae_hybrid.discontinuous_nodes import bare
 from dae_hybrid.errors import EventError
 from dae_hybrid.integrator import Array
 from dae_hybrid.records import EventRecord, MeasurementRecord

@@ -21,7 +21,8 @@ from typing import Any
 import casadi as ca
 
 from dae_hybrid.declarations import Declaration, Functional, Mode, Relation, Transition
-from dae_hybrid.discontinuities import JUMPS, KINKS, Discontinuities, Node, margin
+from dae_hybrid.discontinuities import Discontinuities, margin
+from dae_hybrid.discontinuous_nodes import JUMPS, KINKS, Node
 from dae_hybrid.expressions import free_name
 from dae_hybrid.layout import Layout
 from dae_hybrid.model import HybridModel

@@ -1,0 +1,178 @@
+"""Nodes of CasADi expressions at which a value or its derivative jumps, and what stands for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import casadi as ca
+
+#: true or false
+RELATIONS, EQUALITIES = (ca.OP_LT, ca.OP_LE), (ca.OP_EQ, ca.OP_NE)
+LOGIC = (ca.OP_AND, ca.OP_OR, ca.OP_NOT)
+#: piecewise constant with many pieces, or made from such
+STEPS = (ca.OP_FLOOR, ca.OP_CEIL, ca.OP_FMOD, ca.OP_REMAINDER)
+SIGNS = (ca.OP_SIGN, ca.OP_COPYSIGN)
+#: continuous, with a derivative that jumps
+KINKS = frozenset((ca.OP_FABS, ca.OP_FMIN, ca.OP_FMAX))
+#: functions whose arguments must not leave their domain; a kink there is a clip that keeps them in it
+LIMITED = frozenset(
+    (ca.OP_SQRT, ca.OP_LOG, ca.OP_LOG1P, ca.OP_POW, ca.OP_CONSTPOW, ca.OP_DIV, ca.OP_INV, ca.OP_ASIN, ca.OP_ACOS,
+     ca.OP_ACOSH, ca.OP_ATANH)
+)  # fmt: skip
+JUMPS = frozenset((*RELATIONS, *STEPS, *SIGNS))
+ALL = JUMPS | {*KINKS, *EQUALITIES, *LOGIC, ca.OP_IF_ELSE_ZERO}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A discontinuous node without any other in its arguments."""
+
+    op: int
+    arguments: tuple[ca.MX, ...]  # columns of its size, or scalars
+    shape: tuple[int, int]
+    node: ca.MX | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return self.shape[0] * self.shape[1]
+
+    def entry(self, i: int) -> Node:
+        """The same for one entry."""
+        own = tuple(a if a.numel() == 1 else a[i] for a in self.arguments)
+        return Node(self.op, own, (1, 1))
+
+    @property
+    def is_relation(self) -> bool:
+        """Whether its switch has two values."""
+        return self.op not in STEPS
+
+    @property
+    def is_kink(self) -> bool:
+        """Whether its value is continuous."""
+        return self.op in KINKS
+
+    @property
+    def is_sign(self) -> bool:
+        """Whether it has a value of its own where its argument is zero."""
+        return self.op == ca.OP_SIGN
+
+    @cached_property
+    def key(self) -> str:
+        """What two nodes with one switch have in common."""
+        parts = self._sides if self.is_relation else (self._quotient,)
+        symbols = ca.symvar(ca.vertcat(*parts))
+        # symbols by their identity: their names need not tell them apart
+        return f"{self._kind} {[s.__hash__() for s in symbols]} {ca.Function('key', symbols, list(parts)).serialize()}"
+
+    @property
+    def _sides(self) -> tuple[ca.MX, ca.MX]:
+        """a and b of the relation a < b that its switch follows."""
+        first = self.arguments[0]
+        zero = ca.MX(0)
+        if self.op in (ca.OP_LT, ca.OP_FMIN):
+            return first, self.arguments[1]
+        if self.op in (ca.OP_LE, ca.OP_FMAX):
+            return self.arguments[1], first
+        return (self.arguments[1] if self.op == ca.OP_COPYSIGN else first), zero
+
+    @property
+    def _quotient(self) -> ca.MX:
+        """What is rounded."""
+        first = self.arguments[0]
+        if self.op == ca.OP_CEIL:
+            return -first
+        return first if self.op == ca.OP_FLOOR else first / self.arguments[1]
+
+    @property
+    def _kind(self) -> str:
+        """What its switch holds."""
+        if self.is_relation:
+            return "relation"
+        return {ca.OP_FMOD: "trunc", ca.OP_REMAINDER: "round"}.get(self.op, "floor")
+
+    @property
+    def text(self) -> str:
+        """As a user reads it."""
+        if self.is_relation:
+            a, b = (str(side) for side in self._sides)
+            return f"{bare(a)} < {bare(b)}"
+        return f"{self._kind}({bare(str(self._quotient))})"
+
+    @property
+    def value(self) -> ca.MX:
+        """The value of its switch."""
+        if self.is_relation:
+            a, b = self._sides
+            return a < b
+        return _rounded(self.op, self._quotient)
+
+    def changes(self, switch: ca.MX) -> list[tuple[ca.MX, ca.MX]]:
+        """Guards that fall through zero where the switch changes, and its value then."""
+        if self.is_relation:
+            a, b = self._sides
+            return [((1 - 2 * switch) * (a - b), 1 - switch)]
+        q, k = self._quotient, switch
+        if self.op == ca.OP_REMAINDER:
+            lower, upper = k - 0.5, k + 0.5
+        elif self.op == ca.OP_FMOD:
+            lower, upper = k - (k <= 0), k + (k >= 0)
+        else:
+            lower, upper = k, k + 1
+        to = _rounded(self.op, q)
+        return [(upper - q, ca.fmax(k + 1, to)), (q - lower, ca.fmin(k - 1, to))]
+
+    def sides(self) -> tuple[ca.MX, ca.MX, ca.MX]:
+        """How far it is from where it jumps, or has a kink, and its values to both sides of that."""
+        if self.op in EQUALITIES:
+            return self.arguments[0] - self.arguments[1], ca.MX(0), ca.MX(1)
+        if self.is_relation:
+            a, b = self._sides
+            return a - b, self.by(ca.MX(1)), self.by(ca.MX(0))
+        q = self._quotient
+        at = ca.floor(q) + 0.5 if self.op == ca.OP_REMAINDER else ca.floor(q + 0.5)
+        low, high = _rounded(self.op, at - 0.25), _rounded(self.op, at + 0.25)
+        away = q - at + ca.if_else(low == high, 1, 0)  # the integer part has no jump at zero
+        return away, self.by(low), self.by(high)
+
+    def by(self, switch: ca.MX) -> ca.MX:
+        """The node in terms of its switch: smooth as long as that keeps its value."""
+        first = self.arguments[0]
+        if self.op == ca.OP_LT:
+            return switch
+        if self.op == ca.OP_LE:
+            return 1 - switch
+        if self.op == ca.OP_SIGN:
+            return 1 - 2 * switch
+        if self.op == ca.OP_FABS:
+            return (1 - 2 * switch) * first
+        if self.op == ca.OP_COPYSIGN:
+            return ca.fabs(first) * (1 - 2 * switch)
+        if self.op in (ca.OP_FMIN, ca.OP_FMAX):
+            return ca.if_else(switch, first, self.arguments[1])
+        if self.op == ca.OP_FLOOR:
+            return switch
+        if self.op == ca.OP_CEIL:
+            return -switch
+        return first - self.arguments[1] * switch
+
+
+def _rounded(op: int, q: ca.MX) -> ca.MX:
+    if op == ca.OP_REMAINDER:
+        return ca.floor(q + 0.5)
+    if op == ca.OP_FMOD:
+        return ca.sign(q) * ca.floor(ca.fabs(q))
+    return ca.floor(q)
+
+
+def bare(text: str) -> str:
+    """An expression without the parentheses around it."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for i, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0 and i < len(text) - 1:
+            return text
+    return text[1:-1]
