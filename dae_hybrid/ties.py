@@ -29,6 +29,8 @@ from dae_hybrid.system import ModeSystem
 from dae_hybrid.trajectory import Trajectory
 from dae_hybrid.transition import KNOWN, chain
 
+#: the time of an event of a slow guard is looked at so many times as far away
+SLOW = 100.0
 #: a value and its derivatives along the directions, of every component: (k,), (k, d); and what is nothing in the values
 type Quantity = tuple[Array, Array, Array]
 
@@ -43,17 +45,30 @@ def is_beside(trajectory: Trajectory) -> bool:
     knots = [part.time for part in given if isinstance(part, KnotRecord)]
     measured = [part.time for part in given if isinstance(part, MeasurementRecord)]
     movable = any(measurement.movable for measurement in system.measurements)
-    return _close(look, measured, events + knots if movable else events) or _close(look, knots, events)
+    close = _close(look, measured, events + knots if movable else events) or _close(look, knots, events)
+    if close or not _close(look, measured, events, SLOW):
+        return close
+    widths = ((event.time, _inaccuracy(trajectory, event)) for event in trajectory.events)
+    return any(
+        abs(t - time) < width for time, width in widths for t in measured if abs(t - time) < SLOW * look.slack(t)
+    )
 
 
-def _close(look: Look, some: list[float], others: list[float]) -> bool:
-    """Whether two of these times are as close as times are known."""
+def _inaccuracy(trajectory: Trajectory, event: EventRecord) -> float:
+    """What the time of an event may be off by; those that are given are exact."""
+    if not event.direction or event.follows or not event.rate:
+        return 0.0
+    return TOGETHER * accuracy(trajectory, event) / abs(event.rate)
+
+
+def _close(look: Look, some: list[float], others: list[float], times: float = 1.0) -> bool:
+    """Whether two of these times are as close as times are known, or so many times as far away."""
     if not some or not others:
         return False
     known = np.concatenate(([-np.inf], np.sort(others), [np.inf]))
     at = np.searchsorted(known, some)
     away = np.minimum(known[at] - some, some - known[at - 1])
-    return any(distance <= look.slack(t) for distance, t in zip(away.tolist(), some, strict=True))
+    return any(distance <= times * look.slack(t) for distance, t in zip(away.tolist(), some, strict=True))
 
 
 def _times(part: object) -> list[float]:
@@ -90,24 +105,19 @@ class _Ties:
     def _tied(self, t: float, moves: Array) -> Iterator[tuple[int, list[EventRecord]]]:
         """Instants on one side or the other of a time that moves like this, by chance or by a change."""
         slack = self.look.slack(t)
-        for i in range(bisect_left(self.ends, t - slack), len(self.instants)):
+        for i in range(bisect_left(self.ends, t - SLOW * slack), len(self.instants)):
             first, events = self.instants[i]
-            if events[0].time - t > slack:
+            if events[0].time - t > SLOW * slack:
                 return
             away = max(events[0].time - t, t - events[-1].time, 0.0)
-            if self._moves_apart(first, events, moves) or away < self._inaccuracy(events[0]):
+            near = away <= slack and self._moves_apart(first, events, moves)
+            if near or away < _inaccuracy(self.run, events[0]):
                 yield first, events
 
     def _moves_apart(self, first: int, events: list[EventRecord], moves: Array) -> bool:
         """Whether a change of the parameters parts an instant from a time that moves like this."""
         taus = self.along.event_times[first : first + len(events)]
         return not all(self.along.together(tau, moves) for tau in taus)
-
-    def _inaccuracy(self, event: EventRecord) -> float:
-        """What the time of an event may be off by; those that are given are exact."""
-        if not event.direction or event.follows or not event.rate:
-            return 0.0
-        return TOGETHER * accuracy(self.run, event) / abs(event.rate)
 
     def _sides(self, first: int, events: list[EventRecord]) -> tuple[Side, Side]:
         """Before and after an instant, as it was."""
