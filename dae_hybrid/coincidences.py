@@ -33,10 +33,10 @@ def is_suspicious(trajectory: Trajectory) -> bool:
         return True
     if look.at_rest(look.end) or (not trajectory.ended_by_event and look.coming(look.end, [])) or is_beside(trajectory):
         return True
-    if not trajectory.uncertified:
+    if not trajectory.uncertified and look.widening == 1.0:
         return False
     for _, events in look.instants():
-        if len(events) == 1 and events[0].certified:
+        if len(events) == 1 and events[0].certified and look.widening == 1.0:
             continue
         if len(events) > 1 or look.others(events[0]) or look.at_rest(look.before(events[0])):
             return True

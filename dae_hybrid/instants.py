@@ -12,8 +12,10 @@ from dae_hybrid.departure import at_rest
 from dae_hybrid.errors import EventError
 from dae_hybrid.events import TOGETHER, Instant, same_instant
 from dae_hybrid.firing import Firing
+from dae_hybrid.grazing import accuracy
 from dae_hybrid.integrator import Array
-from dae_hybrid.records import EventRecord
+from dae_hybrid.leg import Leg
+from dae_hybrid.records import EventRecord, MeasurementRecord
 from dae_hybrid.system import ModeSystem
 from dae_hybrid.trajectory import Trajectory
 from dae_hybrid.transition import KNOWN, Arrival, clock
@@ -24,6 +26,8 @@ SAME, ACCURACY = 1e-6, 1e3
 SAME_TIME = 1e-9
 #: a guard that is farther from zero than this share of its terms, and so many absolute tolerances, is far from it
 CLOSE, FAR = 1e-3, 1e3
+#: the time of an event of a slow guard may be known so many times less well than times are
+SLOW = 100.0
 #: a mode, and t, x, m in it
 type Point = tuple[ModeSystem, float, Array, Array]
 
@@ -37,7 +41,34 @@ class Look:
 
     def slack(self, t: float) -> float:
         """Times that differ by no more are one instant."""
+        return self.widening * self._known(t)
+
+    def _known(self, t: float) -> float:
+        """How well the times of a run are known, but for events of slow guards."""
         return TOGETHER * self.run.options.rtol * max(abs(t), t - self.run.t_span[0])
+
+    @cached_property
+    def widening(self) -> float:
+        """How many times less well the time of an event of a slow guard is known that is next to another time."""
+        run, start = self.run, self.run.t_span[0]
+        events = np.array([time for part in run.parts.given for time in times_of(part)])
+        if not events.size:
+            return 1.0
+        at = [t.kernels["time"](self.p, clock(start, 0))[0][0] for t in self.system.transitions if t.kind == "at"]
+        given = [run.t_span[1], *at, *(part.time for part in run.parts.given if isinstance(part, MeasurementRecord))]
+        others = np.sort(np.concatenate(([-np.inf], events, given, [np.inf])))
+        below = others[np.searchsorted(others, events, side="left") - 1]
+        above = others[np.searchsorted(others, events, side="right")]
+        equal = np.searchsorted(others, events, side="right") - np.searchsorted(others, events, side="left") > 1
+        away = np.where(equal, 0.0, np.minimum(events - below, above - events))
+        known = np.array([self._known(t) for t in events.tolist()])
+        near = np.flatnonzero((away <= SLOW * known) & (known > 0))
+        found = 1.0
+        for event in run.events if near.size else ():
+            index = np.searchsorted(events, event.time)
+            if index in near:
+                found = max(found, inaccuracy(run, event) / self._known(event.time))
+        return min(found, SLOW)
 
     def instant(self, t: float) -> Instant:
         """A fresh instant of the run."""
@@ -317,6 +348,20 @@ class Look:
     def entry(self, mode: ModeSystem, t: float, x: Array, m: Array) -> list[Array]:
         """Rates, guards, their rates and sizes at a point."""
         return mode.kernels["entry"](t, x, m, self.p)
+
+
+def times_of(part: object) -> list[float]:
+    """The times of the events of a part of a run."""
+    if isinstance(part, Leg):
+        return part.times
+    return [part.time] if isinstance(part, EventRecord) else []
+
+
+def inaccuracy(trajectory: Trajectory, event: EventRecord) -> float:
+    """What the time of an event may be off by; those that are given are exact."""
+    if not event.direction or event.follows or not event.rate:
+        return 0.0
+    return TOGETHER * accuracy(trajectory, event) / abs(event.rate)
 
 
 def refuse(look: Look, index: int, t: float, conditions: Conditions, what: str, remedy: str) -> None:

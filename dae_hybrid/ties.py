@@ -13,12 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from dae_hybrid.errors import DaeHybridError, EventError
-from dae_hybrid.events import TOGETHER
-from dae_hybrid.grazing import accuracy
-from dae_hybrid.instants import Look
+from dae_hybrid.instants import Look, inaccuracy, times_of
 from dae_hybrid.integrator import Array
-from dae_hybrid.leg import Leg
-from dae_hybrid.matrices import column
 from dae_hybrid.measurement import measurement_rate
 from dae_hybrid.outcomes import Along, Side, replay
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
@@ -29,8 +25,6 @@ from dae_hybrid.system import ModeSystem
 from dae_hybrid.trajectory import Trajectory
 from dae_hybrid.transition import KNOWN, chain
 
-#: the time of an event of a slow guard is looked at so many times as far away
-SLOW = 100.0
 #: a value and its derivatives along the directions, of every component: (k,), (k, d); and what is nothing in the values
 type Quantity = tuple[Array, Array, Array]
 
@@ -41,40 +35,21 @@ def is_beside(trajectory: Trajectory) -> bool:
     if not (system.measurements or system.signals):
         return False
     given, look = trajectory.parts.given, Look(trajectory)
-    events = [time for part in given for time in _times(part)]
+    events = [time for part in given for time in times_of(part)]
     knots = [part.time for part in given if isinstance(part, KnotRecord)]
     measured = [part.time for part in given if isinstance(part, MeasurementRecord)]
     movable = any(measurement.movable for measurement in system.measurements)
-    close = _close(look, measured, events + knots if movable else events) or _close(look, knots, events)
-    if close or not _close(look, measured, events, SLOW):
-        return close
-    widths = ((event.time, _inaccuracy(trajectory, event)) for event in trajectory.events)
-    return any(
-        abs(t - time) < width for time, width in widths for t in measured if abs(t - time) < SLOW * look.slack(t)
-    )
+    return _close(look, measured, events + knots if movable else events) or _close(look, knots, events)
 
 
-def _inaccuracy(trajectory: Trajectory, event: EventRecord) -> float:
-    """What the time of an event may be off by; those that are given are exact."""
-    if not event.direction or event.follows or not event.rate:
-        return 0.0
-    return TOGETHER * accuracy(trajectory, event) / abs(event.rate)
-
-
-def _close(look: Look, some: list[float], others: list[float], times: float = 1.0) -> bool:
-    """Whether two of these times are as close as times are known, or so many times as far away."""
+def _close(look: Look, some: list[float], others: list[float]) -> bool:
+    """Whether two of these times are as close as times are known."""
     if not some or not others:
         return False
     known = np.concatenate(([-np.inf], np.sort(others), [np.inf]))
     at = np.searchsorted(known, some)
     away = np.minimum(known[at] - some, some - known[at - 1])
-    return any(distance <= times * look.slack(t) for distance, t in zip(away.tolist(), some, strict=True))
-
-
-def _times(part: object) -> list[float]:
-    if isinstance(part, Leg):
-        return part.times
-    return [part.time] if isinstance(part, EventRecord) else []
+    return any(distance <= look.slack(t) for distance, t in zip(away.tolist(), some, strict=True))
 
 
 def ties(look: Look, along: Along, functionals: tuple[str, ...]) -> list[str]:
@@ -105,13 +80,12 @@ class _Ties:
     def _tied(self, t: float, moves: Array) -> Iterator[tuple[int, list[EventRecord]]]:
         """Instants on one side or the other of a time that moves like this, by chance or by a change."""
         slack = self.look.slack(t)
-        for i in range(bisect_left(self.ends, t - SLOW * slack), len(self.instants)):
+        for i in range(bisect_left(self.ends, t - slack), len(self.instants)):
             first, events = self.instants[i]
-            if events[0].time - t > SLOW * slack:
+            if events[0].time - t > slack:
                 return
             away = max(events[0].time - t, t - events[-1].time, 0.0)
-            near = away <= slack and self._moves_apart(first, events, moves)
-            if near or away < _inaccuracy(self.run, events[0]):
+            if self._moves_apart(first, events, moves) or away < inaccuracy(self.run, events[0]):
                 yield first, events
 
     def _moves_apart(self, first: int, events: list[EventRecord], moves: Array) -> bool:
@@ -293,7 +267,8 @@ class _Ties:
         if not self.look.is_beside_end(events) or self.along.together(tau, self.still):
             return
         transition, by_u = self.system.transitions[last.index], mode.kernels["terminal"](t, x, m, self.p)[1]
-        rate = by_u @ column(chain(mode, t, x, m, self.p), -1)
+        along = np.concatenate((last.derivative_minus, np.zeros(m.size + self.p.size), [1.0]))
+        rate = by_u @ (chain(mode, t, x, m, self.p) @ along[:, None])[:, 0]
         rate = rate + kernel(mode.equations, "flow")(t, x[: mode.equations.n], m, self.p)[1]
         chosen = np.concatenate([np.arange(*self._part(name)) for name in self.functionals] or [np.zeros(0, int)])
         if np.any(rate[chosen]) or "cost" in transition.kernels:
