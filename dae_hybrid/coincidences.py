@@ -89,7 +89,8 @@ def _at_an_instant(look: Look, along: Along, first: int, events: list[EventRecor
         fired.add(event.index)
     _refuse_rest(look, along.directions, look.before(events[0]), before)
     last = events[-1]
-    settled = due | {event.index for event in events[:-1]}  # those are a matter of order
+    settled = look.with_twins(due | {event.index for event in events})  # those are a matter of order
+    settled -= {last.index} - {event.index for event in events[:-1]}
     point = look.after(last)
     for index in [i for i in look.undecided_after(last) if i not in settled]:
         moving = look.moves(index, *point, after, along.directions.directions, taus[-1])
@@ -98,7 +99,7 @@ def _at_an_instant(look: Look, along: Along, first: int, events: list[EventRecor
     found = []
     for k, event in enumerate(events):
         if k + 1 == len(events) or not events[k + 1].order:
-            settled = due | {earlier.index for earlier in events[:k]}
+            settled = look.with_twins(due | {earlier.index for earlier in events[: k + 1]}) - {event.index}
             near = [firing for firing in look.near_after(event) if firing.transition.index not in settled]
             found += _near_entry(look, along, look.after(event), sides[k][1], taus[k], near)
     for other, time in zip(others, times, strict=True):

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import casadi as ca
 
-from dae_hybrid.discontinuous_nodes import ALL, EQUALITIES, JUMPS, KINKS, LIMITED, LOGIC, RELATIONS, Node, bare
+from dae_hybrid.discontinuous_nodes import (
+    ALL,
+    EQUALITIES,
+    JUMPS,
+    KINKS,
+    LIMITED,
+    LOGIC,
+    RELATIONS,
+    SEARCHES,
+    Node,
+    bare,
+)
 from dae_hybrid.errors import ModelError
 
 #: an operation of CasADi that changes nothing: the mark of `smooth`
@@ -133,6 +145,11 @@ class Discontinuities:
                     "holds at instants only, if at all.",
                     remedy="State it as an inequality, or compare memory and parameters.",
                 )
+            if op in SEARCHES:
+                raise ModelError(
+                    f"{self.where} looks something up by a quantity that moves, {bare(str(node))}, which jumps.",
+                    remedy="State the intervals by if_else, or mark the expression by smooth().",
+                )
             if op in LOGIC or (op == ca.OP_IF_ELSE_ZERO and self._moves(node.dep(0))):
                 what = node.dep(0) if op == ca.OP_IF_ELSE_ZERO else node
                 raise ModelError(
@@ -171,17 +188,22 @@ class Discontinuities:
 
     def _inline(self) -> None:
         """Write out the functions that are called, where they have discontinuities."""
-        calls = [node.which_function() for op, node in self._walk(frozenset()) if op == ca.OP_CALL]
-        names = ", ".join(f"'{f.name()}'" for f in calls if _is_discontinuous(f))
+        names = self._closed()
         if not names:
             return
-        try:
+        with suppress(RuntimeError):
             self._expressions = self._function().expand().call(self._symbols, True, False)
-        except RuntimeError:
+            names = self._closed()  # those that are never inlined
+        if names:
             raise ModelError(
                 f"{self.where} calls {names} with discontinuities inside, which cannot be made events.",
                 remedy="Write the function out in terms of the model's symbols, or mark the call by smooth().",
-            ) from None
+            )
+
+    def _closed(self) -> str:
+        """Names of functions that are called, with discontinuities inside."""
+        calls = [node.which_function() for op, node in self._walk(frozenset()) if op == ca.OP_CALL]
+        return ", ".join(f"'{f.name()}'" for f in calls if _is_discontinuous(f))
 
 
 def _clips(function: ca.Function) -> set[int]:

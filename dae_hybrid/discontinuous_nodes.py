@@ -10,6 +10,8 @@ import casadi as ca
 #: true or false
 RELATIONS, EQUALITIES = (ca.OP_LT, ca.OP_LE), (ca.OP_EQ, ca.OP_NE)
 LOGIC = (ca.OP_AND, ca.OP_OR, ca.OP_NOT)
+#: places in tables
+SEARCHES = (ca.OP_LOW, ca.OP_FIND)
 #: piecewise constant with many pieces, or made from such
 STEPS = (ca.OP_FLOOR, ca.OP_CEIL, ca.OP_FMOD, ca.OP_REMAINDER)
 SIGNS = (ca.OP_SIGN, ca.OP_COPYSIGN)
@@ -21,7 +23,7 @@ LIMITED = frozenset(
      ca.OP_ACOSH, ca.OP_ATANH)
 )  # fmt: skip
 JUMPS = frozenset((*RELATIONS, *STEPS, *SIGNS))
-ALL = JUMPS | {*KINKS, *EQUALITIES, *LOGIC, ca.OP_IF_ELSE_ZERO}
+ALL = JUMPS | {*KINKS, *EQUALITIES, *LOGIC, *SEARCHES, ca.OP_IF_ELSE_ZERO}
 
 
 @dataclass(frozen=True)

@@ -408,14 +408,16 @@ class Instant:
         last = self.system.transitions[self.chain[-1]]
         sliding = len(cycle) == 2 and len({self.system.transitions[i].source for i in self.chain[-2:]}) == 2
         sliding = sliding or (len(cycle) == 1 and last.relation is not None)
-        what = "two modes" if last.relation is None else f'two sides of the relation "{last.relation.memory}"'
+        what, surface = "two modes", f"{last.surface} = 0"
+        if last.relation is not None:
+            what, surface = f'two sides of the relation "{last.relation.memory}"', "of their equality"
         return ChatteringError(
             f"More than {self.options.max_transitions_per_instant} transitions at one instant; the cycle is "
             f"{' -> '.join(cycle)}.",
             transition=names[-1],
             mode=self.system.modes[last.source].name,
             time=t,
-            remedy=f"The {what} point at each other across the surface {last.surface} = 0: a sliding mode. Model the "
+            remedy=f"The {what} point at each other across the surface {surface}: a sliding mode. Model the "
             "motion along it as a mode of its own: blend the two right-hand sides by a share, "
             "theta = m.algebraic('theta', bounds=(0, 1)), and keep the surface by constraint=. Leave it to either side "
             "by the rate of the surface function along that side's right-hand side, where it turns away, with "

@@ -119,6 +119,12 @@ class Look:
         transition = self.system.transitions[event.index]
         return Firing(transition, event.guard, event.rate, event.count, event.follows)
 
+    def with_twins(self, indices: set[int]) -> set[int]:
+        """These transitions, and those that change the same relation or step function."""
+        every = self.system.transitions
+        memories = {relation.memory for i in indices if (relation := every[i].relation) is not None}
+        return indices | {t.index for t in every if t.relation is not None and t.relation.memory in memories}
+
     def entered_beside(self, index: int) -> Firing:
         """A transition whose guard is zero on entry and moves away: a neighbouring run begins on the other side.
 

@@ -22,7 +22,7 @@ import casadi as ca
 
 from dae_hybrid.declarations import Declaration, Functional, Mode, Relation, Transition
 from dae_hybrid.discontinuities import Discontinuities, margin
-from dae_hybrid.discontinuous_nodes import JUMPS, KINKS, Node
+from dae_hybrid.discontinuous_nodes import JUMPS, KINKS, RELATIONS, Node
 from dae_hybrid.expressions import free_name
 from dae_hybrid.layout import Layout
 from dae_hybrid.model import HybridModel
@@ -203,12 +203,24 @@ class _Lifting:
             return transition.memory
         found = dict(transition.memory)
         kept = self.used_in(transition.source) | self.everywhere
+        crossed = self._crossed(transition)
         for key in self.used_in(target) | self.everywhere:
             switch = self.switches[key]
+            if key in crossed and not transition.reset:
+                found[switch.text] = crossed[key]
+                continue
             value = self._after(transition, self._unfold(switch.value), is_kept=key in kept)
             if value is not None:
                 found[switch.text] = value
         return found
+
+    def _crossed(self, transition: Transition) -> dict[str, ca.MX]:
+        """The switch of the relation that a transition is guarded by, and its value where it fires, but for rounding."""
+        if transition.guard is None or transition.guard.op() not in RELATIONS:
+            return {}
+        node = Node(transition.guard.op(), tuple(map(transition.guard.dep, range(2))), (1, 1))
+        fires_true = transition.direction >= 0
+        return {node.key: ca.MX(float(fires_true == (node.op == ca.OP_LT)))}
 
     def _after(self, transition: Transition, value: ca.MX, *, is_kept: bool) -> ca.MX | None:
         """What a switch holds after a transition, in quantities before; None where that is what it held before.
