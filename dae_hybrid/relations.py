@@ -215,7 +215,7 @@ class _Lifting:
         return found
 
     def _crossed(self, transition: Transition) -> dict[str, ca.MX]:
-        """The switch of the relation that a transition is guarded by, and its value where it fires, but for rounding."""
+        """The switch of the relation that a transition is guarded by, with its value where that fires."""
         if transition.guard is None or transition.guard.op() not in RELATIONS:
             return {}
         node = Node(transition.guard.op(), tuple(map(transition.guard.dep, range(2))), (1, 1))
