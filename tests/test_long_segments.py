@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import casadi as ca
 import numpy as np
 import pytest
 
@@ -96,18 +95,3 @@ def test_samples_within_the_layer() -> None:
     times = t_end - np.array([0.0, 2e-7 * 5, 5e-6, 1e-3, 5e8])
     for t in times.tolist():
         assert found.adjoint(t)["x"] == pytest.approx(np.exp(-k * (t_end - t)), abs=1e-6)
-
-
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("rtol", [1e-6, 1e-9])
-def test_the_adjoint_meets_what_the_run_has_resolved(native: bool, rtol: float) -> None:
-    """x' = 1 + min(max(10 (x - c), 0), 1) from 0: dx(1)/dc = -1, all of it from the tenth above c.
-
-    Backward steps were bounded one step late, and went over it from the flat part behind.
-    """
-    m = dh.HybridModel("ramp")
-    c, x = m.parameter("c", 0.5), m.differential("x")
-    m.initial(m.mode("run", ode={x: 1 + ca.fmin(ca.fmax((x - c) * 10, 0), 1)}), {x: 0.0})
-    m.functional("G", terminal=x)
-    asa = dh.adjoint_gradient(m.build(native=native), (0, 1), rtol=rtol, atol=rtol / 100, method="bdf")
-    np.testing.assert_allclose(asa.gradient, [-1.0], atol=1e-4)

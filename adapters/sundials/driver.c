@@ -409,13 +409,8 @@ int dh_back(backward *r) {
       if (flag) return flag;
       r->bound = bound;
     }
-    /* the solver has chosen this step at the end of the one before, by the bound that it had then */
-    const double stop = fmax(r->target, r->clock - bound);
-    const int told = c->api->set_stop_time(r->memory, stop);
-    if (told) return told;
-    int status = r->implicit ? c->api->ida(r->memory, r->toward, &r->clock, r->x, r->xdot, ONE_STEP)
-                             : c->api->cvode(r->memory, r->toward, r->x, &r->clock, ONE_STEP);
-    if (status == REACHED_STOP && stop > r->target) status = 0;
+    const int status = r->implicit ? c->api->ida(r->memory, r->toward, &r->clock, r->x, r->xdot, ONE_STEP)
+                                   : c->api->cvode(r->memory, r->toward, r->x, &r->clock, ONE_STEP);
     const double moved = status < 0 ? 0 : fabs(r->clock - before);
     const int blurred = status != REACHED_STOP && moved < FINE * DBL_EPSILON * fabs(r->clock);
     if (!r->steps && r->anchor == ABSOLUTE && blurred && !c->raised) {

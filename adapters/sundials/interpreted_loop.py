@@ -360,14 +360,10 @@ class Backward:
             if bound != self.bound:
                 self._call("SetMaxStep", bound if np.isfinite(bound) else 0.0)
                 self.bound = bound
-            stop = max(self.target, self.clock - bound)  # see `dh_back` in driver.c
-            self._call("SetStopTime", stop)
             if self.family == "IDA":
                 status = self.library.IDASolve(h["memory"], self.toward, byref(time), h["x"], h["xdot"], ONE_STEP)
             else:
                 status = self.library.CVode(h["memory"], self.toward, h["x"], byref(time), ONE_STEP)
-            if status == REACHED_STOP and stop > self.target:
-                status = 0
             moved = 0.0 if status < 0 else abs(time.value - self.clock)
             blurred = status != REACHED_STOP and moved < FINE * EPS * abs(time.value)
             if not self.steps and self.anchor == ABSOLUTE and blurred and not self.model.has_failed:
