@@ -19,6 +19,7 @@ from dae_hybrid.conditions import Conditions
 from dae_hybrid.discontinuities import jumps
 from dae_hybrid.discontinuous_nodes import bare
 from dae_hybrid.errors import EventError
+from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array
 from dae_hybrid.records import EventRecord, MeasurementRecord
 from dae_hybrid.symbolic import kind_for
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 TOLERANCES, ROUNDINGS = 10.0, 256.0
 #: sides that agree to this share are the same, and a relation that moves by no more of the terms does not move
 SAME, MOVED = 1e-6, 1e-6
-EPS = float(np.finfo(float).eps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +90,8 @@ class Branches:
         margins, by_u = self._margins(*point)
         u = np.concatenate([np.atleast_1d(np.asarray(part, dtype=float)) for part in point[:4]])
         with np.errstate(invalid="ignore", over="ignore"):
-            reach = TOLERANCES * np.abs(by_u[:, 1 : 1 + allowed.size]) @ allowed + ROUNDINGS * EPS * np.abs(by_u) @ abs(
-                u
-            )
+            reach = TOLERANCES * np.abs(by_u[:, 1 : 1 + allowed.size]) @ allowed
+            reach = reach + ROUNDINGS * EPS * np.abs(by_u) @ np.abs(u)
         near = np.flatnonzero(np.abs(margins) <= reach + np.finfo(float).tiny)
         found = []
         for i in near.tolist():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 from dae_hybrid.branches import open_branches
 from dae_hybrid.coincidences import coincidences, is_suspicious
@@ -53,6 +54,7 @@ def certify(
                 remedy="Model what happens at rest as a mode of its own; strict=False gives it all the same.",
             )
         )
+    forward = cache(forward)
     refuse_shallow(trajectory, conditions)
     refuse_near_misses(trajectory, conditions)
     if open_branches(trajectory):

@@ -82,6 +82,16 @@ def instructions(inputs: Sequence[ca.MX], outputs: Sequence[ca.MX], ops: Set[int
     return [(op, function.instruction_MX(k)) for op, k in every if op in ops]
 
 
+def are_smooth(expressions: Sequence[ca.MX]) -> bool:
+    """Whether expressions have neither discontinuous nodes, nor marks, nor calls in which such nodes may be."""
+    return not instructions(_symbols(expressions), expressions, ALL | {SMOOTH, ca.OP_CALL})
+
+
+def _symbols(expressions: Sequence[ca.MX]) -> list[ca.MX]:
+    found: list[ca.MX] = ca.symvar(ca.veccat(ca.MX(0, 1), *expressions))
+    return found
+
+
 class Discontinuities:
     """The discontinuous nodes of expressions, as far as they depend on what moves between transitions.
 
@@ -121,8 +131,7 @@ class Discontinuities:
 
     @property
     def _symbols(self) -> list[ca.MX]:
-        found: list[ca.MX] = ca.symvar(ca.veccat(*self._expressions))
-        return found
+        return _symbols(self._expressions)
 
     def innermost(self, ops: frozenset[int]) -> list[Node]:
         """Moving nodes of some operations without another one in their arguments."""
@@ -250,8 +259,7 @@ def _node(node: ca.MX) -> Node:
 def jumps(expressions: Sequence[ca.MX]) -> list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]]:
     """Entries of all discontinuous nodes, the nodes, and the expressions as functions of the entry's value."""
     found: list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]] = []
-    symbols = ca.symvar(ca.veccat(ca.MX(0, 1), *expressions))
-    for _, node in instructions(symbols, expressions, JUMPS | KINKS | {*EQUALITIES}):
+    for _, node in instructions(_symbols(expressions), expressions, JUMPS | KINKS | {*EQUALITIES}):
         whole = _node(node)
         for i in range(whole.size):
             found.append((whole.entry(i), node, partial(_forced, expressions, node, i)))

@@ -21,7 +21,7 @@ from typing import Any
 import casadi as ca
 
 from dae_hybrid.declarations import Declaration, Functional, Mode, Relation, Transition
-from dae_hybrid.discontinuities import Discontinuities, margin
+from dae_hybrid.discontinuities import Discontinuities, are_smooth, margin
 from dae_hybrid.discontinuous_nodes import JUMPS, KINKS, RELATIONS, Node
 from dae_hybrid.expressions import free_name
 from dae_hybrid.layout import Layout
@@ -46,7 +46,7 @@ def with_relations(model: HybridModel, *, kinks: bool) -> tuple[HybridModel, tup
     functionals = {name: lifting.functional(f) for name, f in model.functionals.items()}
     guards = {name: lifting.guard(t) for name, t in model.transitions.items()}
     spared = tuple(lifting.spared)
-    if not lifting.switches and not lifting.has_conditions:
+    if not lifting.switches and not any("direction" in more for more in guards.values()):
         return model, spared
     found = copy.copy(model)
     found.modes, found.functionals = modes, functionals
@@ -94,7 +94,6 @@ class _Lifting:
     switches: dict[str, _Switch] = field(default_factory=dict)
     used: dict[str, dict[str, None]] = field(default_factory=dict)  # keys of switches by mode
     spared: dict[str, None] = field(default_factory=dict)  # expressions that are taken as smooth
-    has_conditions: bool = False  # guards that are relations
 
     def __post_init__(self) -> None:
         model = self.model
@@ -133,7 +132,6 @@ class _Lifting:
         where = f"the guard of transition '{transition.name}'"
         guard, more = transition.guard, dict[str, Any]()
         if (found := margin(guard, self.moving)) is not None:
-            self.has_conditions = True
             guard, more = found, {"direction": 1 if transition.direction < 0 else -1, "becomes": True}
         own: dict[str, None] = {}
         (guard,) = self._lift(where, [guard], own, JUMPS | KINKS)
@@ -148,6 +146,8 @@ class _Lifting:
 
     def _lift(self, where: str, parts: Sequence[ca.MX], used: dict[str, None], ops: frozenset[int]) -> list[ca.MX]:
         """The expressions with a memory for each relation."""
+        if are_smooth(parts):
+            return list(parts)
         found = Discontinuities(where, parts, self.moving)
         while nodes := found.innermost(ops):
             found.replace([(node, self._replacement(node, used)) for node in nodes])

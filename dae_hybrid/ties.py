@@ -65,6 +65,8 @@ class _Ties:
         self.instants = list(look.instants())
         self.ends = [events[-1].time for _, events in self.instants]
         self.knots = [part for part in self.run.parts.given if isinstance(part, KnotRecord)]
+        parts = [np.arange(*self._part(name)) for name in functionals]
+        self.chosen = np.concatenate([np.zeros(0, int), *parts])  # components of the functionals
 
     def all(self) -> Iterator[str]:
         measured = iter(self.directions.measured)
@@ -270,11 +272,11 @@ class _Ties:
         along = np.concatenate((last.derivative_minus, np.zeros(m.size + self.p.size), [1.0]))
         rate = by_u @ (chain(mode, t, x, m, self.p) @ along[:, None])[:, 0]
         rate = rate + kernel(mode.equations, "flow")(t, x[: mode.equations.n], m, self.p)[1]
-        chosen = np.concatenate([np.arange(*self._part(name)) for name in self.functionals] or [np.zeros(0, int)])
-        if np.any(rate[chosen]) or "cost" in transition.kernels:
+        if np.any(rate[self.chosen]) or "cost" in transition.kernels:
+            share = _shown(np.outer(rate, tau)[self.chosen])
             yield (
                 f"Whether '{transition.name}' ends the run at t = {t:.12g}, or its given end does, is chance, to the "
-                f"accuracy of the run: {_shown(np.outer(rate, tau)[chosen])} is in the derivatives in the first case "
+                f"accuracy of the run: {share} is in the derivatives in the first case "
                 "and not in the second. Derivatives are those of what the run did."
             )
 
@@ -303,9 +305,8 @@ class _Ties:
         """What the functionals gain from a side on to the end."""
         mode, t, x, m = side.point
         value, by_u = mode.kernels["terminal"](t, x, m, self.p)
-        chosen = np.concatenate([np.arange(*self._part(name)) for name in self.functionals] or [np.zeros(0, int)])
         derivative = self._along_u(by_u, side) + side.gained
-        return (value + side.costs)[chosen], derivative[chosen], self._nothing(by_u, side)[chosen]
+        return (value + side.costs)[self.chosen], derivative[self.chosen], self._nothing(by_u, side)[self.chosen]
 
     def _part(self, name: str) -> tuple[int, int]:
         part = self.system.functionals[name]
