@@ -8,6 +8,7 @@ from typing import Any
 import casadi as ca
 import numpy as np
 import pytest
+from switched import controller
 
 import dae_hybrid as dh
 
@@ -307,35 +308,12 @@ def test_a_relation_of_one_mode_is_right_when_the_mode_is_entered_again() -> Non
 # -- the same system stated by modes --------------------------------------------------------------------------------
 
 
-def controller(relations: bool) -> dh.HybridModel:
-    """A PI controller whose output saturates, with its integral held meanwhile."""
-    m = dh.HybridModel("controller")
-    kp, ki, most, r = m.parameter("kp", 2.0), m.parameter("ki", 3.0), m.parameter("most", 0.8), m.parameter("r", 1.0)
-    y, i = m.differential("y"), m.differential("i")
-    wanted = r * ca.sin(2 * m.time)
-    e = wanted - y
-    u = kp * e + ki * i
-    if relations:
-        clipped = ca.if_else(u > most, most, ca.if_else(u < -most, -most, u))
-        saturated = ca.logic_or(u > most, u < -most)
-        first = m.mode("run", ode={y: -y + clipped, i: ca.if_else(saturated, 0, e)})
-    else:
-        first = m.mode("linear", ode={y: -y + u, i: e})
-        high, low = m.mode("high", ode={y: -y + most, i: 0}), m.mode("low", ode={y: -y - most, i: 0})
-        m.transition(first, high, guard=u - most, direction="rising")
-        m.transition(high, first, guard=u - most, direction="falling")
-        m.transition(first, low, guard=u + most, direction="falling")
-        m.transition(low, first, guard=u + most, direction="rising")
-    m.initial(first, {y: 0.0, i: 0.0})
-    m.functional("G", integrand=e**2, terminal=y)
-    return m
-
-
 @pytest.mark.parametrize("method", ["bdf", "adams", "erk"])
 def test_relations_give_what_modes_give(method: str) -> None:
     options: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10, "method": method}
     one, other = (
-        dh.forward_sensitivity(controller(relations).build(), (0, 10), **options) for relations in (True, False)
+        dh.forward_sensitivity(controller(relations=relations).build(), (0, 10), **options)
+        for relations in (True, False)
     )
     assert len(one.events) == len(other.events) > 5
     np.testing.assert_allclose([e.time for e in one.events], [e.time for e in other.events], rtol=1e-13)
