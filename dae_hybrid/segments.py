@@ -158,8 +158,9 @@ def longest_steps(steps: Array) -> Array:
     """How long a backward step may be that starts within each of the forward steps between these times.
 
     Where the adjoint stands still, as before an integrand that is a pulse has been met, nothing else keeps the backward
-    pass from stepping over what the forward run has resolved, because there the integrals are in the error test. No two
-    steps in a row reach farther into shorter steps than twice LONGER of them.
+    pass from stepping over what the forward run has resolved, because there the integrals are in the error test. A
+    backward step is at most LONGER times the forward step that it starts in; before shorter forward steps, it is at
+    most half the distance to them longer than that.
     """
     h = np.diff(steps)
     if h.size < 3:
@@ -167,8 +168,9 @@ def longest_steps(steps: Array) -> Array:
     h[-1] = max(h[-1], h[-2])  # cut off by the end
     growth = int(np.argmax(h[1:] < h[:-1])) if np.any(h[1:] < h[:-1]) else h.size - 1
     h[: growth + 1] = h[growth]  # steps grow from nothing at the start, whatever the equations
-    half = (steps[1:] - steps[0]) / 2
-    return np.asarray(half + np.minimum.accumulate(LONGER * h - half))
+    half = (steps - steps[0]) / 2
+    at_ends = np.minimum.accumulate(LONGER * h - half[1:])
+    return np.minimum(LONGER * h, half[:-1] + np.append(np.inf, at_ends[:-1]))
 
 
 def stretches(steps: Array) -> tuple[tuple[float, float], ...]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import casadi as ca
 import numpy as np
 import pytest
 
@@ -95,3 +96,40 @@ def test_samples_within_the_layer() -> None:
     times = t_end - np.array([0.0, 2e-7 * 5, 5e-6, 1e-3, 5e8])
     for t in times.tolist():
         assert found.adjoint(t)["x"] == pytest.approx(np.exp(-k * (t_end - t)), abs=1e-6)
+
+
+def _contact(name: str, native: bool) -> tuple[dh.HybridSystem, float, float]:
+    """Motion along x that something short changes: a system, the time of its end and d x / d parameter there."""
+    m = dh.HybridModel(name)
+    c, x = m.parameter("c", 0.5), m.differential("x")
+    m.functional("G", terminal=x)
+    if name == "penalty":  # x is thrown back: x(t) = 2 c + pi v / omega - ... , at the speed it came with
+        v = m.differential("v")
+        m.initial(m.mode("run", ode={x: v, v: -1e4 * ca.fmax(x - c, 0)}), {x: 0.0, v: 1.0})
+        return m.build(native=native), 1.5, 2.0
+    where = m.time if name == "pulse" else x
+    rise = (1 + ca.tanh(1000 * (x - c))) / 2 if name == "step" else ca.fmin(ca.fmax(10 * (where - c), 0), 1)
+    m.initial(m.mode("run", ode={x: 1 + rise}), {x: 0.0})
+    return m.build(native=native), 1.0, -1.0
+
+
+@pytest.mark.parametrize(
+    ("method", "native"), [("bdf", True), ("bdf", False), ("adams", True), ("adams", False), ("erk", True)]
+)
+@pytest.mark.parametrize("name", ["ramp", "pulse", "step", "penalty"])
+@pytest.mark.uncertified
+def test_the_adjoint_meets_what_the_run_has_resolved(name: str, method: str, native: bool) -> None:
+    """The whole gradient comes from a short part of the run, behind a long one where the adjoint stands still."""
+    system, end, truth = _contact(name, native)
+    for rtol, accuracy in (1e-5, 5e-2), (1e-7, 1e-3), (1e-9, 1e-4):
+        asa = dh.adjoint_gradient(system, (0, end), rtol=rtol, atol=rtol / 100, method=method)
+        np.testing.assert_allclose(asa.gradient, [truth], rtol=accuracy, err_msg=str(rtol))
+
+
+@pytest.mark.parametrize("adapter", ["casadi", "scipy", "scikits-odes"])
+@pytest.mark.uncertified
+def test_other_adapters_meet_it(adapter: str) -> None:
+    for name in ("ramp", "step", "penalty"):
+        system, end, truth = _contact(name, True)
+        asa = dh.adjoint_gradient(system, (0, end), rtol=1e-6, atol=1e-8, adapter=adapter)
+        np.testing.assert_allclose(asa.gradient, [truth], rtol=1e-2, err_msg=name)

@@ -93,10 +93,10 @@ def test_roundings_of_time_spoil_an_adjoint_however_tight_the_tolerance(rtol):
 
 @pytest.mark.uncertified
 def test_the_oregonator_at_a_loose_tolerance():
-    """Its adjoint has 1.4 digits there."""
+    """Its adjoint has no digit there."""
     problem = PROBLEMS["oregonator"]
-    with pytest.warns(dh.ConditionWarning, match="slows down again"):
-        gradient("adjoint", problem.model().build(), problem.end, wrt=problem.wrt, **problem.tolerances(1e-4))
+    with pytest.warns(dh.ConditionWarning, match="does not determine it"):
+        gradient("adjoint", problem.model().build(), problem.end, wrt=problem.wrt, **problem.tolerances(1e-3))
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e-9])

@@ -403,7 +403,9 @@ int dh_back(backward *r) {
   context *c = r->model;
   for (integer step = 0, stuck = 0; step < r->budget; step++) {
     const double before = r->clock;
-    const double allowed = r->longest[path_row(c, r->t)], bound = allowed < r->max_step ? allowed : r->max_step;
+    double ahead = 0; /* the length of the next step is chosen at the end of this one */
+    if (r->steps && c->api->get_next_step(r->memory, &ahead)) return FATAL;
+    const double bound = fmin(r->longest[path_row(c, r->t + ahead)], r->max_step);
     if (bound != r->bound) {
       const int flag = c->api->set_max_step(r->memory, bound < HUGE_VAL ? bound : 0);
       if (flag) return flag;

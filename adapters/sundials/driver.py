@@ -193,8 +193,8 @@ def api(family: str) -> Api:
     }  # fmt: skip
     if family != "ARKode":
         names |= {
-            "get_last_order": f"{family}GetLastOrder", "get_root_info": f"{family}GetRootInfo",
-            "get_newton_failures": f"{family}GetNumNonlinSolvConvFails",
+            "get_last_order": f"{family}GetLastOrder", "get_next_step": f"{family}GetCurrentStep",
+            "get_root_info": f"{family}GetRootInfo", "get_newton_failures": f"{family}GetNumNonlinSolvConvFails",
             "quad_reinit": f"{family}QuadReInit", "get_quad": f"{family}GetQuad",
         }  # fmt: skip
     return Api(**{key: address(lib, name) for key, name in (names | own[family]).items()})

@@ -356,7 +356,10 @@ class Backward:
         """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
         h, time, n, stuck = self.handles, c_double(), self.model.equations.n, 0
         for _ in range(budget):
-            bound = min(self.max_step, float(self.longest[self.model.row(self.t)]))
+            ahead = c_double()  # the length of the next step is chosen at the end of this one
+            if self.steps:
+                self._call("GetCurrentStep", byref(ahead))
+            bound = min(self.max_step, float(self.longest[self.model.row(self.t + ahead.value)]))
             if bound != self.bound:
                 self._call("SetMaxStep", bound if np.isfinite(bound) else 0.0)
                 self.bound = bound

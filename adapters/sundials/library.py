@@ -38,7 +38,7 @@ _SHARED: dict[str, Any] = {
     "RootInit": "i pip", "SetRootDirection": "i pp", "SetNoInactiveRootWarn": "i p",
     "SetMaxStep": "i pd", "SetInitStep": "i pd", "SetMaxOrd": "i pi", "SetStopTime": "i pd",
     "SetMaxNumSteps": "i pl", "SetNonlinConvCoef": "i pd", "SetMaxConvFails": "i pi",
-    "GetDky": "i pdip", "GetLastStep": "i pp", "GetLastOrder": "i pp", "GetCurrentTime": "i pp", "GetRootInfo": "i pp",
+    "GetDky": "i pdip", "GetLastStep": "i pp", "GetCurrentStep": "i pp", "GetLastOrder": "i pp", "GetCurrentTime": "i pp", "GetRootInfo": "i pp",
     "GetNumErrTestFails": "i pp", "GetNumNonlinSolvConvFails": "i pp",
     "SensInit": {"CVode": "i piipp", "IDA": "i piippp"}, "SensReInit": {"CVode": "i pip", "IDA": "i pipp"},
     "SensSVtolerances": "i pdp", "SetSensErrCon": "i pi", "GetSensDky": "i pdip",
