@@ -155,12 +155,12 @@ def one_segment(session: Session, task: SegmentTask, journey: Journey) -> Passag
 
 
 def longest_steps(steps: Array) -> Array:
-    """How long a backward step may be that starts within each of the forward steps between these times.
+    """How long a backward step may be that starts at the end of each of the forward steps between these times.
 
     Where the adjoint stands still, as before an integrand that is a pulse has been met, nothing else keeps the backward
     pass from stepping over what the forward run has resolved, because there the integrals are in the error test. A
-    backward step is at most LONGER times the forward step that it starts in; before shorter forward steps, it is at
-    most half the distance to them longer than that.
+    backward step is at most LONGER times the forward step that it starts in, and longer than that of any step before by
+    at most half the time since then.
     """
     h = np.diff(steps)
     if h.size < 3:
@@ -168,9 +168,8 @@ def longest_steps(steps: Array) -> Array:
     h[-1] = max(h[-1], h[-2])  # cut off by the end
     growth = int(np.argmax(h[1:] < h[:-1])) if np.any(h[1:] < h[:-1]) else h.size - 1
     h[: growth + 1] = h[growth]  # steps grow from nothing at the start, whatever the equations
-    half = (steps - steps[0]) / 2
-    at_ends = np.minimum.accumulate(LONGER * h - half[1:])
-    return np.minimum(LONGER * h, half[:-1] + np.append(np.inf, at_ends[:-1]))
+    half = (steps[1:] - steps[0]) / 2
+    return np.asarray(half + np.minimum.accumulate(LONGER * h - half))
 
 
 def stretches(steps: Array) -> tuple[tuple[float, float], ...]:
@@ -178,7 +177,13 @@ def stretches(steps: Array) -> tuple[tuple[float, float], ...]:
     limits = longest_steps(steps)
     if not np.all(np.isfinite(limits)):
         return ()
-    level = np.floor(np.log(limits) / np.log(SIMILAR))
+    least = np.minimum(limits, np.append(limits[0], limits[:-1]))  # from where each step starts
+    parts = 1 + np.floor(np.log(limits / least) / np.log(SIMILAR)).astype(int)
+    part = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+    least = np.repeat(least, parts)
+    starts = np.repeat(steps[:-1], parts) + 2 * least * (SIMILAR**part - 1)
+    least *= SIMILAR**part
+    level = np.floor(np.log(least) / np.log(SIMILAR))
     first = np.flatnonzero(np.append(True, level[1:] != level[:-1]))
-    bounds = np.minimum.reduceat(limits, first)
-    return tuple(zip(steps[first][::-1].tolist(), bounds[::-1].tolist(), strict=True))
+    bounds = np.minimum.reduceat(least, first)
+    return tuple(zip(starts[first][::-1].tolist(), bounds[::-1].tolist(), strict=True))

@@ -398,14 +398,22 @@ int dh_begin_back(backward *r) {
   return start_back(r, ABSOLUTE);
 }
 
+/* How long a backward step from a time may be; `longest` says it of the times where forward steps end. */
+static double longest_step(const backward *r, double t) {
+  context *c = r->model;
+  const integer i = path_row(c, t);
+  const double *longest = r->longest + i;
+  return i ? fmin(longest[0], longest[-1] + (t - c->path[(i - 1) * c->path_width]) / 2) : longest[0];
+}
+
 /* At most `budget` steps back to r->t_stop, none longer than the path allows. */
 int dh_back(backward *r) {
   context *c = r->model;
   for (integer step = 0, stuck = 0; step < r->budget; step++) {
     const double before = r->clock;
-    double ahead = 0; /* the length of the next step is chosen at the end of this one */
+    double ahead = 0; /* SUNDIALS chooses the length of the next step at the end of this one */
     if (r->steps && c->api->get_next_step(r->memory, &ahead)) return FATAL;
-    const double bound = fmin(r->longest[path_row(c, r->t + ahead)], r->max_step);
+    const double bound = fmin(longest_step(r, r->t + ahead), r->max_step);
     if (bound != r->bound) {
       const int flag = c->api->set_max_step(r->memory, bound < HUGE_VAL ? bound : 0);
       if (flag) return flag;

@@ -116,9 +116,10 @@ class Model(LinearCallbacks):
         """Forget the cached linearisation."""
         self._point = self._where = None
 
-    def row(self, t: float) -> int:
-        """The step of the path that a time lies in."""
-        return int(self._path.row(t))
+    def row(self, t: float) -> tuple[int, float]:
+        """The step of the path that a time lies in, and the time since its start."""
+        i = int(self._path.row(t))
+        return i, t - float(self._path.rows[i, 0] - self._path.rows[i, 1])
 
     def counters(self) -> dict[str, int]:
         """Calls so far."""

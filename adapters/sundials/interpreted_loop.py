@@ -352,14 +352,19 @@ class Backward:
             rates[ny : e.n] = 0.0
         return self._start(anchor)
 
+    def _longest_step(self, t: float) -> float:
+        """See `longest_step` in driver.c."""
+        i, since = self.model.row(t)
+        return float(min(self.longest[i], self.longest[i - 1] + since / 2) if i else self.longest[0])
+
     def advance(self, budget: int) -> int:
         """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
         h, time, n, stuck = self.handles, c_double(), self.model.equations.n, 0
         for _ in range(budget):
-            ahead = c_double()  # the length of the next step is chosen at the end of this one
+            ahead = c_double()  # see `dh_back` in driver.c
             if self.steps:
                 self._call("GetCurrentStep", byref(ahead))
-            bound = min(self.max_step, float(self.longest[self.model.row(self.t + ahead.value)]))
+            bound = min(self.max_step, self._longest_step(self.t + ahead.value))
             if bound != self.bound:
                 self._call("SetMaxStep", bound if np.isfinite(bound) else 0.0)
                 self.bound = bound

@@ -191,11 +191,11 @@ static void longest_steps(const double *path, integer rows, integer width, doubl
   out[rows - 1] = fmax(out[rows - 1], out[rows - 2]); /* cut off by the end */
   while (growth < rows - 1 && !(out[growth + 1] < out[growth])) growth++;
   for (integer i = 0; i < growth; i++) out[i] = out[growth]; /* steps grow from nothing, whatever the equations */
-  double longest = HUGE_VAL; /* at the end of a step */
+  double least = HUGE_VAL;
   for (integer i = 0; i < rows; i++) {
-    const double most = LONGER * out[i], later = longest + (END_OF(i) - (i ? END_OF(i - 1) : begin)) / 2;
-    out[i] = fmin(most, longest);
-    longest = fmin(most, later);
+    const double half = (END_OF(i) - begin) / 2;
+    least = fmin(least, LONGER * out[i] - half);
+    out[i] = half + least;
   }
 #undef END_OF
 }
