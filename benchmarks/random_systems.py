@@ -89,6 +89,8 @@ def report(verdicts: list[Verdict], title: str) -> str:
     kinds = ("agree", "refused", "needless", "DISAGREE", "DEFECT")
     if not any(v.kind == "needless" for v in verdicts):
         kinds = ("agree", "refused", "DISAGREE", "DEFECT")
+    if any(v.kind == "coarse" for v in verdicts):
+        kinds = (kinds[0], "coarse", *kinds[1:])
     names = {"needless": "refused without need"}
     rows = [["systems with a mode that is", "tried", *(names.get(k, k.lower()) for k in kinds)]]
     known = sorted({form for v in verdicts for form in v.forms} - {*FORMS, "implicit index 2"})
@@ -109,7 +111,7 @@ def report(verdicts: list[Verdict], title: str) -> str:
             f"{two.differences:.1e} (seed {two.seed}). Finite differences converged in {compared} of {tried} "
             "directions; in the others a perturbed run took other transitions or was refused."
         )
-    for verdict in (v for kind in kinds[2:] for v in verdicts if v.kind == kind):
+    for verdict in (v for kind in kinds for v in verdicts if v.kind == kind and kind not in {"agree", "refused"}):
         said = verdict.outcome.splitlines()[0][:400]
         parts.append(f"- seed {verdict.seed} ({', '.join(verdict.forms)}): {said}")
     return "\n\n".join(parts) + "\n"

@@ -164,7 +164,9 @@ def forward_sensitivity(
             lambda: setup.looser(LOOSER).forward_gradients(indices),
             sampled=setup.t_eval is not None,
         )
-        verdict = certify(trajectory, conditions, lambda: (trajectory, directions), checked, growth, parts.names)
+        verdict = certify(
+            trajectory, conditions, lambda: (trajectory, directions), checked, growth, parts.names, setup.simulated
+        )
     return ForwardSensitivity(
         trajectory=trajectory,
         parameters=_labels(system, indices),
@@ -244,7 +246,7 @@ def adjoint_gradient(
             lambda: setup.looser(LOOSER).adjoint_gradients(name, indices, algorithm),
             sampled=setup.t_eval is not None,
         )
-        verdict = certify(trajectory, conditions, forward, checked, growth, (name,))
+        verdict = certify(trajectory, conditions, forward, checked, growth, (name,), setup.simulated)
     trajectory.parts.forget_paths()
     return Gradient(
         functional=name,

@@ -19,6 +19,7 @@ from dae_hybrid.conditions import Conditions
 from dae_hybrid.discontinuities import jumps
 from dae_hybrid.discontinuous_nodes import bare
 from dae_hybrid.errors import EventError
+from dae_hybrid.events import TOGETHER, ZERO_ROUNDINGS
 from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array
 from dae_hybrid.records import EventRecord, MeasurementRecord
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from dae_hybrid.system import ModeSystem
     from dae_hybrid.trajectory import Trajectory
 
-#: a relation within so many tolerances of the state of where it changes is undecided, or within so many roundings
-TOLERANCES, ROUNDINGS = 10.0, 256.0
 #: sides that agree to this share are the same, and a relation that moves by no more of the terms does not move
 SAME, MOVED = 1e-6, 1e-6
 
@@ -90,8 +89,8 @@ class Branches:
         margins, by_u = self._margins(*point)
         u = np.concatenate([np.atleast_1d(np.asarray(part, dtype=float)) for part in point[:4]])
         with np.errstate(invalid="ignore", over="ignore"):
-            reach = TOLERANCES * np.abs(by_u[:, 1 : 1 + allowed.size]) @ allowed
-            reach = reach + ROUNDINGS * EPS * np.abs(by_u) @ np.abs(u)
+            reach = TOGETHER * np.abs(by_u[:, 1 : 1 + allowed.size]) @ allowed
+            reach = reach + ZERO_ROUNDINGS * EPS * np.abs(by_u) @ np.abs(u)
         near = np.flatnonzero(np.abs(margins) <= reach + np.finfo(float).tiny)
         found = []
         for i in near.tolist():
@@ -107,7 +106,7 @@ class Branches:
         with np.errstate(invalid="ignore"):
             jump = np.abs(values[0] - values[1]) - SAME * np.maximum(*map(np.abs, values))
             kink = np.abs(slopes[0] - slopes[1]) - SAME * np.maximum(*map(np.abs, slopes))
-            reach = np.abs(kink).max(initial=0.0) * ROUNDINGS * EPS * sum(np.abs(part).sum() for part in point[:4])
+            reach = np.abs(kink).max(initial=0.0) * ZERO_ROUNDINGS * EPS * sum(np.abs(part).sum() for part in point[:4])
         return not np.all(jump <= reach), not np.all(kink <= 0)
 
 

@@ -16,6 +16,7 @@ from dae_hybrid.errors import ConditionWarning, DaeHybridError, DerivativeWarnin
 from dae_hybrid.event_accuracy import amplified
 from dae_hybrid.forward import Directions
 from dae_hybrid.grazing import refuse_near_misses, refuse_shallow
+from dae_hybrid.reach import FINER, Reach
 from dae_hybrid.trajectory import Trajectory
 
 
@@ -36,11 +37,13 @@ def certify(
     duality: Mapping[str, Duality],
     growth: tuple[list[str], Check],
     functionals: tuple[str, ...],
+    finer: Callable[[float], Trajectory],
 ) -> Diagnostics:
     """Look at the conditions that concern a run as a whole, and state what was checked besides the run's diagnostics.
 
-    `forward` gives directions that have gone along the run; it is called where they are needed. `growth` is what
-    `amplification.lost_digits` says, `functionals` are those whose derivatives are wanted.
+    `forward` gives directions that have gone along the run, `finer` a run at this share of the tolerances; both are
+    called where they are needed. `growth` is what `amplification.lost_digits` says, `functionals` are those whose
+    derivatives are wanted.
 
     Warns with `DerivativeWarning` where derivatives are one-sided, and where a condition failed that is not strict;
     with `ConditionWarning` where perturbations have grown so that gradients are not determined, or where
@@ -63,8 +66,9 @@ def certify(
             if found.matters or found.moves(run, directions):
                 found.refuse(conditions)
     sided: tuple[str, ...] = ()
-    if is_suspicious(trajectory):
-        sided = coincidences(*forward(), functionals)
+    reach = Reach(trajectory, lambda: finer(FINER))
+    if is_suspicious(trajectory, reach):
+        sided = coincidences(*forward(), reach, functionals)
     for check in duality.values():
         if not check.passed:
             conditions.refuse(check.error())

@@ -18,6 +18,7 @@ from dae_hybrid.forward import Directions
 from dae_hybrid.instants import Look, Point, refuse
 from dae_hybrid.integrator import Array
 from dae_hybrid.outcomes import Along
+from dae_hybrid.reach import Reach
 from dae_hybrid.records import EventRecord
 from dae_hybrid.ties import is_beside, ties
 from dae_hybrid.trajectory import Trajectory
@@ -26,19 +27,21 @@ from dae_hybrid.trajectory import Trajectory
 REVERSED = "; simultaneous='reversed' gives the others"
 
 
-def is_suspicious(trajectory: Trajectory) -> bool:
+def is_suspicious(trajectory: Trajectory, reach: Reach) -> bool:
     """Whether anything falls on one instant, or on an end of the run, that may move."""
-    look = Look(trajectory)
+    look = Look(trajectory, reach)
     if look.moving_at_start(np.eye(trajectory.parameters.size)) or look.near(look.start):
         return True
-    if look.at_rest(look.end) or (not trajectory.ended_by_event and look.coming(look.end, [])) or is_beside(trajectory):
+    if look.at_rest(look.end) or (not trajectory.ended_by_event and look.coming(look.end, [])) or is_beside(look):
         return True
     if not trajectory.uncertified and look.widening == 1.0:
         return False
     for _, events in look.instants():
         if len(events) == 1 and events[0].certified and look.widening == 1.0:
             continue
-        if len(events) > 1 or look.others(events[0]) or look.at_rest(look.before(events[0])):
+        if len(events) > 1 or look.others(events[0]) or look.ceasing(events[0]):
+            return True
+        if look.at_rest(look.before(events[0])):
             return True
         if look.is_beside_end(events) or (look.is_first(events) and look.system.transitions[events[0].index].movable):
             return True
@@ -47,12 +50,14 @@ def is_suspicious(trajectory: Trajectory) -> bool:
     return False
 
 
-def coincidences(trajectory: Trajectory, directions: Directions, functionals: tuple[str, ...]) -> tuple[str, ...]:
+def coincidences(
+    trajectory: Trajectory, directions: Directions, reach: Reach, functionals: tuple[str, ...]
+) -> tuple[str, ...]:
     """One-sided derivatives of a run along its directions, as sentences; others are refused as conditions.
 
     Of measurements and terminal values those of the functionals named are looked at.
     """
-    look, found = Look(trajectory), []
+    look, found = Look(trajectory, reach), []
     along = Along(trajectory, directions)
     at_start = trajectory.start.derivatives @ directions.directions
     for index in look.moving_at_start(directions.directions):
@@ -111,6 +116,18 @@ def _at_an_instant(look: Look, along: Along, first: int, events: list[EventRecor
                 f"Transitions {names} are due at one instant, t = {events[0].time:.12g}, and their order matters: "
                 f"{why}. Derivatives are those of the order in which they fired"
                 f"{REVERSED if exact else ''}."
+            )
+    for condition in look.ceasing(events[0]):
+        time = along.time_of(look.before(events[0]), condition, before)
+        if along.together(taus[0], time):
+            continue
+        name = condition.transition.name
+        why = along.holding_matters(look, events[0], condition.transition.index, before)
+        if why is not None:
+            found.append(
+                f"The condition of '{name}' ceases to hold where '{events[0].transition}' fires, to the accuracy of "
+                f"the run, t = {events[0].time:.12g}, and whether it holds still matters: {why}. Derivatives are those "
+                "of what the run did."
             )
     return found
 

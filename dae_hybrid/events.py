@@ -58,6 +58,8 @@ RESIDUE = 4.0
 SAME_INSTANT = 4e-15
 #: where derivatives are wanted, times that differ by less than so many rtol of what has passed are one instant
 TOGETHER = 10.0
+#: or than this many, where a second run shows that the run is as inaccurate as that
+WIDEST = 100.0
 #: events accumulate when this many intervals in a row shrink by one ratio, to this spread,
 ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO, ZENO_WINDOW = 4, 0.01, 0.999, 12
 #: and what is left of the series is below this share of what has passed
@@ -258,7 +260,8 @@ class Instant:
             if abs(h) > self.ranges[index]:
                 self.ranges[index] = abs(h)
         fires = None
-        if due:  # a condition on the mode fails only where no transition is due
+        if due:  # relations are as the point has them before anything else; a condition on the mode fails last
+            due = [found for found in due if found[0].follows and found[0].transition.relation] or due
             due = [found for found in due if not found[0].transition.refuses] or due[:1]
             fires, is_error = due[-1 if self.reversed else 0]
             if is_error:

@@ -10,11 +10,12 @@ import numpy as np
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.departure import at_rest
 from dae_hybrid.errors import EventError
-from dae_hybrid.events import TOGETHER, Instant, same_instant
+from dae_hybrid.events import TOGETHER, WIDEST, Instant, same_instant
 from dae_hybrid.firing import Firing
 from dae_hybrid.grazing import accuracy
 from dae_hybrid.integrator import Array
 from dae_hybrid.leg import Leg
+from dae_hybrid.reach import Reach
 from dae_hybrid.records import EventRecord, MeasurementRecord
 from dae_hybrid.system import ModeSystem
 from dae_hybrid.trajectory import Trajectory
@@ -35,7 +36,8 @@ type Point = tuple[ModeSystem, float, Array, Array]
 class Look:
     """The instants of a run, and what is due or open at them."""
 
-    def __init__(self, trajectory: Trajectory) -> None:
+    def __init__(self, trajectory: Trajectory, reach: Reach) -> None:
+        self.reach = reach
         self.run, self.system, self.p = trajectory, trajectory.system, trajectory.parameters
         self.accuracy = max(SAME, ACCURACY * trajectory.options.rtol)
 
@@ -62,13 +64,29 @@ class Look:
         equal = np.searchsorted(others, events, side="right") - np.searchsorted(others, events, side="left") > 1
         away = np.where(equal, 0.0, np.minimum(events - below, above - events))
         known = np.array([self._known(t) for t in events.tolist()])
-        near = np.flatnonzero((away <= SLOW * known) & (known > 0))
+        near = set(np.flatnonzero((away <= SLOW * known) & (known > 0)).tolist())
         found = 1.0
-        for event in run.events if near.size else ():
-            index = np.searchsorted(events, event.time)
-            if index in near:
-                found = max(found, inaccuracy(run, event) / self._known(event.time))
+        for event in run.events if near else run.uncertified:
+            index = int(np.searchsorted(events, event.time))
+            if not known[index] or (event.certified and index not in near):
+                continue
+            apart = min(away[index], self._apart(event))
+            if apart <= SLOW * known[index]:
+                slower = max(1.0, inaccuracy(run, event) / known[index])
+                if apart <= WIDEST / TOGETHER * slower * known[index]:
+                    slower *= self.reach(event.time) / TOGETHER
+                found = max(found, slower)
         return min(found, SLOW)
+
+    def _apart(self, event: EventRecord) -> float:
+        """The time between an event and the nearest zero of another guard of its mode, by the rates of the guards."""
+        mode = self.source(event)
+        if len(mode.guarded) < 2:
+            return np.inf
+        _, guards, rates, _ = self.entry(*self.before(event))
+        other = np.array(mode.guarded) != event.index
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(np.nanmin(np.abs(guards / rates)[other], initial=np.inf))
 
     def instant(self, t: float) -> Instant:
         """A fresh instant of the run."""
@@ -114,6 +132,19 @@ class Look:
             return []
         return [firing for firing in self.due(self.before(event)) if firing.transition.index != event.index]
 
+    def ceasing(self, event: EventRecord) -> list[Firing]:
+        """Transitions whose conditions cease to hold where an event fired: it may have come while they still held."""
+        mode, t, x, m = self.before(event)
+        every = self.system.transitions
+        if event.source != event.target or not any(every[i].becomes and not every[i].relation for i in mode.guarded):
+            return []
+        point = mode, t, x, m
+        return [
+            Firing(every[index], h, rate)
+            for index, h, rate in self._within_accuracy(point, Arrival(x, m, *self.entry(*point)))
+            if every[index].becomes and every[index].relation is None and every[index].direction * rate < 0
+        ]
+
     def firing(self, event: EventRecord) -> Firing:
         """What an event was."""
         transition = self.system.transitions[event.index]
@@ -125,13 +156,14 @@ class Look:
         memories = {relation.memory for i in indices if (relation := every[i].relation) is not None}
         return indices | {t.index for t in every if t.relation is not None and t.relation.memory in memories}
 
-    def entered_beside(self, index: int) -> Firing:
-        """A transition whose guard is zero on entry and moves away: a neighbouring run begins on the other side.
+    def entered_beside(self, index: int, guard: float = 0.0, rate: float = 1.0) -> Firing:
+        """A transition whose guard is zero on entry, to the accuracy of the run, and moves away.
 
-        That of a relation has changed at the entry there, and changes back where its guard crosses.
+        A neighbouring run begins on the other side. The relation of such a transition has changed at the entry there,
+        and changes back where its guard crosses.
         """
         transition = self.system.transitions[index]
-        return Firing(transition, follows=transition.relation is not None)
+        return Firing(transition, guard, rate, follows=transition.relation is not None)
 
     def near_after(self, event: EventRecord) -> list[Firing]:
         """The transitions of `near` where an event led to, but for its own, and those whose guards it has not moved."""
@@ -272,7 +304,7 @@ class Look:
             meets = transition.direction * rate >= 0 or transition.on_entry != "wait"
             if meets and transition.movable and transition.matters and index not in touching:
                 away = transition.direction * rate < 0
-                found.append(self.entered_beside(index) if away else Firing(transition, h, rate))
+                found.append(self.entered_beside(index, h, rate) if away else Firing(transition, h, rate))
         return found
 
     def _within_accuracy(self, point: Point, at: Arrival) -> list[tuple[int, float, float]]:
@@ -281,12 +313,15 @@ class Look:
         away = FAR * float(max(self.run.options.absolute(mode.differential), default=0.0))
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         found, duration, slack = [], self.run.t_span[1] - self.run.t_span[0], self.slack(t)
-        allowed = TOGETHER * self.run.options.allowed(mode.differential, x[: mode.differential.size])
+        allowed = self.run.options.allowed(mode.differential, x[: mode.differential.size])
         for index, h, rate, size in values:
             if abs(h) <= CLOSE * size + away:
                 derivatives = self.system.transitions[index].guard_derivatives
                 by_y = derivatives(*point, self.p, clock(self.run.t_span[0], 0))[0]
-                if abs(h) <= float(np.abs(by_y[: allowed.size]) @ allowed) + slack * abs(rate) < abs(rate) * duration:
+                tolerance = float(np.abs(by_y[: allowed.size]) @ allowed) + slack / TOGETHER * abs(rate)
+                if not abs(h) <= WIDEST * tolerance or not TOGETHER * tolerance < abs(rate) * duration:
+                    continue
+                if abs(h) <= TOGETHER * tolerance or abs(h) <= self.reach(t) * tolerance < abs(rate) * duration:
                     found.append((index, h, rate))
         return found
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,6 +17,11 @@ from dae_hybrid.records import EventRecord
 from dae_hybrid.system import ModeSystem
 from dae_hybrid.trajectory import Trajectory
 from dae_hybrid.transition import Arrival, clock
+
+type Sides = Mapping[int, int]
+#: guards that are this many times as far away as the one that an instant begins with are zero there
+BESIDE = 2.0
+NOWHERE: Sides = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -117,13 +124,23 @@ class Along:
 
     def order_matters(self, look: Look, event: EventRecord, other: Firing, before: Array) -> str | None:
         """What another order of an instant changes, None where it is nothing."""
-        point, mine = look.before(event), look.firing(event)
+        return self._either(look, event, before, (look.firing(event), {}), (other, {}))
+
+    def holding_matters(self, look: Look, event: EventRecord, condition: int, before: Array) -> str | None:
+        """What changes if the condition of a transition still holds where an event fires, None where it is nothing."""
+        mine, holds = look.firing(event), self.run.system.transitions[condition].direction
+        return self._either(look, event, before, (mine, {condition: -holds}), (mine, {condition: holds}))
+
+    def _either(self, look: Look, event: EventRecord, before: Array, *ways: tuple[Firing, Sides]) -> str | None:
+        point = look.before(event)
         try:
             armed, scale, earlier = not look.is_first([event]), event.rate_scale, event.earlier
-            outcomes = [replay(look, point, first, scale, armed=armed, earlier=earlier) for first in (mine, other)]
+            outcomes = [
+                replay(look, point, first, scale, armed=armed, earlier=earlier, sides=sides) for first, sides in ways
+            ]
             one, two = (self.after(outcome, event.time, before) for outcome in outcomes)
         except DaeHybridError as error:
-            return f"in the other order there is an error ({error.message})"
+            return f"in one of them there is an error ({error.message})"
         return self.difference(one, two)
 
     def _derivatives(self, records: list[EventRecord], before: Array, earlier: Array | None) -> tuple[Array, Array]:
@@ -138,16 +155,23 @@ class Along:
 
 
 def replay(
-    look: Look, point: Point, begin: Firing, rate_scale: float = 0.0, *, armed: bool, earlier: EventRecord | None = None
-) -> Outcome:
-    """Go through an instant from a point, with some transition first; `armed` says whether the mode has been there."""
+    look: Look, point: Point, begin: Firing, rate_scale: float = 0.0, *, armed: bool,
+    earlier: EventRecord | None = None, sides: Sides = NOWHERE,
+) -> Outcome:  # fmt: skip
+    """Go through an instant from a point, with some transition first; `armed` says whether the mode has been there.
+
+    `sides` are those of zero that guards are taken to be on at the point, by transition.
+    """
     system, p, options = look.system, look.p, look.run.options
     mode, t, x, m = point
     instant, at = look.instant(t), Arrival(x, m, *look.entry(*point))
+    if begin.guard and begin.rate:
+        instant.slack = max(instant.slack, BESIDE * abs(begin.guard / begin.rate))
     records: list[EventRecord] = []
     costs, firing = np.zeros(system.functionals.size), begin
     if armed:
         instant.arrive(mode, t, at, armed=frozenset(mode.guarded))
+    instant.sides.update(sides)
     while True:
         source = mode
         if firing.transition.kind == "every":

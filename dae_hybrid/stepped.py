@@ -439,7 +439,7 @@ class _Segment:
         if index >= e.n_guards - e.n_singularities:
             self.rows.step(walk, near, inclusive=False)
             raise singular(mode=e.name, time=near, variables=e.algebraic_labels)
-        t, state, there = watch.arrive(walk, index, near)
+        index, t, state, there = watch.arrive(walk, index, near)
         crossing = (index, there.guard, there.rate)
         if is_pole(self.task, t, there.x, there.xdot, crossing, self.session.p):
             raise lost_crossing(crossing, pole=True, mode=e.name, time=t)

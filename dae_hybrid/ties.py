@@ -22,19 +22,17 @@ from dae_hybrid.segments import kernel
 from dae_hybrid.signals import coefficients, derivatives
 from dae_hybrid.stops import settle
 from dae_hybrid.system import ModeSystem
-from dae_hybrid.trajectory import Trajectory
 from dae_hybrid.transition import KNOWN, chain
 
 #: a value and its derivatives along the directions, of every component: (k,), (k, d); and what is nothing in the values
 type Quantity = tuple[Array, Array, Array]
 
 
-def is_beside(trajectory: Trajectory) -> bool:
+def is_beside(look: Look) -> bool:
     """Whether a measurement, or a knot, is as close to an event, or to a knot that it may leave, as times are known."""
-    system = trajectory.system
+    system, given = look.system, look.run.parts.given
     if not (system.measurements or system.signals):
         return False
-    given, look = trajectory.parts.given, Look(trajectory)
     events = [time for part in given for time in times_of(part)]
     knots = [part.time for part in given if isinstance(part, KnotRecord)]
     measured = [part.time for part in given if isinstance(part, MeasurementRecord)]

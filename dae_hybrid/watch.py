@@ -51,7 +51,7 @@ class Watch:
         self.directions = np.array(e.directions)
         self._guards, self._rates = kernel(e, "guards"), kernel(e, "rates")
         self.evaluations, self.pace = 0, Pace(e.n_guards) if pace is None else pace.again()
-        self._before = self._before_rates = np.zeros(0)
+        self._before = self._before_rates = self._began = np.zeros(0)
         self.turns = Turns(e.n_guards - e.n_singularities)
         self._determinants = slice(e.n_guards - e.n_singularities, None)
         self._largest = np.zeros(e.n_singularities)  # of the determinants
@@ -96,6 +96,7 @@ class Watch:
         """The first guard that crossed zero in its direction within the last step, and about when."""
         if not self.directions.size:
             return None
+        self._began = self._before
         end = self._glance(walk, walk.t, walk.x)
         start = Glance(walk.t0, self._before, self._before_rates)
         if np.any(resting := (self.band > 0) & (end.values == 0)):  # or back at zero, to the last bit
@@ -178,8 +179,32 @@ class Watch:
             return None
         return min(close)[1], walk.t
 
-    def arrive(self, walk: Walk, index: int, t: float) -> tuple[float, Array, Arrival]:
-        """Go from the start of the last step to the zero of a guard: time, state, and what is there, to rounding."""
+    def arrive(self, walk: Walk, index: int, near: float) -> tuple[int, float, Array, Arrival]:
+        """Go from the start of the last step to the zero of a guard: its number, time, state, and what is there.
+
+        Where the state there says that another guard has crossed zero before, which the polynomial of the step could
+        not tell, it is that one.
+        """
+        t, state, there = self._arrive(walk, index, near)
+        for _ in self.directions:
+            earlier = self._passed(t, state, index)
+            if earlier is None:
+                break
+            index = earlier
+            t, state, there = self._arrive(walk, index, t)
+        return index, t, state, there
+
+    def _passed(self, t: float, state: Array, index: int) -> int | None:
+        """The guard, but for this one, that has gone farthest beyond zero since the start of the last step, in time."""
+        x = self.system.variables(state)
+        values, rates = self._filtered(self.raw(t, x)), self._rates(t, x, self.memory, self.p)[0]
+        past = (self._began * values < 0) & (self.directions * values >= 0) & (values * rates > 0)
+        past[index] = past[self._determinants] = False
+        found = np.flatnonzero(past)
+        return int(found[np.argmax(values[found] / rates[found])]) if found.size else None
+
+    def _arrive(self, walk: Walk, index: int, t: float) -> tuple[float, Array, Arrival]:
+        """Time, state, and what is there, to rounding."""
         h, latest = walk.t - walk.t0, walk.t
         state = walk.x
         if self._is_root(walk, t):
