@@ -23,9 +23,10 @@ LONG, SHORT = 0.05, 1e-3
 class Verdict:
     """What came of one system.
 
-    `outcome` is "agree", "refused: <error>: <reason>", "needless: ..." where nothing called for a refusal, "coarse: ..." where a finer tolerance gives the digits that are missing, or
-    "DISAGREE <what, with numbers>"; `stage` where it was refused; `adjoint` and `differences` the largest relative
-    differences from forward analysis, `compared` the directions in which finite differences converged, of `tried`.
+    `outcome` is "agree", "refused: <error>: <reason>", "needless: ..." where nothing called for a refusal, "coarse:
+    ..." where a finer tolerance gives the digits that are missing, or "DISAGREE <what, with numbers>"; `stage` where it
+    was refused; `adjoint` and `differences` the largest relative differences from forward analysis, `compared` the
+    directions in which finite differences converged, of `tried`.
     """
 
     seed: int
@@ -41,7 +42,7 @@ class Verdict:
 
     @property
     def kind(self) -> str:
-        """agree, refused, needless, DISAGREE or DEFECT."""
+        """agree, coarse, refused, needless, DISAGREE or DEFECT."""
         return self.outcome.split(":")[0].split(" ")[0]
 
 
