@@ -14,7 +14,7 @@ from dae_hybrid.dense import Redo
 from dae_hybrid.diagnosis import explain
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, OptionError, ZenoError
 from dae_hybrid.event_accuracy import noisy
-from dae_hybrid.events import SAME_INSTANT, TOGETHER, WIDEST, Entry, Instant, signs
+from dae_hybrid.events import SAME_INSTANT, TOGETHER, Entry, Instant, signs
 from dae_hybrid.failures import LATEST, SUSPECTS, event_limit, lost_crossing, unresolved_guard
 from dae_hybrid.firing import Firing
 from dae_hybrid.initial import Start
@@ -369,7 +369,7 @@ class Automaton:
             rested=self.instant.rested,
             directions=np.zeros((0, self.p.size)) if directions is None else directions.T,
             certify=self.certify,
-            slack=WIDEST * self.options.rtol if self.certify else 0.0,
+            slack=TOGETHER * self.options.rtol if self.certify else 0.0,
         )
 
     def _catch_up(self, leg: Leg, task: SegmentTask) -> None:

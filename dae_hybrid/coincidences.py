@@ -34,10 +34,10 @@ def is_suspicious(trajectory: Trajectory, reach: Reach) -> bool:
         return True
     if look.at_rest(look.end) or (not trajectory.ended_by_event and look.coming(look.end, [])) or is_beside(look):
         return True
-    if not trajectory.uncertified and look.widening == 1.0:
+    if not trajectory.uncertified and look.is_sure:
         return False
     for _, events in look.instants():
-        if len(events) == 1 and events[0].certified and look.widening == 1.0:
+        if len(events) == 1 and events[0].certified and look.slack(events[0].time) == look.known(events[0].time):
             continue
         if len(events) > 1 or look.others(events[0]) or look.ceasing(events[0]):
             return True

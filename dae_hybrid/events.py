@@ -59,7 +59,7 @@ SAME_INSTANT = 4e-15
 #: where derivatives are wanted, times that differ by less than so many rtol of what has passed are one instant
 TOGETHER = 10.0
 #: or than this many, where a second run shows that the run is as inaccurate as that
-WIDEST = 100.0
+WIDEST = 1000.0
 #: events accumulate when this many intervals in a row shrink by one ratio, to this spread,
 ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO, ZENO_WINDOW = 4, 0.01, 0.999, 12
 #: and what is left of the series is below this share of what has passed

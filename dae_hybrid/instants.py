@@ -27,8 +27,6 @@ SAME, ACCURACY = 1e-6, 1e3
 SAME_TIME = 1e-9
 #: a guard that is farther from zero than this share of its terms, and so many absolute tolerances, is far from it
 CLOSE, FAR = 1e-3, 1e3
-#: the time of an event of a slow guard may be known so many times less well than times are
-SLOW = 100.0
 #: a mode, and t, x, m in it
 type Point = tuple[ModeSystem, float, Array, Array]
 
@@ -43,40 +41,32 @@ class Look:
 
     def slack(self, t: float) -> float:
         """Times that differ by no more are one instant."""
-        return self.widening * self._known(t)
+        known = self.known(t)
+        return known if self.is_sure else min(max(known, self.reach.late(t)), WIDEST / TOGETHER * known)
 
-    def _known(self, t: float) -> float:
-        """How well the times of a run are known, but for events of slow guards."""
+    def known(self, t: float) -> float:
+        """The same of a run that is as accurate as runs are."""
         return TOGETHER * self.run.options.rtol * max(abs(t), t - self.run.t_span[0])
 
     @cached_property
-    def widening(self) -> float:
-        """How many times less well the time of an event of a slow guard is known that is next to another time."""
+    def is_sure(self) -> bool:
+        """Whether the run may be a good deal less accurate than runs are without a difference to what is one instant.
+
+        That is where no event is next to another time, and no uncertified one next to another guard's zero.
+        """
         run, start = self.run, self.run.t_span[0]
         events = np.array([time for part in run.parts.given for time in times_of(part)])
         if not events.size:
-            return 1.0
+            return True
         at = [t.kernels["time"](self.p, clock(start, 0))[0][0] for t in self.system.transitions if t.kind == "at"]
         given = [run.t_span[1], *at, *(part.time for part in run.parts.given if isinstance(part, MeasurementRecord))]
         others = np.sort(np.concatenate(([-np.inf], events, given, [np.inf])))
-        below = others[np.searchsorted(others, events, side="left") - 1]
-        above = others[np.searchsorted(others, events, side="right")]
-        equal = np.searchsorted(others, events, side="right") - np.searchsorted(others, events, side="left") > 1
-        away = np.where(equal, 0.0, np.minimum(events - below, above - events))
-        known = np.array([self._known(t) for t in events.tolist()])
-        near = set(np.flatnonzero((away <= SLOW * known) & (known > 0)).tolist())
-        found = 1.0
-        for event in run.events if near else run.uncertified:
-            index = int(np.searchsorted(events, event.time))
-            if not known[index] or (event.certified and index not in near):
-                continue
-            apart = min(away[index], self._apart(event))
-            if apart <= SLOW * known[index]:
-                slower = max(1.0, inaccuracy(run, event) / known[index])
-                if apart <= WIDEST / TOGETHER * slower * known[index]:
-                    slower *= self.reach(event.time) / TOGETHER
-                found = max(found, slower)
-        return min(found, SLOW)
+        first, after = (np.searchsorted(others, events, side=side) for side in ("left", "right"))
+        away = np.minimum(events - others[first - 1], others[after] - events)
+        near = WIDEST * run.options.rtol * np.maximum(np.abs(events), events - start)
+        if np.any((away <= near) | (after - first > 1)):
+            return False
+        return not any(self._apart(event) <= WIDEST / TOGETHER * self.known(event.time) for event in run.uncertified)
 
     def _apart(self, event: EventRecord) -> float:
         """The time between an event and the nearest zero of another guard of its mode, by the rates of the guards."""
@@ -321,7 +311,10 @@ class Look:
                 tolerance = float(np.abs(by_y[: allowed.size]) @ allowed) + slack / TOGETHER * abs(rate)
                 if not abs(h) <= WIDEST * tolerance or not TOGETHER * tolerance < abs(rate) * duration:
                     continue
-                if abs(h) <= TOGETHER * tolerance or abs(h) <= self.reach(t) * tolerance < abs(rate) * duration:
+                if (
+                    abs(h) <= TOGETHER * tolerance
+                    or abs(h) <= self.reach.tolerances(t) * tolerance < abs(rate) * duration
+                ):
                     found.append((index, h, rate))
         return found
 

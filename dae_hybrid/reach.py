@@ -1,4 +1,4 @@
-"""How far a run may be off, in tolerances, as a second run at a tenth of them shows.
+"""How far a run may be off, as a second run at a tenth of its tolerances shows.
 
 What a run makes of its tolerances depends on the method and on the system: steps of BDF leave errors that add up, and
 perturbations may grow. Where something falls beside an event, and matters, that decides whether the two are one
@@ -16,6 +16,7 @@ from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.events import TOGETHER, WIDEST
 from dae_hybrid.grazing import accuracy
 from dae_hybrid.integrator import Array
+from dae_hybrid.leg import Leg
 from dae_hybrid.records import EventRecord
 from dae_hybrid.trajectory import Trajectory
 
@@ -24,25 +25,48 @@ FINER, SAFETY = 0.1, 3.0
 
 
 class Reach:
-    """So many tolerances a run may be off by at a time, from TOGETHER to WIDEST; `again` is the run at finer ones."""
+    """How far a run may be off; `again` is the run at finer tolerances, which is made where it is needed."""
 
     def __init__(self, trajectory: Trajectory, again: Callable[[], Trajectory]) -> None:
         self.run, self._again = trajectory, again
 
-    def __call__(self, t: float) -> float:
-        """The largest up to a time, and to the next event after it."""
-        times, found = self._measured
+    def late(self, t: float) -> float:
+        """How late or early events next to a time may be; infinite where they need not be there."""
+        times, late = self._late
+        i = int(np.searchsorted(times, t))
+        return float(late[max(i - 2, 0) : i + 2].max(initial=0.0))
+
+    def tolerances(self, t: float) -> float:
+        """How many tolerances the state may be off by, from TOGETHER to WIDEST: the most until the event after t."""
+        times, found = self._tolerances
         return float(found[min(int(np.searchsorted(times, t)), len(times) - 1)])
 
     @cached_property
-    def _measured(self) -> tuple[Array, Array]:
-        run = self.run
+    def _other(self) -> Trajectory | None:
+        try:
+            return self._again()
+        except DaeHybridError:
+            return None
+
+    @cached_property
+    def _late(self) -> tuple[Array, Array]:
+        times, indices = _events(self.run)
+        late = np.full(times.size, np.inf)
+        if self._other is not None:
+            others, other_indices = _events(self._other)
+            n = min(times.size, others.size)
+            differs = np.flatnonzero(indices[:n] != other_indices[:n])
+            n = int(differs[0]) if differs.size else n
+            late[:n] = SAFETY * np.abs(times[:n] - others[:n])
+        return times, late
+
+    @cached_property
+    def _tolerances(self) -> tuple[Array, Array]:
+        run, other = self.run, self._other
+        if other is None:
+            return np.array([run.t_span[0]]), np.array([WIDEST])
         times: list[float] = []
         found: list[float] = []
-        try:
-            other = self._again()
-        except DaeHybridError:
-            return np.array([run.t_span[0]]), np.array([WIDEST])
         for one, two in zip(run.events, other.events, strict=False):
             times.append(one.time)
             same = one.index == two.index
@@ -69,3 +93,17 @@ class Reach:
         layout = self.run.system.modes[mode].differential
         y, z = x[: layout.size], other[: layout.size]
         return float(np.max(np.abs(y - z) / self.run.options.allowed(layout, y), initial=0.0))
+
+
+def _events(trajectory: Trajectory) -> tuple[Array, Array]:
+    """The times of the events of a run, and the numbers of their transitions."""
+    times: list[float] = []
+    indices: list[int] = []
+    for part in trajectory.parts.given:
+        if isinstance(part, Leg):
+            times += part.times
+            indices += [part.network.guarded[head.mode][head.guard] for head in part.heads]
+        elif isinstance(part, EventRecord):
+            times.append(part.time)
+            indices.append(part.index)
+    return np.array(times), np.array(indices, dtype=int)

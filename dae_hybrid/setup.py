@@ -17,7 +17,7 @@ from dae_hybrid.automaton import Automaton
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.duality import Swept, Witness, direction
 from dae_hybrid.errors import IntegrationError, OptionError, StepLimitError, UnsupportedError
-from dae_hybrid.events import WIDEST
+from dae_hybrid.events import TOGETHER
 from dae_hybrid.failures import STARVED
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, RunsWhole, Session
@@ -192,7 +192,7 @@ class Setup:
         certify = for_adjoint or directions is not None
         errand = Errand(
             options, self.p, self.span, self.t_eval, parameter_directions, scales, certify,
-            WIDEST * options.rtol if certify else 0.0, for_adjoint,
+            TOGETHER * options.rtol if certify else 0.0, for_adjoint,
         )  # fmt: skip
         found = cast(RunsWhole, self.integrator).run(self.system.network, errand)
         if found is None or not is_whole(found):

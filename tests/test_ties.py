@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import casadi as ca
 import numpy as np
 import pytest
 
@@ -419,3 +420,99 @@ def test_a_near_miss_among_many_turns(native: bool) -> None:
             analysis(system, (0, 100), parameters={"c": 1e-9}, rtol=1e-10, atol=1e-12)
         assert caught.value.time == pytest.approx(20.5 * np.pi, abs=1e-2)
     agrees(system, (0, 100), "G", [0.0], parameters={"c": 1e-3})
+
+
+# -- conditions, relations and guards beside each other -----------------------------------------------------------
+
+
+@cache
+def ceasing(*, native: bool) -> dh.HybridSystem:
+    """x < b until log 3; o later x is set back, and z gains 1 where x < b becomes true by that."""
+    m = dh.HybridModel("ceasing")
+    b, k, o = m.parameter("b", 1.0), m.parameter("k", 1.0), m.parameter("o", 0.0)
+    x, z = m.differential("x"), m.differential("z")
+    run = m.mode("run", ode={x: k * (x + 0.5), z: 0.0})
+    m.transition(run, run, at=REACHED + o, reset={x: 0.25}, name="back")
+    m.transition(run, run, guard=x < b, reset={z: z + 1}, name="below")
+    m.initial(run, {x: 0.0, z: 0.0})
+    m.functional("G", terminal=x + z)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize(("native", "options"), WAYS)
+def test_a_condition_that_ceases_to_hold_beside_an_event(native: bool, options: dict[str, Any]) -> None:
+    system, left = ceasing(native=native), 0.5
+    for o in TIED:
+        both = "z = 1 on one side, 0 on the other"
+        names_both(system, (0, REACHED + left), "G", (both,), parameters={"o": o}, **options)
+    for o in APART:
+        t, growth = left - o, 0.75 * np.exp(left - o)
+        agrees(system, (0, REACHED + left), "G", [0, t * growth, -growth], parameters={"o": o}, **options)
+
+
+@cache
+def hurried(*, native: bool) -> dh.HybridSystem:
+    """x' is 1 up to x = b, and 3 from there on, by a relation in a relation; at q x is set back to 0."""
+    m = dh.HybridModel("hurried")
+    b, q, x = m.parameter("b", 1.0), m.parameter("q", 1.0), m.differential("x")
+    run = m.mode("run", ode={x: ca.if_else(x >= ca.if_else(x <= b, 2, 0), 3, 1)})
+    m.transition(run, run, guard=x - q, direction="rising", reset={x: 0}, name="jump")
+    m.initial(run, {x: 0.0})
+    m.functional("G", terminal=x)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize(("native", "options"), WAYS)
+def test_relations_follow_each_other_before_anything_else_happens(native: bool, options: dict[str, Any]) -> None:
+    system = hurried(native=native)
+    for o in TIED:
+        names_both(system, (0, 1.5), "G", ("other derivatives",), parameters={"q": 1.0 + o}, **options)
+    for o, exact in (1e-6, [-2 / 3, -1 / 3]), (-1e-6, [0, -1]):
+        agrees(system, (0, 1.5), "G", exact, parameters={"q": 1.0 + o}, **options)
+
+
+@pytest.mark.parametrize(
+    ("native", "options"),
+    [*WAYS, *(pytest.param(False, {"adapter": name}, id=name) for name in ("casadi", "scikits-odes"))],
+)
+@pytest.mark.parametrize("late", [0.0, 1e-13, 1e-10, 1e-8])
+def test_no_guard_is_lost_beside_another_one(late: float, native: bool, options: dict[str, Any]) -> None:
+    """y = sin 3t falls through 0.3; a relation changes a little later, as far as the polynomial of a step can tell."""
+    m = dh.HybridModel("beside")
+    y, z = m.differential("y"), m.differential("z")
+    falls = (np.pi - np.arcsin(0.3)) / 3
+    run = m.mode("run", ode={y: 3 * ca.cos(3 * m.time), z: ca.if_else(m.time > falls + late, 1, 0)})
+    m.transition(run, run, guard=y - 0.3, direction="falling", reset={z: z + 10})
+    m.initial(run, {y: 0.0, z: 0.0})
+    m.functional("G", terminal=z)
+    system = m.build(native=native)
+    for rtol in np.geomspace(1e-4, 1e-9, 24).tolist():
+        found = dh.simulate(system, (0, 2), rtol=rtol, atol=rtol / 100, **options)
+        assert found.functionals["G"] == pytest.approx(12 - falls, abs=1e-6), rtol
+        assert len(found.events) == 2
+
+
+@cache
+def unstable(*, native: bool) -> dh.HybridSystem:
+    """x = exp(-t) / 2 solves x' = x - exp(-t), and what an integrator gets wrong grows by exp(2 t) beside it."""
+    m = dh.HybridModel("unstable")
+    c, o = m.parameter("c", float(np.exp(-2.0) / 2)), m.parameter("o", 0.0)
+    x, z = m.differential("x"), m.differential("z")
+    ode = {x: x - ca.exp(-m.time), z: 0.0}
+    run, over = m.mode("run", ode=ode), m.mode("over", ode=ode)
+    m.transition(run, run, at=2 + o, reset={z: 2 * z}, name="doubles")
+    m.transition(run, over, guard=x - c, direction="falling", reset={z: z + 1}, name="gains")
+    m.initial(run, {x: 0.5, z: 1.0})
+    m.functional("G", terminal=z)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize(("native", "options"), WAYS)
+def test_ties_are_seen_as_far_as_a_run_is_inaccurate(native: bool, options: dict[str, Any]) -> None:
+    """Which is more than 10 tolerances here; a second run at a tenth of them shows that."""
+    system = unstable(native=native)
+    for rtol in (1e-6, 1e-7, 1e-8, 1e-9):
+        with pytest.warns(dh.DerivativeWarning, match="their order matters"):
+            dh.forward_sensitivity(system, (0, 2.5), rtol=rtol, atol=rtol / 100, **options)
+        with pytest.warns(dh.DerivativeWarning, match="their order matters"):
+            dh.adjoint_gradient(system, (0, 2.5), rtol=rtol, atol=rtol / 100, **options)

@@ -72,7 +72,7 @@ enum { MOST_LOOKS = 20000 };                 /* within a step */
 #define ZERO_ROUNDINGS 256.0
 #define RESIDUE 4.0
 #define SAME_INSTANT 4e-15
-#define BESIDE 100.0                          /* a guard is next to zero on entry within so many tolerances, WIDEST in events.py */
+#define BESIDE 100.0                          /* a guard is next to zero on entry within so many tolerances of the state */
 enum { ZENO_INTERVALS = 4, RECENT = 4 };
 #define ZENO_RATIO 0.999
 #define ZENO_REST 1e-6

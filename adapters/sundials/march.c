@@ -164,8 +164,9 @@ static int differentiate(march *m, const station *from, const station *to, const
     const double bend = fabs(e->guards[from->n_guards + l->index] - x[c->n + l->index]) / moment;
     const double own = e->guards[from->n_guards + l->index], depth = bend > 0 ? own * own / (2 * bend) : HUGE_VAL;
     if (!(depth > SHALLOW * accuracy)) *clean = 0;
+    const double apart = BESIDE * fmax(accuracy / fabs(own), m->rtol * elapsed(m, t)); /* in time, from other guards */
     for (integer j = 0; j < from->n_guards; j++)
-      if (j != l->index && fabs(e->guards[j] * own) <= BESIDE * accuracy * fabs(e->guards[from->n_guards + j])) *clean = 0;
+      if (j != l->index && fabs(e->guards[j]) <= apart * fabs(e->guards[from->n_guards + j])) *clean = 0;
   }
   for (integer i = 0; i < m->n_directions; i++) {
     const double *dp = m->directions + i * m->n_parameters, *w = e->before + i * nf;
