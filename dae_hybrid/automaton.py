@@ -23,6 +23,7 @@ from dae_hybrid.journey import Journey
 from dae_hybrid.leg import Leg, Parts
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.schedule import Schedule
 from dae_hybrid.segments import is_unresolved, kernel
 from dae_hybrid.stops import Stops, settle
 from dae_hybrid.system import HybridSystem, ModeSystem
@@ -61,7 +62,7 @@ class Automaton:
         self.system, self.session, self.p = system, session, parameters
         self.span, self.t_eval, self.options, self.companion = t_span, t_eval, options, companion
         self.reopen, self.certify, self.keep_path = reopen, certify, keep_path
-        self.instant = Instant(system, t_span, options)
+        self.instant = Instant(system, t_span, options, Schedule(system, t_span[0], parameters))
         self.stops = Stops(system, t_span, parameters)
         self.parts: list[Part | Leg] = []
         self.integrals = np.zeros(system.functionals.size)
@@ -119,7 +120,7 @@ class Automaton:
             firing, jumped = entry.fires, NONE
             due = np.inf
             if self.mode.timed and (firing is None or firing.transition.refuses or instant.reversed):
-                due, timed, count = instant.due(self.mode, self.t, self.p)
+                due, timed, count = instant.due(self.mode, self.t)
                 if timed is not None and (due <= self.t or (self.t >= end and self._is_now(due))):
                     firing = Firing(timed, count=count)
             overdue = self._overdue()
@@ -179,7 +180,7 @@ class Automaton:
             return True
         mode, t, at, instant = self.mode, self.t, self.at, self.instant
         moment = TOGETHER * max(self.options.rtol * instant.elapsed(t), MOMENT * (self.span[1] - self.span[0]))
-        due = instant.due(mode, t, self.p)[0] if mode.timed else np.inf
+        due = instant.due(mode, t)[0] if mode.timed else np.inf
         spared = min(self.span[1], due, self.stops.next(t)) - t <= moment
         if not spared:
             at = Arrival(at.x, at.m, *mode.kernels["entry"](t, at.x, at.m, self.p))
@@ -227,7 +228,7 @@ class Automaton:
             self.instant.arrive(mode, self.t, at, armed=armed, leaving=self._leaving(entry), crossing=found)
             found = self.instant.first(mode, self.t, at, found, armed)
         if self.instant.reversed and due <= self.t:
-            _, timed, count = self.instant.due(mode, self.t, self.p)
+            _, timed, count = self.instant.due(mode, self.t)
             found = found if timed is None else Firing(timed, count=count)
         return found
 

@@ -47,8 +47,9 @@ from dae_hybrid.firing import Firing
 from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array
 from dae_hybrid.options import Options
+from dae_hybrid.schedule import Schedule
 from dae_hybrid.system import HybridSystem, ModeSystem
-from dae_hybrid.transition import Arrival, TransitionMap, clock
+from dae_hybrid.transition import Arrival, TransitionMap
 
 #: a guard within this many roundings of its terms is zero
 ZERO_ROUNDINGS = 256.0
@@ -93,6 +94,7 @@ class Instant:
     system: HybridSystem
     span: tuple[float, float]
     options: Options
+    schedule: Schedule
     slack: float = 0.0  # times that differ by no more are one instant
     chain: list[int] = field(default_factory=list)
     #: fired at this instant, their mode not left since, and how far from zero their guards were
@@ -341,44 +343,38 @@ class Instant:
         """How fast the guard would move if it went through its range in the time of the run."""
         return float(self.ranges[transition.index]) / self._duration(t)
 
-    def due(self, mode: ModeSystem, t: float, p: Array) -> tuple[float, TransitionMap | None, int]:
+    def due(self, mode: ModeSystem, t: float) -> tuple[float, TransitionMap | None, int]:
         """Time, transition and count of the next time event of the mode, not before t."""
         best: tuple[float, TransitionMap | None, int] = (np.inf, None, 0)
-        for found in self.timetable(mode, t, p):
-            if found[0] < best[0] or (self.reversed and found[0] == best[0]):
-                best = found
+        for time, transition, count in self.timetable(mode, t):
+            if time > best[0]:
+                continue
+            latest = best[1] is None or transition.index > best[1].index
+            if time < best[0] or latest == self.reversed:
+                best = time, transition, count
         return best
 
-    def timetable(self, mode: ModeSystem, t: float, p: Array) -> Iterator[tuple[float, TransitionMap, int]]:
-        """The next time of every time event of the mode that still comes, in order of declaration."""
-        for index in mode.timed:
-            transition = self.system.transitions[index]
-            if transition.kind == "at":
-                time = self._scheduled(transition, 0, p, t)
-                if time >= t and index not in self.chain:
-                    yield time, transition, 0
-                continue
+    def timetable(self, mode: ModeSystem, t: float, last: float = np.inf) -> Iterator[tuple[float, TransitionMap, int]]:
+        """The next time of every `every=` of the mode, and the `at=` that still come until `last`: by default the next.
+
+        Those at one time are in order of declaration.
+        """
+        for transition in self.schedule.periodic(mode):
+            index = transition.index
             count, past = self.counts.get(index, 1), max(self.ticks.get(index, 0), self.over.get(transition.clock, 0))
-            time = self._scheduled(transition, count, p, t)
+            time = self.schedule.time(transition, count)
             while time < t or count <= past:
-                period = self._scheduled(transition, 1, p, t) - self.span[0]
+                period = self.schedule.time(transition, 1) - self.span[0]
                 count = max(count + 1, int((t - self.span[0]) / period))
-                time = self._scheduled(transition, count, p, t)
+                time = self.schedule.time(transition, count)
             self.counts[index] = count
             yield time, transition, count
-
-    def _scheduled(self, transition: TransitionMap, count: int, p: Array, t: float) -> float:
-        time = float(transition.kernels["time"](p, clock(self.span[0], count))[0][0])
-        if not np.isfinite(time) or (transition.kind == "every" and count and time <= self.span[0]):
-            what = "period is not positive" if transition.kind == "every" else "time is not finite"
-            raise NonFiniteError(
-                f"The {what}: scheduled {time}.",
-                transition=transition.name,
-                mode=self.system.modes[transition.source].name,
-                time=t,
-                remedy="Check at= or every= of the transition at these parameters.",
-            )
-        return time
+        for time, transition in self.schedule.once(mode, t, last):
+            if transition.index not in self.chain:
+                last = time if last == np.inf else last
+                if time > last:
+                    return
+                yield time, transition, 0
 
     def fired(self, transition: TransitionMap, t: float, guard: float = 0.0) -> int:
         """Note a firing, at a value of its guard; its order within the instant.

@@ -17,6 +17,7 @@ from dae_hybrid.integrator import Array
 from dae_hybrid.leg import Leg
 from dae_hybrid.reach import Reach
 from dae_hybrid.records import EventRecord, MeasurementRecord
+from dae_hybrid.schedule import Schedule
 from dae_hybrid.system import ModeSystem
 from dae_hybrid.trajectory import Trajectory
 from dae_hybrid.transition import KNOWN, Arrival, clock
@@ -38,6 +39,7 @@ class Look:
         self.reach = reach
         self.run, self.system, self.p = trajectory, trajectory.system, trajectory.parameters
         self.accuracy = max(SAME, ACCURACY * trajectory.options.rtol)
+        self.schedule = Schedule(self.system, trajectory.t_span[0], self.p)
 
     def slack(self, t: float) -> float:
         """Times that differ by no more are one instant."""
@@ -58,7 +60,7 @@ class Look:
         events = np.array([time for part in run.parts.given for time in times_of(part)])
         if not events.size:
             return True
-        at = [t.kernels["time"](self.p, clock(start, 0))[0][0] for t in self.system.transitions if t.kind == "at"]
+        at = [time for mode in self.system.modes for time, _ in self.schedule.once(mode, start)]
         given = [run.t_span[1], *at, *(part.time for part in run.parts.given if isinstance(part, MeasurementRecord))]
         others = np.sort(np.concatenate(([-np.inf], events, given, [np.inf])))
         first, after = (np.searchsorted(others, events, side=side) for side in ("left", "right"))
@@ -80,7 +82,10 @@ class Look:
 
     def instant(self, t: float) -> Instant:
         """A fresh instant of the run."""
-        return Instant(self.system, self.run.t_span, self.run.options, slack=self.slack(t))
+        return self._instant(self.slack(t))
+
+    def _instant(self, slack: float = 0.0) -> Instant:
+        return Instant(self.system, self.run.t_span, self.run.options, self.schedule, slack)
 
     def instants(self) -> Iterator[tuple[int, list[EventRecord]]]:
         """The events of the run by instant, with the number of the first."""
@@ -171,15 +176,13 @@ class Look:
     def _times_near(self, mode: ModeSystem, t: float) -> list[Firing]:
         """The time events of a mode that its entry at a time may be before or after, to the accuracy of the run."""
         found = []
-        for index in mode.timed:
-            transition, start = self.system.transitions[index], self.run.t_span[0]
-            time, count = transition.kernels["time"], 0
-            if transition.kind == "every":
-                period = float(time(self.p, clock(start, 1))[0][0]) - start
-                count = round((t - start) / period)
-            when = float(time(self.p, clock(start, count))[0][0])
-            if abs(when - t) <= self.slack(t) and (count or transition.kind == "at"):
+        slack, start = self.slack(t), self.run.t_span[0]
+        for transition in self.schedule.periodic(mode):
+            period = self.schedule.time(transition, 1) - start
+            count = round((t - start) / period)
+            if count and abs(self.schedule.time(transition, count) - t) <= slack:
                 found.append(Firing(transition, count=count))
+        found += [Firing(transition) for _, transition in self.schedule.once(mode, t - slack, t + slack)]
         return found
 
     def due(self, point: Point) -> list[Firing]:
@@ -194,9 +197,8 @@ class Look:
             transition = self.system.transitions[index]
             if transition.direction * rate >= 0 and not transition.refuses:
                 found.append(Firing(transition, h, rate))
-        for when, timed, count in instant.timetable(mode, t, self.p):
-            if when - t <= self.slack(t):
-                found.append(Firing(timed, count=count))
+        last = t + self.slack(t)
+        found += [Firing(timed, count=count) for when, timed, count in instant.timetable(mode, t, last) if when <= last]
         return found
 
     def coming(self, point: Point, happened: list[EventRecord]) -> list[Firing]:
@@ -220,9 +222,9 @@ class Look:
         """Whether a transition is due at a point to the last bit."""
         mode, t, x, m = point
         if firing.transition.kind != "guard":
-            exact = Instant(self.system, self.run.t_span, self.run.options).timetable(mode, t, self.p)
+            exact = self._instant().timetable(mode, t, t)
             return any(timed.index == firing.transition.index and when <= t for when, timed, _ in exact)
-        instant = Instant(self.system, self.run.t_span, self.run.options)
+        instant = self._instant()
         zeros = instant.zeros(mode, t, Arrival(x, m, *self.entry(*point)))
         return any(index == firing.transition.index for index, _, _ in zeros)
 
@@ -266,7 +268,7 @@ class Look:
         return self._undecided(mode, t, Arrival(x, m, *self.entry(mode, t, x, m)), own)
 
     def _undecided(self, mode: ModeSystem, t: float, at: Arrival, own: int | None) -> list[int]:
-        instant, found = Instant(self.system, self.run.t_span, self.run.options), []
+        instant, found = self._instant(), []
         for index, rate in instant.touching(mode, t, at):
             transition = self.system.transitions[index]
             meets = transition.direction * rate >= 0 or transition.on_entry != "wait"
@@ -287,7 +289,7 @@ class Look:
         close = self._within_accuracy(point, at)
         if not close:
             return []
-        exact = Instant(self.system, self.run.t_span, self.run.options)
+        exact = self._instant()
         touching, found = {index for index, _ in exact.touching(mode, t, at)}, []
         for index, h, rate in close:
             transition = self.system.transitions[index]
@@ -337,7 +339,7 @@ class Look:
         mode, t, x, m = point
         if not (mode.guarded and self.run.notes):  # a note says which guards have rested
             return []
-        instant = Instant(self.system, self.run.t_span, self.run.options)
+        instant = self._instant()
         at = Arrival(x, m, *self.entry(mode, t, x, m))
         moving = {index for index, _, _ in instant.zeros(mode, t, at)}
         touching = [index for index, _ in instant.touching(mode, t, at) if index not in moving]

@@ -189,7 +189,7 @@ def replay(
         resting = instant.at_rest(mode, t, at, p, kept)
         following = instant.look(mode, t, at, entering=True, resting=resting).fires
         if following is None:
-            when, timed, count = instant.due(mode, t, p)
+            when, timed, count = instant.due(mode, t)
             following = Firing(timed, count=count) if timed is not None and when - t <= look.slack(t) else None
         if following is None:
             return Outcome(mode, at, costs, records)

@@ -30,13 +30,18 @@ static int negligible(const double *values, const double *sizes, integer n, doub
   return 1;
 }
 
-/* Whether intervals between events shrink as if they were to accumulate soon; the automaton looks closer. */
+/* Whether intervals between events shrink, by one ratio and for some time, as if they were to accumulate soon; the
+ * automaton looks closer. */
 static int accumulates(const march *m, double t) {
   if (m->n_times < ZENO_INTERVALS) return 0;
+  double least = HUGE_VAL, most = 0, later = t - m->recent[0];
+  for (integer i = 1; i < ZENO_INTERVALS; i++) {
+    const double earlier = m->recent[i - 1] - m->recent[i], ratio = later / earlier;
+    if (!(later <= ZENO_RATIO * earlier)) return 0;
+    least = fmin(least, ratio), most = fmax(most, ratio), later = earlier;
+  }
   const double last = t - m->recent[0], before = m->recent[0] - m->recent[1];
-  if (!(last <= ZENO_RATIO * before)) return 0;
-  const double limit = t + last * last / (before - last);
-  return !(limit - t > FAR * ZENO_REST * (t - m->t0));
+  return most <= 2 * least && !(last * last / (before - last) > FAR * ZENO_REST * (t - m->t0));
 }
 
 /* the parts of an event's record, one after the other; mirrored in leg.py */
