@@ -9,7 +9,7 @@ import numpy as np
 from dae_hybrid.codegen import Kernel, densified
 from dae_hybrid.integrator import Array, Equations
 from dae_hybrid.matrices import LARGE, Matrix, entries, identity, sign_of_determinant
-from dae_hybrid.segments import kept
+from dae_hybrid.segments import kept, kernel
 
 #: above this size a bound replaces the eigenvalues
 EIGENVALUES = 30
@@ -18,6 +18,8 @@ EIGENVALUES = 30
 DECAYS = 500.0
 #: and looks again after so many steps, as many again and so on, to change where that is no longer so
 LOOK, MOST = 100, 1000
+#: a segment is no longer than so many times the time to its event, by the rates of its guards, of up to so many
+EVENTS_AHEAD, FEW_GUARDS = 10.0, 64
 #: up to so many entries of a matrix Python's own sums are faster than NumPy's
 FEW = 25
 
@@ -53,13 +55,24 @@ def reduced_jacobian(jacobian: Array, n: int) -> Array:
 
 
 def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> bool:
-    """Whether ``method="auto"`` takes a method for stiff equations from t to t_stop."""
+    """Whether ``method="auto"`` takes a method for stiff equations from t to t_stop, or to events long before."""
     if equations.n > LARGE:
-        return decay_rate(equations, t, x, m, p) * (t_stop - t) > DECAYS
+        return decay_rate(equations, t, x, m, p) * _horizon(equations, t, x, m, p, t_stop) > DECAYS
     jacobian = state_jacobian(equations, t, x, m, p)
     if not equations.implicit and norm_bound(jacobian) * (t_stop - t) <= DECAYS:  # without a look at the eigenvalues
         return False
-    return _decay_rate(equations, jacobian) * (t_stop - t) > DECAYS
+    return _decay_rate(equations, jacobian) * _horizon(equations, t, x, m, p, t_stop) > DECAYS
+
+
+def _horizon(e: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> float:
+    """The time to look ahead for: EVENTS_AHEAD times that to the next event by the guards' rates, or to t_stop."""
+    n = e.n_guards - e.n_singularities
+    if e.implicit or not 0 < n <= FEW_GUARDS:
+        return t_stop - t
+    h, rate = kernel(e, "guards")(t, x, m, p)[0][:n], kernel(e, "rates")(t, x, m, p)[0][:n]
+    with np.errstate(invalid="ignore", over="ignore"):
+        nearing = h * rate < 0
+        return min(t_stop - t, EVENTS_AHEAD * float(np.min(-h[nearing] / rate[nearing], initial=np.inf)))
 
 
 def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> float:

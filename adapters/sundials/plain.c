@@ -12,7 +12,17 @@ static double fastest_of_two(double a, double b, double c, double d) {
   return fmax(0, (square > 0 ? sqrt(square) - half : -half) * scale);
 }
 
-/* Whether the Jacobian says, by a bound or of two variables by its eigenvalues, that explicit steps will do up to t_stop. */
+/* The time to look ahead for: some times as long as the guards, at their rates, take to the next event, or up to t_stop. */
+static double horizon(context *c, double t, const double *x, double t_stop) {
+  double value[2 * FEW_GUARDS], ahead = HUGE_VAL;
+  if (c->n_guards > FEW_GUARDS || guards_and_rates(c, t, x, value)) return t_stop - t;
+  for (integer i = 0; i < c->n_guards; i++)
+    if (value[i] * value[c->n_guards + i] < 0) ahead = fmin(ahead, -value[i] / value[c->n_guards + i]);
+  return fmin(t_stop - t, EVENTS_AHEAD * ahead);
+}
+
+/* Whether the Jacobian says, by a bound or of two variables by its eigenvalues, that explicit steps will do; see
+ * dae_hybrid/stiffness.py */
 static int is_soft(context *c, double t, const double *x, double t_stop) {
   const sparse *a = &c->state_jacobian;
   double rows = 0, columns = 0;
@@ -29,11 +39,14 @@ static int is_soft(context *c, double t, const double *x, double t_stop) {
     for (integer k = 0; k < a->column[c->n]; k++) sum += a->row[k] == i ? fabs(a->value[k]) : 0;
     rows = fmax(rows, sum);
   }
-  if (fmin(rows, columns) * (t_stop - t) <= DECAYS) return 1;
+  double ahead = t_stop - t;
+  if (fmin(rows, columns) * ahead <= DECAYS) return 1;
+  ahead = horizon(c, t, x, t_stop);
+  if (fmin(rows, columns) * ahead <= DECAYS) return 1;
   if (c->n != 2) return 0;
   double dense[4] = {0};
   for (integer j = 0; j < 2; j++) scatter_column(a, j, dense + 2 * j);
-  return fastest_of_two(dense[0], dense[2], dense[1], dense[3]) * (t_stop - t) <= DECAYS;
+  return fastest_of_two(dense[0], dense[2], dense[1], dense[3]) * ahead <= DECAYS;
 }
 
 static integer counter(const context *c, int which) {
