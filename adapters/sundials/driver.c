@@ -411,16 +411,21 @@ int dh_back(backward *r) {
   context *c = r->model;
   for (integer step = 0, stuck = 0; step < r->budget; step++) {
     const double before = r->clock;
-    double ahead = 0; /* SUNDIALS chooses the length of the next step at the end of this one */
+    double ahead = 0; /* SUNDIALS has chosen the length of this step, and will choose that of the next one at its end */
     if (r->steps && c->api->get_next_step(r->memory, &ahead)) return FATAL;
-    const double bound = fmin(longest_step(r, r->t + ahead), r->max_step);
+    const double most = fmin(longest_step(r, r->t), r->max_step), stop = fmax(r->target, r->clock - most);
+    const int is_short = r->steps && fabs(ahead) > most && stop > r->target; /* a bound does not shorten what is constant */
+    const int told = c->api->set_stop_time(r->memory, is_short ? stop : r->target);
+    if (told) return told;
+    const double bound = fmin(longest_step(r, is_short ? r->t - most : r->t + ahead), r->max_step);
     if (bound != r->bound) {
       const int flag = c->api->set_max_step(r->memory, bound < HUGE_VAL ? bound : 0);
       if (flag) return flag;
       r->bound = bound;
     }
-    const int status = r->implicit ? c->api->ida(r->memory, r->toward, &r->clock, r->x, r->xdot, ONE_STEP)
-                                   : c->api->cvode(r->memory, r->toward, r->x, &r->clock, ONE_STEP);
+    int status = r->implicit ? c->api->ida(r->memory, r->toward, &r->clock, r->x, r->xdot, ONE_STEP)
+                             : c->api->cvode(r->memory, r->toward, r->x, &r->clock, ONE_STEP);
+    if (status == REACHED_STOP && is_short) status = 0;
     const double moved = status < 0 ? 0 : fabs(r->clock - before);
     const int blurred = status != REACHED_STOP && moved < FINE * DBL_EPSILON * fabs(r->clock);
     if (!r->steps && r->anchor == ABSOLUTE && blurred && !c->raised) {

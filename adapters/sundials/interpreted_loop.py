@@ -364,7 +364,11 @@ class Backward:
             ahead = c_double()  # see `dh_back` in driver.c
             if self.steps:
                 self._call("GetCurrentStep", byref(ahead))
-            bound = min(self.max_step, self._longest_step(self.t + ahead.value))
+            most = min(self.max_step, self._longest_step(self.t))
+            stop = max(self.target, self.clock - most)
+            short = self.steps > 0 and abs(ahead.value) > most and stop > self.target
+            self._call("SetStopTime", stop if short else self.target)
+            bound = min(self.max_step, self._longest_step(self.t - most if short else self.t + ahead.value))
             if bound != self.bound:
                 self._call("SetMaxStep", bound if np.isfinite(bound) else 0.0)
                 self.bound = bound
@@ -372,6 +376,8 @@ class Backward:
                 status = self.library.IDASolve(h["memory"], self.toward, byref(time), h["x"], h["xdot"], ONE_STEP)
             else:
                 status = self.library.CVode(h["memory"], self.toward, h["x"], byref(time), ONE_STEP)
+            if status == REACHED_STOP and short:
+                status = 0
             moved = 0.0 if status < 0 else abs(time.value - self.clock)
             blurred = status != REACHED_STOP and moved < FINE * EPS * abs(time.value)
             if not self.steps and self.anchor == ABSOLUTE and blurred and not self.model.has_failed:
