@@ -10,6 +10,8 @@ Times within the accuracy of the run are one instant here: which of them comes f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dae_hybrid.conditions import Conditions
@@ -94,19 +96,18 @@ def _at_an_instant(look: Look, along: Along, first: int, events: list[EventRecor
         fired.add(event.index)
     _refuse_rest(look, along.directions, look.before(events[0]), before)
     last = events[-1]
-    settled = look.with_twins(due | {event.index for event in events})  # those are a matter of order
-    settled -= {last.index} - {event.index for event in events[:-1]}
+    settled = look.settled(due, events, conditions) - ({last.index} - {event.index for event in events[:-1]})
     point = look.after(last)
     for index in [i for i in look.undecided_after(last) if i not in settled]:
         moving = look.moves(index, *point, after, along.directions.directions, taus[-1])
-        if moving and along.fires_or_not(look, point, look.entered_beside(index), after, taus[-1]) is not None:
+        if moving and along.fires_or_not(look, point, look.entered_beside(index), after, taus[-1], events) is not None:
             _refuse_entry(look, index, last.time, conditions)
     found = []
     for k, event in enumerate(events):
         if k + 1 == len(events) or not events[k + 1].order:
-            settled = look.with_twins(due | {earlier.index for earlier in events[: k + 1]}) - {event.index}
+            settled = look.settled(due, events[: k + 1], conditions) - {event.index}
             near = [firing for firing in look.near_after(event) if firing.transition.index not in settled]
-            found += _near_entry(look, along, look.after(event), sides[k][1], taus[k], near)
+            found += _near_entry(look, along, look.after(event), sides[k][1], taus[k], near, events[: k + 1])
     for other, time in zip(others, times, strict=True):
         why = None if along.together(taus[0], time) else along.order_matters(look, events[0], other, before)
         if why is not None:
@@ -133,14 +134,15 @@ def _at_an_instant(look: Look, along: Along, first: int, events: list[EventRecor
 
 
 def _near_entry(
-    look: Look, along: Along, point: Point, state: Array, tau: Array | None, near: list[Firing]
-) -> list[str]:
-    """What to say of guards that are zero, to the accuracy of the run, where a mode is entered."""
+    look: Look, along: Along, point: Point, state: Array, tau: Array | None, near: list[Firing],
+    past: Sequence[EventRecord] = (),
+) -> list[str]:  # fmt: skip
+    """What to say of guards that are zero, to the accuracy of the run, where a mode is entered after some events."""
     found = []
     for firing in near:
         if not look.moves(firing.transition.index, *point, state, along.directions.directions, tau):
             continue
-        why = along.fires_or_not(look, point, firing, state, tau)
+        why = along.fires_or_not(look, point, firing, state, tau, past)
         if why is not None:
             zero = f"The guard of '{firing.transition.name}' is {firing.guard:.1e}, zero"
             due = f"Transition '{firing.transition.name}' is due"

@@ -12,6 +12,7 @@ import casadi as ca
 from dae_hybrid.discontinuous_nodes import (
     ALL,
     EQUALITIES,
+    FOLDS,
     JUMPS,
     KINKS,
     LIMITED,
@@ -20,6 +21,7 @@ from dae_hybrid.discontinuous_nodes import (
     SEARCHES,
     Node,
     bare,
+    written_out,
 )
 from dae_hybrid.errors import ModelError
 
@@ -82,6 +84,14 @@ def instructions(inputs: Sequence[ca.MX], outputs: Sequence[ca.MX], ops: Set[int
     return [(op, function.instruction_MX(k)) for op, k in every if op in ops]
 
 
+def without_folds(expressions: Sequence[ca.MX]) -> list[ca.MX]:
+    """Expressions with the kinks of two entries each for those of all entries of a matrix."""
+    found = list(expressions)
+    while nodes := [node for _, node in instructions(_symbols(found), found, FOLDS)]:
+        found = ca.graph_substitute(found, nodes[:1], [written_out(nodes[0])])
+    return found
+
+
 def are_smooth(expressions: Sequence[ca.MX]) -> bool:
     """Whether expressions have neither discontinuous nodes, nor marks, nor calls in which such nodes may be."""
     return not instructions(_symbols(expressions), expressions, ALL | {SMOOTH, ca.OP_CALL})
@@ -116,6 +126,7 @@ class Discontinuities:
         self._moving |= {symbol.__hash__() for symbol, mark in self._marks if self._moves(mark)}
         self._put([mark for _, mark in self._marks], [symbol for symbol, _ in self._marks])
         self._inline()
+        self._expressions = without_folds(self._expressions)
 
     @property
     def expressions(self) -> list[ca.MX]:
@@ -259,6 +270,7 @@ def _node(node: ca.MX) -> Node:
 def jumps(expressions: Sequence[ca.MX]) -> list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]]:
     """Entries of all discontinuous nodes, the nodes, and the expressions as functions of the entry's value."""
     found: list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]] = []
+    expressions = without_folds(expressions)
     for _, node in instructions(_symbols(expressions), expressions, JUMPS | KINKS | {*EQUALITIES}):
         whole = _node(node)
         for i in range(whole.size):

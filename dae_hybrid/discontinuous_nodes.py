@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import casadi as ca
 
@@ -17,13 +17,15 @@ STEPS = (ca.OP_FLOOR, ca.OP_CEIL, ca.OP_FMOD, ca.OP_REMAINDER)
 SIGNS = (ca.OP_SIGN, ca.OP_COPYSIGN)
 #: continuous, with a derivative that jumps
 KINKS = frozenset((ca.OP_FABS, ca.OP_FMIN, ca.OP_FMAX))
+#: kinks of all entries of a matrix at once
+FOLDS = frozenset((ca.OP_MMAX, ca.OP_MMIN, ca.OP_NORM1, ca.OP_NORMINF))
 #: functions whose arguments must not leave their domain; a kink there is a clip that keeps them in it
 LIMITED = frozenset(
     (ca.OP_SQRT, ca.OP_LOG, ca.OP_LOG1P, ca.OP_POW, ca.OP_CONSTPOW, ca.OP_DIV, ca.OP_INV, ca.OP_ASIN, ca.OP_ACOS,
      ca.OP_ACOSH, ca.OP_ATANH)
 )  # fmt: skip
 JUMPS = frozenset((*RELATIONS, *STEPS, *SIGNS))
-ALL = JUMPS | {*KINKS, *EQUALITIES, *LOGIC, *SEARCHES, ca.OP_IF_ELSE_ZERO}
+ALL = JUMPS | FOLDS | {*KINKS, *EQUALITIES, *LOGIC, *SEARCHES, ca.OP_IF_ELSE_ZERO}
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,18 @@ def _rounded(op: int, q: ca.MX) -> ca.MX:
     if op == ca.OP_FMOD:
         return ca.sign(q) * ca.floor(ca.fabs(q))
     return ca.floor(q)
+
+
+def written_out(node: ca.MX) -> ca.MX:
+    """One of FOLDS by the kinks of two entries each."""
+    matrix = ca.vec(ca.densify(node.dep(0)))
+    entries = [matrix[i] for i in range(matrix.numel())]
+    if node.op() == ca.OP_MMIN:
+        return reduce(ca.fmin, entries)
+    if node.op() == ca.OP_MMAX:
+        return reduce(ca.fmax, entries)
+    sizes = [ca.fabs(entry) for entry in entries]
+    return sum(sizes[1:], sizes[0]) if node.op() == ca.OP_NORM1 else reduce(ca.fmax, sizes)
 
 
 def bare(text: str) -> str:

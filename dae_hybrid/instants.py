@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -151,6 +152,63 @@ class Look:
         memories = {relation.memory for i in indices if (relation := every[i].relation) is not None}
         return indices | {t.index for t in every if t.relation is not None and t.relation.memory in memories}
 
+    def sides_after(self, events: Sequence[EventRecord], but: Firing) -> dict[int, int]:
+        """The sides of zero that the guards of events are on after them, but for one that is to fire again."""
+        if not events or events[-1].target is None:
+            return {}
+        fired = {event.index for event in events} - self.with_twins({but.transition.index})
+        mode, t, x, m = self.after(events[-1])
+        at = Arrival(x, m, *self.entry(mode, t, x, m))
+        zero = {index: rate for index, rate in self._instant(self.slack(t)).touching(mode, t, at)}
+        guards = zip(mode.guarded, at.guards.tolist(), strict=True)
+        return {index: int(np.sign(zero.get(index, h))) for index, h in guards if index in fired}
+
+    def settled(self, due: set[int], events: Sequence[EventRecord], conditions: Conditions) -> set[int]:
+        """Transitions that are a matter of order: those that fired, and whatever else was due.
+
+        Relations and what was only due are not where an event has brought their guards to zero anew.
+        """
+        fired = self.with_twins({event.index for event in events})
+        kept = {index for index in fired if self.system.transitions[index].relation is None}
+        return kept | (fired | self.with_twins(due)) & self.untouched(events, conditions)
+
+    def untouched(self, events: Sequence[EventRecord], conditions: Conditions) -> set[int]:
+        """Transitions whose guards events have left alone: they see what they, or those of the same relation, saw."""
+        first, last = events[0], events[-1]
+        if last.target is None:
+            return set()
+        n = first.x_minus[: self.source(first).differential.size].size + first.memory_minus.size
+        state, none = np.eye(n), np.zeros((self.p.size, n))
+        taus: list[Array] = []
+        for event in events:
+            map_ = self.system.linearise(event, self.p, self.run.t_span[0], conditions)
+            tau, state, _ = map_.forward(state, none, taus[-1] if taus else None)
+            taus.append(tau)
+        before = self._seen(self.before(first), np.eye(n), taus[0])
+        after = self._seen(self.after(last), state, taus[-1])
+        keys = {self._key(index): index for index in self.source(first).guarded}
+        found = set()
+        for index, seen in after.items():
+            other = before.get(keys.get(self._key(index), -1))
+            if other is not None and min(np.abs(seen - other).max(), np.abs(seen + other).max()) <= SAME * np.abs(
+                other
+            ).max(initial=0.0):
+                found.add(index)
+        return found
+
+    def _key(self, index: int) -> Any:
+        """What guards of one relation have in common."""
+        relation = self.system.transitions[index].relation
+        return index if relation is None else relation.memory
+
+    def _seen(self, point: Point, state: Array, tau: Array) -> dict[int, Array]:
+        """Derivatives of the guards of a mode at a time that moves."""
+        found, start = {}, clock(self.run.t_span[0], 0)
+        for index in point[0].guarded:
+            h_w, _, rate = self.system.transitions[index].guard_derivatives(*point, self.p, start)
+            found[index] = np.append(h_w @ state + rate * tau, 0.0)
+        return found
+
     def entered_beside(self, index: int, guard: float = 0.0, rate: float = 1.0) -> Firing:
         """A transition whose guard is zero on entry, to the accuracy of the run, and moves away.
 
@@ -168,10 +226,8 @@ class Look:
         mode, t, *_ = self.after(event)
         if event.source != event.target:
             return found + [firing for firing in self._times_near(mode, t) if firing.transition.index != event.index]
-        if found:
-            before = dict(zip(mode.guarded, self.entry(*self.before(event))[1].tolist(), strict=True))
-            found = [firing for firing in found if firing.guard != before[firing.transition.index]]
-        return found
+        left_alone = self.untouched([event], Conditions(strict=False)) if found else set()
+        return [firing for firing in found if firing.transition.index not in left_alone]
 
     def _times_near(self, mode: ModeSystem, t: float) -> list[Firing]:
         """The time events of a mode that its entry at a time may be before or after, to the accuracy of the run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -110,14 +110,16 @@ class Along:
         return self.run.system.parameters.labels()[entries[0]] if entries.size == 1 else f"direction {direction}"
 
     def fires_or_not(
-        self, look: Look, point: Point, firing: Firing, state: Array, tau: Array | None = None
-    ) -> str | None:
+        self, look: Look, point: Point, firing: Firing, state: Array, tau: Array | None = None,
+        past: Sequence[EventRecord] = (),
+    ) -> str | None:  # fmt: skip
         """What a transition changes that fires at a point or does not, None where it is nothing.
 
-        `tau` is the derivative of the time of the point.
+        `tau` is the derivative of the time of the point, `past` are the events that have led to it.
         """
         try:
-            fired = self.after(replay(look, point, firing, armed=False), point[1], state, tau)
+            outcome = replay(look, point, firing, armed=False, sides=look.sides_after(past, firing))
+            fired = self.after(outcome, point[1], state, tau)
         except DaeHybridError as error:
             return f"there is an error ({error.message})"
         return self.difference(self.before(point, state), fired)
