@@ -184,7 +184,7 @@ class Look:
             map_ = self.system.linearise(event, self.p, self.run.t_span[0], conditions)
             tau, state, _ = map_.forward(state, none, taus[-1] if taus else None)
             taus.append(tau)
-        before = self._seen(self.before(first), np.eye(n), taus[0])
+        before = self._seen(self.before(first), np.eye(n), taus[-1])
         after = self._seen(self.after(last), state, taus[-1])
         keys = {self._key(index): index for index in self.source(first).guarded}
         found = set()
