@@ -42,6 +42,11 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[Mod
         terminal = [f.terminal for f in functionals if f.terminal is not None]
         ends[builder.index] = Branches("a terminal value", terminal, lower, at_end)
         parts = [mode.everything, *(f.integrand for f in functionals if f.integrand is not None)]
+        parts += [when for _, when, _ in measured]
+        for transition in stated.transitions.values():
+            if transition.source.name == mode.name:
+                triggers = (transition.guard, transition.at, transition.every)
+                parts += [ca.MX(trigger) for trigger in triggers if trigger is not None]
         constants[builder.index] = Branches(f"mode '{mode.name}'", parts, lower, fixed, moving)
     start = None
     if stated.start is not None:

@@ -82,14 +82,14 @@ class Branches:
         return Kernel(ca.Function("branches", point, [*outputs, *by_u]), range(len(outputs), 2 * len(outputs)))
 
     def undecided(self, point: Sequence[Any], allowed: Array) -> list[tuple[str, Array, bool]]:
-        """Relations that are where they change, to the accuracy of the state, and whose sides differ.
+        """Relations that are where they change, to the accuracy of (t, x, m), and whose sides differ.
 
         With derivatives of their distances from there by (t, x, m, p), and whether the sides differ in values.
         """
         margins, by_u = self._margins(*point)
         u = np.concatenate([np.atleast_1d(np.asarray(part, dtype=float)) for part in point[:4]])
         with np.errstate(invalid="ignore", over="ignore"):
-            reach = TOGETHER * np.abs(by_u[:, 1 : 1 + allowed.size]) @ allowed
+            reach = TOGETHER * np.abs(by_u[:, : allowed.size]) @ allowed
             reach = reach + ZERO_ROUNDINGS * EPS * np.abs(by_u) @ np.abs(u)
         near = np.flatnonzero(np.abs(margins) <= reach + np.finfo(float).tiny)
         found = []
@@ -194,9 +194,10 @@ def _open(trajectory: Trajectory, table: BranchTable) -> Iterator[Open]:
 
     system, p, options, count = trajectory.system, trajectory.parameters, trajectory.options, 0
 
-    def look(branches: Branches | None, mode: ModeSystem, *point: Any) -> Iterator[Open]:
+    def look(branches: Branches | None, mode: ModeSystem, *point: Any, late: float = 0.0) -> Iterator[Open]:
         if branches is not None:
-            allowed = options.allowed(mode.variables, point[1])
+            of_memory = options.rtol * np.abs(point[2])
+            allowed = np.concatenate(([late], options.allowed(mode.variables, point[1]), of_memory))
             for text, by_u, values in branches.undecided(point, allowed):
                 yield Open(branches.what, text, float(point[0]), mode, by_u, values, count, at_event)
 
@@ -210,11 +211,13 @@ def _open(trajectory: Trajectory, table: BranchTable) -> Iterator[Open]:
             if part.index in table.transitions:
                 branches, more = table.transitions[part.index]
                 source, at_event = system.modes[system.transitions[part.index].source], True
-                yield from look(branches, source, part.time, part.x_minus, part.memory_minus, p, *more(part))
+                late = options.rtol * max(abs(part.time), part.time - trajectory.t_span[0]) if part.direction else 0.0
+                yield from look(branches, source, part.time, part.x_minus, part.memory_minus, p, *more(part), late=late)
                 at_event = False
             count += 1
         elif isinstance(part, MeasurementRecord) and part.index in table.measurements:
             own = table.measurements[part.index](part.mode.index)
             yield from look(own, part.mode, part.time, part.x, part.memory, p)
     t, index, x, m = trajectory.final
-    yield from look(table.ends.get(index), system.modes[index], t, x, m, p)
+    late = options.rtol * max(abs(t), t - trajectory.t_span[0]) if trajectory.ended_by_event else 0.0
+    yield from look(table.ends.get(index), system.modes[index], t, x, m, p, late=late)
