@@ -35,19 +35,29 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[Mod
         for i, (name, when, value) in enumerate(measured)
         if Branches("", [value], builders[0].lowering.lower, fixed | time)
     }
-    ends, constants = {}, {}
+    ends, constants, equations = {}, {}, {}
     at_end = fixed if any(t.target is None for t in stated.transitions.values()) else fixed | time
     for builder in builders:
         mode, lower = builder.lowering.mode, builder.lowering.lower
         terminal = [f.terminal for f in functionals if f.terminal is not None]
         ends[builder.index] = Branches("a terminal value", terminal, lower, at_end)
         parts = [mode.everything, *(f.integrand for f in functionals if f.integrand is not None)]
+        equations[builder.index] = Branches(f"mode '{mode.name}'", parts, lower, fixed, moving, kinks=True)
         parts += [when for _, when, _ in measured]
         for transition in stated.transitions.values():
             if transition.source.name == mode.name:
                 triggers = (transition.guard, transition.at, transition.every)
                 parts += [ca.MX(trigger) for trigger in triggers if trigger is not None]
         constants[builder.index] = Branches(f"mode '{mode.name}'", parts, lower, fixed, moving)
+    numbers = {name: i for i, name in enumerate(model.transitions)}
+    lowerings = {b.lowering.mode.name: b.lowering.lower for b in builders}
+    guards = {
+        numbers[name]: Branches(
+            f"the guard of '{name}'", [t.guard], lowerings[t.source.name], fixed, moving, kinks=True
+        )
+        for name, t in stated.transitions.items()
+        if t.guard is not None
+    }
     start = None
     if stated.start is not None:
         own = stated.start
@@ -61,6 +71,8 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[Mod
         {i: b for i, b in ends.items() if b},
         {i: b for i, b in constants.items() if b},
         start if start else None,
+        {i: b for i, b in guards.items() if b},
+        {i: b for i, b in equations.items() if b},
     )
 
 

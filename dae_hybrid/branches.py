@@ -40,7 +40,7 @@ class Branches:
     """The relations of what is evaluated at one place.
 
     `what` is the place, in words. Relations of `fixed` symbols do not move with the parameters; those of
-    `moving` ones are events.
+    `moving` ones are events, or integrated across: with `kinks`, the kinks among them are meant instead of all others.
     """
 
     what: str
@@ -48,13 +48,15 @@ class Branches:
     lower: Callable[[str, Sequence[tuple[str, ca.MX]]], ca.Function]  # to a function of (t, x, m, p) and more
     fixed: Set[int]
     moving: Set[int] = frozenset()
+    kinks: bool = False
 
     @cached_property
     def _jumps(self) -> list[Any]:
         found = []
         for entry, node, forced in jumps(self.expressions):
             symbols = {s.__hash__() for s in ca.symvar(ca.veccat(*entry.arguments))}
-            if not symbols <= self.fixed and symbols.isdisjoint(self.moving):
+            moves = not symbols.isdisjoint(self.moving)
+            if (moves and entry.is_kink if self.kinks else not moves) and not symbols <= self.fixed:
                 found.append((entry, bare(str(node)), forced))
         return found
 
@@ -115,7 +117,8 @@ class BranchTable:
     """The relations of a system that are no events, by where they are evaluated.
 
     `transitions` are by index, with what they depend on besides (t, x-, m-, p); `measurements` by index and mode,
-    `ends` and `constants` by mode; `start` is of the initial mode.
+    `ends` and `constants` by mode; `start` is of the initial mode. `guards`, by transition, and `equations`, by mode,
+    are the kinks that a run may rest at.
     """
 
     transitions: Mapping[int, tuple[Branches, Callable[[EventRecord], list[Any]]]]
@@ -123,9 +126,12 @@ class BranchTable:
     ends: Mapping[int, Branches]
     constants: Mapping[int, Branches]
     start: Branches | None
+    guards: Mapping[int, Branches]
+    equations: Mapping[int, Branches]
 
     def __bool__(self) -> bool:
-        return bool(self.transitions or self.measurements or self.ends or self.constants or self.start)
+        at_instants = self.transitions or self.measurements or self.ends or self.constants or self.start
+        return bool(at_instants or self.guards or self.equations)
 
 
 def open_branches(trajectory: Trajectory) -> list[Open]:
@@ -146,6 +152,7 @@ class Open:
     jumps: bool  # the sides differ in values, and not in derivatives alone
     n_events: int
     at_event: bool
+    rests: bool = False
 
     @property
     def is_constant(self) -> bool:
@@ -155,12 +162,14 @@ class Open:
     @property
     def matters(self) -> bool:
         """Whether derivatives are one-sided however the relation moves with the parameters."""
-        return not self.is_constant and (self.jumps or not self.at_event)
+        return not self.is_constant and not self.rests and (self.jumps or not self.at_event)
 
     def moves(self, trajectory: Trajectory, directions: Directions) -> bool:
         """Whether the relation, of memory and parameters or at an event, moves with the parameters."""
         n, ny = 1 + self.mode.variables.size, self.mode.differential.size
         nm = self.by_u.size - n - directions.p.size
+        if self.rests:
+            return self._leaves(trajectory, directions)
         if self.is_constant or not self.at_event:
             if self.n_events:
                 state = directions.sides[self.n_events - 1][1]
@@ -173,6 +182,19 @@ class Open:
         by_w = chain(self.mode, event.time, event.x_minus, event.memory_minus, directions.p)
         by_u = np.concatenate((self.by_u[1:], self.by_u[:1]))  # by (x, m, p, t)
         terms = (by_u @ by_w)[:, None] * np.vstack((state, directions.directions, tau))
+        return bool(np.any(np.abs(terms.sum(axis=0)) > MOVED * np.abs(terms).sum(axis=0)))
+
+    def _leaves(self, trajectory: Trajectory, directions: Directions) -> bool:
+        """Whether a run that rests at a kink until an event, or until its end, leaves it with the parameters."""
+        last = self.n_events == len(trajectory.events)
+        if last:
+            t, _, x, m = trajectory.final
+            state = directions.state
+        else:
+            event = trajectory.events[self.n_events]
+            t, x, m, state = event.time, event.x_minus, event.memory_minus, directions.sides[self.n_events][0]
+        by_w = chain(self.mode, t, x, m, directions.p)[:-1, :-1]
+        terms = (self.by_u[1:] @ by_w)[:, None] * np.vstack((state, directions.directions))
         return bool(np.any(np.abs(terms.sum(axis=0)) > MOVED * np.abs(terms).sum(axis=0)))
 
     def refuse(self, conditions: Conditions) -> None:
@@ -194,12 +216,14 @@ def _open(trajectory: Trajectory, table: BranchTable) -> Iterator[Open]:
 
     system, p, options, count = trajectory.system, trajectory.parameters, trajectory.options, 0
 
-    def look(branches: Branches | None, mode: ModeSystem, *point: Any, late: float = 0.0) -> Iterator[Open]:
+    def look(
+        branches: Branches | None, mode: ModeSystem, *point: Any, late: float = 0.0, rests: bool = False
+    ) -> Iterator[Open]:
         if branches is not None:
             of_memory = options.rtol * np.abs(point[2])
             allowed = np.concatenate(([late], options.allowed(mode.variables, point[1]), of_memory))
             for text, by_u, values in branches.undecided(point, allowed):
-                yield Open(branches.what, text, float(point[0]), mode, by_u, values, count, at_event)
+                yield Open(branches.what, text, float(point[0]), mode, by_u, values, count, at_event, rests)
 
     start, at_event = trajectory.start, False
     yield from look(table.start, start.mode, start.t, start.x, start.at.m, p)
@@ -207,13 +231,19 @@ def _open(trajectory: Trajectory, table: BranchTable) -> Iterator[Open]:
         if isinstance(part, Segment):
             mode = part.mode
             yield from look(table.constants.get(mode.index), mode, part.t_start, part.x_start, part.memory, p)
+            if mode.index in table.equations and part.t_end > part.t_start:
+                kinks = table.equations[mode.index]
+                known = {found.text for found in look(kinks, mode, part.t_start, part.x_start, part.memory, p)}
+                at_end = look(kinks, mode, part.t_end, part.x_end, part.memory, p, rests=True) if known else ()
+                yield from (found for found in at_end if found.text in known)
         elif isinstance(part, EventRecord):
+            source, at_event = system.modes[system.transitions[part.index].source], True
+            yield from look(table.guards.get(part.index), source, part.time, part.x_minus, part.memory_minus, p)
             if part.index in table.transitions:
                 branches, more = table.transitions[part.index]
-                source, at_event = system.modes[system.transitions[part.index].source], True
                 late = options.rtol * max(abs(part.time), part.time - trajectory.t_span[0]) if part.direction else 0.0
                 yield from look(branches, source, part.time, part.x_minus, part.memory_minus, p, *more(part), late=late)
-                at_event = False
+            at_event = False
             count += 1
         elif isinstance(part, MeasurementRecord) and part.index in table.measurements:
             own = table.measurements[part.index](part.mode.index)
