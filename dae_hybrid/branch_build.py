@@ -35,14 +35,13 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[Mod
         for i, (name, when, value) in enumerate(measured)
         if Branches("", [value], builders[0].lowering.lower, fixed | time)
     }
-    ends, constants, equations = {}, {}, {}
+    ends, constants = {}, {}
     at_end = fixed if any(t.target is None for t in stated.transitions.values()) else fixed | time
     for builder in builders:
         mode, lower = builder.lowering.mode, builder.lowering.lower
         terminal = [f.terminal for f in functionals if f.terminal is not None]
         ends[builder.index] = Branches("a terminal value", terminal, lower, at_end)
         parts = [mode.everything, *(f.integrand for f in functionals if f.integrand is not None)]
-        equations[builder.index] = Branches(f"mode '{mode.name}'", parts, lower, fixed, moving, kinks=True)
         parts += [when for _, when, _ in measured]
         for transition in stated.transitions.values():
             if transition.source.name == mode.name:
@@ -72,7 +71,6 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[Mod
         {i: b for i, b in constants.items() if b},
         start if start else None,
         {i: b for i, b in guards.items() if b},
-        {i: b for i, b in equations.items() if b},
     )
 
 

@@ -19,7 +19,7 @@ from dae_hybrid.conditions import Conditions
 from dae_hybrid.discontinuities import jumps
 from dae_hybrid.discontinuous_nodes import bare
 from dae_hybrid.errors import EventError
-from dae_hybrid.events import TOGETHER, ZERO_ROUNDINGS
+from dae_hybrid.events import TOGETHER, WIDEST, ZERO_ROUNDINGS
 from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array
 from dae_hybrid.records import EventRecord, MeasurementRecord
@@ -28,6 +28,7 @@ from dae_hybrid.transition import chain
 
 if TYPE_CHECKING:
     from dae_hybrid.forward import Directions
+    from dae_hybrid.reach import Reach
     from dae_hybrid.system import ModeSystem
     from dae_hybrid.trajectory import Trajectory
 
@@ -83,17 +84,22 @@ class Branches:
         by_u = [ca.densify(ca.jacobian(value, ca.vertcat(*point[:4]))) for value in outputs]
         return Kernel(ca.Function("branches", point, [*outputs, *by_u]), range(len(outputs), 2 * len(outputs)))
 
-    def undecided(self, point: Sequence[Any], allowed: Array) -> list[tuple[str, Array, bool]]:
+    def undecided(self, point: Sequence[Any], allowed: Array, reach: Reach) -> list[tuple[str, Array, bool]]:
         """Relations that are where they change, to the accuracy of (t, x, m), and whose sides differ.
 
         With derivatives of their distances from there by (t, x, m, p), and whether the sides differ in values.
+        `allowed` are tolerances of (t, x, m), how many of them a run is off by says `reach`.
         """
         margins, by_u = self._margins(*point)
         u = np.concatenate([np.atleast_1d(np.asarray(part, dtype=float)) for part in point[:4]])
         with np.errstate(invalid="ignore", over="ignore"):
-            reach = TOGETHER * np.abs(by_u[:, : allowed.size]) @ allowed
-            reach = reach + ZERO_ROUNDINGS * EPS * np.abs(by_u) @ np.abs(u)
-        near = np.flatnonzero(np.abs(margins) <= reach + np.finfo(float).tiny)
+            tolerances = np.abs(by_u[:, : allowed.size]) @ allowed
+            rounding = ZERO_ROUNDINGS * EPS * np.abs(by_u) @ np.abs(u) + np.finfo(float).tiny
+            known, away = TOGETHER * tolerances + rounding, np.abs(margins)
+            if np.any((away > known) & (away <= WIDEST * tolerances)):
+                t, late = float(point[0]), np.abs(by_u[:, 0]) * (allowed[0] > 0)
+                known = np.maximum(known, reach.tolerances(t) * tolerances + late * reach.late(t))
+        near = np.flatnonzero(away <= known)
         found = []
         for i in near.tolist():
             values, slopes = self._differ(i, point)
@@ -117,8 +123,8 @@ class BranchTable:
     """The relations of a system that are no events, by where they are evaluated.
 
     `transitions` are by index, with what they depend on besides (t, x-, m-, p); `measurements` by index and mode,
-    `ends` and `constants` by mode; `start` is of the initial mode. `guards`, by transition, and `equations`, by mode,
-    are the kinks that a run may rest at.
+    `ends` and `constants` by mode; `start` is of the initial mode. `guards`, by transition, are the
+    kinks of their guards.
     """
 
     transitions: Mapping[int, tuple[Branches, Callable[[EventRecord], list[Any]]]]
@@ -127,17 +133,16 @@ class BranchTable:
     constants: Mapping[int, Branches]
     start: Branches | None
     guards: Mapping[int, Branches]
-    equations: Mapping[int, Branches]
 
     def __bool__(self) -> bool:
         at_instants = self.transitions or self.measurements or self.ends or self.constants or self.start
-        return bool(at_instants or self.guards or self.equations)
+        return bool(at_instants or self.guards)
 
 
-def open_branches(trajectory: Trajectory) -> list[Open]:
+def open_branches(trajectory: Trajectory, reach: Reach) -> list[Open]:
     """The relations along a run whose side the accuracy does not tell."""
     table = trajectory.system.branches
-    return list(_open(trajectory, table)) if table else []
+    return list(_open(trajectory, table, reach)) if table else []
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +157,6 @@ class Open:
     jumps: bool  # the sides differ in values, and not in derivatives alone
     n_events: int
     at_event: bool
-    rests: bool = False
 
     @property
     def is_constant(self) -> bool:
@@ -162,14 +166,12 @@ class Open:
     @property
     def matters(self) -> bool:
         """Whether derivatives are one-sided however the relation moves with the parameters."""
-        return not self.is_constant and not self.rests and (self.jumps or not self.at_event)
+        return not self.is_constant and (self.jumps or not self.at_event)
 
     def moves(self, trajectory: Trajectory, directions: Directions) -> bool:
         """Whether the relation, of memory and parameters or at an event, moves with the parameters."""
         n, ny = 1 + self.mode.variables.size, self.mode.differential.size
         nm = self.by_u.size - n - directions.p.size
-        if self.rests:
-            return self._leaves(trajectory, directions)
         if self.is_constant or not self.at_event:
             if self.n_events:
                 state = directions.sides[self.n_events - 1][1]
@@ -182,19 +184,6 @@ class Open:
         by_w = chain(self.mode, event.time, event.x_minus, event.memory_minus, directions.p)
         by_u = np.concatenate((self.by_u[1:], self.by_u[:1]))  # by (x, m, p, t)
         terms = (by_u @ by_w)[:, None] * np.vstack((state, directions.directions, tau))
-        return bool(np.any(np.abs(terms.sum(axis=0)) > MOVED * np.abs(terms).sum(axis=0)))
-
-    def _leaves(self, trajectory: Trajectory, directions: Directions) -> bool:
-        """Whether a run that rests at a kink until an event, or until its end, leaves it with the parameters."""
-        last = self.n_events == len(trajectory.events)
-        if last:
-            t, _, x, m = trajectory.final
-            state = directions.state
-        else:
-            event = trajectory.events[self.n_events]
-            t, x, m, state = event.time, event.x_minus, event.memory_minus, directions.sides[self.n_events][0]
-        by_w = chain(self.mode, t, x, m, directions.p)[:-1, :-1]
-        terms = (self.by_u[1:] @ by_w)[:, None] * np.vstack((state, directions.directions))
         return bool(np.any(np.abs(terms.sum(axis=0)) > MOVED * np.abs(terms).sum(axis=0)))
 
     def refuse(self, conditions: Conditions) -> None:
@@ -211,19 +200,17 @@ class Open:
         )
 
 
-def _open(trajectory: Trajectory, table: BranchTable) -> Iterator[Open]:
+def _open(trajectory: Trajectory, table: BranchTable, reach: Reach) -> Iterator[Open]:
     from dae_hybrid.trajectory import Segment  # which knows systems, and these their tables
 
     system, p, options, count = trajectory.system, trajectory.parameters, trajectory.options, 0
 
-    def look(
-        branches: Branches | None, mode: ModeSystem, *point: Any, late: float = 0.0, rests: bool = False
-    ) -> Iterator[Open]:
+    def look(branches: Branches | None, mode: ModeSystem, *point: Any, late: float = 0.0) -> Iterator[Open]:
         if branches is not None:
             of_memory = options.rtol * np.abs(point[2])
             allowed = np.concatenate(([late], options.allowed(mode.variables, point[1]), of_memory))
-            for text, by_u, values in branches.undecided(point, allowed):
-                yield Open(branches.what, text, float(point[0]), mode, by_u, values, count, at_event, rests)
+            for text, by_u, values in branches.undecided(point, allowed, reach):
+                yield Open(branches.what, text, float(point[0]), mode, by_u, values, count, at_event)
 
     start, at_event = trajectory.start, False
     yield from look(table.start, start.mode, start.t, start.x, start.at.m, p)
@@ -231,11 +218,6 @@ def _open(trajectory: Trajectory, table: BranchTable) -> Iterator[Open]:
         if isinstance(part, Segment):
             mode = part.mode
             yield from look(table.constants.get(mode.index), mode, part.t_start, part.x_start, part.memory, p)
-            if mode.index in table.equations and part.t_end > part.t_start:
-                kinks = table.equations[mode.index]
-                known = {found.text for found in look(kinks, mode, part.t_start, part.x_start, part.memory, p)}
-                at_end = look(kinks, mode, part.t_end, part.x_end, part.memory, p, rests=True) if known else ()
-                yield from (found for found in at_end if found.text in known)
         elif isinstance(part, EventRecord):
             source, at_event = system.modes[system.transitions[part.index].source], True
             yield from look(table.guards.get(part.index), source, part.time, part.x_minus, part.memory_minus, p)

@@ -60,13 +60,13 @@ def certify(
     forward = cache(forward)
     refuse_shallow(trajectory, conditions)
     refuse_near_misses(trajectory, conditions)
-    if open_branches(trajectory):
+    reach = Reach(trajectory, lambda: finer(FINER))
+    if open_branches(trajectory, reach):
         run, directions = forward()  # whose events need not be those of the trajectory, one by one
-        for found in open_branches(run):
+        for found in open_branches(run, reach):
             if found.matters or found.moves(run, directions):
                 found.refuse(conditions)
     sided: tuple[str, ...] = ()
-    reach = Reach(trajectory, lambda: finer(FINER))
     if is_suspicious(trajectory, reach):
         sided = coincidences(*forward(), reach, functionals)
     for check in duality.values():

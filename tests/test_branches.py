@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import casadi as ca
@@ -113,3 +114,85 @@ def test_relations_of_values_after_a_transition() -> None:
     np.testing.assert_allclose(gradient, [0, 1.5], atol=1e-9)
     with pytest.raises(dh.EventError, match="one-sided"):
         dh.forward_sensitivity(system(1.0), (0, 1), **TIGHT)
+
+
+# -- times, memory and parameters that the accuracy of the run, or chance, brings to where a relation changes ------
+
+
+def _late(m: dh.HybridModel) -> None:
+    """The time of an event is compared where it is p."""
+    p, x, z = m.parameter("p", 1.0), m.differential("x"), m.differential("z")
+    run = m.mode("run", ode={x: x, z: 0})
+    reset = {z: ca.fabs(m.time - p) + ca.if_else(m.time < p, 1, 2), x: 0.1 * x}
+    m.transition(run, run, guard=x - np.e, direction="rising", reset=reset)
+    m.initial(run, {x: 1.0, z: 0.0})
+    m.functional("G", terminal=z)
+
+
+def _remembered(m: dh.HybridModel) -> None:
+    """What an event has put into memory is compared afterwards, where it is p."""
+    p, q = m.parameter("p", 1.0), m.memory("q", initial=0.0)
+    x, y, z = m.differential("x"), m.differential("y"), m.differential("z")
+    before = m.mode("before", ode={x: x, y: -y, z: 0})
+    after = m.mode("after", ode={x: x, y: -y, z: ca.if_else(q < p, 1, 2)})
+    m.transition(before, after, guard=x - np.e, direction="rising", memory={q: y})
+    m.initial(before, {x: 1.0, y: np.e, z: 0.0})
+    m.functional("G", terminal=z)
+
+
+def _scheduled(trigger: str) -> Callable[[dh.HybridModel], None]:
+    """Two parameters that are equal decide when something happens."""
+
+    def state(m: dh.HybridModel) -> None:
+        a, b, x = m.parameter("a", 1.0), m.parameter("b", 1.0), m.differential("x")
+        run, later = m.mode("run", ode={x: 1}), ca.fmax(a, b)
+        if trigger == "at_times":
+            m.functional("G", at_times={later: x})
+        else:
+            how: dict[str, Any] = {"guard": x - later} if trigger == "guard" else {trigger: later}
+            m.transition(run, run, reset={x: 0}, **how)
+            m.functional("G", terminal=x)
+        m.initial(run, {x: 0.0})
+
+    return state
+
+
+def _two_cells(m: dh.HybridModel) -> None:
+    """Two nominally equal cells: the guard has a kink wherever they are."""
+    p, x, y, z = m.parameter("p", 1.0), m.differential("x"), m.differential("y"), m.differential("z")
+    run = m.mode("run", ode={x: p, y: 1, z: 1})
+    m.transition(run, run, guard=ca.fmax(x, y) - 1, direction="rising", reset={z: 0})
+    m.initial(run, {x: 0.0, y: 0.0, z: 0.0})
+    m.functional("G", terminal=z)
+
+
+def _largest(m: dh.HybridModel) -> None:
+    """The largest entry of a vector whose entries are equal."""
+    p, x = m.parameter("p", 1.0), m.differential("x", size=2)
+    m.initial(m.mode("run", ode={x: ca.vertcat(p, 1)}), {x: [0, 0]})
+    m.functional("G", terminal=ca.mmax(x))
+
+
+def _landing(m: dh.HybridModel) -> None:
+    """y comes to p at an event whose reset leads to p, too."""
+    p, x, y = m.parameter("p", 1.0), m.differential("x"), m.differential("y")
+    run = m.mode("run", ode={x: 1, y: ca.if_else(y < p, 1, 2)})
+    m.transition(run, run, guard=x - 1, direction="rising", reset={y: 1})
+    m.initial(run, {x: 0.0, y: 0.0})
+    m.functional("G", terminal=y)
+
+
+@pytest.mark.parametrize("options", [{"method": "bdf"}, {"method": "auto"}, {"adapter": "scipy"}], ids=str)
+@pytest.mark.parametrize(
+    "state",
+    [_late, _remembered, *map(_scheduled, ("at", "every", "guard", "at_times")), _two_cells, _largest, _landing],
+    ids=["late", "remembered", "at", "every", "guard", "at_times", "two cells", "largest", "landing"],
+)
+def test_what_is_decided_by_chance_is_refused(state: Callable[[dh.HybridModel], None], options: dict[str, Any]) -> None:
+    m = dh.HybridModel("chance")
+    state(m)
+    system = m.build()
+    for rtol in (1e-6, 1e-9):
+        for analysis in (dh.forward_sensitivity, dh.adjoint_gradient):
+            with pytest.raises((dh.EventError, dh.DerivativeWarning)):
+                analysis(system, (0, 1.5), rtol=rtol, **options)

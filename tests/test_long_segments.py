@@ -126,6 +126,22 @@ def test_the_adjoint_meets_what_the_run_has_resolved(name: str, method: str, nat
         np.testing.assert_allclose(asa.gradient, [truth], rtol=accuracy, err_msg=str(rtol))
 
 
+@pytest.mark.parametrize(
+    ("method", "rtol"), [("bdf", 1e-6), ("bdf", 1e-7), ("adams", 1e-6), ("erk", 1e-6), ("erk", 1e-7)]
+)
+@pytest.mark.uncertified
+def test_the_adjoint_meets_a_pulse_soon_after_an_event(method: str, rtol: float) -> None:
+    """Forward steps have grown from nothing since the event, and backward steps were as long as they became later."""
+    m = dh.HybridModel("late pulse")
+    c, y = m.parameter("c", 2.0), m.differential("y")
+    run = m.mode("run", ode={y: 200 * ca.exp(-(((m.time - c) / 0.005) ** 2)) * (1 + 0.1 * y) - 0.1 * y})
+    m.transition(run, run, at=1.945, reset={y: 1.1 * y})
+    m.initial(run, {y: 0.5})
+    m.functional("G", terminal=y)
+    asa = dh.adjoint_gradient(m.build(), (0, 6), rtol=rtol, atol=rtol / 100, method=method)
+    np.testing.assert_allclose(asa.gradient, [0.12998888], rtol=1e-2)
+
+
 @pytest.mark.parametrize("adapter", ["casadi", "scipy", "scikits-odes"])
 @pytest.mark.uncertified
 def test_other_adapters_meet_it(adapter: str) -> None:
