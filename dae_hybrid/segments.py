@@ -166,8 +166,8 @@ def longest_steps(steps: Array) -> Array:
     if h.size < 3:
         return np.full(h.size, np.inf)
     h[-1] = max(h[-1], h[-2])  # cut off by the end
-    grows = (steps[:-1] - steps[0] <= LONGER * h) & np.append(True, h[1:] >= h[:-1])
-    growth = int(np.argmin(grows)) - 1 if not grows.all() else h.size - 1
+    grows = h[1:] >= LONGER * h[:-1]
+    growth = int(np.argmin(grows)) if not grows.all() else h.size - 1
     h[: growth + 1] = h[growth]  # steps grow from nothing at the start, whatever the equations
     half = (steps[1:] - steps[0]) / 2
     return np.asarray(half + np.minimum.accumulate(LONGER * h - half))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -284,7 +285,9 @@ class SteppedSession:
     def _solution(self, task: SegmentTask) -> list[Step]:
         """The forward solution of a segment as polynomials that are accurate to tolerance."""
         system, method = with_sensitivities(task.equations, 0), self._method(task)
-        walk = Walk(self.adapter, self.problem(task, system, np.concatenate((task.memory, self.p)), method))
+        problem = self.problem(task, system, np.concatenate((task.memory, self.p)), method)
+        problem = replace(problem, t_stop=task.end)  # a step beyond an event need not be accurate before it
+        walk = Walk(self.adapter, problem)
         steps: list[Step] = []
         try:
             while walk.t < task.end:

@@ -189,7 +189,7 @@ static void longest_steps(const double *path, integer rows, integer width, doubl
 #define END_OF(i) path[(i) * width]
   for (integer i = 0; i < rows; i++) out[i] = END_OF(i) - (i ? END_OF(i - 1) : begin);
   out[rows - 1] = fmax(out[rows - 1], out[rows - 2]); /* cut off by the end */
-  while (growth < rows - 1 && !(out[growth + 1] < out[growth]) && END_OF(growth) - begin <= LONGER * out[growth + 1]) growth++;
+  while (growth < rows - 1 && out[growth + 1] >= LONGER * out[growth]) growth++;
   for (integer i = 0; i < growth; i++) out[i] = out[growth]; /* steps grow from nothing, whatever the equations */
   double least = HUGE_VAL;
   for (integer i = 0; i < rows; i++) {
