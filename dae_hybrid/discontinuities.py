@@ -268,10 +268,17 @@ def _node(node: ca.MX) -> Node:
 
 
 def jumps(expressions: Sequence[ca.MX]) -> list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]]:
-    """Entries of all discontinuous nodes, the nodes, and the expressions as functions of the entry's value."""
+    """Entries of all discontinuous nodes, the nodes, and the expressions as functions of the entry's value.
+
+    Those that `smooth` leaves as they are do not count.
+    """
     found: list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]] = []
-    expressions = without_folds(expressions)
-    for _, node in instructions(_symbols(expressions), expressions, JUMPS | KINKS | {*EQUALITIES}):
+    expressions, ops = without_folds(expressions), JUMPS | KINKS | {*EQUALITIES}
+    marked = [mark.dep(0) for _, mark in instructions(_symbols(expressions), expressions, {SMOOTH})]
+    spared = {node.__hash__() for _, node in instructions(_symbols(marked), marked, ops)}
+    for _, node in instructions(_symbols(expressions), expressions, ops):
+        if node.__hash__() in spared:
+            continue
         whole = _node(node)
         for i in range(whole.size):
             found.append((whole.entry(i), node, partial(_forced, expressions, node, i)))

@@ -196,3 +196,14 @@ def test_what_is_decided_by_chance_is_refused(state: Callable[[dh.HybridModel], 
         for analysis in (dh.forward_sensitivity, dh.adjoint_gradient):
             with pytest.raises((dh.EventError, dh.DerivativeWarning)):
                 analysis(system, (0, 1.5), rtol=rtol, **options)
+
+
+def test_what_is_marked_smooth_keeps_its_derivative_where_its_parts_have_none() -> None:
+    """Of fabs(x - p) at x = p in a reset and in a terminal value: of the branch that holds, by the user's word."""
+    m = dh.HybridModel("marked")
+    p, x, z = m.parameter("p", 1.0), m.differential("x"), m.differential("z")
+    run = m.mode("run", ode={x: 1, z: 0})
+    m.transition(run, run, guard=x - 1, direction="rising", reset={z: dh.smooth(ca.fabs(x - p)) + p})
+    m.initial(run, {x: 0.0, z: 0.0})
+    m.functional("G", terminal=z + dh.smooth(ca.fabs(x - 1.5 * p)))
+    np.testing.assert_allclose(dh.adjoint_gradient(m.build(), (0, 1.5)).gradient, [1.0])
