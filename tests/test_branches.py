@@ -198,12 +198,21 @@ def test_what_is_decided_by_chance_is_refused(state: Callable[[dh.HybridModel], 
                 analysis(system, (0, 1.5), rtol=rtol, **options)
 
 
-def test_what_is_marked_smooth_keeps_its_derivative_where_its_parts_have_none() -> None:
-    """Of fabs(x - p) at x = p in a reset and in a terminal value: of the branch that holds, by the user's word."""
+@pytest.mark.parametrize("marked", [True, False])
+def test_what_is_marked_smooth_has_the_derivative_of_the_branch_that_holds(marked: bool) -> None:
+    """fabs(x - p - 1e-9) at x = p, in a reset and in a terminal value; without the mark it is refused."""
     m = dh.HybridModel("marked")
     p, x, z = m.parameter("p", 1.0), m.differential("x"), m.differential("z")
     run = m.mode("run", ode={x: 1, z: 0})
-    m.transition(run, run, guard=x - 1, direction="rising", reset={z: dh.smooth(ca.fabs(x - p)) + p})
+    first, last = ca.fabs(x - p - 1e-9), ca.fabs(x - 1.5 * p - 1e-9)
+    if marked:
+        first, last = dh.smooth(first), dh.smooth(last)
+    m.transition(run, run, guard=x - 1, direction="rising", reset={z: first + p})
     m.initial(run, {x: 0.0, z: 0.0})
-    m.functional("G", terminal=z + dh.smooth(ca.fabs(x - 1.5 * p)))
-    np.testing.assert_allclose(dh.adjoint_gradient(m.build(), (0, 1.5)).gradient, [1.0])
+    m.functional("G", terminal=z + last)
+    system = m.build()
+    if marked:
+        np.testing.assert_allclose(dh.adjoint_gradient(system, (0, 1.5)).gradient, [3.5])
+        return
+    with pytest.raises(dh.EventError, match="only one-sided"):
+        dh.adjoint_gradient(system, (0, 1.5))
