@@ -17,6 +17,7 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Session
 from dae_hybrid.options import LinearSolver, OnZeno, Preconditioner, SensitivityMethod, Simultaneous
+from dae_hybrid.reach import FINER
 from dae_hybrid.results import ForwardSensitivity, Gradient
 from dae_hybrid.setup import Parameters, Setup
 from dae_hybrid.system import HybridSystem
@@ -165,7 +166,13 @@ def forward_sensitivity(
             sampled=setup.t_eval is not None,
         )
         verdict = certify(
-            trajectory, conditions, lambda: (trajectory, directions), checked, growth, parts.names, setup.simulated
+            trajectory,
+            conditions,
+            lambda: (trajectory, directions),
+            checked,
+            growth,
+            parts.names,
+            lambda: setup.looser(FINER).run(),
         )
     return ForwardSensitivity(
         trajectory=trajectory,
@@ -246,7 +253,7 @@ def adjoint_gradient(
             lambda: setup.looser(LOOSER).adjoint_gradients(name, indices, algorithm),
             sampled=setup.t_eval is not None,
         )
-        verdict = certify(trajectory, conditions, forward, checked, growth, (name,), setup.simulated)
+        verdict = certify(trajectory, conditions, forward, checked, growth, (name,), lambda: setup.looser(FINER).run())
     trajectory.parts.forget_paths()
     return Gradient(
         functional=name,

@@ -42,11 +42,9 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[Mod
         terminal = [f.terminal for f in functionals if f.terminal is not None]
         ends[builder.index] = Branches("a terminal value", terminal, lower, at_end)
         parts = [mode.everything, *(f.integrand for f in functionals if f.integrand is not None)]
-        parts += [when for _, when, _ in measured]
-        for transition in stated.transitions.values():
-            if transition.source.name == mode.name:
-                triggers = (transition.guard, transition.at, transition.every)
-                parts += [ca.MX(trigger) for trigger in triggers if trigger is not None]
+        outgoing = [t for t in stated.transitions.values() if t.source.name == mode.name]
+        triggers = [trigger for t in outgoing for trigger in (t.guard, t.at, t.every) if trigger is not None]
+        parts += [when for when in (*triggers, *(when for _, when, _ in measured)) if ca.symvar(when)]
         constants[builder.index] = Branches(f"mode '{mode.name}'", parts, lower, fixed, moving)
     numbers = {name: i for i, name in enumerate(model.transitions)}
     lowerings = {b.lowering.mode.name: b.lowering.lower for b in builders}

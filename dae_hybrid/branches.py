@@ -212,6 +212,9 @@ def _open(trajectory: Trajectory, table: BranchTable, reach: Reach) -> Iterator[
             for text, by_u, values in branches.undecided(point, allowed, reach):
                 yield Open(branches.what, text, float(point[0]), mode, by_u, values, count, at_event)
 
+    def known(t: float) -> float:
+        return options.rtol * max(abs(t), t - trajectory.t_span[0])
+
     start, at_event = trajectory.start, False
     yield from look(table.start, start.mode, start.t, start.x, start.at.m, p)
     for part in trajectory.parts:
@@ -223,7 +226,7 @@ def _open(trajectory: Trajectory, table: BranchTable, reach: Reach) -> Iterator[
             yield from look(table.guards.get(part.index), source, part.time, part.x_minus, part.memory_minus, p)
             if part.index in table.transitions:
                 branches, more = table.transitions[part.index]
-                late = options.rtol * max(abs(part.time), part.time - trajectory.t_span[0]) if part.direction else 0.0
+                late = known(part.time) if part.direction else 0.0
                 yield from look(branches, source, part.time, part.x_minus, part.memory_minus, p, *more(part), late=late)
             at_event = False
             count += 1
@@ -231,5 +234,5 @@ def _open(trajectory: Trajectory, table: BranchTable, reach: Reach) -> Iterator[
             own = table.measurements[part.index](part.mode.index)
             yield from look(own, part.mode, part.time, part.x, part.memory, p)
     t, index, x, m = trajectory.final
-    late = options.rtol * max(abs(t), t - trajectory.t_span[0]) if trajectory.ended_by_event else 0.0
+    late = known(t) if trajectory.ended_by_event else 0.0
     yield from look(table.ends.get(index), system.modes[index], t, x, m, p, late=late)

@@ -16,7 +16,7 @@ from dae_hybrid.errors import ConditionWarning, DaeHybridError, DerivativeWarnin
 from dae_hybrid.event_accuracy import amplified
 from dae_hybrid.forward import Directions
 from dae_hybrid.grazing import refuse_near_misses, refuse_shallow
-from dae_hybrid.reach import FINER, Reach
+from dae_hybrid.reach import Reach
 from dae_hybrid.trajectory import Trajectory
 
 
@@ -37,11 +37,11 @@ def certify(
     duality: Mapping[str, Duality],
     growth: tuple[list[str], Check],
     functionals: tuple[str, ...],
-    finer: Callable[[float], Trajectory],
+    finer: Callable[[], Trajectory],
 ) -> Diagnostics:
     """Look at the conditions that concern a run as a whole, and state what was checked besides the run's diagnostics.
 
-    `forward` gives directions that have gone along the run, `finer` a run at this share of the tolerances; both are
+    `forward` gives directions that have gone along the run, `finer` the run that `Reach` compares with; both are
     called where they are needed. `growth` is what `amplification.lost_digits` says, `functionals` are those whose
     derivatives are wanted.
 
@@ -60,7 +60,7 @@ def certify(
     forward = cache(forward)
     refuse_shallow(trajectory, conditions)
     refuse_near_misses(trajectory, conditions)
-    reach = Reach(trajectory, lambda: finer(FINER))
+    reach = Reach(trajectory, finer)
     if open_branches(trajectory, reach):
         run, directions = forward()  # whose events need not be those of the trajectory, one by one
         for found in open_branches(run, reach):

@@ -96,17 +96,19 @@ def _at_an_instant(look: Look, along: Along, first: int, events: list[EventRecor
         fired.add(event.index)
     _refuse_rest(look, along.directions, look.before(events[0]), before)
     last = events[-1]
-    settled = look.settled(due, events, conditions) - ({last.index} - {event.index for event in events[:-1]})
-    point = look.after(last)
-    for index in [i for i in look.undecided_after(last) if i not in settled]:
+    point, undecided = look.after(last), look.undecided_after(last)
+    settled = look.settled(due, events, conditions) if undecided else set()
+    settled -= {last.index} - {event.index for event in events[:-1]}
+    for index in [i for i in undecided if i not in settled]:
         moving = look.moves(index, *point, after, along.directions.directions, taus[-1])
         if moving and along.fires_or_not(look, point, look.entered_beside(index), after, taus[-1], events) is not None:
             _refuse_entry(look, index, last.time, conditions)
     found = []
     for k, event in enumerate(events):
         if k + 1 == len(events) or not events[k + 1].order:
-            settled = look.settled(due, events[: k + 1], conditions) - {event.index}
-            near = [firing for firing in look.near_after(event) if firing.transition.index not in settled]
+            near = look.near_after(event)
+            settled = look.settled(due, events[: k + 1], conditions) - {event.index} if near else set()
+            near = [firing for firing in near if firing.transition.index not in settled]
             found += _near_entry(look, along, look.after(event), sides[k][1], taus[k], near, events[: k + 1])
     for other, time in zip(others, times, strict=True):
         why = None if along.together(taus[0], time) else along.order_matters(look, events[0], other, before)

@@ -273,7 +273,10 @@ def jumps(expressions: Sequence[ca.MX]) -> list[tuple[Node, ca.MX, Callable[[ca.
     Those that `smooth` leaves as they are do not count.
     """
     found: list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]] = []
-    expressions, ops = without_folds(expressions), JUMPS | KINKS | {*EQUALITIES}
+    ops = JUMPS | KINKS | {*EQUALITIES}
+    if not instructions(_symbols(expressions), expressions, ops | FOLDS):
+        return found
+    expressions = without_folds(expressions)
     marked = [mark.dep(0) for _, mark in instructions(_symbols(expressions), expressions, {SMOOTH})]
     spared = {node.__hash__() for _, node in instructions(_symbols(marked), marked, ops)}
     for _, node in instructions(_symbols(expressions), expressions, ops):

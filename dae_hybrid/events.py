@@ -345,14 +345,8 @@ class Instant:
 
     def due(self, mode: ModeSystem, t: float) -> tuple[float, TransitionMap | None, int]:
         """Time, transition and count of the next time event of the mode, not before t."""
-        best: tuple[float, TransitionMap | None, int] = (np.inf, None, 0)
-        for time, transition, count in self.timetable(mode, t):
-            if time > best[0]:
-                continue
-            latest = best[1] is None or transition.index > best[1].index
-            if time < best[0] or latest == self.reversed:
-                best = time, transition, count
-        return best
+        turn, nothing = -1 if self.reversed else 1, (np.inf, None, 0)
+        return min(self.timetable(mode, t), key=lambda found: (found[0], turn * found[1].index), default=nothing)
 
     def timetable(self, mode: ModeSystem, t: float, last: float = np.inf) -> Iterator[tuple[float, TransitionMap, int]]:
         """The next time of every `every=` of the mode, and the `at=` that still come until `last`: by default the next.

@@ -130,15 +130,15 @@ class Look:
 
     def ceasing(self, event: EventRecord) -> list[Firing]:
         """Transitions whose conditions cease to hold where an event fired: it may have come while they still held."""
-        mode, t, x, m = self.before(event)
+        mode, _, x, m = point = self.before(event)
         every = self.system.transitions
-        if event.source != event.target or not any(every[i].becomes and not every[i].relation for i in mode.guarded):
+        conditions = {i for i in mode.guarded if every[i].becomes and every[i].relation is None}
+        if event.source != event.target or not conditions:
             return []
-        point = mode, t, x, m
         return [
             Firing(every[index], h, rate)
             for index, h, rate in self._within_accuracy(point, Arrival(x, m, *self.entry(*point)))
-            if every[index].becomes and every[index].relation is None and every[index].direction * rate < 0
+            if index in conditions and every[index].direction * rate < 0
         ]
 
     def firing(self, event: EventRecord) -> Firing:
@@ -148,9 +148,13 @@ class Look:
 
     def with_twins(self, indices: set[int]) -> set[int]:
         """These transitions, and those that change the same relation or step function."""
-        every = self.system.transitions
-        memories = {relation.memory for i in indices if (relation := every[i].relation) is not None}
-        return indices | {t.index for t in every if t.relation is not None and t.relation.memory in memories}
+        keys = {self._key(index) for index in indices}
+        return {t.index for t in self.system.transitions if self._key(t.index) in keys}
+
+    def _key(self, index: int) -> Any:
+        """What transitions of one relation have in common."""
+        relation = self.system.transitions[index].relation
+        return index if relation is None else relation.memory
 
     def sides_after(self, events: Sequence[EventRecord], but: Firing) -> dict[int, int]:
         """The sides of zero that the guards of events are on after them, but for one that is to fire again."""
@@ -177,7 +181,7 @@ class Look:
         first, last = events[0], events[-1]
         if last.target is None:
             return set()
-        n = first.x_minus[: self.source(first).differential.size].size + first.memory_minus.size
+        n = self.source(first).differential.size + first.memory_minus.size
         state, none = np.eye(n), np.zeros((self.p.size, n))
         taus: list[Array] = []
         for event in events:
@@ -190,23 +194,19 @@ class Look:
         found = set()
         for index, seen in after.items():
             other = before.get(keys.get(self._key(index), -1))
-            if other is not None and min(np.abs(seen - other).max(), np.abs(seen + other).max()) <= SAME * np.abs(
-                other
-            ).max(initial=0.0):
+            if other is None:
+                continue
+            apart = min(np.abs(seen - other).max(initial=0.0), np.abs(seen + other).max(initial=0.0))
+            if apart <= SAME * np.abs(other).max(initial=0.0):
                 found.add(index)
         return found
-
-    def _key(self, index: int) -> Any:
-        """What guards of one relation have in common."""
-        relation = self.system.transitions[index].relation
-        return index if relation is None else relation.memory
 
     def _seen(self, point: Point, state: Array, tau: Array) -> dict[int, Array]:
         """Derivatives of the guards of a mode at a time that moves."""
         found, start = {}, clock(self.run.t_span[0], 0)
         for index in point[0].guarded:
             h_w, _, rate = self.system.transitions[index].guard_derivatives(*point, self.p, start)
-            found[index] = np.append(h_w @ state + rate * tau, 0.0)
+            found[index] = h_w @ state + rate * tau
         return found
 
     def entered_beside(self, index: int, guard: float = 0.0, rate: float = 1.0) -> Firing:
@@ -367,12 +367,10 @@ class Look:
                 derivatives = self.system.transitions[index].guard_derivatives
                 by_y = derivatives(*point, self.p, clock(self.run.t_span[0], 0))[0]
                 tolerance = float(np.abs(by_y[: allowed.size]) @ allowed) + slack / TOGETHER * abs(rate)
-                if not abs(h) <= WIDEST * tolerance or not TOGETHER * tolerance < abs(rate) * duration:
-                    continue
-                if (
-                    abs(h) <= TOGETHER * tolerance
-                    or abs(h) <= self.reach.tolerances(t) * tolerance < abs(rate) * duration
-                ):
+                known, most = TOGETHER * tolerance, abs(rate) * duration
+                if known < abs(h) <= WIDEST * tolerance and known < most:
+                    known = self.reach.tolerances(t) * tolerance
+                if abs(h) <= known < most:
                     found.append((index, h, rate))
         return found
 

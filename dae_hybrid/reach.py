@@ -49,15 +49,19 @@ class Reach:
             return None
 
     @cached_property
-    def _late(self) -> tuple[Array, Array]:
+    def _same(self) -> tuple[Array, Array, int]:
+        """The times of the events of both runs, and how many of them, from the first, are the same ones."""
         times, indices = _events(self.run)
+        others, other_indices = (np.zeros(0), np.zeros(0, dtype=int)) if self._other is None else _events(self._other)
+        n = min(times.size, others.size)
+        differs = np.flatnonzero(indices[:n] != other_indices[:n])
+        return times, others, int(differs[0]) if differs.size else n
+
+    @cached_property
+    def _late(self) -> tuple[Array, Array]:
+        times, others, n = self._same
         late = np.full(times.size, np.inf)
-        if self._other is not None:
-            others, other_indices = _events(self._other)
-            n = min(times.size, others.size)
-            differs = np.flatnonzero(indices[:n] != other_indices[:n])
-            n = int(differs[0]) if differs.size else n
-            late[:n] = SAFETY * np.abs(times[:n] - others[:n])
+        late[:n] = SAFETY * np.abs(times[:n] - others[:n])
         return times, late
 
     @cached_property
@@ -65,21 +69,15 @@ class Reach:
         run, other = self.run, self._other
         if other is None:
             return np.array([run.t_span[0]]), np.array([WIDEST])
-        times: list[float] = []
-        found: list[float] = []
-        for one, two in zip(run.events, other.events, strict=False):
-            times.append(one.time)
-            same = one.index == two.index
-            found.append(SAFETY * self._difference(one, two) if same else WIDEST)
-            if not same:
-                break
+        times, others, n = self._same
+        found = [SAFETY * self._difference(*pair) for pair in zip(run.events[:n], other.events[:n], strict=True)]
+        (t, mode, x, _), (other_t, other_mode, other_x, _) = run.final, other.final
+        if n == times.size == others.size and (t, mode) == (other_t, other_mode):
+            found.append(SAFETY * self._in_tolerances(mode, x, other_x))
         else:
-            times.append(run.final[0])
             found.append(WIDEST)
-            if len(run.events) == len(other.events) and run.final[:2] == other.final[:2]:
-                _, mode, x, _ = run.final
-                found[-1] = SAFETY * self._in_tolerances(mode, x, other.final[2])
-        return np.array(times), np.clip(np.maximum.accumulate(found), TOGETHER, WIDEST)
+        at = times[: n + 1] if n < min(times.size, others.size) else np.append(times[:n], t)
+        return at, np.clip(np.maximum.accumulate(found), TOGETHER, WIDEST)
 
     def _difference(self, one: EventRecord, two: EventRecord) -> float:
         """The difference of one event in two runs: in its guard, and in the state where its time is given."""

@@ -287,10 +287,6 @@ class Setup:
         other.options = replace(self.options, rtol=min(factor * self.options.rtol, LOOSEST), atol=atol)
         return other
 
-    def simulated(self, factor: float) -> Trajectory:
-        """The run at so many times the tolerances, without derivatives."""
-        return self.looser(factor).run()
-
     def forward_gradients(self, wrt: tuple[int, ...]) -> dict[str, Array]:
         """The gradients (k, n_wrt) of all functionals by forward analysis, whatever their conditions."""
         directions = self.directions(wrt, Conditions(strict=False))

@@ -88,8 +88,8 @@ enum { PARTS = 16 };                         /* times that a step is halved for 
 enum { UNRESOLVED = 104, NOT_PLAIN = 105 };
 enum { LOOK = 100, MOST = 1000, BUDGET = 20000 }; /* steps between two looks at how stiff it is, or where there are none */
 #define DECAYS 500.0                         /* as in stiffness.py, */
-#define EVENTS_AHEAD 10.0
-enum { FEW_GUARDS = 64 };
+#define EVENTS_AHEAD 10.0                    /* the same */
+enum { FEW_GUARDS = 64 };                    /* the same */
 #define STARVED 1e-12                        /* and in failures.py */
 enum { COUNTED = 5 };                        /* counters of a context */
 #define SETTLED 1e-2                         /* as in adjoint.py */
