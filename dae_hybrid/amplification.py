@@ -106,11 +106,6 @@ def _relative(trajectory: Trajectory, name: str, changes: Array) -> float:
 def _terminal_sizes(trajectory: Trajectory) -> Array:
     """How large the terminal values of the functionals may be, to first order, by the largest states on the way."""
     t, last, x, m = trajectory.final
-    final, extent = trajectory.system.modes[last], np.abs(x)
-    for segment in trajectory.segments:
-        if segment.mode is final:  # not how far they may move at the rates of its ends: what oscillates goes nowhere
-            n = segment.mode.equations.n
-            own = np.abs(np.vstack((segment.x_start[:n], segment.x_end[:n], segment.states))).max(axis=0)
-            extent[:n] = np.maximum(extent[:n], own)
+    final = trajectory.system.modes[last]
     by_u = final.kernels["terminal"](t, x, m, trajectory.parameters)[1]
-    return np.asarray(np.abs(by_u[:, : x.size]) @ extent)
+    return np.asarray(np.abs(by_u[:, : x.size]) @ np.maximum(np.abs(x), trajectory.largest(final)))

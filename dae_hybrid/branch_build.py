@@ -14,6 +14,7 @@ from dae_hybrid.jump import Jump, event_costs
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
 from dae_hybrid.records import EventRecord
+from dae_hybrid.resting import Kinks
 
 
 def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[ModeBuilder]) -> BranchTable:
@@ -35,7 +36,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[Mod
         for i, (name, when, value) in enumerate(measured)
         if Branches("", [value], builders[0].lowering.lower, fixed | time)
     }
-    ends, constants = {}, {}
+    ends, constants, equations = {}, {}, {}
     at_end = fixed if any(t.target is None for t in stated.transitions.values()) else fixed | time
     for builder in builders:
         mode, lower = builder.lowering.mode, builder.lowering.lower
@@ -46,6 +47,14 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[Mod
         triggers = [trigger for t in outgoing for trigger in (t.guard, t.at, t.every) if trigger is not None]
         parts += [when for when in (*triggers, *(when for _, when, _ in measured)) if ca.symvar(when)]
         constants[builder.index] = Branches(f"mode '{mode.name}'", parts, lower, fixed, moving)
+        equations[builder.index] = Kinks(
+            f"mode '{mode.name}'",
+            [rate for _, rate in builder.lowering.flow()],
+            [ca.MX.zeros(f.size) if f.integrand is None else f.integrand for f in model.functionals.values()],
+            [mode.residual, mode.algebraic, mode.constraint],
+            lower,
+            moving,
+        )
     numbers = {name: i for i, name in enumerate(model.transitions)}
     lowerings = {b.lowering.mode.name: b.lowering.lower for b in builders}
     guards = {
@@ -69,6 +78,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[Mod
         {i: b for i, b in constants.items() if b},
         start if start else None,
         {i: b for i, b in guards.items() if b},
+        equations,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import casadi as ca
@@ -22,6 +22,7 @@ from dae_hybrid.errors import EventError
 from dae_hybrid.events import TOGETHER, WIDEST, ZERO_ROUNDINGS
 from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array
+from dae_hybrid.reach import SAFETY
 from dae_hybrid.records import EventRecord, MeasurementRecord
 from dae_hybrid.symbolic import kind_for
 from dae_hybrid.transition import chain
@@ -29,6 +30,7 @@ from dae_hybrid.transition import chain
 if TYPE_CHECKING:
     from dae_hybrid.forward import Directions
     from dae_hybrid.reach import Reach
+    from dae_hybrid.resting import Kinks
     from dae_hybrid.system import ModeSystem
     from dae_hybrid.trajectory import Trajectory
 
@@ -84,11 +86,13 @@ class Branches:
         by_u = [ca.densify(ca.jacobian(value, ca.vertcat(*point[:4]))) for value in outputs]
         return Kernel(ca.Function("branches", point, [*outputs, *by_u]), range(len(outputs), 2 * len(outputs)))
 
-    def undecided(self, point: Sequence[Any], allowed: Array, reach: Reach) -> list[tuple[str, Array, bool]]:
+    def undecided(
+        self, point: Sequence[Any], allowed: Array, reach: Reach, twin: Twin
+    ) -> list[tuple[str, Array, bool]]:
         """Relations that are where they change, to the accuracy of (t, x, m), and whose sides differ.
 
         With derivatives of their distances from there by (t, x, m, p), and whether the sides differ in values.
-        `allowed` are tolerances of (t, x, m), how many of them a run is off by says `reach`.
+        `allowed` are tolerances of (t, x, m); how many of them a run is off by says `reach`.
         """
         margins, by_u = self._margins(*point)
         u = np.concatenate([np.atleast_1d(np.asarray(part, dtype=float)) for part in point[:4]])
@@ -96,9 +100,15 @@ class Branches:
             tolerances = np.abs(by_u[:, : allowed.size]) @ allowed
             rounding = ZERO_ROUNDINGS * EPS * np.abs(by_u) @ np.abs(u) + np.finfo(float).tiny
             known, away = TOGETHER * tolerances + rounding, np.abs(margins)
-            if np.any((away > known) & (away <= WIDEST * tolerances)):
+            within = np.maximum(
+                WIDEST * tolerances, TOGETHER * np.abs(by_u[:, 1 : 1 + twin.allowed.size]) @ twin.allowed
+            )
+            if np.any((away > known) & (away <= within)):
                 t, late = float(point[0]), np.abs(by_u[:, 0]) * (allowed[0] > 0)
                 known = np.maximum(known, reach.tolerances(t) * tolerances + late * reach.late(t))
+                other = twin.point()
+                if other is not None:
+                    known = np.maximum(known, SAFETY * np.abs(margins - self._margins(*other)[0]))
         near = np.flatnonzero(away <= known)
         found = []
         for i in near.tolist():
@@ -118,13 +128,27 @@ class Branches:
         return not np.all(jump <= reach), not np.all(kink <= 0)
 
 
+@dataclass(frozen=True)
+class Twin:
+    """The same point of the run that `Reach` compares with, and tolerances of x at the largest values of the run.
+
+    A state that is next to zero for a moment is not known to a share of what it is then.
+    """
+
+    allowed: Array
+    point: Callable[[], tuple[Any, ...] | None]
+
+
+ALONE = Twin(np.zeros(0), lambda: None)
+
+
 @dataclass(frozen=True, eq=False)
 class BranchTable:
     """The relations of a system that are no events, by where they are evaluated.
 
     `transitions` are by index, with what they depend on besides (t, x-, m-, p); `measurements` by index and mode,
     `ends` and `constants` by mode; `start` is of the initial mode. `guards`, by transition, are the
-    kinks of their guards.
+    kinks of their guards, `equations` by mode those of equations and integrands.
     """
 
     transitions: Mapping[int, tuple[Branches, Callable[[EventRecord], list[Any]]]]
@@ -133,6 +157,7 @@ class BranchTable:
     constants: Mapping[int, Branches]
     start: Branches | None
     guards: Mapping[int, Branches]
+    equations: Mapping[int, Kinks]
 
     def __bool__(self) -> bool:
         at_instants = self.transitions or self.measurements or self.ends or self.constants or self.start
@@ -204,13 +229,23 @@ def _open(trajectory: Trajectory, table: BranchTable, reach: Reach) -> Iterator[
     from dae_hybrid.trajectory import Segment  # which knows systems, and these their tables
 
     system, p, options, count = trajectory.system, trajectory.parameters, trajectory.options, 0
+    measured = 0
 
-    def look(branches: Branches | None, mode: ModeSystem, *point: Any, late: float = 0.0) -> Iterator[Open]:
+    def look(
+        branches: Branches | None, mode: ModeSystem, *point: Any, late: float = 0.0, twin: Twin = ALONE
+    ) -> Iterator[Open]:
         if branches is not None:
             of_memory = options.rtol * np.abs(point[2])
             allowed = np.concatenate(([late], options.allowed(mode.variables, point[1]), of_memory))
-            for text, by_u, values in branches.undecided(point, allowed, reach):
+            for text, by_u, values in branches.undecided(point, allowed, reach, twin):
                 yield Open(branches.what, text, float(point[0]), mode, by_u, values, count, at_event)
+
+    def twin(mode: ModeSystem, point: Callable[[], tuple[int, float, Array, Array] | None]) -> Twin:
+        def same() -> tuple[Any, ...] | None:
+            other = point()
+            return None if other is None or other[0] != mode.index else (*other[1:], p)
+
+        return Twin(options.rtol * trajectory.largest(mode), same)
 
     def known(t: float) -> float:
         return options.rtol * max(abs(t), t - trajectory.t_span[0])
@@ -232,7 +267,10 @@ def _open(trajectory: Trajectory, table: BranchTable, reach: Reach) -> Iterator[
             count += 1
         elif isinstance(part, MeasurementRecord) and part.index in table.measurements:
             own = table.measurements[part.index](part.mode.index)
-            yield from look(own, part.mode, part.time, part.x, part.memory, p)
+            again = twin(part.mode, partial(reach.measured, measured))
+            yield from look(own, part.mode, part.time, part.x, part.memory, p, twin=again)
+        measured += isinstance(part, MeasurementRecord)
     t, index, x, m = trajectory.final
-    late = known(t) if trajectory.ended_by_event else 0.0
-    yield from look(table.ends.get(index), system.modes[index], t, x, m, p, late=late)
+    late, end = known(t) if trajectory.ended_by_event else 0.0, table.ends.get(index)
+    if end is not None:
+        yield from look(end, system.modes[index], t, x, m, p, late=late, twin=twin(system.modes[index], reach.final))

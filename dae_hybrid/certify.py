@@ -17,6 +17,7 @@ from dae_hybrid.event_accuracy import amplified
 from dae_hybrid.forward import Directions
 from dae_hybrid.grazing import refuse_near_misses, refuse_shallow
 from dae_hybrid.reach import Reach
+from dae_hybrid.resting import refuse_resting
 from dae_hybrid.trajectory import Trajectory
 
 
@@ -60,6 +61,7 @@ def certify(
     forward = cache(forward)
     refuse_shallow(trajectory, conditions)
     refuse_near_misses(trajectory, conditions)
+    refuse_resting(trajectory, conditions, forward, functionals)
     reach = Reach(trajectory, finer)
     if open_branches(trajectory, reach):
         run, directions = forward()  # whose events need not be those of the trajectory, one by one

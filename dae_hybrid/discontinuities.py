@@ -131,8 +131,12 @@ class Discontinuities:
     @property
     def expressions(self) -> list[ca.MX]:
         """The expressions as they are now."""
+        return self.restored(self._expressions)
+
+    def restored(self, expressions: Sequence[ca.MX]) -> list[ca.MX]:
+        """Expressions, or parts of nodes, with what `smooth` has marked in its place."""
         symbols, marks = zip(*self._marks, strict=True) if self._marks else ((), ())
-        found: list[ca.MX] = ca.substitute(self._expressions, symbols, marks)
+        found: list[ca.MX] = ca.substitute(list(expressions), symbols, marks)
         return found
 
     @property

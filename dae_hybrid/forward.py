@@ -47,6 +47,7 @@ class Directions:
         self.state = np.zeros((0, count))
         self.costs = np.zeros((count, self.system.functionals.size))
         self.measured: list[Array] = []  # dw at every measurement
+        self.turned: list[tuple[Array, Array]] = []  # dw before and after every knot
         self._whole: tuple[Start, Straight] | None = None  # a run that is gone through when that is asked for
         self._crossed: list[Leg | tuple[Array, Array, Array]] = []  # dt, dw before and after
         self._mode = self.system.modes[self.system.initial.mode]
@@ -172,9 +173,10 @@ class Directions:
 
     def turn(self, knot: KnotRecord) -> None:
         """The memory of signals follows their values."""
-        ny = self._mode.differential.size
-        self.state = self.state.copy()
+        ny, before = self._mode.differential.size, self.state
+        self.state = before.copy()
         self.state[ny + knot.entries] = self.system.knot_derivatives(knot, self.p) @ self.directions
+        self.turned.append((before, self.state))
 
     def measure(self, record: MeasurementRecord) -> None:
         """Add what a measurement contributes."""

@@ -17,7 +17,7 @@ from dae_hybrid.events import TOGETHER, WIDEST
 from dae_hybrid.grazing import accuracy
 from dae_hybrid.integrator import Array
 from dae_hybrid.leg import Leg
-from dae_hybrid.records import EventRecord
+from dae_hybrid.records import EventRecord, MeasurementRecord
 from dae_hybrid.trajectory import Trajectory
 
 #: the second run is at this share of the tolerances; errors are taken to be so many times the difference
@@ -40,6 +40,19 @@ class Reach:
         """How many tolerances the state may be off by, from TOGETHER to WIDEST: the most until the event after t."""
         times, found = self._tolerances
         return float(found[min(int(np.searchsorted(times, t)), len(times) - 1)])
+
+    def final(self) -> tuple[int, float, Array, Array] | None:
+        """Mode, t, x and m at the end of the second run, if there is one."""
+        if self._other is None:
+            return None
+        t, mode, x, m = self._other.final
+        return mode, t, x, m
+
+    def measured(self, i: int) -> tuple[int, float, Array, Array] | None:
+        """The same at a measurement, by its place in the run."""
+        given = () if self._other is None else self._other.parts.given
+        found = [part for part in given if isinstance(part, MeasurementRecord)][i : i + 1]
+        return next(((part.mode.index, part.time, part.x, part.memory) for part in found), None)
 
     @cached_property
     def _other(self) -> Trajectory | None:

@@ -183,6 +183,16 @@ class Trajectory(OfThisProcess):
             return ()
         return tuple(event for event in self.events if not event.certified)
 
+    def largest(self, mode: ModeSystem) -> Array:
+        """The largest values of a mode's variables at outputs and at the ends of its segments, (n_x,)."""
+        found = np.zeros(mode.variables.size)
+        for segment in self.segments:
+            if segment.mode is mode:  # not how far they may move at these rates: what oscillates goes nowhere
+                n = mode.equations.n
+                found = np.maximum(found, np.maximum(np.abs(segment.x_start), np.abs(segment.x_end)))
+                found[:n] = np.maximum(found[:n], np.abs(segment.states).max(axis=0, initial=0.0))
+        return found
+
     @cached_property
     def diagnostics(self) -> Diagnostics:
         """What was noticed on the way, and what was checked with what result."""

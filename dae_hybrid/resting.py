@@ -1,0 +1,306 @@
+"""Kinks of equations and integrands at which a run rests.
+
+A kink that is passed does no harm: what is to either side of it is integrated across. Where its argument stays at
+zero, as of `fabs(x - y)` with x = y, and would not for other parameters, there are only one-sided derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import casadi as ca
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.conditions import Conditions
+from dae_hybrid.discontinuities import Discontinuities
+from dae_hybrid.discontinuous_nodes import KINKS, bare
+from dae_hybrid.errors import EventError
+from dae_hybrid.events import TOGETHER, ZERO_ROUNDINGS
+from dae_hybrid.formulation import EPS
+from dae_hybrid.integrator import Array
+from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.symbolic import kind_for
+from dae_hybrid.transition import chain
+
+if TYPE_CHECKING:
+    from dae_hybrid.forward import Directions
+    from dae_hybrid.trajectory import Segment, Trajectory
+
+#: a kink rests that stays where it is for this share of a segment; its rate is zero where it is this share of its terms
+SHARE, ZERO = 1e-2, 1e-6
+#: sides that differ by less than so many tolerances are the same
+EFFECT = 100.0
+#: of max(a, b) = (a + b + |a - b|) / 2
+SHARPNESS = {ca.OP_FABS: 1.0, ca.OP_FMAX: 0.5, ca.OP_FMIN: -0.5}
+
+
+@dataclass(frozen=True, eq=False)
+class Kinks:
+    """The kinks of the equations and integrands of a mode.
+
+    `flow` are the rates of y, `integrands` those of the functionals, `residuals` what is zero; `lower` takes them, with
+    further symbols, to a function of (t, x, m, p) and these. Kinks that depend on none of `moving` are constant.
+    """
+
+    what: str
+    flow: Sequence[ca.MX]
+    integrands: Sequence[ca.MX]
+    residuals: Sequence[ca.MX]
+    lower: Callable[[str, Sequence[tuple[str, ca.MX]], Sequence[ca.MX]], ca.Function]
+    moving: Set[int]
+
+    def __bool__(self) -> bool:
+        return bool(self._in_symbols[1])
+
+    @cached_property
+    def _in_symbols(self) -> tuple[Discontinuities, list[list[_Kink]]]:
+        """The rates with symbols for kinks, and these, by levels from the innermost out."""
+        found = Discontinuities(self.what, [*self.flow, *self.integrands, *self.residuals], set(self.moving))
+        levels: list[list[_Kink]] = []
+        while nodes := found.innermost(KINKS):
+            symbols = [ca.MX.sym("kink", *node.shape) for node in nodes]
+            values = found.restored([node.node for node in nodes if node.node is not None])
+            arguments = found.restored([ca.densify(node.sides()[0]) for node in nodes])
+            sharpness = [SHARPNESS[node.op] for node in nodes]
+            levels.append(list(map(_Kink, symbols, values, arguments, sharpness)))
+            found.replace(list(zip(nodes, symbols, strict=True)))
+        return found, levels
+
+    @cached_property
+    def _kinks(self) -> list[_Kink]:
+        return [kink for level in self._in_symbols[1] for kink in level]
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Every kink as a user reads it."""
+        return [bare(str(kink.value)) for kink in self._kinks for _ in range(kink.value.numel())]
+
+    @cached_property
+    def sharpness(self) -> Array:
+        """Half the jump of the slope of every kink."""
+        return np.concatenate([np.full(kink.value.numel(), kink.sharpness) for kink in self._kinks])
+
+    @cached_property
+    def _lowered(self) -> ca.Function:
+        """(t, x, m, p, what is added to kinks) -> flow and integrands, residuals, arguments of kinks."""
+        found, levels = self._in_symbols
+        columns = [*found.expressions, ca.veccat(*(kink.argument for kink in self._kinks))]
+        shifts, begin = ca.MX.sym("shifts", columns[-1].numel()), 0
+        shifted: list[tuple[list[ca.MX], list[ca.MX]]] = []
+        for level in levels:
+            shifted.append(([], []))
+            for kink in level:
+                end = begin + kink.value.numel()
+                shifted[-1][0].append(kink.symbol)
+                shifted[-1][1].append(kink.value + ca.reshape(shifts[begin:end], kink.value.shape))
+                begin = end
+        for symbols, values in reversed(shifted):
+            columns = ca.substitute(columns, symbols, values)
+        n = len(self.flow) + len(self.integrands)
+        rows = [ca.veccat(*columns[:n]), ca.veccat(ca.MX(0, 1), *columns[n:-1]), columns[-1]]
+        return self.lower("kinks", [(self.what, row) for row in rows], [shifts])
+
+    def _function(self, name: str, of: Callable[[Any, list[Any], list[Any]], tuple[list[Any], list[Any]]]) -> Any:
+        """A function of (t, x, m, p) and more, without shifts."""
+        lowered = self._lowered
+        kind = kind_for([lowered])
+        inputs = [kind.sym(f"a{i}", lowered.size1_in(i)) for i in range(5)]
+        more, outputs = of(kind, inputs, lowered.call(inputs))
+        shifted = ca.Function(name, [*inputs, *more], [ca.densify(part) for part in outputs])
+        given = [*inputs[:4], *(kind.sym(f"b{i}", *part.shape) for i, part in enumerate(more))]
+        return ca.Function(name, given, shifted.call([*given[:4], kind.zeros(inputs[4].numel()), *given[4:]]))
+
+    @cached_property
+    def near(self) -> ca.Function:
+        """(t, x, m, p), tolerances and rates of (t, x, m) -> arguments, their tolerances, rates, and terms of these."""
+
+        def of(kind: Any, inputs: list[Any], outputs: list[Any]) -> tuple[list[Any], list[Any]]:
+            point, by_u = ca.vertcat(*inputs[:3]), ca.jacobian(outputs[2], ca.vertcat(*inputs[:4]))
+            allowed, rates = kind.sym("allowed", point.numel()), kind.sym("rates", point.numel())
+            slopes = by_u[:, : point.numel()]
+            rounding = ZERO_ROUNDINGS * EPS * ca.fabs(by_u) @ ca.fabs(ca.vertcat(*inputs[:4]))
+            known = TOGETHER * ca.fabs(slopes) @ allowed + rounding
+            return [allowed, rates], [outputs[2], known, slopes @ rates, ca.fabs(slopes) @ ca.fabs(rates)]
+
+        return self._function("near", of)
+
+    @cached_property
+    def slopes(self) -> ca.Function:
+        """(t, x, m, p) -> derivatives of arguments by (x, m, p, t)."""
+
+        def of(_: Any, inputs: list[Any], outputs: list[Any]) -> tuple[list[Any], list[Any]]:
+            t, x, m, p, _ = inputs
+            return [], [ca.jacobian(outputs[2], ca.vertcat(x, m, p, t))]
+
+        return self._function("slopes", of)
+
+    @cached_property
+    def weights(self) -> ca.Function:
+        """(t, x, m, p), weights of flow and integrands, tolerances of x, weights of residuals -> those of kinks.
+
+        Residuals are taken in units of what the tolerances make of them.
+        """
+
+        def of(kind: Any, inputs: list[Any], outputs: list[Any]) -> tuple[list[Any], list[Any]]:
+            rates, residuals, _ = outputs
+            more = [kind.sym("b", part.numel()) for part in (rates, inputs[1], residuals)]
+            allowed = ca.fabs(ca.jacobian(residuals, inputs[1])) @ more[1] + np.finfo(float).tiny
+            seed = ca.vertcat(more[0], more[2] / allowed)
+            return more, [ca.jtimes(ca.vertcat(rates, residuals), inputs[4], seed, True)]
+
+        return self._function("weights", of)
+
+
+@dataclass(frozen=True)
+class _Kink:
+    """A node, with a symbol that stands for its value."""
+
+    symbol: ca.MX
+    value: ca.MX
+    argument: ca.MX
+    sharpness: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Rest:
+    """Kinks at which a run rests at one end of a segment, with their weights."""
+
+    segment: Segment
+    at_end: bool
+    kinks: Kinks
+    rest: NDArray[np.bool_]
+    weights: Array
+
+    @property
+    def point(self) -> tuple[float, Array, Array, Array]:
+        """(t, x, m, p)."""
+        own = self.segment
+        t, x = (own.t_end, own.x_end) if self.at_end else (own.t_start, own.x_start)
+        return t, x, own.memory, own.parameters
+
+    def one_sided(self, directions: Directions, before: Array, after: Array) -> list[str]:
+        """The kinks, as texts, whose sides differ for derivatives of (y, m) at the start and at the end."""
+        state, p = after if self.at_end else before, np.abs(directions.p)
+        by_p = chain(self.segment.mode, *self.point)[:, :-1] @ np.vstack((state, directions.directions))
+        slopes = np.array(self.kinks.slopes(*self.point))[self.rest]
+        moves = np.abs(slopes @ by_p) * (np.where(p != 0, p, 1.0) @ np.abs(directions.directions))
+        largest = np.take_along_axis(slopes, np.abs(slopes).argmax(axis=1)[:, None], axis=1)
+        _, group = np.unique(np.round(slopes / np.where(largest, largest, 1.0), 9), axis=0, return_inverse=True)
+        both = np.bincount(group, self.weights[self.rest])[group]  # those of max(x, y) + min(x, y) cancel
+        differ = 2 * np.abs(both) * moves.max(axis=1, initial=0.0) > EFFECT
+        return [self.kinks.texts[i] for i in np.flatnonzero(self.rest)[differ]]
+
+
+def refuse_resting(
+    trajectory: Trajectory,
+    conditions: Conditions,
+    forward: Callable[[], tuple[Trajectory, Directions]],
+    functionals: tuple[str, ...],
+) -> None:
+    """Refuse derivatives of a run that rests at a kink of an equation, or of an integrand of these functionals."""
+    kinks = {index: own for index, own in trajectory.system.branches.equations.items() if own}
+    if not kinks or not _rests(trajectory, kinks, functionals):
+        return
+    run, directions = forward()
+    rests, states = _rests(run, kinks, functionals), _states(run, directions)
+    for rest in rests:
+        for text in rest.one_sided(directions, *states[id(rest.segment)])[:1]:
+            segment = rest.segment
+            conditions.refuse(
+                EventError(
+                    f"The run rests at the kink of {text}, and leaves it with the parameters: there are only "
+                    "one-sided derivatives.",
+                    mode=segment.mode.name,
+                    time=rest.point[0],
+                    remedy="Change the parameters a little, or leave out of wrt= what moves it. Where the sides meet "
+                    "smoothly, mark the expression by smooth().",
+                )
+            )
+
+
+def _states(run: Trajectory, directions: Directions) -> dict[int, tuple[Array, Array]]:
+    """Derivatives of (y, m) at the start and at the end of every segment."""
+    found: dict[int, tuple[Array, Array]] = {}
+    crossed, measured, turned = iter(directions.sides), iter(directions.measured), iter(directions.turned)
+    state, segment = np.asarray(run.start.derivatives @ directions.directions), None
+    for part in run.parts:
+        if isinstance(part, EventRecord):
+            before, after = next(crossed)
+        elif isinstance(part, MeasurementRecord):
+            before = after = next(measured)
+        elif isinstance(part, KnotRecord):
+            before, after = next(turned)
+        else:
+            found[id(part)] = state, directions.state
+            segment = part
+            continue
+        if segment is not None:
+            found[id(segment)] = found[id(segment)][0], before
+        state, segment = after, None
+    return found
+
+
+def _rests(run: Trajectory, kinks: Mapping[int, Kinks], functionals: tuple[str, ...]) -> list[_Rest]:
+    """Where a run rests at kinks that matter for it, or for these functionals."""
+    found = []
+    for index, own in kinks.items():
+        segments = [s for s in run.segments if s.mode.index == index and s.t_end > s.t_start]
+        for at_end in (False, True) if segments else ():
+            rows = [
+                (s.t_end, s.x_end, s.xdot_end) if at_end else (s.t_start, s.x_start, s.xdot_start) for s in segments
+            ]
+            t, x, xdot = (np.array(column) for column in zip(*rows, strict=True))
+            stays = _stays(run, own, segments, t, x, xdot)
+            for i in np.flatnonzero(stays.any(axis=1)).tolist():
+                s = segments[i]
+                weights = _weights(run, own, s, t[i], x[i], functionals)
+                rest = stays[i] & (weights != 0)
+                if rest.any():
+                    inside = np.array([(t[i] + (s.t_start + s.t_end - 2 * t[i]) * SHARE)])
+                    rest &= _stays(run, own, [s], inside, s.dense(inside), np.zeros((1, x[i].size)))[0]
+                if rest.any():
+                    found.append(_Rest(s, at_end, own, rest, weights))
+    return found
+
+
+def _stays(
+    run: Trajectory, kinks: Kinks, segments: Sequence[Segment], t: Array, x: Array, xdot: Array
+) -> NDArray[np.bool_]:
+    """Which kinks segments are at, and keep to by their rates, at these times: (n_segments, n_kinks)."""
+    mode, options = segments[0].mode, run.options
+    m, duration = (np.array([part(s) for s in segments]) for part in (_memory, _duration))
+    allowed = np.hstack((np.zeros((t.size, 1)), options.allowed(mode.variables, x), options.rtol * np.abs(m)))
+    rates = np.hstack((np.ones((t.size, 1)), xdot, np.zeros_like(m)))
+    p = np.tile(run.parameters[:, None], t.size)
+    columns = kinks.near(t[None], x.T, m.T, p, allowed.T, rates.T)
+    arguments, known, moving, terms = (np.array(column).T for column in columns)
+    slow = np.abs(moving) <= np.maximum(ZERO * terms, known / (SHARE * duration[:, None]))
+    return np.asarray((np.abs(arguments) <= known) & slow)
+
+
+def _memory(segment: Segment) -> Array:
+    return segment.memory
+
+
+def _duration(segment: Segment) -> float:
+    return segment.t_end - segment.t_start
+
+
+def _weights(
+    run: Trajectory, kinks: Kinks, segment: Segment, t: float, x: Array, functionals: tuple[str, ...]
+) -> Array:
+    """What rates, in tolerances over a segment, change by with the values of kinks: a combination with random signs."""
+    system, options, mode = run.system, run.options, segment.mode
+    y, chosen = x[: mode.differential.size], np.zeros(system.functionals.size)
+    for name in functionals:
+        chosen[system.functionals[name]] = 1.0
+    known = options.absolute(system.functionals) + options.rtol * np.abs(run.integrals)
+    rates = _duration(segment) * np.concatenate((1 / options.allowed(mode.differential, y), chosen / known))
+    random = np.random.default_rng(0).uniform(0.5, 1.0, rates.size + kinks.weights.size1_in(6))
+    more = random[: rates.size] * rates, options.allowed(mode.variables, x), random[rates.size :]
+    found = kinks.weights(t, x, segment.memory, run.parameters, *more)
+    return np.asarray(kinks.sharpness * np.array(found)[:, 0])
