@@ -17,13 +17,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import dae_hybrid as dh
-from dae_hybrid.adapters.sundials import driver
-from dae_hybrid.adapters.sundials.march import LinkStruct, MarchStruct, Station
-from dae_hybrid.adapters.sundials.plain import MOST_LEFT_OUT, Luck, PlainStruct
-from dae_hybrid.adapters.sundials.plain_adjoint import PlainAdjoint
+from dae_hybrid.adapters.sundials.header import CONSTANTS, STRUCTS, source
+from dae_hybrid.adapters.sundials.plain import MOST_LEFT_OUT, Luck
 from dae_hybrid.adapters.sundials.session import SundialsIntegrator
-from dae_hybrid.adapters.sundials.sweep import ExplicitAdjoint, SweepStruct
+from dae_hybrid.codegen import compile_source
+from dae_hybrid.leg import HEADER
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
+from dae_hybrid.transition import GRAZING
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 METHODS = ["auto", "erk", "adams", "bdf"]
@@ -433,11 +433,22 @@ def test_a_path_that_was_too_long_is_kept_again_when_it_is_not(models: Any, monk
     np.testing.assert_array_equal(again.gradient, first.gradient)
 
 
-def test_structs_are_mirrored() -> None:
-    """Those that `driver` does not look at itself."""
-    library = driver.loops()
-    mirrored = [LinkStruct, Station, MarchStruct, ExplicitAdjoint, SweepStruct, PlainStruct, PlainAdjoint]
-    assert [library.dh_sizes(6 + i) for i in range(len(mirrored))] == [ctypes.sizeof(kind) for kind in mirrored]
+def test_structs_are_laid_out_as_in_c() -> None:
+    """The classes that are read from driver.h, by the offsets of their fields as a compiler has them."""
+    places = [(name, field[0]) for name, kind in STRUCTS.items() for field in kind._fields_]
+    expected = [getattr(STRUCTS[name], field).offset for name, field in places]
+    expected += [ctypes.sizeof(kind) for kind in STRUCTS.values()]
+    offsets = [f"offsetof({name}, {field})" for name, field in places] + [f"sizeof({name})" for name in STRUCTS]
+    header = source().partition("/* ----")[0]
+    library = compile_source(f"{header}\nconst size_t offsets[] = {{{', '.join(offsets)}}};")
+    assert library is not None
+    assert list((ctypes.c_size_t * len(expected)).in_dll(library, "offsets")) == expected
+    assert {"run", "march", "context", "event"} <= set(STRUCTS)
+
+
+def test_constants_of_rules_are_those_of_the_core() -> None:
+    known = {"GRAZING": GRAZING, "ADJOINT_ROUNDING": 10 * np.finfo(float).eps, "HEADER": len(HEADER), "CLEAN_AT": 9}
+    assert {name: CONSTANTS[name] for name in known} == known
 
 
 # -- closed forms ---------------------------------------------------------------------------------------------

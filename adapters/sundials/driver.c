@@ -1,22 +1,3 @@
-size_t dh_sizes(int which) {
-  switch (which) {
-    case 0: return sizeof(sundials_api);
-    case 1: return sizeof(context);
-    case 2: return sizeof(run);
-    case 3: return sizeof(backward);
-    case 4: return sizeof(python_api);
-    case 5: return sizeof(explicit_step);
-    case 6: return sizeof(link);
-    case 7: return sizeof(station);
-    case 8: return sizeof(march);
-    case 9: return sizeof(explicit_adjoint);
-    case 10: return sizeof(sweep);
-    case 11: return sizeof(plain);
-    case 12: return sizeof(plain_adjoint);
-    default: return sizeof(linear);
-  }
-}
-
 /* ---- the step loop ---------------------------------------------------------------------------------- */
 
 /* the caller makes room for every output time and for the rows of one step */

@@ -9,7 +9,8 @@
  * are differential, IDAS otherwise; ARKODE takes explicit Runge-Kutta steps, for which sensitivities are further states. `m` is the memory, constant between transitions. Integrands are
  * integrated as further states q' = g behind x (measured: a third less work than SUNDIALS' quadratures on
  * small systems, under the same error control, and clear of a defect of Adams with quadrature sensitivities).
- * The layout of the structs is mirrored in driver.py; `dh_sizes` lets Python check that they agree.
+ * Python reads the constants and structs of this file (header.py), and puts those of its own rules before it
+ * (dae_hybrid/native_constants.py).
  *
  * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), linear.c
  * (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c (the
@@ -28,19 +29,14 @@ enum { ONE_STEP = 2 };                       /* CV_ONE_STEP == IDA_ONE_STEP */
 enum { REACHED_STOP = 1, FOUND_ROOT = 2 };   /* CV_TSTOP_RETURN, CV_ROOT_RETURN and IDA's twins */
 enum { PAUSED = 100, ROWS_FULL = 101, STALLED = 102, LOST = 103, SINGULAR = 106, STUCK = 50 }; /* STUCK steps without progress are enough */
 enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
-enum { MOST_SOLVED = 4 };                    /* algebraic variables that are solved for here: SYMBOLIC_SOLVE in symbolic.py */
 enum { RECOVERABLE = 1, FATAL = -1 };
 enum { SOLVER_DIRECT = 0, MATRIX_CUSTOM = 10, SOLVER_CUSTOM = 18 }; /* of SUNLinearSolver_Type, SUNMatrix_ID, .._ID */
-enum { SOLVES = 10 };                        /* of three Newton steps each */
-#define CONVERGED 1e-11                      /* last relative correction of algebraic variables */
 enum { POLISH = 10000 };                     /* roundings that the polished event time may move by, */
 #define SHRINKS 0.25                         /* of the guard, from one iteration to the next, that converges to it */
 enum { TO_AND_FRO = 8 };                     /* roundings of time that it may miss a zero by */
 #define REFINED 1e-6                         /* or this share of a step */
-enum { DEPTH = 8 };                          /* halvings of a step in search of a guard's zeros */
 enum { HALVES, START = DEPTH + 1, END, TRIAL, GLANCES }; /* rows of `run.glances` */
 enum { SHORTER = 10 };                       /* times that an explicit step is made shorter where there are no numbers */
-enum { NODES = 8 };                          /* of the polynomial of an explicit step */
 enum { LOOKS = 3 };                          /* at the cubic through the ends of an explicit step */
 enum { TOGETHER = 8 };                       /* directions that are gone along at once */
 enum { ABSOLUTE, FROM_END, FROM_START };     /* what the solver's time counts from, in an adjoint */
@@ -48,62 +44,22 @@ enum { ABSOLUTE, FROM_END, FROM_START };     /* what the solver's time counts fr
 enum { PROBES = 3 };                         /* perturbations of y that tell how far its errors reach */
 enum { BLOCKS = 6 };                         /* of the linearised equations */
 enum { HISTORY = 3 };                        /* ends of steps whose guards are kept */
-enum { TURNED = 32 };                        /* turns of guards next to zero that are noted, each by TURN numbers: */
+/* of the turns of guards next to zero that are noted */
 enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
-#define NEXT_TO 0.1                          /* a guard that turns at this share of its values around is next to zero */
-#define SAFETY 4.0                           /* a cubic is at most this many times as wrong as within */
-#define CALM 0.25                            /* a parabola that is this far from zero and from wrong needs no look */
 #define LEAVING 2.5                          /* the error of a cubic, s^2 (1 - s)^2, over s, is at most this times it within */
-#define GROWN 0.4                            /* and the steps before were no shorter than this share of the next */
-#define INSIDE 0.43                          /* where in a step it is looked at; the middle may be a zero of its own */
-#define NOISE 1e-13                          /* of a guard, relative to its values at the ends of a step */
-#define TOUCHED 1e-10                        /* the same of a determinant: a touch makes the equations singular, too */
-#define TURNS 2.5                            /* a guard whose rates would take it so often through its range turns in a step, */
-#define SPACING 1.5                          /* and is looked at when they may have taken it so far */
-#define HELD 0.9                             /* of its range, from one look to the next */
-#define MOVES 0.3                            /* a guard moves at its rate if it moves so much of the way in a short time, */
-#define SHORTLY 0.1                          /* which would take it so far through its range */
-enum { MOST_LOOKS = 20000 };                 /* within a step */
 #define TRIALS 100
 #define NEGLIGIBLE 1e-3                      /* errors of states, in tolerances, that do not choose the order where sensitivities do, */
 #define LESS_EXACT 4.0                       /* and how much larger they count at an order below */
-/* as in dae_hybrid: events.py, transition.py, grazing.py, formulation.py, departure.py */
-#define KNOWN 100.0
-#define ZERO_ROUNDINGS 256.0
-#define RESIDUE 4.0
-#define SAME_INSTANT 4e-15
 #define BESIDE 100.0                          /* a guard is next to zero on entry within so many tolerances of the state */
-enum { ZENO_INTERVALS = 4, RECENT = 4 };
-#define ZENO_RATIO 0.999
-#define ZENO_REST 1e-6
-#define FAR 100.0                            /* times that: an estimate from three events tells as much */
-#define RESIDUAL_ROUNDINGS 1e4
+#define FAR 100.0                            /* times ZENO_REST: an estimate from three events tells as much */
 #define RANK_ROUNDINGS (RANK_TOLERANCE / DBL_EPSILON)
-#define RANK_TOLERANCE 1e-11
-#define GRAZING 1e-9
-#define DRIFT_ROUNDINGS 64.0
-enum { SHORTEST = 8 };                       /* roundings: shorter intervals are not integrated */
 #define ALLOWED 10.0                         /* the embedded method may differ by so many tolerances of an adjoint */
 enum { PARTS = 16 };                         /* times that a step is halved for the adjoint */
 enum { UNRESOLVED = 104, NOT_PLAIN = 105 };
-enum { LOOK = 100, MOST = 1000, BUDGET = 20000 }; /* steps between two looks at how stiff it is, or where there are none */
-#define DECAYS 500.0                         /* as in stiffness.py, */
-#define EVENTS_AHEAD 10.0                    /* the same */
-enum { FEW_GUARDS = 64 };                    /* the same */
-#define STARVED 1e-12                        /* and in failures.py */
+enum { BUDGET = 20000 };                     /* steps between two looks at whether they get anywhere */
 enum { COUNTED = 5 };                        /* counters of a context */
-#define SETTLED 1e-2                         /* as in adjoint.py */
-#define ADJOINT_ROUNDING (10 * DBL_EPSILON)
-#define FEW_SEGMENTS 20.0
-#define SMALLEST 1e-100
-enum { ENDS = 4 };
-#define LONGER 3.0                           /* as in segments.py */
-#define SHALLOW 100.0
 #define FINE 1e4                             /* roundings of time: shorter steps need another origin, */
 #define NEARBY 1e-6                          /* and the first step from there keeps within this share of what is left */
-#define BEFORE 1e-6
-#define ENORMOUS 1e6
-enum { HEADER = 12, CLEAN = 9, PATH_END = 11 };         /* numbers at the head of an event's record; see leg.py */
 #define MOMENT 1e-3                          /* of a step, after which a guard has left zero */
 enum { GUESSES = 8 };                        /* of the zero of a cubic */
 #define CLOSE 1e-8                           /* of a step: Newton's next move is its square, which is rounding */

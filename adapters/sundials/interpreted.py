@@ -20,16 +20,16 @@ from dae_hybrid.integrator import Array, Equations
 from dae_hybrid.matrices import Matrix, column, compacted, dense, hstack, vstack
 
 from .driver import BLOCKS, COUNTERS, FUNCTIONS
-from .interpreted_linear import CONSTANTS, SIGNATURES, TYPES, LinearCallbacks, Singular
+from .header import CONSTANTS
+from .interpreted_linear import IDENTITIES, SIGNATURES, TYPES, LinearCallbacks, Singular
 from .interpreted_loop import Backward as Backward
 from .interpreted_loop import Stepper as Stepper
 from .library import load
 from .unraisable import caught
 
-RECOVERABLE, FATAL = 1, -1
-SOLVES, CONVERGED = 10, 1e-11  # as in driver.h
-POLISH = 10_000  # as in driver.h
-NEGLIGIBLE, LESS_EXACT = 1e-3, 4.0  # as in driver.h
+RECOVERABLE, FATAL, SOLVES, CONVERGED, POLISH, NEGLIGIBLE, LESS_EXACT = (
+    CONSTANTS[name] for name in ("RECOVERABLE", "FATAL", "SOLVES", "CONVERGED", "POLISH", "NEGLIGIBLE", "LESS_EXACT")
+)
 EPS, TINY = float(np.finfo(float).eps), float(np.finfo(float).tiny)
 
 # what a callback receives: t time, c the factor of x', v vector, V array of vectors, m matrix, o guard
@@ -274,7 +274,7 @@ class Model(LinearCallbacks):
 
     def callback(self, name: str) -> int:
         """Address of a callback for SUNDIALS."""
-        if name in CONSTANTS:
+        if name in IDENTITIES:
             self._callbacks.setdefault(name, self.constant(name))
         if name not in self._callbacks:
             signature = _SIGNATURES[name]

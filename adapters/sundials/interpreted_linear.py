@@ -10,6 +10,8 @@ import numpy as np
 from dae_hybrid.integrator import Array, Equations
 from dae_hybrid.matrices import Matrix, dense, entries
 
+from .header import CONSTANTS
+
 #: further signatures of callbacks, see interpreted.py: k whether the Jacobian is kept, f whether it is fresh,
 #: . a number that is ignored
 SIGNATURES = {
@@ -26,9 +28,9 @@ SIGNATURES = {
     "ida_precondition": "tv__c_",
     "ida_preconditioned": ".___vv.._",
 }
-PROBES, COARSEST = 3, 1e-2  # as in driver.h
+PROBES, COARSEST = CONSTANTS["PROBES"], CONSTANTS["COARSEST"]
 TYPES: dict[str, Any] = {"k": c_int, "f": POINTER(c_int), ".": c_double}
-CONSTANTS = {"matrix_id": 10, "matrix_zero": 0, "solver_type": 0, "solver_id": 18}
+IDENTITIES = {"matrix_id": 10, "matrix_zero": 0, "solver_type": 0, "solver_id": 18}
 
 
 class Singular(Exception):
@@ -53,7 +55,7 @@ class LinearCallbacks:
 
     def constant(self, name: str) -> Any:
         """A function that returns a number."""
-        return CFUNCTYPE(c_int, c_void_p)(lambda _: CONSTANTS[name])
+        return CFUNCTYPE(c_int, c_void_p)(lambda _: IDENTITIES[name])
 
     # -- error weights, see `dh_ida_weights` in callbacks.c ---------------------------------------------------
 

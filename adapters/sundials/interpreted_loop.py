@@ -13,15 +13,16 @@ from dae_hybrid.integrator import Array, Turn
 from dae_hybrid.scan import Glance, Pace, Scan, Turns, is_calm
 
 from .driver import FOUND_ROOT, PAUSED, REACHED_STOP, SINGULAR, STALLED, STUCK
+from .header import CONSTANTS
 from .library import ONE_STEP, load
 
 if TYPE_CHECKING:
     from .interpreted import Model
 
 EPS = float(np.finfo(float).eps)
-POLISH = 10_000  # as in driver.h
-ABSOLUTE, FROM_END, FROM_START = range(3)  # so too: what the solver's time counts from, in an adjoint,
-FINE, NEARBY = 1e4, 1e-6  # and where that changes
+POLISH, ABSOLUTE, FROM_END, FROM_START, FINE, NEARBY = (
+    CONSTANTS[name] for name in ("POLISH", "ABSOLUTE", "FROM_END", "FROM_START", "FINE", "NEARBY")
+)
 
 
 class _CallFailed(AssertionError):

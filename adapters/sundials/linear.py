@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from ctypes import CFUNCTYPE, Structure, c_double, c_int, c_int64, c_void_p
+from ctypes import CFUNCTYPE, Structure, c_int, c_void_p
 from functools import cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from dae_hybrid.integrator import Array
 from dae_hybrid.options import Preconditioner
 
 from . import structure as structures
+from .header import CONSTANTS, STRUCTS
 from .library import INSTALL, Objects
 from .unraisable import caught
 
@@ -33,27 +34,13 @@ SOLVER_OPERATIONS = (
     "gettype", "getid", "setatimes", "setpreconditioner", "setscalingvectors", "setoptions", "setzeroguess",
     "initialize", "setup", "solve", "numiters", "resnorm", "lastflag", "space", "resid", "free",
 )  # fmt: skip
-RECOVERABLE, FATAL = 1, -1
+RECOVERABLE, FATAL = CONSTANTS["RECOVERABLE"], CONSTANTS["FATAL"]
 PRECONDITION_RIGHT = 2  # the residual that is tested is the true one, whatever a preconditioner makes of it
 #: subspace of GMRES, and what the incomplete factorisation drops and fills in
 KRYLOV, DROPPED, FILL = 20, 1e-4, 10.0
 #: of SuperLU: entries of the diagonal are kept as pivots down to this share of the largest
 PIVOT = 0.1
-
-
-class Linear(Structure):
-    """`linear` of driver.h."""
-
-    _fields_ = [
-        ("model", c_void_p),
-        *((name, c_int64) for name in ("n", "border", "backward", "n_entries", "n_matrix")),
-        *((name, c_void_p) for name in ("place", "diagonal", "order", "jacobian", "rows", "matrix", "right")),
-        *((name, c_double) for name in ("row_scale", "corner")),
-        ("columns", c_void_p),
-        *((name, c_int64) for name in ("upper", "lower", "stored")),
-        *((name, c_void_p) for name in ("pivots", "factor_band", "solve_band", "factor", "solve")),
-        *((name, c_int64) for name in ("setups", "solves")),
-    ]  # fmt: skip
+Linear = STRUCTS["linear"]
 
 
 class _Matrix(Structure):

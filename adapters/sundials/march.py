@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from ctypes import Structure, byref, c_double, c_int64, c_void_p
+from ctypes import byref
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,10 @@ from dae_hybrid.leg import AT, Leg, layout_of
 from dae_hybrid.options import Options
 
 from .driver import Run, loops
+from .header import CONSTANTS, STRUCTS
 
-RECENT = 4
+RECENT = CONSTANTS["RECENT"]
+LinkStruct, Station, MarchStruct = STRUCTS["link"], STRUCTS["station"], STRUCTS["march"]
 
 
 def rates_of(completed: Array, ny: int, n: int) -> Array:
@@ -26,43 +28,6 @@ def rates_of(completed: Array, ny: int, n: int) -> Array:
     rates = np.zeros((len(completed), n))
     rates[:, :ny] = completed[:, n - ny :]
     return rates
-
-
-class LinkStruct(Structure):
-    """`link` of driver.h."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("cross", "tangent")),
-        *((name, c_int64) for name in ("target", "transition", "index", "direction", "width", "waits", "toggles",
-                                       "becomes", "closes", "follows_z")),
-    ]  # fmt: skip
-
-
-class Station(Structure):
-    """`station` of driver.h."""
-
-    _fields_ = [
-        ("run", c_void_p),
-        *((name, c_int64) for name in ("n_x", "n_y", "n_z", "n_guards", "implicit")),
-        *((name, c_void_p) for name in ("links", "absolute")),
-    ]  # fmt: skip
-
-
-class MarchStruct(Structure):
-    """`march` of driver.h."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("stations", "arg", "res", "iw", "w", "work", "tangent", "parameters",
-                                        "directions", "bands", "ranges", "rested", "records",
-                                        "offsets")),
-        *((name, c_int64) for name in ("at", "n_memory", "n_parameters", "n_functionals", "n_integrals", "n_directions",
-                                       "certify", "capacity", "room", "used", "n_events", "max_events", "budget",
-                                       "steps", "failures", "newton_failures", "row", "path_row", "n_times",
-                                       "wanted", "full", "resumed")),
-        *((name, c_double) for name in ("t0", "t1", "t_stop", "begun", "began_with", "slack", "rtol", "t_end",
-                                        "now", "first_step")),
-        ("recent", c_double * RECENT),
-    ]  # fmt: skip
 
 
 class Marcher:

@@ -182,7 +182,7 @@ static int arrive(plain *v) {
   v->resting = 0;
   for (integer i = 0; i < v->n_transitions; i++) v->resting |= m->rested[i];
   v->doubtful = 0;
-  for (integer i = 0; i < m->n_events; i++) v->doubtful += m->records[m->offsets[i] + CLEAN] == 0;
+  for (integer i = 0; i < m->n_events; i++) v->doubtful += m->records[m->offsets[i] + CLEAN_AT] == 0;
   for (integer i = 0; i < v->n_modes; i++) v->visited[i] = v->stations[i].run != 0;
   for (int k = 0; k < COUNTED; k++) v->counts[k] += count_of(v, k);
   return REACHED_STOP;
@@ -231,7 +231,7 @@ static const double *rates_begin(const plain_adjoint *b) {
   const march *m = s->tables;
   if (!s->n_events) return b->start + m->stations[b->first].n_x + m->n_memory;
   double *record = s->records + s->offsets[s->n_events - 1];
-  const station *from = &m->stations[(integer)record[1]];
+  const station *from = &m->stations[(integer)record[MODE_AT]];
   event e;
   lay_out(m, from, &m->stations[b->last], record, &e);
   return e.xdot_after;
@@ -259,9 +259,9 @@ static void measure_extents(const plain_adjoint *b) {
   for (integer j = 0; j < m->n_memory; j++) NOTE(b->n_slots + j, b->memory[j]);
   for (integer i = 0; i < s->n_events; i++) {
     double *record = s->records + s->offsets[i];
-    const station *from = &m->stations[(integer)record[1]];
+    const station *from = &m->stations[(integer)record[MODE_AT]];
     event e;
-    lay_out(m, from, &m->stations[from->links[(integer)record[2]].target], record, &e);
+    lay_out(m, from, &m->stations[from->links[(integer)record[GUARD_AT]].target], record, &e);
     for (integer j = 0; j < m->n_memory; j++) of_memory[j] = fmax(of_memory[j], fmax(fabs(e.memory[j]), fabs(e.memory_after[j])));
   }
 #undef NOTE
@@ -285,10 +285,10 @@ static int measure_costs(const plain_adjoint *b) {
     const double *found = b->weights_end;
     if (i < s->n_events) {
       double *record = s->records + s->offsets[i], *res[10] = {0, 0, 0, 0, 0, 0, 0, 0, 0, weights};
-      const station *from = &m->stations[(integer)record[1]];
+      const station *from = &m->stations[(integer)record[MODE_AT]];
       event e;
-      lay_out(m, from, &m->stations[from->links[(integer)record[2]].target], record, &e);
-      if (call(m, b->final[(integer)record[1]], record[0], e.x, e.memory, res, 10)) return FATAL;
+      lay_out(m, from, &m->stations[from->links[(integer)record[GUARD_AT]].target], record, &e);
+      if (call(m, b->final[(integer)record[MODE_AT]], record[0], e.x, e.memory, res, 10)) return FATAL;
       found = weights;
     }
     for (integer k = 0; k < m->n_functionals; k++)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from ctypes import Structure, byref, c_double, c_int64, c_void_p
+from ctypes import byref, c_void_p
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,23 +20,12 @@ from . import compiled
 from .compiled import WIDE
 from .driver import COUNTERS, REACHED_STOP, ROWS_FULL, loops, statistics_of
 from .forward import Forward
+from .header import STRUCTS
 from .march import Marcher
 
 #: so many runs are left out at most before whole ones are tried again
 MOST_LEFT_OUT = 64
-
-
-class PlainStruct(Structure):
-    """`plain` of driver.h."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("tables", "stations", "runs", "origin", "final", "start", "end",
-                                        "by_u", "visited")),
-        *((name, c_int64) for name in ("mode", "n_modes", "n_transitions", "max_steps", "watch", "under_way",
-                                       "look", "taken", "events", "resting", "doubtful")),
-        ("before", c_double),
-        ("counts", c_int64 * len(COUNTERS)),
-    ]  # fmt: skip
+PlainStruct = STRUCTS["plain"]
 
 
 def method_of(equations: Equations, method: str) -> str:

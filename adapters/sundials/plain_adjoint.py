@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, byref, c_double, c_int64, c_void_p
+from ctypes import byref, c_void_p
 from typing import Any
 
 import numpy as np
@@ -13,24 +13,13 @@ from dae_hybrid.journey import Errand, Network, StraightAdjoint
 from dae_hybrid.options import Options
 
 from .driver import COUNTERS, loops, statistics_of
+from .header import STRUCTS
 from .march import Marcher
 from .plain import Left
 from .runge_kutta import Table, order_of
 from .sweep import DiscreteAdjoint, SweepStruct
 
-
-class PlainAdjoint(Structure):
-    """`plain_adjoint` of driver.h."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("back", "final", "slots", "path_rows", "start", "end", "by_p", "by_w",
-                                        "sizes_end", "weights_end", "rates_end", "integrals", "memory", "extent",
-                                        "costs")),
-        *((name, c_int64) for name in ("n_modes", "n_slots", "widest", "first", "last", "path_row")),
-        ("moved", c_double),
-        ("steps", c_int64),
-        ("counts", c_int64 * len(COUNTERS)),
-    ]  # fmt: skip
+PlainAdjoint = STRUCTS["plain_adjoint"]
 
 
 class Returner:

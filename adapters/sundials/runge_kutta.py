@@ -6,6 +6,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_double, c_int, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from dae_hybrid.options import Options
 from dae_hybrid.steps import COEFFICIENTS, NODES, end_derivatives
 
 from .driver import ExplicitStep
+from .header import STRUCTS
 from .library import load
 
 #: by order: ARKODE's embedded pairs whose coefficients are given to rounding (those of VERNER_9_5_6 are off by 7e-13)
@@ -76,9 +78,9 @@ class Table:
         return cls(name, handle, a, b, c, d)
 
     @property
-    def addresses(self) -> dict[str, int]:
-        """Where the coefficients stand, for the struct `tableau`; a table lives as long as the process."""
-        return {key: getattr(self, key).ctypes.data for key in "abcd"}
+    def struct(self) -> Any:
+        """`tableau` of driver.h; a table lives as long as the process."""
+        return STRUCTS["tableau"](stages=self.b.size, **{key: getattr(self, key).ctypes.data for key in "abcd"})
 
 
 class Parts:
@@ -91,8 +93,7 @@ class Parts:
         self._states = np.zeros((2, size))
         self._work = [np.zeros(table.b.size * size), np.zeros(size + COEFFICIENTS * n)]
         self.struct = ExplicitStep(
-            n_stages=table.b.size,
-            **table.addresses,
+            table=table.struct,
             to_derivatives=self._to_derivatives.ctypes.data,
             nodes=self._nodes.ctypes.data,
             size=size,

@@ -260,9 +260,9 @@ static int integrate_back(sweep *s, backward *b, double t1, double t0, const dou
 
 /* where the path of the segment before an event begins among the rows of its mode: where that of the one before ended */
 static integer path_begin(const sweep *s, integer i) {
-  const double mode = s->records[s->offsets[i] + 1];
+  const double mode = s->records[s->offsets[i] + MODE_AT];
   for (integer j = i - 1; j >= 0; j--)
-    if (s->records[s->offsets[j] + 1] == mode) return (integer)s->records[s->offsets[j] + PATH_END];
+    if (s->records[s->offsets[j] + MODE_AT] == mode) return (integer)s->records[s->offsets[j] + PATH_END_AT];
   return 0;
 }
 
@@ -272,9 +272,9 @@ int dh_sweep(sweep *s) {
   for (integer i = s->n_events - 1; i >= 0; i--) {
     double *record = s->records + s->offsets[i];
     s->failed = i;
-    const integer mode = (integer)record[1];
+    const integer mode = (integer)record[MODE_AT];
     const station *from = &m->stations[mode];
-    const link *l = &from->links[(integer)record[2]];
+    const link *l = &from->links[(integer)record[GUARD_AT]];
     const station *to = &m->stations[l->target];
     event e;
     lay_out(m, from, to, record, &e);
@@ -287,7 +287,7 @@ int dh_sweep(sweep *s) {
     }
     explicit_adjoint *own = s->modes[mode];
     const integer n_totals = s->n_wrt + m->n_memory, begin = path_begin(s, i);
-    const integer rows = (integer)record[PATH_END] - begin;
+    const integer rows = (integer)record[PATH_END_AT] - begin;
     const double since = i ? s->records[s->offsets[i - 1]] : s->begin;
     for (integer k = 0; !own && k < s->n_components; k++) {
       backward *b = s->integrated[mode * s->n_components + k];

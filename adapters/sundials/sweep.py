@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
+from ctypes import POINTER, byref, c_void_p
 from typing import Any
 
 import numpy as np
@@ -16,38 +16,12 @@ from dae_hybrid.leg import Leg
 from .adjoint import Adjoint
 from .compiled import Model
 from .driver import BLOCKS, loops
+from .header import CONSTANTS, STRUCTS
 from .march import Marcher
 from .runge_kutta import Table
 
-#: as in driver.h
-PARTS, UNRESOLVED = 16, 104
-
-
-class ExplicitAdjoint(Structure):
-    """`explicit_adjoint` of driver.h."""
-
-    _fields_ = [
-        ("model", c_void_p),
-        ("n_stages", c_int64),
-        *((name, c_void_p) for name in ("a", "b", "c", "d")),
-        *((name, c_int64) for name in ("n_components", "n_rows", "width")),
-        *((name, c_void_p) for name in ("components", "path", "adjoint", "totals", "states", "slopes", "nu", "theta",
-                                        "values", "found", "middle", "absolute", "absolute_totals")),
-        *((name, c_int64) for name in ("nonzeros", "steps", "max_steps")),
-        ("rtol", c_double),
-    ]  # fmt: skip
-
-
-class SweepStruct(Structure):
-    """`sweep` of driver.h."""
-
-    _fields_ = [
-        *((name, c_void_p) for name in ("tables", "modes", "integrated", "paths", "offsets", "records")),
-        *((name, c_int64) for name in ("n_events", "n_components", "n_wrt", "marks_width", "failed")),
-        *((name, c_void_p) for name in ("wrt", "components", "adjoint", "totals", "marks", "work", "longest")),
-        *((name, c_double) for name in ("begin", "precision")),
-        *((name, c_int64) for name in ("steps", "max_steps")),
-    ]  # fmt: skip
+PARTS, UNRESOLVED = CONSTANTS["PARTS"], CONSTANTS["UNRESOLVED"]
+ExplicitAdjoint, SweepStruct = STRUCTS["explicit_adjoint"], STRUCTS["sweep"]
 
 
 class DiscreteAdjoint:
@@ -66,7 +40,7 @@ class DiscreteAdjoint:
         self._work = [np.zeros(size) for size in sizes]
         names = ("states", "slopes", "values", "middle")
         self.struct = ExplicitAdjoint(
-            model=self.model.user_data, n_stages=stages, **table.addresses, width=1 + e.n, nonzeros=sum(patterns),
+            model=self.model.user_data, table=table.struct, width=1 + e.n, nonzeros=sum(patterns),
             **{name: work.ctypes.data for name, work in zip(names, self._work, strict=True)},
         )  # fmt: skip
         self._library = loops()

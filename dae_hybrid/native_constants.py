@@ -1,0 +1,48 @@
+"""Constants of rules that stand in Python and in C: C takes them from here."""
+
+from __future__ import annotations
+
+from dae_hybrid import (
+    adjoint,
+    arrival,
+    automaton,
+    events,
+    failures,
+    formulation,
+    grazing,
+    leg,
+    scan,
+    segments,
+    steps,
+    stiffness,
+    symbolic,
+    transition,
+)
+
+#: by the module that explains them, under the same names, or (there, in C)
+NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
+    adjoint: ("SETTLED", "SMALLEST", ("ROUNDING", "ADJOINT_ROUNDING"), ("FEW", "FEW_SEGMENTS"), ("LOOKS", "ENDS")),
+    arrival: ("ENORMOUS",),
+    automaton: ("RECENT",),
+    events: ("ZERO_ROUNDINGS", "RESIDUE", "SAME_INSTANT", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST"),
+    failures: ("STARVED",),
+    formulation: ("RANK_TOLERANCE", "RESIDUAL_ROUNDINGS"),
+    grazing: ("SHALLOW", "BEFORE"),
+    scan: (
+        "DEPTH", "SAFETY", "INSIDE", "NOISE", "TOUCHED", "CALM", "GROWN", "TURNS", "SPACING", "HELD", "MOVES",
+        "SHORTLY", "MOST_LOOKS", "NEXT_TO", "TURNED",
+    ),
+    segments: ("SHORTEST", "CONVERGED", "SOLVES", "LONGER"),
+    steps: (("COEFFICIENTS", "NODES"),),
+    stiffness: ("DECAYS", "LOOK", "MOST", "EVENTS_AHEAD", "FEW_GUARDS"),
+    symbolic: (("SYMBOLIC_SOLVE", "MOST_SOLVED"),),
+    transition: ("DRIFT_ROUNDINGS", "KNOWN", "GRAZING"),
+}  # fmt: skip
+
+
+def as_c() -> str:
+    """Lines of C: the constants, and the columns at the head of an event's record, from `leg.HEADER`."""
+    pairs = [(own, (name, name) if isinstance(name, str) else name) for own, names in NAMES.items() for name in names]
+    lines = [f"#define {in_c} {getattr(own, name)!r}" for own, (name, in_c) in pairs]
+    columns = ", ".join(f"{name.upper()}_AT" for name in leg.HEADER)
+    return "\n".join((*lines, f"enum {{ {columns}, HEADER }};", ""))
