@@ -10,6 +10,7 @@ import numpy as np
 
 from dae_hybrid.branches import Branches, BranchTable
 from dae_hybrid.declarations import Transition
+from dae_hybrid.discontinuities import margin
 from dae_hybrid.jump import Jump, event_costs
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
@@ -43,32 +44,36 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[Mod
         terminal = [f.terminal for f in functionals if f.terminal is not None]
         ends[builder.index] = Branches("a terminal value", terminal, lower, at_end)
         parts = [mode.everything, *(f.integrand for f in functionals if f.integrand is not None)]
-        outgoing = [t for t in stated.transitions.values() if t.source.name == mode.name]
-        triggers = [trigger for t in outgoing for trigger in (t.guard, t.at, t.every) if trigger is not None]
+        outgoing = {name: t for name, t in model.transitions.items() if t.source.name == mode.name}
+        triggers = [trigger for t in outgoing.values() for trigger in (t.at, t.every) if trigger is not None]
+        triggers += [guard for name in outgoing if (guard := _guard(stated, model, name, moving)) is not None]
         parts += [when for when in (*triggers, *(when for _, when, _ in measured)) if ca.symvar(when)]
         constants[builder.index] = Branches(f"mode '{mode.name}'", parts, lower, fixed, moving)
+        unlifted = stated.modes[mode.name]
         equations[builder.index] = Kinks(
             f"mode '{mode.name}'",
-            [rate for _, rate in builder.lowering.flow()],
-            [ca.MX.zeros(f.size) if f.integrand is None else f.integrand for f in model.functionals.values()],
-            [mode.residual, mode.algebraic, mode.constraint],
+            [
+                unlifted.ode[name] if name in unlifted.ode else model.rates[name]
+                for name in builder.lowering.differential.names
+            ],
+            [ca.MX.zeros(f.size) if f.integrand is None else f.integrand for f in functionals],
+            [unlifted.residual, unlifted.algebraic, unlifted.constraint],
             lower,
             moving,
         )
     numbers = {name: i for i, name in enumerate(model.transitions)}
     lowerings = {b.lowering.mode.name: b.lowering.lower for b in builders}
     guards = {
-        numbers[name]: Branches(
-            f"the guard of '{name}'", [t.guard], lowerings[t.source.name], fixed, moving, kinks=True
-        )
-        for name, t in stated.transitions.items()
-        if t.guard is not None
+        numbers[name]: Branches(f"the guard of '{name}'", [guard], lowerings[t.source.name], fixed, moving, kinks=True)
+        for name, t in model.transitions.items()
+        if (guard := _guard(stated, model, name, moving)) is not None
     }
     start = None
     if stated.start is not None:
         own = stated.start
         values = [*own.values.values(), own.equations]
         values += [ca.MX(d.initial) for d in stated.of_kind("memory") if d.initial is not None]
+        values += [d.signal.values for d in stated.of_kind("memory") if d.signal is not None]
         builder = next(b for b in builders if b.lowering.mode.name == own.mode.name)
         start = Branches("the initial values", values, builder.lowering.lower, fixed | time)
     return BranchTable(
@@ -80,6 +85,16 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[Mod
         {i: b for i, b in guards.items() if b},
         equations,
     )
+
+
+def _guard(stated: HybridModel, model: HybridModel, name: str, moving: set[int]) -> ca.MX | None:
+    """The guard of a transition with its kinks, of a condition how far it is from becoming true."""
+    transition = model.transitions[name]
+    if transition.relation is not None:
+        return transition.relation.stated
+    guard = stated.transitions[name].guard
+    found = None if guard is None else margin(guard, moving)
+    return guard if found is None else found
 
 
 def _measured(what: str, value: ca.MX, builders: Sequence[ModeBuilder], fixed: set[int]) -> Callable[[int], Branches]:

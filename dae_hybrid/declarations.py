@@ -131,6 +131,7 @@ class Relation:
     is_condition: bool  # true or false
     is_kink: bool  # the expression is continuous where it changes
     rests: bool  # it has the value of a side where its guard stays at zero
+    stated: ca.MX  # the guard, with its kinks
 
 
 @dataclass(frozen=True, eq=False)

@@ -112,6 +112,8 @@ class Discontinuities:
     expressions : sequence of MX
     moving : set of int
         Hashes of the symbols that move.
+    clips : bool
+        Whether kinks that keep the arguments of other functions in their domains count.
 
     Raises
     ------
@@ -119,8 +121,8 @@ class Discontinuities:
         A function that is called has discontinuities that cannot be reached.
     """
 
-    def __init__(self, where: str, expressions: Sequence[ca.MX], moving: set[int]) -> None:
-        self.where, self._expressions, self._moving = where, list(expressions), set(moving)
+    def __init__(self, where: str, expressions: Sequence[ca.MX], moving: Set[int], *, clips: bool = False) -> None:
+        self.where, self._expressions, self._moving, self._clips = where, list(expressions), set(moving), clips
         marks = {node.__hash__(): node for _, node in instructions(self._symbols, self._expressions, {SMOOTH})}
         self._marks = [(ca.MX.sym("smooth", mark.sparsity()), mark) for mark in marks.values()]
         self._moving |= {symbol.__hash__() for symbol, mark in self._marks if self._moves(mark)}
@@ -152,8 +154,9 @@ class Discontinuities:
         """Moving nodes of some operations without another one in their arguments."""
         return [_node(node) for op, node in self._walk(ops) if op in ops]
 
-    def replace(self, pairs: Sequence[tuple[Node, ca.MX]]) -> None:
-        """Put expressions in the place of nodes."""
+    def replace(self, pairs: Sequence[tuple[Node, ca.MX]], *, moving: bool = False) -> None:
+        """Put expressions in the place of nodes; `moving` says that they are symbols that move."""
+        self._moving |= {value.__hash__() for _, value in pairs if moving}
         self._put([node.node for node, _ in pairs], [value for _, value in pairs])
 
     def _put(self, old: list[Any], new: list[ca.MX]) -> None:
@@ -187,10 +190,10 @@ class Discontinuities:
     def _walk(self, blocking: frozenset[int]) -> Iterator[tuple[int, ca.MX]]:
         """Operations and nodes whose arguments move, without those that have one of `blocking` in their arguments.
 
-        Clips that keep the arguments of other functions in their domains are left out, too.
+        Clips that keep the arguments of other functions in their domains are left out, too, where they do not count.
         """
         function, moving = self._function(), [s.__hash__() in self._moving for s in self._symbols]
-        clips = _clips(function)
+        clips = set() if self._clips else _clips(function)
         state: dict[int, tuple[bool, bool]] = {}  # by place of work: whether it moves, and whether it is blocked
         for k in range(function.n_instructions()):
             op, places = function.instruction_id(k), function.instruction_input(k)

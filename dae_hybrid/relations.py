@@ -22,8 +22,10 @@ import casadi as ca
 
 from dae_hybrid.declarations import Declaration, Functional, Mode, Relation, Transition
 from dae_hybrid.discontinuities import Discontinuities, are_smooth, margin
-from dae_hybrid.discontinuous_nodes import JUMPS, KINKS, RELATIONS, Node
+from dae_hybrid.discontinuous_nodes import JUMPS, KINKS, RELATIONS, Node, bare
+from dae_hybrid.errors import ModelError
 from dae_hybrid.expressions import free_name
+from dae_hybrid.jump import event_costs
 from dae_hybrid.layout import Layout
 from dae_hybrid.model import HybridModel
 
@@ -79,7 +81,7 @@ class _Switch:
     text: str
     symbol: ca.MX
     value: ca.MX  # by the expression itself
-    changes: list[tuple[ca.MX, ca.MX]]  # guards that fall through zero, and the value then
+    changes: list[tuple[ca.MX, ca.MX, ca.MX]]  # guards that fall through zero, the value then, and guards as stated
     is_relation: bool
     is_kink: bool
     rests: bool  # whether its value where the guard stays at zero is one of the two sides
@@ -101,14 +103,23 @@ class _Lifting:
         self.inner: dict[str, dict[str, None]] = {}  # of switches: those of the kinks in their guards
         self.everywhere: dict[str, None] = {}  # of integrands
         moving = [d for d in model.declarations.values() if d.kind in ("differential", "algebraic")]
+        #: what the equations of a mode are solved for
+        self.solved = ca.veccat(ca.MX(0, 1), *(d.symbol for d in model.of_kind("algebraic")), *model.rates.values())
         self.moving = {s.__hash__() for s in (model.time, *(d.symbol for d in moving), *model.rates.values())}
 
     # -- expressions ------------------------------------------------------------------------------
 
     def mode(self, mode: Mode) -> Mode:
         """The mode with smooth equations."""
+        where, used = f"mode '{mode.name}'", self.used_in(mode)
         parts = [*mode.ode.values(), mode.residual, mode.algebraic, mode.constraint]
-        *rates, residual, algebraic, constraint = self._lift(f"mode '{mode.name}'", parts, self.used_in(mode), self.ops)
+        hidden = [part.numel() > len({*ca.jacobian_sparsity(part, self.solved).row()}) for part in parts[-3:]]
+        # what is differentiated jumps where it has a kink
+        parts[-3:] = [
+            self._lift(where, [part], used, JUMPS | KINKS, sharp=True)[0] if is_hidden else part
+            for part, is_hidden in zip(parts[-3:], hidden, strict=True)
+        ]
+        *rates, residual, algebraic, constraint = self._lift(where, parts, used, self.ops)
         return replace(
             mode,
             ode=dict(zip(mode.ode, rates, strict=True)),
@@ -136,7 +147,10 @@ class _Lifting:
         own: dict[str, None] = {}
         (guard,) = self._lift(where, [guard], own, JUMPS | KINKS)
         self.used_in(transition.source).update(own)
-        if any(not self.switches[key].is_kink for key in own):
+        symbols = {s.__hash__() for s in ca.symvar(ca.veccat(guard, *more.values()))}
+        solved = {s.__hash__() for s in ca.symvar(self.solved)}
+        jumping = [key for key in self.used_in(transition.source) if not self.switches[key].is_kink]
+        if not {*own}.isdisjoint(jumping) or (jumping and not solved.isdisjoint(symbols)):
             more["becomes"] = True  # it may jump across zero
         return {"guard": guard, **more}
 
@@ -144,24 +158,26 @@ class _Lifting:
         """Keys of the switches that a mode uses, in order."""
         return self.used.setdefault(mode.name, {})
 
-    def _lift(self, where: str, parts: Sequence[ca.MX], used: dict[str, None], ops: frozenset[int]) -> list[ca.MX]:
-        """The expressions with a memory for each relation."""
+    def _lift(
+        self, where: str, parts: Sequence[ca.MX], used: dict[str, None], ops: frozenset[int], *, sharp: bool = False
+    ) -> list[ca.MX]:
+        """The expressions with a memory for each relation; `sharp` says that kinks of theirs make others jump."""
         if are_smooth(parts):
             return list(parts)
         found = Discontinuities(where, parts, self.moving)
         while nodes := found.innermost(ops):
-            found.replace([(node, self._replacement(node, used)) for node in nodes])
+            found.replace([(node, self._replacement(node, used, sharp=sharp)) for node in nodes])
         found.refuse_rest()
         self.spared.update(dict.fromkeys(found.spared))
         return found.expressions
 
-    def _replacement(self, node: Node, used: dict[str, None]) -> ca.MX:
+    def _replacement(self, node: Node, used: dict[str, None], *, sharp: bool) -> ca.MX:
         """What stands for a node, by entries where it is a vector."""
         own = [node.entry(i) for i in range(node.size)]
-        values = [entry.by(self._switch(entry, used)) for entry in own]
+        values = [entry.by(self._switch(entry, used, sharp=sharp)) for entry in own]
         return values[0] if node.size == 1 else ca.reshape(ca.vertcat(*values), node.shape)
 
-    def _switch(self, node: Node, used: dict[str, None]) -> ca.MX:
+    def _switch(self, node: Node, used: dict[str, None], *, sharp: bool) -> ca.MX:
         """The memory of a switch."""
         key = node.key
         if key not in self.switches:
@@ -171,14 +187,15 @@ class _Lifting:
             symbol = ca.MX.sym(name)
             inner: dict[str, None] = {}
             changes = node.changes(symbol)
-            guards = self._lift(f"the relation {text}", [guard for guard, _ in changes], inner, KINKS)
+            stated, to = zip(*changes, strict=True)
+            guards = self._lift(f"the relation {text}", stated, inner, KINKS)
             self.inner[key] = inner
             self.switches[key] = _Switch(
-                name, symbol, node.value, [(g, value) for g, (_, value) in zip(guards, changes, strict=True)],
-                node.is_relation, node.is_kink, not node.is_sign,
+                name, symbol, node.value, list(zip(guards, to, stated, strict=True)),
+                node.is_relation, node.is_kink and not sharp, not node.is_sign,
             )  # fmt: skip
         switch = self.switches[key]
-        switch.is_kink &= node.is_kink
+        switch.is_kink &= node.is_kink and not sharp
         switch.rests &= not node.is_sign
         used.update({**self.inner[key], key: None})
         return switch.symbol
@@ -198,20 +215,54 @@ class _Lifting:
 
     def memory(self, transition: Transition) -> dict[str, ca.MX]:
         """The updates of a transition, and those of the switches that its target has and it may change."""
-        target = transition.target
-        if target is None or transition.equations.numel() or transition.project:
+        target, is_late = transition.target, self._reads_solved(transition)
+        is_given = not (transition.equations.numel() or transition.project)
+        if target is None or not (is_given or is_late):
             return transition.memory
         found = dict(transition.memory)
         kept = self.used_in(transition.source) | self.everywhere
         crossed = self._crossed(transition)
         for key in self.used_in(target) | self.everywhere:
             switch = self.switches[key]
-            if key in crossed and not transition.reset:
+            if key in crossed and not transition.reset and is_given:
                 found[switch.text] = crossed[key]
                 continue
-            value = self._after(transition, self._unfold(switch.value), is_kept=key in kept)
-            if value is not None:
-                found[switch.text] = value
+            value = self._unfold(switch.value)
+            known = self._after(transition, value, is_kept=key in kept) if is_given else None
+            if known is None and is_late:
+                known = self._afterwards(transition, value)
+            if known is not None:
+                found[switch.text] = known
+        return found
+
+    def _reads_solved(self, transition: Transition) -> bool:
+        """Whether a transition uses what the equations after it are solved for: switches have to be right at once."""
+        solved = {d.name for d in self.model.of_kind("algebraic")} | {f"der({name})" for name in self.model.rates}
+        posts = {s.__hash__() for name, s in self.model.posts.items() if name in solved}
+        values = [transition.equations, *transition.memory.values()]
+        values += [value for _, value in event_costs(self.model, transition.name)]
+        if not posts.isdisjoint(s.__hash__() for s in ca.symvar(ca.veccat(*values))):
+            return True
+        frozen = (d.of for d in self.model.of_kind("memory"))
+        return transition.freezes and any(of is not None and of.name in solved for of in frozen)
+
+    def _afterwards(self, transition: Transition, value: ca.MX) -> ca.MX:
+        """What a switch holds after a transition, in quantities after it."""
+        symbols = {s.__hash__() for s in ca.symvar(value)}
+        if not symbols.isdisjoint(rate.__hash__() for rate in self.model.rates.values()):
+            raise ModelError(
+                f"The relation {bare(str(value))} uses a derivative, and the transition uses algebraic variables after "
+                "it, which depend on it.",
+                transition=transition.name,
+                remedy="State the relation by variables, or the derivative as an algebraic variable.",
+            )
+        used = [d for d in self.model.declarations.values() if d.symbol.__hash__() in symbols]
+        moving = [d for d in used if d.kind in ("differential", "algebraic")]
+        updated = [d for d in used if d.name in transition.memory]
+        posts = [self.model.posts.setdefault(d.name, ca.MX.sym(f"post({d.name})", d.size)) for d in moving]
+        old = [d.symbol for d in (*moving, *updated)]
+        new = [*posts, *(transition.memory[d.name] for d in updated)]
+        found: ca.MX = ca.substitute([value], old, new)[0]
         return found
 
     def _crossed(self, transition: Transition) -> dict[str, ca.MX]:
@@ -272,7 +323,7 @@ class _Lifting:
         entries = Layout.of((d.name, d.size) for d in every if d.kind == "memory")
         for key in self.used_in(mode) | self.everywhere:
             switch = self.switches[key]
-            for k, (guard, value) in enumerate(switch.changes):
+            for k, (guard, value, stated) in enumerate(switch.changes):
                 suffix = "" if switch.is_relation else (" rises", " falls")[k]
                 name = free_name(f'"{switch.text}"{suffix} in {mode.name}', names)
                 names.add(name)
@@ -280,7 +331,8 @@ class _Lifting:
                     name, mode, mode, guard, None, None, -1, "fire", math.inf, none, {switch.text: value}, ca.MX(0, 1),
                     (), (), None, none, freezes=False,
                     relation=Relation(
-                        switch.text, entries[switch.text].start, switch.is_relation, switch.is_kink, switch.rests
+                        switch.text, entries[switch.text].start, switch.is_relation, switch.is_kink, switch.rests,
+                        stated,
                     ),
                 )  # fmt: skip
 

@@ -6,7 +6,7 @@ zero, as of `fabs(x - y)` with x = y, and would not for other parameters, there 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.conditions import Conditions
+from dae_hybrid.dense import Redo
 from dae_hybrid.discontinuities import Discontinuities
 from dae_hybrid.discontinuous_nodes import KINKS, bare
 from dae_hybrid.errors import EventError
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 #: a kink rests that stays where it is for this share of a segment; its rate is zero where it is this share of its terms
 SHARE, ZERO = 1e-2, 1e-6
+#: times in a segment that are looked at where its outputs are not at its steps, and numbers that are held at once
+LOOKS, MOST = 101, 1_000_000
+#: and so many at most in a segment at which a kink stays
+FEW = 8
 #: sides that differ by less than so many tolerances are the same
 EFFECT = 100.0
 #: of max(a, b) = (a + b + |a - b|) / 2
@@ -59,7 +64,8 @@ class Kinks:
     @cached_property
     def _in_symbols(self) -> tuple[Discontinuities, list[list[_Kink]]]:
         """The rates with symbols for kinks, and these, by levels from the innermost out."""
-        found = Discontinuities(self.what, [*self.flow, *self.integrands, *self.residuals], set(self.moving))
+        rates = [*self.flow, *self.integrands, *self.residuals]
+        found = Discontinuities(self.what, rates, self.moving, clips=True)
         levels: list[list[_Kink]] = []
         while nodes := found.innermost(KINKS):
             symbols = [ca.MX.sym("kink", *node.shape) for node in nodes]
@@ -67,7 +73,7 @@ class Kinks:
             arguments = found.restored([ca.densify(node.sides()[0]) for node in nodes])
             sharpness = [SHARPNESS[node.op] for node in nodes]
             levels.append(list(map(_Kink, symbols, values, arguments, sharpness)))
-            found.replace(list(zip(nodes, symbols, strict=True)))
+            found.replace(list(zip(nodes, symbols, strict=True)), moving=True)
         return found, levels
 
     @cached_property
@@ -77,7 +83,10 @@ class Kinks:
     @cached_property
     def texts(self) -> list[str]:
         """Every kink as a user reads it."""
-        return [bare(str(kink.value)) for kink in self._kinks for _ in range(kink.value.numel())]
+        values = [kink.value for kink in self._kinks]
+        for level in reversed(self._in_symbols[1]):
+            values = ca.substitute(values, [kink.symbol for kink in level], [kink.value for kink in level])
+        return [bare(str(value)) for value in values for _ in range(value.numel())]
 
     @cached_property
     def sharpness(self) -> Array:
@@ -167,32 +176,42 @@ class _Kink:
 
 @dataclass(frozen=True, eq=False)
 class _Rest:
-    """Kinks at which a run rests at one end of a segment, with their weights."""
+    """Kinks at which a run rests at a time in a segment, with their weights."""
 
     segment: Segment
-    at_end: bool
     kinks: Kinks
+    t: float
+    x: Array
     rest: NDArray[np.bool_]
     weights: Array
 
-    @property
-    def point(self) -> tuple[float, Array, Array, Array]:
-        """(t, x, m, p)."""
-        own = self.segment
-        t, x = (own.t_end, own.x_end) if self.at_end else (own.t_start, own.x_start)
-        return t, x, own.memory, own.parameters
-
     def one_sided(self, directions: Directions, before: Array, after: Array) -> list[str]:
         """The kinks, as texts, whose sides differ for derivatives of (y, m) at the start and at the end."""
-        state, p = after if self.at_end else before, np.abs(directions.p)
-        by_p = chain(self.segment.mode, *self.point)[:, :-1] @ np.vstack((state, directions.directions))
-        slopes = np.array(self.kinks.slopes(*self.point))[self.rest]
-        moves = np.abs(slopes @ by_p) * (np.where(p != 0, p, 1.0) @ np.abs(directions.directions))
+        own, p = self.segment, np.abs(directions.p)
+        slopes = np.array(self.kinks.slopes(self.t, self.x, own.memory, own.parameters))[self.rest]
+        moves = np.abs(slopes @ self._by_p(directions, before, after))
+        moves = (moves * (np.where(p != 0, p, 1.0) @ np.abs(directions.directions))).max(axis=1, initial=0.0)
         largest = np.take_along_axis(slopes, np.abs(slopes).argmax(axis=1)[:, None], axis=1)
         _, group = np.unique(np.round(slopes / np.where(largest, largest, 1.0), 9), axis=0, return_inverse=True)
         both = np.bincount(group, self.weights[self.rest])[group]  # those of max(x, y) + min(x, y) cancel
-        differ = 2 * np.abs(both) * moves.max(axis=1, initial=0.0) > EFFECT
+        differ = (moves > 0) & ~(2 * np.abs(both) * moves <= EFFECT)
         return [self.kinks.texts[i] for i in np.flatnonzero(self.rest)[differ]]
+
+    def _by_p(self, directions: Directions, before: Array, after: Array) -> Array:
+        """Derivatives of (x, m, p, t) at the time, between those at the ends of the segment and at its outputs."""
+        own, n = self.segment, self.x.size
+        ends = (own.t_start, own.x_start, before), (own.t_end, own.x_end, after)
+        columns = [
+            chain(own.mode, t, x, own.memory, own.parameters)[:, :-1] @ np.vstack((state, directions.directions))
+            for t, x, state in ends
+        ]
+        t, found = np.array([own.t_start, *own.t, own.t_end]), columns[0].copy()
+        of_x = np.zeros((0, directions.count, n)) if own.sensitivities is None else own.sensitivities
+        rows = np.concatenate([columns[0][None, :n].transpose(0, 2, 1), of_x, columns[1][None, :n].transpose(0, 2, 1)])
+        k = int(np.clip(np.searchsorted(t, self.t), 1, t.size - 1))
+        share = (self.t - t[k - 1]) / (t[k] - t[k - 1]) if t[k] > t[k - 1] else 1.0
+        found[:n] = ((1 - share) * rows[k - 1] + share * rows[k]).T
+        return found
 
 
 def refuse_resting(
@@ -215,7 +234,7 @@ def refuse_resting(
                     f"The run rests at the kink of {text}, and leaves it with the parameters: there are only "
                     "one-sided derivatives.",
                     mode=segment.mode.name,
-                    time=rest.point[0],
+                    time=rest.t,
                     remedy="Change the parameters a little, or leave out of wrt= what moves it. Where the sides meet "
                     "smoothly, mark the expression by smooth().",
                 )
@@ -249,57 +268,85 @@ def _rests(run: Trajectory, kinks: Mapping[int, Kinks], functionals: tuple[str, 
     found = []
     for index, own in kinks.items():
         segments = [s for s in run.segments if s.mode.index == index and s.t_end > s.t_start]
-        for at_end in (False, True) if segments else ():
-            rows = [
-                (s.t_end, s.x_end, s.xdot_end) if at_end else (s.t_start, s.x_start, s.xdot_start) for s in segments
-            ]
-            t, x, xdot = (np.array(column) for column in zip(*rows, strict=True))
-            stays = _stays(run, own, segments, t, x, xdot)
-            for i in np.flatnonzero(stays.any(axis=1)).tolist():
-                s = segments[i]
-                weights = _weights(run, own, s, t[i], x[i], functionals)
+        for batch in _batches(segments, MOST // len(own.texts)):
+            points = [_points(segment) for segment in batch]
+            owners = [segment for segment, (t, _) in zip(batch, points, strict=True) for _ in t]
+            t, x = (np.concatenate(parts) for parts in zip(*points, strict=True))
+            stays = _stays(run, own, owners, t, x)
+            for i in _some(np.flatnonzero(stays.any(axis=1)), np.array([id(s) for s in owners])):
+                weights = _weights(run, own, owners[i], t[i], x[i], functionals)
                 rest = stays[i] & (weights != 0)
-                if rest.any():
-                    inside = np.array([(t[i] + (s.t_start + s.t_end - 2 * t[i]) * SHARE)])
-                    rest &= _stays(run, own, [s], inside, s.dense(inside), np.zeros((1, x[i].size)))[0]
-                if rest.any():
-                    found.append(_Rest(s, at_end, own, rest, weights))
+                if rest.any() and np.any(rest := rest & _stays_beside(run, own, owners[i], t[i])):
+                    found.append(_Rest(owners[i], own, float(t[i]), x[i], rest, weights))
     return found
 
 
-def _stays(
-    run: Trajectory, kinks: Kinks, segments: Sequence[Segment], t: Array, x: Array, xdot: Array
-) -> NDArray[np.bool_]:
-    """Which kinks segments are at, and keep to by their rates, at these times: (n_segments, n_kinks)."""
-    mode, options = segments[0].mode, run.options
-    m, duration = (np.array([part(s) for s in segments]) for part in (_memory, _duration))
-    allowed = np.hstack((np.zeros((t.size, 1)), options.allowed(mode.variables, x), options.rtol * np.abs(m)))
-    rates = np.hstack((np.ones((t.size, 1)), xdot, np.zeros_like(m)))
+def _some(places: NDArray[np.intp], owners: NDArray[np.int64]) -> list[int]:
+    """A few of these places in each segment, the first and the last among them."""
+    groups = np.split(places, np.flatnonzero(np.diff(owners[places])) + 1)
+    chosen = (
+        group[np.unique(np.linspace(0, group.size - 1, FEW).round().astype(int))] for group in groups if group.size
+    )
+    return [int(i) for group in chosen for i in group]
+
+
+def _batches(segments: list[Segment], most: int) -> Iterator[list[Segment]]:
+    """Segments with about so many points together."""
+    batch: list[Segment] = []
+    count = 0
+    for segment in segments:
+        batch.append(segment)
+        count += segment.t.size + 2
+        if count > most:
+            yield batch
+            batch, count = [], 0
+    if batch:
+        yield batch
+
+
+def _points(segment: Segment) -> tuple[Array, Array]:
+    """Times in a segment, no farther apart than its steps or than what counts as rest, with x there."""
+    t, x = segment.t, segment.values
+    if isinstance(segment.interpolate, Redo) and segment.interpolate.task.t_eval is not None:
+        t = np.linspace(segment.t_start, segment.t_end, LOOKS)[1:-1]
+        x = segment.dense(t)
+    t = np.concatenate(([segment.t_start], t, [segment.t_end]))
+    return t, np.vstack((segment.x_start, x, segment.x_end))
+
+
+def _stays_beside(run: Trajectory, kinks: Kinks, segment: Segment, t: float) -> NDArray[np.bool_]:
+    """Which kinks a run is at, too, a moment before or after a time."""
+    beside = t + SHARE * (segment.t_end - segment.t_start) * np.array([-1.0, 1.0])
+    beside = beside[(segment.t_start <= beside) & (beside <= segment.t_end)]
+    return np.asarray(_stays(run, kinks, [segment] * beside.size, beside, segment.dense(beside)).any(axis=0))
+
+
+def _stays(run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x: Array) -> NDArray[np.bool_]:
+    """Which kinks a run is at, and keeps to by its rates, at times in segments of one mode: (n_times, n_kinks)."""
+    mode, options = owners[0].mode, run.options
+    m, duration = np.array([s.memory for s in owners]), np.array([s.t_end - s.t_start for s in owners])
     p = np.tile(run.parameters[:, None], t.size)
+    xdot = np.array(mode.kernels["entry"].function(t[None], x.T, m.T, p)[0]).T
+    largest = np.maximum(np.abs(x), run.largest(mode))  # a state next to zero has the errors of what it has been
+    allowed = np.hstack((np.zeros((t.size, 1)), options.allowed(mode.variables, largest), options.rtol * np.abs(m)))
+    rates = np.hstack((np.ones((t.size, 1)), xdot, np.zeros_like(m)))
     columns = kinks.near(t[None], x.T, m.T, p, allowed.T, rates.T)
     arguments, known, moving, terms = (np.array(column).T for column in columns)
     slow = np.abs(moving) <= np.maximum(ZERO * terms, known / (SHARE * duration[:, None]))
     return np.asarray((np.abs(arguments) <= known) & slow)
 
 
-def _memory(segment: Segment) -> Array:
-    return segment.memory
-
-
-def _duration(segment: Segment) -> float:
-    return segment.t_end - segment.t_start
-
-
 def _weights(
     run: Trajectory, kinks: Kinks, segment: Segment, t: float, x: Array, functionals: tuple[str, ...]
 ) -> Array:
-    """What rates, in tolerances over a segment, change by with the values of kinks: a combination with random signs."""
+    """What rates, in tolerances over a segment, change by with the values of kinks: a random combination."""
     system, options, mode = run.system, run.options, segment.mode
     y, chosen = x[: mode.differential.size], np.zeros(system.functionals.size)
     for name in functionals:
         chosen[system.functionals[name]] = 1.0
     known = options.absolute(system.functionals) + options.rtol * np.abs(run.integrals)
-    rates = _duration(segment) * np.concatenate((1 / options.allowed(mode.differential, y), chosen / known))
+    rates = np.concatenate((1 / options.allowed(mode.differential, y), chosen / known))
+    rates *= segment.t_end - segment.t_start
     random = np.random.default_rng(0).uniform(0.5, 1.0, rates.size + kinks.weights.size1_in(6))
     more = random[: rates.size] * rates, options.allowed(mode.variables, x), random[rates.size :]
     found = kinks.weights(t, x, segment.memory, run.parameters, *more)

@@ -216,3 +216,55 @@ def test_what_is_marked_smooth_has_the_derivative_of_the_branch_that_holds(marke
         return
     with pytest.raises(dh.EventError, match="only one-sided"):
         dh.adjoint_gradient(system, (0, 1.5))
+
+
+# -- conditions whose parts tie --------------------------------------------------------------------------------
+
+#: guards, and right-hand sides, that start at max(p, q) as x = z = t: at p = q the sides have (-1, 0) and (0, -1)
+STARTS: dict[str, Callable[[ca.MX, ca.MX, ca.MX, ca.MX, ca.MX], ca.MX]] = {
+    "and": lambda x, z, t, p, q: ca.logic_and(x > p, z > q),
+    "and, one variable": lambda x, z, t, p, q: ca.logic_and(x > p, x > q),
+    "and, time": lambda x, z, t, p, q: ca.logic_and(x > p, t > q),
+    "not or": lambda x, z, t, p, q: ca.logic_not(ca.logic_or(x < p, z < q)),
+    "max of parameters": lambda x, z, t, p, q: x > ca.fmax(p, q),
+    "a branch by parameters": lambda x, z, t, p, q: x > ca.if_else(p < q, q, p),
+    "min": lambda x, z, t, p, q: ca.fmin(x - p, z - q) > 0,
+    "abs": lambda x, z, t, p, q: x + z - p - q > ca.fabs(x - p - z + q),
+}
+
+
+@pytest.mark.parametrize("where", ["guard", "equation"])
+@pytest.mark.parametrize("name", STARTS)
+def test_ties_within_a_condition(name: str, where: str) -> None:
+    m = dh.HybridModel("ties within")
+    p, q = m.parameter("p", 0.5), m.parameter("q", 0.5)
+    x, y, z = m.differential("x"), m.differential("y"), m.differential("z")
+    condition = STARTS[name](x, z, m.time, p, q)
+    first = m.mode("first", ode={x: 1, z: 1, y: ca.if_else(condition, 1, 0) if where == "equation" else 0 * x})
+    if where == "guard":
+        m.transition(first, m.mode("second", ode={x: 1, z: 1, y: 1}), guard=condition, name="T")
+    m.initial(first, {x: 0.0, y: 0.0, z: 0.0})
+    m.functional("G", terminal=y)
+    system = m.build(native=False)
+    for apart, exact in ((0.0, None), (0.125, [0, -1]), (-0.125, [-1, 0])):
+        run: dict[str, Any] = {"parameters": {"q": 0.5 + apart}, **TIGHT}
+        if exact is not None:
+            assert dh.forward_sensitivity(system, (0, 1), **run).gradient["G"] == pytest.approx(exact, abs=1e-7)
+            assert dh.adjoint_gradient(system, (0, 1), "G", **run).gradient == pytest.approx(exact, abs=1e-7)
+            continue
+        for analyse in (dh.forward_sensitivity, dh.adjoint_gradient):
+            more: dict[str, Any] = {} if analyse is dh.forward_sensitivity else {"functional": "G"}
+            with pytest.raises((dh.EventError, dh.DerivativeWarning), match=r"one-sided|order matters"):
+                analyse(system, (0, 1), **more, **run)
+
+
+def test_a_kink_of_a_signals_values_is_refused() -> None:
+    m = dh.HybridModel("values")
+    p, x = m.parameter("p", 0.0), m.differential("x")
+    f = m.signal("f", [0.0, 1.0], ca.vertcat(ca.fabs(p), 1.0))
+    m.initial(m.mode("run", ode={x: f}), {x: 0.0})
+    m.functional("G", terminal=x)
+    system = m.build(native=False)
+    with pytest.raises(dh.EventError, match="is where it changes"):
+        dh.forward_sensitivity(system, (0, 1))
+    assert dh.forward_sensitivity(system, (0, 1), parameters={"p": -1.0}).gradient["G"] == pytest.approx([-0.5])

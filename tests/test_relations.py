@@ -410,3 +410,78 @@ def test_sides_that_push_at_each_other_are_a_sliding_mode(native: bool) -> None:
     system = line(lambda t, x, p, q: q * ca.if_else(x < p, 1, -1)).build(native=native)
     with pytest.raises(dh.ChatteringError, match="sliding mode"):
         dh.simulate(system, (0, 1))
+
+
+# -- constraints, algebraic variables, and what a transition needs of the equations after it ---------------------
+
+#: y = q phi(x - p), y' = z, x' = 1 with p = q = 1, 0 < t < 3: integral of (z - 3)^2, and its derivatives by (p, q)
+PATHS: dict[str, tuple[Callable[[ca.MX], ca.MX], float, list[float]]] = {
+    "fmax": (lambda d: ca.fmax(d, 0), 1 * 9 + 2 * 4.0, [5.0, -8.0]),
+    "if_else": (lambda d: ca.if_else(d > 0, d, 0), 1 * 9 + 2 * 4.0, [5.0, -8.0]),
+    "fabs": (lambda d: (ca.fabs(d) + d) / 2, 1 * 9 + 2 * 4.0, [5.0, -8.0]),
+    "clip": (lambda d: ca.fmin(ca.fmax(d, 0), 0.25), 0.25 * 4 + 2.75 * 9, [0.0, -1.0]),
+}
+
+
+@pytest.mark.parametrize("kinks", ["integrate", "events"])
+@pytest.mark.parametrize("statement", ["constraint", "algebraic"])
+@pytest.mark.parametrize("name", PATHS)
+def test_kinks_of_constraints_make_multipliers_jump(name: str, statement: str, kinks: Any) -> None:
+    phi, value, exact = PATHS[name]
+    m = dh.HybridModel("path")
+    p, q = m.parameter("p", 1.0), m.parameter("q", 1.0)
+    x, y, z = m.differential("x"), m.differential("y"), m.algebraic("z")
+    equations: dict[str, Any] = {statement: [y - q * phi(x - p)]}
+    m.initial(m.mode("run", ode={x: 1, y: z}, **equations), {x: 0.0, y: 0.0})
+    m.functional("G", integrand=(z - 3) ** 2)
+    system = m.build(native=False, kinks=kinks)
+    run: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
+    forward = dh.forward_sensitivity(system, (0, 3), **run)
+    assert forward.functionals["G"] == pytest.approx(value, rel=1e-7)
+    assert forward.gradient["G"] == pytest.approx(exact, rel=1e-6, abs=1e-6)
+    assert dh.adjoint_gradient(system, (0, 3), "G", **run).gradient == pytest.approx(exact, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("guard", ["expression", "algebraic", "condition", "der"])
+def test_a_guard_that_jumps_with_an_algebraic_variable_fires(guard: str) -> None:
+    """x = t; u jumps across 1 at x = p, and y' is 1 from there on: G = 3 - p."""
+    m = dh.HybridModel("jumping")
+    p, x, y, u = m.parameter("p", 1.25), m.differential("x"), m.differential("y"), m.algebraic("u")
+    w = m.differential("w")
+    value = ca.if_else(x < p, 0.25 + 0.1 * x, 2 + 0.1 * x)
+    first = m.mode("first", ode={x: 1, y: 0 * x, w: value}, algebraic=[u - value])
+    second = m.mode("second", ode={x: 1, y: 1, w: 0 * x})
+    guards = {"expression": value - 1, "algebraic": u - 1, "condition": u > 1, "der": m.der(w) - 1}
+    m.transition(first, second, guard=guards[guard], direction="rising", name="T")
+    m.initial(first, {x: 0.0, y: 0.0, w: 0.0})
+    m.functional("G", terminal=y)
+    system = m.build(native=False)
+    forward = dh.forward_sensitivity(system, (0, 3))
+    assert forward.functionals["G"] == pytest.approx(1.75)
+    assert forward.gradient["G"] == pytest.approx([-1.0])
+    assert dh.adjoint_gradient(system, (0, 3), "G").gradient == pytest.approx([-1.0])
+
+
+@pytest.mark.parametrize("kind", ["reset", "of", "memory", "cost"])
+@pytest.mark.parametrize("of", ["x", "w"])
+def test_a_transition_uses_algebraic_variables_of_the_side_that_holds_after_it(kind: str, of: str) -> None:
+    """x = t up to 1/2, where q = 3/4 is added: z = 2 + x from there on, 2 + 1/2 + q = 13/4."""
+    m = dh.HybridModel("after")
+    q, x, y = m.parameter("q", 0.75), m.differential("x"), m.differential("y")
+    z, w = m.algebraic("z"), m.algebraic("w")
+    r = m.memory("r", initial=0.0, **({"of": z} if kind == "of" else {}))
+    relation = (x if of == "x" else w) < 1
+    rates = {x: 1, y: r if kind != "cost" else 0 * x}
+    run = m.mode("run", ode=rates, algebraic=[w - x**2, z - ca.if_else(relation, 1, 2 + x)])
+    reset: Any = {x: x + q}
+    if kind == "reset":
+        reset = [m.post(x) - (x + q), m.post(y) - (y + m.post(z))]
+    jump = m.transition(run, run, at=0.5, reset=reset, memory={r: m.post(z)} if kind == "memory" else {}, name="T")
+    m.initial(run, {x: 0.0, y: 0.0})
+    m.functional("G", terminal=y, **({"at_events": {jump: m.post(z)}} if kind == "cost" else {}))
+    value, exact = {"reset": (3.25, 1.0), "cost": (3.25, 1.0), "memory": (1.625, 0.5), "of": (1.625, 0.5)}[kind]
+    system = m.build(native=False)
+    forward = dh.forward_sensitivity(system, (0, 1))
+    assert forward.functionals["G"] == pytest.approx(value)
+    assert forward.gradient["G"] == pytest.approx([exact])
+    assert dh.adjoint_gradient(system, (0, 1), "G").gradient == pytest.approx([exact])

@@ -20,6 +20,9 @@ RATES: dict[str, tuple[Callable[[ca.MX, ca.MX], ca.MX], tuple[float, float] | No
     "fabs": (lambda x, y: ca.fabs(x - y), None),
     "norm_1": (lambda x, y: ca.norm_1(ca.vertcat(x - y, x)), None),
     "mmax": (lambda x, y: ca.mmax(ca.vertcat(x, y, -y)), None),
+    "under a root": (lambda x, y: ca.sqrt(ca.fmax(x, y)), None),
+    "a denominator": (lambda x, y: 1 / ca.fmax(x, y), None),
+    "norm_inf": (lambda x, y: ca.norm_inf(ca.vertcat(x, y)), None),
     "within another": (lambda x, y: ca.fmax(ca.fabs(x - y), x - 2), None),
     "in a function": (lambda x, y: ca.Function("f", [a := ca.SX.sym("a")], [ca.fabs(a)])(x - y), None),
     "hidden by another": (lambda x, y: ca.fmax(ca.fabs(x - y) + y, 2 + x), (BY_A, 0.0)),
@@ -88,6 +91,25 @@ def test_directions_that_keep_the_kink_have_a_derivative() -> None:
     m.functional("G", integrand=ca.fmax(x, y))
     for gradient in both(m.build(native=False)):
         assert gradient == pytest.approx([BY_A, 1 - F], rel=1e-6)
+
+
+@pytest.mark.parametrize("kinks", ["integrate", "events"])
+@pytest.mark.parametrize("method", ["bdf", "adams"])
+@pytest.mark.parametrize("t_eval", [None, [0.0, 3.0]])
+def test_rest_in_the_middle_of_a_segment(kinks: Any, method: str, t_eval: list[float] | None) -> None:
+    """x = (1 - t)^2 up to 1, (t - 2)^2 from 2 on, and 0 between: one-sided derivatives 3/2 and 9/2 by b."""
+    m = dh.HybridModel("middle")
+    b, x, t = m.parameter("b", 0.0), m.differential("x"), m.time
+    rate = -2 * ca.if_else(t < 1, 1 - t, 0) + 2 * ca.if_else(t < 2, 0, t - 2) if kinks == "events" else None
+    rate = -2 * ca.fmax(1 - t, 0) + 2 * ca.fmax(t - 2, 0) if rate is None else rate
+    m.initial(m.mode("run", ode={x: rate + b}), {x: 1.0})
+    m.functional("G", integrand=ca.fabs(x))
+    system = m.build(native=False, kinks=kinks)
+    for rtol in (1e-6, 1e-9):
+        with pytest.raises(dh.EventError, match="rests at the kink"):
+            dh.forward_sensitivity(system, (0, 3), rtol=rtol, method=method, t_eval=t_eval)
+        with pytest.raises(dh.EventError, match="rests at the kink"):
+            dh.adjoint_gradient(system, (0, 3), "G", rtol=rtol, method=method)
 
 
 @pytest.mark.parametrize("start", [0.0, 1.0])
