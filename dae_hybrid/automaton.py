@@ -18,8 +18,8 @@ from dae_hybrid.events import SAME_INSTANT, TOGETHER, Entry, Instant, signs
 from dae_hybrid.failures import LATEST, SUSPECTS, event_limit, lost_crossing, unresolved_guard
 from dae_hybrid.firing import Firing
 from dae_hybrid.initial import Start
-from dae_hybrid.integrator import Array, Record, SegmentOutcome, SegmentTask, Session
-from dae_hybrid.journey import Journey
+from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask, Session
+from dae_hybrid.journey import Alarms, Journey
 from dae_hybrid.leg import Leg, Parts
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
@@ -135,15 +135,15 @@ class Automaton:
                 self._measure()
             if self.t >= end:
                 return
-            t_stop = min(end, due, self.stops.next(self.t), self.spared)
+            last = min(end, self.stops.next(self.t), self.spared)
             try:
-                crossing, entry = self._segment(t_stop, due, entry)
+                crossing, entry = self._segment(last, due, entry)
+                while crossing is None and self.t < min(last, due := self._due()):
+                    crossing, entry = self._segment(last, due, entry)  # it paused, and nothing has happened
             except ZenoError:
                 if instant.accumulation is None:
                     raise
                 return
-            while crossing is None and self.t < t_stop:  # the integrator paused; nothing has happened
-                crossing, entry = self._segment(t_stop, due, entry)
             entering, source, pending = False, self.mode, entry.zero_band
             instant.rest(source, pending)
             armed = frozenset(i for i, band in zip(source.guarded, pending.tolist(), strict=True) if not band)
@@ -159,6 +159,10 @@ class Automaton:
                 entering, armed = True, armed if self.mode is source else NONE
             elif source.guarded:
                 instant.arrive(source, self.t, self.at, armed=armed, leaving=self._leaving(entry))
+
+    def _due(self) -> float:
+        """When the next time event of the mode is due."""
+        return self.instant.due(self.mode, self.t)[0] if self.mode.timed else np.inf
 
     def _is_now(self, t: float) -> bool:
         """Whether a time is the present one but for rounding."""
@@ -180,8 +184,7 @@ class Automaton:
             return True
         mode, t, at, instant = self.mode, self.t, self.at, self.instant
         moment = TOGETHER * max(self.options.rtol * instant.elapsed(t), MOMENT * (self.span[1] - self.span[0]))
-        due = instant.due(mode, t)[0] if mode.timed else np.inf
-        spared = min(self.span[1], due, self.stops.next(t)) - t <= moment
+        spared = min(self.span[1], self._due(), self.stops.next(t)) - t <= moment
         if not spared:
             at = Arrival(at.x, at.m, *mode.kernels["entry"](t, at.x, at.m, self.p))
             spared = instant.is_due_within(moment, firing.transition, mode, at)
@@ -292,21 +295,16 @@ class Automaton:
             if self.companion is not None:
                 self.companion.measure(record)
 
-    def _segment(self, t_stop: float, due: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Entry]:
+    def _segment(self, last: float, due: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Entry]:
         """Integrate to the next event or stop; which guard crossed, if any, and which never left zero.
 
-        The integrator may carry out transitions on the way: the segment is then the one after them.
+        The integrator may carry out transitions on the way, until `last`: the segment is then the one after them.
         """
-        at, t_eval = self.at, None
-        record: Record = "steps"
+        at, t_stop = self.at, min(last, due)
         if t_stop - self.t > self.instant.elapsed(t_stop) * SAME_INSTANT:
             self.instant.leave()
-        if self.t_eval is not None:
-            last = np.searchsorted(self.t_eval, t_stop, side="right")
-            t_eval = np.ascontiguousarray(self.t_eval[self.outputs : last])
-            record = "steps" if t_eval.size else "nothing"
-        task = self._task(t_stop, entry, record, t_eval, closed=t_stop >= self.span[1] and due > t_stop)
-        passage = self.session.march(task, self._journey())
+        task = self._task(t_stop, entry, self._outputs_until(t_stop), closed=t_stop >= self.span[1] and due > t_stop)
+        passage = self.session.march(task, self._journey(last))
         if passage.leg is not None:
             self._catch_up(passage.leg, passage.task)
         mode, at, task, outcome = self.mode, self.at, passage.task, passage.outcome
@@ -356,8 +354,12 @@ class Automaton:
                 return noisy(self._trajectory(complete=False), error, (self.t, self.at.x, self.at.m)) or error
         return error
 
-    def _journey(self) -> Journey:
-        """What the integrator needs to know to go on by itself."""
+    def _journey(self, last: float) -> Journey:
+        """What the integrator needs to know to go on by itself, up to a time."""
+        alarms = tuple[Alarms, ...]()
+        if any(self.system.network.timed):
+            most = self.options.max_events + RECENT
+            alarms = tuple(self.instant.schedule.alarms(mode, self.span[1], most) for mode in self.system.modes)
         directions = getattr(self.companion, "directions", None)
         return Journey(
             network=self.system.network,
@@ -369,9 +371,18 @@ class Automaton:
             ranges=self.instant.ranges,
             rested=self.instant.rested,
             directions=np.zeros((0, self.p.size)) if directions is None else directions.T,
+            t_stop=last,
+            t_eval=self._outputs_until(last),
+            alarms=alarms,
             certify=self.certify,
             slack=TOGETHER * self.options.rtol if self.certify else 0.0,
         )
+
+    def _outputs_until(self, t: float) -> Array | None:
+        """The output times that are left, up to a time."""
+        if self.t_eval is None:
+            return None
+        return np.ascontiguousarray(self.t_eval[self.outputs : np.searchsorted(self.t_eval, t, side="right")])
 
     def _catch_up(self, leg: Leg, task: SegmentTask) -> None:
         """Go on after transitions that the integrator has carried out."""
@@ -379,7 +390,7 @@ class Automaton:
             array.flags.writeable = False
         self.parts.append(leg)
         event, mode = leg.last
-        self.instant.catch_up(leg.times)
+        self.instant.catch_up(leg)
         self.n_events += leg.count
         self.spared = np.inf
         self.outputs += leg.n_rows
@@ -390,7 +401,7 @@ class Automaton:
         if self.companion is not None:
             self.companion.absorb(leg)
 
-    def _task(self, t_stop: float, entry: Entry, record: Record, t_eval: Array | None, *, closed: bool) -> SegmentTask:
+    def _task(self, t_stop: float, entry: Entry, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at
         n = mode.equations.n
         more = {} if self.companion is None else self.companion.extend(mode, self.t, at.x, at.m)
@@ -404,7 +415,7 @@ class Automaton:
             integrals=self.integrals,
             zero_band=_padded(entry.zero_band, mode.equations.n_guards),
             departure=_padded(entry.departure, mode.equations.n_guards),
-            record=record,
+            record="steps" if t_eval is None or t_eval.size else "nothing",
             t_eval=t_eval,
             closed_end=closed,
             first_step=self.next_step,
@@ -471,7 +482,7 @@ class Automaton:
         if not (nothing or left.size):
             return
         none = np.zeros(len(self.mode.guarded))
-        task = self._task(self.t, Entry(None, none, none), "steps", None, closed=True)
+        task = self._task(self.t, Entry(None, none, none), None, closed=True)
         outcome = self.session.integrate(task)
         kept = {} if self.companion is None else self.companion.advance(outcome, self.at.x, self.at.m)
         times = left if left.size else outcome.rows[:1, 0]
@@ -489,7 +500,7 @@ class Automaton:
                 found.append((part.transition, part.time))
             elif isinstance(part, Leg):
                 heads = zip(part.heads[-LATEST:], part.times[-LATEST:], strict=True)
-                names = [(self.system.modes[head.mode].guarded[head.guard], time) for head, time in heads]
+                names = [(part.network.exits[head.mode][head.guard], time) for head, time in heads]
                 found += [(self.system.transitions[i].name, time) for i, time in reversed(names)]
             if len(found) >= LATEST:
                 break

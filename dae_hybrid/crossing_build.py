@@ -19,12 +19,11 @@ LARGEST = 40
 
 def is_plain(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> bool:
     """Whether the point after a transition is given explicitly, or is where it was."""
-    if transition.kind != "guard" or transition.target is None or not transition.simple:
+    if transition.target is None or not transition.simple:
         return False
     ends = builders[transition.source], builders[transition.target]
     small = all(not b.nk and b.lowering.n + b.nm <= LARGEST and b.nz <= SYMBOLIC_SOLVE for b in ends)
-    scheduled = any(t.guard is None for b in ends for t in b.outgoing)
-    return small and not ends[1].poles and not scheduled and "cost" not in transition.kernels
+    return small and not ends[1].poles and "cost" not in transition.kernels
 
 
 def follows_z(transition: TransitionMap) -> bool:
@@ -47,13 +46,13 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
         entry = target.entry.call([t, x_after, m_after, p])
     before = source.entry.call([t, x, m, p])
     tangent = transition.kernels["tangent"].function
-    clock = ca.MX.zeros(tangent.size1_in(6))
+    clock = ca.MX.sym("clock", tangent.size1_in(6))
     outputs = {
         "cross": [x, *before, x_after, m_after, *entry, phi, phi_size, _open(target, t, x_after, m_after, p)],
         "tangent": tangent.call([t, x, m, x_after, m_after, p, clock]),
     }
     return {
-        key: expanded(ca.Function(f"t{transition.index}_{key}", [t, y, m, p], [ca.densify(v) for v in values]))
+        key: expanded(ca.Function(f"t{transition.index}_{key}", [t, y, m, p, clock], [ca.densify(v) for v in values]))
         for key, values in outputs.items()
     }
 
@@ -95,11 +94,20 @@ def network(
     return Network(
         equations=tuple(mode.equations for mode in modes),
         guarded=tuple(mode.guarded for mode in modes),
+        timed=tuple(mode.timed for mode in modes),
+        clocks=_clocks(transitions),
         directions=tuple(t.direction for t in transitions),
         waits=tuple(t.on_entry == "wait" for t in transitions),
         toggles=tuple(t.relation is not None for t in transitions),
         becomes=tuple(t.becomes for t in transitions),
         sizes=tuple(mode.variables.size for mode in modes),
-        links=tuple(tuple(link(index) for index in mode.guarded) for mode in modes),
+        links=tuple(tuple(link(index) for index in (*mode.guarded, *mode.timed)) for mode in modes),
         ends=ends,
     )
+
+
+def _clocks(transitions: Sequence[TransitionMap]) -> tuple[int, ...]:
+    """Numbers of what ticks together; a time of its own has its own."""
+    numbers: dict[str | int, int] = {}
+    keys = [None if t.kind == "guard" else t.clock or t.index for t in transitions]
+    return tuple(-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys)

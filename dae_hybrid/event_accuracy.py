@@ -83,7 +83,7 @@ def _sampled(trajectory: Trajectory) -> Iterator[list[Crossing]]:
     for item in trajectory.parts.given:
         if isinstance(item, Leg):
             for head in item.heads:
-                places.setdefault(item.network.guarded[head.mode][head.guard], []).append((item, head))
+                places.setdefault(item.network.exits[head.mode][head.guard], []).append((item, head))
         elif isinstance(item, EventRecord) and item.direction and not item.follows:
             places.setdefault(item.index, []).append(item)
     for index, events in places.items():

@@ -46,6 +46,7 @@ from dae_hybrid.failures import SUSPECTS, guard_passed
 from dae_hybrid.firing import Firing
 from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array
+from dae_hybrid.leg import Leg
 from dae_hybrid.options import Options
 from dae_hybrid.schedule import Schedule
 from dae_hybrid.system import HybridSystem, ModeSystem
@@ -471,11 +472,15 @@ class Instant:
             if band:
                 self.rested[index] = 1
 
-    def catch_up(self, times: list[float]) -> None:
-        """Transitions have fired at these times, each alone, and the next segment has begun."""
-        self.times += times
+    def catch_up(self, leg: Leg) -> None:
+        """Transitions have fired, each alone, and the next segment has begun."""
+        self.times += leg.times
         self.leave()
         self._forget()
+        event, _ = leg.last
+        transition = self.system.transitions[event["transition"]]
+        if transition.kind == "every":
+            self.ticks[transition.index] = self.over[transition.clock] = int(event["count"])
 
     def notes(self) -> tuple[str, ...]:
         """What was noticed."""

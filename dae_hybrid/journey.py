@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Link:
     """A transition that an integrator may carry out where it is plain.
 
-    The functions have the inputs ``(t, x, m, p)``, with the integrator's x before, and dense outputs:
+    The functions have the inputs ``(t, x, m, p, clock)``, with the integrator's x before, and dense outputs:
 
     ======== ===========================================================================================
     cross    (y, z) before and its rates, the guards there, their rates and sizes; (y, z) after, the memory after,
@@ -71,13 +71,16 @@ class Ends:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """All modes' equations, and the links between them: for each mode one for every guard of a transition, or None.
+    """All modes' equations, and the links between them: for each mode one for every transition, or None.
 
-    `guarded` are the transitions of these guards, `sizes` those of (y, z); the others are by transition.
+    `guarded` are the transitions with guards, `timed` those with times, in the order of the links; `sizes` are those of
+    (y, z); the others are by transition. What has the same number as its `clock`, not negative, ticks together.
     """
 
     equations: tuple[Equations, ...]
     guarded: tuple[tuple[int, ...], ...]
+    timed: tuple[tuple[int, ...], ...]
+    clocks: tuple[int, ...]  # negative where a transition has a guard
     directions: tuple[int, ...]
     waits: tuple[bool, ...]
     toggles: tuple[bool, ...]  # changes the side of a relation
@@ -86,6 +89,19 @@ class Network:
     links: tuple[tuple[Link | None, ...], ...]
     ends: Ends | None = None  # where runs begin and end plainly
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def exits(self) -> tuple[tuple[int, ...], ...]:
+        """The transitions of the links of every mode."""
+        return tuple(guarded + timed for guarded, timed in zip(self.guarded, self.timed, strict=True))
+
+
+class Alarms(NamedTuple):
+    """When the time events of a mode are due, in order: their times, their links, and after how many periods."""
+
+    times: Array
+    links: NDArray[np.int64]
+    counts: NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -97,6 +113,9 @@ class Journey:
     their derivatives exist, and are marked where nothing about them needs a closer look; `slack` is then the accuracy
     of times relative to what has passed. `start` is the whole (y, z) and its rates, `directions` (d, n_parameters) are
     those of the sensitivities.
+
+    `alarms` are by mode, the next of them, at the stop time of the first segment, included; the integrator goes on to
+    `t_stop`, with outputs at `t_eval` until then.
     """
 
     network: Network
@@ -108,6 +127,9 @@ class Journey:
     ranges: Array
     rested: NDArray[np.int64]
     directions: Array
+    t_stop: float
+    t_eval: Array | None = None
+    alarms: tuple[Alarms, ...] = ()
     certify: bool = False
     slack: float = 0.0
 
@@ -144,7 +166,7 @@ class Errand(NamedTuple):
         directions = np.zeros((0, self.parameters.size)) if self.directions is None else self.directions
         return Journey(
             network, mode, self.span, self.options.max_events, (none, none), [], ranges, rested, directions,
-            self.certify, self.slack,
+            self.span[1], self.t_eval, certify=self.certify, slack=self.slack,
         )  # fmt: skip
 
 

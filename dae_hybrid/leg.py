@@ -38,6 +38,8 @@ HEADER = (
     "clean",
     "steps",
     "path_end",
+    "count",
+    "stop",
 )
 #: where each of them stands
 AT = {name: i for i, name in enumerate(HEADER)}
@@ -112,6 +114,7 @@ class Leg:
     methods: Mapping[int, str]
     n_integrals: int
     n_directions: int
+    begin: float  # of the run
 
     @property
     def count(self) -> int:
@@ -129,7 +132,7 @@ class Leg:
         event: dict[str, Any] = dict(
             zip(HEADER, self.records[head.at : head.at + len(HEADER)].tolist(), strict=True), **self._named(head)
         )
-        event["transition"], event["source"] = self.network.guarded[head.mode][head.guard], head.mode
+        event["transition"], event["source"] = self.network.exits[head.mode][head.guard], head.mode
         return event, head.target
 
     def _named(self, head: Head) -> dict[str, Array]:
@@ -167,8 +170,7 @@ class Leg:
     def last(self) -> tuple[dict[str, Any], int]:
         """The last event, and the mode after it."""
         at = int(self.offsets[-1])
-        head = self._head({}, at, *(int(self.records[at + AT[name]]) for name in ("mode", "guard")))
-        return self._named(head), head.target
+        return self._event(self._head({}, at, *(int(self.records[at + AT[name]]) for name in ("mode", "guard"))))
 
     def ends(self, most: int) -> Iterator[tuple[int, float, Array, Array]]:
         """Mode, time, x and memory at the ends of at most so many segments, the last among them."""
@@ -241,7 +243,7 @@ class Leg:
                 }
                 dm = self.state_derivatives(event["after"], after)[target.differential.size :].T
             own = SegmentTask(
-                mode.equations, t, task.t_stop, x[:n], xdot[:n], memory, task.integrals,
+                mode.equations, t, event["stop"], x[:n], xdot[:n], memory, task.integrals,
                 np.zeros(mode.equations.n_guards), np.zeros(mode.equations.n_guards),
                 first_step=event["first_step"] or None,
             )  # fmt: skip
@@ -264,10 +266,10 @@ class Leg:
                     target=target.name,
                     order=0,
                     guard=event["value"],
-                    direction=1 if event["rate"] > 0 else -1,
+                    direction=0 if transition.kind != "guard" else 1 if event["rate"] > 0 else -1,
                     rate=event["rate"],
                     rate_scale=event["rate_scale"],
-                    count=0,
+                    count=int(event["count"]),
                     follows=False,
                     x_minus=event["x"],
                     x_plus=event["x_after"],

@@ -113,7 +113,7 @@ def _events(trajectory: Trajectory) -> tuple[Array, Array]:
     for part in trajectory.parts.given:
         if isinstance(part, Leg):
             times += part.times
-            indices += [part.network.guarded[head.mode][head.guard] for head in part.heads]
+            indices += [part.network.exits[head.mode][head.guard] for head in part.heads]
         elif isinstance(part, EventRecord):
             times.append(part.time)
             indices.append(part.index)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.integrator import Array
+from dae_hybrid.journey import Alarms
 from dae_hybrid.transition import TransitionMap, clock
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Schedule:
     def __init__(self, system: HybridSystem, start: float, p: Array) -> None:
         self.system, self.start, self.p = system, start, p
         self._once: dict[int, tuple[list[float], list[TransitionMap]]] = {}
+        self._alarms: dict[int, Alarms] = {}
 
     def time(self, transition: TransitionMap, count: int) -> float:
         """The time of a transition, of an `every=` after so many periods."""
@@ -44,6 +46,32 @@ class Schedule:
             if times[i] > last:
                 return
             yield times[i], transitions[i]
+
+    def alarms(self, mode: ModeSystem, last: float, most: int) -> Alarms:
+        """All time events of a mode until the last time, no more than so many of each; kept."""
+        if mode.index not in self._alarms:
+            columns: list[list[Any]] = [[np.zeros(0)], [np.zeros(0)], [np.zeros(0)]]
+            for link, index in enumerate(mode.timed, start=len(mode.guarded)):
+                times, counts = self._all(self.system.transitions[index], last, most)
+                for column, values in zip(columns, (times, np.full(times.size, link), counts), strict=True):
+                    column.append(values)
+            times, links, counts = map(np.concatenate, columns)
+            order = np.argsort(times, kind="stable")
+            order = order[times[order] <= last]
+            self._alarms[mode.index] = Alarms(
+                times[order], links[order].astype(np.int64), counts[order].astype(np.int64)
+            )
+        return self._alarms[mode.index]
+
+    def _all(self, transition: TransitionMap, last: float, most: int) -> tuple[Array, Array]:
+        """The times of a transition, and after how many periods they come."""
+        if transition.kind == "at":
+            return np.array([self.time(transition, 0)]), np.zeros(1)
+        period = self.time(transition, 1) - self.start
+        counts = np.arange(1.0, 1 + min((last - self.start) // period + 1, most))
+        clocks = np.vstack((np.full(counts.size, self.start), counts))
+        p = np.tile(self.p[:, None], counts.size)
+        return np.array(transition.kernels["time"].function(p, clocks))[0], counts
 
     def periodic(self, mode: ModeSystem) -> list[TransitionMap]:
         """The `every=` transitions of a mode."""

@@ -172,7 +172,7 @@ class Course:
             self.mode = self.marcher.mode
             if status == driver.ROWS_FULL:
                 self.memory.stepper.enlarge()
-            elif status == driver.FOUND_ROOT and self.marcher.wanted >= 0:
+            elif status in (driver.FOUND_ROOT, driver.REACHED_STOP) and self.marcher.wanted >= 0:
                 self._open(self.marcher.wanted)
             else:
                 return status

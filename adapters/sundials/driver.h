@@ -237,9 +237,10 @@ typedef struct {                             /* an adjoint, integrated back alon
   integer n_eval, next_eval, budget, steps, implicit, anchor;
 } backward;
 
-typedef struct {                             /* what follows where a guard crosses */
+typedef struct {                             /* what follows where a guard crosses, or a time comes */
   casadi_function cross, tangent;            /* none where that is never plain; see march.c */
   integer target, transition, index, direction, width;
+  integer clock;                             /* of time events: what they have in common that tick together; else -1 */
   integer waits, toggles, becomes;           /* on_entry="wait"; whether it changes the side of a relation; whether its guard
                                                 may jump across zero */
   integer closes, follows_z;                 /* whether z stays and has to satisfy the equations after it; whether the memory
@@ -249,9 +250,15 @@ typedef struct {                             /* what follows where a guard cross
 typedef struct {                             /* a mode */
   run *run;                                  /* none yet where the mode has not been needed */
   integer n_x, n_y, n_z, n_guards, implicit;
-  const link *links;                         /* n_guards */
+  const link *links;                         /* n_guards, and those of time events behind them */
   const double *absolute;                    /* absolute tolerances of what is integrated */
 } station;
+
+typedef struct {                             /* when time events of a mode are due: one after the other */
+  const double *times;
+  const integer *links, *counts;             /* by which link, after how many periods */
+  integer n, next;
+} alarms;
 
 typedef struct {                             /* parts of an event's record */
   double *x, *xdot, *guards, *x_after, *memory_after, *xdot_after, *guards_after, *phi, *open, *memory, *integrals, *tau, *before,
@@ -271,11 +278,14 @@ typedef struct {
   integer *rested;                           /* by transition: whether its guard stayed at zero */
   double *records;
   integer *offsets;                          /* where each of them begins */
+  alarms *schedule;                          /* by mode */
+  integer exit;                              /* the link that is gone through, or was last */
   integer at, n_memory, n_parameters, n_functionals, n_integrals, n_directions, certify;
   integer capacity, room, used, n_events, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
   integer wanted, full, resumed;             /* why it stopped: a mode that has not been opened, no room for a record */
   double t0, t1, t_stop, begun, began_with, slack, rtol, t_end, now, first_step; /* 0: as the last one would have gone on */
   double recent[RECENT];                     /* times of the latest events, the last first */
+  double clock[2];                           /* when the run began, and after how many periods an event comes */
 } march;
 
 typedef struct {                             /* a whole run, see plain.c */

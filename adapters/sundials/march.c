@@ -1,6 +1,6 @@
 /* ---- through segment after segment ---------------------------------------------------------------------------
  *
- * Where a guard crosses and nothing is special about it, the transition is carried out here, as the automaton would do
+ * Where a guard crosses, or the time of a time event has come, and nothing is special about it, the transition is carried out here, as the automaton would do
  * it: the rules are those of dae_hybrid/events.py, the derivatives those of dae_hybrid/transition.py. Anything that is not
  * plain (another guard near zero, values that are not finite, equations to be solved, events that accumulate, ...) is left
  * as it stands, for the automaton to go on from there. */
@@ -20,6 +20,7 @@ static int call(march *m, casadi_function function, double t, const double *x, c
   m->arg[1] = x;
   m->arg[2] = memory;
   m->arg[3] = m->parameters;
+  m->arg[4] = m->clock;
   for (int i = 0; i < count; i++) m->res[i] = res[i];
   return function(m->arg, m->res, m->iw, m->w, 0) ? FATAL : 0;
 }
@@ -69,7 +70,28 @@ static integer lay_out(const march *m, const station *from, const station *to, d
   return at - record;
 }
 
-/* whether the guards of the mode before are as they should be: the one that crosses alone at zero, and moving */
+/* Whether no other time event is near, of the mode before an event and of that after it. What ticks together ticks once. */
+static int no_other_alarm(const march *m, integer mode, double t, const link *own) {
+  const double near = fmax(SAME_INSTANT, m->slack) * elapsed(m, t);
+  alarms *before = &m->schedule[m->at], *after = &m->schedule[own->target];
+  for (integer i = before->next; i < before->n && before->times[i] - t <= near; i++)
+    if (m->stations[m->at].links[before->links[i]].transition != own->transition) return 0;
+  if (after == before) return 1;
+  while (after->next < after->n && after->times[after->next] < t - near) after->next++;
+  for (integer i = after->next; i < after->n && after->times[i] - t <= near; i++)
+    if (own->clock < 0 || m->stations[mode].links[after->links[i]].clock != own->clock) return 0;
+  return 1;
+}
+
+/* When a segment has to stop that begins at a time in a mode. */
+static double next_stop(const march *m, integer mode, double t) {
+  alarms *own = &m->schedule[mode];
+  const double instant = SAME_INSTANT * elapsed(m, t);
+  while (own->next < own->n && own->times[own->next] <= t + instant) own->next++;
+  return own->next < own->n ? fmin(own->times[own->next], m->t_stop) : m->t_stop;
+}
+
+/* whether the guards of the mode before are as they should be: the one that crosses, if any, alone at zero */
 static int one_alone(const march *m, const station *from, integer index, double t, const event *e) {
   const double *h = e->guards, *rate = h + from->n_guards, *size = rate + from->n_guards;
   for (integer j = 0; j < from->n_guards; j++) {
@@ -82,7 +104,7 @@ static int one_alone(const march *m, const station *from, integer index, double 
 /* Whether the guard of a transition and its rate are zero to the accuracy of the state where a mode is entered: it may be
  * at rest there, see dae_hybrid/departure.py. `decided` is whether none but its own is next to zero, to that accuracy, where
  * a neighbouring run would meet it. */
-static int may_rest(march *m, const station *to, integer own, double t, const event *e, int *decided) {
+static int may_rest(march *m, const station *from, const station *to, integer own, double t, const event *e, int *decided) {
   context *c = to->run->model;
   const integer n = c->n_guards;
   const double *h = e->guards_after, *rate = h + to->n_guards;
@@ -98,7 +120,7 @@ static int may_rest(march *m, const station *to, integer own, double t, const ev
     }
     failed = guards_and_rates(c, t, x, moved + side * 2 * n);
   }
-  if (own >= 0) memcpy(c->memory, e->memory, (size_t)m->n_memory * sizeof(double)); /* the mode is not entered yet */
+  if (from == to) memcpy(c->memory, e->memory, (size_t)m->n_memory * sizeof(double)); /* it is not entered yet */
   c->held_valid = 0;
   if (failed) return 1;
   for (integer j = 0; j < to->n_guards; j++) {
@@ -119,7 +141,7 @@ static int enter(march *m, const station *from, const station *to, integer index
   double *band = m->bands, *departure = band + to->run->model->n_guards;
   memset(band, 0, (size_t)(2 * to->run->model->n_guards) * sizeof(double));
   *decided = 1;
-  if (may_rest(m, to, from == to ? index : -1, t, e, decided) && from != to) return 0;
+  if (may_rest(m, from, to, from == to ? index : -1, t, e, decided) && from != to) return 0;
   for (integer j = 0; j < to->n_guards; j++) {
     const int own = from == to && j == index;
     const double rounding = band_of(m, h[j], size[j], rate[j], t), towards = (double)to->links[j].direction * rate[j];
@@ -158,7 +180,8 @@ static int differentiate(march *m, const station *from, const station *to, const
   for (integer j = 0; j < nf; j++) rate += h[j] * flow[j];
   if (rate == 0 || fabs(rate) <= GRAZING * m->ranges[l->transition] / duration(m, t)) return 0;
   *clean = 1;
-  { /* a parabola through the rate a moment before says how deep the guard goes beyond zero */
+  double apart = BESIDE * m->rtol * elapsed(m, t); /* in time, from other guards */
+  if (l->clock < 0) { /* a parabola through the rate a moment before says how deep the guard goes beyond zero */
     const double moment = BEFORE * (m->t_end - m->t0);
     double accuracy = 0, *x = m->work;
     context *c = r->model;
@@ -169,10 +192,10 @@ static int differentiate(march *m, const station *from, const station *to, const
     const double bend = fabs(e->guards[from->n_guards + l->index] - x[c->n + l->index]) / moment;
     const double own = e->guards[from->n_guards + l->index], depth = bend > 0 ? own * own / (2 * bend) : HUGE_VAL;
     if (!(depth > SHALLOW * accuracy)) *clean = 0;
-    const double apart = BESIDE * fmax(accuracy / fabs(own), m->rtol * elapsed(m, t)); /* in time, from other guards */
-    for (integer j = 0; j < from->n_guards; j++)
-      if (j != l->index && fabs(e->guards[j]) <= apart * fabs(e->guards[from->n_guards + j])) *clean = 0;
+    apart = fmax(apart, BESIDE * accuracy / fabs(own));
   }
+  for (integer j = 0; j < from->n_guards; j++)
+    if (j != l->index && fabs(e->guards[j]) <= apart * fabs(e->guards[from->n_guards + j])) *clean = 0;
   for (integer i = 0; i < m->n_directions; i++) {
     const double *dp = m->directions + i * m->n_parameters, *w = e->before + i * nf;
     double *after = e->after + i * nt, tau = 0;
@@ -207,20 +230,30 @@ static int determined(const march *m, const station *to, const event *e) {
   return 1;
 }
 
+/* Whether a guard that has been found crosses as it should. */
+static int crosses(const march *m, const run *r, const link *l) {
+  const integer root = l->index, n = r->model->n_guards;
+  const double rate = r->guard_values[n + root];
+  if (rate == 0 || (double)l->direction * rate < 0 || r->history[n + root] * rate > 0) return 0; /* through infinity, or more than once */
+  return !accumulates(m, r->t);
+}
+
 /* Carries out the transition that is due at the end of a segment, where that is plain; 1 if so, and 0 if not. */
 static int fire(march *m) {
   const station *from = &m->stations[m->at];
   run *r = from->run;
   context *c = r->model;
   const double t = r->t;
-  if (r->root >= from->n_guards || m->n_events >= m->max_events) return 0;
-  const link *l = &from->links[r->root];
-  const double value = r->guard_values[r->root], rate = r->guard_values[c->n_guards + r->root];
-  if (!l->cross || rate == 0 || (double)l->direction * rate < 0) return 0;
-  if (c->n_guards && r->history[c->n_guards + r->root] * rate > 0) return 0; /* through infinity, or more than once */
+  const link *l = &from->links[m->exit];
+  const int timed = l->clock >= 0;
+  if (!l->cross || m->n_events >= m->max_events || !(timed || crosses(m, r, l))) return 0;
+  const integer own = timed ? -1 : l->index;
+  const double value = timed ? 0 : r->guard_values[own], rate = timed ? 1 : r->guard_values[c->n_guards + own];
   const double since = m->n_times ? m->recent[0] : m->t0;
   const double instant = SAME_INSTANT * elapsed(m, t);
-  if (!(t - m->begun > instant) || !(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t))) || accumulates(m, t)) return 0;
+  if (!(t - m->begun > instant) || !(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t)))) return 0;
+  if (!no_other_alarm(m, l->target, t, l)) return 0;
+  m->clock[1] = timed ? (double)m->schedule[m->at].counts[m->schedule[m->at].next] : 0;
   const station *to = &m->stations[l->target];
   if (m->used + l->width > m->capacity || m->n_events >= m->room) {
     m->full = 1;
@@ -243,7 +276,7 @@ static int fire(march *m) {
   if (to->implicit && !determined(m, to, &e)) return 0;
   int decided = 1;
   memcpy(e.memory, c->memory, (size_t)m->n_memory * sizeof(double));
-  if (!one_alone(m, from, r->root, t, &e) || !enter(m, from, to, r->root, t, &e, &decided)) return 0;
+  if (!one_alone(m, from, own, t, &e) || !enter(m, from, to, own, t, &e, &decided)) return 0;
   memcpy(e.integrals, x + c->n, (size_t)m->n_integrals * sizeof(double));
   for (integer i = 0; i < m->n_directions; i++) {
     double *w = e.before + i * (from->n_y + m->n_memory);
@@ -256,9 +289,9 @@ static int fire(march *m) {
     r->next_eval--; /* outputs that rounding alone puts before the event show what is after it */
   const double apart = fmin(t - since, t - m->t0);
   if (!decided || !(apart > m->slack * elapsed(m, t))) clean = 0;
-  const double header[HEADER] = {t, (double)m->at, (double)r->root, value, rate,
+  const double header[HEADER] = {t, (double)m->at, (double)m->exit, value, rate,
                                  m->ranges[l->transition] / duration(m, t), (double)m->row, (double)r->n_rows,
-                                 m->began_with, clean, (double)r->steps, (double)r->n_path};
+                                 m->began_with, clean, (double)r->steps, (double)r->n_path, m->clock[1], r->t_stop};
   memcpy(record, header, sizeof header);
   m->offsets[m->n_events++] = m->used;
   m->used += l->width;
@@ -309,7 +342,7 @@ static int set_rates(run *r, const double *xdot) {
 static int go_on(march *m) {
   const station *from = &m->stations[m->at];
   const run *before = from->run;
-  const link *l = &from->links[before->root];
+  const link *l = &from->links[m->exit];
   const station *to = &m->stations[l->target];
   run *r = to->run;
   context *c = r->model;
@@ -330,9 +363,9 @@ static int go_on(march *m) {
   m->failures += before->error_test_failures;
   m->newton_failures += before->newton_failures;
   r->t = before->t;
-  r->t_stop = m->t_stop;
+  r->t_stop = next_stop(m, l->target, r->t);
   r->next_eval = before->next_eval;
-  r->first_step = m->first_step > 0 ? m->first_step : r->step ? fmin(before->next_step, m->t_stop - r->t) : 0;
+  r->first_step = m->first_step > 0 ? m->first_step : r->step ? fmin(before->next_step, r->t_stop - r->t) : 0;
   m->begun = r->t;
   m->began_with = r->first_step;
   m->row = r->n_rows;
@@ -370,10 +403,13 @@ int dh_march(march *m) {
       r->budget = end - m->steps - r->steps;
       if (r->budget <= 0) return PAUSED;
       const int status = dh_advance(r);
-      if (status != FOUND_ROOT) return status;
+      const alarms *own = &m->schedule[m->at];
+      if (status == FOUND_ROOT && r->root < m->stations[m->at].n_guards) m->exit = r->root;
+      else if (status == REACHED_STOP && own->next < own->n && r->t == own->times[own->next]) m->exit = own->links[own->next];
+      else return status;
     }
     m->resumed = 0;
-    if (!fire(m)) return FOUND_ROOT;
+    if (!fire(m)) return m->stations[m->at].links[m->exit].clock < 0 ? FOUND_ROOT : REACHED_STOP;
     const int flag = go_on(m);
     if (flag) return flag;
   }

@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.integrator import Array, SegmentTask
-from dae_hybrid.journey import Journey, Network
+from dae_hybrid.journey import Alarms, Journey, Network
 from dae_hybrid.leg import AT, Leg, layout_of
 from dae_hybrid.options import Options
 
 from .driver import Run, loops
 from .header import CONSTANTS, STRUCTS
 
-RECENT = CONSTANTS["RECENT"]
-LinkStruct, Station, MarchStruct = STRUCTS["link"], STRUCTS["station"], STRUCTS["march"]
+RECENT, NONE = CONSTANTS["RECENT"], np.zeros(0)
+LinkStruct, Station, AlarmsStruct, MarchStruct = (STRUCTS[name] for name in ("link", "station", "alarms", "march"))
 
 
 def rates_of(completed: Array, ny: int, n: int) -> Array:
@@ -60,6 +60,8 @@ class Marcher:
         )
         most = max(e.n_guards for e in network.equations)
         self._bands = np.zeros(2 * most)
+        self._schedule = (AlarmsStruct * len(network.equations))()
+        self._alarms: tuple[Alarms, ...] = ()
         self._atol: Any = None  # that of the stations' tolerances
         self._scratch = [np.zeros(max(e.n for e in network.equations) + 4 * most), np.zeros(largest)]
         self._records, self._offsets = np.zeros(256), np.zeros(16, dtype=np.int64)
@@ -67,7 +69,7 @@ class Marcher:
             stations=ctypes.addressof(self.stations),
             **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
             **{name: v.ctypes.data for name, v in zip(("work", "tangent"), self._scratch, strict=True)},
-            bands=self._bands.ctypes.data,
+            bands=self._bands.ctypes.data, schedule=ctypes.addressof(self._schedule),
             n_memory=first.n_memory, n_parameters=first.n_parameters, n_functionals=first.functionals.size,
             n_integrals=self.n_integrals, n_directions=n_directions,
         )  # fmt: skip
@@ -75,9 +77,10 @@ class Marcher:
 
     def _of_mode(self, mode: int) -> Any:
         network = self.network
-        links = (LinkStruct * max(len(network.guarded[mode]), 1))()
-        for i, (transition, link) in enumerate(zip(network.guarded[mode], network.links[mode], strict=True)):
+        links = (LinkStruct * max(len(network.exits[mode]), 1))()
+        for i, (transition, link) in enumerate(zip(network.exits[mode], network.links[mode], strict=True)):
             links[i] = LinkStruct(
+                clock=network.clocks[transition],
                 transition=transition,
                 index=i,
                 direction=network.directions[transition],
@@ -101,7 +104,8 @@ class Marcher:
             for absolute, e in zip(self._absolute, self.network.equations, strict=True):
                 absolute[:] = options.absolute(e.variables)
         m.certify, m.max_events, m.first_step = journey.certify, journey.max_events, options.first_step or 0.0
-        m.t0, (m.t_end, m.t1) = journey.span[0], (journey.span[1], journey.span[1])
+        m.t0 = m.clock[0] = journey.span[0]
+        m.t_end = m.t1 = journey.span[1]
         m.slack, m.rtol = journey.slack, options.rtol
         self._make_room(0)
 
@@ -115,13 +119,25 @@ class Marcher:
         m.used = m.n_events = m.steps = m.failures = m.newton_failures = m.row = m.path_row = m.full = m.resumed = 0
         m.n_times, m.wanted = len(recent), -1
         m.recent[: len(recent)] = recent
-        m.t_stop, m.begun = task.t_stop, task.t0
+        m.t_stop, m.begun = journey.t_stop, task.t0
+        self._set_alarms(journey, task)
         m.began_with = m.first_step or task.first_step or 0.0
 
-    def look_back(self, parameters: Array) -> None:
-        """Tables for a sweep backwards."""
+    def _set_alarms(self, journey: Journey, task: SegmentTask) -> None:
+        """When time events are due; the next one of the first mode is not before the segment has to stop."""
+        alarms = journey.alarms
+        if not (alarms or self._alarms):
+            return
+        for i, own in enumerate(self._schedule):
+            times, links, counts = alarms[i] if alarms else (NONE, NONE, NONE)
+            own.n, own.next = times.size, int(np.searchsorted(times, task.t_stop if i == journey.mode else task.t0))
+            own.times, own.links, own.counts = times.ctypes.data, links.ctypes.data, counts.ctypes.data
+        self._alarms = alarms
+
+    def look_back(self, parameters: Array, start: float) -> None:
+        """Tables for a sweep backwards, of a run that began at `start`."""
         self._of_sweep = parameters
-        self.struct.parameters = parameters.ctypes.data
+        self.struct.parameters, self.struct.clock[0] = parameters.ctypes.data, start
 
     def enter(self, mode: int, run: Any) -> None:
         """A mode's memory is ready."""
@@ -242,7 +258,8 @@ class Marcher:
                 else first.integral_sensitivities,
             }
         return replace(
-            first, equations=e, t0=float(self._records[last]), x0=found["x_after"][: e.n].copy(),
+            first, equations=e, t0=float(self._records[last]),
+            t_stop=float(Run.from_address(self.stations[m.at].run).t_stop), x0=found["x_after"][: e.n].copy(),
             xdot0=found["xdot_after"][: e.n].copy(), memory=found["memory_after"].copy(),
             integrals=found["integrals"].copy() if self.n_integrals else first.integrals,
             zero_band=self._bands[:n_guards].copy(), departure=self._bands[n_guards : 2 * n_guards].copy(),
@@ -261,5 +278,15 @@ class Marcher:
     ) -> Leg:  # fmt: skip
         """What has been gone through."""
         return Leg(
-            self.network, mode, task, start, *self.left(), rows, paths, methods, self.n_integrals, self.n_directions
+            self.network,
+            mode,
+            task,
+            start,
+            *self.left(),
+            rows,
+            paths,
+            methods,
+            self.n_integrals,
+            self.n_directions,
+            float(self.struct.t0),
         )

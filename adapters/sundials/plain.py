@@ -239,7 +239,7 @@ class Left(NamedTuple):
         if self.offsets.size:
             leg = Leg(
                 network, mode, task, (start.x, start.xdot), self.records, self.offsets, self.rows, paths,
-                {i: methods[i] for i in self.rows}, n_integrals, 0 if d is None else len(d),
+                {i: methods[i] for i in self.rows}, n_integrals, 0 if d is None else len(d), errand.span[0],
             )  # fmt: skip
             event, _ = leg.last
             task = SegmentTask(

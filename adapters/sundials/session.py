@@ -230,7 +230,11 @@ class SundialsSession:
 
     def march(self, task: SegmentTask, journey: Journey) -> Passage:
         """See `dae_hybrid.integrator.Session.march`."""
-        return self._pass(task, journey if self._can_march(task, journey) else None)
+        if not self._can_march(task, journey):
+            return self._pass(task, None)
+        if journey.t_eval is not None:
+            task = replace(task, t_eval=journey.t_eval, record="steps" if journey.t_eval.size else "nothing")
+        return self._pass(task, journey)
 
     def _pass(self, task: SegmentTask, journey: Journey | None) -> Passage:
         """One way forward; where steps have become too small once more, in another way, from where that began."""
@@ -378,7 +382,7 @@ class SundialsSession:
         if any(mode not in leg.paths for mode in modes):
             return None
         marcher = self._marcher(leg.network, leg.n_directions)
-        marcher.look_back(self.parameters)
+        marcher.look_back(self.parameters, leg.begin)
         discrete, integrated = {}, {}
         for mode in modes:
             e, method = leg.network.equations[mode], leg.methods[mode]

@@ -148,12 +148,13 @@ int dh_back_steps(explicit_adjoint *s) {
 }
 
 /* L = dG/d(y, m) from after an event to before it, with its share of dG/dp; see dae_hybrid/transition.py */
-static int back_across(sweep *s, const station *from, const station *to, const link *l, double t, const event *e) {
+static int back_across(sweep *s, const station *from, const station *to, const link *l, double t, double count, const event *e) {
   march *m = s->tables;
   const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, np = m->n_parameters, width = nf + np + 1;
   double *h = m->tangent, *jump = h + width, *flow = jump + nt * width, *g = flow + nf, *flow_after = g + m->n_functionals,
          *g_after = flow_after + nt, *by_z = g_after + m->n_functionals, *by_z_size = by_z + to->n_z * to->n_z;
   double *res[8] = {h, jump, flow, g, flow_after, g_after, by_z, by_z_size}, *before = s->work;
+  m->clock[1] = count;
   if (call(m, l->tangent, t, e->x, e->memory, res, 8)) return FATAL;
   double rate = h[width - 1];
   for (integer j = 0; j < nf; j++) rate += h[j] * flow[j];
@@ -278,7 +279,7 @@ int dh_sweep(sweep *s) {
     const station *to = &m->stations[l->target];
     event e;
     lay_out(m, from, to, record, &e);
-    int flag = back_across(s, from, to, l, record[0], &e);
+    int flag = back_across(s, from, to, l, record[TIME_AT], record[COUNT_AT], &e);
     if (flag) return flag;
     double *mark = s->marks + i * s->n_components * (s->marks_width + s->n_wrt);
     for (integer k = 0; s->marks && k < s->n_components; k++, mark += s->marks_width + s->n_wrt) {
@@ -288,13 +289,13 @@ int dh_sweep(sweep *s) {
     explicit_adjoint *own = s->modes[mode];
     const integer n_totals = s->n_wrt + m->n_memory, begin = path_begin(s, i);
     const integer rows = (integer)record[PATH_END_AT] - begin;
-    const double since = i ? s->records[s->offsets[i - 1]] : s->begin;
+    const double since = i ? s->records[s->offsets[i - 1] + TIME_AT] : s->begin;
     for (integer k = 0; !own && k < s->n_components; k++) {
       backward *b = s->integrated[mode * s->n_components + k];
       double *adjoint = s->adjoint + k * s->marks_width, *gained = s->work;
       memcpy(b->model->memory, e.memory, (size_t)m->n_memory * sizeof(double));
       memset(gained, 0, (size_t)n_totals * sizeof(double));
-      flag = integrate_back(s, b, record[0], since, s->paths[mode] + begin * b->model->path_width, rows, e.x, adjoint,
+      flag = integrate_back(s, b, record[TIME_AT], since, s->paths[mode] + begin * b->model->path_width, rows, e.x, adjoint,
                             gained);
       if (flag) return flag;
       for (integer j = 0; j < m->n_memory; j++) adjoint[from->n_y + j] += gained[s->n_wrt + j];

@@ -1,0 +1,160 @@
+"""Time events that the compiled loop carries out by itself: the same run as through Python, event by event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dae_hybrid as dh
+
+TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def both(model: dh.HybridModel, t_end: float, **options: Any) -> list[tuple[Any, Any]]:
+    """Forward and adjoint analysis of a model with compiled events, and through Python."""
+    found = []
+    for native in (True, False):
+        system = model.build(native=native)
+        forward = dh.forward_sensitivity(system, (0, t_end), **TIGHT, **options)
+        found.append((forward, dh.adjoint_gradient(system, (0, t_end), "G", **TIGHT, **options)))
+    return found
+
+
+def compare(model: dh.HybridModel, t_end: float, **options: Any) -> Any:
+    """Compare the two, and return the compiled run."""
+    (forward, adjoint), (other, back) = both(model, t_end, **options)
+    run, same = forward.trajectory, other.trajectory
+    assert [(e.transition, e.count, e.direction, e.order) for e in run.events] == [
+        (e.transition, e.count, e.direction, e.order) for e in same.events
+    ]
+    np.testing.assert_allclose([e.time for e in run.events], [e.time for e in same.events], rtol=1e-8)
+    np.testing.assert_allclose(run.t, same.t, rtol=1e-8) if "t_eval" in options else None
+    for name in run.names if "t_eval" in options else ():
+        np.testing.assert_allclose(run[name], same[name], rtol=1e-6, atol=1e-8)
+    scale = np.abs(other.gradient["G"]).max() + 1e-6
+    for gradient in (forward.gradient["G"], adjoint.gradient, back.gradient):
+        np.testing.assert_allclose(gradient, other.gradient["G"], rtol=1e-5, atol=1e-6 * scale)
+    np.testing.assert_allclose(forward.event_time_sensitivity, other.event_time_sensitivity, rtol=1e-5, atol=1e-6)
+    return forward
+
+
+def doses(**trigger: Any) -> dh.HybridModel:
+    m = dh.HybridModel("doses")
+    k, period = m.parameter("k", 0.5), m.parameter("period", 0.75)
+    x, n = m.differential("x"), m.memory("n", initial=0)
+    run = m.mode("run", ode={x: -k * x})
+    given = trigger or {"every": period}
+    m.transition(run, run, reset={x: x + 1}, memory={n: n + 1}, name="dose", **given)
+    m.initial(run, {x: 1.0})
+    m.functional("G", integrand=x, terminal=x**2)
+    return m
+
+
+@pytest.mark.parametrize("method", ["bdf", "adams", "auto"])
+@pytest.mark.parametrize("t_end", [7.3, 7.6])
+def test_periodic_doses_have_a_closed_form(method: str, t_end: float) -> None:
+    """x = exp(-k t) + sum of exp(-k (t - i T)) over i T < t; the last one is at the end, or is not."""
+    k, period = 0.5, 0.75
+    when = period * np.arange(1, 11)
+    found = compare(doses(), t_end, method=method)
+    ticks = when[when <= t_end + 1e-12]
+    assert [e.time for e in found.trajectory.events] == pytest.approx(ticks)
+    assert [e.count for e in found.trajectory.events] == list(range(1, len(ticks) + 1))
+    np.testing.assert_allclose(found.event_time_sensitivity[:, 1], range(1, len(ticks) + 1))
+    end = np.exp(-k * (t_end - np.append(0.0, ticks))).sum()
+    assert found.trajectory.final[2][0] == pytest.approx(end, rel=1e-7)
+    assert found.trajectory["n"][-1] == len(ticks)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_clocks_times_and_guards_in_several_modes(data: st.DataObject) -> None:
+    """Modes with clocks of one or several periods, single times, and guards that cross between them."""
+    m = dh.HybridModel("clocks")
+    k = m.parameter("k", data.draw(st.floats(0.2, 1.0)))
+    period = m.parameter("period", data.draw(st.sampled_from([0.5, 0.3, 0.7])))
+    when = m.parameter("when", data.draw(st.sampled_from([0.9, 1.0, 1.55])))
+    x, y, n = m.differential("x"), m.differential("y"), m.memory("n", initial=0)
+    modes = [m.mode(name, ode={x: 1 - i * k, y: -k * y + x * (i + 1)}) for i, name in enumerate(("a", "b"))]
+    for i in range(data.draw(st.integers(1, 4))):
+        source, target = (modes[data.draw(st.integers(0, 1))] for _ in range(2))
+        every = data.draw(st.sampled_from([period, 2 * period, period + 0.1]))
+        m.transition(source, target, every=every, reset={y: 0.9 * y + 0.1 * x}, memory={n: n + 1}, name=f"tick {i}")
+    for i in range(data.draw(st.integers(0, 3))):
+        source, target = (modes[data.draw(st.integers(0, 1))] for _ in range(2))
+        at = data.draw(st.sampled_from([when, 2 * when, when + 0.05, 1.2345]))
+        m.transition(source, target, at=at, reset={x: 0.5 * x}, name=f"time {i}")
+    level = data.draw(st.floats(1.1, 1.4))
+    m.transition(modes[0], modes[1], guard=x - level, direction="rising", reset={x: x - 1}, name="guard")
+    m.initial(modes[0], {x: 0.0, y: 1.0})
+    m.functional("G", integrand=y, terminal=x)
+    options: dict[str, Any] = {"method": data.draw(st.sampled_from(["bdf", "adams"])), "strict": False}
+    if data.draw(st.booleans()):
+        options["t_eval"] = np.linspace(0, 3.2, 33)
+    found = []
+    for native in (True, False):
+        system = m.build(native=native)
+        t_eval = options.get("t_eval")
+        run = dh.simulate(system, (0, 3.2), method=options["method"], t_eval=t_eval, **TIGHT)
+        found.append(run)
+    one, two = found
+    assert [(e.transition, e.count, e.order) for e in one.events] == [
+        (e.transition, e.count, e.order) for e in two.events
+    ]
+    np.testing.assert_allclose([e.time for e in one.events], [e.time for e in two.events], rtol=1e-8)
+    np.testing.assert_allclose(one.final[2], two.final[2], rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(one.final[3], two.final[3])
+    np.testing.assert_allclose(one.functionals["G"], two.functionals["G"], rtol=1e-6)
+    if t_eval is not None:
+        np.testing.assert_allclose(one.t, t_eval)
+        for name in one.names:
+            np.testing.assert_allclose(one[name], two[name], rtol=1e-6, atol=1e-8, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["every", "at"])
+def test_outputs_at_time_events_are_those_after_them(kind: str) -> None:
+    t_eval = np.linspace(0, 4.5, 7)
+    model = doses() if kind == "every" else doses(at=1.5)
+    found = compare(model, 4.6, t_eval=t_eval)
+    x, n = found.trajectory["x"], found.trajectory["n"]
+    ticks = 0.75 * np.arange(1, 7) if kind == "every" else np.array([1.5])
+    expected = [np.exp(-0.5 * t) + sum(np.exp(-0.5 * (t - s)) for s in ticks if s <= t + 1e-9) for t in t_eval]
+    np.testing.assert_allclose(x, expected, rtol=1e-7)
+    np.testing.assert_array_equal(n, [np.sum(ticks <= t + 1e-9) for t in t_eval])
+
+
+def test_measurements_and_knots_between_ticks() -> None:
+    m = dh.HybridModel("sampled")
+    k, x, held = m.parameter("k", 0.5), m.differential("x"), m.memory("held", initial=0.0)
+    f = m.signal("f", np.linspace(0, 6, 13), np.sin(np.arange(13.0)), kind="linear")
+    run = m.mode("run", ode={x: f - held - k * x})
+    m.transition(run, run, every=0.4, memory={held: 0.5 * x}, name="sample")
+    m.initial(run, {x: 1.0})
+    m.functional("G", integrand=x**2, at_times={1.1: x, 2.3: x**2, 5.9: x})
+    found = compare(m, 6.0)
+    assert len(found.trajectory.events) == 15
+
+
+def test_a_tick_that_ends_the_run_and_one_at_its_end() -> None:
+    m = dh.HybridModel("ends")
+    k, period, x = m.parameter("k", 0.5), m.parameter("period", 0.7), m.differential("x")
+    n = m.memory("n", initial=0)
+    run = m.mode("run", ode={x: -k * x})
+    m.transition(run, run, every=period, reset={x: x + 1}, memory={n: n + 1}, name="dose")
+    m.transition(run, None, at=5 * period + 0.1, name="stop")
+    m.initial(run, {x: 1.0})
+    m.functional("G", terminal=x)
+    found = compare(m, 10.0)
+    assert [e.transition for e in found.trajectory.events] == ["dose"] * 5 + ["stop"]
+    assert found.trajectory.final[0] == pytest.approx(3.6)
+
+
+def test_the_limit_of_events_holds() -> None:
+    for native in (True, False):
+        with pytest.raises(dh.EventError, match="max_events") as caught:
+            dh.simulate(doses().build(native=native), (0, 100.0), max_events=10)
+        assert len(caught.value.trajectory.events) == 10
