@@ -44,6 +44,7 @@ class RunOptions(TypedDict, total=False):
     suppress_algebraic: bool
     linear_solver: LinearSolver
     preconditioner: Preconditioner | None
+    native_events: bool
 
 
 def simulate(

@@ -24,7 +24,7 @@ from dae_hybrid.leg import Leg, Parts
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.schedule import Schedule
-from dae_hybrid.segments import is_unresolved, kernel
+from dae_hybrid.segments import is_unresolved, kernel, one_segment
 from dae_hybrid.stops import Stops, settle
 from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.touching import touched
@@ -304,7 +304,9 @@ class Automaton:
         if t_stop - self.t > self.instant.elapsed(t_stop) * SAME_INSTANT:
             self.instant.leave()
         task = self._task(t_stop, entry, self._outputs_until(t_stop), closed=t_stop >= self.span[1] and due > t_stop)
-        passage = self.session.march(task, self._journey(last))
+        journey = self._journey(last)
+        native = self.options.native_events
+        passage = self.session.march(task, journey) if native else one_segment(self.session, task, journey)
         if passage.leg is not None:
             self._catch_up(passage.leg, passage.task)
         mode, at, task, outcome = self.mode, self.at, passage.task, passage.outcome
@@ -543,6 +545,7 @@ class Automaton:
         for array in (self.integrals, self.p):
             array.flags.writeable = False
         end, parts = (self.t, self.mode, self.at.x, self.at.m), tuple(self.parts)
+        native = sum(part.count for part in parts if isinstance(part, Leg))
         functionals: dict[str, Any] = {}
         if complete:
             try:
@@ -558,7 +561,7 @@ class Automaton:
             parts=Parts(lambda: parts, self._expand),
             integrals=self.integrals,
             functionals=MappingProxyType(functionals),
-            statistics=MappingProxyType(self.session.statistics()),
+            statistics=MappingProxyType(self.session.statistics() | {"native_events": native}),
             notes=self.instant.notes(),
             turns=self.system.turns(self.session.turns()),
             accumulation=self.instant.accumulation,

@@ -106,6 +106,9 @@ class Options:
         Leave (implicit) algebraic variables out of the error test. By default they are in it, to the accuracy to
         which the tolerances of the state determine them, but no finer than their own. Without the test steps follow
         the states alone; guards on algebraic variables that move faster may be missed.
+    native_events : bool
+        Let compiled code carry out the transitions that nothing is special about. With False all of them are carried
+        out in Python: slower, with the same results; ``statistics["native_events"]`` counts the others.
     """
 
     rtol: float = 1e-8
@@ -123,6 +126,7 @@ class Options:
     suppress_algebraic: bool = False
     linear_solver: LinearSolver = "auto"
     preconditioner: Preconditioner | None = None
+    native_events: bool = True
 
     def __post_init__(self) -> None:
         if _positive("rtol", self.rtol) >= 1.0:
@@ -141,8 +145,9 @@ class Options:
             raise OptionError(f"method must be a string, got {self.method!r}.")
         for name, legal in CHOICES.items():
             _choice(name, getattr(self, name), legal)
-        if not isinstance(self.suppress_algebraic, bool):
-            raise OptionError(f"suppress_algebraic must be True or False, got {self.suppress_algebraic!r}.")
+        for name in ("suppress_algebraic", "native_events"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}.")
         if self.preconditioner is not None and not callable(self.preconditioner):
             raise OptionError(f"preconditioner must be callable, got {self.preconditioner!r}.")
         if self.preconditioner is not None and self.linear_solver != "krylov":

@@ -187,7 +187,8 @@ class Setup:
         parameter_directions: Array | None = None, scales: Array | None = None,
     ) -> Trajectory | None:  # fmt: skip
         """The run, where the integrator carries it out as a whole."""
-        if not self.integrator.capabilities.whole or self.system.network.ends is None or is_unresolved(*self.span):
+        able = self.integrator.capabilities.whole and options.native_events
+        if not able or self.system.network.ends is None or is_unresolved(*self.span):
             return None
         certify = for_adjoint or directions is not None
         errand = Errand(

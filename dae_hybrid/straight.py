@@ -48,7 +48,7 @@ def trajectory_of(system: HybridSystem, found: Straight, companion: Companion | 
         functionals=MappingProxyType(
             {name: scalar(found.values[system.functionals[name]]) for name in system.functionals.names}
         ),
-        statistics=MappingProxyType(found.statistics),
+        statistics=MappingProxyType(found.statistics | {"native_events": found.statistics["segments"] - 1}),
         notes=() if found.rested is None else tuple(resting(system, found.rested)),
         start=start,
         final=(found.t, found.mode, found.end.x, found.end.m),

@@ -16,11 +16,12 @@ TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
 
 def both(model: dh.HybridModel, t_end: float, **options: Any) -> list[tuple[Any, Any]]:
     """Forward and adjoint analysis of a model with compiled events, and through Python."""
-    found = []
+    found, system = [], model.build()
     for native in (True, False):
-        system = model.build(native=native)
-        forward = dh.forward_sensitivity(system, (0, t_end), **TIGHT, **options)
-        found.append((forward, dh.adjoint_gradient(system, (0, t_end), "G", **TIGHT, **options)))
+        run: dict[str, Any] = {**TIGHT, **options, "native_events": native}
+        forward = dh.forward_sensitivity(system, (0, t_end), **run)
+        assert bool(forward.trajectory.statistics["native_events"]) is native
+        found.append((forward, dh.adjoint_gradient(system, (0, t_end), "G", **run)))
     return found
 
 
@@ -92,16 +93,14 @@ def test_clocks_times_and_guards_in_several_modes(data: st.DataObject) -> None:
     m.transition(modes[0], modes[1], guard=x - level, direction="rising", reset={x: x - 1}, name="guard")
     m.initial(modes[0], {x: 0.0, y: 1.0})
     m.functional("G", integrand=y, terminal=x)
-    options: dict[str, Any] = {"method": data.draw(st.sampled_from(["bdf", "adams"])), "strict": False}
+    options: dict[str, Any] = {"method": data.draw(st.sampled_from(["bdf", "adams", "auto"]))}
     if data.draw(st.booleans()):
         options["t_eval"] = np.linspace(0, 3.2, 33)
-    found = []
-    for native in (True, False):
-        system = m.build(native=native)
-        t_eval = options.get("t_eval")
-        run = dh.simulate(system, (0, 3.2), method=options["method"], t_eval=t_eval, **TIGHT)
-        found.append(run)
-    one, two = found
+    system, t_eval = m.build(), options.get("t_eval")
+    one, two = (
+        dh.simulate(system, (0, 3.2), method=options["method"], t_eval=t_eval, native_events=native, **TIGHT)
+        for native in (True, False)
+    )
     assert [(e.transition, e.count, e.order) for e in one.events] == [
         (e.transition, e.count, e.order) for e in two.events
     ]
@@ -156,5 +155,11 @@ def test_a_tick_that_ends_the_run_and_one_at_its_end() -> None:
 def test_the_limit_of_events_holds() -> None:
     for native in (True, False):
         with pytest.raises(dh.EventError, match="max_events") as caught:
-            dh.simulate(doses().build(native=native), (0, 100.0), max_events=10)
+            dh.simulate(doses().build(), (0, 100.0), max_events=10, native_events=native)
         assert len(caught.value.trajectory.events) == 10
+
+
+@pytest.mark.parametrize("given", [0, "no", None])
+def test_the_option_is_true_or_false(given: Any) -> None:
+    with pytest.raises(dh.OptionError, match="native_events must be True or False"):
+        dh.simulate(doses().build(native=False), (0, 1.0), native_events=given)
