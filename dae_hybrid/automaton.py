@@ -307,8 +307,10 @@ class Automaton:
         journey = self._journey(last)
         native = self.options.native_events
         passage = self.session.march(task, journey) if native else one_segment(self.session, task, journey)
+        gained: Array | float = 0.0
         if passage.leg is not None:
             self._catch_up(passage.leg, passage.task)
+            gained = passage.leg.gained
         mode, at, task, outcome = self.mode, self.at, passage.task, passage.outcome
         if outcome is None:
             raise self._failed(task, passage.error)
@@ -317,7 +319,7 @@ class Automaton:
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
         kept = {} if self.companion is None else self.companion.advance(outcome, x, at.m)
         self._record(task, outcome.t, x, xdot, outcome.rows, outcome.method, {"path": outcome.path, **kept})
-        self.t, self.integrals, self.next_step = outcome.t, outcome.integrals, outcome.next_step
+        self.t, self.integrals, self.next_step = outcome.t, outcome.integrals + gained, outcome.next_step
         if outcome.crossing is None:  # the end of the run or a time event: the guards are looked at again
             self.at = Arrival(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
         else:

@@ -23,7 +23,8 @@ def is_plain(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> bool
         return False
     ends = builders[transition.source], builders[transition.target]
     small = all(not b.nk and b.lowering.n + b.nm <= LARGEST and b.nz <= SYMBOLIC_SOLVE for b in ends)
-    return small and not ends[1].poles and "cost" not in transition.kernels
+    charged = "cost" in transition.kernels and transition.kernels["cost"].function.jac_sparsity(0, 3).nnz()
+    return small and not ends[1].poles and not charged
 
 
 def follows_z(transition: TransitionMap) -> bool:
@@ -51,6 +52,11 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
         "cross": [x, *before, x_after, m_after, *entry, phi, phi_size, _open(target, t, x_after, m_after, p)],
         "tangent": tangent.call([t, x, m, x_after, m_after, p, clock]),
     }
+    if "cost" in transition.kernels:
+        kernel = transition.kernels["cost"].function
+        costs, by_u, _ = kernel.call([t, x, m, ca.MX.zeros(kernel.size1_in(3)), p])
+        chain = source.point_function("chain", lambda s: [source.chain(s)])
+        outputs["cost"] = [costs, by_u @ first_output(chain, t, x, m, p)]
     return {
         key: expanded(ca.Function(f"t{transition.index}_{key}", [t, y, m, p, clock], [ca.densify(v) for v in values]))
         for key, values in outputs.items()
@@ -100,6 +106,7 @@ def network(
         waits=tuple(t.on_entry == "wait" for t in transitions),
         toggles=tuple(t.relation is not None for t in transitions),
         becomes=tuple(t.becomes for t in transitions),
+        keeps=tuple(t.keeps for t in transitions),
         sizes=tuple(mode.variables.size for mode in modes),
         links=tuple(tuple(link(index) for index in (*mode.guarded, *mode.timed)) for mode in modes),
         ends=ends,

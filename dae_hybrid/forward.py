@@ -46,6 +46,7 @@ class Directions:
         count = self.directions.shape[1]
         self.state = np.zeros((0, count))
         self.costs = np.zeros((count, self.system.functionals.size))
+        self._gained: Array | float = 0.0  # costs of events that the integrator has carried out since
         self.measured: list[Array] = []  # dw at every measurement
         self.turned: list[tuple[Array, Array]] = []  # dw before and after every knot
         self._whole: tuple[Start, Straight] | None = None  # a run that is gone through when that is asked for
@@ -108,7 +109,7 @@ class Directions:
         if self._mode.invariants:
             direction, by_wp = self._mode.onto_constraints(outcome.t, x, m, self.p)
             self.state = self.state - direction @ (by_wp @ np.vstack((self.state, self.directions)))
-        self.costs = outcome.integral_sensitivities
+        self.costs, self._gained = outcome.integral_sensitivities + self._gained, 0.0
         n = outcome.x.size
         return {
             "sensitivity_rows": outcome.rows[:, 1 + n :].reshape(len(outcome.rows), self.count, n),
@@ -130,6 +131,7 @@ class Directions:
     def absorb(self, leg: Leg) -> None:
         """Take over what an integrator has carried across transitions by itself."""
         self._crossed.append(leg)
+        self._gained = leg.gained_directions
         event, mode = leg.last
         self.state, self._mode = leg.state_derivatives(event["after"], mode), self.system.modes[mode]
         if leg.n_integrals:

@@ -37,6 +37,7 @@ class Link:
              terms; z by y after, where the equations after are implicit
     tangent  h by (w, p, t); w after by (w, p, t), at fixed time; rates of w and integrands before, and after; what has
              to vanish where `follows_z`, and the size of its terms. w = (y, m); see `transition`
+    cost     costs of all functionals, and their derivatives by (w, p, t), where there are any
     ======== ===========================================================================================
     """
 
@@ -46,6 +47,7 @@ class Link:
     transition: int
     closes: bool  # z after is what it was before, and has to satisfy the equations
     follows_z: bool  # the memory after depends on z after, which has to be continuous
+    cost: NativeFunction | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +87,7 @@ class Network:
     waits: tuple[bool, ...]
     toggles: tuple[bool, ...]  # changes the side of a relation
     becomes: tuple[bool, ...]  # the guard may jump across zero
+    keeps: tuple[bool, ...]  # its guard is zero after it, too
     sizes: tuple[int, ...]
     links: tuple[tuple[Link | None, ...], ...]
     ends: Ends | None = None  # where runs begin and end plainly

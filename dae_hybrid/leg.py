@@ -115,6 +115,8 @@ class Leg:
     n_integrals: int
     n_directions: int
     begin: float  # of the run
+    gained: Array  # costs of the events, (n_functionals,), and
+    gained_directions: Array  # their derivatives, (n_directions, n_functionals)
 
     @property
     def count(self) -> int:

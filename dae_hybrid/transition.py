@@ -295,6 +295,7 @@ class TransitionMap:
     bound: Bound | None = None  # what is passed there
     becomes: bool = False  # fires where its guard has become negative by another transition, too
     relation: Relation | None = None  # whose memory it changes
+    keeps: bool = False  # its guard after it is what it was before, whatever the values
 
     @property
     def refuses(self) -> bool:

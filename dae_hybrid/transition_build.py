@@ -77,7 +77,21 @@ def build_transition(
         bound=transition.bound,
         becomes=transition.becomes,
         relation=transition.relation,
+        keeps=_keeps_its_guard(model, transition),
     )
+
+
+def _keeps_its_guard(model: HybridModel, transition: Transition) -> bool:
+    """Whether a guard depends on nothing that its transition changes."""
+    if transition.guard is None or transition.source is not transition.target or transition.equations.numel():
+        return False
+    changed = {*transition.reset, *transition.memory, *(d.name for d in transition.project)}
+    kept = [
+        d.symbol for d in model.declarations.values()
+        if d.kind == "parameter" or (d.kind in ("differential", "memory") and d.of is None and d.name not in changed)
+    ]  # fmt: skip
+    known = {s.__hash__() for s in (model.time, *kept)}
+    return all(s.__hash__() in known for s in ca.symvar(transition.guard))
 
 
 def _text(guard: ca.MX | None) -> str:

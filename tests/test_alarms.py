@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import casadi as ca
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -163,3 +164,53 @@ def test_the_limit_of_events_holds() -> None:
 def test_the_option_is_true_or_false(given: Any) -> None:
     with pytest.raises(dh.OptionError, match="native_events must be True or False"):
         dh.simulate(doses().build(native=False), (0, 1.0), native_events=given)
+
+
+@pytest.mark.parametrize("functional", ["cost", "cost and integrand", "vector"])
+@pytest.mark.parametrize("trigger", ["every", "guard"])
+def test_costs_at_events(functional: str, trigger: str) -> None:
+    """x' = 1 falls from a to 0 every a; what is charged is (k + a x t, t) before, for t = a, 2 a, ..."""
+    m = dh.HybridModel("costs")
+    a, k = m.parameter("a", 0.75), m.parameter("k", 2.0)
+    x, n = m.differential("x"), m.memory("n", initial=0)
+    run = m.mode("run", ode={x: 1})
+    when: dict[str, Any] = {"every": a} if trigger == "every" else {"guard": x - a, "direction": "rising"}
+    fall = m.transition(run, run, reset={x: x - a}, memory={n: n + 1}, name="fall", **when)
+    m.initial(run, {x: 0.0})
+    cost = k + a * x * m.time
+    more: dict[str, Any] = {"integrand": x, "terminal": k * x} if functional == "cost and integrand" else {}
+    m.functional("G", at_events={fall: ca.vertcat(cost, m.time) if functional == "vector" else cost}, **more)
+    m.functional("H", terminal=x)
+    t_end, p, q, i = 4.0, 0.75, 2.0, np.arange(1, 6)
+    value, by_a, by_k = (q + p**3 * i).sum(), (3 * p**2 * i).sum(), 5.0
+    if functional == "cost and integrand":
+        left = t_end - 5 * p
+        value += 5 * p**2 / 2 + left**2 / 2 + q * left
+        by_a, by_k = by_a + 5 * p - 5 * left - 5 * q, by_k + left
+    system = m.build()
+    for native in (True, False):
+        options: dict[str, Any] = {**TIGHT, "native_events": native}
+        forward = dh.forward_sensitivity(system, (0, t_end), **options)
+        assert forward.trajectory.statistics["native_events"] == (5 if native else 0)
+        adjoint = dh.adjoint_gradient(system, (0, t_end), "G", **options)
+        if functional == "vector":
+            assert forward.functionals["G"] == pytest.approx([value, (p * i).sum()])
+            exact: Any = [[by_a, by_k], [i.sum(), 0.0]]
+        else:
+            assert forward.functionals["G"] == pytest.approx(value)
+            exact = [by_a, by_k]
+        np.testing.assert_allclose(forward.gradient["G"], exact, rtol=1e-7, atol=1e-8)
+        np.testing.assert_allclose(adjoint.gradient, exact, rtol=1e-7, atol=1e-8)
+
+
+def test_events_that_leave_their_guard_at_zero_are_certified_at_once() -> None:
+    """A section of an oscillator: the guard is zero after the event, as it is in any neighbouring run."""
+    m = dh.HybridModel("section")
+    w, x, v, n = m.parameter("w", 1.5), m.differential("x"), m.differential("v"), m.memory("n", initial=0)
+    run = m.mode("run", ode={x: v, v: -(w**2) * x})
+    m.transition(run, run, guard=v, direction="falling", memory={n: n + 1}, name="maximum")
+    m.initial(run, {x: 0.0, v: 1.0})
+    m.functional("G", terminal=x)
+    found = compare(m, 20.0)
+    assert [e.time for e in found.trajectory.events] == pytest.approx((np.arange(5) * 2 + 0.5) * np.pi / 1.5)
+    assert all(e.certified for e in found.trajectory.events)

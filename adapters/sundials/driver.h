@@ -238,11 +238,11 @@ typedef struct {                             /* an adjoint, integrated back alon
 } backward;
 
 typedef struct {                             /* what follows where a guard crosses, or a time comes */
-  casadi_function cross, tangent;            /* none where that is never plain; see march.c */
+  casadi_function cross, tangent, cost;      /* none where that is never plain, and where nothing is charged; see march.c */
   integer target, transition, index, direction, width;
   integer clock;                             /* of time events: what they have in common that tick together; else -1 */
-  integer waits, toggles, becomes;           /* on_entry="wait"; whether it changes the side of a relation; whether its guard
-                                                may jump across zero */
+  integer waits, toggles, becomes, keeps;    /* on_entry="wait"; whether it changes the side of a relation; whether its guard
+                                                may jump across zero; whether it is after it what it was before */
   integer closes, follows_z;                 /* whether z stays and has to satisfy the equations after it; whether the memory
                                                 after it depends on z after it */
 } link;
@@ -272,6 +272,8 @@ typedef struct {
   double **res;
   integer *iw;
   double *w, *work, *tangent;
+  double *cost;                              /* of one event: those of all functionals, and their derivatives by (w, p, t) */
+  double *gained, *gained_directions;        /* costs of all events, and their derivatives along every direction */
   const double *parameters, *directions;
   double *bands;                             /* bands and departures of the guards of the mode that is entered */
   double *ranges;                            /* by transition: how large its guard has been */

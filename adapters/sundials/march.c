@@ -153,7 +153,8 @@ static int enter(march *m, const station *from, const station *to, integer index
       departure[j] = moving ? sign_of(rate[j]) : 0;
       if (moving && towards > 0 && (!own || to->links[j].toggles)) return 0;
       if (moving && !own && from == to && to->links[j].direction == 0) return 0;
-      if (towards >= 0 || !(to->links[j].waits || (own && to->links[j].toggles))) *decided = 0;
+      const int kept = own && moving && to->links[j].keeps; /* a neighbouring run finds it at zero, too */
+      if (!kept && (towards >= 0 || !(to->links[j].waits || (own && to->links[j].toggles)))) *decided = 0;
     } else if (!own && from == to && to->links[j].becomes && h[j] * h0[j] < 0) {
       return 0;
     } else if (!own && (double)to->links[j].direction * h[j] > 0) { /* its own reset may move a guard on */
@@ -213,6 +214,26 @@ static int differentiate(march *m, const station *from, const station *to, const
       e->costs_after[i * m->n_integrals + j] = own[j] + (g[j] - g_after[j]) * tau;
     }
     if (!all_finite(after, nt)) return 0;
+  }
+  return 1;
+}
+
+/* What an event costs, and what that does to the functionals; whether it is finite. After `differentiate`. */
+static int charge(march *m, const station *from, const station *to, const link *l, double t, const event *e) {
+  const integer nk = m->n_functionals, nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
+  const run *r = from->run;
+  double *by = m->cost + nk, *res[2] = {m->cost, by};
+  const double *flow = m->tangent + width + nt * width;
+  if (call(m, l->cost, t, r->model->api->array(r->x), e->memory, res, 2) || !all_finite(m->cost, nk * (1 + width))) return 0;
+  for (integer k = 0; k < nk; k++) m->gained[k] += m->cost[k];
+  for (integer i = 0; i < m->n_directions; i++) {
+    const double *dp = m->directions + i * m->n_parameters, *w = e->before + i * nf;
+    for (integer k = 0; k < nk; k++) {
+      double sum = by[(width - 1) * nk + k] * e->tau[i];
+      for (integer j = 0; j < nf; j++) sum += by[j * nk + k] * (w[j] + flow[j] * e->tau[i]);
+      for (integer j = 0; j < m->n_parameters; j++) sum += by[(nf + j) * nk + k] * dp[j];
+      m->gained_directions[i * nk + k] += sum;
+    }
   }
   return 1;
 }
@@ -285,6 +306,7 @@ static int fire(march *m) {
   }
   double clean = 0;
   if (m->certify && !differentiate(m, from, to, l, t, &e, &clean)) return 0;
+  if (l->cost && !charge(m, from, to, l, t, &e)) return 0;
   for (; r->n_eval && r->n_rows > m->row && t - r->t_eval[r->next_eval - 1] <= instant; r->n_rows--)
     r->next_eval--; /* outputs that rounding alone puts before the event show what is after it */
   const double apart = fmin(t - since, t - m->t0);

@@ -49,7 +49,8 @@ class Marcher:
                 n_guards=len(network.guarded[i]),
                 links=ctypes.addressof(links), absolute=self._absolute[i].ctypes.data,
             )  # fmt: skip
-        functions = [f for links in network.links for x in links if x is not None for f in (x.cross, x.tangent)]
+        every = [x for links in network.links for x in links if x is not None]
+        functions = [f for x in every for f in (x.cross, x.tangent, x.cost) if f is not None]
         if network.ends is not None:
             functions += [network.ends.origin, *network.ends.final]
         sizes = np.max([f.work_sizes for f in functions], axis=0)
@@ -63,12 +64,14 @@ class Marcher:
         self._schedule = (AlarmsStruct * len(network.equations))()
         self._alarms: tuple[Alarms, ...] = ()
         self._atol: Any = None  # that of the stations' tolerances
-        self._scratch = [np.zeros(max(e.n for e in network.equations) + 4 * most), np.zeros(largest)]
+        self._scratch = [np.zeros(max(e.n for e in network.equations) + 4 * most), np.zeros(largest), np.zeros(largest)]
+        self._gained = np.zeros((1 + n_directions, first.functionals.size))
         self._records, self._offsets = np.zeros(256), np.zeros(16, dtype=np.int64)
         self.struct = MarchStruct(
             stations=ctypes.addressof(self.stations),
             **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
-            **{name: v.ctypes.data for name, v in zip(("work", "tangent"), self._scratch, strict=True)},
+            **{name: v.ctypes.data for name, v in zip(("work", "tangent", "cost"), self._scratch, strict=True)},
+            gained=self._gained.ctypes.data, gained_directions=self._gained[1:].ctypes.data,
             bands=self._bands.ctypes.data, schedule=ctypes.addressof(self._schedule),
             n_memory=first.n_memory, n_parameters=first.n_parameters, n_functionals=first.functionals.size,
             n_integrals=self.n_integrals, n_directions=n_directions,
@@ -87,9 +90,11 @@ class Marcher:
                 waits=network.waits[transition],
                 toggles=network.toggles[transition],
                 becomes=network.becomes[transition],
+                keeps=network.keeps[transition],
             )
             if link is not None:
                 links[i].cross, links[i].tangent = link.cross.address, link.tangent.address
+                links[i].cost = None if link.cost is None else link.cost.address
                 links[i].target, links[i].closes, links[i].follows_z = link.target, link.closes, link.follows_z
                 _, links[i].width = layout_of(network, mode, link.target, self.n_integrals, self.n_directions)
         return links
@@ -120,6 +125,7 @@ class Marcher:
         m.n_times, m.wanted = len(recent), -1
         m.recent[: len(recent)] = recent
         m.t_stop, m.begun = journey.t_stop, task.t0
+        self._gained[:] = 0.0
         self._set_alarms(journey, task)
         m.began_with = m.first_step or task.first_step or 0.0
 
@@ -289,4 +295,6 @@ class Marcher:
             self.n_integrals,
             self.n_directions,
             float(self.struct.t0),
+            self._gained[0].copy(),
+            self._gained[1:].copy(),
         )

@@ -237,9 +237,11 @@ class Left(NamedTuple):
         )  # fmt: skip
         leg, paths = None, {i: path for i, path in self.paths.items() if path is not None}
         if self.offsets.size:
+            nothing = np.zeros((1 if d is None else 1 + len(d), first.functionals.size))
             leg = Leg(
                 network, mode, task, (start.x, start.xdot), self.records, self.offsets, self.rows, paths,
                 {i: methods[i] for i in self.rows}, n_integrals, 0 if d is None else len(d), errand.span[0],
+                nothing[0], nothing[1:],
             )  # fmt: skip
             event, _ = leg.last
             task = SegmentTask(

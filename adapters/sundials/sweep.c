@@ -156,6 +156,9 @@ static int back_across(sweep *s, const station *from, const station *to, const l
   double *res[8] = {h, jump, flow, g, flow_after, g_after, by_z, by_z_size}, *before = s->work;
   m->clock[1] = count;
   if (call(m, l->tangent, t, e->x, e->memory, res, 8)) return FATAL;
+  const integer nk = m->n_functionals;
+  double *by = m->cost + nk, *charged[2] = {m->cost, by};
+  if (l->cost && call(m, l->cost, t, e->x, e->memory, charged, 2)) return FATAL;
   double rate = h[width - 1];
   for (integer j = 0; j < nf; j++) rate += h[j] * flow[j];
   for (integer k = 0; k < s->n_components; k++) {
@@ -167,9 +170,13 @@ static int back_across(sweep *s, const station *from, const station *to, const l
       for (integer j = 0; j < nf; j++) drift += jump[j * nt + i] * flow[j], drift_size += fabs(jump[j * nt + i] * flow[j]);
       c += after[i] * drift, size += fabs(after[i]) * drift_size;
     }
+    if (l->cost) {
+      c += by[(width - 1) * nk + s->components[k]];
+      for (integer j = 0; j < nf; j++) c += by[j * nk + s->components[k]] * flow[j];
+    }
     if (fabs(c) <= DRIFT_ROUNDINGS * DBL_EPSILON * size) c = 0; /* rates and integrand are continuous */
     for (integer j = 0; j < width - 1; j++) {
-      double sum = -c / rate * h[j];
+      double sum = (l->cost ? by[j * nk + s->components[k]] : 0) - c / rate * h[j];
       for (integer i = 0; i < nt; i++) sum += after[i] * jump[j * nt + i];
       before[j] = sum;
     }
