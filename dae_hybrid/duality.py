@@ -80,6 +80,8 @@ class Witness(Directions):
         for event, _ in leg.events():
             before = leg.state_derivatives(event["before"], event["source"]) @ self.combination
             costs = event["costs_before"].reshape(self.count, leg.n_integrals) if leg.n_integrals else self.costs
+            if event["gained"].size:
+                costs = costs + event["gained"].reshape(costs.shape)
             self.seen.append((event["time"], before, self.combination @ costs))
         super().absorb(leg)
 

@@ -94,6 +94,11 @@ class Network:
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
+    def charges(self) -> bool:
+        """Whether a transition of a link costs anything."""
+        return any(link is not None and link.cost is not None for links in self.links for link in links)
+
+    @cached_property
     def exits(self) -> tuple[tuple[int, ...], ...]:
         """The transitions of the links of every mode."""
         return tuple(guarded + timed for guarded, timed in zip(self.guarded, self.timed, strict=True))

@@ -66,6 +66,7 @@ def parts_of(network: Network, source: int, target: int, n_integrals: int, n_dir
         "after": n_directions * (ny[target] + nm),
         "costs_before": n_directions * n_integrals,
         "costs_after": n_directions * n_integrals,
+        "gained": n_directions * e[0].functionals.size if network.charges else 0,
         "completed": n_directions * nx[target] if e[target].implicit else 0,
     }
 

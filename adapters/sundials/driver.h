@@ -262,7 +262,7 @@ typedef struct {                             /* when time events of a mode are d
 
 typedef struct {                             /* parts of an event's record */
   double *x, *xdot, *guards, *x_after, *memory_after, *xdot_after, *guards_after, *phi, *open, *memory, *integrals, *tau, *before,
-      *after, *costs_before, *costs_after, *completed; /* of every direction dz after and the rates of dy, of implicit
+      *after, *costs_before, *costs_after, *gained, *completed; /* of every direction dz after and the rates of dy, of implicit
                                                           equations */
 } event;
 
@@ -283,6 +283,7 @@ typedef struct {
   alarms *schedule;                          /* by mode */
   integer exit;                              /* the link that is gone through, or was last */
   integer at, n_memory, n_parameters, n_functionals, n_integrals, n_directions, certify;
+  integer charges;                           /* whether any event costs */
   integer capacity, room, used, n_events, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
   integer wanted, full, resumed;             /* why it stopped: a mode that has not been opened, no room for a record */
   double t0, t1, t_stop, begun, began_with, slack, rtol, t_end, now, first_step; /* 0: as the last one would have gone on */

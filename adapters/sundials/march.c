@@ -65,6 +65,7 @@ static integer lay_out(const march *m, const station *from, const station *to, d
   PART(after, m->n_directions * (to->n_y + m->n_memory));
   PART(costs_before, m->n_directions * m->n_integrals);
   PART(costs_after, m->n_directions * m->n_integrals);
+  PART(gained, m->charges ? m->n_directions * m->n_functionals : 0);
   PART(completed, to->implicit ? m->n_directions * (to->n_y + to->n_z) : 0);
 #undef PART
   return at - record;
@@ -304,6 +305,7 @@ static int fire(march *m) {
     memcpy(w, c->api->array(r->sensitivities[i]), (size_t)from->n_y * sizeof(double));
     memcpy(w + from->n_y, c->memory_directions + i * m->n_memory, (size_t)m->n_memory * sizeof(double));
   }
+  if (m->charges) memcpy(e.gained, m->gained_directions, (size_t)(m->n_directions * m->n_functionals) * sizeof(double));
   double clean = 0;
   if (m->certify && !differentiate(m, from, to, l, t, &e, &clean)) return 0;
   if (l->cost && !charge(m, from, to, l, t, &e)) return 0;

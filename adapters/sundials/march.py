@@ -74,7 +74,7 @@ class Marcher:
             gained=self._gained.ctypes.data, gained_directions=self._gained[1:].ctypes.data,
             bands=self._bands.ctypes.data, schedule=ctypes.addressof(self._schedule),
             n_memory=first.n_memory, n_parameters=first.n_parameters, n_functionals=first.functionals.size,
-            n_integrals=self.n_integrals, n_directions=n_directions,
+            n_integrals=self.n_integrals, n_directions=n_directions, charges=network.charges,
         )  # fmt: skip
         self._library = loops()
 
