@@ -87,7 +87,8 @@ def _sampled(trajectory: Trajectory) -> Iterator[list[Crossing]]:
         elif isinstance(item, EventRecord) and item.direction and not item.follows:
             places.setdefault(item.index, []).append(item)
     for index, events in places.items():
-        if trajectory.system.transitions[index].is_kink:
+        transition = trajectory.system.transitions[index]
+        if transition.kind != "guard" or transition.is_kink:
             continue
         chosen = {(len(events) - 1) * i // (LOOKED_AT - 1) for i in range(LOOKED_AT)}
         yield [_crossing(index, events[i]) for i in sorted(chosen)]

@@ -61,7 +61,8 @@ class Look:
         events = np.array([time for part in run.parts.given for time in times_of(part)])
         if not events.size:
             return True
-        at = [time for mode in self.system.modes for time, _ in self.schedule.once(mode, start)]
+        fired = set(events.tolist())
+        at = [time for mode in self.system.modes for time, _ in self.schedule.once(mode, start) if time not in fired]
         given = [run.t_span[1], *at, *(part.time for part in run.parts.given if isinstance(part, MeasurementRecord))]
         others = np.sort(np.concatenate(([-np.inf], events, given, [np.inf])))
         first, after = (np.searchsorted(others, events, side=side) for side in ("left", "right"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.integrator import Array
@@ -50,28 +51,28 @@ class Schedule:
     def alarms(self, mode: ModeSystem, last: float, most: int) -> Alarms:
         """All time events of a mode until the last time, no more than so many of each; kept."""
         if mode.index not in self._alarms:
-            columns: list[list[Any]] = [[np.zeros(0)], [np.zeros(0)], [np.zeros(0)]]
-            for link, index in enumerate(mode.timed, start=len(mode.guarded)):
-                times, counts = self._all(self.system.transitions[index], last, most)
-                for column, values in zip(columns, (times, np.full(times.size, link), counts), strict=True):
-                    column.append(values)
-            times, links, counts = map(np.concatenate, columns)
-            order = np.argsort(times, kind="stable")
-            order = order[times[order] <= last]
-            self._alarms[mode.index] = Alarms(
-                times[order], links[order].astype(np.int64), counts[order].astype(np.int64)
-            )
+            link_of = {index: link for link, index in enumerate(mode.timed, start=len(mode.guarded))}
+            once, transitions = self._sorted(mode)
+            times, counts = [np.array(once)], [np.zeros(len(once), dtype=np.int64)]
+            links = [np.array([link_of[t.index] for t in transitions], dtype=np.int64)]
+            for transition in self.periodic(mode):
+                ticks, when = self._ticks(transition, last, most)
+                times.append(when)
+                counts.append(ticks)
+                links.append(np.full(ticks.size, link_of[transition.index]))
+            every = np.concatenate(times)
+            order = np.argsort(every, kind="stable")
+            order = order[every[order] <= last]
+            self._alarms[mode.index] = Alarms(every[order], np.concatenate(links)[order], np.concatenate(counts)[order])
         return self._alarms[mode.index]
 
-    def _all(self, transition: TransitionMap, last: float, most: int) -> tuple[Array, Array]:
-        """The times of a transition, and after how many periods they come."""
-        if transition.kind == "at":
-            return np.array([self.time(transition, 0)]), np.zeros(1)
+    def _ticks(self, transition: TransitionMap, last: float, most: int) -> tuple[NDArray[np.int64], Array]:
+        """After how many periods a transition comes, and when."""
         period = self.time(transition, 1) - self.start
-        counts = np.arange(1.0, 1 + min((last - self.start) // period + 1, most))
+        counts = np.arange(1, 1 + int(min((last - self.start) // period + 1, most)))
         clocks = np.vstack((np.full(counts.size, self.start), counts))
         p = np.tile(self.p[:, None], counts.size)
-        return np.array(transition.kernels["time"].function(p, clocks))[0], counts
+        return counts, np.array(transition.kernels["time"].function(p, clocks))[0]
 
     def periodic(self, mode: ModeSystem) -> list[TransitionMap]:
         """The `every=` transitions of a mode."""
