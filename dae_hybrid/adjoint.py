@@ -200,7 +200,13 @@ class Sweep:
 
     def carry(self, leg: Leg, adjoint: Array) -> LegAdjoint | None:
         """Back through a leg in one go, None where its parts have to be gone through."""
-        return self.session.sweep(leg, adjoint, self.components, lambda mode: self._tolerance(self.system.modes[mode]))
+        width, measured = leg.width, leg.measurements(self.system)
+        gained = np.zeros((len(measured), len(self.components), width + len(self.wrt)))
+        for row, record in zip(gained, measured, strict=True):
+            by_w, share = self.measured(record)
+            row[:, : by_w.shape[1]], row[:, width:] = by_w, share
+        modes = self.system.modes
+        return self.session.sweep(leg, adjoint, self.components, lambda mode: self._tolerance(modes[mode]), gained)
 
     def land(self, segment: Segment, adjoint: Array) -> tuple[Array, Array]:
         """Transpose of the projection onto the constraints of index 2 that ends a segment; also the share of dG/dp.
@@ -222,7 +228,7 @@ class Sweep:
     def measured(self, record: MeasurementRecord) -> tuple[Array, Array]:
         """What a measurement adds to dG/dw and to dG/dp."""
         p, measurement, wrt = self.trajectory.parameters, self.system.measurements[record.index], list(self.wrt)
-        by_u = measurement.at(record.mode.index)(record.time, record.x, record.memory, p)[1]
+        by_u = measurement.value(record, p)[1]
         rows = np.zeros((self.system.functionals.size, by_u.shape[1]))
         rows[measurement.components] = by_u
         rows = rows[list(self.components)]
@@ -254,10 +260,9 @@ class _Step(NamedTuple):
 
 def marks(leg: Leg, found: LegAdjoint | StraightAdjoint) -> list[tuple[Array, Array]]:
     """dG/dw before every event of a leg, from the last to the first, with the share of dG/dp."""
-    modes = [leg.network.equations[head.mode] for head in leg.heads]
-    widths = [e.n_differential + e.n_memory for e in modes]
-    pairs = zip(widths, found.marks, strict=True)
-    return [(mark[:, :width], mark[:, found.width :]) for width, mark in pairs][::-1]
+    equations = (leg.network.equations[head.mode] for head in leg.heads)
+    rows = zip(leg.heads, (e.n_differential + e.n_memory for e in equations), found.marks, strict=True)
+    return [(mark[:, :width], mark[:, found.width :]) for head, width, mark in rows if leg.is_event(head)][::-1]
 
 
 def _backwards(

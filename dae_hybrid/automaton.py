@@ -135,11 +135,11 @@ class Automaton:
                 self._measure()
             if self.t >= end:
                 return
-            last = min(end, self.stops.next(self.t), self.spared)
+            last = min(end, self.stops.next_knot(self.t), self.spared)
             try:
-                crossing, entry = self._segment(last, due, entry)
-                while crossing is None and self.t < min(last, due := self._due()):
-                    crossing, entry = self._segment(last, due, entry)  # it paused, and nothing has happened
+                crossing, entry = self._segment(last, entry)
+                while crossing is None and self.t < min(last, self._due(), self.stops.next_measurement):
+                    crossing, entry = self._segment(last, entry)  # it paused, and nothing has happened
             except ZenoError:
                 if instant.accumulation is None:
                     raise
@@ -150,7 +150,7 @@ class Automaton:
             if crossing is not None and self._stayed_at_zero(crossing, entry):
                 armed -= {source.guarded[crossing[0]]}
             elif crossing is not None:
-                firing = self._first(crossing, due, armed, entry)
+                firing = self._first(crossing, armed, entry)
                 if self._spares(firing):
                     armed -= {firing.transition.index}
                     continue
@@ -184,7 +184,8 @@ class Automaton:
             return True
         mode, t, at, instant = self.mode, self.t, self.at, self.instant
         moment = TOGETHER * max(self.options.rtol * instant.elapsed(t), MOMENT * (self.span[1] - self.span[0]))
-        spared = min(self.span[1], self._due(), self.stops.next(t)) - t <= moment
+        ahead = min(self._due(), self.stops.next_knot(t), self.stops.next_measurement)
+        spared = min(self.span[1], ahead) - t <= moment
         if not spared:
             at = Arrival(at.x, at.m, *mode.kernels["entry"](t, at.x, at.m, self.p))
             spared = instant.is_due_within(moment, firing.transition, mode, at)
@@ -219,7 +220,7 @@ class Automaton:
         failed = (condition for condition in past if condition.refuses)
         return next((Firing(condition) for condition in failed if self._touched(condition) is None), None)
 
-    def _first(self, crossing: tuple[int, float, float], due: float, armed: frozenset[int], entry: Entry) -> Firing:
+    def _first(self, crossing: tuple[int, float, float], armed: frozenset[int], entry: Entry) -> Firing:
         """Which transition is the first of those that are due where a guard has crossed."""
         index, guard, rate = crossing
         if guard == 0.0 == rate and not self.system.transitions[self.mode.guarded[index]].refuses:
@@ -230,10 +231,8 @@ class Automaton:
             at = self.at = Arrival(at.x, at.m, *mode.kernels["entry"](self.t, at.x, at.m, self.p))
             self.instant.arrive(mode, self.t, at, armed=armed, leaving=self._leaving(entry), crossing=found)
             found = self.instant.first(mode, self.t, at, found, armed)
-        if self.instant.reversed and due <= self.t:
-            _, timed, count = self.instant.due(mode, self.t)
-            found = found if timed is None else Firing(timed, count=count)
-        return found
+        due, timed, count = self.instant.due(mode, self.t) if self.instant.reversed else (np.inf, None, 0)
+        return found if timed is None or due > self.t else Firing(timed, count=count)
 
     @staticmethod
     def _stayed_at_zero(crossing: tuple[int, float, float], entry: Entry) -> bool:
@@ -287,30 +286,27 @@ class Automaton:
         """Take the measurements of this time; all its transitions have fired."""
         for index in self.stops.measurements_at(self.t):
             measurement = self.system.measurements[index]
-            value = measurement.at(self.mode.index)(self.t, self.at.x, self.at.m, self.p)[0]
-            self.integrals = self.integrals.copy()
-            self.integrals[measurement.components] += value
             record = MeasurementRecord(self.t, index, self.mode, self.at.x, self.at.xdot, self.at.m)
+            self.integrals = self.integrals.copy()
+            self.integrals[measurement.components] += measurement.value(record, self.p)[0]
             self.parts.append(record)
             if self.companion is not None:
                 self.companion.measure(record)
 
-    def _segment(self, last: float, due: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Entry]:
+    def _segment(self, last: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Entry]:
         """Integrate to the next event or stop; which guard crossed, if any, and which never left zero.
 
         The integrator may carry out transitions on the way, until `last`: the segment is then the one after them.
         """
-        at, t_stop = self.at, min(last, due)
+        at, due, measured = self.at, self._due(), self.stops.next_measurement
+        t_stop = min(last, due, measured)
         if t_stop - self.t > self.instant.elapsed(t_stop) * SAME_INSTANT:
             self.instant.leave()
         task = self._task(t_stop, entry, self._outputs_until(t_stop), closed=t_stop >= self.span[1] and due > t_stop)
-        journey = self._journey(last)
+        journey = self._journey(last if self.system.network.measures else min(last, measured))
         native = self.options.native_events
         passage = self.session.march(task, journey) if native else one_segment(self.session, task, journey)
-        gained: Array | float = 0.0
-        if passage.leg is not None:
-            self._catch_up(passage.leg, passage.task)
-            gained = passage.leg.gained
+        gained = np.zeros(0) if passage.leg is None else self._catch_up(passage.leg, passage.task)
         mode, at, task, outcome = self.mode, self.at, passage.task, passage.outcome
         if outcome is None:
             raise self._failed(task, passage.error)
@@ -319,7 +315,9 @@ class Automaton:
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
         kept = {} if self.companion is None else self.companion.advance(outcome, x, at.m)
         self._record(task, outcome.t, x, xdot, outcome.rows, outcome.method, {"path": outcome.path, **kept})
-        self.t, self.integrals, self.next_step = outcome.t, outcome.integrals + gained, outcome.next_step
+        self.t, self.integrals, self.next_step = outcome.t, outcome.integrals, outcome.next_step
+        if gained.size:
+            self.integrals = self.integrals + gained
         if outcome.crossing is None:  # the end of the run or a time event: the guards are looked at again
             self.at = Arrival(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
         else:
@@ -361,9 +359,11 @@ class Automaton:
     def _journey(self, last: float) -> Journey:
         """What the integrator needs to know to go on by itself, up to a time."""
         alarms = tuple[Alarms, ...]()
-        if any(self.system.network.timed):
+        if any(self.system.network.timed) or self.system.network.measures:
             most = self.options.max_events + RECENT
-            alarms = tuple(self.instant.schedule.alarms(mode, self.span[1], most) for mode in self.system.modes)
+            measured = self.stops.waiting if self.system.network.measures else []
+            schedule = self.instant.schedule
+            alarms = tuple(schedule.alarms(mode, self.span[1], most, measured) for mode in self.system.modes)
         directions = getattr(self.companion, "directions", None)
         return Journey(
             network=self.system.network,
@@ -388,14 +388,15 @@ class Automaton:
             return None
         return np.ascontiguousarray(self.t_eval[self.outputs : np.searchsorted(self.t_eval, t, side="right")])
 
-    def _catch_up(self, leg: Leg, task: SegmentTask) -> None:
-        """Go on after transitions that the integrator has carried out."""
+    def _catch_up(self, leg: Leg, task: SegmentTask) -> Array:
+        """Go on after what the integrator has carried out, which has added this to the functionals."""
         for array in (*leg.rows.values(), *leg.start, leg.task.memory):
             array.flags.writeable = False
         self.parts.append(leg)
         event, mode = leg.last
         self.instant.catch_up(leg)
-        self.n_events += leg.count
+        self.n_events += leg.n_events
+        self.stops.taken(len(leg.measured))
         self.spared = np.inf
         self.outputs += leg.n_rows
         self.mode, self.t, self.integrals = self.system.modes[mode], task.t0, task.integrals
@@ -404,6 +405,11 @@ class Automaton:
         self.sides.clear()
         if self.companion is not None:
             self.companion.absorb(leg)
+        gained = leg.gained.copy()
+        for record in leg.measurements(self.system):
+            measurement = self.system.measurements[record.index]
+            gained[measurement.components] += measurement.value(record, self.p)[0]
+        return gained
 
     def _task(self, t_stop: float, entry: Entry, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at
@@ -503,7 +509,7 @@ class Automaton:
             if isinstance(part, EventRecord):
                 found.append((part.transition, part.time))
             elif isinstance(part, Leg):
-                heads = zip(part.heads[-LATEST:], part.times[-LATEST:], strict=True)
+                heads = zip(part.event_heads[-LATEST:], part.times[-LATEST:], strict=True)
                 names = [(part.network.exits[head.mode][head.guard], time) for head, time in heads]
                 found += [(self.system.transitions[i].name, time) for i, time in reversed(names)]
             if len(found) >= LATEST:
@@ -547,7 +553,7 @@ class Automaton:
         for array in (self.integrals, self.p):
             array.flags.writeable = False
         end, parts = (self.t, self.mode, self.at.x, self.at.m), tuple(self.parts)
-        native = sum(part.count for part in parts if isinstance(part, Leg))
+        native = sum(part.n_events for part in parts if isinstance(part, Leg))
         functionals: dict[str, Any] = {}
         if complete:
             try:

@@ -10,7 +10,7 @@ import numpy as np
 from dae_hybrid.bounds import with_bounds
 from dae_hybrid.branch_build import branch_table
 from dae_hybrid.codegen import Kernel, NativeFunction, compile_functions
-from dae_hybrid.crossing_build import crossing_functions, is_plain, network
+from dae_hybrid.crossing_build import crossing_functions, is_plain, measuring_functions, network
 from dae_hybrid.ends_build import end_functions, ends_of, starts_and_ends_plainly
 from dae_hybrid.errors import ModelError
 from dae_hybrid.hoisting import hoisted
@@ -51,10 +51,14 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         wanted |= {("transition", t.index): crossing_functions(t, builders) for t in plain}
         if starts_and_ends_plainly(model, initial, builders):
             wanted["end", 0] = end_functions(initial, builders)
+        if any(f.at_times for f in model.functionals.values()):
+            wanted |= {("measuring", i): own for i, own in measuring_functions(builders).items()}
     compiled, note = compile_functions(
         {(*owner, key): f for owner, own in wanted.items() for key, f in own.items()}, native=native
     )
-    functions: dict[str, dict[int, dict[str, NativeFunction]]] = {"mode": {}, "transition": {}, "end": {0: {}}}
+    functions: dict[str, dict[int, dict[str, NativeFunction]]] = {
+        "mode": {}, "transition": {}, "measuring": {}, "end": {0: {}},
+    }  # fmt: skip
     for (kind, i, key), function in compiled.items():
         functions[kind].setdefault(i, {})[key] = function
     modes = tuple(b.system(named[b.index], functions["mode"][b.index], index_of) for b in builders)
@@ -70,7 +74,9 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         nominal=nominal,
         modes=modes,
         transitions=transitions,
-        network=network(modes, transitions, functions["transition"], ends_of(initial, functions["end"][0])),
+        network=network(
+            modes, transitions, functions["transition"], functions["measuring"], ends_of(initial, functions["end"][0])
+        ),
         initial=initial,
         signals=signals,
         measurements=_measurements(model, functionals, builders),

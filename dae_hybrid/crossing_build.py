@@ -11,7 +11,7 @@ from dae_hybrid.journey import Ends, Link, Network
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.symbolic import SYMBOLIC_SOLVE, expanded
 from dae_hybrid.system import ModeSystem
-from dae_hybrid.transition import TransitionMap
+from dae_hybrid.transition import CLOCK, TransitionMap
 
 #: beyond so many states and memories it is the integration of a segment that takes the time, not the transition
 LARGEST = 40
@@ -25,6 +25,27 @@ def is_plain(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> bool
     small = all(not b.nk and b.lowering.n + b.nm <= LARGEST and b.nz <= SYMBOLIC_SOLVE for b in ends)
     charged = "cost" in transition.kernels and transition.kernels["cost"].function.jac_sparsity(0, 3).nnz()
     return small and not ends[1].poles and not charged
+
+
+def measuring_functions(modes: Sequence[ModeBuilder]) -> dict[int, dict[str, ca.Function]]:
+    """`cross` of every mode where nothing happens, for measurements; none where a mode is too large, or of index 2."""
+    found = {}
+    for mode in modes:
+        if mode.nk or mode.poles or mode.lowering.n + mode.nm > LARGEST:
+            return {}
+        n = mode.ny if mode.explicit is not None else mode.lowering.n
+        t, y, m, p = (ca.MX.sym(key, size) for key, size in zip("tymp", (1, n, mode.nm, mode.np), strict=True))
+        x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
+        entry = mode.entry.call([t, x, m, p])
+        rest = [
+            ca.MX.zeros(mode.nz),
+            ca.MX.ones(mode.nz),
+            ca.MX.zeros(mode.nz, mode.ny if mode.explicit is None else 0),
+        ]
+        outputs = [ca.densify(v) for v in (x, *entry, x, m, *entry, *rest)]
+        clock = ca.MX.sym("clock", CLOCK)
+        found[mode.index] = {"cross": expanded(ca.Function(f"m{mode.index}_cross", [t, y, m, p, clock], outputs))}
+    return found
 
 
 def follows_z(transition: TransitionMap) -> bool:
@@ -81,6 +102,7 @@ def network(
     modes: Sequence[ModeSystem],
     transitions: Sequence[TransitionMap],
     functions: Mapping[int, Mapping[str, NativeFunction]],
+    measuring: Mapping[int, Mapping[str, NativeFunction]],
     ends: Ends | None,
 ) -> Network:
     """The modes' equations, what leads from one to the other, and where runs start and end."""
@@ -91,11 +113,16 @@ def network(
             return None
         return Link(
             target=transition.target,
-            transition=index,
             follows_z=follows_z(transition),
             closes=follows_z(transition) or modes[transition.target].equations.implicit,
             **own,
         )
+
+    def measures(index: int) -> list[Link]:
+        own = measuring.get(index)
+        if own is None or own["cross"].address is None:
+            return []
+        return [Link(own["cross"], None, index, closes=False, follows_z=False)]
 
     return Network(
         equations=tuple(mode.equations for mode in modes),
@@ -108,7 +135,7 @@ def network(
         becomes=tuple(t.becomes for t in transitions),
         keeps=tuple(t.keeps for t in transitions),
         sizes=tuple(mode.variables.size for mode in modes),
-        links=tuple(tuple(link(index) for index in (*mode.guarded, *mode.timed)) for mode in modes),
+        links=tuple((*map(link, (*mode.guarded, *mode.timed)), *measures(index)) for index, mode in enumerate(modes)),
         ends=ends,
     )
 

@@ -82,7 +82,7 @@ def _sampled(trajectory: Trajectory) -> Iterator[list[Crossing]]:
     places: dict[int, list[EventRecord | tuple[Leg, Head]]] = {}
     for item in trajectory.parts.given:
         if isinstance(item, Leg):
-            for head in item.heads:
+            for head in item.event_heads:
                 places.setdefault(item.network.exits[head.mode][head.guard], []).append((item, head))
         elif isinstance(item, EventRecord) and item.direction and not item.follows:
             places.setdefault(item.index, []).append(item)

@@ -478,8 +478,8 @@ class Instant:
         self.leave()
         self._forget()
         event, _ = leg.last
-        transition = self.system.transitions[event["transition"]]
-        if transition.kind == "every":
+        transition = None if event["transition"] is None else self.system.transitions[event["transition"]]
+        if transition is not None and transition.kind == "every":
             self.ticks[transition.index] = self.over[transition.clock] = int(event["count"])
 
     def notes(self) -> tuple[str, ...]:

@@ -131,7 +131,11 @@ class Directions:
     def absorb(self, leg: Leg) -> None:
         """Take over what an integrator has carried across transitions by itself."""
         self._crossed.append(leg)
-        self._gained = leg.gained_directions
+        self._gained = leg.gained_directions.copy()
+        for record, part in zip(leg.measurements(self.system), leg.measured, strict=True):
+            self.state = leg.state_derivatives(part["before"], record.mode.index)
+            self._gained[:, self.system.measurements[record.index].components] += self._measured(record).T
+            self.measured.append(self.state)
         event, mode = leg.last
         self.state, self._mode = leg.state_derivatives(event["after"], mode), self.system.modes[mode]
         if leg.n_integrals:
@@ -182,14 +186,18 @@ class Directions:
 
     def measure(self, record: MeasurementRecord) -> None:
         """Add what a measurement contributes."""
+        self.costs = self.costs.copy()
+        self.costs[:, self.system.measurements[record.index].components] += self._measured(record).T
+        self.measured.append(self.state)
+
+    def _measured(self, record: MeasurementRecord) -> Array:
+        """The derivatives of what is measured, (k, d)."""
         measurement, mode = self.system.measurements[record.index], record.mode
-        by_u = measurement.at(mode.index)(record.time, record.x, record.memory, self.p)[1]
+        by_u = measurement.value(record, self.p)[1]
         refuse_not_finite(f"functional '{measurement.functional}'", (by_u,), mode=mode.name, time=record.time)
         gained = by_u @ self._by_u(mode, record.time, record.x, record.memory)
-        gained = gained + np.outer(measurement_rate(by_u, record), measurement.time(self.p)[1][0] @ self.directions)
-        self.costs = self.costs.copy()
-        self.costs[:, measurement.components] += gained.T
-        self.measured.append(self.state)
+        moves = measurement.time(self.p)[1][0] @ self.directions
+        return np.asarray(gained + np.outer(measurement_rate(by_u, record), moves))
 
     def gradient(self, trajectory: Trajectory) -> Array:
         """Derivatives of the functionals, shape (k, d)."""

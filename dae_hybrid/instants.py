@@ -63,7 +63,7 @@ class Look:
             return True
         fired = set(events.tolist())
         at = [time for mode in self.system.modes for time, _ in self.schedule.once(mode, start) if time not in fired]
-        given = [run.t_span[1], *at, *(part.time for part in run.parts.given if isinstance(part, MeasurementRecord))]
+        given = [run.t_span[1], *at, *(time for part in run.parts.given for time in measured_in(part))]
         others = np.sort(np.concatenate(([-np.inf], events, given, [np.inf])))
         first, after = (np.searchsorted(others, events, side=side) for side in ("left", "right"))
         away = np.minimum(events - others[first - 1], others[after] - events)
@@ -439,6 +439,13 @@ class Look:
     def entry(self, mode: ModeSystem, t: float, x: Array, m: Array) -> list[Array]:
         """Rates, guards, their rates and sizes at a point."""
         return mode.kernels["entry"](t, x, m, self.p)
+
+
+def measured_in(part: object) -> list[float]:
+    """The times of the measurements of a part of a run."""
+    if isinstance(part, Leg):
+        return part.measured_times
+    return [part.time] if isinstance(part, MeasurementRecord) else []
 
 
 def times_of(part: object) -> list[float]:

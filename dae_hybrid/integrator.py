@@ -255,11 +255,13 @@ class Session(Protocol):
         """Carry out the adjoint of one segment."""
 
     def sweep(
-        self, leg: Leg, adjoints: Array, components: tuple[int, ...], tolerances: Callable[[int], Tolerances]
-    ) -> LegAdjoint | None:
+        self, leg: Leg, adjoints: Array, components: tuple[int, ...], tolerances: Callable[[int], Tolerances],
+        measured: Array,
+    ) -> LegAdjoint | None:  # fmt: skip
         """Carry dG/d(y, m), (k, n_w), back through a leg of its own; None where that is left to the core.
 
-        `tolerances` gives those of an integration in a mode.
+        `tolerances` gives those of an integration in a mode; measured (n, k, leg.width + n_wrt) is what the
+        measurements of the leg add to dG/d(y, m) and to dG/dp.
         """
 
     def statistics(self) -> dict[str, int]:

@@ -39,12 +39,14 @@ class Link:
              to vanish where `follows_z`, and the size of its terms. w = (y, m); see `transition`
     cost     costs of all functionals, and their derivatives by (w, p, t), where there are any
     ======== ===========================================================================================
+
+    The last link of a mode may lead nowhere: it is that of measurements, where the point is recorded and no more; it
+    has no `tangent`.
     """
 
     cross: NativeFunction
-    tangent: NativeFunction
+    tangent: NativeFunction | None
     target: int
-    transition: int
     closes: bool  # z after is what it was before, and has to satisfy the equations
     follows_z: bool  # the memory after depends on z after, which has to be continuous
     cost: NativeFunction | None = None
@@ -73,8 +75,9 @@ class Ends:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """All modes' equations, and the links between them: for each mode one for every transition, or None.
+    """All modes' equations, and the links between them.
 
+    For each mode there is a link for every transition, or None, and one more where there are measurements.
     `guarded` are the transitions with guards, `timed` those with times, in the order of the links; `sizes` are those of
     (y, z); the others are by transition. What has the same number as its `clock`, not negative, ticks together.
     """
@@ -94,6 +97,11 @@ class Network:
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
+    def measures(self) -> bool:
+        """Whether there are links for measurements."""
+        return any(len(links) > len(exits) for links, exits in zip(self.links, self.exits, strict=True))
+
+    @cached_property
     def charges(self) -> bool:
         """Whether a transition of a link costs anything."""
         return any(link is not None and link.cost is not None for links in self.links for link in links)
@@ -105,7 +113,10 @@ class Network:
 
 
 class Alarms(NamedTuple):
-    """When the time events of a mode are due, in order: their times, their links, and after how many periods."""
+    """When the time events and measurements of a mode are due, in order: times, links, and counts.
+
+    That of an `every=` is after how many periods, of a measurement which one.
+    """
 
     times: Array
     links: NDArray[np.int64]

@@ -121,21 +121,61 @@ class Leg:
 
     @property
     def count(self) -> int:
-        """How many events there are."""
+        """How many records there are: events, and measurements."""
         return self.offsets.size
+
+    @property
+    def n_events(self) -> int:
+        """How many events there are."""
+        return len(self.event_heads)
+
+    @property
+    def width(self) -> int:
+        """The size of the largest (x, m)."""
+        return max(own.n + own.n_memory for own in self.network.equations)
 
     def __repr__(self) -> str:
         return f"<Leg: {self.count} segments from t = {self.task.t0:g}>"
 
+    def is_event(self, head: Head) -> bool:
+        """Whether a record is that of an event."""
+        return head.guard < len(self.network.exits[head.mode])
+
+    @cached_property
+    def event_heads(self) -> tuple[Head, ...]:
+        """The heads of events."""
+        return tuple(filter(self.is_event, self.heads)) if self.network.measures else self.heads
+
     def events(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """Every record by names, and the mode after it."""
-        return map(self._event, self.heads)
+        """Every event by names, and the mode after it."""
+        return map(self._event, self.event_heads)
+
+    @cached_property
+    def measured(self) -> list[dict[str, Any]]:
+        """Every measurement by names."""
+        if not self.network.measures:
+            return []
+        return [self._event(head)[0] for head in self.heads if not self.is_event(head)]
+
+    @property
+    def measured_times(self) -> list[float]:
+        """Times of the measurements."""
+        return [part["time"] for part in self.measured]
+
+    def measurements(self, system: HybridSystem) -> list[MeasurementRecord]:
+        """Their records."""
+        return [self._measurement(system, part) for part in self.measured]
+
+    def _measurement(self, system: HybridSystem, part: dict[str, Any]) -> MeasurementRecord:
+        mode = system.modes[part["source"]]
+        return MeasurementRecord(part["time"], int(part["count"]), mode, part["x"], part["xdot"], part["memory"])
 
     def _event(self, head: Head) -> tuple[dict[str, Any], int]:
         event: dict[str, Any] = dict(
             zip(HEADER, self.records[head.at : head.at + len(HEADER)].tolist(), strict=True), **self._named(head)
         )
-        event["transition"], event["source"] = self.network.exits[head.mode][head.guard], head.mode
+        event["transition"] = self.network.exits[head.mode][head.guard] if self.is_event(head) else None
+        event["source"] = head.mode
         return event, head.target
 
     def _named(self, head: Head) -> dict[str, Array]:
@@ -166,8 +206,7 @@ class Leg:
     @cached_property
     def times(self) -> list[float]:
         """Times of the events."""
-        found: list[float] = self.column("time").tolist()
-        return found
+        return [float(self.records[head.at]) for head in self.event_heads]
 
     @cached_property
     def last(self) -> tuple[dict[str, Any], int]:
@@ -233,8 +272,8 @@ class Leg:
         t, (x, xdot), memory, task = self.task.t0, self.start, self.task.memory, self.task
         dm = self.task.memory_directions
         path_begin: dict[int, int] = {}
-        for event, after in self.events():
-            mode, transition = system.modes[event["source"]], system.transitions[event["transition"]]
+        for event, after in map(self._event, self.heads):
+            mode = system.modes[event["source"]]
             n, target = mode.equations.n, system.modes[after]
             rows = self.rows[mode.index][int(event["row"]) : int(event["row_end"])]
             kept: dict[str, Any] = {}
@@ -248,18 +287,23 @@ class Leg:
             own = SegmentTask(
                 mode.equations, t, event["stop"], x[:n], xdot[:n], memory, task.integrals,
                 np.zeros(mode.equations.n_guards), np.zeros(mode.equations.n_guards),
-                first_step=event["first_step"] or None,
+                t_eval=task.t_eval, first_step=event["first_step"] or None,
             )  # fmt: skip
             end = int(event["path_end"])
             path = self.paths[mode.index][path_begin.get(mode.index, 0) : end] if mode.index in self.paths else None
             path_begin[mode.index] = end
-            found.append(
-                Segment(
-                    mode, p, t, event["time"], x, event["x"], xdot, event["xdot"], memory, self.methods[mode.index],
-                    rows[:, 0], rows[:, 1 : 1 + n], Redo(reopen, own, event["time"], self.methods[mode.index]),
-                    path=path, **kept,
-                )
+            segment = Segment(
+                mode, p, t, event["time"], x, event["x"], xdot, event["xdot"], memory, self.methods[mode.index],
+                rows[:, 0], rows[:, 1 : 1 + n], Redo(reopen, own, event["time"], self.methods[mode.index]),
+                path=path, **kept,
             )  # fmt: skip
+            if event["time"] > t or len(rows):  # there may be several measurements at one time
+                found.append(segment)
+            if event["transition"] is None:
+                found.append(self._measurement(system, event))
+                t, x, xdot = event["time"], event["x"], event["xdot"]
+                continue
+            transition = system.transitions[event["transition"]]
             found.append(
                 EventRecord(
                     time=event["time"],

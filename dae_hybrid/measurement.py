@@ -31,6 +31,10 @@ class Measurement:
             self._made[mode] = self.make(mode)
         return self._made[mode]
 
+    def value(self, record: MeasurementRecord, p: Array) -> list[Array]:
+        """What is measured at a point, and its derivative by u = (x, m, p, t)."""
+        return self.at(record.mode.index)(record.time, record.x, record.memory, p)
+
     @property
     def movable(self) -> bool:
         """Whether the time depends on the parameters."""

@@ -50,7 +50,7 @@ class Reach:
 
     def measured(self, i: int) -> tuple[int, float, Array, Array] | None:
         """The same at a measurement, by its place in the run."""
-        given = () if self._other is None else self._other.parts.given
+        given = () if self._other is None else self._other.parts
         found = [part for part in given if isinstance(part, MeasurementRecord)][i : i + 1]
         return next(((part.mode.index, part.time, part.x, part.memory) for part in found), None)
 
@@ -113,7 +113,7 @@ def _events(trajectory: Trajectory) -> tuple[Array, Array]:
     for part in trajectory.parts.given:
         if isinstance(part, Leg):
             times += part.times
-            indices += [part.network.exits[head.mode][head.guard] for head in part.heads]
+            indices += [part.network.exits[head.mode][head.guard] for head in part.event_heads]
         elif isinstance(part, EventRecord):
             times.append(part.time)
             indices.append(part.index)

@@ -269,7 +269,7 @@ def _rests(run: Trajectory, kinks: Mapping[int, Kinks], functionals: tuple[str, 
     for index, own in kinks.items():
         segments = [s for s in run.segments if s.mode.index == index and s.t_end > s.t_start]
         for batch in _batches(segments, MOST // len(own.texts)):
-            points = [_points(segment) for segment in batch]
+            points = [_points(run, segment) for segment in batch]
             owners = [segment for segment, (t, _) in zip(batch, points, strict=True) for _ in t]
             t, x = (np.concatenate(parts) for parts in zip(*points, strict=True))
             stays = _stays(run, own, owners, t, x)
@@ -304,10 +304,11 @@ def _batches(segments: list[Segment], most: int) -> Iterator[list[Segment]]:
         yield batch
 
 
-def _points(segment: Segment) -> tuple[Array, Array]:
-    """Times in a segment, no farther apart than its steps or than what counts as rest, with x there."""
+def _points(run: Trajectory, segment: Segment) -> tuple[Array, Array]:
+    """Times in a segment, with x there: its steps, or, of one that is not short, no farther apart than rest is long."""
     t, x = segment.t, segment.values
-    if isinstance(segment.interpolate, Redo) and segment.interpolate.task.t_eval is not None:
+    is_short = segment.t_end - segment.t_start < SHARE * (run.final[0] - run.t_span[0])
+    if not is_short and isinstance(segment.interpolate, Redo) and segment.interpolate.task.t_eval is not None:
         t = np.linspace(segment.t_start, segment.t_end, LOOKS)[1:-1]
         x = segment.dense(t)
     t = np.concatenate(([segment.t_start], t, [segment.t_end]))

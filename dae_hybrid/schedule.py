@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,8 +48,8 @@ class Schedule:
                 return
             yield times[i], transitions[i]
 
-    def alarms(self, mode: ModeSystem, last: float, most: int) -> Alarms:
-        """All time events of a mode until the last time, no more than so many of each; kept."""
+    def alarms(self, mode: ModeSystem, last: float, most: int, measured: Sequence[tuple[float, int]]) -> Alarms:
+        """All time events of a mode until the last time, no more than so many of each, and measurements; kept."""
         if mode.index not in self._alarms:
             link_of = {index: link for link, index in enumerate(mode.timed, start=len(mode.guarded))}
             once, transitions = self._sorted(mode)
@@ -60,6 +60,9 @@ class Schedule:
                 times.append(when)
                 counts.append(ticks)
                 links.append(np.full(ticks.size, link_of[transition.index]))
+            times.append(np.array([when for when, _ in measured]))
+            counts.append(np.array([i for _, i in measured], dtype=np.int64))
+            links.append(np.full(len(measured), len(mode.guarded) + len(mode.timed)))
             every = np.concatenate(times)
             order = np.argsort(every, kind="stable")
             order = order[every[order] <= last]

@@ -222,10 +222,11 @@ class SteppedSession:
         return one_segment(self, task, journey)
 
     def sweep(
-        self, leg: Leg, adjoints: Array, components: tuple[int, ...], tolerances: Callable[[int], Tolerances]
-    ) -> LegAdjoint | None:
+        self, leg: Leg, adjoints: Array, components: tuple[int, ...], tolerances: Callable[[int], Tolerances],
+        measured: Array,
+    ) -> LegAdjoint | None:  # fmt: skip
         """See `dae_hybrid.integrator.Session.sweep`: there are no legs here."""
-        del leg, adjoints, components, tolerances
+        del leg, adjoints, components, tolerances, measured
         return None
 
     def backward(self, task: BackwardTask) -> BackwardOutcome:

@@ -38,13 +38,18 @@ class Stops:
         knots = (float(signal.data.knots[np.abs(signal.data.knots - t).argmin()]) for signal in self.signals)
         return next((knot for knot in knots if same_instant(knot, t, start)), t)
 
-    def next(self, t: float) -> float:
-        """The next stop after t."""
-        if not self.waiting and not self.signals:
-            return np.inf
-        knots = (signal.next_knot(t) for signal in self.signals)
-        ahead = next((when for when, _ in self.waiting[self._done :] if when > t), np.inf)
-        return min((*knots, ahead))
+    def next_knot(self, t: float) -> float:
+        """The next knot after t."""
+        return min((signal.next_knot(t) for signal in self.signals), default=np.inf)
+
+    @property
+    def next_measurement(self) -> float:
+        """When the next measurement that has not been taken is due."""
+        return self.waiting[self._done][0] if self._done < len(self.waiting) else np.inf
+
+    def taken(self, count: int) -> None:
+        """So many measurements have been taken by an integrator."""
+        self._done += count
 
     def measurements_at(self, t: float) -> list[int]:
         """The measurements due at t, each handed out once."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dae_hybrid.errors import DaeHybridError, EventError
-from dae_hybrid.instants import Look, inaccuracy, times_of
+from dae_hybrid.instants import Look, inaccuracy, measured_in, times_of
 from dae_hybrid.integrator import Array
 from dae_hybrid.measurement import measurement_rate
 from dae_hybrid.outcomes import Along, Side, replay
@@ -35,7 +35,7 @@ def is_beside(look: Look) -> bool:
         return False
     events = [time for part in given for time in times_of(part)]
     knots = [part.time for part in given if isinstance(part, KnotRecord)]
-    measured = [part.time for part in given if isinstance(part, MeasurementRecord)]
+    measured = [time for part in given for time in measured_in(part)]
     movable = any(measurement.movable for measurement in system.measurements)
     return _close(look, measured, events + knots if movable else events) or _close(look, knots, events)
 

@@ -73,6 +73,9 @@ def all_finite(values: Array) -> bool:
     return bool(np.isfinite(values).all())
 
 
+CLOCK = 2  # (start time, count)
+
+
 def clock(start: float, count: int) -> Array:
     """What a trigger needs to know of time events: the start of the run and how many periods have passed."""
     return np.array([start, float(count)])

@@ -15,9 +15,7 @@ from dae_hybrid.lowering import ModeLowering, split, symbols_for
 from dae_hybrid.matrices import LARGE, compact
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
-from dae_hybrid.transition import TransitionMap
-
-CLOCK = 2  # (start time, count)
+from dae_hybrid.transition import CLOCK, TransitionMap
 
 #: guards are quoted up to this many characters
 LONGEST_TEXT = 80

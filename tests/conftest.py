@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,31 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
+from dae_hybrid.options import Options
 
 PI = np.pi
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--python-events` runs the tests with every transition in Python; those of compiled events are left out."""
+    parser.addoption("--python-events", action="store_true", help="carry out all transitions in Python")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The default of `native_events`, which is the last of all options."""
+    if config.getoption("--python-events"):
+        assert Options.__init__.__defaults__ is not None
+        assert [field.name for field in fields(Options)][-1] == "native_events"
+        Options.__init__.__defaults__ = (*Options.__init__.__defaults__[:-1], False)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of compiled events need them."""
+    if config.getoption("--python-events"):
+        skip = pytest.mark.skip(reason="of compiled events")
+        for item in items:
+            if item.path.stem in ("test_whole", "test_march", "test_alarms"):
+                item.add_marker(skip)
 
 
 # -- models -----------------------------------------------------------------------------------------

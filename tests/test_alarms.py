@@ -1,7 +1,8 @@
-"""Time events that the compiled loop carries out by itself: the same run as through Python, event by event."""
+"""What the compiled loop does by itself besides guards: time events, costs, measurements; as Python does them."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import casadi as ca
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dae_hybrid as dh
+from dae_hybrid.records import EventRecord, MeasurementRecord
 
 TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -216,3 +218,96 @@ def test_events_that_leave_their_guard_at_zero_are_certified_at_once() -> None:
     found = compare(m, 20.0)
     assert [e.time for e in found.trajectory.events] == pytest.approx((np.arange(5) * 2 + 0.5) * np.pi / 1.5)
     assert all(e.certified for e in found.trajectory.events)
+
+
+# -- measurements ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["bdf", "adams", "auto"])
+def test_measurements_have_a_closed_form(method: str) -> None:
+    """x = cos(k t): measured at 1, 2, ..., at one of them twice, and at a time that moves with k."""
+    m = dh.HybridModel("measured")
+    k, x, y = m.parameter("k", 0.7), m.differential("x"), m.differential("y")
+    m.initial(m.mode("run", ode={x: -k * y, y: k * x}), {x: 1.0, y: 0.0})
+    m.functional("G", at_times={1.0 * i: x for i in range(1, 6)})
+    m.functional("H", at_times={3.0: ca.vertcat(x, y), 2 * k: ca.vertcat(k * x, m.time)}, terminal=ca.vertcat(x, 0))
+    system, t, q = m.build(), np.arange(1.0, 6), 0.7
+    exact = {
+        "G": (np.cos(q * t).sum(), [(-t * np.sin(q * t)).sum()]),
+        "H": (
+            [np.cos(3 * q) + q * np.cos(2 * q**2) + np.cos(6 * q), np.sin(3 * q) + 2 * q],
+            [
+                [-3 * np.sin(3 * q) + np.cos(2 * q**2) - 4 * q**2 * np.sin(2 * q**2) - 6 * np.sin(6 * q)],
+                [3 * np.cos(3 * q) + 2],
+            ],
+        ),
+    }
+    for native in (True, False):
+        run: dict[str, Any] = {**TIGHT, "method": method, "native_events": native}
+        forward = dh.forward_sensitivity(system, (0, 6.0), **run)
+        for name, (value, gradient) in exact.items():
+            np.testing.assert_allclose(forward.functionals[name], value, rtol=1e-6)
+            np.testing.assert_allclose(forward.gradient[name], gradient, rtol=1e-6)
+            found = dh.adjoint_gradient(system, (0, 6.0), name, **run)
+            np.testing.assert_allclose(found.gradient, gradient, rtol=1e-6)
+        assert [p.time for p in forward.trajectory.parts if isinstance(p, MeasurementRecord)] == pytest.approx(
+            [1, 2 * q, 2, 3, 3, 4, 5]
+        )
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_measurements_between_events_are_the_same_through_python(data: st.DataObject) -> None:
+    m = dh.HybridModel("between")
+    k, p = m.parameter("k", data.draw(st.floats(0.3, 1.5))), m.parameter("p", 0.37)
+    x, y, n = m.differential("x"), m.differential("y"), m.memory("n", initial=0)
+    one = m.mode("one", ode={x: -k * y, y: k * x})
+    two = m.mode("two", ode={x: -y, y: k * x - 0.1 * y})
+    m.transition(one, two, every=p, reset={x: x + 0.1}, memory={n: n + 1}, name="tick")
+    m.transition(two, one, guard=x, reset={y: y + 0.1 * k}, name="crossing")
+    m.transition(two, one, at=1.9, name="back")
+    m.initial(one, {x: 1.0, y: 0.0})
+    times = data.draw(st.lists(st.floats(0.01, 3.99), min_size=1, max_size=8, unique=True))
+    times += data.draw(st.sampled_from([[], [4.0], [times[0], 0.37], [1.9], [0.0]]))
+    values = [ca.vertcat(x * y + k, n), ca.vertcat(x, p)]
+    measured = [(t, values[i % 2]) for i, t in enumerate(times)]
+    m.functional("G", at_times=measured, terminal=ca.vertcat(x, y))
+    m.functional("H", integrand=x**2, at_times=measured[:1] and [(measured[0][0], x)])
+    system, method = m.build(), data.draw(st.sampled_from(["bdf", "adams", "auto"]))
+    found: list[Any] = []
+    for native in (True, False):
+        run: dict[str, Any] = {**TIGHT, "method": method, "native_events": native, "strict": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dh.DerivativeWarning)  # ties
+            forward = dh.forward_sensitivity(system, (0, 4.0), **run)
+            adjoints = [dh.adjoint_gradient(system, (0, 4.0), name, **run).gradient for name in ("G", "H")]
+        parts = [part for part in forward.trajectory.parts if isinstance(part, MeasurementRecord | EventRecord)]
+        found.append((forward, adjoints, parts))
+    (one_run, one_adjoint, one_parts), (other, other_adjoint, parts) = found
+    assert [(type(part), part.index) for part in one_parts] == [(type(part), part.index) for part in parts]
+    np.testing.assert_allclose([part.time for part in one_parts], [part.time for part in parts], rtol=1e-8)
+    for name, a, b in zip(("G", "H"), one_adjoint, other_adjoint, strict=True):
+        scale = np.abs(other.gradient[name]).max() + 1e-3
+        np.testing.assert_allclose(one_run.functionals[name], other.functionals[name], rtol=1e-6, atol=1e-7)
+        for gradient in (one_run.gradient[name], a, b):
+            np.testing.assert_allclose(gradient, other.gradient[name], rtol=1e-5, atol=1e-5 * scale)
+
+
+def test_outputs_and_dense_output_where_measurements_do_not_interrupt_the_steps() -> None:
+    m = dh.HybridModel("outputs")
+    k, x, y = m.parameter("k", 0.7), m.differential("x"), m.differential("y")
+    m.initial(m.mode("run", ode={x: -k * y, y: k * x}), {x: 1.0, y: 0.0})
+    m.functional("G", at_times={1.0: x, 1.5: x, 1.5 + 1e-9: y, 4.0: x})
+    system, t = m.build(), np.linspace(0, 4, 9)
+    for method in ("bdf", "adams", "auto"):
+        sol = dh.simulate(system, (0, 4.0), t_eval=t, method=method, **TIGHT)
+        np.testing.assert_array_equal(sol.t, t)
+        np.testing.assert_allclose(sol["x"], np.cos(0.7 * t), rtol=1e-6, atol=1e-7)
+        free = dh.simulate(system, (0, 4.0), method=method, **TIGHT)
+        between = np.linspace(0.0, 4.0, 101)
+        np.testing.assert_allclose(free(between)["x"], np.cos(0.7 * between), rtol=1e-6, atol=1e-7)
+        assert np.all(np.diff(free.t) >= 0)
+        forward = dh.forward_sensitivity(system, (0, 4.0), t_eval=t, method=method, **TIGHT)
+        np.testing.assert_allclose(forward["x"][:, 0], -t * np.sin(0.7 * t), rtol=1e-5, atol=1e-6)
+        adjoint = dh.adjoint_gradient(system, (0, 4.0), "G", method=method, **TIGHT)
+        assert adjoint.adjoint(np.array([0.5, 3.0]))["x"].shape == (2,)

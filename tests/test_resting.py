@@ -112,6 +112,20 @@ def test_rest_in_the_middle_of_a_segment(kinks: Any, method: str, t_eval: list[f
             dh.adjoint_gradient(system, (0, 3), "G", rtol=rtol, method=method)
 
 
+def test_rest_in_the_middle_of_a_segment_before_an_event() -> None:
+    m = dh.HybridModel("before an event")
+    b, x, n, t = m.parameter("b", 0.0), m.differential("x"), m.memory("n", initial=0), m.time
+    run = m.mode("run", ode={x: -2 * ca.fmax(1 - t, 0) + 2 * ca.fmax(t - 2, 0) + b})
+    m.transition(run, run, at=2.75, memory={n: n + 1}, name="T")
+    m.initial(run, {x: 1.0})
+    m.functional("G", integrand=ca.fabs(x))
+    system = m.build()
+    for native in (True, False):
+        for t_eval in (None, [0.0, 3.0]):
+            with pytest.raises(dh.EventError, match="rests at the kink"):
+                dh.forward_sensitivity(system, (0, 3), t_eval=t_eval, native_events=native, **TIGHT)
+
+
 @pytest.mark.parametrize("start", [0.0, 1.0])
 def test_a_kink_that_is_left_at_once_has_a_derivative(start: float) -> None:
     """x = start + a + t^2 / 2 starts at the kink of |x - start| with rate zero, and leaves it."""

@@ -241,6 +241,7 @@ typedef struct {                             /* what follows where a guard cross
   casadi_function cross, tangent, cost;      /* none where that is never plain, and where nothing is charged; see march.c */
   integer target, transition, index, direction, width;
   integer clock;                             /* of time events: what they have in common that tick together; else -1 */
+  integer measures;                          /* nothing happens: the point is recorded, for a measurement */
   integer waits, toggles, becomes, keeps;    /* on_entry="wait"; whether it changes the side of a relation; whether its guard
                                                 may jump across zero; whether it is after it what it was before */
   integer closes, follows_z;                 /* whether z stays and has to satisfy the equations after it; whether the memory
@@ -284,7 +285,7 @@ typedef struct {
   integer exit;                              /* the link that is gone through, or was last */
   integer at, n_memory, n_parameters, n_functionals, n_integrals, n_directions, certify;
   integer charges;                           /* whether any event costs */
-  integer capacity, room, used, n_events, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
+  integer capacity, room, used, n_events, n_measured, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
   integer wanted, full, resumed;             /* why it stopped: a mode that has not been opened, no room for a record */
   double t0, t1, t_stop, begun, began_with, slack, rtol, t_end, now, first_step; /* 0: as the last one would have gone on */
   double recent[RECENT];                     /* times of the latest events, the last first */
@@ -333,10 +334,11 @@ typedef struct {                             /* back through the events of a leg
   const double *const *paths;                /* by mode */
   const integer *offsets;                    /* n_events: of the records */
   double *records;
-  integer n_events, n_components, n_wrt, marks_width, failed; /* the event that it failed at or before */
+  integer n_events, n_measured, n_components, n_wrt, marks_width, failed; /* the event that it failed at or before */
   const integer *wrt, *components;
   double *adjoint;                           /* n_components x (n_y + n_memory), room for the largest; in and out */
   double *totals;                            /* n_components x n_wrt */
+  const double *measured;                    /* what measurements add to them: n_measured x n_components x (marks_width + n_wrt) */
   double *marks;                             /* n_events x n_components x marks_width: adjoint and totals before it */
   double *work, *longest;                    /* work; a number for every step of the longest path */
   double begin, precision;                   /* of the leg; what adjoints are rounded to where integration begins */

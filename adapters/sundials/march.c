@@ -76,11 +76,11 @@ static int no_other_alarm(const march *m, integer mode, double t, const link *ow
   const double near = fmax(SAME_INSTANT, m->slack) * elapsed(m, t);
   alarms *before = &m->schedule[m->at], *after = &m->schedule[own->target];
   for (integer i = before->next; i < before->n && before->times[i] - t <= near; i++)
-    if (m->stations[m->at].links[before->links[i]].transition != own->transition) return 0;
-  if (after == before) return 1;
+    if (before->times[i] != t || m->stations[m->at].links[before->links[i]].transition != own->transition) return 0;
+  if (after == before) return 1; /* of measurements those at the same time */
   while (after->next < after->n && after->times[after->next] < t - near) after->next++;
   for (integer i = after->next; i < after->n && after->times[i] - t <= near; i++)
-    if (own->clock < 0 || m->stations[mode].links[after->links[i]].clock != own->clock) return 0;
+    if (after->times[i] != t || own->clock < 0 || m->stations[mode].links[after->links[i]].clock != own->clock) return 0;
   return 1;
 }
 
@@ -268,7 +268,7 @@ static int fire(march *m) {
   const double t = r->t;
   const link *l = &from->links[m->exit];
   const int timed = l->clock >= 0;
-  if (!l->cross || m->n_events >= m->max_events || !(timed || crosses(m, r, l))) return 0;
+  if (!l->cross || m->n_events - m->n_measured >= m->max_events || !(timed || crosses(m, r, l))) return 0;
   const integer own = timed ? -1 : l->index;
   const double value = timed ? 0 : r->guard_values[own], rate = timed ? 1 : r->guard_values[c->n_guards + own];
   const double since = m->n_times ? m->recent[0] : m->t0;
@@ -417,6 +417,69 @@ static int go_on(march *m) {
   return dh_begin(r);
 }
 
+/* Records the point of a measurement at the end of a segment, where nothing else is near; 1 if so, and 0 if not. */
+static int measure(march *m) {
+  const station *at = &m->stations[m->at];
+  const run *r = at->run;
+  context *c = r->model;
+  const double t = r->t, instant = SAME_INSTANT * elapsed(m, t);
+  const link *l = &at->links[m->exit];
+  alarms *own = &m->schedule[m->at];
+  if (!l->cross || (t != m->begun && !(t - m->begun > instant))) return 0;
+  if (!(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t))) || !no_other_alarm(m, m->at, t, l)) return 0;
+  if (m->used + l->width > m->capacity || m->n_events >= m->room) {
+    m->full = 1;
+    return 0;
+  }
+  double *record = m->records + m->used, *x = c->api->array(r->x);
+  event e;
+  if (lay_out(m, at, at, record, &e) != l->width) return 0;
+  const integer n = at->n_guards, size = at->n_y + m->n_memory;
+  double *res[14] = {e.x, e.xdot, e.guards, e.guards + n, e.guards + 2 * n, e.x_after, e.memory_after, e.xdot_after,
+                     e.guards_after, e.guards_after + n, e.guards_after + 2 * n, e.phi, e.phi + at->n_z, e.open};
+  if (call(m, l->cross, t, x, c->memory, res, 14) || !all_finite(e.x, (e.guards + 3 * n) - e.x)) return 0;
+  if (!one_alone(m, at, -1, t, &e)) return 0;
+  memcpy(e.memory, c->memory, (size_t)m->n_memory * sizeof(double));
+  memcpy(e.integrals, x + c->n, (size_t)m->n_integrals * sizeof(double));
+  for (integer i = 0; i < m->n_directions; i++) {
+    const double *s = c->api->array(r->sensitivities[i]);
+    memcpy(e.before + i * size, s, (size_t)at->n_y * sizeof(double));
+    memcpy(e.before + i * size + at->n_y, c->memory_directions + i * m->n_memory, (size_t)m->n_memory * sizeof(double));
+    memcpy(e.costs_before + i * m->n_integrals, s + c->n, (size_t)m->n_integrals * sizeof(double));
+    if (!at->implicit) continue;
+    double *kept = e.completed + i * (at->n_z + at->n_y);
+    memcpy(kept, s + at->n_y, (size_t)at->n_z * sizeof(double));
+    memcpy(kept + at->n_z, c->api->array(r->sensitivity_rates[i]), (size_t)at->n_y * sizeof(double));
+  }
+  memcpy(e.after, e.before, (size_t)(m->n_directions * size) * sizeof(double));
+  memcpy(e.costs_after, e.costs_before, (size_t)(m->n_directions * m->n_integrals) * sizeof(double));
+  if (m->charges) memcpy(e.gained, m->gained_directions, (size_t)(m->n_directions * m->n_functionals) * sizeof(double));
+  const double header[HEADER] = {t, (double)m->at, (double)m->exit, 0, 1, 0, (double)m->row, (double)r->n_rows,
+                                 m->began_with, 1, (double)r->steps, (double)r->n_path, (double)own->counts[own->next], r->t_stop};
+  memcpy(record, header, sizeof header);
+  m->offsets[m->n_events++] = m->used;
+  m->n_measured++;
+  m->used += l->width;
+  own->next++;
+  m->row = r->n_rows, m->path_row = r->n_path;
+  return 1;
+}
+
+/* The segment goes on after measurements, with the solver as it is. */
+static int carry_on(march *m) {
+  run *r = m->stations[m->at].run;
+  context *c = r->model;
+  memcpy(m->bands, c->zero_band, (size_t)c->n_guards * sizeof(double));
+  memcpy(m->bands + c->n_guards, c->departure, (size_t)c->n_guards * sizeof(double));
+  m->begun = r->t;
+  m->began_with = r->step ? r->next_step : 0;
+  r->t_stop = next_stop(m, m->at, r->t);
+  int flag = c->api->set_stop_time(r->memory, r->t_stop);
+  if (!flag) flag = keep(r, 0);
+  if (!flag && r->record == RECORD_STEPS && !r->n_eval) record_point(r, r->t);
+  return flag;
+}
+
 /* Goes on from where the run of the mode stands, for at most `budget` steps; as `dh_advance`, with FOUND_ROOT where an
  * event is not plain, or a mode is wanted, or there is no room for the record. */
 int dh_march(march *m) {
@@ -433,6 +496,15 @@ int dh_march(march *m) {
       else return status;
     }
     m->resumed = 0;
+    if (m->stations[m->at].links[m->exit].measures) {
+      const alarms *own = &m->schedule[m->at];
+      if (!measure(m)) return REACHED_STOP;
+      m->resumed = own->next < own->n && own->times[own->next] == r->t; /* another one */
+      if (m->resumed) m->exit = own->links[own->next];
+      const int flag = m->resumed ? 0 : carry_on(m);
+      if (flag) return flag;
+      continue;
+    }
     if (!fire(m)) return m->stations[m->at].links[m->exit].clock < 0 ? FOUND_ROOT : REACHED_STOP;
     const int flag = go_on(m);
     if (flag) return flag;

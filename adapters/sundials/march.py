@@ -19,7 +19,7 @@ from dae_hybrid.options import Options
 from .driver import Run, loops
 from .header import CONSTANTS, STRUCTS
 
-RECENT, NONE = CONSTANTS["RECENT"], np.zeros(0)
+RECENT, NONE, NO_TRANSITION = CONSTANTS["RECENT"], np.zeros(0), -1
 LinkStruct, Station, AlarmsStruct, MarchStruct = (STRUCTS[name] for name in ("link", "station", "alarms", "march"))
 
 
@@ -80,21 +80,17 @@ class Marcher:
 
     def _of_mode(self, mode: int) -> Any:
         network = self.network
-        links = (LinkStruct * max(len(network.exits[mode]), 1))()
-        for i, (transition, link) in enumerate(zip(network.exits[mode], network.links[mode], strict=True)):
-            links[i] = LinkStruct(
-                clock=network.clocks[transition],
-                transition=transition,
-                index=i,
-                direction=network.directions[transition],
-                waits=network.waits[transition],
-                toggles=network.toggles[transition],
-                becomes=network.becomes[transition],
-                keeps=network.keeps[transition],
-            )
+        links = (LinkStruct * max(len(network.links[mode]), 1))()
+        for i, link in enumerate(network.links[mode]):
+            transition = network.exits[mode][i] if i < len(network.exits[mode]) else NO_TRANSITION
+            links[i] = LinkStruct(transition=transition, index=i, measures=transition == NO_TRANSITION)
+            if transition != NO_TRANSITION:
+                links[i].clock, links[i].direction = network.clocks[transition], network.directions[transition]
+                links[i].waits, links[i].toggles = network.waits[transition], network.toggles[transition]
+                links[i].becomes, links[i].keeps = network.becomes[transition], network.keeps[transition]
             if link is not None:
-                links[i].cross, links[i].tangent = link.cross.address, link.tangent.address
-                links[i].cost = None if link.cost is None else link.cost.address
+                for name, function in (("cross", link.cross), ("tangent", link.tangent), ("cost", link.cost)):
+                    setattr(links[i], name, None if function is None else function.address)
                 links[i].target, links[i].closes, links[i].follows_z = link.target, link.closes, link.follows_z
                 _, links[i].width = layout_of(network, mode, link.target, self.n_integrals, self.n_directions)
         return links
@@ -121,7 +117,9 @@ class Marcher:
         for station in self.stations:
             station.run = None
         m.at = journey.mode
-        m.used = m.n_events = m.steps = m.failures = m.newton_failures = m.row = m.path_row = m.full = m.resumed = 0
+        m.used = m.n_events = m.n_measured = m.steps = m.failures = m.newton_failures = m.row = m.path_row = m.full = (
+            m.resumed
+        ) = 0
         m.n_times, m.wanted = len(recent), -1
         m.recent[: len(recent)] = recent
         m.t_stop, m.begun = journey.t_stop, task.t0

@@ -375,8 +375,9 @@ class SundialsSession:
         return found
 
     def sweep(
-        self, leg: Leg, adjoints: Array, components: tuple[int, ...], tolerances: Callable[[int], Tolerances]
-    ) -> LegAdjoint | None:
+        self, leg: Leg, adjoints: Array, components: tuple[int, ...], tolerances: Callable[[int], Tolerances],
+        measured: Array,
+    ) -> LegAdjoint | None:  # fmt: skip
         """See `dae_hybrid.integrator.Session.sweep`."""
         modes = sorted(leg.methods)
         if any(mode not in leg.paths for mode in modes):
@@ -395,7 +396,7 @@ class SundialsSession:
         left = self.options.max_steps - self.counts["steps"]
         precision = self.options.rtol / ROUNDED
         found, steps = LegSweep(marcher, leg, discrete, integrated, self._wrt, components).run(
-            adjoints, precision, left
+            adjoints, measured, precision, left
         )
         for mode, memories in integrated.items():
             if found is None:

@@ -277,6 +277,7 @@ static integer path_begin(const sweep *s, integer i) {
 /* Back through every event of a leg and the segment before it. */
 int dh_sweep(sweep *s) {
   march *m = s->tables;
+  integer measured = s->n_measured;
   for (integer i = s->n_events - 1; i >= 0; i--) {
     double *record = s->records + s->offsets[i];
     s->failed = i;
@@ -286,10 +287,20 @@ int dh_sweep(sweep *s) {
     const station *to = &m->stations[l->target];
     event e;
     lay_out(m, from, to, record, &e);
-    int flag = back_across(s, from, to, l, record[TIME_AT], record[COUNT_AT], &e);
+    const integer row = s->marks_width + s->n_wrt;
+    int flag = 0;
+    if (l->measures) {
+      const double *gained = s->measured + --measured * s->n_components * row;
+      for (integer k = 0; k < s->n_components; k++, gained += row) {
+        for (integer j = 0; j < from->n_y + m->n_memory; j++) s->adjoint[k * s->marks_width + j] += gained[j];
+        for (integer j = 0; j < s->n_wrt; j++) s->totals[k * s->n_wrt + j] += gained[s->marks_width + j];
+      }
+    } else {
+      flag = back_across(s, from, to, l, record[TIME_AT], record[COUNT_AT], &e);
+    }
     if (flag) return flag;
     double *mark = s->marks + i * s->n_components * (s->marks_width + s->n_wrt);
-    for (integer k = 0; s->marks && k < s->n_components; k++, mark += s->marks_width + s->n_wrt) {
+    for (integer k = 0; s->marks && k < s->n_components; k++, mark += row) {
       memcpy(mark, s->adjoint + k * s->marks_width, (size_t)(from->n_y + m->n_memory) * sizeof(double));
       memcpy(mark + s->marks_width, s->totals + k * s->n_wrt, (size_t)s->n_wrt * sizeof(double));
     }

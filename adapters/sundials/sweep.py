@@ -85,7 +85,7 @@ class LegSweep:
         self.leg, self.wrt, self.components = leg, wrt, components
         self._discrete, self._integrated, self._marcher = discrete, integrated, marcher
         e, k, count = leg.network.equations, len(components), len(leg.network.equations)
-        self.width = max(own.n + own.n_memory for own in e)
+        self.width = leg.width
         self._wrt, self._components = (np.array(v, dtype=np.int64) for v in (wrt, components))
         self.adjoint, self.totals = np.zeros((k, self.width)), np.zeros((k, len(wrt)))
         self.marks = np.zeros((leg.count, k, self.width + len(wrt)))
@@ -104,23 +104,24 @@ class LegSweep:
                 memory.loop.run.max_step = memory.options.max_step or np.inf
                 self._memories[mode * k + j] = ctypes.addressof(memory.loop.run)
 
-    def run(self, adjoints: Array, precision: float, max_steps: int) -> tuple[LegAdjoint | None, int]:
+    def run(self, adjoints: Array, measured: Array, precision: float, max_steps: int) -> tuple[LegAdjoint | None, int]:
         """From dG/d(y, m) (k, n_w) after it; None where an integration fails, and the steps of integrations.
 
-        `precision` is that of the adjoints that an integration starts with.
+        `precision` is that of the adjoints that an integration starts with, `measured` what measurements add to them.
         """
         self.adjoint[:, : adjoints.shape[1]] = adjoints
         addresses = {
             name: value.ctypes.data for name, value in (
                 ("offsets", self.leg.offsets), ("records", self.leg.records), ("wrt", self._wrt),
                 ("components", self._components), ("adjoint", self.adjoint), ("totals", self.totals),
-                ("marks", self.marks), ("work", self._work), ("longest", self._longest),
+                ("measured", measured), ("marks", self.marks), ("work", self._work), ("longest", self._longest),
             )
         }  # fmt: skip
         struct = SweepStruct(
             tables=ctypes.addressof(self._marcher.struct), modes=ctypes.addressof(self._modes),
             integrated=ctypes.addressof(self._memories), paths=ctypes.addressof(self._paths),
-            n_events=self.leg.count, n_components=len(self.components), n_wrt=len(self.wrt), marks_width=self.width,
+            n_events=self.leg.count, n_measured=len(measured), n_components=len(self.components), n_wrt=len(self.wrt),
+            marks_width=self.width,
             begin=self.leg.task.t0, precision=2.0 ** np.floor(-np.log2(precision)), steps=0, max_steps=max_steps,
             **addresses,
         )  # fmt: skip
