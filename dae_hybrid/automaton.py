@@ -299,13 +299,15 @@ class Automaton:
         The integrator may carry out transitions on the way, until `last`: the segment is then the one after them.
         """
         at, due, measured = self.at, self._due(), self.stops.next_measurement
-        t_stop = min(last, due, measured)
+        journey = self._journey(last if self.system.network.measures else min(last, measured))
+        t_stop = min(last if journey is None else journey.t_stop, due, measured)
         if t_stop - self.t > self.instant.elapsed(t_stop) * SAME_INSTANT:
             self.instant.leave()
         task = self._task(t_stop, entry, self._outputs_until(t_stop), closed=t_stop >= self.span[1] and due > t_stop)
-        journey = self._journey(last if self.system.network.measures else min(last, measured))
-        native = self.options.native_events
-        passage = self.session.march(task, journey) if native else one_segment(self.session, task, journey)
+        if journey is None:
+            passage = one_segment(self.session, task, self.mode.index)
+        else:
+            passage = self.session.march(task, journey)
         gained = np.zeros(0) if passage.leg is None else self._catch_up(passage.leg, passage.task)
         mode, at, task, outcome = self.mode, self.at, passage.task, passage.outcome
         if outcome is None:
@@ -356,17 +358,20 @@ class Automaton:
                 return noisy(self._trajectory(complete=False), error, (self.t, self.at.x, self.at.m)) or error
         return error
 
-    def _journey(self, last: float) -> Journey:
-        """What the integrator needs to know to go on by itself, up to a time."""
-        alarms = tuple[Alarms, ...]()
-        if any(self.system.network.timed) or self.system.network.measures:
-            most = self.options.max_events + RECENT
-            measured = self.stops.waiting if self.system.network.measures else []
-            schedule = self.instant.schedule
-            alarms = tuple(schedule.alarms(mode, self.span[1], most, measured) for mode in self.system.modes)
+    def _journey(self, last: float) -> Journey | None:
+        """What the integrator needs to know to go on by itself, up to a time; None where it is not to do so."""
+        network, alarms = self.system.network, tuple[Alarms, ...]()
+        if not (self.options.native_events and network.links_anything):
+            return None
+        if any(network.timed) or network.measures:
+            try:
+                alarms, until = self.instant.schedule.alarms(self.t, self.stops.waiting if network.measures else [])
+            except NonFiniteError:  # of a mode that may never be entered
+                return None
+            last = min(last, until)
         directions = getattr(self.companion, "directions", None)
         return Journey(
-            network=self.system.network,
+            network=network,
             mode=self.mode.index,
             span=self.span,
             max_events=self.options.max_events - self.n_events,

@@ -97,6 +97,11 @@ class Network:
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
+    def links_anything(self) -> bool:
+        """Whether there is a link."""
+        return any(link is not None for links in self.links for link in links)
+
+    @cached_property
     def measures(self) -> bool:
         """Whether there are links for measurements."""
         return any(len(links) > len(exits) for links, exits in zip(self.links, self.exits, strict=True))

@@ -17,6 +17,9 @@ from dae_hybrid.transition import TransitionMap, clock
 if TYPE_CHECKING:
     from dae_hybrid.system import HybridSystem, ModeSystem
 
+#: ticks of a clock that are listed at once
+TICKS = 1000
+
 
 class Schedule:
     """The time events of a run that began at `start`; the times of `at=` are evaluated once, and sorted by mode."""
@@ -24,7 +27,8 @@ class Schedule:
     def __init__(self, system: HybridSystem, start: float, p: Array) -> None:
         self.system, self.start, self.p = system, start, p
         self._once: dict[int, tuple[list[float], list[TransitionMap]]] = {}
-        self._alarms: dict[int, Alarms] = {}
+        self._alarms: tuple[Alarms, ...] = ()
+        self._until = np.inf
 
     def time(self, transition: TransitionMap, count: int) -> float:
         """The time of a transition, of an `every=` after so many periods."""
@@ -48,31 +52,33 @@ class Schedule:
                 return
             yield times[i], transitions[i]
 
-    def alarms(self, mode: ModeSystem, last: float, most: int, measured: Sequence[tuple[float, int]]) -> Alarms:
-        """All time events of a mode until the last time, no more than so many of each, and measurements; kept."""
-        if mode.index not in self._alarms:
-            link_of = {index: link for link, index in enumerate(mode.timed, start=len(mode.guarded))}
-            once, transitions = self._sorted(mode)
-            times, counts = [np.array(once)], [np.zeros(len(once), dtype=np.int64)]
-            links = [np.array([link_of[t.index] for t in transitions], dtype=np.int64)]
-            for transition in self.periodic(mode):
-                ticks, when = self._ticks(transition, last, most)
-                times.append(when)
-                counts.append(ticks)
-                links.append(np.full(ticks.size, link_of[transition.index]))
-            times.append(np.array([when for when, _ in measured]))
-            counts.append(np.array([i for _, i in measured], dtype=np.int64))
-            links.append(np.full(len(measured), len(mode.guarded) + len(mode.timed)))
-            every = np.concatenate(times)
-            order = np.argsort(every, kind="stable")
-            order = order[every[order] <= last]
-            self._alarms[mode.index] = Alarms(every[order], np.concatenate(links)[order], np.concatenate(counts)[order])
-        return self._alarms[mode.index]
+    def alarms(self, t: float, measured: Sequence[tuple[float, int]]) -> tuple[tuple[Alarms, ...], float]:
+        """All time events and measurements by mode, and until when: ticks after t are listed up to a number."""
+        if t >= self._until or not self._alarms:
+            self._until = np.inf
+            self._alarms = tuple(self._of_mode(mode, t, measured) for mode in self.system.modes)
+        return self._alarms, self._until
 
-    def _ticks(self, transition: TransitionMap, last: float, most: int) -> tuple[NDArray[np.int64], Array]:
-        """After how many periods a transition comes, and when."""
-        period = self.time(transition, 1) - self.start
-        counts = np.arange(1, 1 + int(min((last - self.start) // period + 1, most)))
+    def _of_mode(self, mode: ModeSystem, t: float, measured: Sequence[tuple[float, int]]) -> Alarms:
+        link_of = {index: link for link, index in enumerate(mode.timed, start=len(mode.guarded))}
+        once, transitions = self._sorted(mode)
+        times = [np.array(once), np.array([when for when, _ in measured])]
+        counts = [np.zeros(len(once), dtype=np.int64), np.array([i for _, i in measured], dtype=np.int64)]
+        links = [[link_of[t.index] for t in transitions], [len(mode.guarded) + len(mode.timed)] * len(measured)]
+        for transition in self.periodic(mode):
+            ticks, when = self._ticks(transition, t)
+            times.append(when)
+            counts.append(ticks)
+            links.append([link_of[transition.index]] * ticks.size)
+            self._until = min(self._until, float(when[-1]))
+        every, of = np.concatenate(times), np.concatenate([np.array(part, dtype=np.int64) for part in links])
+        order = np.argsort(every, kind="stable")
+        return Alarms(every[order], of[order], np.concatenate(counts)[order])
+
+    def _ticks(self, transition: TransitionMap, t: float) -> tuple[NDArray[np.int64], Array]:
+        """After how many periods a transition comes from a time on, and when."""
+        first = max(1, int((t - self.start) // (self.time(transition, 1) - self.start)))
+        counts = np.arange(first, first + TICKS)
         clocks = np.vstack((np.full(counts.size, self.start), counts))
         p = np.tile(self.p[:, None], counts.size)
         return counts, np.array(transition.kernels["time"].function(p, clocks))[0]

@@ -11,7 +11,7 @@ from dae_hybrid.codegen import Kernel
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.failures import unsolved
 from dae_hybrid.integrator import Array, Equations, SegmentOutcome, SegmentTask, Session
-from dae_hybrid.journey import Journey, Passage
+from dae_hybrid.journey import Passage
 from dae_hybrid.options import Options
 
 #: a state that is kept on constraints is looked at after this many steps, and brought back where it has left them by
@@ -146,12 +146,12 @@ def standing_still(task: SegmentTask, method: str) -> SegmentOutcome:
     )
 
 
-def one_segment(session: Session, task: SegmentTask, journey: Journey) -> Passage:
+def one_segment(session: Session, task: SegmentTask, mode: int) -> Passage:
     """`march` of a session that leaves every transition to others."""
     try:
-        return Passage(None, journey.mode, task, session.integrate(task))
+        return Passage(None, mode, task, session.integrate(task))
     except DaeHybridError as error:
-        return Passage(None, journey.mode, task, None, error)
+        return Passage(None, mode, task, None, error)
 
 
 def longest_steps(steps: Array) -> Array:

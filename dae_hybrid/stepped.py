@@ -219,7 +219,7 @@ class SteppedSession:
 
     def march(self, task: SegmentTask, journey: Journey) -> Passage:
         """See `dae_hybrid.integrator.Session.march`."""
-        return one_segment(self, task, journey)
+        return one_segment(self, task, journey.mode)
 
     def sweep(
         self, leg: Leg, adjoints: Array, components: tuple[int, ...], tolerances: Callable[[int], Tolerances],

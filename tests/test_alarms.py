@@ -311,3 +311,33 @@ def test_outputs_and_dense_output_where_measurements_do_not_interrupt_the_steps(
         np.testing.assert_allclose(forward["x"][:, 0], -t * np.sin(0.7 * t), rtol=1e-5, atol=1e-6)
         adjoint = dh.adjoint_gradient(system, (0, 4.0), "G", method=method, **TIGHT)
         assert adjoint.adjoint(np.array([0.5, 3.0]))["x"].shape == (2,)
+
+
+def test_clocks_are_listed_in_pieces() -> None:
+    """A fast clock of a mode that is entered late, and one that ticks more often than is listed at once."""
+    m = dh.HybridModel("late")
+    k, x, n = m.parameter("k", 0.5), m.differential("x"), m.memory("n", initial=0)
+    wait, run = m.mode("wait", ode={x: 0 * x}), m.mode("run", ode={x: -k * x})
+    m.transition(wait, run, every=30.0, name="begin")
+    m.transition(run, run, every=0.01, memory={n: n + 1}, name="tick")
+    m.transition(run, run, guard=x - 0.5, reset={x: 2 * x}, name="half")
+    m.initial(wait, {x: 1.0})
+    m.functional("G", integrand=x)
+    system = m.build()
+    runs = [dh.simulate(system, (0, 45.005), native_events=native, **TIGHT) for native in (True, False)]
+    assert [run["n"][-1] for run in runs] == [1501, 1501]  # with the tick at 30, the time of the entry
+    names, others = ([(e.transition, e.count) for e in run.events] for run in runs)
+    assert names == others
+    assert runs[0].statistics["native_events"] > 1500 - 10
+    assert runs[0].functionals["G"] == pytest.approx(runs[1].functionals["G"], rel=1e-8)
+
+
+def test_a_period_that_is_not_positive_does_no_harm_in_a_mode_that_is_not_entered() -> None:
+    m = dh.HybridModel("idle")
+    p, x = m.parameter("p", -1.0), m.differential("x")
+    run, idle = m.mode("run", ode={x: 1}), m.mode("idle", ode={x: 0 * x})
+    m.transition(idle, run, every=p, name="never")
+    m.transition(run, run, every=0.5, reset={x: 0}, name="tick")
+    m.initial(run, {x: 0.0})
+    m.functional("G", integrand=x)
+    assert dh.simulate(m.build(), (0, 2.25)).functionals["G"] == pytest.approx(4 * 0.125 + 0.03125)
