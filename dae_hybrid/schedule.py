@@ -70,7 +70,7 @@ class Schedule:
             times.append(when)
             counts.append(ticks)
             links.append([link_of[transition.index]] * ticks.size)
-            self._until = min(self._until, float(when[-1]))
+            self._until = min(self._until, float(1.5 * when[-1] - 0.5 * when[-2]))  # between two ticks
         every, of = np.concatenate(times), np.concatenate([np.array(part, dtype=np.int64) for part in links])
         order = np.argsort(every, kind="stable")
         return Alarms(every[order], of[order], np.concatenate(counts)[order])
