@@ -77,13 +77,19 @@ class Witness(Directions):
 
     def absorb(self, leg: Leg) -> None:
         """See `Directions`."""
+        earlier = self.costs
+        super().absorb(leg)
+        measured, taken = iter([*self.gains, (np.inf, earlier)]), np.zeros_like(earlier)
+        time, gained = next(measured)
         for event, _ in leg.events():
+            while time < event["time"]:
+                taken = taken + gained
+                time, gained = next(measured)
             before = leg.state_derivatives(event["before"], event["source"]) @ self.combination
-            costs = event["costs_before"].reshape(self.count, leg.n_integrals) if leg.n_integrals else self.costs
+            costs = event["costs_before"].reshape(self.count, leg.n_integrals) if leg.n_integrals else earlier
             if event["gained"].size:
                 costs = costs + event["gained"].reshape(costs.shape)
-            self.seen.append((event["time"], before, self.combination @ costs))
-        super().absorb(leg)
+            self.seen.append((event["time"], before, self.combination @ (costs + taken)))
 
 
 @dataclass(frozen=True, eq=False)

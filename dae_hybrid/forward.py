@@ -46,7 +46,8 @@ class Directions:
         count = self.directions.shape[1]
         self.state = np.zeros((0, count))
         self.costs = np.zeros((count, self.system.functionals.size))
-        self._gained: Array | float = 0.0  # costs of events that the integrator has carried out since
+        self._gained: Array | float = 0.0  # costs of events that the integrator has carried out since, and
+        self.gains: list[tuple[float, Array]] = []  # what measurements among them have added, and when
         self.measured: list[Array] = []  # dw at every measurement
         self.turned: list[tuple[Array, Array]] = []  # dw before and after every knot
         self._whole: tuple[Start, Straight] | None = None  # a run that is gone through when that is asked for
@@ -131,15 +132,22 @@ class Directions:
     def absorb(self, leg: Leg) -> None:
         """Take over what an integrator has carried across transitions by itself."""
         self._crossed.append(leg)
-        self._gained = leg.gained_directions.copy()
-        for record, part in zip(leg.measurements(self.system), leg.measured, strict=True):
-            self.state = leg.state_derivatives(part["before"], record.mode.index)
-            self._gained[:, self.system.measurements[record.index].components] += self._measured(record).T
-            self.measured.append(self.state)
+        self.gains = self._measure_in(leg)
+        self._gained = leg.gained_directions + sum(gained for _, gained in self.gains)
         event, mode = leg.last
         self.state, self._mode = leg.state_derivatives(event["after"], mode), self.system.modes[mode]
         if leg.n_integrals:
             self.costs = event["costs_after"].reshape(self.count, leg.n_integrals)
+
+    def _measure_in(self, leg: Leg) -> list[tuple[float, Array]]:
+        """When measurements of a leg were taken, and what they add to the derivatives, (d, n_functionals)."""
+        found = []
+        for record, part in zip(leg.measurements(self.system), leg.measured, strict=True):
+            self.state, gained = leg.state_derivatives(part["before"], record.mode.index), np.zeros_like(self.costs)
+            gained[:, self.system.measurements[record.index].components] = self._measured(record).T
+            self.measured.append(self.state)
+            found.append((record.time, gained))
+        return found
 
     def follow(self, start: Start, run: Straight) -> Callable[[], dict[str, Any]]:
         """Take over a whole run."""
