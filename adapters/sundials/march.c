@@ -198,17 +198,18 @@ static int differentiate(march *m, const station *from, const station *to, const
   }
   for (integer j = 0; j < from->n_guards; j++)
     if (j != l->index && fabs(e->guards[j]) <= apart * fabs(e->guards[from->n_guards + j])) *clean = 0;
+  const sparse *dp = &r->model->moved;
   for (integer i = 0; i < m->n_directions; i++) {
-    const double *dp = m->directions + i * m->n_parameters, *w = e->before + i * nf;
+    const double *w = e->before + i * nf;
     double *after = e->after + i * nt, tau = 0;
     for (integer j = 0; j < nf; j++) tau += h[j] * w[j];
-    for (integer j = 0; j < m->n_parameters; j++) tau += h[nf + j] * dp[j];
+    for (integer q = dp->column[i]; q < dp->column[i + 1]; q++) tau += h[nf + dp->row[q]] * dp->value[q];
     e->tau[i] = tau = -tau / rate;
     for (integer k = 0; k < nt; k++) after[k] = (jump[(width - 1) * nt + k] - flow_after[k]) * tau;
     for (integer j = 0; j < nf; j++)
       for (integer k = 0; k < nt; k++) after[k] += jump[j * nt + k] * (w[j] + flow[j] * tau);
-    for (integer j = 0; j < m->n_parameters; j++)
-      for (integer k = 0; k < nt; k++) after[k] += jump[(nf + j) * nt + k] * dp[j];
+    for (integer q = dp->column[i]; q < dp->column[i + 1]; q++)
+      for (integer k = 0; k < nt; k++) after[k] += jump[(nf + dp->row[q]) * nt + k] * dp->value[q];
     for (integer j = 0; j < m->n_integrals; j++) {
       const double *own = (const double *)r->model->api->array(r->sensitivities[i]) + r->model->n;
       e->costs_before[i * m->n_integrals + j] = own[j];
@@ -227,12 +228,13 @@ static int charge(march *m, const station *from, const station *to, const link *
   const double *flow = m->tangent + width + nt * width;
   if (call(m, l->cost, t, r->model->api->array(r->x), e->memory, res, 2) || !all_finite(m->cost, nk * (1 + width))) return 0;
   for (integer k = 0; k < nk; k++) m->gained[k] += m->cost[k];
+  const sparse *dp = &r->model->moved;
   for (integer i = 0; i < m->n_directions; i++) {
-    const double *dp = m->directions + i * m->n_parameters, *w = e->before + i * nf;
+    const double *w = e->before + i * nf;
     for (integer k = 0; k < nk; k++) {
       double sum = by[(width - 1) * nk + k] * e->tau[i];
       for (integer j = 0; j < nf; j++) sum += by[j * nk + k] * (w[j] + flow[j] * e->tau[i]);
-      for (integer j = 0; j < m->n_parameters; j++) sum += by[(nf + j) * nk + k] * dp[j];
+      for (integer q = dp->column[i]; q < dp->column[i + 1]; q++) sum += by[(nf + dp->row[q]) * nk + k] * dp->value[q];
       m->gained_directions[i * nk + k] += sum;
     }
   }
