@@ -138,7 +138,7 @@ class Automaton:
             last = min(end, self.stops.next_knot(self.t), self.spared)
             try:
                 crossing, entry = self._segment(last, entry)
-                while crossing is None and self.t < min(last, self._due(), self.stops.next_measurement):
+                while crossing is None and self.t < min(last, self._due()) and not self.stops.is_due(self.t):
                     crossing, entry = self._segment(last, entry)  # it paused, and nothing has happened
             except ZenoError:
                 if instant.accumulation is None:
@@ -184,7 +184,7 @@ class Automaton:
             return True
         mode, t, at, instant = self.mode, self.t, self.at, self.instant
         moment = TOGETHER * max(self.options.rtol * instant.elapsed(t), MOMENT * (self.span[1] - self.span[0]))
-        ahead = min(self._due(), self.stops.next_knot(t), self.stops.next_measurement)
+        ahead = min(self._due(), self.stops.next_knot(t), self.stops.next_measurement(t))
         spared = min(self.span[1], ahead) - t <= moment
         if not spared:
             at = Arrival(at.x, at.m, *mode.kernels["entry"](t, at.x, at.m, self.p))
@@ -298,7 +298,7 @@ class Automaton:
 
         The integrator may carry out transitions on the way, until `last`: the segment is then the one after them.
         """
-        at, due, measured = self.at, self._due(), self.stops.next_measurement
+        at, due, measured = self.at, self._due(), self.stops.next_measurement(self.t)
         journey = self._journey(last if self.system.network.measures else min(last, measured))
         t_stop = min(last if journey is None else journey.t_stop, due, measured)
         if t_stop - self.t > self.instant.elapsed(t_stop) * SAME_INSTANT:

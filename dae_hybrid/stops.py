@@ -42,10 +42,16 @@ class Stops:
         """The next knot after t."""
         return min((signal.next_knot(t) for signal in self.signals), default=np.inf)
 
-    @property
-    def next_measurement(self) -> float:
-        """When the next measurement that has not been taken is due."""
-        return self.waiting[self._done][0] if self._done < len(self.waiting) else np.inf
+    def next_measurement(self, t: float) -> float:
+        """When the next measurement after t is due."""
+        i = self._done
+        while i < len(self.waiting) and self.waiting[i][0] <= t:
+            i += 1
+        return self.waiting[i][0] if i < len(self.waiting) else np.inf
+
+    def is_due(self, t: float) -> bool:
+        """Whether a measurement waits that is due at t."""
+        return self._done < len(self.waiting) and self.waiting[self._done][0] <= t
 
     def taken(self, count: int) -> None:
         """So many measurements have been taken by an integrator."""

@@ -345,3 +345,16 @@ def test_a_period_that_is_not_positive_does_no_harm_in_a_mode_that_is_not_entere
     m.initial(run, {x: 0.0})
     m.functional("G", integrand=x)
     assert dh.simulate(m.build(), (0, 2.25)).functionals["G"] == pytest.approx(4 * 0.125 + 0.03125)
+
+
+@pytest.mark.parametrize("later", [1e-16, 2e-16, 1e-15, 1e-12])
+@pytest.mark.parametrize("native", [True, False])
+def test_a_measurement_waits_for_an_event_that_is_a_rounding_later(later: float, native: bool) -> None:
+    m = dh.HybridModel("waits")
+    a, x = m.parameter("a", 1.0), m.differential("x")
+    run = m.mode("run", ode={x: a})
+    m.transition(run, run, at=0.7 + later, reset={x: x + 1}, name="jump")
+    m.initial(run, {x: 0.0})
+    m.functional("G", at_times={0.7: x, 1.5: x})
+    sol = dh.simulate(m.build(), (0, 2.0), native_events=native)
+    assert sol.functionals["G"] == pytest.approx(0.7 + 2.5 + (later < 1e-14))
