@@ -27,15 +27,21 @@ def is_plain(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> bool
     return small and not ends[1].poles and not charged
 
 
+def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
+    """Symbols (t, x, m, p) with the integrator's x, and (y, z)."""
+    n = mode.ny if mode.explicit is not None else mode.lowering.n
+    given = [ca.MX.sym(key, size) for key, size in zip("tymp", (1, n, mode.nm, mode.np), strict=True)]
+    y = given[1]
+    return given, y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, *given))
+
+
 def measuring_functions(modes: Sequence[ModeBuilder]) -> dict[int, dict[str, ca.Function]]:
     """`cross` of every mode where nothing happens, for measurements; none where a mode is too large, or of index 2."""
     found = {}
     for mode in modes:
         if mode.nk or mode.poles or mode.lowering.n + mode.nm > LARGEST:
             return {}
-        n = mode.ny if mode.explicit is not None else mode.lowering.n
-        t, y, m, p = (ca.MX.sym(key, size) for key, size in zip("tymp", (1, n, mode.nm, mode.np), strict=True))
-        x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
+        (t, y, m, p), x = _point(mode)
         entry = mode.entry.call([t, x, m, p])
         rest = [
             ca.MX.zeros(mode.nz),
@@ -54,13 +60,11 @@ def follows_z(transition: TransitionMap) -> bool:
 
 
 def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> dict[str, ca.Function]:
-    """`cross` and `tangent` of a plain transition; see `Link`."""
+    """`cross`, `tangent` and, where it costs anything, `cost` of a plain transition; see `Link`."""
     if transition.target is None:
         raise AssertionError("a plain transition has a target")
     source, target = builders[transition.source], builders[transition.target]
-    n = source.ny if source.explicit is not None else source.lowering.n
-    t, y, m, p = (ca.MX.sym(key, size) for key, size in zip("tymp", (1, n, source.nm, source.np), strict=True))
-    x = y if source.explicit is None else ca.vertcat(y, first_output(source.explicit, t, y, m, p))
+    (t, y, m, p), x = _point(source)
     x_after, m_after, _, phi, phi_size, _, *entry = transition.kernels["jump"].function.call([t, x, m, p])
     if target.explicit is not None and not follows_z(transition):
         y_after = x_after[: target.ny]

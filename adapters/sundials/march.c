@@ -262,6 +262,19 @@ static int crosses(const march *m, const run *r, const link *l) {
   return !accumulates(m, r->t);
 }
 
+/* What a segment ends with goes into a record: integrals, the derivatives of (y, m), and what events have cost so far. */
+static void note_end(const march *m, const station *at, const event *e) {
+  const run *r = at->run;
+  const context *c = r->model;
+  const integer size = at->n_y + m->n_memory;
+  memcpy(e->integrals, c->api->array(r->x) + c->n, (size_t)m->n_integrals * sizeof(double));
+  for (integer i = 0; i < m->n_directions; i++) {
+    memcpy(e->before + i * size, c->api->array(r->sensitivities[i]), (size_t)at->n_y * sizeof(double));
+    memcpy(e->before + i * size + at->n_y, c->memory_directions + i * m->n_memory, (size_t)m->n_memory * sizeof(double));
+  }
+  if (m->charges) memcpy(e->gained, m->gained_directions, (size_t)(m->n_directions * m->n_functionals) * sizeof(double));
+}
+
 /* Carries out the transition that is due at the end of a segment, where that is plain; 1 if so, and 0 if not. */
 static int fire(march *m) {
   const station *from = &m->stations[m->at];
@@ -301,13 +314,7 @@ static int fire(march *m) {
   int decided = 1;
   memcpy(e.memory, c->memory, (size_t)m->n_memory * sizeof(double));
   if (!one_alone(m, from, own, t, &e) || !enter(m, from, to, own, t, &e, &decided)) return 0;
-  memcpy(e.integrals, x + c->n, (size_t)m->n_integrals * sizeof(double));
-  for (integer i = 0; i < m->n_directions; i++) {
-    double *w = e.before + i * (from->n_y + m->n_memory);
-    memcpy(w, c->api->array(r->sensitivities[i]), (size_t)from->n_y * sizeof(double));
-    memcpy(w + from->n_y, c->memory_directions + i * m->n_memory, (size_t)m->n_memory * sizeof(double));
-  }
-  if (m->charges) memcpy(e.gained, m->gained_directions, (size_t)(m->n_directions * m->n_functionals) * sizeof(double));
+  note_end(m, from, &e);
   double clean = 0;
   if (m->certify && !differentiate(m, from, to, l, t, &e, &clean)) return 0;
   if (l->cost && !charge(m, from, to, l, t, &e)) return 0;
@@ -442,11 +449,9 @@ static int measure(march *m) {
   if (call(m, l->cross, t, x, c->memory, res, 14) || !all_finite(e.x, (e.guards + 3 * n) - e.x)) return 0;
   if (!one_alone(m, at, -1, t, &e)) return 0;
   memcpy(e.memory, c->memory, (size_t)m->n_memory * sizeof(double));
-  memcpy(e.integrals, x + c->n, (size_t)m->n_integrals * sizeof(double));
+  note_end(m, at, &e);
   for (integer i = 0; i < m->n_directions; i++) {
     const double *s = c->api->array(r->sensitivities[i]);
-    memcpy(e.before + i * size, s, (size_t)at->n_y * sizeof(double));
-    memcpy(e.before + i * size + at->n_y, c->memory_directions + i * m->n_memory, (size_t)m->n_memory * sizeof(double));
     memcpy(e.costs_before + i * m->n_integrals, s + c->n, (size_t)m->n_integrals * sizeof(double));
     if (!at->implicit) continue;
     double *kept = e.completed + i * (at->n_z + at->n_y);
@@ -455,7 +460,6 @@ static int measure(march *m) {
   }
   memcpy(e.after, e.before, (size_t)(m->n_directions * size) * sizeof(double));
   memcpy(e.costs_after, e.costs_before, (size_t)(m->n_directions * m->n_integrals) * sizeof(double));
-  if (m->charges) memcpy(e.gained, m->gained_directions, (size_t)(m->n_directions * m->n_functionals) * sizeof(double));
   const double header[HEADER] = {t, (double)m->at, (double)m->exit, 0, 1, 0, (double)m->row, (double)r->n_rows,
                                  m->began_with, 1, (double)r->steps, (double)r->n_path, (double)own->counts[own->next], r->t_stop};
   memcpy(record, header, sizeof header);
