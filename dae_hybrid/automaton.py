@@ -361,7 +361,7 @@ class Automaton:
     def _journey(self, last: float) -> Journey | None:
         """What the integrator needs to know to go on by itself, up to a time; None where it is not to do so."""
         network, alarms = self.system.network, tuple[Alarms, ...]()
-        if not (self.options.native_events and network.links_anything):
+        if not (self.options.native_events and (network.links_anything or network.ends is not None)):
             return None
         if any(network.timed) or network.measures:
             try:

@@ -228,7 +228,7 @@ class Capabilities:
     linear_solvers : tuple of str
         Values of ``linear_solver=`` that it takes; ``"auto"`` leaves the choice to the adapter.
     whole : bool
-        Carries out whole runs by itself where they are plain: it has the method `run` of `RunsWhole`.
+        Begins runs by itself, and carries them to their end where it can: its sessions are `RunsWhole`.
     """
 
     methods: tuple[str, ...]
@@ -274,6 +274,21 @@ class Session(Protocol):
         """Give back what the session holds."""
 
 
+class RunsWhole(Session, Protocol):
+    """A session that begins runs by itself, and comes to their end where it can."""
+
+    def run(self, network: Network, errand: Errand) -> Straight | None:
+        """Carry out a run, or a part of it: None where it has not come to its end.
+
+        The first call of `march` then goes on from where it has paused, if it has begun.
+        """
+
+    def back(
+        self, network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
+    ) -> StraightAdjoint | None:
+        """Carry the adjoint back from the end of a run to its start; None where that is left to the core."""
+
+
 class Integrator(Protocol):
     """A solver library behind the port."""
 
@@ -290,15 +305,3 @@ class Integrator(Protocol):
         wrt: Sequence[int] = (),
     ) -> Session:
         """Open a session; `parameter_directions` (n_directions, n_parameters) switches sensitivities on."""
-
-
-class RunsWhole(Integrator, Protocol):
-    """An integrator that goes from the start of a run to its end where everything on the way is plain."""
-
-    def run(self, network: Network, errand: Errand) -> Straight | None:
-        """Carry out a run; None where it is not plain, or fails: then it is begun again, segment by segment."""
-
-    def back(
-        self, network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
-    ) -> StraightAdjoint | None:
-        """Carry the adjoint back from the end of a run to its start; None where that is left to the core."""

@@ -26,7 +26,7 @@ from dae_hybrid.options import Options, check_time_span, check_times
 from dae_hybrid.registry import Analysis, check_capabilities, find_integrator, registered
 from dae_hybrid.resolution import LATITUDE, RETRIES, ROUGH, STEPS, finer
 from dae_hybrid.segments import is_unresolved
-from dae_hybrid.straight import is_whole, trajectory_of
+from dae_hybrid.straight import trajectory_of
 from dae_hybrid.system import HybridSystem, check_built
 from dae_hybrid.trajectory import Trajectory
 
@@ -170,11 +170,11 @@ class Setup:
         if directions is not None and scales is not None:
             more = {"parameter_directions": directions.directions.T, "scales": scales}
         options = self.options if max_steps is None else replace(self.options, max_steps=max_steps)
-        whole = self._whole(options, directions, for_adjoint=for_adjoint, **more)
-        if whole is not None:
-            return whole
         session = self.integrator.open(options, self.p, **more)
         try:
+            whole = self._whole(session, options, directions, for_adjoint=for_adjoint, **more)
+            if whole is not None:
+                return whole
             return Automaton(
                 self.system, session, self.p, self.span, self.t_eval, options, directions, self.open,
                 certify=for_adjoint or directions is not None, keep_path=for_adjoint,
@@ -183,10 +183,10 @@ class Setup:
             session.close()
 
     def _whole(
-        self, options: Options, directions: Directions | None, *, for_adjoint: bool,
+        self, session: Session, options: Options, directions: Directions | None, *, for_adjoint: bool,
         parameter_directions: Array | None = None, scales: Array | None = None,
     ) -> Trajectory | None:  # fmt: skip
-        """The run, where the integrator carries it out as a whole."""
+        """The run, where the integrator carries it to its end."""
         able = self.integrator.capabilities.whole and options.native_events
         if not able or self.system.network.ends is None or is_unresolved(*self.span):
             return None
@@ -195,10 +195,8 @@ class Setup:
             options, self.p, self.span, self.t_eval, parameter_directions, scales, certify,
             TOGETHER * options.rtol if certify else 0.0, for_adjoint,
         )  # fmt: skip
-        found = cast(RunsWhole, self.integrator).run(self.system.network, errand)
-        if found is None or not is_whole(found):
-            return None
-        return trajectory_of(self.system, found, directions, self.open)
+        found = cast(RunsWhole, session).run(self.system.network, errand)
+        return None if found is None else trajectory_of(self.system, found, directions, self.open)
 
     def _scales(self, directions: Array) -> Array:
         """How many times each direction fits into the parameters: |p_i| for that of p_i alone."""
@@ -271,7 +269,7 @@ class Setup:
 
         def use(session: Session) -> Swept:
             sweep = self.sweep(run, session, name, wrt, conditions)
-            whole = self._back(sweep) if algorithm == "general" else None
+            whole = self._back(sweep, session) if algorithm == "general" else None
             if whole is not None:
                 return whole
             marks: list[tuple[Array, Array]] = []
@@ -299,12 +297,12 @@ class Setup:
         run = self.run(for_adjoint=True)
         return {name: self.adjoint(run, name, wrt, Conditions(strict=False), algorithm).gradient}
 
-    def _back(self, sweep: adjoint_analysis.Sweep) -> Swept | None:
-        """The sweep, where the integrator has carried out the run as a whole and carries its adjoint back so."""
+    def _back(self, sweep: adjoint_analysis.Sweep, session: Session) -> Swept | None:
+        """The sweep, where the integrator has carried the run to its end and carries its adjoint back to the start."""
         run = sweep.trajectory.parts.whole
         if run is None or not run.errand.keep_path:
             return None
-        found = cast(RunsWhole, self.integrator).back(self.system.network, run, sweep.components, sweep.wrt)
+        found = cast(RunsWhole, session).back(self.system.network, run, sweep.components, sweep.wrt)
         if found is None:
             return None
 

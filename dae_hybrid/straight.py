@@ -17,15 +17,6 @@ from dae_hybrid.system import HybridSystem
 from dae_hybrid.trajectory import Segment, Trajectory
 
 
-def is_whole(found: Straight) -> bool:
-    """Whether every output time has been met."""
-    times = found.errand.t_eval
-    if times is None:
-        return True
-    leg, _, outcome = found.pieces
-    return len(outcome.rows) + (0 if leg is None else leg.n_rows) == times.size
-
-
 def trajectory_of(system: HybridSystem, found: Straight, companion: Companion | None, reopen: Any) -> Trajectory:
     """The trajectory of a whole run; the companion gets to see what it would have seen on the way."""
     errand = found.errand

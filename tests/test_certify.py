@@ -12,7 +12,7 @@ import pytest
 
 import dae_hybrid as dh
 from dae_hybrid import transition as transition_module
-from dae_hybrid.adapters.sundials.session import SundialsIntegrator, SundialsSession
+from dae_hybrid.adapters.sundials.session import SundialsSession
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -58,7 +58,7 @@ def wrong_transpose(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(transition_module.TransitionLinearisation, "backward", backward)
     monkeypatch.setattr(SundialsSession, "sweep", lambda *_: None)  # or it would go back in compiled code
-    monkeypatch.setattr(SundialsIntegrator, "back", lambda *_: None)
+    monkeypatch.setattr(SundialsSession, "back", lambda *_: None)
 
 
 def test_a_wrong_adjoint_is_refused_and_the_place_is_named(built: Any, models: Any, wrong_transpose: None) -> None:

@@ -25,7 +25,7 @@ import dae_hybrid as dh
 from dae_hybrid.adapters.sundials import compiled, driver, interpreted, march
 from dae_hybrid.adapters.sundials.plain import Runner
 from dae_hybrid.adapters.sundials.plain_adjoint import Returner
-from dae_hybrid.adapters.sundials.session import SundialsIntegrator
+from dae_hybrid.adapters.sundials.session import SundialsSession
 from dae_hybrid.adapters.sundials.sweep import DiscreteAdjoint
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
@@ -303,7 +303,7 @@ def test_interrupts_of_a_backward_sweep(
     functional = {"oscillator": "end", "circuit": "work"}[name]
     first = everything(system, functional)
     if loop is DiscreteAdjoint:
-        monkeypatch.setattr(SundialsIntegrator, "run", lambda *given: None)
+        monkeypatch.setattr(SundialsSession, "run", lambda *given: None)
     begin, sent = getattr(loop, entered), [0.0]
 
     def send() -> None:

@@ -17,9 +17,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import dae_hybrid as dh
+from dae_hybrid.adapters.sundials.course import Course
 from dae_hybrid.adapters.sundials.header import CONSTANTS, STRUCTS, source
-from dae_hybrid.adapters.sundials.plain import MOST_LEFT_OUT, Luck
-from dae_hybrid.adapters.sundials.session import SundialsIntegrator
+from dae_hybrid.adapters.sundials.session import SundialsSession
 from dae_hybrid.codegen import compile_source
 from dae_hybrid.leg import HEADER
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
@@ -32,7 +32,7 @@ METHODS = ["auto", "erk", "adams", "bdf"]
 @contextmanager
 def by_the_automaton() -> Iterator[None]:
     """No run is carried out as a whole."""
-    with patch.object(SundialsIntegrator, "run", lambda *given: None):
+    with patch.object(SundialsSession, "run", lambda *given: None):
         yield
 
 
@@ -98,7 +98,6 @@ def case(request: pytest.FixtureRequest, built: Any, models: Any) -> tuple[dh.Hy
     """A system, its time span and a functional."""
     make, span, functional = CASES[request.param]
     system = built(make(models))
-    system.network.kept.clear()  # others may have tried their luck
     return system, span, functional
 
 
@@ -536,21 +535,6 @@ def test_paths_are_let_go_after_an_adjoint() -> None:
     assert np.all(np.isfinite(found.adjoint(1.0)["u"]))
 
 
-def test_whole_runs_are_tried_less_often_where_they_fail() -> None:
-    luck, tried = Luck(), []
-    for i in range(400):
-        if luck.is_in:
-            tried.append(i)
-            luck.note(False)
-    gaps = np.diff(tried) - 1
-    assert gaps[:6].tolist() == [1, 2, 4, 8, 16, 32]
-    assert gaps.max() == MOST_LEFT_OUT
-    while not luck.is_in:
-        pass
-    luck.note(True)
-    assert luck.is_in
-
-
 def test_bits_do_not_depend_on_the_room_there_was() -> None:
     """A run that has to make room on its way looks how stiff it is where another one does, and takes the same steps."""
     m = dh.HybridModel("regenerating")
@@ -573,3 +557,151 @@ def test_bits_do_not_depend_on_the_room_there_was() -> None:
         assert dict(again.trajectory.statistics) == dict(first.trajectory.statistics)
         np.testing.assert_array_equal(again.gradient, first.gradient)
         np.testing.assert_array_equal(again.trajectory.t, first.trajectory.t)
+
+
+# -- runs that pause ----------------------------------------------------------------------------------------
+
+
+def _events_at_the_end() -> dh.HybridModel:
+    m = dh.HybridModel("at the end")
+    x, n = m.differential("x"), m.memory("n", initial=0.0)
+    p = m.parameter("p", 1.0)
+    go = m.mode("go", ode={x: p})
+    m.transition(go, go, guard=x - 1, direction="rising", reset={x: 0.0}, memory={n: n + 1})
+    m.initial(go, {x: 0.0})
+    m.functional("G", integrand=x**2, terminal=x * n)
+    return m
+
+
+def _together() -> dh.HybridModel:
+    m = dh.HybridModel("together")
+    x, y, p = m.differential("x"), m.differential("y"), m.parameter("p", 1.0)
+    go = m.mode("go", ode={x: p, y: p})
+    m.transition(go, go, guard=x - 1, direction="rising", reset={x: 0.0})
+    m.transition(go, go, guard=y - 2, direction="rising", reset={y: 0.5})
+    m.initial(go, {x: 0.0, y: 0.0})
+    m.functional("G", integrand=x * y)
+    return m
+
+
+def _stiff_later() -> dh.HybridModel:
+    m = dh.HybridModel("stiff later")
+    x, p = m.differential("x"), m.parameter("p", 2.0)
+    slow = m.mode("slow", ode={x: p})
+    fast = m.mode("fast", ode={x: -1e5 * (x - ca.cos(m.time)) - p})
+    m.transition(slow, fast, guard=x - 1, direction="rising")
+    m.transition(fast, slow, guard=x - 0.1, direction="falling", reset={x: -1.0})
+    m.initial(slow, {x: 0.0})
+    m.functional("G", integrand=x)
+    return m
+
+
+def _van_der_pol() -> dh.HybridModel:
+    m = dh.HybridModel("van der Pol")
+    x, v, mu = m.differential("x"), m.differential("v"), m.parameter("mu", 200.0)
+    go = m.mode("go", ode={x: v, v: mu * (1 - x**2) * v - x})
+    m.initial(go, {x: 1e-3, v: 0.0})
+    m.functional("G", integrand=x**2)
+    return m
+
+
+def _equations_in_a_reset() -> dh.HybridModel:
+    m = dh.HybridModel("equations")
+    x, v, g, e = m.differential("x"), m.differential("v"), m.parameter("g", 9.81), m.parameter("e", 0.8)
+    fall = m.mode("fall", ode={x: v, v: -g})
+    m.transition(fall, fall, guard=x, direction="falling", reset=[m.post(x) - m.pre(x), m.post(v) ** 3 + (e * v) ** 3])
+    m.transition(fall, fall, guard=v, direction="falling")
+    m.initial(fall, {x: 1.0, v: 0.5})
+    m.functional("G", integrand=x)
+    return m
+
+
+def _ends_by_event() -> dh.HybridModel:
+    m = dh.HybridModel("ends")
+    x, v, g = m.differential("x"), m.differential("v"), m.parameter("g", 9.81)
+    fall = m.mode("fall", ode={x: v, v: -g})
+    m.transition(fall, fall, guard=x, direction="falling", reset={v: -0.8 * v})
+    m.transition(fall, None, guard=m.time - 2.5, direction="rising")
+    m.initial(fall, {x: 1.0, v: 0.0})
+    m.functional("G", integrand=x, terminal=x + v)
+    return m
+
+
+PAUSING: dict[str, tuple[Callable[[], dh.HybridModel], tuple[float, float]]] = {
+    "event at the end": (_events_at_the_end, (0.0, 5.0)),
+    "two at once": (_together, (0.0, 7.3)),
+    "stiff later": (_stiff_later, (0.0, 6.0)),
+    "stiff on the way": (_van_der_pol, (0.0, 300.0)),
+    "equations in a reset": (_equations_in_a_reset, (0.0, 2.0)),
+    "ends by an event": (_ends_by_event, (0.0, 9.0)),
+}
+
+
+@contextmanager
+def counting_pauses() -> Iterator[list[int]]:
+    """The statuses with which runs have paused and gone on in their sessions."""
+    found, take_over = [], Course._take_over
+
+    def noted(course: Course, runner: Any) -> None:
+        found.append(runner.paused)
+        take_over(course, runner)
+
+    with patch.object(Course, "_take_over", noted):
+        yield found
+
+
+@pytest.mark.parametrize("which", PAUSING)
+@pytest.mark.parametrize("analysis", ["simulate", "forward", "adjoint"])
+@pytest.mark.filterwarnings("ignore::dae_hybrid.DerivativeWarning")
+def test_a_run_that_pauses_goes_on_as_if_it_had_not(which: str, analysis: str, built: Any) -> None:
+    """Not a step is taken twice: trajectories, gradients and counters are those of the automaton."""
+    make, span = PAUSING[which]
+    system = built(make)
+    call: Callable[[], Any] = {
+        "simulate": lambda: dh.simulate(system, span, t_eval=np.linspace(*span, 9), **TIGHT),
+        "forward": lambda: dh.forward_sensitivity(system, span, strict=False, **TIGHT),
+        "adjoint": lambda: dh.adjoint_gradient(system, span, "G", strict=False, duality=False, **TIGHT),
+    }[analysis]
+    for _ in range(2):  # the memories of a run that has paused serve another one
+        with counting_pauses() as pauses:
+            one = call()
+        assert pauses
+    with by_the_automaton():
+        other = call()
+    if analysis == "simulate":
+        same(one, other)
+    elif analysis == "forward":
+        np.testing.assert_allclose(one.gradient["G"], other.gradient["G"], rtol=1e-10)
+    else:
+        np.testing.assert_array_equal(one.gradient, other.gradient)
+
+
+@pytest.mark.parametrize(
+    ("flow", "options", "error"),
+    [
+        (lambda x, t: 1 / (t - 2), {}, dh.DaeHybridError),
+        (lambda x, t: ca.sqrt(2 - t) + 0 * x, {}, dh.DaeHybridError),
+        (lambda x, t: x**2, {}, dh.DaeHybridError),
+        (lambda x, t: -x + ca.sin(1e3 * t), {"max_steps": 700}, dh.StepLimitError),
+    ],
+    ids=["pole", "no number", "infinite", "too many steps"],
+)
+def test_a_run_that_fails_says_so_as_if_it_had_not_begun_in_compiled_code(
+    flow: Any, options: dict[str, Any], error: type[Exception]
+) -> None:
+    m = dh.HybridModel("fails")
+    x = m.differential("x")
+    go = m.mode("go", ode={x: flow(x, m.time) + m.parameter("p", 0.0)})
+    m.transition(go, go, guard=m.time - 0.3, direction="rising", reset={x: x})
+    m.initial(go, {x: 1.0})
+    system = m.build()
+    found = []
+    for where in (counting_pauses, by_the_automaton):
+        with pytest.raises(error) as raised, where():
+            dh.simulate(system, (0.0, 3.0), **options)
+        found.append(raised.value)
+    one, other = found
+    assert str(one) == str(other)
+    assert isinstance(one, dh.DaeHybridError) and isinstance(other, dh.DaeHybridError)
+    assert one.trajectory is not None and other.trajectory is not None
+    same(one.trajectory, other.trajectory)

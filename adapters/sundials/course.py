@@ -26,6 +26,7 @@ from .forward import Forward
 
 if TYPE_CHECKING:
     from .march import Marcher
+    from .plain import Runner
     from .session import SundialsSession
 
 #: steps between two looks at whether they get anywhere
@@ -41,15 +42,15 @@ BACK = (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-6)
 class Course:
     """A task on its way. With a `marcher` it goes on where transitions are plain; `task` and `mode` are the latest.
 
-    `first` is the task that it began with.
+    `first` is the task that it began with. A `runner` that has paused has begun it already.
     """
 
     def __init__(
         self, session: SundialsSession, task: SegmentTask, method: str, marcher: Marcher | None = None,
-        journey: Journey | None = None,
+        journey: Journey | None = None, runner: Runner | None = None,
     ) -> None:  # fmt: skip
         self.session, self.first, self.method = session, task, method
-        self.marcher, self.journey = marcher, journey
+        self.marcher, self.journey, self._runner = marcher, journey, runner
         self._known: tuple[int, SegmentTask] = (0, task)
         self.mode = 0 if journey is None else journey.mode
         self.memories: dict[int, Forward] = {}
@@ -58,18 +59,15 @@ class Course:
 
     def run(self) -> Passage:
         """Go as far as it goes."""
-        session, counts = self.session, self.session.counts
-        memory = self.memories[self.mode] = session.forward_memory(self.first, self.method)
-        self.before = counts["steps"]
+        self.before = self.session.counts["steps"]
         outcome: SegmentOutcome | None = None
         error: DaeHybridError | None = None
         try:
-            if self.marcher is not None and self.journey is not None:
-                self.marcher.begin(self.first, self.journey, session.options, session.parameters)
-            memory.begin(self.first)
-            if self.marcher is not None:
-                self.marcher.enter(self.mode, memory.stepper.run)
-            with memory.model.interruptible():
+            if self._runner is None:
+                self._begin()
+            else:
+                self._take_over(self._runner)
+            with self.memory.model.interruptible():
                 status = self._advance()
             self.memory.model.raise_pending()
             outcome = self._outcome(status)
@@ -80,6 +78,21 @@ class Course:
         finally:
             self._count()
         return Passage(self._leg(), self.mode, self.task, outcome, error, self.memory.method)
+
+    def _begin(self) -> None:
+        session, marcher = self.session, self.marcher
+        memory = self.memories[self.mode] = session.forward_memory(self.first, self.method)
+        if marcher is not None and self.journey is not None:
+            marcher.begin(self.first, self.journey, session.options, session.parameters)
+        memory.begin(self.first)
+        if marcher is not None:
+            marcher.enter(self.mode, memory.stepper.run)
+
+    def _take_over(self, runner: Runner) -> None:
+        if self.journey is None:
+            raise AssertionError("a runner that has paused is within a journey")
+        runner.hand_over(self.journey, self.session.options)
+        self.memories, self.mode = runner.visited, runner.marcher.mode
 
     @property
     def memory(self) -> Forward:
@@ -124,7 +137,11 @@ class Course:
                 budget = SIGN_LOOK
                 if not self._sign:
                     self._refuse_singular(before)
-            status = self._go(min(budget, left - taken))
+            paused = None
+            if self._runner is not None:
+                before, taken, segment = self._runner.stretch
+                paused, self._runner = self._runner.paused, None
+            status = self._go(min(budget, left - taken), paused)
             if unwatched and status >= 0:
                 self._refuse_singular(self.memory.stepper.t)
             if status not in (driver.PAUSED, driver.STALLED):
@@ -163,12 +180,14 @@ class Course:
             return True
         return False
 
-    def _go(self, budget: int) -> int:
+    def _go(self, budget: int, status: int | None) -> int:
+        """At most `budget` steps, or on from the status of those that have been taken."""
         if self.marcher is None:
             return self.memory.stepper.advance(budget)
         end = self.steps + budget  # where the next look is does not depend on what there was room for
         while True:
-            status = self.marcher.advance(end - self.steps)
+            if status is None:
+                status = self.marcher.advance(end - self.steps)
             self.mode = self.marcher.mode
             if status == driver.ROWS_FULL:
                 self.memory.stepper.enlarge()
@@ -176,6 +195,7 @@ class Course:
                 self._open(self.marcher.wanted)
             else:
                 return status
+            status = None
 
     def _open(self, mode: int) -> None:
         """Get the memory of a mode that is to be entered."""

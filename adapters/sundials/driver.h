@@ -55,7 +55,7 @@ enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
 #define RANK_ROUNDINGS (RANK_TOLERANCE / DBL_EPSILON)
 #define ALLOWED 10.0                         /* the embedded method may differ by so many tolerances of an adjoint */
 enum { PARTS = 16 };                         /* times that a step is halved for the adjoint */
-enum { UNRESOLVED = 104, NOT_PLAIN = 105 };
+enum { UNRESOLVED = 104, NOT_PLAIN = 105, FINISHED = 107 };
 enum { BUDGET = 20000 };                     /* steps between two looks at whether they get anywhere */
 enum { COUNTED = 5 };                        /* counters of a context */
 #define FINE 1e4                             /* roundings of time: shorter steps need another origin, */
@@ -292,7 +292,7 @@ typedef struct {
   double clock[2];                           /* when the run began, and after how many periods an event comes */
 } march;
 
-typedef struct {                             /* a whole run, see plain.c */
+typedef struct {                             /* a run from its start to its end, see plain.c */
   march *tables;
   station *stations;                         /* those of the tables */
   run *const *runs;                          /* by mode */
@@ -301,7 +301,7 @@ typedef struct {                             /* a whole run, see plain.c */
   double *start, *end;                       /* what they give; behind the end the rates of what is integrated, integrals,
                                                 memory, and the gradient by every direction */
   double *by_u;                              /* work: derivatives of the terminal values by u */
-  integer *visited;                          /* by mode: whether it was */
+  integer *counted;                          /* by mode: its counters when the run began */
   integer mode, n_modes, n_transitions, max_steps;
   integer watch, under_way;                  /* whether to look how stiff it is; whether it has begun */
   integer look, taken, events;               /* when: after so many steps; steps and events at the look before, */

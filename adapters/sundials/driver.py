@@ -13,12 +13,13 @@ from dae_hybrid.codegen import compile_source
 from .header import CONSTANTS, STRUCTS, source
 from .library import load
 
-PAUSED, ROWS_FULL, STALLED, LOST, NOT_PLAIN, SINGULAR, STUCK, REACHED_STOP, FOUND_ROOT, GLANCES, HISTORY, TURN = (
+PAUSED, ROWS_FULL, STALLED, LOST, NOT_PLAIN, FINISHED, SINGULAR, STUCK, REACHED_STOP, FOUND_ROOT = (
     CONSTANTS[name] for name in (
-        "PAUSED", "ROWS_FULL", "STALLED", "LOST", "NOT_PLAIN", "SINGULAR", "STUCK", "REACHED_STOP", "FOUND_ROOT",
-        "GLANCES", "HISTORY", "TURN",
+        "PAUSED", "ROWS_FULL", "STALLED", "LOST", "NOT_PLAIN", "FINISHED", "SINGULAR", "STUCK", "REACHED_STOP",
+        "FOUND_ROOT",
     )
 )  # fmt: skip
+GLANCES, HISTORY, TURN = (CONSTANTS[name] for name in ("GLANCES", "HISTORY", "TURN"))
 Api, PythonApi, Sparse, Context, ExplicitStep, Run, BackwardRun = (
     STRUCTS[name] for name in ("sundials_api", "python_api", "sparse", "context", "explicit_step", "run", "backward")
 )

@@ -33,7 +33,7 @@ def rates_of(completed: Array, ny: int, n: int) -> Array:
 class Marcher:
     """The tables of a network for one number of directions; made once, used by one run at a time."""
 
-    pool: list[Marcher]
+    pool: list[Marcher] | None = None
 
     def __init__(self, network: Network, n_directions: int) -> None:
         first = network.equations[0]

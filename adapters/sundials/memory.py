@@ -84,6 +84,7 @@ class SolverMemory:
         )
 
     not_finite = 0
+    pool: list[Any] | None = None  # where it goes when a session is over; that of a runner stays with it
     _configured: Options | None = None  # what the memory has been told
 
     def create_explicit(self, table: Table) -> None:

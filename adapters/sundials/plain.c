@@ -1,8 +1,7 @@
 /* ---- a run from its start to its end ---------------------------------------------------------------------------
  *
- * Where the start is given explicitly, every transition is plain and nothing happens at the end, a run is carried out here
- * as a whole. The rules are those of the automaton (dae_hybrid/automaton.py, events.py, stiffness.py); wherever one of them
- * calls for more than is done here the answer is NOT_PLAIN, and the automaton begins at the start. */
+ * The rules are those of the automaton (dae_hybrid/automaton.py, events.py, stiffness.py). Where one of them calls for more
+ * than is done here the run pauses, and the automaton goes on from there; NOT_PLAIN says that it has not begun. */
 
 /* largest -Re of the eigenvalues of a matrix of two rows; see dae_hybrid/stiffness.py */
 static double fastest_of_two(double a, double b, double c, double d) {
@@ -54,11 +53,6 @@ static integer counter(const context *c, int which) {
   return counts[which];
 }
 
-static integer count_of(const plain *v, int which) {
-  integer sum = 0;
-  for (integer i = 0; i < v->n_modes; i++) sum += counter(v->runs[i]->model, which);
-  return sum;
-}
 
 /* Looks at the guards of the mode in which the run starts; whether none fires or is past its threshold. */
 static int look_at_start(const march *m, const station *first, context *c, const double *h) {
@@ -88,8 +82,8 @@ static int set_out(plain *v) {
   const integer nx = first->n_x, ng = first->n_guards, nw = first->n_y + m->n_memory;
   double *memory = v->start + nx, *xdot = memory + m->n_memory, *h = xdot + nx, *by_p = h + 3 * ng;
   double *res[7] = {v->start, memory, xdot, h, h + ng, h + 2 * ng, by_p};
-  for (int k = 0; k < COUNTED; k++) v->counts[k] = -count_of(v, k);
   for (integer i = 0; i < v->n_modes; i++) {
+    for (int k = 0; k < COUNTED; k++) v->counted[i * COUNTED + k] = counter(v->runs[i]->model, k);
     v->stations[i].run = 0;
     v->runs[i]->n_rows = v->runs[i]->n_path = v->runs[i]->next_eval = v->runs[i]->n_turns = 0;
   }
@@ -143,7 +137,7 @@ static int open_wanted(plain *v) {
   return 1;
 }
 
-/* What the run ends with; whether no guard is at zero there. */
+/* What the run ends with; whether nothing happens there. */
 static int arrive(plain *v) {
   march *m = v->tables;
   const station *last = v->stations + m->at;
@@ -153,6 +147,7 @@ static int arrive(plain *v) {
   const integer n_u = nx + m->n_memory + m->n_parameters + 1;
   double *xdot = v->end + nx, *h = xdot + nx, *values = h + 3 * ng, *by_w = values + nf, *size = by_w + nf * width;
   double *res[10] = {v->end, xdot, h, h + ng, h + 2 * ng, values, v->by_u, by_w, size, size + nf};
+  if (r->n_eval && r->next_eval < r->n_eval) return NOT_PLAIN;
   if (call(m, v->final[m->at], r->t, r->completed, c->memory, res, 10)) return FATAL;
   const double *integrals = c->api->array(r->x) + c->n;
   for (integer i = 0; i < m->n_integrals; i++) values[i] += integrals[i];
@@ -183,17 +178,20 @@ static int arrive(plain *v) {
   for (integer i = 0; i < v->n_transitions; i++) v->resting |= m->rested[i];
   v->doubtful = 0;
   for (integer i = 0; i < m->n_events; i++) v->doubtful += m->records[m->offsets[i] + CLEAN_AT] == 0;
-  for (integer i = 0; i < v->n_modes; i++) v->visited[i] = v->stations[i].run != 0;
-  for (int k = 0; k < COUNTED; k++) v->counts[k] += count_of(v, k);
-  return REACHED_STOP;
+  memset(v->counts, 0, sizeof v->counts);
+  for (integer i = 0; i < v->n_modes; i++)
+    for (int k = 0; k < COUNTED; k++) v->counts[k] += counter(v->runs[i]->model, k) - v->counted[i * COUNTED + k];
+  return 0;
 }
 
-/* From the start to the end; to be called again where there was no room for what is recorded. */
+/* From the start to the end; to be called again where there was no room for what is recorded. FINISHED at the end, NOT_PLAIN
+ * where it has not begun; else it pauses, with the status of `dh_march`, and PAUSED where the method or the steps need a
+ * closer look. */
 int dh_run(plain *v) {
   march *m = v->tables;
   if (!v->under_way) {
     const int flag = set_out(v);
-    if (flag) return flag;
+    if (flag) return NOT_PLAIN;
     v->under_way = 1;
     v->look = 0;
   }
@@ -208,18 +206,18 @@ int dh_run(plain *v) {
     }
     m->budget = v->look - taken;
     const int status = dh_march(m);
-    if (status == REACHED_STOP) return arrive(v);
+    if (status == REACHED_STOP) return arrive(v) ? status : FINISHED;
     if (status == FOUND_ROOT && m->wanted >= 0 && open_wanted(v)) continue;
     if (status == ROWS_FULL || (status == FOUND_ROOT && m->full)) return ROWS_FULL;
-    if (status != PAUSED) return status < 0 ? status : NOT_PLAIN;
+    if (status != PAUSED) return status;
     r = v->stations[m->at].run;
     taken = m->steps + r->steps;
     if (taken < v->look) continue;
     const double step = (r->t - v->before) / (double)(taken - v->taken);
-    if (taken >= v->max_steps) return NOT_PLAIN;
-    if (m->n_events == v->events && step < STARVED * fmax(fabs(r->t), m->t1 - m->begun)) return NOT_PLAIN;
+    if (taken >= v->max_steps) return PAUSED;
+    if (m->n_events == v->events && step < STARVED * fmax(fabs(r->t), m->t1 - m->begun)) return PAUSED;
     watch = v->watch && !v->stations[m->at].implicit;
-    if (watch && !is_soft(r->model, r->t, r->model->api->array(r->x), m->t1)) return NOT_PLAIN;
+    if (watch && !is_soft(r->model, r->t, r->model->api->array(r->x), m->t1)) return PAUSED;
   }
 }
 

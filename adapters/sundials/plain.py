@@ -1,31 +1,64 @@
-"""Whole runs in compiled code: `plain.c`, its struct mirrored, with the memories and tables that it works on."""
+"""Runs from their start in compiled code: `plain.c`, its struct mirrored, with its memories and tables."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
 from ctypes import byref, c_void_p
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.integrator import Array, Equations, SegmentOutcome, SegmentTask
-from dae_hybrid.journey import Errand, Network, Pieces, Straight
+from dae_hybrid.journey import Errand, Journey, Network, Pieces, Straight
 from dae_hybrid.leg import Leg
 from dae_hybrid.options import Options
 from dae_hybrid.transition import Arrival
 
 from . import compiled
 from .compiled import WIDE
-from .driver import COUNTERS, REACHED_STOP, ROWS_FULL, loops, statistics_of
+from .driver import COUNTERS, FINISHED, NOT_PLAIN, ROWS_FULL, driver, loops, statistics_of
 from .forward import Forward
 from .header import STRUCTS
 from .march import Marcher
+from .runge_kutta import order_of
+from .structure import structure_of
 
-#: so many runs are left out at most before whole ones are tried again
-MOST_LEFT_OUT = 64
 PlainStruct = STRUCTS["plain"]
+
+
+#: what ``method="auto"`` takes for explicit equations that are not stiff
+EXPLICIT = "erk"
+
+
+def is_native(equations: Equations) -> bool:
+    """Whether the functions of a mode are compiled, and the loop is."""
+    return bool(equations.compiled) and driver() is not None
+
+
+def carry_out(network: Network, errand: Errand) -> tuple[Straight | None, Head | None]:
+    """A run from its start: what it comes to, or where it has paused; neither where it has not begun."""
+    options = errand.options
+    if network.ends is None or not all(is_native(e) and not e.unwatched for e in network.equations):
+        return None, None
+    method = EXPLICIT if options.method == "auto" else options.method
+    newton = [e for e in network.equations if method_of(e, method) == "bdf"]
+    if any(structure_of(e, backward=False, wanted=options.linear_solver).kind != "dense" for e in newton):
+        return None, None
+    count = 0 if errand.directions is None else len(errand.directions)
+    detail = (order_of(options) if method == "erk" else None, options.sensitivity_method if count else None)
+    idle = network.kept.setdefault(("sundials", "whole", method, count, detail, options.linear_solver), [])
+    try:
+        runner: Runner = idle.pop()
+    except IndexError:
+        runner = Runner(network, options, method, count)
+    found = runner.run(errand)
+    if runner.paused is not None:
+        return None, Head(runner, idle)
+    idle.append(runner)
+    return found, None
 
 
 def method_of(equations: Equations, method: str) -> str:
@@ -33,27 +66,13 @@ def method_of(equations: Equations, method: str) -> str:
     return "bdf" if equations.implicit else method
 
 
-class Luck:
-    """Whether whole runs are worth a try: the more of them in a row have failed, the more are left out."""
-
-    def __init__(self) -> None:
-        self._left, self._next = 0, 1
-
-    @property
-    def is_in(self) -> bool:
-        """Whether the next run is to be tried."""
-        self._left -= 1
-        return self._left < 0
-
-    def note(self, worked: bool) -> None:
-        """One has been tried."""
-        self._left, self._next = (0, 1) if worked else (self._next, min(2 * self._next, MOST_LEFT_OUT))
-
-
 class Runner:
-    """Tables and memories for the whole runs of a network, by one method; used by one run at a time."""
+    """Tables and memories for the runs of a network from their start, by one method; used by one run at a time.
 
-    failed = False  # whether a solver has given up, whose memory is not to be used any more
+    `paused` is the status of a run that has begun and has not come to its end.
+    """
+
+    paused: int | None = None
 
     def __init__(self, network: Network, options: Options, method: str, n_directions: int) -> None:
         ends, e = network.ends, network.equations
@@ -80,7 +99,7 @@ class Runner:
         self._end = np.zeros(max(parts[-1].stop for parts in self._of_end))
         self._by_u = np.zeros(nf * max(k.n + k.n_memory + n_p + 1 for k in shapes))
         self._ranges, self._rested = np.zeros(len(network.directions)), np.zeros(len(network.directions), np.int64)
-        self._parameters, self._visited = np.zeros(n_p), np.zeros(count, np.int64)
+        self._parameters, self._counted = np.zeros(n_p), np.zeros((count, len(COUNTERS)), np.int64)
         self._runs: Any = (c_void_p * count)(*(ctypes.addressof(m.stepper.run) for m in self.memories))
         self._final: Any = (c_void_p * count)(*(f.address for f in ends.final))
         for memory in self.memories:
@@ -89,7 +108,7 @@ class Runner:
             tables=ctypes.addressof(self.marcher.struct), stations=ctypes.addressof(self.marcher.stations),
             runs=ctypes.addressof(self._runs), origin=ends.origin.address, final=ctypes.addressof(self._final),
             start=self._start.ctypes.data, end=self._end.ctypes.data, by_u=self._by_u.ctypes.data,
-            visited=self._visited.ctypes.data, mode=ends.mode, n_modes=count, n_transitions=len(network.directions),
+            counted=self._counted.ctypes.data, mode=ends.mode, n_modes=count, n_transitions=len(network.directions),
         )  # fmt: skip
         self._library = loops()
 
@@ -112,21 +131,51 @@ class Runner:
             self._told = errand
 
     def run(self, errand: Errand) -> Straight | None:
-        """Carry out a run; None where it is not plain all the way."""
+        """Carry out a run; None where it has paused, or has not begun."""
         s = self.struct
         self._parameters[:] = errand.parameters
         self._tell(errand)
-        s.under_way = 0
+        s.under_way, self.paused = 0, None
         status = self.advance()
         for memory in self.memories:
             memory.model.raise_pending()
-        if status != REACHED_STOP:
-            self.failed, self._told = status < 0, None
-            return None
-        return self._found(errand)
+        if status == FINISHED:
+            return self._found(errand)
+        self._told = None
+        if status != NOT_PLAIN:
+            self.paused = status
+            for memory, counts in zip(self.memories, self._counted.tolist(), strict=True):
+                memory.not_finite = counts[COUNTERS.index("not_finite")]
+        return None
+
+    @property
+    def visited(self) -> dict[int, Forward]:
+        """The memories of the modes that have been entered."""
+        return {i: own for i, own in enumerate(self.memories) if self.marcher.stations[i].run}
+
+    def began_with(self, task: SegmentTask) -> bool:
+        """Whether the first segment is that of a task."""
+        x, m = (self._start[part] for part in self._of_start[:2])
+        e = self.network.equations[self.struct.mode]
+        same = task.equations is e and task.t0 == self.marcher.struct.t0
+        return same and np.array_equal(task.x0, x[: e.n]) and np.array_equal(task.memory, m)
+
+    @property
+    def stretch(self) -> tuple[float, int, int]:
+        """Time, steps and events at the last look at the steps."""
+        return float(self.struct.before), int(self.struct.taken), int(self.struct.events)
+
+    def counted(self, mode: int) -> dict[str, int]:
+        """The counters of a memory when the run began."""
+        return dict(zip(COUNTERS, self._counted[mode].tolist(), strict=True))
+
+    def hand_over(self, journey: Journey, options: Options) -> None:
+        """The run that has paused goes on as part of a journey."""
+        journey.ranges[:], journey.rested[:] = self._ranges, self._rested
+        self.marcher.tell(journey, options, self._parameters)
 
     def advance(self) -> int:
-        """From the start to the end, or to where it is not plain; SUNDIALS' return code."""
+        """From the start to the end, or to where it pauses; the status."""
         while (status := int(self._library.dh_run(byref(self.struct)))) == ROWS_FULL:
             if not self.marcher.make_room():
                 self.memories[self.marcher.mode].stepper.enlarge()
@@ -136,13 +185,12 @@ class Runner:
         marcher, mode, s = self.marcher, self.marcher.mode, self.struct
         memory = self.memories[mode]
         stepper = memory.stepper
-        visited = [i for i, seen in enumerate(self._visited.tolist()) if seen]
-        steppers = [self.memories[i].stepper for i in visited]
+        visited = {i: own.stepper for i, own in self.visited.items()}
         left = Left(
             self._kind, errand, self._start.copy(), self._end.copy(), mode, stepper.t,
             memory.sensitivities if errand.directions is not None else None, *marcher.left(),
-            dict(zip(visited, [own.rows() for own in steppers], strict=True)),
-            dict(zip(visited, [own.path() for own in steppers], strict=True)) if errand.keep_path else {},
+            {i: own.rows() for i, own in visited.items()},
+            {i: own.path() for i, own in visited.items()} if errand.keep_path else {},
             marcher.row, marcher.path_row, float(marcher.struct.began_with) or None,
         )  # fmt: skip
         if any(path is None for path in left.paths.values()):
@@ -167,6 +215,20 @@ class Runner:
             is_certified=not s.doubtful, left=left,
             turns=[(own.equations, turn) for own in self.memories for turn in own.stepper.take_turns()],
         )  # fmt: skip
+
+
+@dataclass
+class Head:
+    """A run that has paused, with the pool of its runner, and whether a session goes on with it."""
+
+    runner: Runner
+    idle: list[Runner]
+    adopted: bool = False
+
+    def give_back(self, alive: list[Forward]) -> None:
+        """Give the runner back, where none of its memories has been given up."""
+        if not self.adopted or all(memory in alive for memory in self.runner.memories):
+            self.idle.append(self.runner)
 
 
 class _Shape(NamedTuple):

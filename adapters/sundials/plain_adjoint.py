@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dae_hybrid.integrator import Tolerances
-from dae_hybrid.journey import Errand, Network, StraightAdjoint
+from dae_hybrid.journey import Errand, Network, Straight, StraightAdjoint
 from dae_hybrid.options import Options
 
 from .driver import COUNTERS, loops, statistics_of
@@ -20,6 +20,23 @@ from .runge_kutta import Table, order_of
 from .sweep import DiscreteAdjoint, SweepStruct
 
 PlainAdjoint = STRUCTS["plain_adjoint"]
+
+
+def carry_back(
+    network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
+) -> StraightAdjoint | None:
+    """The adjoint of a run; None where its steps do not carry it."""
+    options = run.errand.options
+    if options.method not in ("auto", "erk") or any(e.implicit for e in network.equations):
+        return None
+    idle = network.kept.setdefault(("sundials", "back", order_of(options), components, wrt), [])
+    try:
+        returner = idle.pop()
+    except IndexError:
+        returner = Returner(network, options, wrt, components)
+    found: StraightAdjoint | None = returner.run(run.left)
+    idle.append(returner)
+    return found
 
 
 class Returner:

@@ -35,14 +35,10 @@ from .driver import statistics_of
 from .forward import Forward
 from .library import load
 from .march import Marcher
-from .plain import Luck, Runner, method_of
-from .plain_adjoint import Returner
+from .plain import EXPLICIT, Head, Runner, carry_out, is_native
+from .plain_adjoint import carry_back
 from .runge_kutta import Table, order_of
-from .structure import structure_of
 from .sweep import DiscreteAdjoint, LegSweep
-
-#: what ``method="auto"`` takes for explicit equations that are not stiff
-EXPLICIT = "erk"
 
 
 class SundialsIntegrator:
@@ -79,59 +75,6 @@ class SundialsIntegrator:
         """See `dae_hybrid.integrator.Integrator.open`."""
         return SundialsSession(options, parameters, parameter_directions, scales, tuple(wrt))
 
-    def run(self, network: Network, errand: Errand) -> Straight | None:
-        """See `dae_hybrid.integrator.RunsWhole.run`."""
-        options = errand.options
-        if network.ends is None or not all(_is_native(e) and not e.unwatched for e in network.equations):
-            return None
-        method = EXPLICIT if options.method == "auto" else options.method
-        newton = [e for e in network.equations if method_of(e, method) == "bdf"]
-        if not all(_is_dense(e, options.linear_solver) for e in newton):
-            return None
-        count = 0 if errand.directions is None else len(errand.directions)
-        detail = (order_of(options) if method == "erk" else None, options.sensitivity_method if count else None)
-        luck: Luck = network.kept.setdefault(("sundials", "luck", method, count > 0), Luck())
-        differs = count and any(e.implicit for e in network.equations)  # in roundings: it may not depend on luck
-        if not luck.is_in and not differs:
-            return None
-        idle = network.kept.setdefault(("sundials", "whole", method, count, detail, options.linear_solver), [])
-        try:
-            runner = idle.pop()
-        except IndexError:
-            runner = Runner(network, options, method, count)
-        found: Straight | None = runner.run(errand)
-        if runner.failed:
-            for memory in runner.memories:
-                memory.free()
-        else:
-            idle.append(runner)
-        luck.note(found is not None)
-        return found
-
-    def back(
-        self, network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
-    ) -> StraightAdjoint | None:
-        """See `dae_hybrid.integrator.RunsWhole.back`."""
-        options = run.errand.options
-        if options.method not in ("auto", "erk") or any(e.implicit for e in network.equations):
-            return None
-        idle = network.kept.setdefault(("sundials", "back", order_of(options), components, wrt), [])
-        try:
-            returner = idle.pop()
-        except IndexError:
-            returner = Returner(network, options, wrt, components)
-        found: StraightAdjoint | None = returner.run(run.left)
-        idle.append(returner)
-        return found
-
-
-def _is_native(equations: Equations) -> bool:
-    return bool(equations.compiled) and driver.driver() is not None
-
-
-def _is_dense(equations: Equations, linear_solver: LinearSolver) -> bool:
-    return structure_of(equations, backward=False, wanted=linear_solver).kind == "dense"
-
 
 class SundialsSession:
     """One run on one thread."""
@@ -148,6 +91,7 @@ class SundialsSession:
         self._marchers: dict[int, Marcher] = {}
         self._tested: set[int] = set()  # equations whose multipliers are in the error test
         self.auto: dict[int, str] = {}  # what method="auto" has chosen, by equations
+        self._head: Head | None = None  # a run that has paused; its memories and tables may be those of this session
 
     # -- memories -------------------------------------------------------------------------------------
 
@@ -158,7 +102,7 @@ class SundialsSession:
         options = self.options
         key = ("sundials", options.linear_solver, *purpose)
         idle = equations.kept.setdefault(key, [])
-        backend: Any = compiled if _is_native(equations) else interpreted
+        backend: Any = compiled if is_native(equations) else interpreted
         try:
             memory = idle.pop()
         except IndexError:
@@ -196,12 +140,17 @@ class SundialsSession:
 
     def close(self) -> None:
         """Give the memories back to their pools."""
+        head, self._head = self._head, None
+        if head is not None:
+            head.give_back(list(self._leased.values()))
         while self._leased:  # one that an interrupt meets on its way is given up
             _, memory = self._leased.popitem()
-            memory.pool.append(memory)
+            if memory.pool is not None:
+                memory.pool.append(memory)
         while self._marchers:
             _, marcher = self._marchers.popitem()
-            marcher.pool.append(marcher)
+            if marcher.pool is not None:
+                marcher.pool.append(marcher)
 
     def statistics(self) -> dict[str, int]:
         """Counters, in SciPy's names where SciPy has one."""
@@ -220,6 +169,32 @@ class SundialsSession:
         return self._turns
 
     # -- forwards -------------------------------------------------------------------------------------
+
+    def run(self, network: Network, errand: Errand) -> Straight | None:
+        """See `dae_hybrid.integrator.RunsWhole.run`."""
+        found, self._head = carry_out(network, errand)
+        return found
+
+    def back(
+        self, network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
+    ) -> StraightAdjoint | None:
+        """See `dae_hybrid.integrator.RunsWhole.back`."""
+        return carry_back(network, run, components, wrt)
+
+    def _adopt(self, task: SegmentTask) -> Runner | None:
+        """The run that has paused, where this is the task that it began with; it goes on in this session."""
+        head = self._head
+        if head is None or head.adopted or not head.runner.began_with(task):
+            return None
+        runner, count = head.runner, head.runner.marcher.n_directions
+        for mode, memory in enumerate(runner.memories):
+            self._leased[id(memory.equations), self._forward(memory.method, count)] = memory
+            self._base[id(memory)] = runner.counted(mode)
+            if mode in runner.visited:
+                self.auto[id(memory.equations)] = memory.method
+        self._marchers[count] = runner.marcher
+        head.adopted = True
+        return runner
 
     def integrate(self, task: SegmentTask) -> SegmentOutcome:
         """See `dae_hybrid.integrator.Session.integrate`."""
@@ -256,10 +231,11 @@ class SundialsSession:
 
     def _go(self, task: SegmentTask, method: str, journey: Journey | None) -> Passage:
         marcher: Marcher | None = None
+        runner = None if journey is None else self._adopt(task)
         if journey is not None:
             count = 0 if task.sensitivities is None else len(task.sensitivities)
             marcher = self._marcher(journey.network, count)
-        course = Course(self, task, method, marcher, journey)
+        course = Course(self, task, method, marcher, journey, runner)
         try:
             passage = course.run()
         except BaseException:
@@ -271,16 +247,11 @@ class SundialsSession:
             self._discard(next(purpose for purpose, memory in self._leased.items() if memory is course.memory))
         return passage
 
-    @staticmethod
-    def _can_march(task: SegmentTask, journey: Journey) -> bool:
-        links = journey.network.links[journey.mode]
+    def _can_march(self, task: SegmentTask, journey: Journey) -> bool:
         if task.record == "dense" or any(e.unwatched for e in journey.network.equations):
             return False
-        return any(link is not None for link in links) and SundialsSession._ready()
-
-    @staticmethod
-    def _ready() -> bool:
-        return driver.driver() is not None
+        links = journey.network.links[journey.mode]
+        return self._head is not None or (any(link is not None for link in links) and driver.driver() is not None)
 
     def _marcher(self, network: Network, n_directions: int) -> Marcher:
         if n_directions not in self._marchers:
@@ -311,7 +282,7 @@ class SundialsSession:
     def method_for(self, task: SegmentTask) -> str:
         """Explicit steps for explicit equations that are not stiff where the segment starts, else BDF."""
         e = task.equations
-        if self.options.method == "erk" and not _is_native(e):
+        if self.options.method == "erk" and not is_native(e):
             raise UnsupportedError(
                 "method='erk' needs compiled equations, and these are not.",
                 mode=e.name,
@@ -321,17 +292,21 @@ class SundialsSession:
             return self.options.method
         if id(e) not in self.auto:
             stiff = e.implicit or is_stiff(e, task.t0, task.x0, task.memory, self.parameters, task.t_stop)
-            self.auto[id(e)] = "bdf" if stiff else EXPLICIT if _is_native(e) else "adams"
+            self.auto[id(e)] = "bdf" if stiff else EXPLICIT if is_native(e) else "adams"
         return self.auto[id(e)]
 
     def forward_memory(self, task: SegmentTask, method: str) -> Forward:
         """The memory for a task, ready to begin it."""
         n_directions = 0 if task.sensitivities is None else len(task.sensitivities)
+        memory: Forward = self._lease(task.equations, self._forward(method, n_directions))
+        return memory
+
+    def _forward(self, method: str, n_directions: int) -> tuple[Any, ...]:
+        """The purpose of a forward memory."""
         detail: Any = self.options.sensitivity_method if n_directions else None
         if method == "erk":  # ARKODE makes room for the stages of one table
             detail = order_of(self.options)
-        memory: Forward = self._lease(task.equations, ("forward", method, n_directions, detail))
-        return memory
+        return "forward", method, n_directions, detail
 
     # -- backwards ------------------------------------------------------------------------------------
 
