@@ -36,10 +36,10 @@ def is_suspicious(trajectory: Trajectory, reach: Reach) -> bool:
         return True
     if look.at_rest(look.end) or (not trajectory.ended_by_event and look.coming(look.end, [])) or is_beside(look):
         return True
-    if not trajectory.uncertified and look.is_sure:
+    if not trajectory.uncertified and (look.is_sure or look.plain.all()):
         return False
-    for _, events in look.instants():
-        if len(events) == 1 and events[0].certified and look.slack(events[0].time) == look.known(events[0].time):
+    for first, events in look.instants():
+        if len(events) == 1 and look.plain[first]:
             continue
         if len(events) > 1 or look.others(events[0]) or look.ceasing(events[0]):
             return True

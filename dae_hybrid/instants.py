@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.departure import at_rest
@@ -44,12 +45,29 @@ class Look:
 
     def slack(self, t: float) -> float:
         """Times that differ by no more are one instant."""
-        known = self.known(t)
-        return known if self.is_sure else min(max(known, self.reach.late(t)), WIDEST / TOGETHER * known)
+        return float(self._slacks(t))
 
-    def known(self, t: float) -> float:
+    def _slacks(self, t: float | Array) -> Array:
+        known = self.known(t)
+        return known if self.is_sure else np.clip(self.reach.late(t), known, WIDEST / TOGETHER * known)
+
+    def known(self, t: float | Array) -> Array:
         """The same of a run that is as accurate as runs are."""
-        return TOGETHER * self.run.options.rtol * max(abs(t), t - self.run.t_span[0])
+        return TOGETHER * self.run.options.rtol * np.maximum(np.abs(t), t - self.run.t_span[0])
+
+    @cached_property
+    def times(self) -> Array:
+        """The times of the events."""
+        return np.array([time for part in self.run.parts.given for time in times_of(part)])
+
+    @cached_property
+    def plain(self) -> NDArray[np.bool_]:
+        """By event: whether it is certified and alone at its instant, and the run as accurate there as runs are."""
+        times, slack = self.times, self._slacks(self.times)
+        certified = [certified_in(part) for part in self.run.parts.given]
+        alone = np.diff(times, prepend=-np.inf) > slack
+        alone[:-1] &= alone[1:]
+        return np.asarray(np.concatenate(certified) & alone & (slack == self.known(times)))
 
     @cached_property
     def is_sure(self) -> bool:
@@ -58,7 +76,7 @@ class Look:
         That is where no event is next to another time, and no uncertified one next to another guard's zero.
         """
         run, start = self.run, self.run.t_span[0]
-        events = np.array([time for part in run.parts.given for time in times_of(part)])
+        events = self.times
         if not events.size:
             return True
         fired = set(events.tolist())
@@ -91,11 +109,10 @@ class Look:
 
     def instants(self) -> Iterator[tuple[int, list[EventRecord]]]:
         """The events of the run by instant, with the number of the first."""
-        events, first = self.run.events, 0
+        events, first, times = self.run.events, 0, self.times.tolist()
+        slack = self._slacks(self.times).tolist()
         for i in range(1, len(events) + 1):
-            if i == len(events) or not (
-                events[i].order or events[i].time - events[first].time <= self.slack(events[i].time)
-            ):
+            if i == len(events) or not (events[i].order or times[i] - times[first] <= slack[i]):
                 yield first, list(events[first:i])
                 first = i
 
@@ -453,6 +470,13 @@ def times_of(part: object) -> list[float]:
     if isinstance(part, Leg):
         return part.times
     return [part.time] if isinstance(part, EventRecord) else []
+
+
+def certified_in(part: object) -> NDArray[np.bool_]:
+    """Whether each of these events needs no closer look."""
+    if isinstance(part, Leg):
+        return part.certified
+    return np.array([part.certified] if isinstance(part, EventRecord) else [], dtype=bool)
 
 
 def inaccuracy(trajectory: Trajectory, event: EventRecord) -> float:

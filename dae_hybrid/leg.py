@@ -127,7 +127,7 @@ class Leg:
     @property
     def n_events(self) -> int:
         """How many events there are."""
-        return len(self.event_heads)
+        return int(self._of_events.sum())
 
     @property
     def width(self) -> int:
@@ -204,9 +204,29 @@ class Leg:
         return self.records[self.offsets + AT[name]]
 
     @cached_property
+    def _of_events(self) -> NDArray[np.bool_]:
+        """By record: whether it is that of an event."""
+        counts = np.array([len(exits) for exits in self.network.exits])
+        return np.asarray(self.column("guard") < counts[self.column("mode").astype(int)])
+
+    @cached_property
     def times(self) -> list[float]:
         """Times of the events."""
-        return [float(self.records[head.at]) for head in self.event_heads]
+        found: list[float] = self.column("time")[self._of_events].tolist()
+        return found
+
+    @property
+    def transitions(self) -> NDArray[np.int64]:
+        """Numbers of their transitions."""
+        exits = self.network.exits
+        begins = np.cumsum([0, *map(len, exits)])[self.column("mode").astype(int)]
+        known = np.array([index for own in exits for index in own] + [-1])
+        return known[(begins + self.column("guard").astype(int))[self._of_events]]
+
+    @property
+    def certified(self) -> NDArray[np.bool_]:
+        """Whether they need no closer look."""
+        return self.column("clean")[self._of_events] != 0
 
     @cached_property
     def last(self) -> tuple[dict[str, Any], int]:

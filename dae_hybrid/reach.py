@@ -30,11 +30,10 @@ class Reach:
     def __init__(self, trajectory: Trajectory, again: Callable[[], Trajectory]) -> None:
         self.run, self._again = trajectory, again
 
-    def late(self, t: float) -> float:
-        """How late or early events next to a time may be; infinite where they need not be there."""
+    def late(self, t: float | Array) -> Array:
+        """How late or early events next to a time, or to times, may be; infinite where they need not be there."""
         times, late = self._late
-        i = int(np.searchsorted(times, t))
-        return float(late[max(i - 2, 0) : i + 2].max(initial=0.0))
+        return np.asarray(late[np.searchsorted(times, t)])
 
     def tolerances(self, t: float) -> float:
         """How many tolerances the state may be off by, from TOGETHER to WIDEST: the most until the event after t."""
@@ -72,10 +71,12 @@ class Reach:
 
     @cached_property
     def _late(self) -> tuple[Array, Array]:
+        """The times of events; by how many of them are before a time, how late the four next to it may be."""
         times, others, n = self._same
-        late = np.full(times.size, np.inf)
-        late[:n] = SAFETY * np.abs(times[:n] - others[:n])
-        return times, late
+        late = np.zeros(times.size + 4)
+        late[2 + n : -2] = np.inf
+        late[2 : 2 + n] = SAFETY * np.abs(times[:n] - others[:n])
+        return times, np.asarray(np.max([late[i : times.size + 1 + i] for i in range(4)], axis=0), dtype=float)
 
     @cached_property
     def _tolerances(self) -> tuple[Array, Array]:
@@ -108,13 +109,12 @@ class Reach:
 
 def _events(trajectory: Trajectory) -> tuple[Array, Array]:
     """The times of the events of a run, and the numbers of their transitions."""
-    times: list[float] = []
-    indices: list[int] = []
+    times, indices = [np.zeros(0)], [np.zeros(0, dtype=int)]
     for part in trajectory.parts.given:
         if isinstance(part, Leg):
-            times += part.times
-            indices += [part.network.exits[head.mode][head.guard] for head in part.event_heads]
+            times.append(np.array(part.times))
+            indices.append(part.transitions)
         elif isinstance(part, EventRecord):
-            times.append(part.time)
-            indices.append(part.index)
-    return np.array(times), np.array(indices, dtype=int)
+            times.append(np.array([part.time]))
+            indices.append(np.array([part.index]))
+    return np.concatenate(times), np.concatenate(indices)
