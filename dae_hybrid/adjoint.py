@@ -23,7 +23,6 @@ from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session,
 from dae_hybrid.journey import LegAdjoint, StraightAdjoint
 from dae_hybrid.layout import Layout
 from dae_hybrid.leg import Leg
-from dae_hybrid.measurement import measurement_rate
 from dae_hybrid.multipliers import ROUNDED, consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
@@ -236,7 +235,9 @@ class Sweep:
         refuse_not_finite(what, (rows,), mode=record.mode.name, time=record.time)
         total = rows @ chain(record.mode, record.time, record.x, record.memory, p)
         n_w = record.mode.differential.size + record.memory.size
-        share = total[:, n_w:-1] + np.outer(measurement_rate(rows, record), measurement.time(p)[1][0])
+        share = total[:, n_w:-1]
+        if measurement.movable:
+            share = share + measurement.moved(rows, record, p)
         return total[:, :n_w], share[:, wrt]
 
     def linearise(self, event: EventRecord) -> TransitionLinearisation:

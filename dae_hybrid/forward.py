@@ -20,7 +20,6 @@ from dae_hybrid.integrator import Array, SegmentOutcome
 from dae_hybrid.journey import Straight
 from dae_hybrid.leg import Leg
 from dae_hybrid.matrices import column
-from dae_hybrid.measurement import measurement_rate
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.trajectory import Trajectory
@@ -204,8 +203,9 @@ class Directions:
         by_u = measurement.value(record, self.p)[1]
         refuse_not_finite(f"functional '{measurement.functional}'", (by_u,), mode=mode.name, time=record.time)
         gained = by_u @ self._by_u(mode, record.time, record.x, record.memory)
-        moves = measurement.time(self.p)[1][0] @ self.directions
-        return np.asarray(gained + np.outer(measurement_rate(by_u, record), moves))
+        if measurement.movable:
+            gained = gained + measurement.moved(by_u, record, self.p) @ self.directions
+        return np.asarray(gained)
 
     def gradient(self, trajectory: Trajectory) -> Array:
         """Derivatives of the functionals, shape (k, d)."""

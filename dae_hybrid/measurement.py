@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,14 +36,23 @@ class Measurement:
         """What is measured at a point, and its derivative by u = (x, m, p, t)."""
         return self.at(record.mode.index)(record.time, record.x, record.memory, p)
 
-    @property
+    @cached_property
     def movable(self) -> bool:
         """Whether the time depends on the parameters."""
         return bool(self.time.function.jac_sparsity(0, 0).nnz())
 
+    @cached_property
+    def _given(self) -> float:
+        """A time that does not depend on the parameters."""
+        return float(self.time(np.zeros(self.time.function.numel_in(0)))[0][0])
+
     def when(self, p: Array) -> float:
         """The time."""
-        return float(self.time(p)[0][0])
+        return float(self.time(p)[0][0]) if self.movable else self._given
+
+    def moved(self, by_u: Array, record: MeasurementRecord, p: Array) -> Array:
+        """Derivative of a value by p through its time, from that of the value by u = (x, m, p, t)."""
+        return np.outer(measurement_rate(by_u, record), self.time(p)[1][0])
 
 
 def measurement_rate(by_u: Array, record: MeasurementRecord) -> Array:
