@@ -303,7 +303,9 @@ class Automaton:
         t_stop = min(last if journey is None else journey.t_stop, due, measured)
         if t_stop - self.t > self.instant.elapsed(t_stop) * SAME_INSTANT:
             self.instant.leave()
-        task = self._task(t_stop, entry, self._outputs_until(t_stop), closed=t_stop >= self.span[1] and due > t_stop)
+        stop = t_stop if journey is None else journey.t_stop
+        closed = stop >= self.span[1] and due != stop
+        task = self._task(t_stop, entry, self._outputs_until(t_stop), closed=closed)
         if journey is None:
             passage = one_segment(self.session, task, self.mode.index)
         else:

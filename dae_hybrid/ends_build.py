@@ -19,14 +19,8 @@ from dae_hybrid.symbolic import SYMBOLIC_SOLVE
 
 
 def starts_and_ends_plainly(model: HybridModel, initial: InitialMap, builders: Sequence[ModeBuilder]) -> bool:
-    """Whether runs start at values that are given explicitly, and nothing but guards and the end interrupts them."""
-    if (
-        initial.explicit is None
-        or initial.signals
-        or any(f.at_times or f.at_events for f in model.functionals.values())
-    ):
-        return False
-    if any(t.guard is None for t in model.transitions.values()):
+    """Whether runs start at values that are given explicitly, and only transitions and the end interrupt them."""
+    if initial.explicit is None or initial.signals or any(f.at_times for f in model.functionals.values()):
         return False
     if any(b.lowering.n + b.nm > LARGEST or b.nk or b.poles or b.nz > SYMBOLIC_SOLVE for b in builders):
         return False

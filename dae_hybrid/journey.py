@@ -162,7 +162,8 @@ class Errand(NamedTuple):
     """A whole run to be carried out, of parameters p.
 
     `directions` (d, n_parameters) with their `scales` are those of the sensitivities, if any; `t_eval` and `keep_path`
-    are as in `SegmentTask`, `certify` and `slack` as in `Journey`.
+    are as in `SegmentTask`, `certify` and `slack` as in `Journey`. Time events are due by their `alarms`, which are
+    complete up to `t_stop`.
     """
 
     options: Options
@@ -174,11 +175,14 @@ class Errand(NamedTuple):
     certify: bool
     slack: float
     keep_path: bool
+    alarms: tuple[Alarms, ...] = ()
+    t_stop: float = np.inf
 
     def is_like(self, other: Errand) -> bool:
         """Whether the other one differs in nothing but the parameters; with output times none is like another."""
-        same = self.options is other.options and self.span == other.span and self.keep_path == other.keep_path
-        if not same or self.certify != other.certify or self.t_eval is not None or other.t_eval is not None:
+        same = self.options is other.options and self.span == other.span and self.alarms is other.alarms
+        same = same and self.keep_path == other.keep_path and self.certify == other.certify
+        if not same or self.t_eval is not None or other.t_eval is not None:
             return False
         if self.directions is None or other.directions is None or self.scales is None or other.scales is None:
             return self.directions is other.directions
@@ -190,7 +194,7 @@ class Errand(NamedTuple):
         directions = np.zeros((0, self.parameters.size)) if self.directions is None else self.directions
         return Journey(
             network, mode, self.span, self.options.max_events, (none, none), [], ranges, rested, directions,
-            self.span[1], self.t_eval, certify=self.certify, slack=self.slack,
+            min(self.span[1], self.t_stop), self.t_eval, self.alarms, self.certify, self.slack,
         )  # fmt: skip
 
 
@@ -204,7 +208,7 @@ class Left(Protocol):
     def sensitivities(self) -> Array | None:
         """Those of (x, q) at the end, (d, n + k)."""
 
-    def pieces(self, start: Arrival, by_p: Array, end: Arrival, integrals: Array) -> Pieces:
+    def pieces(self, start: Arrival, by_p: Array, end: Arrival) -> Pieces:
         """The segments, of the run that these belong to."""
 
     def forget_paths(self) -> None:
@@ -240,7 +244,7 @@ class Straight:
     @cached_property
     def pieces(self) -> Pieces:
         """All segments but the last with their events, if any, and the task and the outcome of the last."""
-        return self.left.pieces(self.start, self.by_p, self.end, self.integrals)
+        return self.left.pieces(self.start, self.by_p, self.end)
 
     def forget_paths(self) -> None:
         """Let go of what only an adjoint needs."""

@@ -16,15 +16,16 @@ from dae_hybrid.algorithm1 import serban_recuero
 from dae_hybrid.automaton import Automaton
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.duality import Swept, Witness, direction
-from dae_hybrid.errors import IntegrationError, OptionError, StepLimitError, UnsupportedError
+from dae_hybrid.errors import IntegrationError, NonFiniteError, OptionError, StepLimitError, UnsupportedError
 from dae_hybrid.events import TOGETHER
 from dae_hybrid.failures import STARVED
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, RunsWhole, Session
-from dae_hybrid.journey import Errand
+from dae_hybrid.journey import Alarms, Errand
 from dae_hybrid.options import Options, check_time_span, check_times
 from dae_hybrid.registry import Analysis, check_capabilities, find_integrator, registered
 from dae_hybrid.resolution import LATITUDE, RETRIES, ROUGH, STEPS, finer
+from dae_hybrid.schedule import Schedule
 from dae_hybrid.segments import is_unresolved
 from dae_hybrid.straight import trajectory_of
 from dae_hybrid.system import HybridSystem, check_built
@@ -190,10 +191,15 @@ class Setup:
         able = self.integrator.capabilities.whole and options.native_events
         if not able or self.system.network.ends is None or is_unresolved(*self.span):
             return None
-        certify = for_adjoint or directions is not None
+        certify, alarms, until = for_adjoint or directions is not None, tuple[Alarms, ...](), np.inf
+        if any(self.system.network.timed):
+            try:
+                alarms, until = Schedule(self.system, self.span[0], self.p).alarms(self.span[0], [])
+            except NonFiniteError:  # of a mode that may never be entered
+                return None
         errand = Errand(
             options, self.p, self.span, self.t_eval, parameter_directions, scales, certify,
-            TOGETHER * options.rtol if certify else 0.0, for_adjoint,
+            TOGETHER * options.rtol if certify else 0.0, for_adjoint, alarms, until,
         )  # fmt: skip
         found = cast(RunsWhole, session).run(self.system.network, errand)
         return None if found is None else trajectory_of(self.system, found, directions, self.open)

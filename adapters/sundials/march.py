@@ -107,6 +107,7 @@ class Marcher:
         m.certify, m.max_events, m.first_step = journey.certify, journey.max_events, options.first_step or 0.0
         m.t0 = m.clock[0] = journey.span[0]
         m.t_end = m.t1 = journey.span[1]
+        m.t_stop = journey.t_stop
         m.slack, m.rtol = journey.slack, options.rtol
         self._make_room(0)
 
@@ -122,21 +123,22 @@ class Marcher:
         ) = 0
         m.n_times, m.wanted = len(recent), -1
         m.recent[: len(recent)] = recent
-        m.t_stop, m.begun = journey.t_stop, task.t0
+        m.begun = task.t0
         self._gained[:] = 0.0
-        self._set_alarms(journey, task)
+        if self.set_alarms(journey.alarms):
+            for i, (own, alarms) in enumerate(zip(self._schedule, journey.alarms, strict=True)):
+                own.next = int(np.searchsorted(alarms.times, task.t_stop if i == journey.mode else task.t0))
         m.began_with = m.first_step or task.first_step or 0.0
 
-    def _set_alarms(self, journey: Journey, task: SegmentTask) -> None:
-        """When time events are due; the next one of the first mode is not before the segment has to stop."""
-        alarms = journey.alarms
-        if not (alarms or self._alarms):
-            return
-        for i, own in enumerate(self._schedule):
-            times, links, counts = alarms[i] if alarms else (NONE, NONE, NONE)
-            own.n, own.next = times.size, int(np.searchsorted(times, task.t_stop if i == journey.mode else task.t0))
-            own.times, own.links, own.counts = times.ctypes.data, links.ctypes.data, counts.ctypes.data
-        self._alarms = alarms
+    def set_alarms(self, alarms: tuple[Alarms, ...]) -> bool:
+        """When time events are due; whether any are."""
+        if alarms is not self._alarms:
+            for i, own in enumerate(self._schedule):
+                times, links, counts = alarms[i] if alarms else (NONE, NONE, NONE)
+                own.n, own.next = times.size, 0
+                own.times, own.links, own.counts = times.ctypes.data, links.ctypes.data, counts.ctypes.data
+            self._alarms = alarms
+        return bool(alarms)
 
     def look_back(self, parameters: Array, start: float) -> None:
         """Tables for a sweep backwards, of a run that began at `start`."""
@@ -270,6 +272,11 @@ class Marcher:
             first_step=m.began_with or None, **sensitive,
         )  # fmt: skip
 
+    @property
+    def gained(self) -> Array:
+        """Costs of the events, and behind them their derivatives along the directions."""
+        return self._gained.copy()
+
     def left(self) -> tuple[Array, NDArray[np.int64]]:
         """Copies of the records, and of where they begin."""
         records, offsets = self._records[: self.struct.used].copy(), self._offsets[: self.n_events].copy()
@@ -293,6 +300,6 @@ class Marcher:
             self.n_integrals,
             self.n_directions,
             float(self.struct.t0),
-            self._gained[0].copy(),
-            self._gained[1:].copy(),
+            self.gained[0],
+            self.gained[1:],
         )

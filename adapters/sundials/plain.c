@@ -87,7 +87,12 @@ static int set_out(plain *v) {
     v->stations[i].run = 0;
     v->runs[i]->n_rows = v->runs[i]->n_path = v->runs[i]->next_eval = v->runs[i]->n_turns = 0;
   }
+  for (integer i = 0; i < v->n_modes; i++) {
+    alarms *own = &m->schedule[i];
+    for (own->next = 0; own->next < own->n && own->times[own->next] < m->t0;) own->next++;
+  }
   memset(m->ranges, 0, (size_t)v->n_transitions * sizeof(double));
+  memset(m->gained, 0, (size_t)((1 + m->n_directions) * m->n_functionals) * sizeof(double));
   memset(m->rested, 0, (size_t)v->n_transitions * sizeof(integer));
   m->used = m->n_events = m->steps = m->failures = m->newton_failures = m->row = m->path_row = m->full = m->resumed = 0;
   m->n_times = 0;
@@ -97,12 +102,14 @@ static int set_out(plain *v) {
   if (!all_finite(v->start, h + ng - v->start)) return NOT_PLAIN;
   if (!all_finite(by_p, nw * m->n_parameters)) return NOT_PLAIN;
   if (!look_at_start(m, first, c, h)) return NOT_PLAIN;
+  const alarms *due = &m->schedule[v->mode];
+  if (due->next < due->n && due->times[due->next] <= m->t0 + SAME_INSTANT * elapsed(m, m->t0)) return NOT_PLAIN;
   memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
   if (v->watch && !first->implicit && !is_soft(c, m->t0, v->start, m->t1)) return NOT_PLAIN;
   first->run = r;
   r->t = m->begun = m->t0;
-  r->t_stop = m->t_stop = m->t1;
+  r->t_stop = next_stop(m, v->mode, m->t0);
   r->first_step = m->began_with = m->first_step;
   memcpy(c->api->array(r->x), v->start, (size_t)c->n * sizeof(double));
   memset(c->api->array(r->x) + c->n, 0, (size_t)m->n_integrals * sizeof(double));
@@ -148,20 +155,19 @@ static int arrive(plain *v) {
   double *xdot = v->end + nx, *h = xdot + nx, *values = h + 3 * ng, *by_w = values + nf, *size = by_w + nf * width;
   double *res[10] = {v->end, xdot, h, h + ng, h + 2 * ng, values, v->by_u, by_w, size, size + nf};
   if (r->n_eval && r->next_eval < r->n_eval) return NOT_PLAIN;
+  const alarms *due = &m->schedule[m->at];
+  if (due->next < due->n && due->times[due->next] - r->t <= SAME_INSTANT * elapsed(m, r->t)) return NOT_PLAIN;
   if (call(m, v->final[m->at], r->t, r->completed, c->memory, res, 10)) return FATAL;
   const double *integrals = c->api->array(r->x) + c->n;
-  for (integer i = 0; i < m->n_integrals; i++) values[i] += integrals[i];
-  if (!all_finite(v->end, h + ng - v->end) || !all_finite(values, nf)) return NOT_PLAIN;
   double *rates = size + 2 * nf, *own = rates + c->n, *memory = own + nf, *gradient = memory + m->n_memory;
+  for (integer i = 0; i < nf; i++) own[i] = (i < m->n_integrals ? integrals[i] : 0) + m->gained[i], values[i] += own[i];
+  if (!all_finite(v->end, h + ng - v->end) || !all_finite(values, nf)) return NOT_PLAIN;
   memcpy(rates, r->completed + c->n, (size_t)c->n * sizeof(double));
-  memset(own, 0, (size_t)nf * sizeof(double));
-  memcpy(own, integrals, (size_t)m->n_integrals * sizeof(double));
   memcpy(memory, c->memory, (size_t)m->n_memory * sizeof(double));
   for (integer i = 0; i < m->n_directions; i++, gradient += nf) {
     const double *s = c->api->array(r->sensitivities[i]), *dm = c->memory_directions + i * m->n_memory;
     const double *dp = m->directions + i * m->n_parameters, *column = by_w;
-    memset(gradient, 0, (size_t)nf * sizeof(double));
-    memcpy(gradient, s + c->n, (size_t)m->n_integrals * sizeof(double));
+    for (integer k = 0; k < nf; k++) gradient[k] = (k < m->n_integrals ? s[c->n + k] : 0) + m->gained_directions[i * nf + k];
     for (integer j = 0; j < width - 1; j++, column += nf) {
       const integer ny = last->n_y, nw = ny + m->n_memory;
       const double along = j < ny ? s[j] : j < nw ? dm[j - ny] : dp[j - nw];
@@ -206,11 +212,11 @@ int dh_run(plain *v) {
     }
     m->budget = v->look - taken;
     const int status = dh_march(m);
-    if (status == REACHED_STOP) return arrive(v) ? status : FINISHED;
-    if (status == FOUND_ROOT && m->wanted >= 0 && open_wanted(v)) continue;
-    if (status == ROWS_FULL || (status == FOUND_ROOT && m->full)) return ROWS_FULL;
-    if (status != PAUSED) return status;
     r = v->stations[m->at].run;
+    if (m->wanted >= 0 && open_wanted(v)) continue;
+    if (m->full) return ROWS_FULL;
+    if (status == REACHED_STOP && m->wanted < 0 && r->t == m->t1) return arrive(v) ? status : FINISHED;
+    if (status != PAUSED) return status;
     taken = m->steps + r->steps;
     if (taken < v->look) continue;
     const double step = (r->t - v->before) / (double)(taken - v->taken);

@@ -43,6 +43,8 @@ def carry_out(network: Network, errand: Errand) -> tuple[Straight | None, Head |
     options = errand.options
     if network.ends is None or not all(is_native(e) and not e.unwatched for e in network.equations):
         return None, None
+    if any(network.timed) and not errand.alarms:
+        return None, None
     method = EXPLICIT if options.method == "auto" else options.method
     newton = [e for e in network.equations if method_of(e, method) == "bdf"]
     if any(structure_of(e, backward=False, wanted=options.linear_solver).kind != "dense" for e in newton):
@@ -126,6 +128,7 @@ class Runner:
         self.marcher.tell(
             errand.journey(self.network, self.struct.mode, self._ranges, self._rested), options, self._parameters
         )
+        self.marcher.set_alarms(errand.alarms)
         self.struct.max_steps, self.struct.watch = options.max_steps, options.method == "auto"
         if all(memory.stepper.run.width < WIDE for memory in self.memories):  # else rows are given away
             self._told = errand
@@ -192,6 +195,7 @@ class Runner:
             {i: own.rows() for i, own in visited.items()},
             {i: own.path() for i, own in visited.items()} if errand.keep_path else {},
             marcher.row, marcher.path_row, float(marcher.struct.began_with) or None,
+            memory.x_data[memory.equations.n : memory.block].copy(), marcher.gained,
         )  # fmt: skip
         if any(path is None for path in left.paths.values()):
             self._told = None  # they are to be kept again
@@ -283,12 +287,14 @@ class Left(NamedTuple):
     row: int
     path_row: int
     first_step: float | None
+    integrals: Array
+    gained: Array  # costs of events, and their derivatives
 
     def forget_paths(self) -> None:
         """Let go of what only an adjoint needs."""
         self.paths.clear()
 
-    def pieces(self, start: Arrival, by_p: Array, end: Arrival, integrals: Array) -> Pieces:
+    def pieces(self, start: Arrival, by_p: Array, end: Arrival) -> Pieces:
         """All segments but the last with their events; of the last one the task and the outcome."""
         errand, (network, methods, mode, n_integrals) = self.errand, self.kind
         first, last, d = network.equations[mode], network.equations[self.mode], errand.directions
@@ -299,11 +305,10 @@ class Left(NamedTuple):
         )  # fmt: skip
         leg, paths = None, {i: path for i, path in self.paths.items() if path is not None}
         if self.offsets.size:
-            nothing = np.zeros((1 if d is None else 1 + len(d), first.functionals.size))
             leg = Leg(
                 network, mode, task, (start.x, start.xdot), self.records, self.offsets, self.rows, paths,
                 {i: methods[i] for i in self.rows}, n_integrals, 0 if d is None else len(d), errand.span[0],
-                nothing[0], nothing[1:],
+                self.gained[0], self.gained[1:],
             )  # fmt: skip
             event, _ = leg.last
             task = SegmentTask(
@@ -314,8 +319,9 @@ class Left(NamedTuple):
             )  # fmt: skip
         n, found, path = last.n, self.sensitivities, paths.get(self.mode)
         outcome = SegmentOutcome(
-            self.t, end.x[:n], end.xdot[:n], None, np.zeros(last.n_guards), methods[self.mode], integrals,
-            self.rows[self.mode][self.row :], None if found is None else found[:, :n],
+            self.t, end.x[:n], end.xdot[:n], None, np.zeros(last.n_guards), methods[self.mode],
+            self.integrals if last.integrates else task.integrals, self.rows[self.mode][self.row :],
+            None if found is None else found[:, :n],
             None if found is None else found[:, n:] if last.integrates else task.integral_sensitivities,
             path=None if path is None else path[self.path_row :],
         )  # fmt: skip
