@@ -274,7 +274,6 @@ class Passage:
     task: SegmentTask
     outcome: SegmentOutcome | None
     error: DaeHybridError | None = None
-    method: str = ""
 
 
 @dataclass(frozen=True, slots=True)

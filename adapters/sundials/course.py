@@ -23,6 +23,7 @@ from dae_hybrid.stiffness import determinant_sign, is_stiff, steps_to_look
 
 from . import driver
 from .forward import Forward
+from .methods import STIFF, SundialsMethod
 
 if TYPE_CHECKING:
     from .march import Marcher
@@ -45,7 +46,7 @@ class Course:
     """
 
     def __init__(
-        self, session: SundialsSession, task: SegmentTask, method: str, marcher: Marcher | None = None,
+        self, session: SundialsSession, task: SegmentTask, method: SundialsMethod, marcher: Marcher | None = None,
         journey: Journey | None = None,
     ) -> None:  # fmt: skip
         self.session, self.first, self.method = session, task, method
@@ -75,11 +76,11 @@ class Course:
             outcome = self._outcome(status)
         except DaeHybridError as found:
             error = found
-            rows = self.memory.stepper.rows(self._row)
+            rows, error.method = self.memory.stepper.rows(self._row), self.memory.method
             error.rows = rows[rows[:, 0] <= self._trusted] if self._trusted < np.inf else rows
         finally:
             self._count()
-        return Passage(self._leg(), self.mode, self.task, outcome, error, self.memory.method)
+        return Passage(self._leg(), self.mode, self.task, outcome, error)
 
     @property
     def memory(self) -> Forward:
@@ -113,10 +114,10 @@ class Course:
     def _advance(self) -> int:
         """Step until something happens; PAUSED at the step limit or where another way of going on is called for."""
         left = self.session.options.max_steps - self.before
-        auto = self.session.options.method == "auto" and self.first.method is None
+        auto = self.session.options.automatic and self.first.method is None
         while left > self.steps:
             before, taken, segment = self.memory.stepper.t, self.steps, self._segment
-            watch = auto and self.memory.method in ("adams", "erk")
+            watch = auto and not self.memory.method.implicit
             constrained = self.memory.equations.constrained
             budget = DRIFT_LOOK if constrained else steps_to_look(taken) if watch else BUDGET
             unwatched = self.memory.equations.unwatched and self.memory.equations.index == 1
@@ -159,7 +160,7 @@ class Course:
         if drifts and has_drifted(self.task, t, x, session.parameters, session.options):
             return True
         if watch and is_stiff(e, t, x, memory.model.memory, session.parameters, self.first.t_stop):
-            session.auto[id(e)] = "bdf"
+            session.auto[id(e)] = STIFF
             return True
         return False
 

@@ -22,15 +22,11 @@ from .driver import COUNTERS, REACHED_STOP, ROWS_FULL, loops, statistics_of
 from .forward import Forward
 from .header import STRUCTS
 from .march import Marcher
+from .methods import SundialsMethod, method_of
 
 #: so many runs are left out at most before whole ones are tried again
 MOST_LEFT_OUT = 64
 PlainStruct = STRUCTS["plain"]
-
-
-def method_of(equations: Equations, method: str) -> str:
-    """The method for a mode, of runs by one method for explicit equations."""
-    return "bdf" if equations.implicit else method
 
 
 class Luck:
@@ -55,7 +51,7 @@ class Runner:
 
     failed = False  # whether a solver has given up, whose memory is not to be used any more
 
-    def __init__(self, network: Network, options: Options, method: str, n_directions: int) -> None:
+    def __init__(self, network: Network, options: Options, method: SundialsMethod, n_directions: int) -> None:
         ends, e = network.ends, network.equations
         if ends is None:
             raise AssertionError("the network has neither a start nor an end")
@@ -107,7 +103,7 @@ class Runner:
         self.marcher.tell(
             errand.journey(self.network, self.struct.mode, self._ranges, self._rested), options, self._parameters
         )
-        self.struct.max_steps, self.struct.watch = options.max_steps, options.method == "auto"
+        self.struct.max_steps, self.struct.watch = options.max_steps, options.automatic
         if all(memory.stepper.run.width < WIDE for memory in self.memories):  # else rows are given away
             self._told = errand
 
@@ -199,7 +195,7 @@ class _Kind(NamedTuple):
     """What runs of one runner have in common."""
 
     network: Network
-    methods: tuple[str, ...]  # by mode
+    methods: tuple[SundialsMethod, ...]  # by mode
     mode: int  # the first
     n_integrals: int
 
