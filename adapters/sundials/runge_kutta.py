@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_int, c_void_p
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,9 @@ from dae_hybrid.steps import COEFFICIENTS, NODES, end_derivatives
 from .driver import ExplicitStep
 from .header import STRUCTS
 from .library import load
+
+#: how far, and how closely, the limit of stability is looked for
+FARTHEST, PER_UNIT = 100, 100
 
 
 class _Table(Structure):
@@ -54,6 +57,16 @@ class Table:
         a = np.array([[table.a[i][j] for j in stages] for i in stages])
         b, c, d = (np.array([row[i] for i in stages]) for row in (table.b, table.c, table.d))
         return cls(name, handle, a, b, c, d)
+
+    @cached_property
+    def reach(self) -> float:
+        """How far along the negative real axis the method is stable."""
+        z = -np.arange(1, FARTHEST * PER_UNIT) / PER_UNIT
+        growth, power = np.ones_like(z), np.ones_like(self.b)
+        for k in range(1, self.b.size + 1):
+            growth += (self.b @ power) * z**k
+            power = self.a @ power
+        return float(-z[np.argmax(np.abs(growth) > 1)])
 
     @property
     def struct(self) -> Any:

@@ -26,10 +26,10 @@ from dae_hybrid.leg import Leg
 from dae_hybrid.multipliers import ROUNDED
 from dae_hybrid.options import LinearSolver, Options
 from dae_hybrid.segments import is_short, standing_still
-from dae_hybrid.stiffness import is_stiff
 
 from . import compiled, driver, interpreted
 from .adjoint import Adjoint
+from .choice import Choice
 from .course import Course
 from .driver import statistics_of
 from .forward import Forward
@@ -145,7 +145,7 @@ class SundialsSession:
         self._turns: list[tuple[Equations, Turn]] = []
         self._marchers: dict[int, Marcher] = {}
         self._tested: set[int] = set()  # equations whose multipliers are in the error test
-        self.auto: dict[int, SundialsMethod] = {}  # what method="auto" has chosen, by equations
+        self.choice = Choice(options, parameters)
 
     # -- memories -------------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class SundialsSession:
     def _pass(self, task: SegmentTask, journey: Journey | None) -> Passage:
         """One way forward; where steps have become too small once more, in another way, from where that began."""
         self.counts["segments"] += 1
-        method = METHODS[task.method] if task.method else self.method_for(task)
+        method = METHODS[task.method] if task.method else self.method_for(task, self.counts["steps"])
         if is_short(task.t0, task.t_stop):
             mode = 0 if journey is None else journey.mode
             return Passage(None, mode, task, standing_still(task, method))
@@ -303,11 +303,11 @@ class SundialsSession:
             return method
         if task.method or not self.options.automatic or method is STIFF:
             return None
-        self.auto[key] = STIFF
+        self.choice.keep_implicit(e)
         return STIFF
 
-    def method_for(self, task: SegmentTask) -> SundialsMethod:
-        """Explicit steps for explicit equations that are not stiff where the segment starts, else BDF."""
+    def method_for(self, task: SegmentTask, steps: int) -> SundialsMethod:
+        """The method for a segment that begins after so many steps of the run."""
         e = task.equations
         if not self.options.automatic:
             method = METHODS[self.options.method]
@@ -318,10 +318,7 @@ class SundialsSession:
                     remedy=f"Install a C compiler, build with native=True, or use method={INTERPRETED.name!r}.",
                 )
             return method
-        if id(e) not in self.auto:
-            stiff = e.implicit or is_stiff(e, task.t0, task.x0, task.memory, self.parameters, task.t_stop)
-            self.auto[id(e)] = STIFF if stiff else NONSTIFF if _is_native(e) else INTERPRETED
-        return self.auto[id(e)]
+        return self.choice.method_for(task, NONSTIFF if _is_native(e) else INTERPRETED, steps)
 
     def forward_memory(self, task: SegmentTask, method: SundialsMethod) -> Forward:
         """The memory for a task, ready to begin it."""
