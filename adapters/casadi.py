@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 import casadi as ca
 import numpy as np
 
+from dae_hybrid.adapters.multistep import ADAMS, ALGEBRAIC, BDF, FOR_ADJOINTS, METHODS
 from dae_hybrid.errors import IntegrationError, StepSizeError
 from dae_hybrid.failures import not_finite_equations
-from dae_hybrid.initial_value import BDF_FOR_ADAMS, InitialValueProblem, SteppedIntegrator
+from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array, Capabilities
 
 #: intervals of a stretch, how many of them are a step, and points of the polynomial between them
@@ -49,10 +50,10 @@ class CasadiIntegrator(SteppedIntegrator):
     """CasADi's ``cvodes`` for explicit equations and ``idas`` for those with algebraic variables."""
 
     name = "casadi"
-    capabilities: ClassVar[Capabilities] = Capabilities(methods=("auto", "bdf", "adams"), algebraic=("auto", "bdf"))
-    nonstiff, stiff = "adams", "bdf"
+    capabilities: ClassVar[Capabilities] = Capabilities(methods=METHODS, algebraic=ALGEBRAIC)
+    nonstiff, stiff = ADAMS.name, BDF.name
     look = 10  # a step here is many steps of CVODES
-    for_adjoints = BDF_FOR_ADAMS
+    for_adjoints = FOR_ADJOINTS
 
     def start(self, problem: InitialValueProblem) -> _Stepper:
         """See `SteppedIntegrator.start`."""
@@ -225,7 +226,7 @@ def _integrator(p: InitialValueProblem, *, limited: bool) -> ca.Function:
         options |= {"suppress_algebraic": p.suppress_algebraic, "calc_ic": False}
     else:
         options["linear_multistep_method"] = p.method
-        options["nonlinear_solver_iteration"] = "functional" if p.method == "adams" else "newton"
+        options["nonlinear_solver_iteration"] = "functional" if p.method == ADAMS.name else "newton"
     return ca.integrator("segment", "idas" if n > nd else "cvodes", problem, 0.0, GRID.tolist(), options)
 
 

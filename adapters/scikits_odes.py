@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dae_hybrid.adapters.multistep import ADAMS, ALGEBRAIC, BDF, FOR_ADJOINTS, METHODS
 from dae_hybrid.errors import AdapterError, IntegrationError, NonFiniteError, StepSizeError, UnsupportedError
-from dae_hybrid.initial_value import BDF_FOR_ADAMS, InitialValueProblem, SteppedIntegrator
+from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array, Capabilities
 from dae_hybrid.segments import is_short
 
@@ -37,11 +38,9 @@ class ScikitsOdesIntegrator(SteppedIntegrator):
     """
 
     name = "scikits-odes"
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        methods=("auto", "bdf", "adams"), algebraic=("auto", "bdf"), roots=True, dense=True
-    )
-    nonstiff, stiff = "adams", "bdf"
-    for_adjoints = BDF_FOR_ADAMS
+    capabilities: ClassVar[Capabilities] = Capabilities(methods=METHODS, algebraic=ALGEBRAIC, roots=True, dense=True)
+    nonstiff, stiff = ADAMS.name, BDF.name
+    for_adjoints = FOR_ADJOINTS
 
     def __init__(self) -> None:
         try:
@@ -107,8 +106,8 @@ class _Stepper:
             options["exclude_algvar_from_error"] = p.suppress_algebraic
         else:
             options["lmm_type"] = p.method
-            options["nonlinsolver"] = "fixedpoint" if p.method == "adams" else "newton"
-        if p.method != "adams":
+            options["nonlinsolver"] = "fixedpoint" if p.method == ADAMS.name else "newton"
+        if p.method != ADAMS.name:
             options["jacfn"] = self._ida_jacobian() if self._implicit else self._cvode_jacobian()
         if p.guards is not None:
             count = p.guards(p.t0, p.x0).size

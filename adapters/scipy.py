@@ -14,9 +14,12 @@ from scipy.integrate import BDF, DOP853, RK45, OdeSolver, Radau
 from dae_hybrid.errors import StepSizeError, UnsupportedError
 from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
 from dae_hybrid.integrator import Array, Capabilities
+from dae_hybrid.method import AUTO, Method
 from dae_hybrid.options import Options
 
 METHODS: dict[str, type[OdeSolver]] = {"dop853": DOP853, "rk45": RK45, "radau": Radau, "bdf": BDF}
+#: those that solve for their steps
+IMPLICIT = (Radau, BDF)
 #: SciPy takes no smaller relative tolerance
 SMALLEST_RTOL = 100 * float(np.finfo(float).eps)
 
@@ -29,7 +32,9 @@ class SciPyIntegrator(SteppedIntegrator):
     """
 
     name = "scipy"
-    capabilities: ClassVar[Capabilities] = Capabilities(methods=("auto", *METHODS), dense=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        methods=(AUTO, *(Method(name=name, implicit=kind in IMPLICIT) for name, kind in METHODS.items())), dense=True
+    )
     nonstiff, stiff = "dop853", "radau"
 
     @classmethod
@@ -57,7 +62,7 @@ class _Stepper:
 
     def __init__(self, problem: InitialValueProblem) -> None:
         kind = METHODS[problem.method]
-        more: dict[str, Any] = {"jac": problem.jacobian} if kind in (Radau, BDF) else {}
+        more: dict[str, Any] = {"jac": problem.jacobian} if kind in IMPLICIT else {}
         first = None if problem.first_step is None else min(problem.first_step, problem.t_stop - problem.t0)
         with np.errstate(all="ignore"):
             self._solver = kind(

@@ -181,6 +181,26 @@ def parameters(n: int) -> Problem:
     return m, 20.0, {}
 
 
+def followed(n: int) -> Problem:
+    """What decays in one unit of time follows an oscillation: it is not stiff, for however many units."""
+    m = dh.HybridModel("followed")
+    k, x = m.parameter("k", 1.0), m.differential("x")
+    m.initial(m.mode("run", ode={x: k * (ca.sin(m.time) - x)}), {x: 0.0})
+    m.functional("G", integrand=x**2)
+    return m, float(n), {}
+
+
+def catalyst(n: int) -> Problem:
+    """A stiff transient, until a catalyst is used up, before units of time of an oscillation."""
+    m = dh.HybridModel("catalyst")
+    k = m.parameter("k", 1e4)
+    x, c, y, v = (m.differential(name) for name in ("x", "c", "y", "v"))
+    run = m.mode("run", ode={x: -(k * c + 0.1) * (x - y), c: -c, y: v, v: -y})
+    m.initial(run, {x: 0.0, c: 1.0, y: 1.0, v: 0.0})
+    m.functional("G", integrand=x**2)
+    return m, float(n), {}
+
+
 #: problems with their sizes
 PROBLEMS: dict[str, tuple[Callable[[int], Problem], tuple[int, ...]]] = {
     "section": (section, (100, 1000, 10000)),
@@ -196,6 +216,8 @@ PROBLEMS: dict[str, tuple[Callable[[int], Problem], tuple[int, ...]]] = {
     "knots": (knots, (100, 1000, 10000)),
     "outputs": (outputs, (100, 1000, 10000)),
     "parameters": (parameters, (1, 10, 100, 1000)),
+    "followed": (followed, (400, 600, 4000)),
+    "catalyst": (catalyst, (100, 1000, 10000)),
 }
 ANALYSES: dict[str, Callable[..., Any]] = {
     "simulate": lambda system, t_end, **options: dh.simulate(system, (0, t_end), **options),

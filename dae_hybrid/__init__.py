@@ -44,6 +44,7 @@ from dae_hybrid.initial_value import SteppedIntegrator as SteppedIntegrator
 from dae_hybrid.initial_value import Stepper as Stepper
 from dae_hybrid.integrator import Capabilities as Capabilities
 from dae_hybrid.jump_sensitivity import JumpSensitivity as JumpSensitivity
+from dae_hybrid.method import Method as Method
 from dae_hybrid.model import HybridModel as HybridModel
 from dae_hybrid.options import Options as Options
 from dae_hybrid.records import EventRecord as EventRecord

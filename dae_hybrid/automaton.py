@@ -21,6 +21,7 @@ from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.journey import Alarms, Journey
 from dae_hybrid.leg import Leg, Parts
+from dae_hybrid.method import AUTO, Method
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.schedule import Schedule
@@ -348,7 +349,7 @@ class Automaton:
             raise AssertionError("a segment has an outcome or an error")
         if isinstance(error, ZenoError) and self.instant.lose(error):
             return error
-        self._keep_partial(task, error.rows)
+        self._keep_partial(task, error.rows, error.method or self.options.method)
         error.mode = error.mode or mode.name
         explain(error, mode, self.p, self.options, task.t_stop, (task.t0, at), (self.t, self.at))
         if error.guard is not None and error.guard < len(mode.guarded):
@@ -441,9 +442,10 @@ class Automaton:
         )
 
     def _record(
-        self, task: SegmentTask, t: float, x: Array, xdot: Array, rows: Array, method: str, kept: dict[str, Any]
-    ) -> None:
-        at, n = self.at, task.x0.size
+        self, task: SegmentTask, t: float, x: Array, xdot: Array, rows: Array, method: Method | str,
+        kept: dict[str, Any],
+    ) -> None:  # fmt: skip
+        at, n, how = self.at, task.x0.size, Method.of(method)
         self.outputs += len(rows)
         for array in (rows, at.x, x, at.xdot, xdot, task.memory):
             array.flags.writeable = False
@@ -458,21 +460,20 @@ class Automaton:
                 at.xdot,
                 xdot,
                 task.memory,
-                method,
+                how,
                 rows[:, 0],
                 rows[:, 1 : 1 + n],
-                Redo(self.reopen, task, t, method),
+                Redo(self.reopen, task, t, None if how.name == AUTO else how.name),
                 **kept,
             )
         )
 
-    def _keep_partial(self, task: SegmentTask, rows: Array | None) -> None:
+    def _keep_partial(self, task: SegmentTask, rows: Array | None, method: Method | str) -> None:
         """What a failed segment had computed."""
         if rows is None or not len(rows):
             return
         t, state = float(rows[-1, 0]), rows[-1, 1 : 1 + task.x0.size]
         x, xdot = self.mode.complete(t, state, np.full_like(state, np.nan), task.memory, self.p)
-        method = "bdf" if self.options.method == "auto" else self.options.method
         self._record(task, t, x, xdot, rows, method, {})
         self.t, self.at = t, self.at._replace(x=x, xdot=xdot)
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.integrator import Array, SegmentTask
-
-DENSE_COLUMNS = 3  # t_n, h and order come before the derivatives
+from dae_hybrid.method import DENSE_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Redo:
     reopen: Any
     task: SegmentTask
     t_end: float
-    method: str
+    method: str | None
 
     def again(self) -> SegmentTask:
         """The task that takes the same steps and keeps what is needed between them."""

@@ -7,6 +7,7 @@ import numpy as np
 from dae_hybrid.errors import DaeHybridError, IntegrationError, NonFiniteError, StepLimitError, StepSizeError
 from dae_hybrid.formulation import COLLAPSED, collapsed
 from dae_hybrid.integrator import Array
+from dae_hybrid.method import AUTO, Method
 from dae_hybrid.options import Options
 from dae_hybrid.segments import kernel
 from dae_hybrid.stiffness import decay_rate, is_stiff
@@ -47,14 +48,14 @@ def explain(
         _say_what_has_grown(error, mode, options, entered[1].x, at.x)
         if isinstance(error, StepSizeError) and not error.variables:
             _say_which_rate_has_grown(error, mode, p, options, entered, now)
-    elif isinstance(error, StepLimitError) and options.method == "adams":
+    elif isinstance(error, StepLimitError) and not (options.automatic or Method.of(error.method or AUTO).implicit):
         n = mode.equations.n
         if is_stiff(mode.equations, t, at.x[:n], at.m, p, t_stop):
             rate = decay_rate(mode.equations, t, at.x[:n], at.m, p)
             error.message += (
                 f" The equations are stiff there: what decays fastest does so at {rate:.2g} per unit of time."
             )
-            error.remedy = "Use method='bdf', or 'auto', which changes over by itself."
+            error.remedy = "Use method='auto', which changes over by itself, or a method for stiff equations."
 
 
 def _say_what_is_not_finite(

@@ -51,8 +51,10 @@ class DaeHybridError(Exception):
         self.variables = tuple(variables)
         self.remedy = remedy
         self.trajectory: Trajectory | None = None
-        # from the adapter to the automaton: outputs of the segment that failed, and which guard is at fault
+        # from the adapter to the automaton: outputs of the segment that failed, by which method, and which guard is at
+        # fault
         self.rows: Any = None
+        self.method: Any = None
         self.guard: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -20,10 +20,6 @@ LAST_CORRECTION, CORRECTIONS = 1e-2, 12
 #: corrections have to become smaller by this factor: else the step is too long to say which solution is to be followed
 CONTRACTION = 0.25
 
-#: CVODE's Adams stays at order one where the rates of an adjoint's integrals are noisy (measured on the rocket: 30
-#: times the steps)
-BDF_FOR_ADAMS = {"adams": "bdf"}
-
 
 @dataclass(eq=False)
 class InitialValueProblem:
@@ -229,7 +225,7 @@ class SteppedIntegrator(ABC):
     stiff: ClassVar[str]
     #: after how many steps ``method="auto"`` looks whether the equations have become stiff
     look: ClassVar[int] = LOOK
-    #: methods to take in place of others for adjoints, under ``method="auto"``; see `BDF_FOR_ADAMS`
+    #: methods to take in place of others for adjoints, under ``method="auto"``
     for_adjoints: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod

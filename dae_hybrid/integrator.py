@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.codegen import NativeFunction
 from dae_hybrid.layout import Layout
+from dae_hybrid.method import Method
 from dae_hybrid.options import Options
 
 if TYPE_CHECKING:
@@ -98,9 +99,9 @@ class SegmentTask:
     that it crossed back within a step, which is an error. `sensitivities` (n_directions, n) are start values of
     dx, `memory_directions` (n_directions, n_memory) is constant. Output goes to `t_eval` (or every step);
     `closed_end` says whether an output time equal to `t_stop` belongs to this segment. `method` fixes the method
-    where it is given. With ``record="dense"`` the steps are those towards `t_stop`, and end with the one that reaches
-    `until`. With `keep_path` the outcome has what the adjoint follows. `first_step` is where an explicit method begins,
-    if it is not to look for one itself.
+    by its name where it is given. With ``record="dense"`` the steps are those towards `t_stop`, and end with the one
+    that reaches `until`. With `keep_path` the outcome has what the adjoint follows. `first_step` is where an explicit
+    method begins, if it is not to look for one itself.
     """
 
     equations: Equations
@@ -147,7 +148,7 @@ class SegmentOutcome:
     xdot: Array
     crossing: tuple[int, float, float] | None
     zero_band: Array
-    method: str
+    method: Method | str
     integrals: Array
     rows: Array
     sensitivities: Array | None = None
@@ -212,8 +213,8 @@ class Capabilities:
 
     Parameters
     ----------
-    methods : tuple of str
-        Values of ``method=`` that it takes.
+    methods : tuple of Method or str
+        What ``method=`` may name; of one that is given as a string nothing else is known.
     roots : bool
         Finds zeros of guards while it integrates. Else they are located from outside.
     algebraic : tuple of str
@@ -231,7 +232,7 @@ class Capabilities:
         Begins runs by itself, and carries them to their end where it can: its sessions are `RunsWhole`.
     """
 
-    methods: tuple[str, ...]
+    methods: tuple[Method | str, ...]
     roots: bool = False
     algebraic: tuple[str, ...] = ()
     dense: bool = False
@@ -240,6 +241,11 @@ class Capabilities:
     index2: bool = False
     linear_solvers: tuple[str, ...] = ("auto",)
     whole: bool = False
+
+    @property
+    def named(self) -> dict[str, Method]:
+        """The methods by their names."""
+        return {method.name: method for method in map(Method.of, self.methods)}
 
 
 class Session(Protocol):

@@ -278,7 +278,6 @@ class Passage:
     task: SegmentTask
     outcome: SegmentOutcome | None
     error: DaeHybridError | None = None
-    method: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.codegen import OfThisProcess
-from dae_hybrid.dense import DENSE_COLUMNS, Redo
+from dae_hybrid.dense import Redo
 from dae_hybrid.integrator import Array, SegmentTask
 from dae_hybrid.journey import Network, Straight
+from dae_hybrid.method import Method
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Leg:
     offsets: NDArray[np.int64]
     rows: Mapping[int, Array]
     paths: dict[int, Array]
-    methods: Mapping[int, str]
+    methods: Mapping[int, Method]
     n_integrals: int
     n_directions: int
     begin: float  # of the run
@@ -245,7 +246,7 @@ class Leg:
         """How large what is integrated becomes in a mode, (n,)."""
         n = self.network.equations[mode].n
         points = self.paths.get(mode, self.rows[mode])
-        first = DENSE_COLUMNS if mode in self.paths and self.methods[mode] != "erk" else 1
+        first = self.methods[mode].path.first if mode in self.paths else 1
         found: Array = np.abs(points[:, first : first + n]).max(axis=0, initial=0.0)
         return found
 
@@ -314,7 +315,7 @@ class Leg:
             path_begin[mode.index] = end
             segment = Segment(
                 mode, p, t, event["time"], x, event["x"], xdot, event["xdot"], memory, self.methods[mode.index],
-                rows[:, 0], rows[:, 1 : 1 + n], Redo(reopen, own, event["time"], self.methods[mode.index]),
+                rows[:, 0], rows[:, 1 : 1 + n], Redo(reopen, own, event["time"], self.methods[mode.index].name),
                 path=path, **kept,
             )  # fmt: skip
             if event["time"] > t or len(rows):  # there may be several measurements at one time

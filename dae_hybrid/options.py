@@ -13,6 +13,7 @@ from scipy.sparse import csc_array
 
 from dae_hybrid.errors import OptionError
 from dae_hybrid.layout import Layout
+from dae_hybrid.method import AUTO
 from dae_hybrid.numeric_input import as_mapping, real_array, shown
 
 SensitivityMethod = Literal["staggered", "simultaneous"]
@@ -32,8 +33,6 @@ DEFAULT_ATOL = 1e-10
 SHORTEST_SPAN = 1e-140
 #: reciprocals of tolerances must not overflow
 SMALLEST_ATOL = 1e-300
-#: lowest and highest order by method
-ORDERS = {"bdf": (1, 5), "adams": (1, 12), "erk": (2, 9)}
 
 
 def _positive(name: str, value: object) -> float:
@@ -71,8 +70,8 @@ class Options:
         Series with an index of names is read as a mapping.
     method : {"auto", "bdf", "adams", "erk"}
         Integration method. ``"auto"`` takes explicit Runge-Kutta steps for explicit modes that are not stiff, BDF for
-        all others, and looks again along the run; ``"erk"`` and ``"adams"`` are for modes without (implicit) algebraic
-        variables.
+        all others, and looks again along the run, to change in either direction; ``"erk"`` and ``"adams"`` are for
+        modes without (implicit) algebraic variables.
     max_step, first_step : float or None
         Largest step and first step after every start; None lets the integrator choose. A first step that is longer
         than what is to be integrated is cut; a largest step that is lost in the rounding of the run is refused.
@@ -113,7 +112,7 @@ class Options:
 
     rtol: float = 1e-8
     atol: float | Mapping[str, float] = DEFAULT_ATOL
-    method: str = "auto"
+    method: str = AUTO
     max_step: float | None = None
     first_step: float | None = None
     max_steps: int = 1_000_000
@@ -163,10 +162,11 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise OptionError(f"{name} must be a positive integer, got {value!r}.")
-        lowest, highest = ORDERS.get(self.method, ORDERS["bdf"])
-        if self.max_order is not None and not lowest <= self.max_order <= highest:
-            limits = f"at most {highest}" if self.max_order > highest else f"at least {lowest}"
-            raise OptionError(f"max_order is {limits} for {self.method!r}, got {self.max_order}.")
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the choice of the method is left to the adapter."""
+        return self.method == AUTO
 
     def absolute(self, layout: Layout) -> NDArray[np.float64]:
         """Absolute tolerance of every entry of a flat vector."""

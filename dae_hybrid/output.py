@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dae_hybrid.dense import DENSE_COLUMNS
 from dae_hybrid.integrator import Array, SegmentTask
+from dae_hybrid.method import DENSE_COLUMNS
 from dae_hybrid.smooth import SensitivitySystem
 from dae_hybrid.steps import COEFFICIENTS, Step
 from dae_hybrid.walk import Walk

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dae_hybrid.dense import DENSE_COLUMNS
 from dae_hybrid.integrator import Array
 from dae_hybrid.leg import Leg
+from dae_hybrid.method import DENSE_COLUMNS
 from dae_hybrid.trajectory import Segment, Trajectory
 
 #: a passage is at least so many steps long for every e by which it is faster, on either side
@@ -62,9 +62,7 @@ def _passage(t: Array, y: Array) -> tuple[float, float]:
 
 def _points_of(segment: Segment, *, sampled: bool) -> tuple[Array, Array]:
     """Times and differential states of a segment at its steps."""
-    first, rows, ny = 1, segment.path, segment.mode.equations.n_differential
-    if segment.method != "erk":
-        first = DENSE_COLUMNS
+    first, rows, ny = segment.how.path.first, segment.path, segment.mode.equations.n_differential
     if rows is None and sampled:
         first, rows = DENSE_COLUMNS, segment.steps()
     if rows is None:
@@ -78,7 +76,7 @@ def _points_of_leg(leg: Leg, fewest: int, *, sampled: bool) -> Iterator[tuple[Ar
     for mode in np.unique(modes).tolist():
         rows, first, mine = leg.paths.get(mode), 1, modes == mode
         if rows is not None:
-            first = 1 if leg.methods[mode] == "erk" else DENSE_COLUMNS
+            first = leg.methods[mode].path.first
             ends = leg.column("path_end")[mine].astype(int)
             begins = np.concatenate(([0], ends[:-1]))
         elif sampled:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from dae_hybrid.errors import AdapterError, DaeHybridError, OptionError, UnsupportedError
 from dae_hybrid.initial_value import SteppedIntegrator
 from dae_hybrid.integrator import Capabilities, Integrator
+from dae_hybrid.method import Method
 from dae_hybrid.options import Options
 from dae_hybrid.stepped import SteppedPort
 from dae_hybrid.system import HybridSystem
@@ -152,14 +153,15 @@ def check_capabilities(name: str, system: HybridSystem, options: Options, analys
     """
     kind = adapter_class(name)
     can, method = kind.capabilities, options.method
-    if method not in can.methods:
-        others = _with(lambda other: method in other.methods)
+    if method not in can.named:
+        others = _with(lambda other: method in other.named)
         if not others:
-            raise OptionError(f"method must be one of {', '.join(map(repr, can.methods))}, got {method!r}.")
+            raise OptionError(f"method must be one of {', '.join(map(repr, can.named))}, got {method!r}.")
         raise UnsupportedError(
             f"Adapter {name!r} has no method {method!r}.",
-            remedy=f"Its methods: {', '.join(can.methods)}. Adapters with {method!r}: {others}.",
+            remedy=f"Its methods: {', '.join(can.named)}. Adapters with {method!r}: {others}.",
         )
+    _check_order(can.named[method], options.max_order)
     if options.linear_solver not in can.linear_solvers:
         raise UnsupportedError(
             f"Adapter {name!r} has no choice of linear_solver={options.linear_solver!r}.",
@@ -187,6 +189,14 @@ def check_capabilities(name: str, system: HybridSystem, options: Options, analys
         kind.check(options)
 
 
+def _check_order(method: Method, order: int | None) -> None:
+    if method.orders is None or order is None or method.orders[0] <= order <= method.orders[1]:
+        return
+    lowest, highest = method.orders
+    limits = f"at most {highest}" if order > highest else f"at least {lowest}"
+    raise OptionError(f"max_order is {limits} for {method.name!r}, got {order}.")
+
+
 def _with(able: Any) -> str:
     """Names of the adapters of this package that are able to."""
     return ", ".join(repr(name) for name in BUILT_IN if able(adapter_class(name).capabilities))
@@ -212,7 +222,7 @@ def capability_table() -> list[list[str]]:
         around = "core" if issubclass(kind, SteppedIntegrator) else "no"
         own = (can.roots, bool(can.algebraic), can.dense, can.forward, can.adjoint)
         rows.append(
-            [name, ", ".join(can.methods), *("own" if it else around for it in own), "yes" if can.index2 else "no"]
+            [name, ", ".join(can.named), *("own" if it else around for it in own), "yes" if can.index2 else "no"]
         )
     return [heading, *rows]
 

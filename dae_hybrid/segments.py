@@ -12,6 +12,7 @@ from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.failures import unsolved
 from dae_hybrid.integrator import Array, Equations, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.journey import Passage
+from dae_hybrid.method import Method
 from dae_hybrid.options import Options
 
 #: a state that is kept on constraints is looked at after this many steps, and brought back where it has left them by
@@ -122,7 +123,7 @@ def has_drifted(task: SegmentTask, t: float, x: Array, p: Array, options: Option
     return bool(np.any(np.abs(drift) > DRIFT * allowed))
 
 
-def standing_still(task: SegmentTask, method: str) -> SegmentOutcome:
+def standing_still(task: SegmentTask, method: Method | str) -> SegmentOutcome:
     """A segment that is nothing but rounding."""
     times: list[float] = []
     if task.record == "steps":

@@ -137,7 +137,7 @@ class SteppedSession:
         try:
             return run.outcome()
         except DaeHybridError as error:
-            error.rows = rows.array()
+            error.rows, error.method = rows.array(), self.adapter.capabilities.named.get(method)
             raise
         finally:
             self._counts["guard_evaluations"] += run.watch.evaluations
@@ -146,7 +146,7 @@ class SteppedSession:
                 self._count(run.walk)
 
     def _method(self, task: SegmentTask) -> str:
-        if task.method or self.options.method != "auto":
+        if task.method or not self.options.automatic:
             return task.method or self.options.method
         e = task.equations
         if id(e) not in self._auto:
@@ -254,7 +254,7 @@ class SteppedSession:
         samples[times >= t1] = starts
         done = int(np.count_nonzero(times >= t1))
         method = self._method(forward)
-        if self.options.method == "auto":
+        if self.options.automatic:
             method = self.adapter.for_adjoints.get(method, method)
         for part, later, earlier, longest in _parts(t0, t1, steps):
             if is_short(later, earlier):

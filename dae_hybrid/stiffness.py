@@ -13,20 +13,17 @@ from dae_hybrid.segments import kept, kernel
 
 #: above this size a bound replaces the eigenvalues
 EIGENVALUES = 30
-#: ``method="auto"`` starts with a method for non-stiff equations where fewer than this many of the fastest decay times
-#: make up the segment,
+#: ``method="auto"`` takes a method for non-stiff equations where fewer than this many of the fastest decay times are
+#: left,
 DECAYS = 500.0
-#: and looks again after so many steps, as many again and so on, to change where that is no longer so
+#: and looks again after so many explicit steps, twice as many and so on, up to so many
 LOOK, MOST = 100, 1000
 #: a segment is no longer than so many times the time to its event, by the rates of its guards, of up to so many
 EVENTS_AHEAD, FEW_GUARDS = 10.0, 64
+#: of the state, by which it moves in trials of a first step; and the order of the errors that choose it
+SHARE, ACCURATE = 1e-2, 8
 #: up to so many entries of a matrix Python's own sums are faster than NumPy's
 FEW = 25
-
-
-def steps_to_look(taken: int) -> int:
-    """Steps to take, after so many, before the next look."""
-    return min(LOOK + taken, MOST)
 
 
 def state_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array) -> Array:
@@ -56,12 +53,36 @@ def reduced_jacobian(jacobian: Array, n: int) -> Array:
 
 def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> bool:
     """Whether ``method="auto"`` takes a method for stiff equations from t to t_stop, or to events long before."""
+    return stiff_rate(equations, t, x, m, p, t_stop) > 0
+
+
+def stiff_rate(equations: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> float:
+    """The rate of the fastest decay where there is as much left to decay as for `is_stiff`, else 0."""
     if equations.n > LARGE:
-        return decay_rate(equations, t, x, m, p) * _horizon(equations, t, x, m, p, t_stop) > DECAYS
-    jacobian = state_jacobian(equations, t, x, m, p)
-    if not equations.implicit and norm_bound(jacobian) * (t_stop - t) <= DECAYS:  # without a look at the eigenvalues
-        return False
-    return _decay_rate(equations, jacobian) * _horizon(equations, t, x, m, p, t_stop) > DECAYS
+        rate = decay_rate(equations, t, x, m, p)
+    else:
+        jacobian = state_jacobian(equations, t, x, m, p)
+        if not equations.implicit and norm_bound(jacobian) * (t_stop - t) <= DECAYS:  # without the eigenvalues
+            return 0.0
+        rate = _decay_rate(equations, jacobian)
+    return rate if rate * _horizon(equations, t, x, m, p, t_stop) > DECAYS else 0.0
+
+
+def accurate_step(equations: Equations, t: float, x: Array, m: Array, p: Array, allowed: Array, span: float) -> float:
+    """A step within which explicit equations change by no more than high orders resolve, by x' and x''.
+
+    That of Hairer, Norsett and Wanner, Solving ordinary differential equations I, II.4; `allowed` are the tolerances of
+    x, and `span` is the time that the equations are integrated over.
+    """
+    flow = kernel(equations, "flow")
+    rate = flow(t, x, m, p)[0]
+    sizes = [float(np.abs(v / allowed).max(initial=0.0)) for v in (x, rate)]
+    probe = SHARE * sizes[0] / sizes[1] if min(sizes) > 0 else 0.0
+    probe = min(probe, span) or SHARE**3 * span
+    with np.errstate(all="ignore"):
+        bend = flow(t + probe, x + probe * rate, m, p)[0] - rate
+        largest = max(sizes[1], float(np.abs(bend / allowed).max(initial=0.0)) / probe)
+        return float((SHARE / largest) ** (1 / ACCURATE)) if largest > 0 else np.inf
 
 
 def _horizon(e: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> float:

@@ -13,6 +13,7 @@ from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array
 from dae_hybrid.journey import Straight
 from dae_hybrid.leg import Leg, Parts
+from dae_hybrid.method import Method
 from dae_hybrid.system import HybridSystem
 from dae_hybrid.trajectory import Segment, Trajectory
 
@@ -51,15 +52,15 @@ def _parts(
     system: HybridSystem, found: Straight, p: Array, reopen: Any, kept: dict[str, Any]
 ) -> tuple[Segment] | tuple[Leg, Segment]:
     (leg, task, outcome), end = found.pieces, found.end
-    begin = (found.start.x, found.start.xdot)
+    begin, how = (found.start.x, found.start.xdot), Method.of(outcome.method)
     if leg is not None:
         event, _ = leg.last
         begin = (event["x_after"], event["xdot_after"])
     for array in (outcome.rows, *(leg.rows.values() if leg is not None else ())):
         array.flags.writeable = False
     segment = Segment(
-        system.modes[found.mode], p, task.t0, found.t, begin[0], end.x, begin[1], end.xdot, end.m, outcome.method,
-        outcome.rows[:, 0], outcome.rows[:, 1 : 1 + task.equations.n], Redo(reopen, task, found.t, outcome.method),
+        system.modes[found.mode], p, task.t0, found.t, begin[0], end.x, begin[1], end.xdot, end.m, how,
+        outcome.rows[:, 0], outcome.rows[:, 1 : 1 + task.equations.n], Redo(reopen, task, found.t, how.name),
         path=outcome.path, **kept,
     )  # fmt: skip
     return (segment,) if leg is None else (leg, segment)

@@ -16,6 +16,7 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.events import SAME_INSTANT
 from dae_hybrid.integrator import Array, Turn
 from dae_hybrid.leg import Parts
+from dae_hybrid.method import Method
 from dae_hybrid.numeric_input import real_array, shown
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
@@ -48,7 +49,7 @@ class Segment(OfThisProcess):
     xdot_start: Array
     xdot_end: Array
     memory: Array
-    method: str
+    how: Method
     t: Array
     states: Array = field(repr=False)  # (n_t, .), what the integrator integrates: eliminated variables are not in it
     interpolate: Redo = field(repr=False)
@@ -58,9 +59,14 @@ class Segment(OfThisProcess):
     path: Array | None = field(default=None, repr=False)  # what the integrator's adjoint follows, where it was kept
 
     @property
+    def method(self) -> str:
+        """The name of the method that integrated it."""
+        return self.how.name
+
+    @property
     def steps_kept(self) -> bool:
         """Whether the adjoint is that of the steps themselves, exact, and not an integration of its own."""
-        return self.method == "erk" and self.path is not None
+        return self.how.path.exact and self.path is not None
 
     def extent(self) -> Array:
         """How large what is integrated becomes, or how far it moves, (n,)."""

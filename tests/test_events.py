@@ -622,7 +622,7 @@ def test_stiffness_that_starves_the_step_is_named() -> None:
     system = m.build(native=False)
     with pytest.raises(dh.StepLimitError, match=r"stiff there: .* 1e\+06 per unit of time") as caught:
         dh.simulate(system, (0, 10), method="adams", max_steps=2000)
-    assert caught.value.remedy == "Use method='bdf', or 'auto', which changes over by itself."
+    assert caught.value.remedy == "Use method='auto', which changes over by itself, or a method for stiff equations."
     assert dh.simulate(system, (0, 10)).complete
 
 

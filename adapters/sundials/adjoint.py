@@ -14,6 +14,7 @@ from dae_hybrid.segments import longest_steps
 
 from .driver import PAUSED, STALLED
 from .memory import SolverMemory
+from .methods import SundialsMethod
 
 #: steps between two looks at whether they get anywhere
 BUDGET = 20_000
@@ -33,7 +34,9 @@ class Adjoint(SolverMemory):
     (lambda, mu) and the guide, see callbacks.c.
     """
 
-    def __init__(self, equations: Equations, options: Options, method: str, wrt: tuple[int, ...], backend: Any) -> None:
+    def __init__(
+        self, equations: Equations, options: Options, method: SundialsMethod, wrt: tuple[int, ...], backend: Any
+    ) -> None:
         e = equations
         super().__init__(e, method, e.n + 1, backend.Model(e, "IDA" if e.implicit else "CVode", 0, 0, wrt))
         self.nq = len(wrt) + e.n_memory
@@ -43,7 +46,7 @@ class Adjoint(SolverMemory):
         if self.nq:
             self.call("QuadInit", self.model.callback(f"{self.prefix}_quad_b"), self.q)
             self.call("SetQuadErrCon", 1)
-        if not e.implicit and method == "bdf":
+        if not e.implicit and method.implicit:
             self.call("SetJacEvalFrequency", FRESH)
         self.loop = backend.Backward(
             self.model, memory=self.memory, x=self.x, xdot=self.xdot, sample=self.work, integrals=self.q

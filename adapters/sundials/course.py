@@ -19,10 +19,11 @@ from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask
 from dae_hybrid.journey import Journey, Passage
 from dae_hybrid.leg import Leg
 from dae_hybrid.segments import DRIFT_LOOK, has_drifted, is_pole, zero_at_the_end
-from dae_hybrid.stiffness import determinant_sign, is_stiff, steps_to_look
+from dae_hybrid.stiffness import LOOK, determinant_sign
 
 from . import driver
 from .forward import Forward
+from .methods import SundialsMethod
 
 if TYPE_CHECKING:
     from .march import Marcher
@@ -46,7 +47,7 @@ class Course:
     """
 
     def __init__(
-        self, session: SundialsSession, task: SegmentTask, method: str, marcher: Marcher | None = None,
+        self, session: SundialsSession, task: SegmentTask, method: SundialsMethod, marcher: Marcher | None = None,
         journey: Journey | None = None, runner: Runner | None = None,
     ) -> None:  # fmt: skip
         self.session, self.first, self.method = session, task, method
@@ -73,11 +74,11 @@ class Course:
             outcome = self._outcome(status)
         except DaeHybridError as found:
             error = found
-            rows = self.memory.stepper.rows(self._row)
+            rows, error.method = self.memory.stepper.rows(self._row), self.memory.method
             error.rows = rows[rows[:, 0] <= self._trusted] if self._trusted < np.inf else rows
         finally:
             self._count()
-        return Passage(self._leg(), self.mode, self.task, outcome, error, self.memory.method)
+        return Passage(self._leg(), self.mode, self.task, outcome, error)
 
     def _begin(self) -> None:
         session, marcher = self.session, self.marcher
@@ -125,13 +126,14 @@ class Course:
 
     def _advance(self) -> int:
         """Step until something happens; PAUSED at the step limit or where another way of going on is called for."""
-        left = self.session.options.max_steps - self.before
-        auto = self.session.options.method == "auto" and self.first.method is None
+        session, left = self.session, self.session.options.max_steps - self.before
+        auto = session.options.automatic and self.first.method is None
         while left > self.steps:
             before, taken, segment = self.memory.stepper.t, self.steps, self._segment
-            watch = auto and self.memory.method in ("adams", "erk")
             constrained = self.memory.equations.constrained
-            budget = DRIFT_LOOK if constrained else steps_to_look(taken) if watch else BUDGET
+            budget = DRIFT_LOOK if constrained else BUDGET
+            if auto:  # steps must be enough to tell whether they get anywhere
+                budget = min(budget, max(LOOK, session.choice.left(self.before + taken)))
             unwatched = self.memory.equations.unwatched and self.memory.equations.index == 1
             if unwatched:
                 budget = SIGN_LOOK
@@ -151,7 +153,7 @@ class Course:
             if segment == self._segment and is_starved(step, t, self.task):
                 self._starved = starved(step, mode=self.memory.equations.name, time=t, not_finite=self._is_poisoned())
                 return driver.STALLED
-            if self._look_around(t, watch=watch):
+            if self._look_around(t, auto=auto):
                 return driver.PAUSED
         return driver.PAUSED
 
@@ -165,7 +167,7 @@ class Course:
             raise error
         self._sign, self._trusted = sign, t
 
-    def _look_around(self, t: float, *, watch: bool) -> bool:
+    def _look_around(self, t: float, *, auto: bool) -> bool:
         """Whether another way of going on is called for, with the next task."""
         session, memory, e = self.session, self.memory, self.memory.equations
         if e.index == 2:
@@ -175,10 +177,10 @@ class Course:
         drifts = e.constrained and self.first.record != "dense" and e.index == 1
         if drifts and has_drifted(self.task, t, x, session.parameters, session.options):
             return True
-        if watch and is_stiff(e, t, x, memory.model.memory, session.parameters, self.first.t_stop):
-            session.auto[id(e)] = "bdf"
-            return True
-        return False
+        steps = self.before + self.steps
+        if not auto or session.choice.left(steps) > 0:
+            return False
+        return session.choice.changes(e, t, x, memory.model.memory, self.first.t_stop, steps)
 
     def _go(self, budget: int, status: int | None) -> int:
         """At most `budget` steps, or on from the status of those that have been taken."""
@@ -202,7 +204,7 @@ class Course:
         if self.marcher is None:
             raise AssertionError("only a marcher wants modes")
         task = self.marcher.ahead(self.first)
-        method = self.session.method_for(task)
+        method = self.session.method_for(task, self.before + self.steps)
         opened = self.memories[mode] = self.session.forward_memory(task, method)
         opened.prepare(task)
         self.marcher.enter(mode, opened.stepper.run)

@@ -304,7 +304,7 @@ typedef struct {                             /* a run from its start to its end,
   integer *counted;                          /* by mode: its counters when the run began */
   integer mode, n_modes, n_transitions, max_steps;
   integer watch, under_way;                  /* whether to look how stiff it is; whether it has begun */
-  integer look, taken, events;               /* when: after so many steps; steps and events at the look before, */
+  integer look, interval, taken, events;     /* after so many steps, so many since; steps and events at the look before, */
   integer resting, doubtful;                 /* whether any guard stayed at zero; how many events need a closer look */
   double before;                             /* time of the look before */
   integer counts[COUNTED];

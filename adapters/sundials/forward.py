@@ -14,8 +14,9 @@ from dae_hybrid.steps import COEFFICIENTS
 
 from .compiled import WIDEST_PATH
 from .library import SIMULTANEOUS, STAGGERED
-from .memory import MAX_ORDER, UNTESTED, SolverMemory, family_of
-from .runge_kutta import Parts, Table, order_of
+from .memory import UNTESTED, SolverMemory
+from .methods import SundialsMethod
+from .runge_kutta import Parts, Table
 
 #: tolerance of Newton's method relative to that of the error test. SUNDIALS's own are 0.1 and 0.33 (IDAS). What those
 #: leave is noise that the error test sees: steps stay short, by a fifth to a half, for as many evaluations. And where
@@ -31,16 +32,18 @@ class Forward(SolverMemory):
     The solver's state is (x, q) with q' = g, the integrands; see driver.h.
     """
 
-    def __init__(self, equations: Equations, options: Options, method: str, n_directions: int, backend: Any) -> None:
+    def __init__(
+        self, equations: Equations, options: Options, method: SundialsMethod, n_directions: int, backend: Any
+    ) -> None:
         e, ns = equations, n_directions
         n_integrals = e.functionals.size if e.integrates else 0
-        model = backend.Model(e, family_of(e, method), n_integrals, ns, ())
+        model = backend.Model(e, method.family(e), n_integrals, ns, ())
         size = self.block = e.n + n_integrals
-        self.explicit = method == "erk"
+        self.explicit, table = method.explicit, method.table(options)
         super().__init__(e, method, size * (1 + ns) if self.explicit else size, model)
         objects = self.objects
-        if self.explicit:
-            self._create_explicit_method(backend, ns, order_of(options))
+        if table is not None:
+            self._create_explicit_method(backend, ns, table)
             return
         self.s = objects.vectors(ns, size) if ns else None
         self.sdot = objects.vectors(ns, size) if ns and e.implicit else None
@@ -50,7 +53,7 @@ class Forward(SolverMemory):
         simultaneous = options.sensitivity_method == "simultaneous" and not e.implicit
         self.corrector = SIMULTANEOUS if simultaneous else STAGGERED
         sensitivity_solver = None
-        if ns and self.method == "adams":
+        if ns and not method.implicit:
             sensitivity_solver = objects.fixed_point(self.x, ns + (self.corrector == SIMULTANEOUS))
         if ns and e.implicit:
             objects.replace_norms(self.x, model.norms())
@@ -70,20 +73,19 @@ class Forward(SolverMemory):
                 self.call(f"SetNonlinearSolverSens{which}", sensitivity_solver)
         if e.implicit and n_integrals:
             self._flow = Kernel(densified(e.functions["flow"].function))
-        self.dense_order = MAX_ORDER[self.method]
+        self.dense_order = 0 if method.orders is None else method.orders[1]
         self.stepper = backend.Stepper(
             self.model, memory=self.memory, x=self.x, xdot=self.xdot, work=self.work, sensitivities=self.s,
             sensitivity_rates=self.sdot, corrector=self.corrector,
         )  # fmt: skip
 
-    def _create_explicit_method(self, backend: Any, ns: int, order: int) -> None:
+    def _create_explicit_method(self, backend: Any, ns: int, table: Table) -> None:
         """Sensitivities are parts of the state; their vectors are views of it."""
         objects, size = self.objects, self.block
         self.s_data, self.sdot_data, self.dense_order = [], [], COEFFICIENTS - 1
         blocks = self.x_data.reshape(1 + ns, size)
         self.s_data = list(blocks[1:])
         self.s = (c_void_p * ns)(*(objects.view(block, size) for block in self.s_data)) if ns else None
-        table = Table.of(order)
         self.create_explicit(table)
         self.parts = Parts(table, self.equations.n, self.size)
         self.stepper = backend.Stepper(
@@ -132,7 +134,7 @@ class Forward(SolverMemory):
         if told:
             return
         self._suppressed, self._scales = suppress, scales
-        if self.method == "bdf" and e.index < 2:
+        if self.method.implicit and e.index < 2:
             self.call("SetNonlinConvCoef", CONVERGED)
             self.call("SetMaxConvFails", TRIALS)
         if self.explicit:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dae_hybrid.integrator import Array, SegmentTask
 from dae_hybrid.journey import Alarms, Journey, Network
 from dae_hybrid.leg import AT, Leg, layout_of
+from dae_hybrid.method import Method
 from dae_hybrid.options import Options
 
 from .driver import Run, loops
@@ -285,7 +286,7 @@ class Marcher:
 
     def leg(
         self, task: SegmentTask, mode: int, start: tuple[Array, Array], rows: dict[int, Array],
-        paths: dict[int, Array], methods: dict[int, str],
+        paths: dict[int, Array], methods: Mapping[int, Method],
     ) -> Leg:  # fmt: skip
         """What has been gone through."""
         return Leg(

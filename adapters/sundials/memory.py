@@ -17,17 +17,10 @@ from dae_hybrid.integrator import Array, Equations
 from dae_hybrid.options import Options
 
 from .flags import integration_error
-from .library import ADAMS, BDF, Objects, load
+from .library import Objects, load
 from .linear import prepare
+from .methods import SundialsMethod
 from .runge_kutta import Table
-
-MAX_ORDER = {"bdf": 5, "adams": 12}
-
-
-def family_of(equations: Equations, method: str) -> str:
-    """Prefix of the names of the library that serves them."""
-    return "ARKode" if method == "erk" else "IDA" if equations.implicit else "CVode"
-
 
 #: absolute tolerance of what takes no part in any test
 UNTESTED = 1e100
@@ -39,9 +32,9 @@ ERROR_BIAS, INTERPOLANT = 2.0, 3
 class SolverMemory:
     """What the forward and the adjoint memory share."""
 
-    def __init__(self, equations: Equations, method: str, size: int, model: Any) -> None:
+    def __init__(self, equations: Equations, method: SundialsMethod, size: int, model: Any) -> None:
         self.equations, self.model, self.size = equations, model, size
-        self.family = family_of(equations, method)
+        self.family = method.family(equations)
         self.prefix = self.family.removesuffix("ode").lower()  # callbacks are called cv_* and ida_*
         self.method = method
         n = size
@@ -108,12 +101,12 @@ class SolverMemory:
         """Create the memory with its right-hand side and linear solver; the suffix is that of the callbacks."""
         lib, e, free = self.lib, self.equations, self.name("Free")
         callback = self.model.callback
-        connect = None if self.method == "adams" else prepare(self, linear_solver, suffix)
-        fixed_point = self.objects.fixed_point(self.x) if self.method == "adams" else None
+        connect = prepare(self, linear_solver, suffix) if self.method.implicit else None
+        fixed_point = None if self.method.implicit else self.objects.fixed_point(self.x)
         if e.implicit:
             handle = lib.IDACreate(self.objects.context)
         else:
-            handle = lib.CVodeCreate(ADAMS if self.method == "adams" else BDF, self.objects.context)
+            handle = lib.CVodeCreate(self.method.formula, self.objects.context)
         pointer = _Pointer(handle)
         self.memory = self.objects.own(handle, lambda: free(pointer.reference), "solver memory")
         self.x_data[:] = 0.0
@@ -145,8 +138,8 @@ class SolverMemory:
             self.superlu.preconditioner = options.preconditioner
         self.call("SetMaxStep", options.max_step or 0.0)
         self.call("SetInitStep", options.first_step or 0.0)
-        if self.family != "ARKode":
-            self.call("SetMaxOrd", options.max_order or MAX_ORDER[self.method])
+        if not self.method.explicit and self.method.orders is not None:
+            self.call("SetMaxOrd", options.max_order or self.method.orders[1])
         self.call("SetMaxNumSteps", options.max_steps)
         self._configured = options
 

@@ -128,6 +128,12 @@ static int set_out(plain *v) {
   return dh_begin(r);
 }
 
+/* When to look at the steps again, after so many; what there was room for does not move that. */
+static void schedule_look(plain *v, integer taken) {
+  const integer due = taken + (v->watch ? v->interval : BUDGET);
+  v->look = due < v->max_steps ? due : v->max_steps;
+}
+
 /* The mode that is to be entered is, where explicit steps will do in it. */
 static int open_wanted(plain *v) {
   march *m = v->tables;
@@ -138,6 +144,10 @@ static int open_wanted(plain *v) {
   memcpy(c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
   if (v->watch && !to->implicit && !is_soft(c, m->now, e.x_after, m->t1)) return 0;
+  if (!to->implicit) { /* a choice that is made is looked at again soon */
+    v->interval = LOOK;
+    schedule_look(v, m->steps + from->run->steps);
+  }
   v->stations[m->wanted].run = v->runs[m->wanted];
   m->wanted = -1;
   m->resumed = 1;
@@ -199,17 +209,13 @@ int dh_run(plain *v) {
     const int flag = set_out(v);
     if (flag) return NOT_PLAIN;
     v->under_way = 1;
-    v->look = 0;
+    v->look = v->taken = v->events = 0;
+    v->interval = LOOK, v->before = m->t0;
+    schedule_look(v, 0);
   }
   while (1) {
     run *r = v->stations[m->at].run;
-    int watch = v->watch && !v->stations[m->at].implicit;
     integer taken = m->steps + r->steps;
-    if (taken >= v->look) { /* the next stretch begins; what there was room for does not move its end */
-      const integer stretch = watch ? taken + LOOK < MOST ? taken + LOOK : MOST : BUDGET;
-      v->look = taken + stretch < v->max_steps ? taken + stretch : v->max_steps;
-      v->taken = taken, v->events = m->n_events, v->before = r->t;
-    }
     m->budget = v->look - taken;
     const int status = dh_march(m);
     r = v->stations[m->at].run;
@@ -222,8 +228,10 @@ int dh_run(plain *v) {
     const double step = (r->t - v->before) / (double)(taken - v->taken);
     if (taken >= v->max_steps) return PAUSED;
     if (m->n_events == v->events && step < STARVED * fmax(fabs(r->t), m->t1 - m->begun)) return PAUSED;
-    watch = v->watch && !v->stations[m->at].implicit;
-    if (watch && !is_soft(r->model, r->t, r->model->api->array(r->x), m->t1)) return PAUSED;
+    if (v->watch && !v->stations[m->at].implicit && !is_soft(r->model, r->t, r->model->api->array(r->x), m->t1)) return PAUSED;
+    v->taken = taken, v->events = m->n_events, v->before = r->t;
+    v->interval = 2 * v->interval < MOST ? 2 * v->interval : MOST;
+    schedule_look(v, taken);
   }
 }
 

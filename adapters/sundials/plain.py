@@ -23,14 +23,10 @@ from .driver import COUNTERS, FINISHED, NOT_PLAIN, ROWS_FULL, driver, loops, sta
 from .forward import Forward
 from .header import STRUCTS
 from .march import Marcher
-from .runge_kutta import order_of
+from .methods import SundialsMethod, chosen, method_of
 from .structure import structure_of
 
 PlainStruct = STRUCTS["plain"]
-
-
-#: what ``method="auto"`` takes for explicit equations that are not stiff
-EXPLICIT = "erk"
 
 
 def is_native(equations: Equations) -> bool:
@@ -45,12 +41,12 @@ def carry_out(network: Network, errand: Errand) -> tuple[Straight | None, Head |
         return None, None
     if any(network.timed) and not errand.alarms:
         return None, None
-    method = EXPLICIT if options.method == "auto" else options.method
-    newton = [e for e in network.equations if method_of(e, method) == "bdf"]
+    method = chosen(options)
+    newton = [e for e in network.equations if method_of(e, method).implicit]
     if any(structure_of(e, backward=False, wanted=options.linear_solver).kind != "dense" for e in newton):
         return None, None
     count = 0 if errand.directions is None else len(errand.directions)
-    detail = (order_of(options) if method == "erk" else None, options.sensitivity_method if count else None)
+    detail = (method.table(options), options.sensitivity_method if count else None)
     idle = network.kept.setdefault(("sundials", "whole", method, count, detail, options.linear_solver), [])
     try:
         runner: Runner = idle.pop()
@@ -63,11 +59,6 @@ def carry_out(network: Network, errand: Errand) -> tuple[Straight | None, Head |
     return found, None
 
 
-def method_of(equations: Equations, method: str) -> str:
-    """The method for a mode, of runs by one method for explicit equations."""
-    return "bdf" if equations.implicit else method
-
-
 class Runner:
     """Tables and memories for the runs of a network from their start, by one method; used by one run at a time.
 
@@ -76,7 +67,7 @@ class Runner:
 
     paused: int | None = None
 
-    def __init__(self, network: Network, options: Options, method: str, n_directions: int) -> None:
+    def __init__(self, network: Network, options: Options, method: SundialsMethod, n_directions: int) -> None:
         ends, e = network.ends, network.equations
         if ends is None:
             raise AssertionError("the network has neither a start nor an end")
@@ -129,7 +120,7 @@ class Runner:
             errand.journey(self.network, self.struct.mode, self._ranges, self._rested), options, self._parameters
         )
         self.marcher.set_alarms(errand.alarms)
-        self.struct.max_steps, self.struct.watch = options.max_steps, options.method == "auto"
+        self.struct.max_steps, self.struct.watch = options.max_steps, options.automatic
         if all(memory.stepper.run.width < WIDE for memory in self.memories):  # else rows are given away
             self._told = errand
 
@@ -162,6 +153,11 @@ class Runner:
         e = self.network.equations[self.struct.mode]
         same = task.equations is e and task.t0 == self.marcher.struct.t0
         return same and np.array_equal(task.x0, x[: e.n]) and np.array_equal(task.memory, m)
+
+    @property
+    def look(self) -> tuple[int, int]:
+        """After how many steps the next look at them is due, and how many after the last one."""
+        return int(self.struct.look), int(self.struct.interval)
 
     @property
     def stretch(self) -> tuple[float, int, int]:
@@ -265,7 +261,7 @@ class _Kind(NamedTuple):
     """What runs of one runner have in common."""
 
     network: Network
-    methods: tuple[str, ...]  # by mode
+    methods: tuple[SundialsMethod, ...]  # by mode
     mode: int  # the first
     n_integrals: int
 

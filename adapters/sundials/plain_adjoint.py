@@ -15,8 +15,9 @@ from dae_hybrid.options import Options
 from .driver import COUNTERS, loops, statistics_of
 from .header import STRUCTS
 from .march import Marcher
+from .methods import chosen
 from .plain import Left
-from .runge_kutta import Table, order_of
+from .runge_kutta import Table
 from .sweep import DiscreteAdjoint, SweepStruct
 
 PlainAdjoint = STRUCTS["plain_adjoint"]
@@ -27,13 +28,14 @@ def carry_back(
 ) -> StraightAdjoint | None:
     """The adjoint of a run; None where its steps do not carry it."""
     options = run.errand.options
-    if options.method not in ("auto", "erk") or any(e.implicit for e in network.equations):
+    table = chosen(options).table(options)
+    if table is None or any(e.implicit for e in network.equations):
         return None
-    idle = network.kept.setdefault(("sundials", "back", order_of(options), components, wrt), [])
+    idle = network.kept.setdefault(("sundials", "back", table, components, wrt), [])
     try:
         returner = idle.pop()
     except IndexError:
-        returner = Returner(network, options, wrt, components)
+        returner = Returner(network, options, table, wrt, components)
     found: StraightAdjoint | None = returner.run(run.left)
     idle.append(returner)
     return found
@@ -42,13 +44,15 @@ def carry_back(
 class Returner:
     """Tables and work for the adjoints of a network's whole runs by some parameters; used by one at a time."""
 
-    def __init__(self, network: Network, options: Options, wrt: tuple[int, ...], components: tuple[int, ...]) -> None:
+    def __init__(
+        self, network: Network, options: Options, table: Table, wrt: tuple[int, ...], components: tuple[int, ...]
+    ) -> None:
         ends, e, k = network.ends, network.equations, len(components)
         if ends is None:
             raise AssertionError("the network has neither a start nor an end")
         self.network, self.wrt, self.components = network, wrt, components
         self.marcher = Marcher(network, 0)
-        self.own = [DiscreteAdjoint(mode, wrt, Table.of(order_of(options))) for mode in e]
+        self.own = [DiscreteAdjoint(mode, wrt, table) for mode in e]
         slots = {name: i for i, name in enumerate(dict.fromkeys(n for mode in e for n in mode.variables.labels()))}
         self._widest, nm, nf = max(mode.n for mode in e), e[0].n_memory, e[0].functionals.size
         self._slots = np.zeros((len(e), self._widest), np.int64)

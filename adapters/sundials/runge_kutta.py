@@ -5,38 +5,20 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_int, c_void_p
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 from dae_hybrid.integrator import Array
-from dae_hybrid.options import Options
 from dae_hybrid.steps import COEFFICIENTS, NODES, end_derivatives
 
 from .driver import ExplicitStep
 from .header import STRUCTS
 from .library import load
 
-#: by order: ARKODE's embedded pairs whose coefficients are given to rounding (those of VERNER_9_5_6 are off by 7e-13)
-#: and whose weights do not cancel (those of VERNER_13_7_8 sum to 1 with terms of 32: states within a step carry a
-#: hundred roundings, and an event may be seen twice; the error estimate of FEHLBERG_13_7_8 is zero for integrals)
-TABLES = {
-    2: "ARKODE_HEUN_EULER_2_1_2",
-    3: "ARKODE_BOGACKI_SHAMPINE_4_2_3",
-    4: "ARKODE_SOFRONIOU_SPALETTA_5_3_4",
-    5: "ARKODE_TSITOURAS_7_4_5",
-    6: "ARKODE_VERNER_8_5_6",
-    7: "ARKODE_VERNER_10_6_7",
-    9: "ARKODE_VERNER_16_8_9",
-}
-#: less work than 6 at every tolerance, and than 9 down to 1e-9 (measured on the hysteretic oscillator)
-DEFAULT_ORDER = 7
-
-
-def order_of(options: Options) -> int:
-    """The order of the steps."""
-    return options.max_order or DEFAULT_ORDER
+#: how far, and how closely, the limit of stability is looked for
+FARTHEST, PER_UNIT = 100, 100
 
 
 class _Table(Structure):
@@ -65,9 +47,8 @@ class Table:
 
     @classmethod
     @cache
-    def of(cls, order: int) -> Table:
-        """The table of an order, or of the next lower one that there is; it is kept."""
-        name = TABLES[max(known for known in TABLES if known <= max(order, min(TABLES)))]
+    def of(cls, name: str) -> Table:
+        """The table that ARKODE has under a name; it is kept."""
         handle = load().ARKodeButcherTable_LoadERKByName(name.encode())
         if not handle:
             raise AssertionError(f"ARKODE has no table {name}")
@@ -76,6 +57,16 @@ class Table:
         a = np.array([[table.a[i][j] for j in stages] for i in stages])
         b, c, d = (np.array([row[i] for i in stages]) for row in (table.b, table.c, table.d))
         return cls(name, handle, a, b, c, d)
+
+    @cached_property
+    def reach(self) -> float:
+        """How far along the negative real axis the method is stable."""
+        z = -np.arange(1, FARTHEST * PER_UNIT) / PER_UNIT
+        growth, power = np.ones_like(z), np.ones_like(self.b)
+        for k in range(1, self.b.size + 1):
+            growth += (self.b @ power) * z**k
+            power = self.a @ power
+        return float(-z[np.argmax(np.abs(growth) > 1)])
 
     @property
     def struct(self) -> Any:

@@ -26,18 +26,18 @@ from dae_hybrid.leg import Leg
 from dae_hybrid.multipliers import ROUNDED
 from dae_hybrid.options import LinearSolver, Options
 from dae_hybrid.segments import is_short, standing_still
-from dae_hybrid.stiffness import is_stiff
 
 from . import compiled, driver, interpreted
 from .adjoint import Adjoint
+from .choice import Choice
 from .course import Course
 from .driver import statistics_of
 from .forward import Forward
 from .library import load
 from .march import Marcher
-from .plain import EXPLICIT, Head, Runner, carry_out, is_native
+from .methods import CHOICE, INTERPRETED, METHODS, NONSTIFF, STIFF, SundialsMethod
+from .plain import Head, Runner, carry_out, is_native
 from .plain_adjoint import carry_back
-from .runge_kutta import Table, order_of
 from .sweep import DiscreteAdjoint, LegSweep
 
 
@@ -49,8 +49,8 @@ class SundialsIntegrator:
 
     name = "sundials"
     capabilities = Capabilities(
-        methods=("auto", "bdf", "adams", "erk"),
-        algebraic=("auto", "bdf"),
+        methods=(CHOICE, *METHODS.values()),
+        algebraic=(CHOICE.name, STIFF.name),
         roots=True,
         dense=True,
         forward=True,
@@ -90,8 +90,8 @@ class SundialsSession:
         self._turns: list[tuple[Equations, Turn]] = []
         self._marchers: dict[int, Marcher] = {}
         self._tested: set[int] = set()  # equations whose multipliers are in the error test
-        self.auto: dict[int, str] = {}  # what method="auto" has chosen, by equations
         self._head: Head | None = None  # a run that has paused; its memories and tables may be those of this session
+        self.choice = Choice(options, parameters)
 
     # -- memories -------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class SundialsSession:
             if purpose[0] == "forward":
                 memory = Forward(equations, options, purpose[1], purpose[2], backend)
             elif purpose[0] == "discrete":
-                memory = DiscreteAdjoint(equations, self._wrt, Table.of(order_of(options)))
+                memory = DiscreteAdjoint(equations, self._wrt, purpose[1])
             else:
                 memory = Adjoint(equations, options, purpose[1], self._wrt, backend)
         if purpose[0] == "discrete":
@@ -190,8 +190,8 @@ class SundialsSession:
         for mode, memory in enumerate(runner.memories):
             self._leased[id(memory.equations), self._forward(memory.method, count)] = memory
             self._base[id(memory)] = runner.counted(mode)
-            if mode in runner.visited:
-                self.auto[id(memory.equations)] = memory.method
+        if self.options.automatic:
+            self.choice.resume(runner.visited.values(), runner.stretch, runner.look)
         self._marchers[count] = runner.marcher
         head.adopted = True
         return runner
@@ -214,7 +214,7 @@ class SundialsSession:
     def _pass(self, task: SegmentTask, journey: Journey | None) -> Passage:
         """One way forward; where steps have become too small once more, in another way, from where that began."""
         self.counts["segments"] += 1
-        method = task.method or self.method_for(task)
+        method = METHODS[task.method] if task.method else self.method_for(task, self.counts["steps"])
         if is_short(task.t0, task.t_stop):
             mode = 0 if journey is None else journey.mode
             return Passage(None, mode, task, standing_still(task, method))
@@ -223,13 +223,13 @@ class SundialsSession:
             _advise(passage.error, passage.task.equations)
             if not isinstance(passage.error, StepSizeError):
                 break
-            other = self._other_way(passage.task, passage.method)
+            other = self._other_way(passage.task, passage.error.method)
             if other is None:
                 break
             passage = replace(self._go(passage.task, other, None), leg=passage.leg, mode=passage.mode)
         return passage
 
-    def _go(self, task: SegmentTask, method: str, journey: Journey | None) -> Passage:
+    def _go(self, task: SegmentTask, method: SundialsMethod, journey: Journey | None) -> Passage:
         marcher: Marcher | None = None
         runner = None if journey is None else self._adopt(task)
         if journey is not None:
@@ -263,7 +263,7 @@ class SundialsSession:
             self._marchers[n_directions].pool = idle
         return self._marchers[n_directions]
 
-    def _other_way(self, task: SegmentTask, method: str) -> str | None:
+    def _other_way(self, task: SegmentTask, method: SundialsMethod) -> SundialsMethod | None:
         """The method to try where steps have become too small, with what else is changed; None for no other way.
 
         Multipliers stay out of the error test (`constrained`), and steps are those for y alone: where they enter
@@ -274,38 +274,34 @@ class SundialsSession:
         if untested and key not in self._tested:
             self._tested.add(key)
             return method
-        if task.method or self.options.method != "auto" or method == "bdf":
+        if task.method or not self.options.automatic or method is STIFF:
             return None
-        self.auto[key] = "bdf"
-        return "bdf"
+        self.choice.keep_implicit(e)
+        return STIFF
 
-    def method_for(self, task: SegmentTask) -> str:
-        """Explicit steps for explicit equations that are not stiff where the segment starts, else BDF."""
+    def method_for(self, task: SegmentTask, steps: int) -> SundialsMethod:
+        """The method for a segment that begins after so many steps of the run."""
         e = task.equations
-        if self.options.method == "erk" and not is_native(e):
-            raise UnsupportedError(
-                "method='erk' needs compiled equations, and these are not.",
-                mode=e.name,
-                remedy="Install a C compiler, build with native=True, or use method='adams'.",
-            )
-        if self.options.method != "auto":
-            return self.options.method
-        if id(e) not in self.auto:
-            stiff = e.implicit or is_stiff(e, task.t0, task.x0, task.memory, self.parameters, task.t_stop)
-            self.auto[id(e)] = "bdf" if stiff else EXPLICIT if is_native(e) else "adams"
-        return self.auto[id(e)]
+        if not self.options.automatic:
+            method = METHODS[self.options.method]
+            if method.explicit and not is_native(e):
+                raise UnsupportedError(
+                    f"method={method.name!r} needs compiled equations, and these are not.",
+                    mode=e.name,
+                    remedy=f"Install a C compiler, build with native=True, or use method={INTERPRETED.name!r}.",
+                )
+            return method
+        return self.choice.method_for(task, NONSTIFF if is_native(e) else INTERPRETED, steps)
 
-    def forward_memory(self, task: SegmentTask, method: str) -> Forward:
+    def forward_memory(self, task: SegmentTask, method: SundialsMethod) -> Forward:
         """The memory for a task, ready to begin it."""
         n_directions = 0 if task.sensitivities is None else len(task.sensitivities)
         memory: Forward = self._lease(task.equations, self._forward(method, n_directions))
         return memory
 
-    def _forward(self, method: str, n_directions: int) -> tuple[Any, ...]:
-        """The purpose of a forward memory."""
-        detail: Any = self.options.sensitivity_method if n_directions else None
-        if method == "erk":  # ARKODE makes room for the stages of one table
-            detail = order_of(self.options)
+    def _forward(self, method: SundialsMethod, n_directions: int) -> tuple[Any, ...]:
+        """The purpose of a forward memory; ARKODE makes room for the stages of one table."""
+        detail = method.table(self.options) or (self.options.sensitivity_method if n_directions else None)
         return "forward", method, n_directions, detail
 
     # -- backwards ------------------------------------------------------------------------------------
@@ -319,22 +315,22 @@ class SundialsSession:
             count = 0 if task.t_eval is None else task.t_eval.size
             samples = np.tile(task.adjoints, (count, 1, 1)) if count else np.zeros((0, k, e.n))
             return BackwardOutcome(task.adjoints, np.zeros((k, n_wrt)), np.zeros((k, e.n_memory)), samples)
-        explicit = str(forward.method) == "erk"
-        if explicit and task.path is not None and task.t_eval is None:
-            found_by_steps = self._back_by_steps(task, task.path)
+        method = METHODS[str(forward.method)]
+        if method.explicit and task.path is not None and task.t_eval is None:
+            found_by_steps = self._back_by_steps(task, method, task.path)
             if found_by_steps is not None:
                 return found_by_steps
-        kept = None if explicit else task.path
+        kept = None if method.path.exact else task.path
         path = np.ascontiguousarray(self.integrate(forward).rows if kept is None else kept)
-        found = [self._back(task, j, path) for j in range(k)]
+        found = [self._back(task, method.adjoint or method, j, path) for j in range(k)]
         adjoints, integrals = (np.array([result[i] for result in found]) for i in range(2))
         samples = np.stack([result[2] for result in found], axis=1)
         return BackwardOutcome(adjoints, integrals[:, :n_wrt], integrals[:, n_wrt:], samples)
 
-    def _back_by_steps(self, task: BackwardTask, path: Array) -> BackwardOutcome | None:
+    def _back_by_steps(self, task: BackwardTask, method: SundialsMethod, path: Array) -> BackwardOutcome | None:
         """The exact adjoint of the steps of a Runge-Kutta method; None where they cannot resolve it."""
         e, n_wrt = task.forward.equations, len(self._wrt)
-        discrete = self._discrete(e, task.components, task.tolerances())
+        discrete = self._discrete(e, method, task.components, task.tolerances())
         with discrete.model.interruptible():
             flag = discrete.back(path, task.forward.memory, task.adjoints)
         self.counts["steps"] += int(discrete.struct.steps)
@@ -344,8 +340,10 @@ class SundialsSession:
         samples = np.zeros((0, len(adjoints), e.n))
         return BackwardOutcome(adjoints, totals[:, :n_wrt], totals[:, n_wrt:], samples)
 
-    def _discrete(self, equations: Equations, components: tuple[int, ...], tolerances: Tolerances) -> DiscreteAdjoint:
-        found: DiscreteAdjoint = self._lease(equations, ("discrete", order_of(self.options), self._wrt))
+    def _discrete(
+        self, equations: Equations, method: SundialsMethod, components: tuple[int, ...], tolerances: Tolerances
+    ) -> DiscreteAdjoint:
+        found: DiscreteAdjoint = self._lease(equations, ("discrete", method.table(self.options), self._wrt))
         found.choose(components, self.parameters, tolerances, self.options.max_steps - self.counts["steps"])
         return found
 
@@ -361,9 +359,9 @@ class SundialsSession:
         marcher.look_back(self.parameters, leg.begin)
         discrete, integrated = {}, {}
         for mode in modes:
-            e, method = leg.network.equations[mode], leg.methods[mode]
-            if method == "erk":
-                discrete[mode] = self._discrete(e, components, tolerances(mode))
+            e, method = leg.network.equations[mode], METHODS[leg.methods[mode].name]
+            if method.explicit:
+                discrete[mode] = self._discrete(e, method, components, tolerances(mode))
                 continue
             integrated[mode] = [self._lease(e, ("adjoint", method, self._wrt, j)) for j in range(len(components))]
             for j, memory in enumerate(integrated[mode]):
@@ -376,16 +374,15 @@ class SundialsSession:
         for mode, memories in integrated.items():
             if found is None:
                 for j in range(len(memories)):
-                    purpose = ("adjoint", leg.methods[mode], self._wrt, j)
+                    purpose = ("adjoint", METHODS[leg.methods[mode].name], self._wrt, j)
                     self._discard((id(leg.network.equations[mode]), purpose))
         self.counts["steps"] += steps
         self.counts["segments"] += leg.count
         return found
 
-    def _back(self, task: BackwardTask, j: int, path: Array) -> tuple[Array, Array, Array]:
+    def _back(self, task: BackwardTask, method: SundialsMethod, j: int, path: Array) -> tuple[Array, Array, Array]:
         """The adjoint of one component along a path: at t0, its integrals, samples."""
-        e, method = task.forward.equations, str(task.forward.method)
-        method = "adams" if method == "erk" else method
+        e = task.forward.equations
         purpose = ("adjoint", method, self._wrt, j)
         memory = self._lease(e, purpose)
         try:
