@@ -75,6 +75,8 @@ class ModeBuilder(ModeFunctions):
                 point = [ca.MX.sym(k, v.numel()) for k, v in zip("txmp", (t, state, m, p), strict=True)]
                 found["guards"] = self._on_the_constraints(point, consistent(*point)[0], "guards")
                 found |= self._in_pieces()
+            else:
+                found["settle"] = self.point_function("settle", lambda s: [self.settle(s)])
             if self.poles:
                 guards = found.get("guards") or ca.Function("guards", inputs, [h])
                 found["guards"] = self._with_singularities(guards, "guards")
@@ -87,17 +89,14 @@ class ModeBuilder(ModeFunctions):
         }
 
     def _in_pieces(self) -> dict[str, ca.Function]:
-        """What compiled code makes guards at consistent points of; see `Equations`."""
-        n_guards = len(self.guarded)
+        """What compiled code makes consistent points, and guards there, of; see `Equations`."""
+        found, n_guards = {"settle": self.point_function("settle", lambda s: [self.settle(s)])}, len(self.guarded)
         if not n_guards:
-            return {}
+            return found
         s = self.symbols()
         values = [ca.densify(v) for v in (self.guards(*s.point), self.off(s))]
-        found = {
-            "sketch": ca.Function("sketch", list(s.point), values),
-            "settle": self.point_function("settle", lambda s: [self.settle(s)]),
-            "slopes": self.point_function("slopes", lambda s: [self.guard_rates(s)]),
-        }
+        found["sketch"] = ca.Function("sketch", list(s.point), values)
+        found["slopes"] = self.point_function("slopes", lambda s: [self.guard_rates(s)])
         if n_guards * (self.nz + self.nk) <= WEIGHED:
             found["weigh"] = self.point_function("weigh", lambda s: [self.guard_weights(s)])
         if self.singularities is not None:

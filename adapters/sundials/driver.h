@@ -66,6 +66,7 @@ enum { GUESSES = 8 };                        /* of the zero of a cubic */
 #define NEAR 1e-5                            /* the same where each look takes a step of its own: `polish` goes on */
 #define CORRECTED 1e-8                        /* of x: the next correction is its square, */
 #define CORRECTED_DUST 1e-3                  /* or of its absolute tolerance, where x is next to zero */
+#define CORRECTED_ROUNDING 1e-13             /* or rounding of others, from the second correction on */
 #define CERTAIN 10.0                         /* a guard so many times as far from zero as x misses it by needs no solving */
 #define SIGNALS 0.1                          /* seconds between two looks at Python's signals */
 enum { UNWATCHED = 64 };                     /* evaluations between two looks at the clock, where they are short */
@@ -137,7 +138,7 @@ typedef struct {
   double latest_time;
   integer n_poles, n_off;                    /* guards that are determinants; by how many numbers x misses its equations */
   double *off, *guard_weights;               /* those numbers; (n_guards - n_poles) x n_off: what they do to the guards, */
-  integer weighed;                           /* 1 + jacobian_calls when that was; 0: not in this segment */
+  integer weighed;                           /* 1 + setups of Newton's matrix when that was; 0: not in this segment */
   double *settled;                           /* 2 n doubles of work */
   double *point;                             /* n doubles: argument of the cached linearisation */
   double *parameter_gradient;                /* n_parameters doubles of work */
