@@ -18,7 +18,7 @@ from dae_hybrid.initial_build import build_initial
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import ModeLowering, symbols_for
 from dae_hybrid.measurement import Measurement
-from dae_hybrid.mode_build import ModeBuilder
+from dae_hybrid.mode_build import ModeBuilder, to_compile
 from dae_hybrid.model import HybridModel
 from dae_hybrid.relations import with_relations
 from dae_hybrid.signals import SignalTable
@@ -45,7 +45,7 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
     signals = _signals(model, memory)
     initial = build_initial(model, mode_index, builders, signals)
     named = {b.index: b.integrator_functions() for b in builders}
-    wanted = {("mode", i): hoisted(own) for i, own in named.items()}
+    wanted = {("mode", i): hoisted(to_compile(own)) for i, own in named.items()}
     if native:
         plain = [t for t in transitions if is_plain(t, builders)]
         wanted |= {("transition", t.index): crossing_functions(t, builders) for t in plain}

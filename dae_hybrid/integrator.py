@@ -45,6 +45,12 @@ class Equations:
                    transitions stand quantities whose zeros end a run
     complete       x and x' that satisfy the equations to rounding, near the given x, and the last
                    Newton correction of the algebraic part, relative to the size of its terms
+    sketch         where a guard needs a consistent point: the guards of transitions at x as it stands, and by how much
+                   it misses the equations (for compiled code, as are the next ones)
+    settle         x after one Newton correction
+    slopes         rates of the guards of transitions at a consistent point
+    weigh          W, dense: one correction changes those guards by -W times what x misses; where W is not too large
+    poles          the quantities behind the guards of transitions, and their rates, at x as it stands
     drift          how far the differential variables are from the constraints that the solution stays on
                    (n_differential); only where there are such constraints
     ============== =========================================================================

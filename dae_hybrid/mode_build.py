@@ -17,6 +17,9 @@ from dae_hybrid.matrices import compact
 from dae_hybrid.mode_functions import ModeFunctions, term_sizes
 from dae_hybrid.system import ModeSystem
 
+#: guards times equations up to which what a look at the guards misses is weighed instead of solved for
+WEIGHED = 100_000
+
 
 class ModeBuilder(ModeFunctions):
     """Makes a `ModeSystem`."""
@@ -55,22 +58,25 @@ class ModeBuilder(ModeFunctions):
     def _at_points(self, inputs: list[Any], h: Any, equations: Any) -> dict[str, ca.Function]:
         """The functions that solve for something: `complete`, `rates`, and on constraints `drift`."""
         t, state, m, p = inputs
-        landing, eliminated = self.landing, state.numel() == self.ny
+        landing, consistent, eliminated = self.landing, self.consistent, state.numel() == self.ny
         if self.nk:  # the integrator's X is off the constraints, and in index 2 its z is worse than its y
             point = [ca.MX.sym(k, v.numel()) for k, v in zip("txmp", (t, state, m, p), strict=True)]
-            x, xdot, correction = landing(*point)
+            (x, xdot, correction), there = landing(*point), consistent(*point)[0]
             own = (x[: self.ny], xdot[: self.ny], ca.MX(0, 1)) if eliminated else (x, xdot, correction)
             return {
                 "complete": ca.Function("complete", point, list(own)),
-                "drift": ca.Function("drift", point, [x[: self.ny] - point[1][: self.ny]]),
-                "guards": self._with_singularities(self._on_the_constraints(point, x, "guards"), "guards"),
-                "rates": self._with_singularities(self._on_the_constraints(point, x, "rates"), "rates"),
-            }
+                "drift": ca.Function("drift", point, [there[: self.ny] - point[1][: self.ny]]),
+                "guards": self._with_singularities(self._on_the_constraints(point, there, "guards"), "guards"),
+                "rates": self._with_singularities(self._on_the_constraints(point, there, "rates"), "rates"),
+            } | ({} if eliminated else self._in_pieces())
         if not eliminated:
             found = {"complete": landing, "rates": self.point_function("rates", lambda s: [self.guard_rates(s)])}
             if max(ca.jacobian_sparsity(h, state).get_col(), default=-1) >= self.ny:  # z is off by the tolerance
                 point = [ca.MX.sym(k, v.numel()) for k, v in zip("txmp", (t, state, m, p), strict=True)]
-                found["guards"] = self._on_the_constraints(point, landing(*point)[0], "guards")
+                found["guards"] = self._on_the_constraints(point, consistent(*point)[0], "guards")
+                found |= self._in_pieces()
+            else:
+                found["settle"] = self.point_function("settle", lambda s: [self.settle(s)])
             if self.poles:
                 guards = found.get("guards") or ca.Function("guards", inputs, [h])
                 found["guards"] = self._with_singularities(guards, "guards")
@@ -82,18 +88,31 @@ class ModeBuilder(ModeFunctions):
             "rates": ca.Function("rates", [t, state, m, p], [ca.densify(along)]),
         }
 
+    def _in_pieces(self) -> dict[str, ca.Function]:
+        """What compiled code makes consistent points, and guards there, of; see `Equations`."""
+        found, n_guards = {"settle": self.point_function("settle", lambda s: [self.settle(s)])}, len(self.guarded)
+        if not n_guards:
+            return found
+        s = self.symbols()
+        values = [ca.densify(v) for v in (self.guards(*s.point), self.off(s))]
+        found["sketch"] = ca.Function("sketch", list(s.point), values)
+        found["slopes"] = self.point_function("slopes", lambda s: [self.guard_rates(s)])
+        if n_guards * (self.nz + self.nk) <= WEIGHED:
+            found["weigh"] = self.point_function("weigh", lambda s: [self.guard_weights(s)])
+        if self.singularities is not None:
+            found["poles"] = self.point_function("poles", lambda s: [self.singular(s), self.singular_rates(s)])
+        return found
+
     def _with_singularities(self, function: ca.Function, name: str) -> ca.Function:
         """Guards, or their rates, with the determinants of implicit equations behind them.
 
         These are taken at the state as it stands: next to a singular matrix there is no consistent point to go to.
         """
-        determinants = self.singularities
-        if determinants is None:
+        if self.singularities is None:
             return function
 
         def values(s: Flat) -> list[Any]:
-            d = determinants(*s.point)
-            return [d if name == "guards" else ca.jacobian(d, s.x) @ self.xdot(s) + ca.jacobian(d, s.t)]
+            return [self.singular(s) if name == "guards" else self.singular_rates(s)]
 
         point = [ca.MX.sym(k, v) for k, v in zip("txmp", (1, self.lowering.n, self.nm, self.np), strict=True)]
         both = ca.vertcat(function(*point), self.point_function("determinants", values)(*point))
@@ -143,7 +162,7 @@ class ModeBuilder(ModeFunctions):
         """x at outputs, and its derivative by (y, m, p), made when it is asked for; see `ModeSystem`."""
         n = self.lowering.n if self.explicit is None else self.ny
         t, state, m, p = (ca.MX.sym(k, v) for k, v in zip(("t", "x", "m", "p"), (1, n, self.nm, self.np), strict=True))
-        x = self.landing(t, state, m, p)[0]
+        x = self.consistent(t, state, m, p)[0]
         ny, n_w = self.ny, self.ny + self.nm + self.np
 
         def by_w(s: Flat) -> list[Any]:
@@ -212,6 +231,14 @@ class ModeBuilder(ModeFunctions):
             fragile=self.nz > 0 and (self.explicit is None or self.poles > 0),
             **self._solved(),
         )
+
+
+def to_compile(functions: dict[str, ca.Function]) -> dict[str, ca.Function]:
+    """What compiled code calls: where it has guards in pieces, these instead of the whole."""
+    if "sketch" not in functions:
+        return functions
+    kept = {key: function for key, function in functions.items() if key not in ("guards", "slopes")}
+    return kept | {"rates": functions["slopes"]}
 
 
 def dense_vectors(values: list[Any], matrices: list[int]) -> list[Any]:

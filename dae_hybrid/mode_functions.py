@@ -125,6 +125,15 @@ class ModeFunctions:
             self.poles = found.numel()
             self.singularities = ca.Function("singularities", list(s.point), [ca.densify(found)])
 
+    def singular(self, s: Flat) -> Any:
+        """Determinants of implicit equations."""
+        return ca.MX(0, 1) if self.singularities is None else self.singularities(*s.point)
+
+    def singular_rates(self, s: Flat) -> Any:
+        """Their total time derivatives."""
+        d = self.singular(s)
+        return ca.jacobian(d, s.x) @ self.xdot(s) + ca.jacobian(d, s.t)
+
     @staticmethod
     def _part(expression: ca.MX | None, size: int) -> ca.MX:
         return ca.MX.zeros(size) if expression is None else expression
@@ -208,6 +217,12 @@ class ModeFunctions:
         columns = s.kind(ca.DM.eye(self.nz)[:, self.nz - self.nk :])
         return by_z[: self.ny, :] @ linear_solve(by_z[self.ny :, :], columns)
 
+    def onto(self, s: Flat) -> Any:
+        """-D k, which moves y onto the constraints but for squares: with one solution where D has a column for each."""
+        by_z = ca.jacobian(self.flow(*s.point), s.x)[:, self.ny :]
+        right = ca.vertcat(s.kind.zeros(self.nz - self.nk, 1), self.invariant_part(s))
+        return -by_z[: self.ny, :] @ linear_solve(by_z[self.ny :, :], right)
+
     def guard_rates(self, s: Flat) -> Any:
         """Total time derivatives of the guards (SR eq. 4)."""
         h = self.guards(*s.point)
@@ -221,6 +236,29 @@ class ModeFunctions:
             return [-linear_solve(ca.jacobian(k, s.x)[:, self.ny :], k)]
 
         return self.point_function("newton", step)
+
+    def settle(self, s: Flat) -> Any:
+        """x after one Newton correction: y onto the constraints, and z to the algebraic equations there."""
+        k = self.algebraic_part(s)
+        by_x = ca.jacobian(k, s.x)
+        moved = self.onto(s) if self.nk else s.kind.zeros(self.ny, 1)
+        off = k + by_x[:, : self.ny] @ moved if self.nk else k
+        return s.x + ca.vertcat(moved, -linear_solve(by_x[:, self.ny :], off))
+
+    def off(self, s: Flat) -> Any:
+        """By how much x misses the algebraic equations and the constraints."""
+        return ca.vertcat(self.algebraic_part(s), self.invariant_part(s))
+
+    def guard_weights(self, s: Flat) -> Any:
+        """W: `settle` changes the guards by -W off, but for squares."""
+        ny, nz = self.ny, self.nz
+        by_x, h_x = ca.jacobian(self.flow(*s.point), s.x), ca.jacobian(self.guards(*s.point), s.x)
+        transposed = by_x[ny:, ny:].T
+        by_z = linear_solve(transposed, ca.densify(h_x[:, ny:].T)).T
+        if not self.nk:
+            return by_z
+        along = by_x[:ny, ny:].T @ (h_x[:, :ny] - by_z @ by_x[ny:, :ny]).T
+        return ca.horzcat(by_z, linear_solve(transposed, ca.densify(along)).T[:, nz - self.nk :])
 
     def _rounding(self) -> ca.Function:
         """What rounding of the algebraic variables is a multiple of: their size and that of their equations' terms."""
@@ -238,37 +276,46 @@ class ModeFunctions:
         return self.point_function("rounding", scale)
 
     @cached_property
-    def landing(self) -> ca.Function:
-        """(t, state, m, p) -> x, x', last correction of z over its scale: the consistent point next to a state.
+    def consistent(self) -> ca.Function:
+        """(t, state, m, p) -> x, last correction of z: the consistent point next to a state.
 
         The state is y where the algebraic variables are eliminated, x where they are not.
         """
-        n, ny = self.lowering.n, self.ny
-        eliminated = self.explicit is not None
-        sizes = (1, ny if eliminated else n, self.nm, self.np)
-        t, state, m, p = (ca.MX.sym(k, v) for k, v in zip(("t", "x", "m", "p"), sizes, strict=True))
-        xdot = self.point_function("xdot", lambda s: [self.xdot(s)])
-        newton = None if eliminated else self.newton()
-        onto = self.point_function("onto", lambda s: [-self.direction(s) @ self.invariant_part(s)]) if self.nk else None
+        t, state, m, p = point = self._state_point()
+        ny = self.ny
+        newton = None if self.explicit is not None else self.newton()
+        onto = self.point_function("onto", lambda s: [self.onto(s)]) if self.nk else None
 
         def completed(y: Any) -> Any:
             return ca.vertcat(y, self.explicit(t, y, m, p)[0]) if self.explicit is not None else y
 
-        point, step = completed(state), ca.MX.zeros(self.nz)
+        x, step = completed(state), ca.MX.zeros(self.nz)
         for _ in range(NEWTON_STEPS if self.nk or newton is not None else 0):
             if onto is not None:
-                point = point + ca.vertcat(onto(t, point, m, p), ca.MX.zeros(self.nz))
+                x = x + ca.vertcat(onto(t, x, m, p), ca.MX.zeros(self.nz))
             if newton is None:
-                point = completed(point[:ny])
+                x = completed(x[:ny])
             else:
-                step = newton(t, point, m, p)
-                point = point + ca.vertcat(ca.MX.zeros(ny), step)
-        if newton is not None and self.nz:
+                step = newton(t, x, m, p)
+                x = x + ca.vertcat(ca.MX.zeros(ny), step)
+        return ca.Function("consistent", point, [ca.densify(x), ca.densify(step)])
+
+    def _state_point(self) -> list[ca.MX]:
+        """Symbols for (t, state, m, p)."""
+        n = self.ny if self.explicit is not None else self.lowering.n
+        return [ca.MX.sym(k, v) for k, v in zip("txmp", (1, n, self.nm, self.np), strict=True)]
+
+    @cached_property
+    def landing(self) -> ca.Function:
+        """(t, state, m, p) -> x, x', last correction of z over its scale: what `consistent` gives, and more."""
+        t, _, m, p = point = self._state_point()
+        x, step = self.consistent(*point)
+        xdot = self.point_function("xdot", lambda s: [self.xdot(s)])
+        if self.explicit is None and self.nz:
             # what vanishes has no scale of its own: linear algebra gives it roundings of the others' corrections
             step = ca.fabs(step)
-            step = step / (self._rounding()(t, point, m, p) + ca.mmax(step) + TINY)
-        outputs = [ca.densify(v) for v in (point, xdot(t, point, m, p), step)]
-        return ca.Function("landing", [t, state, m, p], outputs)
+            step = step / (self._rounding()(t, x, m, p) + ca.mmax(step) + TINY)
+        return ca.Function("landing", point, [ca.densify(v) for v in (x, xdot(t, x, m, p), step)])
 
     def multipliers(self) -> ca.Function:
         """(t, x, m, p, L, e) -> lambda, (mu of index-1 rows, mu of constraints), zeta, lambda'.

@@ -11,6 +11,7 @@ from dae_hybrid import (
     formulation,
     grazing,
     leg,
+    mode_functions,
     scan,
     segments,
     steps,
@@ -28,6 +29,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     failures: ("STARVED",),
     formulation: ("RANK_TOLERANCE", "RESIDUAL_ROUNDINGS"),
     grazing: ("SHALLOW", "BEFORE"),
+    mode_functions: ("NEWTON_STEPS",),
     scan: (
         "DEPTH", "SAFETY", "INSIDE", "NOISE", "TOUCHED", "CALM", "GROWN", "TURNS", "SPACING", "HELD", "MOVES",
         "SHORTLY", "MOST_LOOKS", "NEXT_TO", "TURNED",

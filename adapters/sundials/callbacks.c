@@ -44,8 +44,7 @@ static void subtract_rates(const context *c, const double *rate, double *residua
 /* What a guard that has left zero and come back through it within one step is, `look` finds out where it may. */
 static int guard_values(context *c, double t, const double *x, double *out, int looks) {
   c->guard_calls++;
-  c->res[0] = out;
-  if (evaluate(c, c->guards, t, x)) return FATAL;
+  if (guards_near(c, t, x, out)) return FATAL;
   if (!all_finite(out, c->n_guards)) { c->not_finite++; return FATAL; }
   for (integer i = 0; i < c->n_guards; i++) {
     if (c->zero_band[i] == 0) continue;

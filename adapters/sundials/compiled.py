@@ -17,6 +17,7 @@ from .driver import (
     FUNCTIONS,
     GLANCES,
     HISTORY,
+    OPTIONAL,
     ROWS_FULL,
     TURN,
     BackwardRun,
@@ -64,9 +65,11 @@ class Model:
         self.zero_band, self.departure = np.zeros(e.n_guards), np.zeros(e.n_guards)
         self.wrt = np.array(wrt, dtype=np.int64)
         self.weights, self._integrands = np.zeros(len(wrt) + e.n_memory), np.zeros(len(wrt) + e.n_memory)
-        self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters), np.zeros(4 * e.n)]
+        self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters), np.zeros(4 * e.n), np.zeros(2 * e.n)]
         self._latest = np.zeros(e.n_guards)
         self._held = np.zeros(e.compiled["constants"].function.size1_out(0) if "constants" in e.compiled else 0)
+        n_off = e.compiled["sketch"].function.numel_out(1) if "sketch" in e.compiled else 0
+        self._weighed = off, weights = np.zeros(n_off), np.zeros(n_off * e.n_guards if "weigh" in e.compiled else 0)
         self._patterns: list[Any] = []
         blocks = {name: self._sparse("linearised", 2 + i) for i, name in enumerate(BLOCKS)}
         # kept: where threads are the first at once, the cache of `api` keeps the table of one of them only
@@ -74,8 +77,7 @@ class Model:
         self.context = Context(
             api=ctypes.addressof(self._tables[0]),
             python=ctypes.addressof(self._tables[1]),
-            **{name: e.compiled[name].address for name in FUNCTIONS},
-            constants=e.compiled["constants"].address if "constants" in e.compiled else None,
+            **{name: e.compiled[name].address for name in (*FUNCTIONS, *OPTIONAL) if name in e.compiled},
             held=self._held.ctypes.data,
             **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
             n=e.n, n_differential=e.n_differential, n_functionals=e.functionals.size, n_integrals=n_integrals,
@@ -87,6 +89,8 @@ class Model:
             moved=Sparse(*(array.ctypes.data for array in self._moved)), wrt=self.wrt.ctypes.data,
             weights=self.weights.ctypes.data, integrands=self._integrands.ctypes.data,
             state_jacobian=self._sparse("jacobian", 0), integrand_jacobian=self._sparse("jacobian", 1), **blocks,
+            n_poles=e.n_singularities, n_off=n_off, off=off.ctypes.data, guard_weights=weights.ctypes.data,
+            settled=self._scratch[3].ctypes.data,
             zero_band=self.zero_band.ctypes.data, departure=self.departure.ctypes.data,
             latest=self._latest.ctypes.data, point=self._scratch[0].ctypes.data,
             parameter_gradient=self._scratch[1].ctypes.data, interpolated=self._scratch[2].ctypes.data,

@@ -95,7 +95,7 @@ static int come_to(run *r, double t) {
   context *c = r->model;
   int flag = r->step ? part_of_step(r, t, c->n, c->api->array(r->x)) : c->api->get_dky(r->memory, t, 0, r->x);
   if (!flag) flag = complete(r, t);
-  return flag ? flag : guards_and_rates(c, t, c->api->array(r->x), r->guard_values);
+  return flag ? flag : guards_at(c, t, c->api->array(r->x), 1, r->guard_values, r->guard_values + c->n_guards);
 }
 
 /* Halves the bracket of the zero down to rounding; the rate may be infinite at the zero itself, but not next to it. */
@@ -165,7 +165,8 @@ static int finish(run *r, int status) {
   int flag = record_outputs(r, t, r->closed_end && status == REACHED_STOP);
   if (!flag) flag = fetch(r, t);
   if (!flag) flag = complete(r, t);
-  if (!flag && status == FOUND_ROOT) flag = guards_and_rates(c, t, c->api->array(r->x), r->guard_values);
+  if (!flag && status == FOUND_ROOT)
+    flag = guards_at(c, t, c->api->array(r->x), 1, r->guard_values, r->guard_values + c->n_guards);
   if (!flag) flag = keep(r, 0);
   if (!flag && r->record == RECORD_STEPS && !r->n_eval) record_point(r, t);
   count_failures(r);
@@ -187,7 +188,7 @@ int dh_begin(run *r) {
   r->loose = 0;
   c->point_valid = c->interpolated_valid = c->held_valid = 0;
   forget_spread(c);
-  c->root_calls = c->resting = 0;
+  c->root_calls = c->resting = c->weighed = 0;
   int flag = r->implicit ? c->api->ida_reinit(r->memory, r->t, r->x, r->xdot)
              : r->step   ? c->api->erk_reinit(r->memory, dh_ark_rhs, r->t, r->x)
                          : c->api->cvode_reinit(r->memory, r->t, r->x);
@@ -235,12 +236,10 @@ static int came_back(run *r) {
   for (integer i = 0; i < c->n_guards; i++) leaving |= c->zero_band[i] > 0 && c->departure[i] != 0;
   if (!leaving) return 0;
   c->guard_calls++;
-  c->res[0] = r->guard_values;
-  if (evaluate(c, c->guards, r->t, c->api->array(r->x))) return 0;
+  if (guards_at(c, r->t, c->api->array(r->x), 0, r->guard_values, 0)) return 0;
   for (integer i = 0; i < c->n_guards; i++)
     if (c->zero_band[i] > 0 && fabs(r->guard_values[i]) > c->zero_band[i] && r->guard_values[i] * c->departure[i] < 0) {
-      c->res[0] = r->guard_values + c->n_guards;
-      if (evaluate(c, c->guards, r->step->ends, r->step->end)) return 0;
+      if (guards_at(c, r->step->ends, r->step->end, 0, r->guard_values + c->n_guards, 0)) return 0;
       return !(r->guard_values[c->n_guards + i] * c->departure[i] < -0.5 * c->zero_band[i]);
     }
   return 0;

@@ -64,6 +64,10 @@ enum { COUNTED = 5 };                        /* counters of a context */
 enum { GUESSES = 8 };                        /* of the zero of a cubic */
 #define CLOSE 1e-8                           /* of a step: Newton's next move is its square, which is rounding */
 #define NEAR 1e-5                            /* the same where each look takes a step of its own: `polish` goes on */
+#define CORRECTED 1e-8                        /* of x: the next correction is its square, */
+#define CORRECTED_DUST 1e-3                  /* or of its absolute tolerance, where x is next to zero */
+#define CORRECTED_ROUNDING 1e-13             /* or rounding of others, from the second correction on */
+#define CERTAIN 10.0                         /* a guard so many times as far from zero as x misses it by needs no solving */
 #define SIGNALS 0.1                          /* seconds between two looks at Python's signals */
 enum { UNWATCHED = 64 };                     /* evaluations between two looks at the clock, where they are short */
 
@@ -111,6 +115,7 @@ typedef struct {                             /* compressed columns; the values l
 typedef struct {
   const sundials_api *api;
   casadi_function flow, jacobian, linearised, guards, rates, complete, constants;
+  casadi_function sketch, settle, weigh, poles; /* instead of `guards`, where these need a consistent point; see model.c */
   const double **arg;
   double **res;
   integer *iw;
@@ -131,6 +136,10 @@ typedef struct {
   double *departure;                         /* sign with which it has to leave zero, 0 where unknown */
   double *latest;                            /* n_guards: guards as SUNDIALS has seen them last, and when */
   double latest_time;
+  integer n_poles, n_off;                    /* guards that are determinants; by how many numbers x misses its equations */
+  double *off, *guard_weights;               /* those numbers; (n_guards - n_poles) x n_off: what they do to the guards, */
+  integer weighed;                           /* 1 + setups of Newton's matrix when that was; 0: not in this segment */
+  double *settled;                           /* 2 n doubles of work */
   double *point;                             /* n doubles: argument of the cached linearisation */
   double *parameter_gradient;                /* n_parameters doubles of work */
   const double *path;                        /* rows of `record_dense`, the solution that the adjoint follows */

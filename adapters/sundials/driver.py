@@ -24,6 +24,8 @@ Api, PythonApi, Sparse, Context, ExplicitStep, Run, BackwardRun = (
     STRUCTS[name] for name in ("sundials_api", "python_api", "sparse", "context", "explicit_step", "run", "backward")
 )
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
+#: what there is for some equations only
+OPTIONAL = ("constants", "sketch", "settle", "weigh", "poles")
 BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
 COUNTERS = ("flow_calls", "jacobian_calls", "linearised_calls", "guard_calls", "not_finite")
 

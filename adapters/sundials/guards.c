@@ -14,10 +14,7 @@ static int within(run *r, double t) {
 
 /* guards, and behind them their rates, at a point */
 static int guards_and_rates(context *c, double t, const double *x, double *value) {
-  c->res[0] = value;
-  if (evaluate(c, c->guards, t, x)) return FATAL;
-  c->res[0] = value + c->n_guards;
-  return evaluate(c, c->rates, t, x);
+  return guards_at(c, t, x, 0, value, value + c->n_guards);
 }
 
 /* the same at a time: of the state as it stands where it is the end of the step, else within it */
@@ -245,12 +242,9 @@ static int is_calm(run *r) {
   }
   if (c->api->get_dky(r->memory, inside, 0, r->work)) return FATAL;
   c->guard_calls++;
-  c->res[0] = value;
-  if (evaluate(c, c->guards, inside, c->api->array(r->work))) return FATAL;
-  if (r->step) { /* a cubic through the ends: only the rate there says how good it is */
-    c->res[0] = value + n;
-    if (evaluate(c, c->rates, inside, c->api->array(r->work))) return FATAL;
-  }
+  const double *x = c->api->array(r->work);
+  /* of a cubic through the ends only the rate there says how good it is */
+  if (r->step ? guards_at(c, inside, x, 0, value, value + n) : guards_near(c, inside, x, value)) return FATAL;
   for (integer i = 0; i < n; i++) {
     const double v0 = r->history[i], v1 = r->history[n + i], v2 = r->history[2 * n + i];
     if (v0 == 0 && v1 == 0) continue;

@@ -56,6 +56,83 @@ static int flow(context *c, double t, const double *x, double *out) {
   return checked(c, out, c->n + c->n_integrals);
 }
 
+/* ---- consistent points, and guards there ----
+ *
+ * A guard on algebraic variables, or next to constraints, is meant at the consistent point: x of the integrator is off by
+ * its tolerance. `sketch` gives the guards at x as it stands, and by how much x misses the equations; `settle` is one
+ * Newton correction of x. Most guards are far from zero, and need none: what it would do to them is known to first order
+ * from `weigh`, whose result is kept as long as Newton's matrix. Determinants (`poles`) are taken at x as it stands,
+ * because next to a singular matrix there is no consistent point. */
+
+/* The consistent point next to x, to rounding; RECOVERABLE where its corrections do not say that it is. */
+static int settle(context *c, double t, const double *x, const double **settled) {
+  double *next = c->settled, *other = next + c->n;
+  int converged = 0;
+  *settled = x;
+  for (int k = 0; k < NEWTON_STEPS && !converged; k++) {
+    c->res[0] = next;
+    if (evaluate(c, c->settle, t, *settled)) return FATAL;
+    double largest[2] = {0, 0}; /* of the differential and of the algebraic variables */
+    for (integer i = 0; k && i < c->n; i++)
+      largest[i >= c->n_differential] = fmax(largest[i >= c->n_differential], fabs(next[i]));
+    converged = 1;
+    for (integer i = 0; i < c->n && converged; i++) {
+      const double dust = c->absolute ? CORRECTED_DUST * c->absolute[i] : 0;
+      const double rounding = CORRECTED_ROUNDING * largest[i >= c->n_differential];
+      converged = fabs(next[i] - (*settled)[i]) <= CORRECTED * fabs(next[i]) + dust + rounding;
+    }
+    *settled = next;
+    next = other, other = next == c->settled ? c->settled + c->n : c->settled;
+  }
+  return converged ? 0 : RECOVERABLE;
+}
+
+/* Guards, and where `rate` is given their rates, at the consistent point next to x, or at an x that is consistent. */
+static int guards_at(context *c, double t, const double *x, int consistent, double *value, double *rate) {
+  const integer own = c->n_guards - c->n_poles;
+  const double *at = x;
+  if (c->sketch) {
+    if (!consistent && settle(c, t, x, &at) == FATAL) return FATAL;
+    c->res[0] = value, c->res[1] = c->off;
+    if (evaluate(c, c->sketch, t, at)) return FATAL;
+    c->res[0] = value + own, c->res[1] = rate ? rate + own : 0;
+    if (c->poles && evaluate(c, c->poles, t, x)) return FATAL;
+  } else {
+    c->res[0] = value;
+    if (evaluate(c, c->guards, t, x)) return FATAL;
+  }
+  c->res[0] = rate;
+  return rate ? evaluate(c, c->rates, t, at) : 0;
+}
+
+/* Guards at the consistent point next to x: to first order where all of them are far from zero. */
+static int guards_near(context *c, double t, const double *x, double *value) {
+  const integer own = c->n_guards - c->n_poles;
+  int certain = c->weigh != 0;
+  for (integer i = 0; i < own && certain; i++) certain = c->zero_band[i] == 0;
+  if (!certain) return guards_at(c, t, x, 0, value, 0);
+  const integer setups = 1 + (c->linear ? c->linear->setups : c->jacobian_calls);
+  if (c->weighed != setups) {
+    c->res[0] = c->guard_weights;
+    if (evaluate(c, c->weigh, t, x)) return FATAL;
+    c->weighed = setups;
+  }
+  c->res[0] = value, c->res[1] = c->off;
+  if (evaluate(c, c->sketch, t, x)) return FATAL;
+  for (integer i = 0; i < own && certain; i++) {
+    double moved = 0, most = 0;
+    for (integer j = 0; j < c->n_off; j++) {
+      const double part = c->guard_weights[j * own + i] * c->off[j];
+      moved += part, most += fabs(part);
+    }
+    value[i] -= moved;
+    certain = fabs(value[i]) > CERTAIN * most;
+  }
+  if (!certain) return guards_at(c, t, x, 0, value, 0);
+  c->res[0] = value + own, c->res[1] = 0;
+  return c->poles ? evaluate(c, c->poles, t, x) : 0;
+}
+
 /* F and g where `out` is given, and their derivatives in the values of the blocks */
 static int evaluate_linearised(context *c, double t, const double *x, double *out, sparse *const *blocks) {
   c->linearised_calls++;
@@ -128,7 +205,10 @@ static int follow(context *c, double t) {
   for (integer k = order - 1; k >= 0; k--)
     for (integer j = 0; j < n; j++) at[j] = derivatives[k * n + j] + at[j] * offset / (double)(k + 1);
   c->interpolated_valid = 0;
-  for (int k = 0; nz && k <= SOLVES; k++) {
+  const double *settled = at;
+  int converged = !nz || (c->settle && !settle(c, t, at, &settled));
+  if (converged && settled != at) memcpy(at, settled, (size_t)n * sizeof(double));
+  for (int k = 0; !converged && k <= SOLVES; k++) {
     if (k == SOLVES) return RECOVERABLE;
     c->res[0] = next;
     c->res[1] = next + n;
@@ -136,10 +216,9 @@ static int follow(context *c, double t) {
     if (evaluate(c, c->complete, t, at)) return FATAL;
     if (checked(c, next, n)) return RECOVERABLE;
     memcpy(at, next, (size_t)n * sizeof(double));
-    int converged = 1;
+    converged = 1;
     for (integer j = 0; j < nz; j++)
       if (!(correction[j] <= CONVERGED)) converged = 0;
-    if (converged) break;
   }
   c->interpolated_time = t;
   c->interpolated_valid = 1;
