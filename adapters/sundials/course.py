@@ -126,24 +126,21 @@ class Course:
 
     def _advance(self) -> int:
         """Step until something happens; PAUSED at the step limit or where another way of going on is called for."""
-        session, left = self.session, self.session.options.max_steps - self.before
-        auto = session.options.automatic and self.first.method is None
+        left = self.session.options.max_steps - self.before
         while left > self.steps:
             before, taken, segment = self.memory.stepper.t, self.steps, self._segment
+            paused = None
+            if self._runner is not None:
+                before, taken, segment = self._runner.stretch
+                paused, self._runner = self._runner.paused, None
             constrained = self.memory.equations.constrained
             budget = DRIFT_LOOK if constrained else BUDGET
-            if auto:  # steps must be enough to tell whether they get anywhere
-                budget = min(budget, max(LOOK, session.choice.left(self.before + taken)))
             unwatched = self.memory.equations.unwatched and self.memory.equations.index == 1
             if unwatched:
                 budget = SIGN_LOOK
                 if not self._sign:
                     self._refuse_singular(before)
-            paused = None
-            if self._runner is not None:
-                before, taken, segment = self._runner.stretch
-                paused, self._runner = self._runner.paused, None
-            status = self._go(min(budget, left - taken), paused)
+            status = self._go(taken, min(budget, left - taken), paused)
             if unwatched and status >= 0:
                 self._refuse_singular(self.memory.stepper.t)
             if status not in (driver.PAUSED, driver.STALLED):
@@ -153,7 +150,7 @@ class Course:
             if segment == self._segment and is_starved(step, t, self.task):
                 self._starved = starved(step, mode=self.memory.equations.name, time=t, not_finite=self._is_poisoned())
                 return driver.STALLED
-            if self._look_around(t, auto=auto):
+            if self._look_around(t):
                 return driver.PAUSED
         return driver.PAUSED
 
@@ -167,7 +164,11 @@ class Course:
             raise error
         self._sign, self._trusted = sign, t
 
-    def _look_around(self, t: float, *, auto: bool) -> bool:
+    @property
+    def _automatic(self) -> bool:
+        return self.session.options.automatic and self.first.method is None
+
+    def _look_around(self, t: float) -> bool:
         """Whether another way of going on is called for, with the next task."""
         session, memory, e = self.session, self.memory, self.memory.equations
         if e.index == 2:
@@ -178,15 +179,21 @@ class Course:
         if drifts and has_drifted(self.task, t, x, session.parameters, session.options):
             return True
         steps = self.before + self.steps
-        if not auto or session.choice.left(steps) > 0:
+        if not self._automatic or session.choice.left(steps) > 0:
             return False
         return session.choice.changes(e, t, x, memory.model.memory, self.first.t_stop, steps)
 
-    def _go(self, budget: int, status: int | None) -> int:
-        """At most `budget` steps, or on from the status of those that have been taken."""
+    def _end(self, taken: int, budget: int) -> int:
+        """After how many steps to look around: enough, after the last time, to tell whether they get anywhere."""
+        if self._automatic:
+            budget = min(budget, max(LOOK, self.session.choice.left(self.before + taken)))
+        return taken + budget
+
+    def _go(self, taken: int, budget: int, status: int | None) -> int:
+        """At most so many steps after some, from the status of those that have been taken since, if any."""
+        end = self._end(taken, budget)
         if self.marcher is None:
-            return self.memory.stepper.advance(budget)
-        end = self.steps + budget  # where the next look is does not depend on what there was room for
+            return self.memory.stepper.advance(end - self.steps)
         while True:
             if status is None:
                 status = self.marcher.advance(end - self.steps)
@@ -195,6 +202,7 @@ class Course:
                 self.memory.stepper.enlarge()
             elif status in (driver.FOUND_ROOT, driver.REACHED_STOP) and self.marcher.wanted >= 0:
                 self._open(self.marcher.wanted)
+                end = self._end(taken, budget)
             else:
                 return status
             status = None
