@@ -135,7 +135,7 @@ class Automaton:
                 self._measure()
             if self.t >= end:
                 return
-            last = min(end, self.stops.next_knot(self.t), self.spared)
+            last = min(end, self.spared)
             try:
                 crossing, entry = self._segment(last, entry)
                 while crossing is None and self.t < min(last, self._due()) and not self.stops.is_due(self.t):
@@ -299,8 +299,10 @@ class Automaton:
         The integrator may carry out transitions on the way, until `last`: the segment is then the one after them.
         """
         at, due, measured = self.at, self._due(), self.stops.next_measurement(self.t)
-        journey = self._journey(last if self.system.network.measures else min(last, measured))
-        t_stop = min(last if journey is None else journey.t_stop, due, measured)
+        knot, network = self.stops.next_knot(self.t), self.system.network
+        passes = (measured, network.measures), (knot, network.turns)
+        journey = self._journey(min([last, *(t for t, by_itself in passes if not by_itself)]))
+        t_stop = min(last if journey is None else journey.t_stop, due, measured, knot)
         if t_stop - self.t > self.instant.elapsed(t_stop) * SAME_INSTANT:
             self.instant.leave()
         task = self._task(t_stop, entry, self._outputs_until(t_stop), closed=t_stop >= self.span[1] and due > t_stop)
@@ -360,16 +362,19 @@ class Automaton:
 
     def _journey(self, last: float) -> Journey | None:
         """What the integrator needs to know to go on by itself, up to a time; None where it is not to do so."""
-        network, alarms = self.system.network, tuple[Alarms, ...]()
+        network, alarms, knots = self.system.network, tuple[Alarms, ...](), None
+        directions = getattr(self.companion, "directions", None)
         if not (self.options.native_events and network.links_anything):
             return None
-        if any(network.timed) or network.measures:
+        if any(network.timed) or network.measures or network.turns:
+            if network.turns:
+                knots = self.stops.knots(self.t, directions)
             try:
-                alarms, until = self.instant.schedule.alarms(self.t, self.stops.waiting if network.measures else [])
+                measured = self.stops.waiting if network.measures else []
+                alarms, until = self.instant.schedule.alarms(self.t, measured, knots)
             except NonFiniteError:  # of a mode that may never be entered
                 return None
             last = min(last, until)
-        directions = getattr(self.companion, "directions", None)
         return Journey(
             network=network,
             mode=self.mode.index,
@@ -383,6 +388,7 @@ class Automaton:
             t_stop=last,
             t_eval=self._outputs_until(last),
             alarms=alarms,
+            knots=knots,
             certify=self.certify,
             slack=TOGETHER * self.options.rtol if self.certify else 0.0,
         )
@@ -401,7 +407,7 @@ class Automaton:
         event, mode = leg.last
         self.instant.catch_up(leg)
         self.n_events += leg.n_events
-        self.stops.taken(len(leg.measured))
+        self.stops.taken(len(leg.measured), leg.last[0]["time"])
         self.spared = np.inf
         self.outputs += leg.n_rows
         self.mode, self.t, self.integrals = self.system.modes[mode], task.t0, task.integrals

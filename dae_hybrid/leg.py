@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dae_hybrid.codegen import OfThisProcess
 from dae_hybrid.dense import DENSE_COLUMNS, Redo
 from dae_hybrid.integrator import Array, SegmentTask
-from dae_hybrid.journey import Network, Straight
+from dae_hybrid.journey import MEASURES, TURNS, Network, Straight
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
 if TYPE_CHECKING:
@@ -139,12 +139,15 @@ class Leg:
 
     def is_event(self, head: Head) -> bool:
         """Whether a record is that of an event."""
-        return head.guard < len(self.network.exits[head.mode])
+        return self._kind(head) < MEASURES
+
+    def _kind(self, head: Head) -> int:
+        return head.guard - len(self.network.exits[head.mode])
 
     @cached_property
     def event_heads(self) -> tuple[Head, ...]:
         """The heads of events."""
-        return tuple(filter(self.is_event, self.heads)) if self.network.measures else self.heads
+        return tuple(filter(self.is_event, self.heads)) if self.network.measures or self.network.turns else self.heads
 
     def events(self) -> Iterator[tuple[dict[str, Any], int]]:
         """Every event by names, and the mode after it."""
@@ -155,7 +158,7 @@ class Leg:
         """Every measurement by names."""
         if not self.network.measures:
             return []
-        return [self._event(head)[0] for head in self.heads if not self.is_event(head)]
+        return [self._event(head)[0] for head in self.heads if self._kind(head) == MEASURES]
 
     @property
     def measured_times(self) -> list[float]:
@@ -165,6 +168,29 @@ class Leg:
     def measurements(self, system: HybridSystem) -> list[MeasurementRecord]:
         """Their records."""
         return [self._measurement(system, part) for part in self.measured]
+
+    @cached_property
+    def knots(self) -> NDArray[np.intp]:
+        """Which of the records are those of knots."""
+        if not self.network.turns:
+            return np.zeros(0, dtype=np.intp)
+        turns = np.array([len(exits) + TURNS for exits in self.network.exits])
+        return np.flatnonzero(self.column("guard") == turns[self.column("mode").astype(int)])
+
+    @property
+    def knot_times(self) -> list[float]:
+        """Times of the knots."""
+        found: list[float] = self.column("time")[self.knots].tolist()
+        return found
+
+    def turned(self) -> list[tuple[Array, Array]]:
+        """Derivatives of (y, m) before and after every knot."""
+        heads = (self.heads[i] for i in self.knots.tolist())
+        named = ((head.mode, self._named(head)) for head in heads)
+        return [
+            (self.state_derivatives(part["before"], mode), self.state_derivatives(part["after"], mode))
+            for mode, part in named
+        ]
 
     def _measurement(self, system: HybridSystem, part: dict[str, Any]) -> MeasurementRecord:
         mode = system.modes[part["source"]]
@@ -300,8 +326,12 @@ class Leg:
             if event["time"] > t or len(rows):  # there may be several measurements at one time
                 found.append(segment)
             if event["transition"] is None:
-                found.append(self._measurement(system, event))
-                t, x, xdot = event["time"], event["x"], event["xdot"]
+                if event["guard"] - len(self.network.exits[after]) == MEASURES:
+                    found.append(self._measurement(system, event))
+                else:
+                    intervals = tuple(signal.interval(event["time"]) for signal in system.signals)
+                    found.append(KnotRecord(event["time"], self.network.entries, intervals))
+                t, x, xdot, memory = event["time"], event["x_after"], event["xdot_after"], event["memory_after"]
                 continue
             transition = system.transitions[event["transition"]]
             found.append(

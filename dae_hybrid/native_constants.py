@@ -26,7 +26,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     automaton: ("RECENT",),
     events: ("ZERO_ROUNDINGS", "RESIDUE", "SAME_INSTANT", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST"),
     failures: ("STARVED",),
-    formulation: ("RANK_TOLERANCE", "RESIDUAL_ROUNDINGS"),
+    formulation: ("MOST_STEPS", "RANK_TOLERANCE", "RESIDUAL_ROUNDINGS"),
     grazing: ("SHALLOW", "BEFORE"),
     scan: (
         "DEPTH", "SAFETY", "INSIDE", "NOISE", "TOUCHED", "CALM", "GROWN", "TURNS", "SPACING", "HELD", "MOVES",

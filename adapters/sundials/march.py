@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.integrator import Array, SegmentTask
-from dae_hybrid.journey import Alarms, Journey, Network
+from dae_hybrid.journey import MEASURES, TURNS, Alarms, Journey, Network
 from dae_hybrid.leg import AT, Leg, layout_of
 from dae_hybrid.options import Options
 
@@ -50,7 +50,7 @@ class Marcher:
                 links=ctypes.addressof(links), absolute=self._absolute[i].ctypes.data,
             )  # fmt: skip
         every = [x for links in network.links for x in links if x is not None]
-        functions = [f for x in every for f in (x.cross, x.tangent, x.cost) if f is not None]
+        functions = [f for x in every for f in (x.cross, x.tangent, x.cost, x.closure) if f is not None]
         if network.ends is not None:
             functions += [network.ends.origin, *network.ends.final]
         sizes = np.max([f.work_sizes for f in functions], axis=0)
@@ -75,6 +75,7 @@ class Marcher:
             bands=self._bands.ctypes.data, schedule=ctypes.addressof(self._schedule),
             n_memory=first.n_memory, n_parameters=first.n_parameters, n_functionals=first.functionals.size,
             n_integrals=self.n_integrals, n_directions=n_directions, charges=network.charges,
+            entries=network.entries.ctypes.data, n_entries=network.entries.size,
         )  # fmt: skip
         self._library = loops()
 
@@ -83,13 +84,17 @@ class Marcher:
         links = (LinkStruct * max(len(network.links[mode]), 1))()
         for i, link in enumerate(network.links[mode]):
             transition = network.exits[mode][i] if i < len(network.exits[mode]) else NO_TRANSITION
-            links[i] = LinkStruct(transition=transition, index=i, measures=transition == NO_TRANSITION)
+            kind = i - len(network.exits[mode])
+            links[i] = LinkStruct(
+                transition=transition, index=i, clock=-1, measures=kind == MEASURES, turns=kind == TURNS
+            )
             if transition != NO_TRANSITION:
                 links[i].clock, links[i].direction = network.clocks[transition], network.directions[transition]
                 links[i].waits, links[i].toggles = network.waits[transition], network.toggles[transition]
                 links[i].becomes, links[i].keeps = network.becomes[transition], network.keeps[transition]
             if link is not None:
-                for name, function in (("cross", link.cross), ("tangent", link.tangent), ("cost", link.cost)):
+                for name in ("cross", "tangent", "cost", "closure"):
+                    function = getattr(link, name)
                     setattr(links[i], name, None if function is None else function.address)
                 links[i].target, links[i].closes, links[i].follows_z = link.target, link.closes, link.follows_z
                 _, links[i].width = layout_of(network, mode, link.target, self.n_integrals, self.n_directions)
@@ -117,7 +122,7 @@ class Marcher:
         for station in self.stations:
             station.run = None
         m.at = journey.mode
-        m.used = m.n_events = m.n_measured = m.steps = m.failures = m.newton_failures = m.row = m.path_row = m.full = (
+        m.used = m.n_events = m.n_passed = m.steps = m.failures = m.newton_failures = m.row = m.path_row = m.full = (
             m.resumed
         ) = 0
         m.n_times, m.wanted = len(recent), -1
@@ -137,6 +142,9 @@ class Marcher:
             own.n, own.next = times.size, int(np.searchsorted(times, task.t_stop if i == journey.mode else task.t0))
             own.times, own.links, own.counts = times.ctypes.data, links.ctypes.data, counts.ctypes.data
         self._alarms = alarms
+        if journey.knots is not None:
+            self._knots = journey.knots
+            self.struct.knots, self.struct.knot_directions = (v.ctypes.data for v in self._knots[1:3])
 
     def look_back(self, parameters: Array, start: float) -> None:
         """Tables for a sweep backwards, of a run that began at `start`."""
@@ -156,7 +164,7 @@ class Marcher:
             larger = np.zeros(2 * (self.struct.used + more))
             larger[: self.struct.used] = self._records[: self.struct.used]
             self._records = larger
-        if self.struct.n_events >= self._offsets.size:
+        if self.struct.n_events + max(self.struct.full, 1) > self._offsets.size:
             self._offsets = np.concatenate((self._offsets, np.zeros_like(self._offsets)))
         self.struct.records, self.struct.capacity = self._records.ctypes.data, self._records.size
         self.struct.offsets, self.struct.room = self._offsets.ctypes.data, self._offsets.size
@@ -181,8 +189,8 @@ class Marcher:
         m = self.struct
         if not m.full:
             return False
+        self._make_room(m.full * max(link.width for links in self._links for link in links))
         m.full, m.resumed = 0, 1
-        self._make_room(max(link.width for links in self._links for link in links))
         return True
 
     def resume(self) -> None:
