@@ -405,7 +405,7 @@ class Automaton:
             array.flags.writeable = False
         self.parts.append(leg)
         event, mode = leg.last
-        self.instant.catch_up(leg)
+        self.instant.catch_up(leg, task)
         self.n_events += leg.n_events
         self.stops.taken(len(leg.measured), leg.last[0]["time"])
         self.spared = np.inf

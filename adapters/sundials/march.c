@@ -91,18 +91,23 @@ static int no_other_alarm(const march *m, integer mode, double t, const link *ow
   return 1;
 }
 
-/* When a segment has to stop that begins at a time in a mode. */
-static double next_stop(const march *m, integer mode, double t) {
-  alarms *own = &m->schedule[mode];
-  const double instant = SAME_INSTANT * elapsed(m, t);
-  while (own->next < own->n && own->times[own->next] <= t + instant) own->next++;
-  return own->next < own->n ? fmin(own->times[own->next], m->t_stop) : m->t_stop;
+/* When the segment has to stop that begins in the mode; outputs at the end of the run belong to it. */
+static void set_stop(const march *m, run *r) {
+  alarms *own = &m->schedule[m->at];
+  const double instant = SAME_INSTANT * elapsed(m, r->t);
+  while (own->next < own->n && own->times[own->next] <= r->t + instant) own->next++;
+  r->t_stop = own->next < own->n ? fmin(own->times[own->next], m->t_stop) : m->t_stop;
+  r->closed_end = r->t_stop >= m->t_end;
 }
 
-/* whether the guards of the mode before are as they should be: the one that crosses, if any, alone at zero */
+/* whether the guards of the mode before are as they should be: the one that crosses, if any, alone at zero, and no other one
+ * past it since the step began */
 static int one_alone(const march *m, const station *from, integer index, double t, const event *e) {
   const double *h = e->guards, *rate = h + from->n_guards, *size = rate + from->n_guards;
+  const double *begun = from->run->history + from->run->model->n_guards;
   for (integer j = 0; j < from->n_guards; j++) {
+    const int meets = from->run->model->zero_band[j] == 0 && (double)from->links[j].direction * h[j] >= 0;
+    if (index >= 0 && j != index && meets && begun[j] * h[j] < 0) return 0;
     const double width = band_of(m, h[j], size[j], rate[j], t) + m->slack * elapsed(m, t) * fabs(rate[j]);
     if (j != index && fabs(h[j]) <= width) return 0;
   }
@@ -441,7 +446,7 @@ static int place(march *m) {
 /* The segment begins where the solver has been placed. */
 static int begin(march *m) {
   run *r = m->stations[m->at].run;
-  r->t_stop = next_stop(m, m->at, r->t);
+  set_stop(m, r);
   if (!(m->first_step > 0)) r->first_step = fmin(r->first_step, r->t_stop - r->t);
   m->began_with = r->first_step;
   return dh_begin(r);
@@ -593,7 +598,7 @@ static int carry_on(march *m) {
   memcpy(m->bands + c->n_guards, c->departure, (size_t)c->n_guards * sizeof(double));
   m->begun = r->t;
   m->began_with = r->step ? r->next_step : 0;
-  r->t_stop = next_stop(m, m->at, r->t);
+  set_stop(m, r);
   int flag = c->api->set_stop_time(r->memory, r->t_stop);
   if (!flag) flag = keep(r, 0);
   if (!flag && r->record == RECORD_STEPS && !r->n_eval) record_point(r, r->t);
