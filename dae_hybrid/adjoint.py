@@ -276,9 +276,9 @@ class _Step(NamedTuple):
 
 def marks(leg: Leg, found: LegAdjoint | StraightAdjoint) -> list[tuple[Array, Array]]:
     """dG/dw before every event of a leg, from the last to the first, with the share of dG/dp."""
-    equations = (leg.network.equations[head.mode] for head in leg.heads)
-    rows = zip(leg.heads, (e.n_differential + e.n_memory for e in equations), found.marks, strict=True)
-    return [(mark[:, :width], mark[:, found.width :]) for head, width, mark in rows if leg.is_event(head)][::-1]
+    sizes = [e.n_differential + e.n_memory for e in leg.network.equations]
+    rows = zip(leg.event_heads, found.marks[leg.is_event], strict=True)
+    return [(mark[:, : sizes[head.mode]], mark[:, found.width :]) for head, mark in rows][::-1]
 
 
 def _backwards(

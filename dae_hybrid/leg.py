@@ -121,13 +121,13 @@ class Leg:
 
     @property
     def count(self) -> int:
-        """How many records there are: events, and measurements."""
+        """How many records there are: events, measurements and knots."""
         return self.offsets.size
 
     @property
     def n_events(self) -> int:
         """How many events there are."""
-        return len(self.event_heads)
+        return int(np.count_nonzero(self.is_event))
 
     @property
     def width(self) -> int:
@@ -137,17 +137,22 @@ class Leg:
     def __repr__(self) -> str:
         return f"<Leg: {self.count} segments from t = {self.task.t0:g}>"
 
-    def is_event(self, head: Head) -> bool:
-        """Whether a record is that of an event."""
-        return self._kind(head) < MEASURES
+    @cached_property
+    def _kinds(self) -> NDArray[np.int64]:
+        """What every record is of: MEASURES, TURNS, or an event, by a negative number."""
+        exits = np.array([len(own) for own in self.network.exits])
+        modes, guards = (self.column(name).astype(int) for name in ("mode", "guard"))
+        return np.asarray(guards - exits[modes])
 
-    def _kind(self, head: Head) -> int:
-        return head.guard - len(self.network.exits[head.mode])
+    @property
+    def is_event(self) -> NDArray[np.bool_]:
+        """Of every record whether it is that of an event."""
+        return self._kinds < MEASURES
 
     @cached_property
     def event_heads(self) -> tuple[Head, ...]:
         """The heads of events."""
-        return tuple(filter(self.is_event, self.heads)) if self.network.measures or self.network.turns else self.heads
+        return self._heads(self.is_event)
 
     def events(self) -> Iterator[tuple[dict[str, Any], int]]:
         """Every event by names, and the mode after it."""
@@ -156,9 +161,7 @@ class Leg:
     @cached_property
     def measured(self) -> list[dict[str, Any]]:
         """Every measurement by names."""
-        if not self.network.measures:
-            return []
-        return [self._event(head)[0] for head in self.heads if self._kind(head) == MEASURES]
+        return [self._event(head)[0] for head in self._heads(self._kinds == MEASURES)]
 
     @property
     def measured_times(self) -> list[float]:
@@ -172,10 +175,7 @@ class Leg:
     @cached_property
     def knots(self) -> NDArray[np.intp]:
         """Which of the records are those of knots."""
-        if not self.network.turns:
-            return np.zeros(0, dtype=np.intp)
-        turns = np.array([len(exits) + TURNS for exits in self.network.exits])
-        return np.flatnonzero(self.column("guard") == turns[self.column("mode").astype(int)])
+        return np.flatnonzero(self._kinds == TURNS)
 
     @property
     def knot_times(self) -> list[float]:
@@ -185,8 +185,7 @@ class Leg:
 
     def turned(self) -> list[tuple[Array, Array]]:
         """Derivatives of (y, m) before and after every knot."""
-        heads = (self.heads[i] for i in self.knots.tolist())
-        named = ((head.mode, self._named(head)) for head in heads)
+        named = ((head.mode, self._named(head)) for head in self._heads(self.knots))
         return [
             (self.state_derivatives(part["before"], mode), self.state_derivatives(part["after"], mode))
             for mode, part in named
@@ -200,7 +199,8 @@ class Leg:
         event: dict[str, Any] = dict(
             zip(HEADER, self.records[head.at : head.at + len(HEADER)].tolist(), strict=True), **self._named(head)
         )
-        event["transition"] = self.network.exits[head.mode][head.guard] if self.is_event(head) else None
+        exits = self.network.exits[head.mode]
+        event["transition"] = exits[head.guard] if head.guard < len(exits) else None
         event["source"] = head.mode
         return event, head.target
 
@@ -212,9 +212,14 @@ class Leg:
     @cached_property
     def heads(self) -> tuple[Head, ...]:
         """Where each record begins, and what it is of."""
+        return self._heads(slice(None))
+
+    def _heads(self, which: slice | NDArray[Any]) -> tuple[Head, ...]:
+        """The same of some of them."""
         known: dict[tuple[int, int], tuple[int, dict[str, slice]]] = {}
         columns = (self.offsets, *(self.column(name).astype(int) for name in ("mode", "guard")))
-        return tuple(self._head(known, *row) for row in zip(*(column.tolist() for column in columns), strict=True))
+        rows = zip(*(column[which].tolist() for column in columns), strict=True)
+        return tuple(self._head(known, *row) for row in rows)
 
     def _head(self, known: dict[tuple[int, int], tuple[int, dict[str, slice]]], at: int, mode: int, guard: int) -> Head:
         if (mode, guard) not in known:
@@ -232,7 +237,8 @@ class Leg:
     @cached_property
     def times(self) -> list[float]:
         """Times of the events."""
-        return [float(self.records[head.at]) for head in self.event_heads]
+        found: list[float] = self.column("time")[self.is_event].tolist()
+        return found
 
     @cached_property
     def last(self) -> tuple[dict[str, Any], int]:
@@ -243,7 +249,7 @@ class Leg:
     def ends(self, most: int) -> Iterator[tuple[int, float, Array, Array]]:
         """Mode, time, x and memory at the ends of at most so many segments, the last among them."""
         stride = -(-self.count // most)
-        for head in self.heads[(self.count - 1) % stride :: stride]:
+        for head in self._heads(slice((self.count - 1) % stride, None, stride)):
             record, layout = self.records[head.at :], head.layout
             yield head.mode, float(record[AT["time"]]), record[layout["x"]], record[layout["memory"]]
 
@@ -260,8 +266,14 @@ class Leg:
         size = self.network.equations[0].n_memory
         if not size:
             return np.zeros(0)
-        starts = [h.at + h.layout[name].start for h in self.heads for name in ("memory", "memory_after")]
-        found: Array = np.abs(self.records[np.array(starts)[:, None] + np.arange(size)]).max(axis=0)
+        modes, guards = (self.column(name).astype(int) for name in ("mode", "guard"))
+        most, known = guards.max() + 1, dict[tuple[int, int], tuple[int, dict[str, slice]]]()
+        kinds, which = np.unique(modes * most + guards, return_inverse=True)
+        layouts = [self._head(known, 0, *divmod(kind, most)).layout for kind in kinds.tolist()]
+        found = np.zeros(size)
+        for name in ("memory", "memory_after"):
+            starts = self.offsets + np.array([layout[name].start for layout in layouts])[which]
+            np.maximum(found, np.abs(self.records[starts[:, None] + np.arange(size)]).max(axis=0), out=found)
         return found
 
     @property
