@@ -442,3 +442,22 @@ def test_cubic_signals_of_many_values_take_no_matrix_of_all_of_them() -> None:
     m.functional("G", terminal=x)
     adjoint = dh.adjoint_gradient(m.build(), (0, 30.0))
     assert adjoint.gradient[0] == pytest.approx(CubicSpline(knots, np.sin(knots)).integrate(0, 30), rel=1e-4)
+
+
+@pytest.mark.parametrize("stops_by", ["knots", "time", "measurement"])
+def test_a_mode_is_as_stiff_after_a_stop_as_before_it(stops_by: str) -> None:
+    """Whether it is stiff is judged by the time up to the next stop, not up to the first one of the run."""
+    m = dh.HybridModel("late")
+    k, x, y = m.parameter("k", 1e4), m.differential("x"), m.differential("y")
+    knots = np.linspace(0, 10, 21)
+    f = m.signal("f", knots, np.sin(knots), kind="cubic") if stops_by == "knots" else ca.sin(m.time)
+    one, two = m.mode("one", ode={x: 1, y: f}), m.mode("two", ode={x: -k * (x - f), y: x})
+    m.transition(one, two, guard=x - 1.3, direction="rising", name="begins")
+    if stops_by == "time":
+        m.transition(one, one, at=0.6, reset={y: y + 0.1}, name="early")
+    m.initial(one, {x: 0.0, y: 0.0})
+    m.functional("G", integrand=y, **({"at_times": {0.5: x}} if stops_by == "measurement" else {}))
+    system = m.build()
+    runs = [dh.simulate(system, (0, 9.8), native_events=native) for native in (True, False)]
+    assert runs[0].statistics["steps"] <= 1.5 * runs[1].statistics["steps"] < 2000
+    assert runs[0].functionals["G"] == pytest.approx(runs[1].functionals["G"], rel=1e-4)

@@ -158,7 +158,8 @@ class Course:
         drifts = e.constrained and self.first.record != "dense" and e.index == 1
         if drifts and has_drifted(self.task, t, x, session.parameters, session.options):
             return True
-        if watch and is_stiff(e, t, x, memory.model.memory, session.parameters, self.first.t_stop):
+        t_stop = self.first.t_stop if self.marcher is None else self.marcher.stop
+        if watch and is_stiff(e, t, x, memory.model.memory, session.parameters, t_stop):
             session.auto[id(e)] = "bdf"
             return True
         return False

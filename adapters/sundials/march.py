@@ -220,6 +220,17 @@ class Marcher:
         return int(self.struct.steps)
 
     @property
+    def stop(self) -> float:
+        """When the segment under way has to stop."""
+        return float(Run.from_address(self.stations[self.struct.at].run).t_stop)
+
+    def _next_stop(self, mode: int, t: float) -> float:
+        """The same of one that begins at a time in a mode."""
+        end, times = float(self.struct.t_stop), self._alarms[mode].times if self._alarms else NONE
+        i = int(np.searchsorted(times, t, side="right"))
+        return min(float(times[i]), end) if i < times.size else end
+
+    @property
     def failures(self) -> tuple[int, int]:
         """Failed error tests and Newton iterations of these segments."""
         return int(self.struct.failures), int(self.struct.newton_failures)
@@ -245,8 +256,9 @@ class Marcher:
         found, target = self._record(m.used, m.at, m.wanted), self.network.equations[m.wanted]
         nothing = np.zeros(target.n_guards)
         return replace(
-            first, equations=target, t0=self._now, x0=found["x_after"][: target.n].copy(),
-            memory=found["memory_after"].copy(), zero_band=nothing, departure=nothing,
+            first, equations=target, t0=self._now, t_stop=self._next_stop(m.wanted, self._now),
+            x0=found["x_after"][: target.n].copy(), memory=found["memory_after"].copy(),
+            zero_band=nothing, departure=nothing,
         )  # fmt: skip
 
     def task(self, first: SegmentTask) -> SegmentTask:
@@ -271,7 +283,7 @@ class Marcher:
             }
         return replace(
             first, equations=e, t0=float(self._records[last]),
-            t_stop=float(Run.from_address(self.stations[m.at].run).t_stop), x0=found["x_after"][: e.n].copy(),
+            t_stop=self.stop, x0=found["x_after"][: e.n].copy(),
             xdot0=found["xdot_after"][: e.n].copy(), memory=found["memory_after"].copy(),
             integrals=found["integrals"].copy() if self.n_integrals else first.integrals,
             zero_band=self._bands[:n_guards].copy(), departure=self._bands[n_guards : 2 * n_guards].copy(),
