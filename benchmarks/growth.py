@@ -160,7 +160,7 @@ def knots(n: int) -> Problem:
     f = m.signal("f", times, np.sin(0.9 * times), kind="linear")
     m.initial(m.mode("run", ode={x: f - k * x}), {x: 0.0})
     m.functional("G", integrand=x**2)
-    return m, float(n), {}
+    return m, float(n), {"max_steps": 100 * n + 1000}
 
 
 def outputs(n: int) -> Problem:
@@ -213,7 +213,7 @@ PROBLEMS: dict[str, tuple[Callable[[int], Problem], tuple[int, ...]]] = {
     "implicit": (implicit, (100, 1000)),
     "costs": (costs, (100, 1000)),
     "measured": (measured, (100, 1000)),
-    "knots": (knots, (100, 1000, 10000)),
+    "knots": (knots, (10, 100, 1000, 10000, 100000)),
     "outputs": (outputs, (100, 1000, 10000)),
     "parameters": (parameters, (1, 10, 100, 1000)),
     "followed": (followed, (400, 600, 4000)),

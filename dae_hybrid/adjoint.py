@@ -9,7 +9,7 @@ Events are read from the records, never detected again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -205,7 +205,23 @@ class Sweep:
             by_w, share = self.measured(record)
             row[:, : by_w.shape[1]], row[:, width:] = by_w, share
         modes = self.system.modes
-        return self.session.sweep(leg, adjoint, self.components, lambda mode: self._tolerance(modes[mode]), gained)
+        found = self.session.sweep(leg, adjoint, self.components, lambda mode: self._tolerance(modes[mode]), gained)
+        return found if found is None or not leg.knots.size else self._turn(leg, found)
+
+    def _turn(self, leg: Leg, found: LegAdjoint) -> LegAdjoint:
+        """With the shares of dG/dp that the values of signals have at the knots of a leg."""
+        p, wrt, knots = self.trajectory.parameters, list(self.wrt), leg.knots
+        times, gained = leg.column("time")[knots], np.zeros((leg.count, len(self.components), len(wrt)))
+        sizes = np.array([mode.differential.size for mode in self.system.modes])[leg.column("mode")[knots].astype(int)]
+        for signal in self.system.signals:
+            if signal.movable:
+                by_p = signal.rows_along(p, None)[signal.intervals(times) + 1][:, :, wrt]
+                places = sizes[:, None] + np.arange(signal.memory.start, signal.memory.stop)
+                gained[knots] += np.einsum("nck,ncp->nkp", found.marks[knots[:, None], :, places], by_p)
+        since = np.cumsum(gained[::-1], axis=0)[::-1]
+        marks = found.marks.copy()
+        marks[:, :, found.width :] += since
+        return replace(found, share=found.share + since[0], marks=marks)
 
     def land(self, segment: Segment, adjoint: Array) -> tuple[Array, Array]:
         """Transpose of the projection onto the constraints of index 2 that ends a segment; also the share of dG/dp.
@@ -261,9 +277,9 @@ class _Step(NamedTuple):
 
 def marks(leg: Leg, found: LegAdjoint | StraightAdjoint) -> list[tuple[Array, Array]]:
     """dG/dw before every event of a leg, from the last to the first, with the share of dG/dp."""
-    equations = (leg.network.equations[head.mode] for head in leg.heads)
-    rows = zip(leg.heads, (e.n_differential + e.n_memory for e in equations), found.marks, strict=True)
-    return [(mark[:, :width], mark[:, found.width :]) for head, width, mark in rows if leg.is_event(head)][::-1]
+    sizes = [e.n_differential + e.n_memory for e in leg.network.equations]
+    rows = zip(leg.event_heads, found.marks[leg.is_event], strict=True)
+    return [(mark[:, : sizes[head.mode]], mark[:, found.width :]) for head, mark in rows][::-1]
 
 
 def _backwards(

@@ -136,7 +136,7 @@ class Automaton:
                 self._measure()
             if self.t >= end:
                 return
-            last = min(end, self.stops.next_knot(self.t), self.spared)
+            last = min(end, self.spared)
             try:
                 crossing, entry = self._segment(last, entry)
                 while crossing is None and self.t < min(last, self._due()) and not self.stops.is_due(self.t):
@@ -300,13 +300,13 @@ class Automaton:
         The integrator may carry out transitions on the way, until `last`: the segment is then the one after them.
         """
         at, due, measured = self.at, self._due(), self.stops.next_measurement(self.t)
-        journey = self._journey(last if self.system.network.measures else min(last, measured))
-        t_stop = min(last if journey is None else journey.t_stop, due, measured)
+        knot, network = self.stops.next_knot(self.t), self.system.network
+        passes = (measured, network.measures), (knot, network.turns)
+        journey = self._journey(min([last, *(t for t, by_itself in passes if not by_itself)]))
+        t_stop = min(last if journey is None else journey.t_stop, due, measured, knot)
         if t_stop - self.t > self.instant.elapsed(t_stop) * SAME_INSTANT:
             self.instant.leave()
-        stop = t_stop if journey is None else journey.t_stop
-        closed = stop >= self.span[1] and due != stop
-        task = self._task(t_stop, entry, self._outputs_until(t_stop), closed=closed)
+        task = self._task(t_stop, entry, self._outputs_until(t_stop), closed=t_stop >= self.span[1] and due > t_stop)
         if journey is None:
             passage = one_segment(self.session, task, self.mode.index)
         else:
@@ -363,16 +363,19 @@ class Automaton:
 
     def _journey(self, last: float) -> Journey | None:
         """What the integrator needs to know to go on by itself, up to a time; None where it is not to do so."""
-        network, alarms = self.system.network, tuple[Alarms, ...]()
+        network, alarms, knots = self.system.network, tuple[Alarms, ...](), None
+        directions = getattr(self.companion, "directions", None)
         if not (self.options.native_events and (network.links_anything or network.ends is not None)):
             return None
-        if any(network.timed) or network.measures:
+        if any(network.timed) or network.measures or network.turns:
+            if network.turns:
+                knots = self.stops.knots(self.t, directions)
             try:
-                alarms, until = self.instant.schedule.alarms(self.t, self.stops.waiting if network.measures else [])
+                measured = self.stops.waiting if network.measures else []
+                alarms, until = self.instant.schedule.alarms(self.t, measured, knots)
             except NonFiniteError:  # of a mode that may never be entered
                 return None
             last = min(last, until)
-        directions = getattr(self.companion, "directions", None)
         return Journey(
             network=network,
             mode=self.mode.index,
@@ -386,6 +389,7 @@ class Automaton:
             t_stop=last,
             t_eval=self._outputs_until(last),
             alarms=alarms,
+            knots=knots,
             certify=self.certify,
             slack=TOGETHER * self.options.rtol if self.certify else 0.0,
         )
@@ -402,9 +406,9 @@ class Automaton:
             array.flags.writeable = False
         self.parts.append(leg)
         event, mode = leg.last
-        self.instant.catch_up(leg)
+        self.instant.catch_up(leg, task)
         self.n_events += leg.n_events
-        self.stops.taken(len(leg.measured))
+        self.stops.taken(len(leg.measured), leg.last[0]["time"])
         self.spared = np.inf
         self.outputs += leg.n_rows
         self.mode, self.t, self.integrals = self.system.modes[mode], task.t0, task.integrals

@@ -10,7 +10,7 @@ import numpy as np
 from dae_hybrid.bounds import with_bounds
 from dae_hybrid.branch_build import branch_table
 from dae_hybrid.codegen import Kernel, NativeFunction, compile_functions
-from dae_hybrid.crossing_build import crossing_functions, is_plain, measuring_functions, network
+from dae_hybrid.crossing_build import crossing_functions, is_plain, network, point_functions
 from dae_hybrid.ends_build import end_functions, ends_of, starts_and_ends_plainly
 from dae_hybrid.errors import ModelError
 from dae_hybrid.hoisting import hoisted
@@ -46,18 +46,19 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
     initial = build_initial(model, mode_index, builders, signals)
     named = {b.index: b.integrator_functions() for b in builders}
     wanted = {("mode", i): hoisted(to_compile(own)) for i, own in named.items()}
+    measured = any(f.at_times for f in model.functionals.values())
     if native:
         plain = [t for t in transitions if is_plain(t, builders)]
         wanted |= {("transition", t.index): crossing_functions(t, builders) for t in plain}
         if starts_and_ends_plainly(model, initial, builders):
             wanted["end", 0] = end_functions(initial, builders)
-        if any(f.at_times for f in model.functionals.values()):
-            wanted |= {("measuring", i): own for i, own in measuring_functions(builders).items()}
+        if measured or signals:
+            wanted |= {("point", b.index): point_functions(b, turns=bool(signals)) for b in builders}
     compiled, note = compile_functions(
         {(*owner, key): f for owner, own in wanted.items() for key, f in own.items()}, native=native
     )
     functions: dict[str, dict[int, dict[str, NativeFunction]]] = {
-        "mode": {}, "transition": {}, "measuring": {}, "end": {0: {}},
+        "mode": {}, "transition": {}, "point": {}, "end": {0: {}},
     }  # fmt: skip
     for (kind, i, key), function in compiled.items():
         functions[kind].setdefault(i, {})[key] = function
@@ -75,7 +76,13 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         modes=modes,
         transitions=transitions,
         network=network(
-            modes, transitions, functions["transition"], functions["measuring"], ends_of(initial, functions["end"][0])
+            modes,
+            transitions,
+            functions["transition"],
+            functions["point"],
+            ends_of(initial, functions["end"][0]),
+            measured=measured,
+            signals=signals,
         ),
         initial=initial,
         signals=signals,

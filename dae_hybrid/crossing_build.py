@@ -9,6 +9,7 @@ import casadi as ca
 from dae_hybrid.codegen import NativeFunction
 from dae_hybrid.journey import Ends, Link, Network
 from dae_hybrid.mode_build import ModeBuilder
+from dae_hybrid.signals import SignalTable, entries
 from dae_hybrid.symbolic import SYMBOLIC_SOLVE, expanded
 from dae_hybrid.system import ModeSystem
 from dae_hybrid.transition import CLOCK, TransitionMap
@@ -35,23 +36,19 @@ def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
     return given, y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, *given))
 
 
-def measuring_functions(modes: Sequence[ModeBuilder]) -> dict[int, dict[str, ca.Function]]:
-    """`cross` of every mode where nothing happens, for measurements; none where a mode is too large, or of index 2."""
-    found = {}
-    for mode in modes:
-        if mode.nk or mode.poles or mode.lowering.n + mode.nm > LARGEST:
-            return {}
-        (t, y, m, p), x = _point(mode)
-        entry = mode.entry.call([t, x, m, p])
-        rest = [
-            ca.MX.zeros(mode.nz),
-            ca.MX.ones(mode.nz),
-            ca.MX.zeros(mode.nz, mode.ny if mode.explicit is None else 0),
-        ]
-        outputs = [ca.densify(v) for v in (x, *entry, x, m, *entry, *rest)]
-        clock = ca.MX.sym("clock", CLOCK)
-        found[mode.index] = {"cross": expanded(ca.Function(f"m{mode.index}_cross", [t, y, m, p, clock], outputs))}
-    return found
+def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]:
+    """`cross` of a mode where nothing happens, and `closure` for knots; none where it is too large, or of index 2."""
+    if mode.nk or mode.poles or mode.lowering.n + mode.nm > LARGEST:
+        return {}
+    (t, y, m, p), x = _point(mode)
+    outputs = {"cross": [x, *mode.entry.call([t, x, m, p])]}
+    if turns and mode.explicit is None and 0 < mode.nz <= SYMBOLIC_SOLVE:
+        outputs["closure"] = mode.closure.call([t, x, m, p])
+    clock = ca.MX.sym("clock", CLOCK)
+    return {
+        key: expanded(ca.Function(f"m{mode.index}_{key}", [t, y, m, p, clock], [ca.densify(v) for v in values]))
+        for key, values in outputs.items()
+    }
 
 
 def follows_z(transition: TransitionMap) -> bool:
@@ -106,10 +103,16 @@ def network(
     modes: Sequence[ModeSystem],
     transitions: Sequence[TransitionMap],
     functions: Mapping[int, Mapping[str, NativeFunction]],
-    measuring: Mapping[int, Mapping[str, NativeFunction]],
+    points: Mapping[int, Mapping[str, NativeFunction]],
     ends: Ends | None,
+    *,
+    measured: bool,
+    signals: Sequence[SignalTable],
 ) -> Network:
-    """The modes' equations, what leads from one to the other, and where runs start and end."""
+    """The modes' equations, what leads from one to the other, and where runs start and end.
+
+    `points` are the functions of modes where nothing happens; measurements need them, and knots.
+    """
 
     def link(index: int) -> Link | None:
         own, transition = functions.get(index), transitions[index]
@@ -122,11 +125,12 @@ def network(
             **own,
         )
 
-    def measures(index: int) -> list[Link]:
-        own = measuring.get(index)
-        if own is None or own["cross"].address is None:
-            return []
-        return [Link(own["cross"], None, index, closes=False, follows_z=False)]
+    def stays(index: int, *, turns: bool) -> Link | None:
+        own, solves = points.get(index, {}), turns and modes[index].equations.implicit
+        if not own or any(f.address is None for f in own.values()) or (solves and "closure" not in own):
+            return None
+        closure = own["closure"] if solves else None
+        return Link(own["cross"], None, index, closes=False, follows_z=False, closure=closure)
 
     return Network(
         equations=tuple(mode.equations for mode in modes),
@@ -139,7 +143,15 @@ def network(
         becomes=tuple(t.becomes for t in transitions),
         keeps=tuple(t.keeps for t in transitions),
         sizes=tuple(mode.variables.size for mode in modes),
-        links=tuple((*map(link, (*mode.guarded, *mode.timed)), *measures(index)) for index, mode in enumerate(modes)),
+        links=tuple(
+            (
+                *map(link, (*mode.guarded, *mode.timed)),
+                stays(index, turns=False) if measured else None,
+                stays(index, turns=True) if signals else None,
+            )
+            for index, mode in enumerate(modes)
+        ),
+        entries=entries(signals),
         ends=ends,
     )
 

@@ -45,7 +45,7 @@ from dae_hybrid.errors import ChatteringError, EventError, NonFiniteError, ZenoE
 from dae_hybrid.failures import SUSPECTS, guard_passed
 from dae_hybrid.firing import Firing
 from dae_hybrid.formulation import EPS
-from dae_hybrid.integrator import Array
+from dae_hybrid.integrator import Array, SegmentTask
 from dae_hybrid.leg import Leg
 from dae_hybrid.options import Options
 from dae_hybrid.schedule import Schedule
@@ -472,12 +472,19 @@ class Instant:
             if band:
                 self.rested[index] = 1
 
-    def catch_up(self, leg: Leg) -> None:
-        """Transitions have fired, each alone, and the next segment has begun."""
+    def catch_up(self, leg: Leg, task: SegmentTask) -> None:
+        """Transitions have fired, each alone, and the next segment has begun with a task."""
         self.times += leg.times
         self.leave()
         self._forget()
-        event, _ = leg.last
+        event, mode = leg.last
+        guarded, guards = self.system.modes[mode].guarded, event["guards_after"]
+        for index, guard, band, departure in zip(guarded, guards, task.zero_band, task.departure, strict=False):
+            side = departure if band else guard
+            if side:
+                self.sides[index] = 1 if side > 0 else -1
+            if not band:
+                self.away.add(index)
         transition = None if event["transition"] is None else self.system.transitions[event["transition"]]
         if transition is not None and transition.kind == "every":
             self.ticks[transition.index] = self.over[transition.clock] = int(event["count"])

@@ -48,7 +48,7 @@ class Directions:
         self._gained: Array | float = 0.0  # costs of events that the integrator has carried out since, and
         self.gains: list[tuple[float, Array]] = []  # what measurements among them have added, and when
         self.measured: list[Array] = []  # dw at every measurement
-        self.turned: list[tuple[Array, Array]] = []  # dw before and after every knot
+        self._turned: list[Leg | tuple[Array, Array]] = []  # dw before and after every knot
         self._whole: tuple[Start, Straight] | None = None  # a run that is gone through when that is asked for
         self._crossed: list[Leg | tuple[Array, Array, Array]] = []  # dt, dw before and after
         self._mode = self.system.modes[self.system.initial.mode]
@@ -131,6 +131,7 @@ class Directions:
     def absorb(self, leg: Leg) -> None:
         """Take over what an integrator has carried across transitions by itself."""
         self._crossed.append(leg)
+        self._turned.append(leg)
         self.gains = self._measure_in(leg)
         self._gained = leg.gained_directions + sum(gained for _, gained in self.gains)
         event, mode = leg.last
@@ -161,6 +162,7 @@ class Directions:
         start, run = self._whole
         leg, _, outcome = run.pieces
         self._crossed = []  # those who became these directions may share the list, and have gone through the run
+        self._turned = []
         self.start(start)
         if leg is not None:
             self.absorb(leg)
@@ -184,12 +186,20 @@ class Directions:
         """dw before and after every event."""
         return [(before, after) for _, before, after in self._each()]
 
+    @property
+    def turned(self) -> list[tuple[Array, Array]]:
+        """dw before and after every knot."""
+        found: list[tuple[Array, Array]] = []
+        for item in self._turned:
+            found += item.turned() if isinstance(item, Leg) else [item]
+        return found
+
     def turn(self, knot: KnotRecord) -> None:
         """The memory of signals follows their values."""
         ny, before = self._mode.differential.size, self.state
         self.state = before.copy()
         self.state[ny + knot.entries] = self.system.knot_derivatives(knot, self.p) @ self.directions
-        self.turned.append((before, self.state))
+        self._turned.append((before, self.state))
 
     def measure(self, record: MeasurementRecord) -> None:
         """Add what a measurement contributes."""

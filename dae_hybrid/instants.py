@@ -18,7 +18,7 @@ from dae_hybrid.grazing import accuracy
 from dae_hybrid.integrator import Array
 from dae_hybrid.leg import Leg
 from dae_hybrid.reach import Reach
-from dae_hybrid.records import EventRecord, MeasurementRecord
+from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.schedule import Schedule
 from dae_hybrid.system import ModeSystem
 from dae_hybrid.trajectory import Trajectory
@@ -463,6 +463,13 @@ def measured_in(part: object) -> list[float]:
     if isinstance(part, Leg):
         return part.measured_times
     return [part.time] if isinstance(part, MeasurementRecord) else []
+
+
+def knots_in(part: object) -> list[float]:
+    """The times of the knots of a part of a run."""
+    if isinstance(part, Leg):
+        return part.knot_times
+    return [part.time] if isinstance(part, KnotRecord) else []
 
 
 def times_of(part: object) -> list[float]:

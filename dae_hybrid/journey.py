@@ -40,8 +40,9 @@ class Link:
     cost     costs of all functionals, and their derivatives by (w, p, t), where there are any
     ======== ===========================================================================================
 
-    The last link of a mode may lead nowhere: it is that of measurements, where the point is recorded and no more; it
-    has no `tangent`.
+    Behind those of transitions a mode has a link for measurements, where the point is recorded and no more, and one for
+    knots, where the memory of signals changes. They lead nowhere, have no `tangent`, and of `cross` the first five
+    outputs; for knots `closure` gives k, k_z and the size of the terms of k, where the integrator has z.
     """
 
     cross: NativeFunction
@@ -50,6 +51,11 @@ class Link:
     closes: bool  # z after is what it was before, and has to satisfy the equations
     follows_z: bool  # the memory after depends on z after, which has to be continuous
     cost: NativeFunction | None = None
+    closure: NativeFunction | None = None
+
+
+#: which of the links behind those of transitions
+MEASURES, TURNS = 0, 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +83,10 @@ class Ends:
 class Network:
     """All modes' equations, and the links between them.
 
-    For each mode there is a link for every transition, or None, and one more where there are measurements.
+    For each mode there is a link for every transition, one for measurements, one for knots, or None.
     `guarded` are the transitions with guards, `timed` those with times, in the order of the links; `sizes` are those of
     (y, z); the others are by transition. What has the same number as its `clock`, not negative, ticks together.
+    `entries` are the places of all signals in the memory.
     """
 
     equations: tuple[Equations, ...]
@@ -93,6 +100,7 @@ class Network:
     keeps: tuple[bool, ...]  # its guard is zero after it, too
     sizes: tuple[int, ...]
     links: tuple[tuple[Link | None, ...], ...]
+    entries: NDArray[np.int64]
     ends: Ends | None = None  # where runs begin and end plainly
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 
@@ -104,7 +112,15 @@ class Network:
     @cached_property
     def measures(self) -> bool:
         """Whether there are links for measurements."""
-        return any(len(links) > len(exits) for links, exits in zip(self.links, self.exits, strict=True))
+        return self._has(MEASURES)
+
+    @cached_property
+    def turns(self) -> bool:
+        """Whether there are links for knots."""
+        return self._has(TURNS)
+
+    def _has(self, kind: int) -> bool:
+        return any(links[len(own) + kind] is not None for links, own in zip(self.links, self.exits, strict=True))
 
     @cached_property
     def charges(self) -> bool:
@@ -117,10 +133,22 @@ class Network:
         return tuple(guarded + timed for guarded, timed in zip(self.guarded, self.timed, strict=True))
 
 
-class Alarms(NamedTuple):
-    """When the time events and measurements of a mode are due, in order: times, links, and counts.
+class Knots(NamedTuple):
+    """Knots of all signals, in order: times (n,), what they write into the memory (n, n_entries), and its derivatives.
 
-    That of an `every=` is after how many periods, of a measurement which one.
+    Those are along the directions of the sensitivities, (n, d, n_entries). They are all up to one at `until`.
+    """
+
+    times: Array
+    values: Array
+    directions: Array
+    until: float
+
+
+class Alarms(NamedTuple):
+    """When the time events, measurements and knots of a mode are due, in order: times, links, and counts.
+
+    That of an `every=` is after how many periods, of a measurement which one, of a knot which of those that are listed.
     """
 
     times: Array
@@ -154,6 +182,7 @@ class Journey:
     t_stop: float
     t_eval: Array | None = None
     alarms: tuple[Alarms, ...] = ()
+    knots: Knots | None = None
     certify: bool = False
     slack: float = 0.0
 
@@ -194,7 +223,7 @@ class Errand(NamedTuple):
         directions = np.zeros((0, self.parameters.size)) if self.directions is None else self.directions
         return Journey(
             network, mode, self.span, self.options.max_events, (none, none), [], ranges, rested, directions,
-            min(self.span[1], self.t_stop), self.t_eval, self.alarms, self.certify, self.slack,
+            min(self.span[1], self.t_stop), self.t_eval, self.alarms, certify=self.certify, slack=self.slack,
         )  # fmt: skip
 
 
@@ -285,7 +314,7 @@ class LegAdjoint:
     """dG/d(y, m) before a leg (k, n_w), its share of dG/dp (k, n_wrt), and both before every event.
 
     marks (n_events, k, width + n_wrt), the shares counted from the end of the leg; `width` is that of the largest
-    (y, m).
+    (y, m). At a knot the marks are what is after it.
     """
 
     adjoints: Array

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dae_hybrid.codegen import OfThisProcess
 from dae_hybrid.dense import Redo
 from dae_hybrid.integrator import Array, SegmentTask
-from dae_hybrid.journey import Network, Straight
+from dae_hybrid.journey import MEASURES, TURNS, Network, Straight
 from dae_hybrid.method import Method
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
@@ -122,13 +122,13 @@ class Leg:
 
     @property
     def count(self) -> int:
-        """How many records there are: events, and measurements."""
+        """How many records there are: events, measurements and knots."""
         return self.offsets.size
 
     @property
     def n_events(self) -> int:
         """How many events there are."""
-        return int(self._of_events.sum())
+        return int(np.count_nonzero(self.is_event))
 
     @property
     def width(self) -> int:
@@ -138,14 +138,22 @@ class Leg:
     def __repr__(self) -> str:
         return f"<Leg: {self.count} segments from t = {self.task.t0:g}>"
 
-    def is_event(self, head: Head) -> bool:
-        """Whether a record is that of an event."""
-        return head.guard < len(self.network.exits[head.mode])
+    @cached_property
+    def _kinds(self) -> NDArray[np.int64]:
+        """What every record is of: MEASURES, TURNS, or an event, by a negative number."""
+        exits = np.array([len(own) for own in self.network.exits])
+        modes, guards = (self.column(name).astype(int) for name in ("mode", "guard"))
+        return np.asarray(guards - exits[modes])
+
+    @property
+    def is_event(self) -> NDArray[np.bool_]:
+        """Of every record whether it is that of an event."""
+        return self._kinds < MEASURES
 
     @cached_property
     def event_heads(self) -> tuple[Head, ...]:
         """The heads of events."""
-        return tuple(filter(self.is_event, self.heads)) if self.network.measures else self.heads
+        return self._heads(self.is_event)
 
     def events(self) -> Iterator[tuple[dict[str, Any], int]]:
         """Every event by names, and the mode after it."""
@@ -154,9 +162,7 @@ class Leg:
     @cached_property
     def measured(self) -> list[dict[str, Any]]:
         """Every measurement by names."""
-        if not self.network.measures:
-            return []
-        return [self._event(head)[0] for head in self.heads if not self.is_event(head)]
+        return [self._event(head)[0] for head in self._heads(self._kinds == MEASURES)]
 
     @property
     def measured_times(self) -> list[float]:
@@ -167,6 +173,25 @@ class Leg:
         """Their records."""
         return [self._measurement(system, part) for part in self.measured]
 
+    @cached_property
+    def knots(self) -> NDArray[np.intp]:
+        """Which of the records are those of knots."""
+        return np.flatnonzero(self._kinds == TURNS)
+
+    @property
+    def knot_times(self) -> list[float]:
+        """Times of the knots."""
+        found: list[float] = self.column("time")[self.knots].tolist()
+        return found
+
+    def turned(self) -> list[tuple[Array, Array]]:
+        """Derivatives of (y, m) before and after every knot."""
+        named = ((head.mode, self._named(head)) for head in self._heads(self.knots))
+        return [
+            (self.state_derivatives(part["before"], mode), self.state_derivatives(part["after"], mode))
+            for mode, part in named
+        ]
+
     def _measurement(self, system: HybridSystem, part: dict[str, Any]) -> MeasurementRecord:
         mode = system.modes[part["source"]]
         return MeasurementRecord(part["time"], int(part["count"]), mode, part["x"], part["xdot"], part["memory"])
@@ -175,7 +200,8 @@ class Leg:
         event: dict[str, Any] = dict(
             zip(HEADER, self.records[head.at : head.at + len(HEADER)].tolist(), strict=True), **self._named(head)
         )
-        event["transition"] = self.network.exits[head.mode][head.guard] if self.is_event(head) else None
+        exits = self.network.exits[head.mode]
+        event["transition"] = exits[head.guard] if head.guard < len(exits) else None
         event["source"] = head.mode
         return event, head.target
 
@@ -187,9 +213,14 @@ class Leg:
     @cached_property
     def heads(self) -> tuple[Head, ...]:
         """Where each record begins, and what it is of."""
+        return self._heads(slice(None))
+
+    def _heads(self, which: slice | NDArray[Any]) -> tuple[Head, ...]:
+        """The same of some of them."""
         known: dict[tuple[int, int], tuple[int, dict[str, slice]]] = {}
         columns = (self.offsets, *(self.column(name).astype(int) for name in ("mode", "guard")))
-        return tuple(self._head(known, *row) for row in zip(*(column.tolist() for column in columns), strict=True))
+        rows = zip(*(column[which].tolist() for column in columns), strict=True)
+        return tuple(self._head(known, *row) for row in rows)
 
     def _head(self, known: dict[tuple[int, int], tuple[int, dict[str, slice]]], at: int, mode: int, guard: int) -> Head:
         if (mode, guard) not in known:
@@ -205,15 +236,9 @@ class Leg:
         return self.records[self.offsets + AT[name]]
 
     @cached_property
-    def _of_events(self) -> NDArray[np.bool_]:
-        """By record: whether it is that of an event."""
-        counts = np.array([len(exits) for exits in self.network.exits])
-        return np.asarray(self.column("guard") < counts[self.column("mode").astype(int)])
-
-    @cached_property
     def times(self) -> list[float]:
         """Times of the events."""
-        found: list[float] = self.column("time")[self._of_events].tolist()
+        found: list[float] = self.column("time")[self.is_event].tolist()
         return found
 
     @property
@@ -222,12 +247,12 @@ class Leg:
         exits = self.network.exits
         begins = np.cumsum([0, *map(len, exits)])[self.column("mode").astype(int)]
         known = np.array([index for own in exits for index in own] + [-1])
-        return known[(begins + self.column("guard").astype(int))[self._of_events]]
+        return known[(begins + self.column("guard").astype(int))[self.is_event]]
 
     @property
     def certified(self) -> NDArray[np.bool_]:
         """Whether they need no closer look."""
-        return self.column("clean")[self._of_events] != 0
+        return self.column("clean")[self.is_event] != 0
 
     @cached_property
     def last(self) -> tuple[dict[str, Any], int]:
@@ -238,7 +263,7 @@ class Leg:
     def ends(self, most: int) -> Iterator[tuple[int, float, Array, Array]]:
         """Mode, time, x and memory at the ends of at most so many segments, the last among them."""
         stride = -(-self.count // most)
-        for head in self.heads[(self.count - 1) % stride :: stride]:
+        for head in self._heads(slice((self.count - 1) % stride, None, stride)):
             record, layout = self.records[head.at :], head.layout
             yield head.mode, float(record[AT["time"]]), record[layout["x"]], record[layout["memory"]]
 
@@ -255,8 +280,14 @@ class Leg:
         size = self.network.equations[0].n_memory
         if not size:
             return np.zeros(0)
-        starts = [h.at + h.layout[name].start for h in self.heads for name in ("memory", "memory_after")]
-        found: Array = np.abs(self.records[np.array(starts)[:, None] + np.arange(size)]).max(axis=0)
+        modes, guards = (self.column(name).astype(int) for name in ("mode", "guard"))
+        most, known = guards.max() + 1, dict[tuple[int, int], tuple[int, dict[str, slice]]]()
+        kinds, which = np.unique(modes * most + guards, return_inverse=True)
+        layouts = [self._head(known, 0, *divmod(kind, most)).layout for kind in kinds.tolist()]
+        found = np.zeros(size)
+        for name in ("memory", "memory_after"):
+            starts = self.offsets + np.array([layout[name].start for layout in layouts])[which]
+            np.maximum(found, np.abs(self.records[starts[:, None] + np.arange(size)]).max(axis=0), out=found)
         return found
 
     @property
@@ -321,8 +352,12 @@ class Leg:
             if event["time"] > t or len(rows):  # there may be several measurements at one time
                 found.append(segment)
             if event["transition"] is None:
-                found.append(self._measurement(system, event))
-                t, x, xdot = event["time"], event["x"], event["xdot"]
+                if event["guard"] - len(self.network.exits[after]) == MEASURES:
+                    found.append(self._measurement(system, event))
+                else:
+                    intervals = tuple(signal.interval(event["time"]) for signal in system.signals)
+                    found.append(KnotRecord(event["time"], self.network.entries, intervals))
+                t, x, xdot, memory = event["time"], event["x_after"], event["xdot_after"], event["memory_after"]
                 continue
             transition = system.transitions[event["transition"]]
             found.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import casadi as ca
@@ -133,11 +133,10 @@ class ModeBuilder(ModeFunctions):
     def kernels(self) -> dict[str, Kernel]:
         """What the core evaluates at points; see `ModeSystem`."""
         s = self.symbols()
-        closure, k = self.algebraic_part(s), self.invariant_part(s)
+        k = self.invariant_part(s)
         phi, g, equations = self.terminals(*s.point), self.integrands(*s.point), self.flow(*s.point)
         outputs = {
-            "closure": ([closure, compact(ca.jacobian(closure, s.x)[:, self.ny :]), term_sizes(closure, s.u)], [1]),
-            "closure_by_u": ([compact(ca.jacobian(closure, s.u))], [0]),
+            "closure_by_u": ([compact(ca.jacobian(self.algebraic_part(s), s.u))], [0]),
             "terminal": ([phi, ca.densify(ca.jacobian(phi, s.u))], [1]),
             "adjoint_point": ([compact(ca.jacobian(equations, s.x)), ca.densify(ca.jacobian(g, s.x))], [0, 1]),
             "flow_by_u": ([compact(ca.jacobian(equations, s.u))], [0]),
@@ -146,7 +145,7 @@ class ModeBuilder(ModeFunctions):
             key: Kernel(ca.Function(key, list(s.point), dense_vectors(values, matrices)), matrices)
             for key, (values, matrices) in outputs.items()
         }
-        found["entry"] = Kernel(self.entry)
+        found["entry"], found["closure"] = Kernel(self.entry), Kernel(self.closure, [1])
         if self.explicit is not None or self.nk:
             found["landing"] = Kernel(self.landing)
         if self.nk:
@@ -157,6 +156,14 @@ class ModeBuilder(ModeFunctions):
             found["direction"] = Kernel(self.point_function("direction", lambda s: [self.direction(s)]), [0])
             found["multipliers"] = Kernel(self.multipliers())
         return found
+
+    @cached_property
+    def closure(self) -> ca.Function:
+        """k and k_z of the algebraic equations, and the size of the terms of k."""
+        s = self.symbols()
+        k = self.algebraic_part(s)
+        outputs = [k, compact(ca.jacobian(k, s.x)[:, self.ny :]), term_sizes(k, s.u)]
+        return ca.Function("closure", list(s.point), dense_vectors(outputs, [1]))
 
     def _solved(self) -> dict[str, Any]:
         """x at outputs, and its derivative by (y, m, p), made when it is asked for; see `ModeSystem`."""

@@ -27,7 +27,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     automaton: ("RECENT",),
     events: ("ZERO_ROUNDINGS", "RESIDUE", "SAME_INSTANT", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST"),
     failures: ("STARVED",),
-    formulation: ("RANK_TOLERANCE", "RESIDUAL_ROUNDINGS"),
+    formulation: ("MOST_STEPS", "RANK_TOLERANCE", "RESIDUAL_ROUNDINGS"),
     grazing: ("SHALLOW", "BEFORE"),
     mode_functions: ("NEWTON_STEPS",),
     scan: (

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dae_hybrid.integrator import Array
 
 if TYPE_CHECKING:
@@ -115,7 +118,7 @@ class KnotRecord:
     """
 
     time: float
-    entries: Array
+    entries: NDArray[np.int64]
     intervals: tuple[int, ...]
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.integrator import Array
-from dae_hybrid.journey import Alarms
+from dae_hybrid.journey import MEASURES, TURNS, Alarms, Knots
 from dae_hybrid.transition import TransitionMap, clock
 
 if TYPE_CHECKING:
@@ -52,19 +52,33 @@ class Schedule:
                 return
             yield times[i], transitions[i]
 
-    def alarms(self, t: float, measured: Sequence[tuple[float, int]]) -> tuple[tuple[Alarms, ...], float]:
-        """All time events and measurements by mode, and until when: ticks after t are listed up to a number."""
+    def alarms(
+        self, t: float, measured: Sequence[tuple[float, int]], knots: Knots | None
+    ) -> tuple[tuple[Alarms, ...], float]:
+        """All time events, measurements and knots by mode, and until when: some after t are listed up to a number."""
         if t >= self._until or not self._alarms:
-            self._until = np.inf
-            self._alarms = tuple(self._of_mode(mode, t, measured) for mode in self.system.modes)
+            self._until = np.inf if knots is None else knots.until
+            self._alarms = tuple(self._of_mode(mode, t, measured, knots) for mode in self.system.modes)
         return self._alarms, self._until
 
-    def _of_mode(self, mode: ModeSystem, t: float, measured: Sequence[tuple[float, int]]) -> Alarms:
+    def _of_mode(
+        self, mode: ModeSystem, t: float, measured: Sequence[tuple[float, int]], knots: Knots | None
+    ) -> Alarms:
         link_of = {index: link for link, index in enumerate(mode.timed, start=len(mode.guarded))}
+        others = len(mode.guarded) + len(mode.timed)
         once, transitions = self._sorted(mode)
-        times = [np.array(once), np.array([when for when, _ in measured])]
-        counts = [np.zeros(len(once), dtype=np.int64), np.array([i for _, i in measured], dtype=np.int64)]
-        links = [[link_of[t.index] for t in transitions], [len(mode.guarded) + len(mode.timed)] * len(measured)]
+        turns = np.zeros(0) if knots is None else knots.times
+        times = [turns, np.array(once), np.array([when for when, _ in measured])]  # of one time knots are the first
+        counts = [
+            np.arange(turns.size),
+            np.zeros(len(once), dtype=np.int64),
+            np.array([i for _, i in measured], dtype=np.int64),
+        ]
+        links = [
+            [others + TURNS] * turns.size,
+            [link_of[t.index] for t in transitions],
+            [others + MEASURES] * len(measured),
+        ]
         for transition in self.periodic(mode):
             ticks, when = self._ticks(transition, t)
             times.append(when)

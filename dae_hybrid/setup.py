@@ -194,7 +194,7 @@ class Setup:
         certify, alarms, until = for_adjoint or directions is not None, tuple[Alarms, ...](), np.inf
         if any(self.system.network.timed):
             try:
-                alarms, until = Schedule(self.system, self.span[0], self.p).alarms(self.span[0], [])
+                alarms, until = Schedule(self.system, self.span[0], self.p).alarms(self.span[0], [], None)
             except NonFiniteError:  # of a mode that may never be entered
                 return None
         errand = Errand(

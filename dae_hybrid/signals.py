@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.interpolate import CubicSpline
 
 from dae_hybrid.codegen import Kernel
@@ -27,7 +29,7 @@ class SignalTable:
     memory: slice  # where the coefficients are in the memory
     values: Kernel  # p -> values at the knots
     values_by_p: Kernel  # p -> their derivatives
-    _runs: dict[tuple[str, bytes], tuple[Array, Array]] = field(default_factory=dict, repr=False)
+    _kept: dict[str, tuple[Any, Array]] = field(default_factory=dict, repr=False)  # of the latest parameters
 
     def check(self, span: tuple[float, float]) -> None:
         """Refuse a run that leaves the data."""
@@ -41,7 +43,11 @@ class SignalTable:
 
     def interval(self, t: float) -> int:
         """Index of the interval that starts at or before t."""
-        return int(np.searchsorted(self.data.knots, t, side="right")) - 1
+        return int(self.intervals(t))
+
+    def intervals(self, times: Array | float) -> NDArray[np.intp]:
+        """The same of several times."""
+        return np.searchsorted(self.data.knots, times, side="right") - 1
 
     def next_knot(self, t: float) -> float:
         """The next knot after t, infinity after the last."""
@@ -58,62 +64,63 @@ class SignalTable:
         offset = t - memory[self.memory][0]
         return np.asarray(np.polynomial.polynomial.polyval(offset, dm[self.memory][1:], tensor=True).T)
 
+    @cached_property
+    def movable(self) -> bool:
+        """Whether the values depend on the parameters."""
+        return bool(self.values.function.jac_sparsity(0, 0).nnz())
+
     def coefficients(self, interval: int, p: Array) -> Array:
         """(n_coefficients,) of an interval."""
-        knots, kind = self.data.knots, self.data.kind
-        values, cubic = self._at(p)
-        row = np.zeros(self.memory.stop - self.memory.start)
-        i = min(max(interval, 0), knots.size - 1)
-        row[0], row[1] = knots[i], values[i]
-        if 0 <= interval < knots.size - 1:
-            if kind == "linear":
-                row[2] = (values[i + 1] - values[i]) / (knots[i + 1] - knots[i])
-            elif kind == "cubic":
-                row[2:] = cubic[i]
-        return row
+        found: Array = self.rows(p)[interval + 1]
+        return found
 
     def derivatives(self, interval: int, p: Array) -> Array:
         """Derivatives of an interval's coefficients, (n_coefficients, n_parameters)."""
-        knots, kind, by_p = self.data.knots, self.data.kind, self._by_p(p)
-        derivative = np.zeros((self.memory.stop - self.memory.start, p.size))
-        i = min(max(interval, 0), knots.size - 1)
-        derivative[1] = by_p[i]
-        if 0 <= interval < knots.size - 1:
-            if kind == "linear":
-                derivative[2] = (by_p[i + 1] - by_p[i]) / (knots[i + 1] - knots[i])
-            elif kind == "cubic" and by_p.any():
-                derivative[2:] = self._splines[i] @ by_p
-        return derivative
+        return self.rows_along(p, None)[interval + 1]
 
-    def _at(self, p: Array) -> tuple[Array, Array]:
-        key = ("values", p.tobytes())
-        if key not in self._runs:
-            values, cubic = self.values(p)[0], np.zeros((0, 3))
+    def rows(self, p: Array) -> Array:
+        """Coefficients of all intervals, (n_knots + 1, n_coefficients); the first row is of interval -1."""
+        key, found = p.tobytes(), self._kept.get("rows")
+        if found is None or found[0] != key:
+            values = self.values(p)[0]
             if not np.all(np.isfinite(values)):
                 raise NonFiniteError(
                     f"Values of signal '{self.data.name}' are not finite at these parameters.",
                     variables=[self.data.name],
                     remedy=f"Check the values of the signal for {SUSPECTS}.",
                 )
-            if self.data.kind == "cubic":
-                cubic = np.asarray(CubicSpline(self.data.knots, values).c[2::-1].T)
-            self._runs.clear()
-            self._runs[key] = (values, cubic)
-        return self._runs[key]
+            rows = self._pieces(values[:, None])[:, :, 0]
+            rows[1:, 0], rows[0, 0] = self.data.knots, self.data.knots[0]
+            found = self._kept["rows"] = key, rows
+        return found[1]
 
-    def _by_p(self, p: Array) -> Array:
-        key = ("derivatives", p.tobytes())
-        if key not in self._runs:
+    def rows_along(self, p: Array, directions: Array | None) -> Array:
+        """Derivatives of `rows` along directions (n_parameters, d), or by all parameters."""
+        if not self.movable:
+            count = p.size if directions is None else directions.shape[1]
+            return np.broadcast_to(0.0, (self.data.knots.size + 1, self.memory.stop - self.memory.start, count))
+        key, found = p.tobytes(), self._kept.get("derivatives")
+        if found is None or found[0] != key:
             by_p = self.values_by_p(p)[0]
             refuse_not_finite(f"signal '{self.data.name}'", (by_p,), mode=None, time=None)
-            self._runs[key] = (by_p, np.zeros(0))
-        return self._runs[key][0]
+            found = self._kept["derivatives"] = key, by_p
+        if directions is not None:
+            return self._pieces(found[1] @ directions)
+        whole = self._kept.get("pieces")
+        if whole is None or whole[0] is not found[1]:
+            whole = self._kept["pieces"] = found[1], self._pieces(found[1])
+        return whole[1]
 
-    @cached_property
-    def _splines(self) -> Array:
-        """c_1, c_2, c_3 of every interval as linear functions of all values, (n_intervals, 3, n_values)."""
-        splines = CubicSpline(self.data.knots, np.eye(self.data.knots.size)).c[2::-1]
-        return np.asarray(np.moveaxis(splines, 1, 0))
+    def _pieces(self, values: Array) -> Array:
+        """`rows` but for the knots themselves, (n_knots + 1, n_coefficients, k); linear in values (n_knots, k)."""
+        knots, kind, size = self.data.knots, self.data.kind, self.memory.stop - self.memory.start
+        found = np.zeros((knots.size + 1, size, values.shape[1]))
+        found[0, 1], found[1:, 1] = values[0], values
+        if kind == "linear":
+            found[1:-1, 2] = np.diff(values, axis=0) / np.diff(knots)[:, None]
+        elif kind == "cubic":
+            found[1:-1, 2:] = np.moveaxis(CubicSpline(knots, values).c[2::-1], 1, 0)
+        return found
 
 
 def coefficients(signals: Sequence[SignalTable], intervals: Sequence[int], p: Array) -> Array:
@@ -124,3 +131,8 @@ def coefficients(signals: Sequence[SignalTable], intervals: Sequence[int], p: Ar
 def derivatives(signals: Sequence[SignalTable], intervals: Sequence[int], p: Array) -> Array:
     """Their derivatives, (n_coefficients, n_parameters)."""
     return np.vstack([signal.derivatives(i, p) for signal, i in zip(signals, intervals, strict=True)])
+
+
+def entries(signals: Sequence[SignalTable]) -> NDArray[np.int64]:
+    """The places of all signals in the memory."""
+    return np.concatenate([np.arange(s.memory.start, s.memory.stop) for s in signals]) if signals else np.zeros(0, int)

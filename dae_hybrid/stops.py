@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.errors import ConsistencyError, EventError, NonFiniteError, OptionError
 from dae_hybrid.events import same_instant
 from dae_hybrid.formulation import solve_algebraic
 from dae_hybrid.integrator import Array
+from dae_hybrid.journey import Knots
 from dae_hybrid.options import Options
-from dae_hybrid.signals import coefficients
+from dae_hybrid.signals import coefficients, entries
 from dae_hybrid.system import HybridSystem, ModeSystem
+
+#: numbers of knots that are listed at once
+LISTED = 1_000_000
 
 
 class Stops:
@@ -32,11 +37,16 @@ class Stops:
         self.waiting = [(times[i], i) for i in order]
         self._done = 0
         self.intervals = [signal.interval(span[0]) for signal in system.signals]
+        self._listed: Knots | None = None
 
     def _snapped(self, t: float, start: float) -> float:
         """The knot that a time is but for rounding, else the time itself."""
-        knots = (float(signal.data.knots[np.abs(signal.data.knots - t).argmin()]) for signal in self.signals)
-        return next((knot for knot in knots if same_instant(knot, t, start)), t)
+        for signal in self.signals:
+            near, i = signal.data.knots, signal.interval(t)
+            for knot in near[max(i, 0) : i + 2].tolist():
+                if same_instant(knot, t, start):
+                    return float(knot)
+        return t
 
     def next_knot(self, t: float) -> float:
         """The next knot after t."""
@@ -50,12 +60,33 @@ class Stops:
         return self.waiting[i][0] if i < len(self.waiting) else np.inf
 
     def is_due(self, t: float) -> bool:
-        """Whether a measurement waits that is due at t."""
-        return self._done < len(self.waiting) and self.waiting[self._done][0] <= t
+        """Whether a measurement waits that is due at t, or a knot that has not been passed."""
+        measured = self._done < len(self.waiting) and self.waiting[self._done][0] <= t
+        return measured or self._intervals_at(t) != self.intervals
 
-    def taken(self, count: int) -> None:
-        """So many measurements have been taken by an integrator."""
+    def taken(self, count: int, passed: float) -> None:
+        """An integrator has taken so many measurements, and passed all knots up to one."""
         self._done += count
+        self.intervals = [signal.interval(passed) for signal in self.signals]
+
+    def knots(self, t: float, directions: Array | None) -> Knots:
+        """Knots from a time on, those of all signals in one list, up to a number."""
+        if self._listed is None or t >= self._listed.until:
+            every = np.unique(np.concatenate([signal.data.knots for signal in self.signals]))
+            count = 0 if directions is None else directions.shape[1]
+            places = entries(self.signals)
+            first = int(np.searchsorted(every, t, side="right"))
+            last = first + max(1, LISTED // (places.size * (1 + count)))
+            until = float(every[last]) if last < every.size else np.inf
+            times = every[first:last]
+            rows = [signal.intervals(times) + 1 for signal in self.signals]
+            pairs = list(zip(self.signals, rows, strict=True))
+            values = np.hstack([signal.rows(self.p)[own] for signal, own in pairs])
+            changed = np.zeros((times.size, places.size, 0))
+            if directions is not None and count:
+                changed = np.hstack([signal.rows_along(self.p, directions)[own] for signal, own in pairs])
+            self._listed = Knots(times, values, np.ascontiguousarray(np.moveaxis(changed, 2, 1)), until)
+        return self._listed
 
     def measurements_at(self, t: float) -> list[int]:
         """The measurements due at t, each handed out once."""
@@ -81,18 +112,20 @@ class Stops:
 
         At the end of the run a continuous signal stays in the interval that ends there, whose rate it has.
         """
-        ended = t >= self.end
-        now = [
-            before if ended and signal.data.kind != "previous" else signal.interval(t)
-            for signal, before in zip(self.signals, self.intervals, strict=True)
-        ]
+        now = self._intervals_at(t)
         passed, self.intervals = now != self.intervals, now
         return passed
 
-    def coefficients(self) -> tuple[Array, Array]:
+    def _intervals_at(self, t: float) -> list[int]:
+        ended = t >= self.end
+        return [
+            before if ended and signal.data.kind != "previous" else signal.interval(t)
+            for signal, before in zip(self.signals, self.intervals, strict=True)
+        ]
+
+    def coefficients(self) -> tuple[NDArray[np.int64], Array]:
         """Places in the memory and values of all signals in their present intervals."""
-        entries = np.concatenate([np.arange(s.memory.start, s.memory.stop) for s in self.signals])
-        return entries, coefficients(self.signals, self.intervals, self.p)
+        return entries(self.signals), coefficients(self.signals, self.intervals, self.p)
 
 
 def settle(mode: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options) -> Array:

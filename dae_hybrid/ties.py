@@ -7,13 +7,14 @@ one-sided.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from operator import attrgetter
 
 import numpy as np
 
 from dae_hybrid.errors import DaeHybridError, EventError
-from dae_hybrid.instants import Look, inaccuracy, measured_in, times_of
+from dae_hybrid.instants import Look, inaccuracy, knots_in, measured_in, times_of
 from dae_hybrid.integrator import Array
 from dae_hybrid.measurement import measurement_rate
 from dae_hybrid.outcomes import Along, Side, replay
@@ -34,7 +35,7 @@ def is_beside(look: Look) -> bool:
     if not (system.measurements or system.signals):
         return False
     events = [time for part in given for time in times_of(part)]
-    knots = [part.time for part in given if isinstance(part, KnotRecord)]
+    knots = [time for part in given for time in knots_in(part)]
     measured = [time for part in given for time in measured_in(part)]
     movable = any(measurement.movable for measurement in system.measurements)
     return _close(look, measured, events + knots if movable else events) or _close(look, knots, events)
@@ -62,7 +63,7 @@ class _Ties:
         self.directions, self.still = along.directions, np.zeros(along.directions.count)
         self.instants = list(look.instants())
         self.ends = [events[-1].time for _, events in self.instants]
-        self.knots = [part for part in self.run.parts.given if isinstance(part, KnotRecord)]
+        self.knots = [part for part in self.run.parts if isinstance(part, KnotRecord)]
         parts = [np.arange(*self._part(name)) for name in functionals]
         self.chosen = np.concatenate([np.zeros(0, int), *parts])  # components of the functionals
 
@@ -120,14 +121,17 @@ class _Ties:
             exact = exact and self._moves_apart(first, events, moves)
             beside = f"'{events[0].transition}' at t = {events[0].time:.12g}"
             yield from self._said(name, beside, sides, exact, record)
-        for knot in self.knots:
-            if abs(knot.time - t) <= self.look.slack(t) and not self.along.together(moves, self.still):
-                sides = [
-                    self._measure(record, self._around(knot, record.mode, record.x, record.memory, state, k), moves)
-                    for k in (0, 1)
-                ]
-                exact = self.look.is_rounding(knot.time, t)
-                yield from self._said(name, f"a knot at t = {knot.time:.12g}", sides, exact, record)
+        if self.along.together(moves, self.still):
+            return
+        slack, when = self.look.slack(t), attrgetter("time")
+        first, last = bisect_left(self.knots, t - slack, key=when), bisect_right(self.knots, t + slack, key=when)
+        for knot in self.knots[first:last]:
+            sides = [
+                self._measure(record, self._around(knot, record.mode, record.x, record.memory, state, k), moves)
+                for k in (0, 1)
+            ]
+            exact = self.look.is_rounding(knot.time, t)
+            yield from self._said(name, f"a knot at t = {knot.time:.12g}", sides, exact, record)
 
     def _measure(self, record: MeasurementRecord, side: Side, moves: Array) -> Quantity:
         mode, t, x, m = side.point

@@ -181,7 +181,8 @@ class Course:
         steps = self.before + self.steps
         if not self._automatic or session.choice.left(steps) > 0:
             return False
-        return session.choice.changes(e, t, x, memory.model.memory, self.first.t_stop, steps)
+        t_stop = self.first.t_stop if self.marcher is None else self.marcher.stop
+        return session.choice.changes(e, t, x, memory.model.memory, t_stop, steps)
 
     def _end(self, taken: int, budget: int) -> int:
         """After how many steps to look around: enough, after the last time, to tell whether they get anywhere."""

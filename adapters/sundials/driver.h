@@ -247,10 +247,11 @@ typedef struct {                             /* an adjoint, integrated back alon
 } backward;
 
 typedef struct {                             /* what follows where a guard crosses, or a time comes */
-  casadi_function cross, tangent, cost;      /* none where that is never plain, and where nothing is charged; see march.c */
+  casadi_function cross, tangent, cost, closure; /* none where that is never plain, where nothing is charged, and where z
+                                                follows; see march.c */
   integer target, transition, index, direction, width;
   integer clock;                             /* of time events: what they have in common that tick together; else -1 */
-  integer measures;                          /* nothing happens: the point is recorded, for a measurement */
+  integer measures, turns;                   /* nothing happens: the point is recorded, for a measurement; a knot of signals */
   integer waits, toggles, becomes, keeps;    /* on_entry="wait"; whether it changes the side of a relation; whether its guard
                                                 may jump across zero; whether it is after it what it was before */
   integer closes, follows_z;                 /* whether z stays and has to satisfy the equations after it; whether the memory
@@ -291,11 +292,13 @@ typedef struct {
   double *records;
   integer *offsets;                          /* where each of them begins */
   alarms *schedule;                          /* by mode */
+  const integer *entries;                    /* n_entries: the places of signals in the memory; */
+  const double *knots, *knot_directions;     /* of the knots that are listed what they write there; the same, of every direction */
   integer exit;                              /* the link that is gone through, or was last */
-  integer at, n_memory, n_parameters, n_functionals, n_integrals, n_directions, certify;
+  integer at, n_memory, n_parameters, n_functionals, n_integrals, n_directions, n_entries, certify;
   integer charges;                           /* whether any event costs */
-  integer capacity, room, used, n_events, n_measured, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
-  integer wanted, full, resumed;             /* why it stopped: a mode that has not been opened, no room for a record */
+  integer capacity, room, used, n_events, n_passed, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
+  integer wanted, full, resumed;             /* why it stopped: a mode that has not been opened, no room for so many records */
   double t0, t1, t_stop, begun, began_with, slack, rtol, t_end, now, first_step; /* 0: as the last one would have gone on */
   double recent[RECENT];                     /* times of the latest events, the last first */
   double clock[2];                           /* when the run began, and after how many periods an event comes */

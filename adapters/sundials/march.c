@@ -1,9 +1,10 @@
 /* ---- through segment after segment ---------------------------------------------------------------------------
  *
- * Where a guard crosses, or the time of a time event has come, and nothing is special about it, the transition is carried out here, as the automaton would do
- * it: the rules are those of dae_hybrid/events.py, the derivatives those of dae_hybrid/transition.py. Anything that is not
- * plain (another guard near zero, values that are not finite, equations to be solved, events that accumulate, ...) is left
- * as it stands, for the automaton to go on from there. */
+ * Where a guard crosses, or the time of a time event, a measurement or a knot has come, and nothing is special about it,
+ * it is carried out here, as the automaton would do it: the rules are those of dae_hybrid/events.py, the derivatives those
+ * of dae_hybrid/transition.py, knots are those of dae_hybrid/stops.py. Anything that is not plain (another guard near zero,
+ * values that are not finite, equations to be solved, events that accumulate, ...) is left as it stands, for the automaton to
+ * go on from there. */
 static double elapsed(const march *m, double t) { return fmax(fabs(t), t - m->t0); }
 
 static double duration(const march *m, double t) { return fmax(fabs(t), m->t1 - m->t0); }
@@ -71,31 +72,42 @@ static integer lay_out(const march *m, const station *from, const station *to, d
   return at - record;
 }
 
-/* Whether no other time event is near, of the mode before an event and of that after it. What ticks together ticks once. */
+static int stays(const link *l) { return l->measures || l->turns; }
+
+/* Whether no other time event is near, of the mode before an event and of that after it. What ticks together ticks once;
+ * measurements may be at one time, that of a knot, too. */
 static int no_other_alarm(const march *m, integer mode, double t, const link *own) {
-  const double near = fmax(SAME_INSTANT, m->slack) * elapsed(m, t);
+  const double instant = SAME_INSTANT * elapsed(m, t), near = fmax(instant, m->slack * elapsed(m, t));
   alarms *before = &m->schedule[m->at], *after = &m->schedule[own->target];
-  for (integer i = before->next; i < before->n && before->times[i] - t <= near; i++)
-    if (before->times[i] != t || m->stations[m->at].links[before->links[i]].transition != own->transition) return 0;
-  if (after == before) return 1; /* of measurements those at the same time */
+  for (integer i = before->next; i < before->n && before->times[i] - t <= near; i++) {
+    const link *other = &m->stations[m->at].links[before->links[i]];
+    const int together = other == own || (own->turns && other->measures);
+    if (before->times[i] == t ? !together : !(stays(own) && stays(other) && before->times[i] - t > instant)) return 0;
+  }
+  if (after == before) return 1;
   while (after->next < after->n && after->times[after->next] < t - near) after->next++;
   for (integer i = after->next; i < after->n && after->times[i] - t <= near; i++)
     if (after->times[i] != t || own->clock < 0 || m->stations[mode].links[after->links[i]].clock != own->clock) return 0;
   return 1;
 }
 
-/* When a segment has to stop that begins at a time in a mode. */
-static double next_stop(const march *m, integer mode, double t) {
-  alarms *own = &m->schedule[mode];
-  const double instant = SAME_INSTANT * elapsed(m, t);
-  while (own->next < own->n && own->times[own->next] <= t + instant) own->next++;
-  return own->next < own->n ? fmin(own->times[own->next], m->t_stop) : m->t_stop;
+/* When the segment has to stop that begins in the mode; outputs at the end of the run belong to it. */
+static void set_stop(const march *m, run *r) {
+  alarms *own = &m->schedule[m->at];
+  const double instant = SAME_INSTANT * elapsed(m, r->t);
+  while (own->next < own->n && own->times[own->next] <= r->t + instant) own->next++;
+  r->t_stop = own->next < own->n ? fmin(own->times[own->next], m->t_stop) : m->t_stop;
+  r->closed_end = r->t_stop >= m->t_end;
 }
 
-/* whether the guards of the mode before are as they should be: the one that crosses, if any, alone at zero */
+/* whether the guards of the mode before are as they should be: the one that crosses, if any, alone at zero, and no other one
+ * past it since the step began */
 static int one_alone(const march *m, const station *from, integer index, double t, const event *e) {
   const double *h = e->guards, *rate = h + from->n_guards, *size = rate + from->n_guards;
+  const double *begun = from->run->history + from->run->model->n_guards;
   for (integer j = 0; j < from->n_guards; j++) {
+    const int meets = from->run->model->zero_band[j] == 0 && (double)from->links[j].direction * h[j] >= 0;
+    if (index >= 0 && j != index && meets && begun[j] * h[j] < 0) return 0;
     const double width = band_of(m, h[j], size[j], rate[j], t) + m->slack * elapsed(m, t) * fabs(rate[j]);
     if (j != index && fabs(h[j]) <= width) return 0;
   }
@@ -275,6 +287,12 @@ static void note_end(const march *m, const station *at, const event *e) {
   if (m->charges) memcpy(e->gained, m->gained_directions, (size_t)(m->n_directions * m->n_functionals) * sizeof(double));
 }
 
+/* Outputs that rounding alone puts before an event, or a knot, show what is after it. */
+static void retract(const march *m, run *r) {
+  while (r->n_eval && r->n_rows > m->row && r->t - r->t_eval[r->next_eval - 1] <= SAME_INSTANT * elapsed(m, r->t))
+    r->next_eval--, r->n_rows--;
+}
+
 /* Carries out the transition that is due at the end of a segment, where that is plain; 1 if so, and 0 if not. */
 static int fire(march *m) {
   const station *from = &m->stations[m->at];
@@ -283,7 +301,7 @@ static int fire(march *m) {
   const double t = r->t;
   const link *l = &from->links[m->exit];
   const int timed = l->clock >= 0;
-  if (!l->cross || m->n_events - m->n_measured >= m->max_events || !(timed || crosses(m, r, l))) return 0;
+  if (!l->cross || m->n_events - m->n_passed >= m->max_events || !(timed || crosses(m, r, l))) return 0;
   const integer own = timed ? -1 : l->index;
   const double value = timed ? 0 : r->guard_values[own], rate = timed ? 1 : r->guard_values[c->n_guards + own];
   const double since = m->n_times ? m->recent[0] : m->t0;
@@ -318,8 +336,7 @@ static int fire(march *m) {
   double clean = 0;
   if (m->certify && !differentiate(m, from, to, l, t, &e, &clean)) return 0;
   if (l->cost && !charge(m, from, to, l, t, &e)) return 0;
-  for (; r->n_eval && r->n_rows > m->row && t - r->t_eval[r->next_eval - 1] <= instant; r->n_rows--)
-    r->next_eval--; /* outputs that rounding alone puts before the event show what is after it */
+  retract(m, r);
   const double apart = fmin(t - since, t - m->t0);
   if (!decided || !(apart > m->slack * elapsed(m, t))) clean = 0;
   const double header[HEADER] = {t, (double)m->at, (double)m->exit, value, rate,
@@ -371,8 +388,8 @@ static int set_rates(run *r, const double *xdot) {
   return 0;
 }
 
-/* The next segment begins where an event has led to. */
-static int go_on(march *m) {
+/* The solver stands where an event, or a knot, has led to. */
+static int place(march *m) {
   const station *from = &m->stations[m->at];
   const run *before = from->run;
   const link *l = &from->links[m->exit];
@@ -389,18 +406,18 @@ static int go_on(march *m) {
     double *range = &m->ranges[to->links[j].transition];
     *range = fmax(*range, fabs(e.guards_after[j]));
   }
-  memmove(m->recent + 1, m->recent, (RECENT - 1) * sizeof(double));
-  m->recent[0] = before->t;
-  if (m->n_times < RECENT) m->n_times++;
+  if (!l->turns) {
+    memmove(m->recent + 1, m->recent, (RECENT - 1) * sizeof(double));
+    m->recent[0] = before->t;
+    if (m->n_times < RECENT) m->n_times++;
+  }
   m->steps += before->steps;
   m->failures += before->error_test_failures;
   m->newton_failures += before->newton_failures;
   r->t = before->t;
-  r->t_stop = next_stop(m, l->target, r->t);
   r->next_eval = before->next_eval;
-  r->first_step = m->first_step > 0 ? m->first_step : r->step ? fmin(before->next_step, r->t_stop - r->t) : 0;
+  r->first_step = m->first_step > 0 ? m->first_step : r->step ? before->next_step : 0;
   m->begun = r->t;
-  m->began_with = r->first_step;
   m->row = r->n_rows;
   m->path_row = r->n_path;
   m->at = l->target;
@@ -423,52 +440,154 @@ static int go_on(march *m) {
       memcpy(kept + to->n_z, c->api->array(r->sensitivity_rates[i]), (size_t)to->n_y * sizeof(double));
     }
   }
+  return 0;
+}
+
+/* The segment begins where the solver has been placed. */
+static int begin(march *m) {
+  run *r = m->stations[m->at].run;
+  set_stop(m, r);
+  if (!(m->first_step > 0)) r->first_step = fmin(r->first_step, r->t_stop - r->t);
+  m->began_with = r->first_step;
   return dh_begin(r);
+}
+
+/* The parts of the record of a point where the mode goes on, and whether there is room for so many; `full` if not. */
+static int make_record(march *m, const station *at, const link *l, integer count, event *e) {
+  if (m->used + count * l->width > m->capacity || m->n_events + count > m->room) {
+    m->full = count;
+    return 0;
+  }
+  double *record = m->records + m->used;
+  memset(record, 0, (size_t)l->width * sizeof(double));
+  return lay_out(m, at, at, record, e) == l->width;
+}
+
+/* A point of a mode: what is at the integrator's x with a memory, finite. */
+static int look_at(march *m, const link *l, double t, const double *given, const double *memory, double *x, double *xdot,
+                   double *guards, integer n) {
+  double *res[5] = {x, xdot, guards, guards + n, guards + 2 * n};
+  return !call(m, l->cross, t, given, memory, res, 5) && all_finite(x, guards + 3 * n - x);
+}
+
+/* The record of a point where the mode goes on is complete but for what changes there. */
+static void note_point(march *m, const station *at, const link *l, const event *e) {
+  const run *r = at->run;
+  const context *c = r->model;
+  alarms *own = &m->schedule[m->at];
+  memcpy(e->memory, c->memory, (size_t)m->n_memory * sizeof(double));
+  note_end(m, at, e);
+  for (integer i = 0; i < m->n_directions; i++)
+    memcpy(e->costs_before + i * m->n_integrals, (double *)c->api->array(r->sensitivities[i]) + c->n,
+           (size_t)m->n_integrals * sizeof(double));
+  memcpy(e->after, e->before, (size_t)(m->n_directions * (at->n_y + m->n_memory)) * sizeof(double));
+  memcpy(e->costs_after, e->costs_before, (size_t)(m->n_directions * m->n_integrals) * sizeof(double));
+  const double header[HEADER] = {r->t, (double)m->at, (double)m->exit, 0, 1, 0, (double)m->row, (double)r->n_rows,
+                                 m->began_with, 1, (double)r->steps, (double)r->n_path, (double)own->counts[own->next], r->t_stop};
+  memcpy(m->records + m->used, header, sizeof header);
+  m->offsets[m->n_events++] = m->used;
+  m->n_passed++;
+  m->used += l->width;
+  own->next++;
 }
 
 /* Records the point of a measurement at the end of a segment, where nothing else is near; 1 if so, and 0 if not. */
 static int measure(march *m) {
   const station *at = &m->stations[m->at];
   const run *r = at->run;
+  const context *c = r->model;
+  const double t = r->t, instant = SAME_INSTANT * elapsed(m, t);
+  const link *l = &at->links[m->exit];
+  event e;
+  if (!l->cross || (t != m->begun && !(t - m->begun > instant))) return 0;
+  if (!(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t))) || !no_other_alarm(m, m->at, t, l)) return 0;
+  if (!make_record(m, at, l, 1, &e)) return 0;
+  if (!look_at(m, l, t, c->api->array(r->x), c->memory, e.x, e.xdot, e.guards, at->n_guards)) return 0;
+  if (!one_alone(m, at, -1, t, &e)) return 0;
+  note_point(m, at, l, &e);
+  memcpy(e.x_after, e.x, (size_t)at->n_x * sizeof(double));
+  memcpy(e.memory_after, e.memory, (size_t)m->n_memory * sizeof(double));
+  memcpy(e.xdot_after, e.xdot, (size_t)at->n_x * sizeof(double));
+  memcpy(e.guards_after, e.guards, (size_t)(3 * at->n_guards) * sizeof(double));
+  for (integer i = 0; at->implicit && i < m->n_directions; i++) {
+    double *kept = e.completed + i * (at->n_z + at->n_y);
+    memcpy(kept, (double *)c->api->array(r->sensitivities[i]) + at->n_y, (size_t)at->n_z * sizeof(double));
+    memcpy(kept + at->n_z, c->api->array(r->sensitivity_rates[i]), (size_t)at->n_y * sizeof(double));
+  }
+  m->row = r->n_rows, m->path_row = r->n_path;
+  return 1;
+}
+
+/* The algebraic variables of implicit equations by Newton's method, where the memory has changed; whether full steps
+ * converge. See `solve_algebraic` in dae_hybrid/formulation.py. */
+static int settle(march *m, const station *at, const link *l, double t, double *x, const double *memory) {
+  const integer n = at->n_z;
+  double k[MOST_SOLVED], size[MOST_SOLVED], by_z[MOST_SOLVED * MOST_SOLVED], matrix[MOST_SOLVED * MOST_SOLVED];
+  double *z = x + at->n_y, *res[3] = {k, by_z, size}, before = HUGE_VAL;
+  for (int step = 0; step < MOST_STEPS; step++) {
+    double largest = 0;
+    int small = 1, exact = 1, stands = 1;
+    if (call(m, l->closure, t, x, memory, res, 3) || !all_finite(k, n) || !all_finite(by_z, n * n)) return 0;
+    for (integer i = 0; i < n; i++) {
+      const double terms = DBL_EPSILON * (isfinite(size[i]) ? size[i] : fabs(k[i]));
+      small &= fabs(k[i]) <= RESIDUAL_ROUNDINGS * terms, exact &= fabs(k[i]) <= terms, largest = fmax(largest, fabs(k[i]));
+      for (integer j = 0; j < n; j++) matrix[i * n + j] = by_z[j * n + i];
+    }
+    if (!(largest < before) && !small) return 0;
+    if (!solve_dense(matrix, k, n, 1) || !all_finite(k, n)) return 0;
+    for (integer i = 0; i < n; i++) stands &= fabs(k[i]) <= 4 * DBL_EPSILON * fabs(z[i]), z[i] -= k[i];
+    if (exact || (small && (stands || !(largest < before)))) return 1;
+    before = largest;
+  }
+  return 0;
+}
+
+/* Signals take their next coefficients at a knot, where no guard is near zero or changes its sign; 1 if so, and 0 if not.
+ * Measurements at its time are to follow. */
+static int turn(march *m) {
+  const station *at = &m->stations[m->at];
+  run *r = at->run;
   context *c = r->model;
   const double t = r->t, instant = SAME_INSTANT * elapsed(m, t);
   const link *l = &at->links[m->exit];
-  alarms *own = &m->schedule[m->at];
-  if (!l->cross || (t != m->begun && !(t - m->begun > instant))) return 0;
-  if (!(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t))) || !no_other_alarm(m, m->at, t, l)) return 0;
-  if (m->used + l->width > m->capacity || m->n_events >= m->room) {
-    m->full = 1;
-    return 0;
-  }
-  double *record = m->records + m->used, *x = c->api->array(r->x);
+  const alarms *own = &m->schedule[m->at];
+  const integer n = at->n_guards, knot = own->counts[own->next], size = at->n_y + m->n_memory;
+  integer count = 1;
   event e;
-  if (lay_out(m, at, at, record, &e) != l->width) return 0;
-  const integer n = at->n_guards, size = at->n_y + m->n_memory;
-  double *res[14] = {e.x, e.xdot, e.guards, e.guards + n, e.guards + 2 * n, e.x_after, e.memory_after, e.xdot_after,
-                     e.guards_after, e.guards_after + n, e.guards_after + 2 * n, e.phi, e.phi + at->n_z, e.open};
-  if (call(m, l->cross, t, x, c->memory, res, 14) || !all_finite(e.x, (e.guards + 3 * n) - e.x)) return 0;
-  if (!one_alone(m, at, -1, t, &e)) return 0;
-  memcpy(e.memory, c->memory, (size_t)m->n_memory * sizeof(double));
-  note_end(m, at, &e);
-  for (integer i = 0; i < m->n_directions; i++) {
-    const double *s = c->api->array(r->sensitivities[i]);
-    memcpy(e.costs_before + i * m->n_integrals, s + c->n, (size_t)m->n_integrals * sizeof(double));
-    if (!at->implicit) continue;
-    double *kept = e.completed + i * (at->n_z + at->n_y);
-    memcpy(kept, s + at->n_y, (size_t)at->n_z * sizeof(double));
-    memcpy(kept + at->n_z, c->api->array(r->sensitivity_rates[i]), (size_t)at->n_y * sizeof(double));
-  }
-  memcpy(e.after, e.before, (size_t)(m->n_directions * size) * sizeof(double));
-  memcpy(e.costs_after, e.costs_before, (size_t)(m->n_directions * m->n_integrals) * sizeof(double));
-  const double header[HEADER] = {t, (double)m->at, (double)m->exit, 0, 1, 0, (double)m->row, (double)r->n_rows,
-                                 m->began_with, 1, (double)r->steps, (double)r->n_path, (double)own->counts[own->next], r->t_stop};
-  memcpy(record, header, sizeof header);
-  m->offsets[m->n_events++] = m->used;
-  m->n_measured++;
-  m->used += l->width;
-  own->next++;
-  m->row = r->n_rows, m->path_row = r->n_path;
+  if (!l->cross || !(t - m->begun > instant) || !(m->t_stop - t > instant) || !no_other_alarm(m, m->at, t, l)) return 0;
+  while (own->next + count < own->n && own->times[own->next + count] == t) count++;
+  if (!make_record(m, at, l, count, &e)) return 0;
+  double *x = m->work;
+  memcpy(x, c->api->array(r->x), (size_t)c->n * sizeof(double));
+  if (!look_at(m, l, t, x, c->memory, e.x, e.xdot, e.guards, n)) return 0;
+  memcpy(e.memory_after, c->memory, (size_t)m->n_memory * sizeof(double));
+  for (integer j = 0; j < m->n_entries; j++) e.memory_after[m->entries[j]] = m->knots[knot * m->n_entries + j];
+  if (l->closure && !settle(m, at, l, t, x, e.memory_after)) return 0;
+  if (!look_at(m, l, t, x, e.memory_after, e.x_after, e.xdot_after, e.guards_after, n)) return 0;
+  event after = e;
+  after.guards = e.guards_after;
+  if (!one_alone(m, at, -1, t, &e) || !one_alone(m, at, -1, t, &after)) return 0;
+  for (integer j = 0; j < n; j++)
+    if (c->zero_band[j] != 0 || (e.guards[j] > 0) != (e.guards_after[j] > 0)) return 0;
+  retract(m, r);
+  note_point(m, at, l, &e);
+  for (integer i = 0; i < m->n_directions; i++)
+    for (integer j = 0; j < m->n_entries; j++)
+      e.after[i * size + at->n_y + m->entries[j]] = m->knot_directions[(knot * m->n_directions + i) * m->n_entries + j];
+  memset(m->bands, 0, (size_t)(2 * c->n_guards) * sizeof(double));
   return 1;
+}
+
+/* Goes on after a knot, with the measurements of its time. */
+static int turn_over(march *m) {
+  const alarms *own = &m->schedule[m->at];
+  const run *r = m->stations[m->at].run;
+  int flag = place(m);
+  while (!flag && own->next < own->n && own->times[own->next] == r->t) {
+    m->exit = own->links[own->next];
+    if (!measure(m)) return FATAL; /* nothing is near */
+  }
+  return flag ? flag : begin(m);
 }
 
 /* The segment goes on after measurements, with the solver as it is. */
@@ -479,7 +598,7 @@ static int carry_on(march *m) {
   memcpy(m->bands + c->n_guards, c->departure, (size_t)c->n_guards * sizeof(double));
   m->begun = r->t;
   m->began_with = r->step ? r->next_step : 0;
-  r->t_stop = next_stop(m, m->at, r->t);
+  set_stop(m, r);
   int flag = c->api->set_stop_time(r->memory, r->t_stop);
   if (!flag) flag = keep(r, 0);
   if (!flag && r->record == RECORD_STEPS && !r->n_eval) record_point(r, r->t);
@@ -511,8 +630,15 @@ int dh_march(march *m) {
       if (flag) return flag;
       continue;
     }
+    if (m->stations[m->at].links[m->exit].turns) {
+      if (!turn(m)) return REACHED_STOP;
+      const int flag = turn_over(m);
+      if (flag) return flag;
+      continue;
+    }
     if (!fire(m)) return m->stations[m->at].links[m->exit].clock < 0 ? FOUND_ROOT : REACHED_STOP;
-    const int flag = go_on(m);
+    int flag = place(m);
+    if (!flag) flag = begin(m);
     if (flag) return flag;
   }
 }

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.integrator import Array, SegmentTask
-from dae_hybrid.journey import Alarms, Journey, Network
+from dae_hybrid.journey import MEASURES, TURNS, Alarms, Journey, Knots, Network
 from dae_hybrid.leg import AT, Leg, layout_of
 from dae_hybrid.method import Method
 from dae_hybrid.options import Options
@@ -51,7 +51,7 @@ class Marcher:
                 links=ctypes.addressof(links), absolute=self._absolute[i].ctypes.data,
             )  # fmt: skip
         every = [x for links in network.links for x in links if x is not None]
-        functions = [f for x in every for f in (x.cross, x.tangent, x.cost) if f is not None]
+        functions = [f for x in every for f in (x.cross, x.tangent, x.cost, x.closure) if f is not None]
         if network.ends is not None:
             functions += [network.ends.origin, *network.ends.final]
         sizes = np.max([f.work_sizes for f in functions], axis=0)
@@ -76,6 +76,7 @@ class Marcher:
             bands=self._bands.ctypes.data, schedule=ctypes.addressof(self._schedule),
             n_memory=first.n_memory, n_parameters=first.n_parameters, n_functionals=first.functionals.size,
             n_integrals=self.n_integrals, n_directions=n_directions, charges=network.charges,
+            entries=network.entries.ctypes.data, n_entries=network.entries.size,
         )  # fmt: skip
         self._library = loops()
 
@@ -84,13 +85,17 @@ class Marcher:
         links = (LinkStruct * max(len(network.links[mode]), 1))()
         for i, link in enumerate(network.links[mode]):
             transition = network.exits[mode][i] if i < len(network.exits[mode]) else NO_TRANSITION
-            links[i] = LinkStruct(transition=transition, index=i, measures=transition == NO_TRANSITION)
+            kind = i - len(network.exits[mode])
+            links[i] = LinkStruct(
+                transition=transition, index=i, clock=-1, measures=kind == MEASURES, turns=kind == TURNS
+            )
             if transition != NO_TRANSITION:
                 links[i].clock, links[i].direction = network.clocks[transition], network.directions[transition]
                 links[i].waits, links[i].toggles = network.waits[transition], network.toggles[transition]
                 links[i].becomes, links[i].keeps = network.becomes[transition], network.keeps[transition]
             if link is not None:
-                for name, function in (("cross", link.cross), ("tangent", link.tangent), ("cost", link.cost)):
+                for name in ("cross", "tangent", "cost", "closure"):
+                    function = getattr(link, name)
                     setattr(links[i], name, None if function is None else function.address)
                 links[i].target, links[i].closes, links[i].follows_z = link.target, link.closes, link.follows_z
                 _, links[i].width = layout_of(network, mode, link.target, self.n_integrals, self.n_directions)
@@ -119,26 +124,29 @@ class Marcher:
         for station in self.stations:
             station.run = None
         m.at = journey.mode
-        m.used = m.n_events = m.n_measured = m.steps = m.failures = m.newton_failures = m.row = m.path_row = m.full = (
+        m.used = m.n_events = m.n_passed = m.steps = m.failures = m.newton_failures = m.row = m.path_row = m.full = (
             m.resumed
         ) = 0
         m.n_times, m.wanted = len(recent), -1
         m.recent[: len(recent)] = recent
         m.begun = task.t0
         self._gained[:] = 0.0
-        if self.set_alarms(journey.alarms):
+        if self.set_alarms(journey.alarms, journey.knots):
             for i, (own, alarms) in enumerate(zip(self._schedule, journey.alarms, strict=True)):
                 own.next = int(np.searchsorted(alarms.times, task.t_stop if i == journey.mode else task.t0))
         m.began_with = m.first_step or task.first_step or 0.0
 
-    def set_alarms(self, alarms: tuple[Alarms, ...]) -> bool:
-        """When time events are due; whether any are."""
+    def set_alarms(self, alarms: tuple[Alarms, ...], knots: Knots | None = None) -> bool:
+        """When time events are due, and knots; whether any are."""
         if alarms is not self._alarms:
             for i, own in enumerate(self._schedule):
                 times, links, counts = alarms[i] if alarms else (NONE, NONE, NONE)
                 own.n, own.next = times.size, 0
                 own.times, own.links, own.counts = times.ctypes.data, links.ctypes.data, counts.ctypes.data
             self._alarms = alarms
+        if knots is not None:
+            self._knots = knots
+            self.struct.knots, self.struct.knot_directions = (v.ctypes.data for v in knots[1:3])
         return bool(alarms)
 
     def look_back(self, parameters: Array, start: float) -> None:
@@ -159,7 +167,7 @@ class Marcher:
             larger = np.zeros(2 * (self.struct.used + more))
             larger[: self.struct.used] = self._records[: self.struct.used]
             self._records = larger
-        if self.struct.n_events >= self._offsets.size:
+        if self.struct.n_events + max(self.struct.full, 1) > self._offsets.size:
             self._offsets = np.concatenate((self._offsets, np.zeros_like(self._offsets)))
         self.struct.records, self.struct.capacity = self._records.ctypes.data, self._records.size
         self.struct.offsets, self.struct.room = self._offsets.ctypes.data, self._offsets.size
@@ -184,8 +192,8 @@ class Marcher:
         m = self.struct
         if not m.full:
             return False
+        self._make_room(m.full * max(link.width for links in self._links for link in links))
         m.full, m.resumed = 0, 1
-        self._make_room(max(link.width for links in self._links for link in links))
         return True
 
     def resume(self) -> None:
@@ -215,6 +223,17 @@ class Marcher:
         return int(self.struct.steps)
 
     @property
+    def stop(self) -> float:
+        """When the segment under way has to stop."""
+        return float(Run.from_address(self.stations[self.struct.at].run).t_stop)
+
+    def _next_stop(self, mode: int, t: float) -> float:
+        """The same of one that begins at a time in a mode."""
+        end, times = float(self.struct.t_stop), self._alarms[mode].times if self._alarms else NONE
+        i = int(np.searchsorted(times, t, side="right"))
+        return min(float(times[i]), end) if i < times.size else end
+
+    @property
     def failures(self) -> tuple[int, int]:
         """Failed error tests and Newton iterations of these segments."""
         return int(self.struct.failures), int(self.struct.newton_failures)
@@ -240,8 +259,9 @@ class Marcher:
         found, target = self._record(m.used, m.at, m.wanted), self.network.equations[m.wanted]
         nothing = np.zeros(target.n_guards)
         return replace(
-            first, equations=target, t0=self._now, x0=found["x_after"][: target.n].copy(),
-            memory=found["memory_after"].copy(), zero_band=nothing, departure=nothing,
+            first, equations=target, t0=self._now, t_stop=self._next_stop(m.wanted, self._now),
+            x0=found["x_after"][: target.n].copy(), memory=found["memory_after"].copy(),
+            zero_band=nothing, departure=nothing,
         )  # fmt: skip
 
     def task(self, first: SegmentTask) -> SegmentTask:
@@ -266,7 +286,7 @@ class Marcher:
             }
         return replace(
             first, equations=e, t0=float(self._records[last]),
-            t_stop=float(Run.from_address(self.stations[m.at].run).t_stop), x0=found["x_after"][: e.n].copy(),
+            t_stop=self.stop, x0=found["x_after"][: e.n].copy(),
             xdot0=found["xdot_after"][: e.n].copy(), memory=found["memory_after"].copy(),
             integrals=found["integrals"].copy() if self.n_integrals else first.integrals,
             zero_band=self._bands[:n_guards].copy(), departure=self._bands[n_guards : 2 * n_guards].copy(),

@@ -109,7 +109,7 @@ static int set_out(plain *v) {
   if (v->watch && !first->implicit && !is_soft(c, m->t0, v->start, m->t1)) return NOT_PLAIN;
   first->run = r;
   r->t = m->begun = m->t0;
-  r->t_stop = next_stop(m, v->mode, m->t0);
+  set_stop(m, r);
   r->first_step = m->began_with = m->first_step;
   memcpy(c->api->array(r->x), v->start, (size_t)c->n * sizeof(double));
   memset(c->api->array(r->x) + c->n, 0, (size_t)m->n_integrals * sizeof(double));

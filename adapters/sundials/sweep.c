@@ -295,7 +295,7 @@ int dh_sweep(sweep *s) {
         for (integer j = 0; j < from->n_y + m->n_memory; j++) s->adjoint[k * s->marks_width + j] += gained[j];
         for (integer j = 0; j < s->n_wrt; j++) s->totals[k * s->n_wrt + j] += gained[s->marks_width + j];
       }
-    } else {
+    } else if (!l->turns) {
       flag = back_across(s, from, to, l, record[TIME_AT], record[COUNT_AT], &e);
     }
     if (flag) return flag;
@@ -304,6 +304,8 @@ int dh_sweep(sweep *s) {
       memcpy(mark, s->adjoint + k * s->marks_width, (size_t)(from->n_y + m->n_memory) * sizeof(double));
       memcpy(mark + s->marks_width, s->totals + k * s->n_wrt, (size_t)s->n_wrt * sizeof(double));
     }
+    for (integer k = 0; l->turns && k < s->n_components; k++)
+      for (integer j = 0; j < m->n_entries; j++) s->adjoint[k * s->marks_width + from->n_y + m->entries[j]] = 0;
     explicit_adjoint *own = s->modes[mode];
     const integer n_totals = s->n_wrt + m->n_memory, begin = path_begin(s, i);
     const integer rows = (integer)record[PATH_END_AT] - begin;

@@ -137,7 +137,7 @@ class LegSweep:
             mode = int(self.leg.column("mode")[struct.failed])
             if mode in self._integrated or flag == UNRESOLVED:
                 return None, struct.steps
-            raise not_finite_derivatives(mode=e[mode].name, time=self.leg.times[struct.failed])
+            raise not_finite_derivatives(mode=e[mode].name, time=float(self.leg.column("time")[struct.failed]))
         before = self.adjoint[:, : e[self.leg.mode].n_differential + e[self.leg.mode].n_memory]
         steps = struct.steps + sum(own.struct.steps for own in self._discrete.values())
         return LegAdjoint(before, self.totals, self.marks, self.width), steps
