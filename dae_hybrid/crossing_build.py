@@ -18,13 +18,14 @@ LARGEST = 40
 
 
 def is_plain(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> bool:
-    """Whether the point after a transition is given explicitly, or is where it was."""
-    if transition.target is None or not transition.simple:
+    """Whether the point after a transition is given explicitly, or by as many equations as it has unknowns."""
+    if transition.target is None or transition.projects or transition.conditions:
         return False
     ends = builders[transition.source], builders[transition.target]
     small = all(not b.nk and b.lowering.n + b.nm <= LARGEST and b.nz <= SYMBOLIC_SOLVE for b in ends)
-    charged = "cost" in transition.kernels and transition.kernels["cost"].function.jac_sparsity(0, 3).nnz()
-    return small and not ends[1].poles and not charged
+    unknowns = len(transition.labels)
+    square = transition.kernels["after"].function.size1_out(2) == unknowns <= LARGEST
+    return small and square and not ends[1].poles
 
 
 def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
@@ -43,47 +44,58 @@ def measuring_functions(modes: Sequence[ModeBuilder]) -> dict[int, dict[str, ca.
             return {}
         (t, y, m, p), x = _point(mode)
         entry = mode.entry.call([t, x, m, p])
-        rest = [
-            ca.MX.zeros(mode.nz),
-            ca.MX.ones(mode.nz),
-            ca.MX.zeros(mode.nz, mode.ny if mode.explicit is None else 0),
-        ]
-        outputs = [ca.densify(v) for v in (x, *entry, x, m, *entry, *rest)]
+        nothing = ca.MX.zeros(mode.nz, mode.ny if mode.explicit is None else 0)
+        outputs = [ca.densify(v) for v in (x, *entry, x, m, *entry, nothing)]
         clock = ca.MX.sym("clock", CLOCK)
         found[mode.index] = {"cross": expanded(ca.Function(f"m{mode.index}_cross", [t, y, m, p, clock], outputs))}
     return found
 
 
-def follows_z(transition: TransitionMap) -> bool:
-    """Whether the memory after a transition depends on the algebraic variables after it."""
-    return bool(transition.kernels["after"].function.jac_sparsity(1, 3).nnz())
+def has_slopes(transition: TransitionMap) -> bool:
+    """Whether more than the algebraic variables after a transition depends on what is solved for."""
+    cost = transition.kernels.get("cost")
+    charged = cost is not None and cost.function.jac_sparsity(0, 3).nnz() > 0
+    return not transition.simple or charged or transition.kernels["after"].function.jac_sparsity(1, 3).nnz() > 0
+
+
+def solves(transition: TransitionMap, target: ModeBuilder) -> bool:
+    """Whether anything is solved for after a transition; explicit algebraic variables need not be."""
+    return bool(transition.labels) and (target.explicit is None or has_slopes(transition))
 
 
 def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> dict[str, ca.Function]:
-    """`cross`, `tangent` and, where it costs anything, `cost` of a plain transition; see `Link`."""
+    """The functions of a plain transition; see `Link`."""
     if transition.target is None:
         raise AssertionError("a plain transition has a target")
-    source, target = builders[transition.source], builders[transition.target]
+    source, target, kernels = builders[transition.source], builders[transition.target], transition.kernels
     (t, y, m, p), x = _point(source)
-    x_after, m_after, _, phi, phi_size, _, *entry = transition.kernels["jump"].function.call([t, x, m, p])
-    if target.explicit is not None and not follows_z(transition):
-        y_after = x_after[: target.ny]
-        x_after = ca.vertcat(y_after, first_output(target.explicit, t, y_after, m_after, p))
-        entry = target.entry.call([t, x_after, m_after, p])
-    before = source.entry.call([t, x, m, p])
-    tangent = transition.kernels["tangent"].function
-    clock = ca.MX.sym("clock", tangent.size1_in(6))
-    outputs = {
-        "cross": [x, *before, x_after, m_after, *entry, phi, phi_size, _open(target, t, x_after, m_after, p)],
-        "tangent": tangent.call([t, x, m, x_after, m_after, p, clock]),
-    }
-    if "cost" in transition.kernels:
-        kernel = transition.kernels["cost"].function
-        costs, by_u, _ = kernel.call([t, x, m, ca.MX.zeros(kernel.size1_in(3)), p])
-        chain = source.point_function("chain", lambda s: [source.chain(s)])
-        outputs["cost"] = [costs, by_u @ first_output(chain, t, x, m, p)]
+    xi, clock = ca.MX.sym("xi", len(transition.labels)), ca.MX.sym("clock", CLOCK)
+    outputs: dict[str, list[ca.MX]] = {}
+    if solves(transition, target):
+        x_after, m_after, *equations = kernels["after"].function.call([t, x, m, xi, p])
+        first, phi, phi_size, start = kernels["jump"].function.call([t, x, m, p])[2:6]
+        outputs = {"begin": [first, phi, phi_size, start], "solve": equations}
+    else:
+        x_after, m_after = kernels["jump"].function.call([t, x, m, p])[:2]
+        if target.explicit is not None:
+            y_after = x_after[: target.ny]
+            x_after = ca.vertcat(y_after, first_output(target.explicit, t, y_after, m_after, p))
+    ends = [entry for b, *at in ((source, x, m), (target, x_after, m_after)) for entry in b.entry.call([t, *at, p])]
+    before, after = ends[: len(ends) // 2], ends[len(ends) // 2 :]
+    outputs["cross"] = [x, *before, x_after, m_after, *after, _open(target, t, x_after, m_after, p)]
+    outputs["tangent"] = kernels["tangent"].function.call([t, x, m, x_after, m_after, p, clock])[:6]
+    by_w = first_output(source.point_function("chain", lambda s: [source.chain(s)]), t, x, m, p)
+    if has_slopes(transition):
+        y_u, y_xi, m_u, m_xi, phi_u, *by_xi, z_u, entries = kernels["linear"].function.call([t, x, m, xi, p])
+        outputs["tangent"][1] = ca.vertcat(y_u, m_u) @ by_w
+        outputs["tangent"] += [*by_xi, entries, phi_u @ by_w, ca.vertcat(y_xi, m_xi), z_u @ by_w]
+    if "cost" in kernels:
+        costs, by_u, costs_by_xi = kernels["cost"].function.call([t, x, m, xi, p])
+        outputs["cost"] = [costs, by_u @ by_w, *([costs_by_xi] if has_slopes(transition) else [])]
     return {
-        key: expanded(ca.Function(f"t{transition.index}_{key}", [t, y, m, p, clock], [ca.densify(v) for v in values]))
+        key: expanded(
+            ca.Function(f"t{transition.index}_{key}", [t, y, m, p, clock, xi], [ca.densify(v) for v in values])
+        )
         for key, values in outputs.items()
     }
 
@@ -117,8 +129,9 @@ def network(
             return None
         return Link(
             target=transition.target,
-            follows_z=follows_z(transition),
-            closes=follows_z(transition) or modes[transition.target].equations.implicit,
+            unknowns=len(transition.labels) if "solve" in own else 0,
+            simple=transition.simple,
+            slopes=has_slopes(transition),
             **own,
         )
 
@@ -126,7 +139,7 @@ def network(
         own = measuring.get(index)
         if own is None or own["cross"].address is None:
             return []
-        return [Link(own["cross"], None, index, closes=False, follows_z=False)]
+        return [Link(own["cross"], None, index)]
 
     return Network(
         equations=tuple(mode.equations for mode in modes),

@@ -57,7 +57,7 @@ def parts_of(network: Network, source: int, target: int, n_integrals: int, n_dir
         "memory_after": nm,
         "xdot_after": nx[target],
         "guards_after": 3 * ng[target],
-        "phi": 2 * (nx[target] - ny[target]),
+        "xi": network.n_unknowns,
         "open": (nx[target] - ny[target]) * ny[target] if e[target].implicit else 0,
         "memory": nm,
         "integrals": n_integrals,
@@ -304,6 +304,8 @@ class Leg:
                 t, x, xdot = event["time"], event["x"], event["xdot"]
                 continue
             transition = system.transitions[event["transition"]]
+            unknowns = len(transition.labels)
+            xi = event["x_after"][target.differential.size :] if transition.simple else event["xi"][:unknowns]
             found.append(
                 EventRecord(
                     time=event["time"],
@@ -325,8 +327,8 @@ class Leg:
                     memory_minus=memory,
                     memory_plus=event["memory_after"],
                     n_differential=(mode.differential.size, target.differential.size),
-                    xi=event["x_after"][target.differential.size :],
-                    unknowns={},
+                    xi=xi,
+                    unknowns=transition.named_unknowns(target, xi),
                     certified=bool(event["clean"]),
                 )
             )

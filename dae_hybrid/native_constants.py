@@ -26,7 +26,10 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     automaton: ("RECENT",),
     events: ("ZERO_ROUNDINGS", "RESIDUE", "SAME_INSTANT", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST"),
     failures: ("STARVED",),
-    formulation: ("RANK_TOLERANCE", "RESIDUAL_ROUNDINGS"),
+    formulation: (
+        "RANK_TOLERANCE", "DOUBTFUL_TOLERANCE", "STAGNANT", "MULTIPLE_ROOT", "RESIDUAL_ROUNDINGS", "STEP_ROUNDINGS",
+        "MOST_STEPS", "LEAST_DAMPING",
+    ),
     grazing: ("SHALLOW", "BEFORE"),
     scan: (
         "DEPTH", "SAFETY", "INSIDE", "NOISE", "TOUCHED", "CALM", "GROWN", "TURNS", "SPACING", "HELD", "MOVES",

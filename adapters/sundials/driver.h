@@ -14,7 +14,8 @@
  *
  * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), linear.c
  * (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c (the
- * loops), march.c and sweep.c (through plain events, and back), plain.c (whole runs). */
+ * loops), crossing.c (what an event leads to), march.c and sweep.c (through plain events, and back), plain.c (whole
+ * runs). */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
@@ -239,13 +240,14 @@ typedef struct {                             /* an adjoint, integrated back alon
 
 typedef struct {                             /* what follows where a guard crosses, or a time comes */
   casadi_function cross, tangent, cost;      /* none where that is never plain, and where nothing is charged; see march.c */
+  casadi_function begin, solve;              /* of what is solved for after it; see crossing.c */
   integer target, transition, index, direction, width;
   integer clock;                             /* of time events: what they have in common that tick together; else -1 */
   integer measures;                          /* nothing happens: the point is recorded, for a measurement */
   integer waits, toggles, becomes, keeps;    /* on_entry="wait"; whether it changes the side of a relation; whether its guard
                                                 may jump across zero; whether it is after it what it was before */
-  integer closes, follows_z;                 /* whether z stays and has to satisfy the equations after it; whether the memory
-                                                after it depends on z after it */
+  integer unknowns, simple, slopes;          /* how many are solved for; whether they are z after it and nothing else; whether
+                                                derivatives depend on them */
 } link;
 
 typedef struct {                             /* a mode */
@@ -262,7 +264,7 @@ typedef struct {                             /* when time events of a mode are d
 } alarms;
 
 typedef struct {                             /* parts of an event's record */
-  double *x, *xdot, *guards, *x_after, *memory_after, *xdot_after, *guards_after, *phi, *open, *memory, *integrals, *tau, *before,
+  double *x, *xdot, *guards, *x_after, *memory_after, *xdot_after, *guards_after, *xi, *open, *memory, *integrals, *tau, *before,
       *after, *costs_before, *costs_after, *gained, *completed; /* of every direction dz after and the rates of dy, of implicit
                                                           equations */
 } event;
@@ -273,6 +275,8 @@ typedef struct {
   double **res;
   integer *iw;
   double *w, *work, *tangent;
+  double *solving, *slopes;                  /* work of crossing.c; derivatives of what was solved for, by (w, p, t) */
+  const double *xi;                          /* what has been solved for */
   double *cost;                              /* of one event: those of all functionals, and their derivatives by (w, p, t) */
   double *gained, *gained_directions;        /* costs of all events, and their derivatives along every direction */
   const double *parameters, *directions;
@@ -284,7 +288,7 @@ typedef struct {
   alarms *schedule;                          /* by mode */
   integer exit;                              /* the link that is gone through, or was last */
   integer at, n_memory, n_parameters, n_functionals, n_integrals, n_directions, certify;
-  integer charges;                           /* whether any event costs */
+  integer charges, n_unknowns;               /* whether any event costs; how many unknowns beside z an event has at most */
   integer capacity, room, used, n_events, n_measured, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
   integer wanted, full, resumed;             /* why it stopped: a mode that has not been opened, no room for a record */
   double t0, t1, t_stop, begun, began_with, slack, rtol, t_end, now, first_step; /* 0: as the last one would have gone on */
