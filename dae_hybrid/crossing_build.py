@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import casadi as ca
 
 from dae_hybrid.codegen import NativeFunction
 from dae_hybrid.journey import Ends, Link, Network
+from dae_hybrid.lowering import Flat
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.symbolic import SYMBOLIC_SOLVE, expanded
 from dae_hybrid.system import ModeSystem
@@ -22,10 +24,10 @@ def is_plain(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> bool
     if transition.target is None or transition.projects or transition.conditions:
         return False
     ends = builders[transition.source], builders[transition.target]
-    small = all(not b.nk and b.lowering.n + b.nm <= LARGEST and b.nz <= SYMBOLIC_SOLVE for b in ends)
+    small = all(b.lowering.n + b.nm <= LARGEST and b.nz <= SYMBOLIC_SOLVE and not (b.direct and b.nk) for b in ends)
     unknowns = len(transition.labels)
     square = transition.kernels["after"].function.size1_out(2) == unknowns <= LARGEST
-    return small and square and not ends[1].poles
+    return small and square
 
 
 def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
@@ -45,7 +47,7 @@ def measuring_functions(modes: Sequence[ModeBuilder]) -> dict[int, dict[str, ca.
         (t, y, m, p), x = _point(mode)
         entry = mode.entry.call([t, x, m, p])
         nothing = ca.MX.zeros(mode.nz, mode.ny if mode.explicit is None else 0)
-        outputs = [ca.densify(v) for v in (x, *entry, x, m, *entry, nothing)]
+        outputs = [ca.densify(v) for v in (x, *entry, x, m, *entry, nothing, ca.MX(0, 1))]
         clock = ca.MX.sym("clock", CLOCK)
         found[mode.index] = {"cross": expanded(ca.Function(f"m{mode.index}_cross", [t, y, m, p, clock], outputs))}
     return found
@@ -80,10 +82,22 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
         if target.explicit is not None:
             y_after = x_after[: target.ny]
             x_after = ca.vertcat(y_after, first_output(target.explicit, t, y_after, m_after, p))
+    moved = ca.MX(0, 1)
+    if target.nk:
+        state = x_after[: target.ny] if target.explicit is not None else x_after
+        landed = first_output(target.landing, t, state, m_after, p)
+        moved, x_after = ca.fabs(landed[: target.ny] - x_after[: target.ny]), landed
     ends = [entry for b, *at in ((source, x, m), (target, x_after, m_after)) for entry in b.entry.call([t, *at, p])]
     before, after = ends[: len(ends) // 2], ends[len(ends) // 2 :]
-    outputs["cross"] = [x, *before, x_after, m_after, *after, _open(target, t, x_after, m_after, p)]
+    outputs["cross"] = [x, *before, x_after, m_after, *after, _open(target, t, x_after, m_after, p), moved]
     outputs["tangent"] = kernels["tangent"].function.call([t, x, m, x_after, m_after, p, clock])[:6]
+    after_slopes = _constraint_slopes(target, t, x_after, m_after, p)
+    others = [i for i in range(target.nk) if i not in transition.helping]
+    split = target.ny + target.nm
+    outputs["tangent"] += [after_slopes[others, :split], after_slopes[others, split:]]
+    direction = source.point_function("direction", lambda s: [source.direction(s)]) if source.nk else None
+    outputs["tangent"].append(ca.MX(0, 0) if direction is None else direction(t, x, m, p))
+    outputs["tangent"].append(_constraint_slopes(source, t, x, m, p)[:, :-1])
     by_w = first_output(source.point_function("chain", lambda s: [source.chain(s)]), t, x, m, p)
     if has_slopes(transition):
         y_u, y_xi, m_u, m_xi, phi_u, *by_xi, z_u, entries = kernels["linear"].function.call([t, x, m, xi, p])
@@ -101,11 +115,22 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
 
 
 def _open(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:
-    """How the algebraic variables of implicit equations depend on y: what `refuse_singular_entry` looks at."""
-    if not mode.nz or mode.explicit is not None:
+    """How algebraic variables depend on y where that could become singular: what `refuse_singular_entry` looks at."""
+    if not mode.nz or not (mode.explicit is None or mode.poles):
         return ca.MX(0, 0)
     rows = slice(mode.ny, mode.lowering.n)
     return first_output(mode.point_function("open", lambda s: [mode.chain(s)[rows, : mode.ny]]), t, x, m, p)
+
+
+def _constraint_slopes(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:
+    """The constraints of a mode by (y, m, p, t)."""
+    n = mode.lowering.n
+
+    def slopes(s: Flat) -> list[Any]:
+        by_u = ca.jacobian(mode.invariant_part(s), s.u)
+        return [ca.horzcat(by_u[:, : mode.ny], by_u[:, n:])]
+
+    return first_output(mode.point_function("constraint_slopes", slopes), t, x, m, p)
 
 
 def first_output(function: ca.Function, *arguments: ca.MX) -> ca.MX:
@@ -132,6 +157,7 @@ def network(
             unknowns=len(transition.labels) if "solve" in own else 0,
             simple=transition.simple,
             slopes=has_slopes(transition),
+            others=len(modes[transition.target].invariants) - len(transition.helping),
             **own,
         )
 
@@ -152,6 +178,7 @@ def network(
         becomes=tuple(t.becomes for t in transitions),
         keeps=tuple(t.keeps for t in transitions),
         sizes=tuple(mode.variables.size for mode in modes),
+        constraints=tuple(len(mode.invariants) for mode in modes),
         links=tuple((*map(link, (*mode.guarded, *mode.timed)), *measures(index)) for index, mode in enumerate(modes)),
         ends=ends,
     )

@@ -37,10 +37,13 @@ class Link:
     begin    xi with continuous z, Phi there and the sizes of its terms; where Newton's method starts else
     solve    Phi, by xi with the memory following, the sizes of the terms of that and of Phi
     cross    (y, z) before and its rates, the guards there, their rates and sizes; (y, z) after, the memory after,
-             rates, guards, their rates and sizes after; z by y after, where the equations after are implicit
-    tangent  h by (w, p, t); w after by (w, p, t), at fixed time; rates of w and integrands before, and after. With
-             `slopes` xi is held for w after, and there follow Phi by xi, the sizes of the terms of that as a sum and
-             entry by entry, Phi by (w, p, t), w after by xi, and continuous z by (w, p, t)
+             rates, guards, their rates and sizes after; z by y after, where that could become singular; how far y is
+             moved onto the constraints after
+    tangent  h by (w, p, t); w after by (w, p, t), at fixed time; rates of w and integrands before, and after; the
+             `others` of the constraints after by w after, and by (p, t); D of the constraints before, and these by
+             (w, p), see `ModeSystem.onto_constraints`. With `slopes` xi is held for w after, and there follow Phi by
+             xi, the sizes of the terms of that as a sum and entry by entry, Phi by (w, p, t), w after by xi, and
+             continuous z by (w, p, t)
     cost     costs of all functionals, their derivatives by (w, p, t), and with `slopes` by xi, where there are any
     ======== ===========================================================================================
 
@@ -59,6 +62,7 @@ class Link:
     unknowns: int = 0
     simple: bool = True  # they are z after and nothing else
     slopes: bool = False  # derivatives depend on theirs
+    others: int = 0  # constraints after it that are not among what is solved
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +92,8 @@ class Network:
 
     For each mode there is a link for every transition, or None, and one more where there are measurements.
     `guarded` are the transitions with guards, `timed` those with times, in the order of the links; `sizes` are those of
-    (y, z); the others are by transition. What has the same number as its `clock`, not negative, ticks together.
+    (y, z) and `constraints` those that keep y, of every mode; the others are by transition. What has the same number as
+    its `clock`, not negative, ticks together.
     """
 
     equations: tuple[Equations, ...]
@@ -101,6 +106,7 @@ class Network:
     becomes: tuple[bool, ...]  # the guard may jump across zero
     keeps: tuple[bool, ...]  # its guard is zero after it, too
     sizes: tuple[int, ...]
+    constraints: tuple[int, ...]
     links: tuple[tuple[Link | None, ...], ...]
     ends: Ends | None = None  # where runs begin and end plainly
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)

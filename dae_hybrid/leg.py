@@ -58,7 +58,7 @@ def parts_of(network: Network, source: int, target: int, n_integrals: int, n_dir
         "xdot_after": nx[target],
         "guards_after": 3 * ng[target],
         "xi": network.n_unknowns,
-        "open": (nx[target] - ny[target]) * ny[target] if e[target].implicit else 0,
+        "open": (nx[target] - ny[target]) * ny[target] if e[target].is_fragile else 0,
         "memory": nm,
         "integrals": n_integrals,
         "tau": n_directions,

@@ -16,13 +16,14 @@ from dae_hybrid import (
     steps,
     stiffness,
     symbolic,
+    system,
     transition,
 )
 
 #: by the module that explains them, under the same names, or (there, in C)
 NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     adjoint: ("SETTLED", "SMALLEST", ("ROUNDING", "ADJOINT_ROUNDING"), ("FEW", "FEW_SEGMENTS"), ("LOOKS", "ENDS")),
-    arrival: ("ENORMOUS",),
+    arrival: ("ENORMOUS", "EXCESS_TOLERANCE", ("NEGLIGIBLE", "LEAST_SHARE")),
     automaton: ("RECENT",),
     events: ("ZERO_ROUNDINGS", "RESIDUE", "SAME_INSTANT", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST"),
     failures: ("STARVED",),
@@ -39,6 +40,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     steps: (("COEFFICIENTS", "NODES"),),
     stiffness: ("DECAYS", "LOOK", "MOST", "EVENTS_AHEAD", "FEW_GUARDS"),
     symbolic: (("SYMBOLIC_SOLVE", "MOST_SOLVED"),),
+    system: (("SLACK", "LANDED"),),
     transition: ("DRIFT_ROUNDINGS", "KNOWN", "GRAZING"),
 }  # fmt: skip
 

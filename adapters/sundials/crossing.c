@@ -92,6 +92,8 @@ static int is_regular(const double *a, const double *sizes, const double *entrie
 
 typedef struct {                             /* what `tangent` of a link gives; see `Link` in dae_hybrid/journey.py */
   double *h, *jump, *flow, *g, *flow_after, *g_after;
+  double *by_after, *direct;                 /* of constraints after it that the arrival does not solve */
+  double *onto, *held;                       /* the projection onto the constraints before it: D, and k by (w, p) */
 } crossing;
 
 typedef struct {                             /* the equations of an arrival at some unknowns, matrices by columns */
@@ -198,14 +200,17 @@ static int differentiate_arrival(march *m, const station *from, const station *t
   PART(g, nk);
   PART(flow_after, nt);
   PART(g_after, nk);
-  double *last = end;
+  PART(by_after, l->others * nt);
+  PART(direct, l->others * (m->n_parameters + 1));
+  PART(onto, from->n_y * from->n_held);
+  PART(held, from->n_held * (width - 1));
+#undef PART
   double *phi_xi = end, *phi_xi_size = phi_xi + n * n, *entries = phi_xi_size + n * n, *phi_w = entries + n * n;
   double *through = phi_w + n * width, *continuous = through + nt * n;
-#undef PART
-  double *res[12] = {c->h, c->jump, c->flow, c->g, c->flow_after, c->g_after,
+  double *res[16] = {c->h, c->jump, c->flow, c->g, c->flow_after, c->g_after, c->by_after, c->direct, c->onto, c->held,
                      phi_xi, phi_xi_size, entries, phi_w, through, continuous};
   m->xi = unknowns_of(to, l, e);
-  if (call(m, l->tangent, t, x, e->memory, res, n ? 12 : 6) || !all_finite(m->tangent, last - m->tangent)) return 0;
+  if (call(m, l->tangent, t, x, e->memory, res, n ? 16 : 10) || !all_finite(m->tangent, end - m->tangent)) return 0;
   if (!n) return 1;
   if (!all_finite(phi_xi, n * n) || !all_finite(phi_w, n * width + nt * n)) return 0;
   double *scale = m->solving, *rows = scale + n, *work = rows + 2 * n, *inverse = work + n * n, *dxi = m->slopes;
@@ -235,4 +240,63 @@ static int charges_of(march *m, const station *from, const link *l, double t, co
     for (integer j = 0; j < l->unknowns; j++)
       for (integer i = 0; i < nk; i++) by[k * nk + i] += by_xi[j * nk + i] * m->slopes[k * l->unknowns + j];
   return 0;
+}
+
+/* Directions before an event are those of states on the constraints of its mode, */
+static void land_directions(const march *m, const station *from, const crossing *c, const event *e) {
+  const integer nf = from->n_y + m->n_memory, nk = from->n_held;
+  const sparse *dp = &from->run->model->moved;
+  for (integer i = 0; i < m->n_directions; i++) {
+    double *w = e->before + i * nf, *off = m->cost;
+    for (integer k = 0; k < nk; k++) {
+      off[k] = 0;
+      for (integer j = 0; j < nf; j++) off[k] += c->held[j * nk + k] * w[j];
+      for (integer q = dp->column[i]; q < dp->column[i + 1]; q++) off[k] += c->held[(nf + dp->row[q]) * nk + k] * dp->value[q];
+    }
+    for (integer k = 0; k < nk; k++)
+      for (integer j = 0; j < from->n_y; j++) w[j] -= c->onto[k * from->n_y + j] * off[k];
+  }
+}
+
+/* and derivatives by (w, p) there are transposed so. */
+static void land_adjoint(const march *m, const station *from, const crossing *c, double *by) {
+  const integer count = from->n_y + m->n_memory + m->n_parameters, nk = from->n_held;
+  double *weight = m->work;
+  for (integer k = 0; k < nk; k++) {
+    weight[k] = 0;
+    for (integer j = 0; j < from->n_y; j++) weight[k] += by[j] * c->onto[k * from->n_y + j];
+  }
+  for (integer j = 0; j < count; j++)
+    for (integer k = 0; k < nk; k++) by[j] -= weight[k] * c->held[j * nk + k];
+}
+
+/* Whether neighbouring runs satisfy the constraints after an event that its arrival does not solve; see
+ * dae_hybrid/arrival.py, `_refuse_excess`. */
+static int keeps_constraints(march *m, const station *from, const station *to, const link *l, const event *e,
+                             const crossing *c, double rate) {
+  const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
+  double *row = m->cost, *size = row + width, largest = 0;
+  for (integer j = 0; j < nf; j++) largest = fmax(largest, fabs(j < from->n_y ? e->x[j] : e->memory[j - from->n_y]));
+  for (integer k = 0; k < l->others; k++) {
+    double drift = 0, drift_size = 0, left = 0, most = 0;
+    for (integer j = 0; j < width; j++) {
+      row[j] = j < nf ? 0 : c->direct[(j - nf) * l->others + k];
+      size[j] = fabs(row[j]);
+      for (integer i = 0; i < nt; i++) {
+        const double term = c->by_after[i * l->others + k] * c->jump[j * nt + i];
+        row[j] += term, size[j] += fabs(term);
+      }
+      drift += row[j] * (j < nf ? c->flow[j] : j == width - 1), drift_size += size[j] * (j < nf ? fabs(c->flow[j]) : j == width - 1);
+    }
+    for (integer j = 0; j < width - 1; j++) row[j] -= drift * c->h[j] / rate, size[j] += drift_size * fabs(c->h[j] / rate);
+    land_adjoint(m, from, c, row);
+    for (integer j = 0; j < width - 1; j++) {
+      double scale = fabs(j >= nf ? m->parameters[j - nf] : j < from->n_y ? e->x[j] : e->memory[j - from->n_y]);
+      if (j < nf) scale = fmax(scale, LEAST_SHARE * largest);
+      if (scale == 0) scale = 1;
+      left = fmax(left, fabs(row[j] * scale)), most = fmax(most, size[j] * scale);
+    }
+    if (!(left <= EXCESS_TOLERANCE * most)) return 0;
+  }
+  return 1;
 }

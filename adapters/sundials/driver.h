@@ -248,13 +248,15 @@ typedef struct {                             /* what follows where a guard cross
                                                 may jump across zero; whether it is after it what it was before */
   integer unknowns, simple, slopes;          /* how many are solved for; whether they are z after it and nothing else; whether
                                                 derivatives depend on them */
+  integer others;                            /* how many of the constraints after it are not among what is solved */
 } link;
 
 typedef struct {                             /* a mode */
   run *run;                                  /* none yet where the mode has not been needed */
-  integer n_x, n_y, n_z, n_guards, implicit;
+  integer n_x, n_y, n_z, n_guards, implicit, fragile, n_held; /* whether matrices of its equations may become singular; how
+                                                many constraints it is kept on */
   const link *links;                         /* n_guards, and those of time events behind them */
-  const double *absolute;                    /* absolute tolerances of what is integrated */
+  const double *absolute;                    /* absolute tolerances of (y, z) */
 } station;
 
 typedef struct {                             /* when time events of a mode are due: one after the other */

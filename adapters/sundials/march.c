@@ -40,7 +40,7 @@ static integer lay_out(const march *m, const station *from, const station *to, d
   PART(xdot_after, to->n_x);
   PART(guards_after, 3 * to->n_guards);
   PART(xi, m->n_unknowns);
-  PART(open, to->implicit ? to->n_z * to->n_y : 0);
+  PART(open, to->fragile ? to->n_z * to->n_y : 0);
   PART(memory, m->n_memory);
   PART(integrals, m->n_integrals);
   PART(tau, m->n_directions);
@@ -162,6 +162,8 @@ static int differentiate(march *m, const station *from, const station *to, const
   double rate = h[width - 1];
   for (integer j = 0; j < nf; j++) rate += h[j] * flow[j];
   if (rate == 0 || fabs(rate) <= GRAZING * m->ranges[l->transition] / duration(m, t)) return 0;
+  if (!keeps_constraints(m, from, to, l, e, &found, rate)) return 0;
+  land_directions(m, from, &found, e);
   *clean = 1;
   double apart = BESIDE * m->rtol * elapsed(m, t); /* in time, from other guards */
   if (l->clock < 0) { /* a parabola through the rate a moment before says how deep the guard goes beyond zero */
@@ -235,6 +237,14 @@ static int determined(const march *m, const station *to, const event *e) {
   return 1;
 }
 
+/* Whether an event leads onto the constraints after it, to the accuracy of the state, before it is moved onto them by so
+ * much. */
+static int lands(const march *m, const station *to, const event *e, const double *moved) {
+  for (integer i = 0; to->n_held && i < to->n_y; i++)
+    if (!(moved[i] <= LANDED * (to->absolute[i] + m->rtol * fabs(e->x_after[i])))) return 0;
+  return 1;
+}
+
 /* Whether a guard that has been found crosses as it should. */
 static int crosses(const march *m, const run *r, const link *l) {
   const integer root = l->index, n = r->model->n_guards;
@@ -282,17 +292,18 @@ static int fire(march *m) {
   if (lay_out(m, from, to, record, &e) != l->width) return 0;
   double *x = c->api->array(r->x);
   const integer ng = from->n_guards, nt = to->n_guards;
-  double *res[12] = {e.x, e.xdot, e.guards, e.guards + ng, e.guards + 2 * ng, e.x_after, e.memory_after, e.xdot_after,
-                     e.guards_after, e.guards_after + nt, e.guards_after + 2 * nt, e.open};
+  double *res[13] = {e.x, e.xdot, e.guards, e.guards + ng, e.guards + 2 * ng, e.x_after, e.memory_after, e.xdot_after,
+                     e.guards_after, e.guards_after + nt, e.guards_after + 2 * nt, e.open, m->cost};
   if (l->unknowns && !solve_arrival(m, l, t, x, c->memory)) return 0;
-  if (call(m, l->cross, t, x, c->memory, res, 12)) return 0;
+  if (call(m, l->cross, t, x, c->memory, res, 13)) return 0;
   if (!all_finite(e.x, (e.guards + 3 * ng) - e.x) || !all_finite(e.x_after, e.xi - e.x_after)) return 0;
+  if (!lands(m, to, &e, m->cost)) return 0;
   if (l->unknowns && !l->simple) memcpy(e.xi, m->xi, (size_t)l->unknowns * sizeof(double));
   if (!to->run) {
     m->wanted = l->target, m->now = t;
     return 0;
   }
-  if (to->implicit && !determined(m, to, &e)) return 0;
+  if (to->fragile && !determined(m, to, &e)) return 0;
   int decided = 1;
   memcpy(e.memory, c->memory, (size_t)m->n_memory * sizeof(double));
   if (!one_alone(m, from, own, t, &e) || !enter(m, from, to, own, t, &e, &decided)) return 0;
@@ -426,9 +437,9 @@ static int measure(march *m) {
   event e;
   if (lay_out(m, at, at, record, &e) != l->width) return 0;
   const integer n = at->n_guards, size = at->n_y + m->n_memory;
-  double *res[12] = {e.x, e.xdot, e.guards, e.guards + n, e.guards + 2 * n, e.x_after, e.memory_after, e.xdot_after,
-                     e.guards_after, e.guards_after + n, e.guards_after + 2 * n, e.open};
-  if (call(m, l->cross, t, x, c->memory, res, 12) || !all_finite(e.x, (e.guards + 3 * n) - e.x)) return 0;
+  double *res[13] = {e.x, e.xdot, e.guards, e.guards + n, e.guards + 2 * n, e.x_after, e.memory_after, e.xdot_after,
+                     e.guards_after, e.guards_after + n, e.guards_after + 2 * n, e.open, m->cost};
+  if (call(m, l->cross, t, x, c->memory, res, 13) || !all_finite(e.x, (e.guards + 3 * n) - e.x)) return 0;
   if (!one_alone(m, at, -1, t, &e)) return 0;
   memcpy(e.memory, c->memory, (size_t)m->n_memory * sizeof(double));
   note_end(m, at, &e);

@@ -39,13 +39,13 @@ class Marcher:
         first = network.equations[0]
         self.network, self.n_directions = network, n_directions
         self.n_integrals = first.functionals.size if first.integrates else 0
-        self._absolute = [np.zeros(e.n) for e in network.equations]
+        self._absolute = [np.zeros(size) for size in network.sizes]
         self._links = [self._of_mode(i) for i in range(len(network.equations))]
         self.stations = (Station * len(network.equations))()
         for i, (e, links) in enumerate(zip(network.equations, self._links, strict=True)):
             self.stations[i] = Station(
                 run=None, n_x=network.sizes[i], n_y=e.n_differential, n_z=network.sizes[i] - e.n_differential,
-                implicit=e.implicit,
+                implicit=e.implicit, fragile=e.is_fragile, n_held=network.constraints[i],
                 n_guards=len(network.guarded[i]),
                 links=ctypes.addressof(links), absolute=self._absolute[i].ctypes.data,
             )  # fmt: skip
@@ -96,7 +96,7 @@ class Marcher:
                 for name in ("cross", "tangent", "cost", "begin", "solve"):
                     function = getattr(link, name)
                     setattr(links[i], name, None if function is None else function.address)
-                for name in ("target", "unknowns", "simple", "slopes"):
+                for name in ("target", "unknowns", "simple", "slopes", "others"):
                     setattr(links[i], name, getattr(link, name))
                 _, links[i].width = layout_of(network, mode, link.target, self.n_integrals, self.n_directions)
         return links
@@ -109,7 +109,8 @@ class Marcher:
         if options.atol != self._atol:
             self._atol = dict(options.atol) if isinstance(options.atol, Mapping) else options.atol
             for absolute, e in zip(self._absolute, self.network.equations, strict=True):
-                absolute[:] = options.absolute(e.variables)
+                absolute[: e.n] = options.absolute(e.variables)
+                absolute[e.n :] = options.absolute(e.algebraic)[: absolute.size - e.n]
         m.certify, m.max_events, m.first_step = journey.certify, journey.max_events, options.first_step or 0.0
         m.t0 = m.clock[0] = journey.span[0]
         m.t_end = m.t1 = journey.span[1]

@@ -181,6 +181,7 @@ static int back_across(sweep *s, const station *from, const station *to, const l
       for (integer i = 0; i < nt; i++) sum += after[i] * jump[j * nt + i];
       before[j] = sum;
     }
+    land_adjoint(m, from, &found, before);
     for (integer j = 0; j < s->n_wrt; j++) totals[j] += before[nf + s->wrt[j]];
     memcpy(after, before, (size_t)nf * sizeof(double));
   }
