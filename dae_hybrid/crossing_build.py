@@ -17,6 +17,8 @@ from dae_hybrid.transition import CLOCK, TransitionMap
 
 #: beyond so many states and memories it is the integration of a segment that takes the time, not the transition
 LARGEST = 40
+#: functions of a transition with unknowns that take more operations than this take longer than half a second to compile
+LONGEST = 5000
 
 
 def is_plain(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> bool:
@@ -66,7 +68,7 @@ def solves(transition: TransitionMap, target: ModeBuilder) -> bool:
 
 
 def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> dict[str, ca.Function]:
-    """The functions of a plain transition; see `Link`."""
+    """The functions of a plain transition; see `Link`. None where they are too long to be worth their compilation."""
     if transition.target is None:
         raise AssertionError("a plain transition has a target")
     source, target, kernels = builders[transition.source], builders[transition.target], transition.kernels
@@ -75,8 +77,8 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
     outputs: dict[str, list[ca.MX]] = {}
     if solves(transition, target):
         x_after, m_after, *equations = kernels["after"].function.call([t, x, m, xi, p])
-        first, phi, phi_size, start = kernels["jump"].function.call([t, x, m, p])[2:6]
-        outputs = {"begin": [first, phi, phi_size, start], "solve": equations}
+        first, _, _, start = kernels["jump"].function.call([t, x, m, p])[2:6]
+        outputs = {"begin": [first, start], "solve": equations}
     else:
         x_after, m_after = kernels["jump"].function.call([t, x, m, p])[:2]
         if target.explicit is not None:
@@ -100,18 +102,19 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
     outputs["tangent"].append(_constraint_slopes(source, t, x, m, p)[:, :-1])
     by_w = first_output(source.point_function("chain", lambda s: [source.chain(s)]), t, x, m, p)
     if has_slopes(transition):
-        y_u, y_xi, m_u, m_xi, phi_u, *by_xi, z_u, entries = kernels["linear"].function.call([t, x, m, xi, p])
+        y_u, y_xi, m_u, m_xi, phi_u, _, _, z_u, entries = kernels["linear"].function.call([t, x, m, xi, p])
         outputs["tangent"][1] = ca.vertcat(y_u, m_u) @ by_w
-        outputs["tangent"] += [*by_xi, entries, phi_u @ by_w, ca.vertcat(y_xi, m_xi), z_u @ by_w]
+        own = z_u @ by_w if transition.simple else entries
+        outputs["tangent"] += [phi_u @ by_w, ca.vertcat(y_xi, m_xi), own]
     if "cost" in kernels:
         costs, by_u, costs_by_xi = kernels["cost"].function.call([t, x, m, xi, p])
         outputs["cost"] = [costs, by_u @ by_w, *([costs_by_xi] if has_slopes(transition) else [])]
-    return {
-        key: expanded(
-            ca.Function(f"t{transition.index}_{key}", [t, y, m, p, clock, xi], [ca.densify(v) for v in values])
-        )
+    inputs = [t, y, m, p, clock, xi]
+    found = {
+        key: expanded(ca.Function(f"t{transition.index}_{key}", inputs, [ca.densify(v) for v in values]))
         for key, values in outputs.items()
     }
+    return found if "solve" not in found or sum(f.n_instructions() for f in found.values()) <= LONGEST else {}
 
 
 def _open(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:

@@ -34,7 +34,7 @@ class Link:
     dense outputs:
 
     ======== ===========================================================================================
-    begin    xi with continuous z, Phi there and the sizes of its terms; where Newton's method starts else
+    begin    xi with continuous z; where Newton's method starts else
     solve    Phi, by xi with the memory following, the sizes of the terms of that and of Phi
     cross    (y, z) before and its rates, the guards there, their rates and sizes; (y, z) after, the memory after,
              rates, guards, their rates and sizes after; z by y after, where that could become singular; how far y is
@@ -42,8 +42,8 @@ class Link:
     tangent  h by (w, p, t); w after by (w, p, t), at fixed time; rates of w and integrands before, and after; the
              `others` of the constraints after by w after, and by (p, t); D of the constraints before, and these by
              (w, p), see `ModeSystem.onto_constraints`. With `slopes` xi is held for w after, and there follow Phi by
-             xi, the sizes of the terms of that as a sum and entry by entry, Phi by (w, p, t), w after by xi, and
-             continuous z by (w, p, t)
+             (w, p, t), w after by xi, and continuous z by (w, p, t) where xi is `simple`, the sizes of the terms of
+             Phi by xi, entry by entry, where it is not
     cost     costs of all functionals, their derivatives by (w, p, t), and with `slopes` by xi, where there are any
     ======== ===========================================================================================
 

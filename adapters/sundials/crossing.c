@@ -167,19 +167,18 @@ static int iterate(march *m, const link *l, double t, const double *x, const dou
 static int solve_arrival(march *m, const link *l, double t, const double *x, const double *memory) {
   const integer n = l->unknowns, one = 3 * n + 2 * n * n;
   trial at = lay_out_trial(m->solving, n), next = lay_out_trial(m->solving + one, n);
-  double *work = m->solving + 2 * one, *res[4] = {at.xi, at.phi, at.size, next.xi};
-  if (call(m, l->begin, t, x, memory, res, 4)) return 0;
+  double *work = m->solving + 2 * one, *res[2] = {at.xi, next.xi};
+  if (call(m, l->begin, t, x, memory, res, 2) || !try_unknowns(m, l, t, x, memory, &at)) return 0;
   if (negligible(at.phi, at.size, n, RESIDUAL_ROUNDINGS)) {
-    m->xi = at.xi;
     if (l->simple) return 1;
   } else {
     memcpy(at.xi, next.xi, (size_t)n * sizeof(double));
     if (!try_unknowns(m, l, t, x, memory, &at) || !determines(at.by_xi, at.by_xi_size, n)) return 0;
-    if (!iterate(m, l, t, x, memory, &at, &next, work)) return 0;
+    if (!iterate(m, l, t, x, memory, &at, &next, work) || !try_unknowns(m, l, t, x, memory, &at)) return 0;
   }
-  if (!try_unknowns(m, l, t, x, memory, &at) || !determines(at.by_xi, at.by_xi_size, n)) return 0;
   double *scale = work + n * n, *rows = scale + n, *inverse = rows + 2 * n;
-  return invert(at.by_xi, n, scale, work, inverse) && is_regular(at.by_xi, at.by_xi_size, 0, inverse, scale, n, rows);
+  return determines(at.by_xi, at.by_xi_size, n) && invert(at.by_xi, n, scale, work, inverse) &&
+         is_regular(at.by_xi, at.by_xi_size, 0, inverse, scale, n, rows);
 }
 
 /* the unknowns of an arrival as the record of an event has them */
@@ -205,20 +204,22 @@ static int differentiate_arrival(march *m, const station *from, const station *t
   PART(onto, from->n_y * from->n_held);
   PART(held, from->n_held * (width - 1));
 #undef PART
-  double *phi_xi = end, *phi_xi_size = phi_xi + n * n, *entries = phi_xi_size + n * n, *phi_w = entries + n * n;
-  double *through = phi_w + n * width, *continuous = through + nt * n;
-  double *res[16] = {c->h, c->jump, c->flow, c->g, c->flow_after, c->g_after, c->by_after, c->direct, c->onto, c->held,
-                     phi_xi, phi_xi_size, entries, phi_w, through, continuous};
+  double *phi_w = end, *through = phi_w + n * width, *own = through + nt * n; /* continuous z, or sizes of entries */
+  double *res[13] = {c->h, c->jump, c->flow, c->g, c->flow_after, c->g_after, c->by_after, c->direct, c->onto, c->held,
+                     phi_w, through, own};
   m->xi = unknowns_of(to, l, e);
-  if (call(m, l->tangent, t, x, e->memory, res, n ? 16 : 10) || !all_finite(m->tangent, end - m->tangent)) return 0;
+  if (call(m, l->tangent, t, x, e->memory, res, n ? 13 : 10) || !all_finite(m->tangent, end - m->tangent)) return 0;
   if (!n) return 1;
-  if (!all_finite(phi_xi, n * n) || !all_finite(phi_w, n * width + nt * n)) return 0;
-  double *scale = m->solving, *rows = scale + n, *work = rows + 2 * n, *inverse = work + n * n, *dxi = m->slopes;
-  if (l->simple && negligible(phi_xi, phi_xi_size, n * n, RANK_ROUNDINGS)) {
-    memcpy(dxi, continuous, (size_t)(n * width) * sizeof(double));
+  const trial at = lay_out_trial(m->solving, n);
+  memcpy(at.xi, m->xi, (size_t)n * sizeof(double));
+  if (!all_finite(phi_w, n * width + nt * n) || !try_unknowns(m, l, t, x, e->memory, &at)) return 0;
+  double *scale = m->solving + 3 * n + 2 * n * n, *rows = scale + n, *work = rows + 2 * n, *inverse = work + n * n;
+  double *dxi = m->slopes;
+  if (l->simple && negligible(at.by_xi, at.by_xi_size, n * n, RANK_ROUNDINGS)) {
+    memcpy(dxi, own, (size_t)(n * width) * sizeof(double));
   } else {
-    if (!determines(phi_xi, phi_xi_size, n) || !invert(phi_xi, n, scale, work, inverse)) return 0;
-    if (!is_regular(phi_xi, phi_xi_size, l->simple ? 0 : entries, inverse, scale, n, rows)) return 0;
+    if (!determines(at.by_xi, at.by_xi_size, n) || !invert(at.by_xi, n, scale, work, inverse)) return 0;
+    if (!is_regular(at.by_xi, at.by_xi_size, l->simple ? 0 : own, inverse, scale, n, rows)) return 0;
     memset(dxi, 0, (size_t)(n * width) * sizeof(double));
     for (integer k = 0; k < width; k++)
       for (integer j = 0; j < n; j++)
