@@ -115,6 +115,65 @@ def test_impacts_of_mechanisms(problem: Any) -> None:
             np.testing.assert_allclose(found, exact.gradients[name], rtol=1e-6, atol=1e-7 * size)
 
 
+def pendulum() -> dh.HybridModel:
+    """A bob on a rod, in Cartesian coordinates, that a wall throws back: impulses of the wall and of the rod."""
+    m = dh.HybridModel("pendulum")
+    e, L, w = m.parameter("e", 0.9), m.parameter("L", 1.1), m.parameter("w", 0.2)
+    x, y, vx, vy = (m.differential(name) for name in ("x", "y", "vx", "vy"))
+    tension, mu, wall, rod = m.algebraic("tension"), m.algebraic("mu"), m.unknown("wall"), m.unknown("rod")
+    run = m.mode(
+        "run", ode={x: vx - x * mu, y: vy - y * mu, vx: -x * tension, vy: -9.81 - y * tension},
+        constraint=[(x**2 + y**2 - L**2) / 2, x * vx + y * vy],
+    )  # fmt: skip
+    thrown = [m.post(vx) - vx - wall - x * rod, m.post(vy) - vy - y * rod, m.post(vx) + e * vx]
+    m.transition(run, run, guard=x - w, direction="falling", reset=thrown, name="impact")
+    m.initial(run, {x: L * ca.sin(1.0), y: -L * ca.cos(1.0), vx: 0.0, vy: 0.0})
+    m.functional("G", integrand=x**2 + 0.1 * tension, terminal=y)
+    return m
+
+
+def swing() -> dh.HybridModel:
+    """The same pendulum by its angle."""
+    m = dh.HybridModel("swing")
+    e, L, w = m.parameter("e", 0.9), m.parameter("L", 1.1), m.parameter("w", 0.2)
+    angle, rate = m.differential("angle"), m.differential("rate")
+    run = m.mode("run", ode={angle: rate, rate: -9.81 / L * ca.sin(angle)})
+    m.transition(run, run, guard=L * ca.sin(angle) - w, direction="falling", reset={rate: -e * rate}, name="impact")
+    m.initial(run, {angle: 1.0, rate: 0.0})
+    tension = rate**2 + 9.81 / L * ca.cos(angle)
+    m.functional("G", integrand=(L * ca.sin(angle)) ** 2 + 0.1 * tension, terminal=-L * ca.cos(angle))
+    return m
+
+
+SPAN = (0.0, 3.0)
+
+
+@pytest.mark.parametrize("eliminate", [True, False])
+def test_a_pendulum_and_a_wall(eliminate: bool, compare_gradients: Any) -> None:
+    by_angle = dh.forward_sensitivity(swing().build(), SPAN, **TIGHT)
+    system = pendulum().build(eliminate=eliminate)
+    found = same(system, SPAN)
+    assert len(found.trajectory.events) == len(by_angle.events) >= 3
+    exact = {"value": by_angle.functionals["G"], "exact": by_angle.gradient["G"]}
+    compare_gradients(system, SPAN, "G", **exact, **TIGHT)
+
+
+def test_directions_and_adjoints_are_led_onto_constraints() -> None:
+    """As in Python, however loose the tolerances, and where a state drifts off the constraints on the way."""
+    system = pendulum().build()
+    loose = {"rtol": 1e-4, "atol": 1e-6, "parameters": {"e": 1.0}}
+    engines = [dh.forward_sensitivity(system, (0, 30), native_events=engine, **loose) for engine in (True, False)]
+    assert [native(found.trajectory) for found in engines] == [len(engines[1].events), 0]
+    for fsa in engines:
+        for event, around in zip(fsa.events, fsa.event_sensitivities, strict=True):
+            for x, d in ((event.x_minus, around.state_minus), (event.x_plus, around.state_plus)):
+                held = x[0] * d[0] + x[1] * d[1] - 1.1 * np.array([0, 1, 0])
+                np.testing.assert_allclose(held, 0, atol=1e-12 * np.abs(d).max())
+                np.testing.assert_allclose(x[0] ** 2 + x[1] ** 2, 1.1**2, rtol=1e-14)
+    one, other = (dh.adjoint_gradient(system, SPAN, native_events=engine, **loose) for engine in (True, False))
+    np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-10)
+
+
 # -- random ones --------------------------------------------------------------------------------------------------
 
 
@@ -196,6 +255,26 @@ def test_a_memory_that_the_equations_contain(share: float, eliminate: bool) -> N
     m.initial(run, {y: 0.0})
     m.functional("G", integrand=y * z)
     same(m.build(eliminate=eliminate), (0, 3))
+
+
+def test_a_guess_for_an_algebraic_variable() -> None:
+    """z^2 = y, and which root after an event; where z before satisfies the equations it stays."""
+    m = dh.HybridModel("roots")
+    k, y, z = m.parameter("k", 1.2), m.differential("y"), m.algebraic("z", guess=1.0)
+    run = m.mode("run", ode={y: 1 + 0.1 * k * z}, algebraic=[z**2 - k * y])
+    m.transition(run, run, guard=y - 2, direction="rising", reset={y: 0.5 * y}, guess={z: -3 * z}, name="other root")
+    m.transition(run, run, guard=y - 1.5, direction="rising", guess={z: -3 * z}, name="stays")
+    m.initial(run, {y: 1.0})
+    m.functional("G", integrand=y * z)
+    found = same(m.build(eliminate=False), (0, 2))
+    signs = [(e.transition, np.sign(e.xi[0])) for e in found.trajectory.events]
+    assert signs == [("stays", 1.0), ("other root", -1.0), ("stays", -1.0)]
+
+
+@pytest.mark.parametrize("eliminate", [True, False])
+def test_what_continuity_closes(eliminate: bool, models: Any) -> None:
+    """Every stress satisfies the law of hysteresis where it is kept as well: it is continuous."""
+    same(models.em().build(eliminate=eliminate), (0, 2), rtol=1e-9)
 
 
 # -- which solution, and what is left to Python --------------------------------------------------------------------
