@@ -128,6 +128,33 @@ def implicit(n: int) -> Problem:
     return m, n + 0.5, {}
 
 
+def impacts(n: int) -> Problem:
+    """A pendulum in Cartesian coordinates that a wall throws back: index 2, impulses of the wall and of the rod."""
+    m = dh.HybridModel("impacts")
+    e, x, y, vx, vy = m.parameter("e", 1.0), *(m.differential(name) for name in ("x", "y", "vx", "vy"))
+    tension, mu, wall, rod = m.algebraic("tension"), m.algebraic("mu"), m.unknown("wall"), m.unknown("rod")
+    run = m.mode(
+        "run", ode={x: vx - x * mu, y: vy - y * mu, vx: -x * tension, vy: -1 - y * tension},
+        constraint=[(x**2 + y**2 - 1) / 2, x * vx + y * vy],
+    )  # fmt: skip
+    thrown = [m.post(vx) - vx - wall - x * rod, m.post(vy) - vy - y * rod, m.post(vx) + e * vx]
+    m.transition(run, run, guard=x, direction="falling", reset=thrown, name="impact")
+    m.initial(run, {x: math.sin(0.5), y: -math.cos(0.5), vx: 0.0, vy: 0.0})
+    m.functional("G", integrand=x**2)
+    return m, 1.01585 * math.pi * n, {}
+
+
+def jumps(n: int) -> Problem:
+    """A nonlinear element that is switched: its current is solved for."""
+    m = dh.HybridModel("jumps")
+    k, u, i, s = m.parameter("k", 1.0), m.differential("u"), m.algebraic("i"), m.memory("s", initial=1.0)
+    run = m.mode("run", ode={u: k - i}, algebraic=[i + i**3 - s * u])
+    m.transition(run, run, every=1.0, memory={s: 3 - s}, name="switch")
+    m.initial(run, {u: 1.0})
+    m.functional("G", integrand=u**2)
+    return m, n + 0.5, {}
+
+
 def costs(n: int) -> Problem:
     """Doses with a cost at each."""
     m, run, x, y = decay("costs")
@@ -211,6 +238,8 @@ PROBLEMS: dict[str, tuple[Callable[[int], Problem], tuple[int, ...]]] = {
     "periodic": (periodic, (100, 1000)),
     "doses": (doses, (100, 1000)),
     "implicit": (implicit, (100, 1000)),
+    "impacts": (impacts, (100, 1000)),
+    "jumps": (jumps, (100, 1000)),
     "costs": (costs, (100, 1000)),
     "measured": (measured, (100, 1000)),
     "knots": (knots, (10, 100, 1000, 10000, 100000)),

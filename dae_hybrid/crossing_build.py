@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import casadi as ca
 
 from dae_hybrid.codegen import NativeFunction
 from dae_hybrid.journey import Ends, Link, Network
+from dae_hybrid.lowering import Flat
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.signals import SignalTable, entries
 from dae_hybrid.symbolic import SYMBOLIC_SOLVE, expanded
@@ -16,16 +18,19 @@ from dae_hybrid.transition import CLOCK, TransitionMap
 
 #: beyond so many states and memories it is the integration of a segment that takes the time, not the transition
 LARGEST = 40
+#: functions of a transition with unknowns that take more operations than this take longer than half a second to compile
+LONGEST = 5000
 
 
 def is_plain(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> bool:
-    """Whether the point after a transition is given explicitly, or is where it was."""
-    if transition.target is None or not transition.simple:
+    """Whether the point after a transition is given explicitly, or by as many equations as it has unknowns."""
+    if transition.target is None or transition.projects or transition.conditions:
         return False
     ends = builders[transition.source], builders[transition.target]
-    small = all(not b.nk and b.lowering.n + b.nm <= LARGEST and b.nz <= SYMBOLIC_SOLVE for b in ends)
-    charged = "cost" in transition.kernels and transition.kernels["cost"].function.jac_sparsity(0, 3).nnz()
-    return small and not ends[1].poles and not charged
+    small = all(b.lowering.n + b.nm <= LARGEST and b.nz <= SYMBOLIC_SOLVE and not (b.direct and b.nk) for b in ends)
+    unknowns = len(transition.labels)
+    square = transition.kernels["after"].function.size1_out(2) == unknowns <= LARGEST
+    return small and square
 
 
 def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
@@ -51,46 +56,85 @@ def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]
     }
 
 
-def follows_z(transition: TransitionMap) -> bool:
-    """Whether the memory after a transition depends on the algebraic variables after it."""
-    return bool(transition.kernels["after"].function.jac_sparsity(1, 3).nnz())
+def has_slopes(transition: TransitionMap) -> bool:
+    """Whether more than the algebraic variables after a transition depends on what is solved for."""
+    cost = transition.kernels.get("cost")
+    charged = cost is not None and cost.function.jac_sparsity(0, 3).nnz() > 0
+    return not transition.simple or charged or transition.kernels["after"].function.jac_sparsity(1, 3).nnz() > 0
+
+
+def solves(transition: TransitionMap, target: ModeBuilder) -> bool:
+    """Whether anything is solved for after a transition; explicit algebraic variables need not be."""
+    return bool(transition.labels) and (target.explicit is None or has_slopes(transition))
 
 
 def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> dict[str, ca.Function]:
-    """`cross`, `tangent` and, where it costs anything, `cost` of a plain transition; see `Link`."""
+    """The functions of a plain transition; see `Link`. None where they are too long to be worth their compilation."""
     if transition.target is None:
         raise AssertionError("a plain transition has a target")
-    source, target = builders[transition.source], builders[transition.target]
+    source, target, kernels = builders[transition.source], builders[transition.target], transition.kernels
     (t, y, m, p), x = _point(source)
-    x_after, m_after, _, phi, phi_size, _, *entry = transition.kernels["jump"].function.call([t, x, m, p])
-    if target.explicit is not None and not follows_z(transition):
-        y_after = x_after[: target.ny]
-        x_after = ca.vertcat(y_after, first_output(target.explicit, t, y_after, m_after, p))
-        entry = target.entry.call([t, x_after, m_after, p])
-    before = source.entry.call([t, x, m, p])
-    tangent = transition.kernels["tangent"].function
-    clock = ca.MX.sym("clock", tangent.size1_in(6))
-    outputs = {
-        "cross": [x, *before, x_after, m_after, *entry, phi, phi_size, _open(target, t, x_after, m_after, p)],
-        "tangent": tangent.call([t, x, m, x_after, m_after, p, clock]),
-    }
-    if "cost" in transition.kernels:
-        kernel = transition.kernels["cost"].function
-        costs, by_u, _ = kernel.call([t, x, m, ca.MX.zeros(kernel.size1_in(3)), p])
-        chain = source.point_function("chain", lambda s: [source.chain(s)])
-        outputs["cost"] = [costs, by_u @ first_output(chain, t, x, m, p)]
-    return {
-        key: expanded(ca.Function(f"t{transition.index}_{key}", [t, y, m, p, clock], [ca.densify(v) for v in values]))
+    xi, clock = ca.MX.sym("xi", len(transition.labels)), ca.MX.sym("clock", CLOCK)
+    outputs: dict[str, list[ca.MX]] = {}
+    if solves(transition, target):
+        x_after, m_after, *equations = kernels["after"].function.call([t, x, m, xi, p])
+        first, _, _, start = kernels["jump"].function.call([t, x, m, p])[2:6]
+        outputs = {"begin": [first, start], "solve": equations}
+    else:
+        x_after, m_after = kernels["jump"].function.call([t, x, m, p])[:2]
+        if target.explicit is not None:
+            y_after = x_after[: target.ny]
+            x_after = ca.vertcat(y_after, first_output(target.explicit, t, y_after, m_after, p))
+    moved = ca.MX(0, 1)
+    if target.nk:
+        state = x_after[: target.ny] if target.explicit is not None else x_after
+        landed = first_output(target.landing, t, state, m_after, p)
+        moved, x_after = ca.fabs(landed[: target.ny] - x_after[: target.ny]), landed
+    ends = [entry for b, *at in ((source, x, m), (target, x_after, m_after)) for entry in b.entry.call([t, *at, p])]
+    before, after = ends[: len(ends) // 2], ends[len(ends) // 2 :]
+    outputs["cross"] = [x, *before, x_after, m_after, *after, _open(target, t, x_after, m_after, p), moved]
+    outputs["tangent"] = kernels["tangent"].function.call([t, x, m, x_after, m_after, p, clock])[:6]
+    after_slopes = _constraint_slopes(target, t, x_after, m_after, p)
+    others = [i for i in range(target.nk) if i not in transition.helping]
+    split = target.ny + target.nm
+    outputs["tangent"] += [after_slopes[others, :split], after_slopes[others, split:]]
+    direction = source.point_function("direction", lambda s: [source.direction(s)]) if source.nk else None
+    outputs["tangent"].append(ca.MX(0, 0) if direction is None else direction(t, x, m, p))
+    outputs["tangent"].append(_constraint_slopes(source, t, x, m, p)[:, :-1])
+    by_w = first_output(source.point_function("chain", lambda s: [source.chain(s)]), t, x, m, p)
+    if has_slopes(transition):
+        y_u, y_xi, m_u, m_xi, phi_u, _, _, z_u, entries = kernels["linear"].function.call([t, x, m, xi, p])
+        outputs["tangent"][1] = ca.vertcat(y_u, m_u) @ by_w
+        own = z_u @ by_w if transition.simple else entries
+        outputs["tangent"] += [phi_u @ by_w, ca.vertcat(y_xi, m_xi), own]
+    if "cost" in kernels:
+        costs, by_u, costs_by_xi = kernels["cost"].function.call([t, x, m, xi, p])
+        outputs["cost"] = [costs, by_u @ by_w, *([costs_by_xi] if has_slopes(transition) else [])]
+    inputs = [t, y, m, p, clock, xi]
+    found = {
+        key: expanded(ca.Function(f"t{transition.index}_{key}", inputs, [ca.densify(v) for v in values]))
         for key, values in outputs.items()
     }
+    return found if "solve" not in found or sum(f.n_instructions() for f in found.values()) <= LONGEST else {}
 
 
 def _open(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:
-    """How the algebraic variables of implicit equations depend on y: what `refuse_singular_entry` looks at."""
-    if not mode.nz or mode.explicit is not None:
+    """How algebraic variables depend on y where that could become singular: what `refuse_singular_entry` looks at."""
+    if not mode.nz or not (mode.explicit is None or mode.poles):
         return ca.MX(0, 0)
     rows = slice(mode.ny, mode.lowering.n)
     return first_output(mode.point_function("open", lambda s: [mode.chain(s)[rows, : mode.ny]]), t, x, m, p)
+
+
+def _constraint_slopes(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:
+    """The constraints of a mode by (y, m, p, t)."""
+    n = mode.lowering.n
+
+    def slopes(s: Flat) -> list[Any]:
+        by_u = ca.jacobian(mode.invariant_part(s), s.u)
+        return [ca.horzcat(by_u[:, : mode.ny], by_u[:, n:])]
+
+    return first_output(mode.point_function("constraint_slopes", slopes), t, x, m, p)
 
 
 def first_output(function: ca.Function, *arguments: ca.MX) -> ca.MX:
@@ -120,17 +164,18 @@ def network(
             return None
         return Link(
             target=transition.target,
-            follows_z=follows_z(transition),
-            closes=follows_z(transition) or modes[transition.target].equations.implicit,
+            unknowns=len(transition.labels) if "solve" in own else 0,
+            simple=transition.simple,
+            slopes=has_slopes(transition),
+            others=len(modes[transition.target].invariants) - len(transition.helping),
             **own,
         )
 
     def stays(index: int, *, turns: bool) -> Link | None:
-        own, solves = points.get(index, {}), turns and modes[index].equations.implicit
-        if not own or any(f.address is None for f in own.values()) or (solves and "closure" not in own):
+        own, closes = points.get(index, {}), turns and modes[index].equations.implicit
+        if not own or any(f.address is None for f in own.values()) or (closes and "closure" not in own):
             return None
-        closure = own["closure"] if solves else None
-        return Link(own["cross"], None, index, closes=False, follows_z=False, closure=closure)
+        return Link(own["cross"], None, index, closure=own["closure"] if closes else None)
 
     return Network(
         equations=tuple(mode.equations for mode in modes),
@@ -143,6 +188,7 @@ def network(
         becomes=tuple(t.becomes for t in transitions),
         keeps=tuple(t.keeps for t in transitions),
         sizes=tuple(mode.variables.size for mode in modes),
+        constraints=tuple(len(mode.invariants) for mode in modes),
         links=tuple(
             (
                 *map(link, (*mode.guarded, *mode.timed)),

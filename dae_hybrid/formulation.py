@@ -45,8 +45,10 @@ ASIDE = 1e-3
 CORRECTIONS = 8
 #: a matrix that changes by this share of itself within the rounding of a root is that of a multiple root
 UNSETTLED = 0.1
-#: of Newton's method
+#: of Newton's method: steps, how far they are shortened, and what of the unknowns the last one may still change
 MOST_STEPS = 50
+LEAST_DAMPING = 1e-6
+STEP_ROUNDINGS = 4.0
 #: up to this size a singular matrix is taken apart to name what is wrong
 NAMED = 1000
 
@@ -157,7 +159,8 @@ def solve_algebraic(
                     return True
                 raise fail(singular_names(jacobian, equations, variables))
             small = np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size)
-            if np.all(np.abs(residual) <= EPS * size) or (small and np.all(np.abs(step) <= 4 * EPS * np.abs(z))):
+            settled = small and np.all(np.abs(step) <= STEP_ROUNDINGS * EPS * np.abs(z))
+            if settled or np.all(np.abs(residual) <= EPS * size):
                 z = z + step
                 return True
             damping, norm = 1.0, float(np.abs(residual).max())
@@ -168,7 +171,7 @@ def solve_algebraic(
                     z, (residual, jacobian, size) = trial, new
                     break
                 damping /= 2
-                if damping < 1e-6 or not damped:
+                if damping < LEAST_DAMPING or not damped:
                     return zero()
         return zero()
 

@@ -94,6 +94,11 @@ class Equations:
         """Whether there are algebraic rows."""
         return self.n > self.n_differential
 
+    @property
+    def is_fragile(self) -> bool:
+        """Whether the matrix of the algebraic equations could become singular."""
+        return self.implicit or self.n_singularities > 0
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:

@@ -1,9 +1,10 @@
 """The part of the port by which an integrator goes through plain transitions by itself.
 
 An integrator with a compiled loop is handed a `Network` of modes with a segment to begin with. It goes on where a
-transition is plain: one guard alone crosses, the state after it is given explicitly, and nothing fires or is past its
-threshold where the next mode is entered. Whatever is not plain it leaves to the automaton, which goes on from there.
-One that has no such loop carries out one segment at a time (`segments.one_segment`).
+transition is plain: one guard alone crosses, the state after it is given explicitly or by equations that determine it
+beyond doubt, and nothing fires or is past its threshold where the next mode is entered. Whatever is not plain it leaves
+to the automaton, which goes on from there. One that has no such loop carries out one segment at a time
+(`segments.one_segment`).
 """
 
 from __future__ import annotations
@@ -29,16 +30,24 @@ if TYPE_CHECKING:
 class Link:
     """A transition that an integrator may carry out where it is plain.
 
-    The functions have the inputs ``(t, x, m, p, clock)``, with the integrator's x before, and dense outputs:
+    The functions have the inputs ``(t, x, m, p, clock, xi)``, with the integrator's x before and the `unknowns` xi, and
+    dense outputs:
 
     ======== ===========================================================================================
+    begin    xi with continuous z; where Newton's method starts else
+    solve    Phi, by xi with the memory following, the sizes of the terms of that and of Phi
     cross    (y, z) before and its rates, the guards there, their rates and sizes; (y, z) after, the memory after,
-             rates, guards, their rates and sizes after; what has to vanish where it `closes`, and the size of its
-             terms; z by y after, where the equations after are implicit
-    tangent  h by (w, p, t); w after by (w, p, t), at fixed time; rates of w and integrands before, and after; what has
-             to vanish where `follows_z`, and the size of its terms. w = (y, m); see `transition`
-    cost     costs of all functionals, and their derivatives by (w, p, t), where there are any
+             rates, guards, their rates and sizes after; z by y after, where that could become singular; how far y is
+             moved onto the constraints after
+    tangent  h by (w, p, t); w after by (w, p, t), at fixed time; rates of w and integrands before, and after; the
+             `others` of the constraints after by w after, and by (p, t); D of the constraints before, and these by
+             (w, p), see `ModeSystem.onto_constraints`. With `slopes` xi is held for w after, and there follow Phi by
+             (w, p, t), w after by xi, and continuous z by (w, p, t) where xi is `simple`, the sizes of the terms of
+             Phi by xi, entry by entry, where it is not
+    cost     costs of all functionals, their derivatives by (w, p, t), and with `slopes` by xi, where there are any
     ======== ===========================================================================================
+
+    w = (y, m); Phi(xi) = 0 are the equations of the arrival, see `TransitionMap`.
 
     Behind those of transitions a mode has a link for measurements, where the point is recorded and no more, and one for
     knots, where the memory of signals changes. They lead nowhere, have no `tangent`, and of `cross` the first five
@@ -48,10 +57,14 @@ class Link:
     cross: NativeFunction
     tangent: NativeFunction | None
     target: int
-    closes: bool  # z after is what it was before, and has to satisfy the equations
-    follows_z: bool  # the memory after depends on z after, which has to be continuous
     cost: NativeFunction | None = None
+    begin: NativeFunction | None = None
+    solve: NativeFunction | None = None
     closure: NativeFunction | None = None
+    unknowns: int = 0
+    simple: bool = True  # they are z after and nothing else
+    slopes: bool = False  # derivatives depend on theirs
+    others: int = 0  # constraints after it that are not among what is solved
 
 
 #: which of the links behind those of transitions
@@ -85,8 +98,8 @@ class Network:
 
     For each mode there is a link for every transition, one for measurements, one for knots, or None.
     `guarded` are the transitions with guards, `timed` those with times, in the order of the links; `sizes` are those of
-    (y, z); the others are by transition. What has the same number as its `clock`, not negative, ticks together.
-    `entries` are the places of all signals in the memory.
+    (y, z) and `constraints` those that keep y, of every mode; the others are by transition. What has the same number as
+    its `clock`, not negative, ticks together. `entries` are the places of all signals in the memory.
     """
 
     equations: tuple[Equations, ...]
@@ -99,6 +112,7 @@ class Network:
     becomes: tuple[bool, ...]  # the guard may jump across zero
     keeps: tuple[bool, ...]  # its guard is zero after it, too
     sizes: tuple[int, ...]
+    constraints: tuple[int, ...]
     links: tuple[tuple[Link | None, ...], ...]
     entries: NDArray[np.int64]
     ends: Ends | None = None  # where runs begin and end plainly
@@ -121,6 +135,12 @@ class Network:
 
     def _has(self, kind: int) -> bool:
         return any(links[len(own) + kind] is not None for links, own in zip(self.links, self.exits, strict=True))
+
+    @cached_property
+    def n_unknowns(self) -> int:
+        """How many unknowns a record has room for: of transitions that have others than z."""
+        links = (link for links in self.links for link in links if link is not None)
+        return max((link.unknowns for link in links if not link.simple), default=0)
 
     @cached_property
     def charges(self) -> bool:

@@ -58,8 +58,8 @@ def parts_of(network: Network, source: int, target: int, n_integrals: int, n_dir
         "memory_after": nm,
         "xdot_after": nx[target],
         "guards_after": 3 * ng[target],
-        "phi": 2 * (nx[target] - ny[target]),
-        "open": (nx[target] - ny[target]) * ny[target] if e[target].implicit else 0,
+        "xi": network.n_unknowns,
+        "open": (nx[target] - ny[target]) * ny[target] if e[target].is_fragile else 0,
         "memory": nm,
         "integrals": n_integrals,
         "tau": n_directions,
@@ -360,6 +360,8 @@ class Leg:
                 t, x, xdot, memory = event["time"], event["x_after"], event["xdot_after"], event["memory_after"]
                 continue
             transition = system.transitions[event["transition"]]
+            unknowns = len(transition.labels)
+            xi = event["x_after"][target.differential.size :] if transition.simple else event["xi"][:unknowns]
             found.append(
                 EventRecord(
                     time=event["time"],
@@ -381,8 +383,8 @@ class Leg:
                     memory_minus=memory,
                     memory_plus=event["memory_after"],
                     n_differential=(mode.differential.size, target.differential.size),
-                    xi=event["x_after"][target.differential.size :],
-                    unknowns={},
+                    xi=xi,
+                    unknowns=transition.named_unknowns(target, xi),
                     certified=bool(event["clean"]),
                 )
             )

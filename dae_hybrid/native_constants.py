@@ -17,17 +17,21 @@ from dae_hybrid import (
     steps,
     stiffness,
     symbolic,
+    system,
     transition,
 )
 
 #: by the module that explains them, under the same names, or (there, in C)
 NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     adjoint: ("SETTLED", "SMALLEST", ("ROUNDING", "ADJOINT_ROUNDING"), ("FEW", "FEW_SEGMENTS"), ("LOOKS", "ENDS")),
-    arrival: ("ENORMOUS",),
+    arrival: ("ENORMOUS", "EXCESS_TOLERANCE", ("NEGLIGIBLE", "LEAST_SHARE")),
     automaton: ("RECENT",),
     events: ("ZERO_ROUNDINGS", "RESIDUE", "SAME_INSTANT", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST"),
     failures: ("STARVED",),
-    formulation: ("MOST_STEPS", "RANK_TOLERANCE", "RESIDUAL_ROUNDINGS"),
+    formulation: (
+        "RANK_TOLERANCE", "DOUBTFUL_TOLERANCE", "STAGNANT", "MULTIPLE_ROOT", "RESIDUAL_ROUNDINGS", "STEP_ROUNDINGS",
+        "MOST_STEPS", "LEAST_DAMPING",
+    ),
     grazing: ("SHALLOW", "BEFORE"),
     mode_functions: ("NEWTON_STEPS",),
     scan: (
@@ -38,6 +42,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     steps: (("COEFFICIENTS", "NODES"),),
     stiffness: ("DECAYS", "LOOK", "MOST", "EVENTS_AHEAD", "FEW_GUARDS"),
     symbolic: (("SYMBOLIC_SOLVE", "MOST_SOLVED"),),
+    system: (("SLACK", "LANDED"),),
     transition: ("DRIFT_ROUNDINGS", "KNOWN", "GRAZING"),
 }  # fmt: skip
 

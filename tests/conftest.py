@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--python-events"):
         skip = pytest.mark.skip(reason="of compiled events")
         for item in items:
-            if item.path.stem in ("test_whole", "test_march", "test_alarms", "test_knots"):
+            if item.path.stem in ("test_whole", "test_march", "test_alarms", "test_knots", "test_crossing"):
                 item.add_marker(skip)
 
 

@@ -118,6 +118,11 @@ class Course:
         return 0 if self.marcher is None else self.marcher.n_events
 
     @property
+    def _leads_onto_constraints(self) -> bool:
+        """Whether a mode that is entered on the way may be one that the solution has to be kept on constraints in."""
+        return self.journey is not None and any(self.journey.network.constraints)
+
+    @property
     def _row(self) -> int:
         """The first row of the segment under way."""
         return 0 if self.marcher is None else self.marcher.row
@@ -133,7 +138,7 @@ class Course:
             if self._runner is not None:
                 before, taken, segment = self._runner.stretch
                 paused, self._runner = self._runner.paused, None
-            constrained = self.memory.equations.constrained
+            constrained = self.memory.equations.constrained or self._leads_onto_constraints
             budget = DRIFT_LOOK if constrained else BUDGET
             unwatched = self.memory.equations.unwatched and self.memory.equations.index == 1
             if unwatched:

@@ -14,7 +14,8 @@
  *
  * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), linear.c
  * (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c (the
- * loops), march.c and sweep.c (through plain events, and back), plain.c (whole runs). */
+ * loops), crossing.c (what an event leads to), march.c and sweep.c (through plain events, and back), plain.c (whole
+ * runs). */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
@@ -247,22 +248,25 @@ typedef struct {                             /* an adjoint, integrated back alon
 } backward;
 
 typedef struct {                             /* what follows where a guard crosses, or a time comes */
-  casadi_function cross, tangent, cost, closure; /* none where that is never plain, where nothing is charged, and where z
-                                                follows; see march.c */
+  casadi_function cross, tangent, cost;      /* none where that is never plain, and where nothing is charged; see march.c */
+  casadi_function begin, solve;              /* of what is solved for after it; see crossing.c */
+  casadi_function closure;                   /* of z after a knot; none where z follows */
   integer target, transition, index, direction, width;
   integer clock;                             /* of time events: what they have in common that tick together; else -1 */
   integer measures, turns;                   /* nothing happens: the point is recorded, for a measurement; a knot of signals */
   integer waits, toggles, becomes, keeps;    /* on_entry="wait"; whether it changes the side of a relation; whether its guard
                                                 may jump across zero; whether it is after it what it was before */
-  integer closes, follows_z;                 /* whether z stays and has to satisfy the equations after it; whether the memory
-                                                after it depends on z after it */
+  integer unknowns, simple, slopes;          /* how many are solved for; whether they are z after it and nothing else; whether
+                                                derivatives depend on them */
+  integer others;                            /* how many of the constraints after it are not among what is solved */
 } link;
 
 typedef struct {                             /* a mode */
   run *run;                                  /* none yet where the mode has not been needed */
-  integer n_x, n_y, n_z, n_guards, implicit;
+  integer n_x, n_y, n_z, n_guards, implicit, fragile, n_held; /* whether matrices of its equations may become singular; how
+                                                many constraints it is kept on */
   const link *links;                         /* n_guards, and those of time events behind them */
-  const double *absolute;                    /* absolute tolerances of what is integrated */
+  const double *absolute;                    /* absolute tolerances of (y, z) */
 } station;
 
 typedef struct {                             /* when time events of a mode are due: one after the other */
@@ -272,7 +276,7 @@ typedef struct {                             /* when time events of a mode are d
 } alarms;
 
 typedef struct {                             /* parts of an event's record */
-  double *x, *xdot, *guards, *x_after, *memory_after, *xdot_after, *guards_after, *phi, *open, *memory, *integrals, *tau, *before,
+  double *x, *xdot, *guards, *x_after, *memory_after, *xdot_after, *guards_after, *xi, *open, *memory, *integrals, *tau, *before,
       *after, *costs_before, *costs_after, *gained, *completed; /* of every direction dz after and the rates of dy, of implicit
                                                           equations */
 } event;
@@ -283,6 +287,8 @@ typedef struct {
   double **res;
   integer *iw;
   double *w, *work, *tangent;
+  double *solving, *slopes;                  /* work of crossing.c; derivatives of what was solved for, by (w, p, t) */
+  const double *xi;                          /* what has been solved for */
   double *cost;                              /* of one event: those of all functionals, and their derivatives by (w, p, t) */
   double *gained, *gained_directions;        /* costs of all events, and their derivatives along every direction */
   const double *parameters, *directions;
@@ -296,7 +302,7 @@ typedef struct {
   const double *knots, *knot_directions;     /* of the knots that are listed what they write there; the same, of every direction */
   integer exit;                              /* the link that is gone through, or was last */
   integer at, n_memory, n_parameters, n_functionals, n_integrals, n_directions, n_entries, certify;
-  integer charges;                           /* whether any event costs */
+  integer charges, n_unknowns;               /* whether any event costs; how many unknowns beside z an event has at most */
   integer capacity, room, used, n_events, n_passed, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
   integer wanted, full, resumed;             /* why it stopped: a mode that has not been opened, no room for so many records */
   double t0, t1, t_stop, begun, began_with, slack, rtol, t_end, now, first_step; /* 0: as the last one would have gone on */

@@ -15,23 +15,6 @@ static double band_of(const march *m, double h, double size, double rate, double
   return ZERO_ROUNDINGS * DBL_EPSILON * (isfinite(rounding) ? rounding : fabs(h)) + DBL_MIN;
 }
 
-static int call(march *m, casadi_function function, double t, const double *x, const double *memory, double **res,
-                int count) {
-  m->arg[0] = &t;
-  m->arg[1] = x;
-  m->arg[2] = memory;
-  m->arg[3] = m->parameters;
-  m->arg[4] = m->clock;
-  for (int i = 0; i < count; i++) m->res[i] = res[i];
-  return function(m->arg, m->res, m->iw, m->w, 0) ? FATAL : 0;
-}
-
-static int negligible(const double *values, const double *sizes, integer n, double roundings) {
-  for (integer i = 0; i < n; i++)
-    if (!(values[i] == 0 || (fabs(values[i]) <= roundings * DBL_EPSILON * sizes[i] && sizes[i] < HUGE_VAL))) return 0;
-  return 1;
-}
-
 /* Whether intervals between events shrink, by one ratio and for some time, as if they were to accumulate soon; the
  * automaton looks closer. */
 static int accumulates(const march *m, double t) {
@@ -57,8 +40,8 @@ static integer lay_out(const march *m, const station *from, const station *to, d
   PART(memory_after, m->n_memory);
   PART(xdot_after, to->n_x);
   PART(guards_after, 3 * to->n_guards);
-  PART(phi, 2 * to->n_z);
-  PART(open, to->implicit ? to->n_z * to->n_y : 0);
+  PART(xi, m->n_unknowns);
+  PART(open, to->fragile ? to->n_z * to->n_y : 0);
   PART(memory, m->n_memory);
   PART(integrals, m->n_integrals);
   PART(tau, m->n_directions);
@@ -183,16 +166,16 @@ static int enter(march *m, const station *from, const station *to, integer index
 static int differentiate(march *m, const station *from, const station *to, const link *l, double t, const event *e,
                          double *clean) {
   const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
-  double *h = m->tangent, *jump = h + width, *flow = jump + nt * width, *g = flow + nf, *flow_after = g + m->n_functionals,
-         *g_after = flow_after + nt, *by_z = g_after + m->n_functionals, *by_z_size = by_z + to->n_z * to->n_z;
-  double *res[8] = {h, jump, flow, g, flow_after, g_after, by_z, by_z_size};
   const run *r = from->run;
-  if (call(m, l->tangent, t, r->model->api->array(r->x), e->memory, res, 8)) return 0;
-  if (!all_finite(h, width + nt * width + nf + nt + 2 * m->n_functionals)) return 0;
-  if (l->follows_z && !negligible(by_z, by_z_size, to->n_z * to->n_z, RANK_ROUNDINGS)) return 0;
+  crossing found;
+  if (!differentiate_arrival(m, from, to, l, t, r->model->api->array(r->x), e, &found)) return 0;
+  const double *h = found.h, *jump = found.jump, *flow = found.flow, *g = found.g, *flow_after = found.flow_after,
+               *g_after = found.g_after;
   double rate = h[width - 1];
   for (integer j = 0; j < nf; j++) rate += h[j] * flow[j];
   if (rate == 0 || fabs(rate) <= GRAZING * m->ranges[l->transition] / duration(m, t)) return 0;
+  if (!keeps_constraints(m, from, to, l, e, &found, rate)) return 0;
+  land_directions(m, from, &found, e);
   *clean = 1;
   double apart = BESIDE * m->rtol * elapsed(m, t); /* in time, from other guards */
   if (l->clock < 0) { /* a parabola through the rate a moment before says how deep the guard goes beyond zero */
@@ -236,9 +219,9 @@ static int differentiate(march *m, const station *from, const station *to, const
 static int charge(march *m, const station *from, const station *to, const link *l, double t, const event *e) {
   const integer nk = m->n_functionals, nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
   const run *r = from->run;
-  double *by = m->cost + nk, *res[2] = {m->cost, by};
-  const double *flow = m->tangent + width + nt * width;
-  if (call(m, l->cost, t, r->model->api->array(r->x), e->memory, res, 2) || !all_finite(m->cost, nk * (1 + width))) return 0;
+  const double *by = m->cost + nk, *flow = m->tangent + width + nt * width;
+  m->xi = unknowns_of(to, l, e);
+  if (charges_of(m, from, l, t, r->model->api->array(r->x), e->memory) || !all_finite(m->cost, nk * (1 + width))) return 0;
   for (integer k = 0; k < nk; k++) m->gained[k] += m->cost[k];
   const sparse *dp = &r->model->moved;
   for (integer i = 0; i < m->n_directions; i++) {
@@ -263,6 +246,14 @@ static int determined(const march *m, const station *to, const event *e) {
       open_to += fabs(e->open[j * to->n_z + i]) * (to->absolute[j] + m->rtol * fabs(e->x_after[j]));
     if (!isfinite(open_to) || (!(open_to <= z) && !(z <= ENORMOUS * fmax(own, 1)))) return 0;
   }
+  return 1;
+}
+
+/* Whether an event leads onto the constraints after it, to the accuracy of the state, before it is moved onto them by so
+ * much. */
+static int lands(const march *m, const station *to, const event *e, const double *moved) {
+  for (integer i = 0; to->n_held && i < to->n_y; i++)
+    if (!(moved[i] <= LANDED * (to->absolute[i] + m->rtol * fabs(e->x_after[i])))) return 0;
   return 1;
 }
 
@@ -319,16 +310,18 @@ static int fire(march *m) {
   if (lay_out(m, from, to, record, &e) != l->width) return 0;
   double *x = c->api->array(r->x);
   const integer ng = from->n_guards, nt = to->n_guards;
-  double *res[14] = {e.x, e.xdot, e.guards, e.guards + ng, e.guards + 2 * ng, e.x_after, e.memory_after, e.xdot_after,
-                     e.guards_after, e.guards_after + nt, e.guards_after + 2 * nt, e.phi, e.phi + to->n_z, e.open};
-  if (call(m, l->cross, t, x, c->memory, res, 14)) return 0;
-  if (!all_finite(e.x, (e.guards + 3 * ng) - e.x) || !all_finite(e.x_after, e.phi - e.x_after)) return 0;
+  double *res[13] = {e.x, e.xdot, e.guards, e.guards + ng, e.guards + 2 * ng, e.x_after, e.memory_after, e.xdot_after,
+                     e.guards_after, e.guards_after + nt, e.guards_after + 2 * nt, e.open, m->cost};
+  if (l->unknowns && !solve_arrival(m, l, t, x, c->memory)) return 0;
+  if (call(m, l->cross, t, x, c->memory, res, 13)) return 0;
+  if (!all_finite(e.x, (e.guards + 3 * ng) - e.x) || !all_finite(e.x_after, e.xi - e.x_after)) return 0;
+  if (!lands(m, to, &e, m->cost)) return 0;
+  if (l->unknowns && !l->simple) memcpy(e.xi, m->xi, (size_t)l->unknowns * sizeof(double));
   if (!to->run) {
     m->wanted = l->target, m->now = t;
     return 0;
   }
-  if (l->closes && !negligible(e.phi, e.phi + to->n_z, to->n_z, RESIDUAL_ROUNDINGS)) return 0;
-  if (to->implicit && !determined(m, to, &e)) return 0;
+  if (to->fragile && !determined(m, to, &e)) return 0;
   int decided = 1;
   memcpy(e.memory, c->memory, (size_t)m->n_memory * sizeof(double));
   if (!one_alone(m, from, own, t, &e) || !enter(m, from, to, own, t, &e, &decided)) return 0;

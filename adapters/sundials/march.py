@@ -40,18 +40,20 @@ class Marcher:
         first = network.equations[0]
         self.network, self.n_directions = network, n_directions
         self.n_integrals = first.functionals.size if first.integrates else 0
-        self._absolute = [np.zeros(e.n) for e in network.equations]
+        self._absolute = [np.zeros(size) for size in network.sizes]
         self._links = [self._of_mode(i) for i in range(len(network.equations))]
         self.stations = (Station * len(network.equations))()
         for i, (e, links) in enumerate(zip(network.equations, self._links, strict=True)):
             self.stations[i] = Station(
                 run=None, n_x=network.sizes[i], n_y=e.n_differential, n_z=network.sizes[i] - e.n_differential,
-                implicit=e.implicit,
+                implicit=e.implicit, fragile=e.is_fragile, n_held=network.constraints[i],
                 n_guards=len(network.guarded[i]),
                 links=ctypes.addressof(links), absolute=self._absolute[i].ctypes.data,
             )  # fmt: skip
         every = [x for links in network.links for x in links if x is not None]
-        functions = [f for x in every for f in (x.cross, x.tangent, x.cost, x.closure) if f is not None]
+        functions = [
+            f for x in every for f in (x.cross, x.tangent, x.cost, x.begin, x.solve, x.closure) if f is not None
+        ]
         if network.ends is not None:
             functions += [network.ends.origin, *network.ends.final]
         sizes = np.max([f.work_sizes for f in functions], axis=0)
@@ -65,13 +67,17 @@ class Marcher:
         self._schedule = (AlarmsStruct * len(network.equations))()
         self._alarms: tuple[Alarms, ...] = ()
         self._atol: Any = None  # that of the stations' tolerances
+        unknowns, widest = max((x.unknowns for x in every), default=0), max(e.n_differential for e in network.equations)
         self._scratch = [np.zeros(max(e.n for e in network.equations) + 4 * most), np.zeros(largest), np.zeros(largest)]
+        self._solving = np.zeros(unknowns * (10 + 6 * unknowns))
+        self._slopes = np.zeros(unknowns * (widest + first.n_memory + first.n_parameters + 1))
         self._gained = np.zeros((1 + n_directions, first.functionals.size))
         self._records, self._offsets = np.zeros(256), np.zeros(16, dtype=np.int64)
         self.struct = MarchStruct(
             stations=ctypes.addressof(self.stations),
             **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
             **{name: v.ctypes.data for name, v in zip(("work", "tangent", "cost"), self._scratch, strict=True)},
+            solving=self._solving.ctypes.data, slopes=self._slopes.ctypes.data, n_unknowns=network.n_unknowns,
             gained=self._gained.ctypes.data, gained_directions=self._gained[1:].ctypes.data,
             bands=self._bands.ctypes.data, schedule=ctypes.addressof(self._schedule),
             n_memory=first.n_memory, n_parameters=first.n_parameters, n_functionals=first.functionals.size,
@@ -94,10 +100,11 @@ class Marcher:
                 links[i].waits, links[i].toggles = network.waits[transition], network.toggles[transition]
                 links[i].becomes, links[i].keeps = network.becomes[transition], network.keeps[transition]
             if link is not None:
-                for name in ("cross", "tangent", "cost", "closure"):
+                for name in ("cross", "tangent", "cost", "begin", "solve", "closure"):
                     function = getattr(link, name)
                     setattr(links[i], name, None if function is None else function.address)
-                links[i].target, links[i].closes, links[i].follows_z = link.target, link.closes, link.follows_z
+                for name in ("target", "unknowns", "simple", "slopes", "others"):
+                    setattr(links[i], name, getattr(link, name))
                 _, links[i].width = layout_of(network, mode, link.target, self.n_integrals, self.n_directions)
         return links
 
@@ -109,7 +116,8 @@ class Marcher:
         if options.atol != self._atol:
             self._atol = dict(options.atol) if isinstance(options.atol, Mapping) else options.atol
             for absolute, e in zip(self._absolute, self.network.equations, strict=True):
-                absolute[:] = options.absolute(e.variables)
+                absolute[: e.n] = options.absolute(e.variables)
+                absolute[e.n :] = options.absolute(e.algebraic)[: absolute.size - e.n]
         m.certify, m.max_events, m.first_step = journey.certify, journey.max_events, options.first_step or 0.0
         m.t0 = m.clock[0] = journey.span[0]
         m.t_end = m.t1 = journey.span[1]

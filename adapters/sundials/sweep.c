@@ -151,14 +151,15 @@ int dh_back_steps(explicit_adjoint *s) {
 static int back_across(sweep *s, const station *from, const station *to, const link *l, double t, double count, const event *e) {
   march *m = s->tables;
   const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, np = m->n_parameters, width = nf + np + 1;
-  double *h = m->tangent, *jump = h + width, *flow = jump + nt * width, *g = flow + nf, *flow_after = g + m->n_functionals,
-         *g_after = flow_after + nt, *by_z = g_after + m->n_functionals, *by_z_size = by_z + to->n_z * to->n_z;
-  double *res[8] = {h, jump, flow, g, flow_after, g_after, by_z, by_z_size}, *before = s->work;
+  crossing found;
+  double *before = s->work;
   m->clock[1] = count;
-  if (call(m, l->tangent, t, e->x, e->memory, res, 8)) return FATAL;
+  if (!differentiate_arrival(m, from, to, l, t, e->x, e, &found)) return FATAL;
+  const double *h = found.h, *jump = found.jump, *flow = found.flow, *g = found.g, *flow_after = found.flow_after,
+               *g_after = found.g_after;
   const integer nk = m->n_functionals;
-  double *by = m->cost + nk, *charged[2] = {m->cost, by};
-  if (l->cost && call(m, l->cost, t, e->x, e->memory, charged, 2)) return FATAL;
+  const double *by = m->cost + nk;
+  if (l->cost && charges_of(m, from, l, t, e->x, e->memory)) return FATAL;
   double rate = h[width - 1];
   for (integer j = 0; j < nf; j++) rate += h[j] * flow[j];
   for (integer k = 0; k < s->n_components; k++) {
@@ -180,6 +181,7 @@ static int back_across(sweep *s, const station *from, const station *to, const l
       for (integer i = 0; i < nt; i++) sum += after[i] * jump[j * nt + i];
       before[j] = sum;
     }
+    land_adjoint(m, from, &found, before);
     for (integer j = 0; j < s->n_wrt; j++) totals[j] += before[nf + s->wrt[j]];
     memcpy(after, before, (size_t)nf * sizeof(double));
   }
