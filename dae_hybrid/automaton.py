@@ -20,8 +20,9 @@ from dae_hybrid.firing import Firing
 from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.journey import Alarms, Journey
-from dae_hybrid.leg import Leg, Parts
+from dae_hybrid.leg import Leg
 from dae_hybrid.options import Options
+from dae_hybrid.parts import Expansion, Parts
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.schedule import Schedule
 from dae_hybrid.segments import is_unresolved, kernel, one_segment
@@ -551,8 +552,8 @@ class Automaton:
                 return part if isinstance(part, EventRecord) else None
         return None
 
-    def _expand(self, leg: Leg) -> list[Part]:
-        return leg.parts(self.system, self.p, self.reopen, getattr(self.companion, "directions", None))
+    def _expand(self, leg: Leg) -> Expansion:
+        return Expansion(leg, self.system, self.p, self.reopen, getattr(self.companion, "directions", None))
 
     def _trajectory(self, *, complete: bool) -> Trajectory:
         for array in (self.integrals, self.p):

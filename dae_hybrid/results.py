@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -104,8 +104,8 @@ class ForwardSensitivity(OfThisProcess):
         return self.trajectory.functionals
 
     @property
-    def events(self) -> tuple[EventRecord, ...]:
-        """Event records of the run."""
+    def events(self) -> Sequence[EventRecord]:
+        """Event records of the run; `trajectory.event_table` has them as columns."""
         return self.trajectory.events
 
     def __getitem__(self, name: str) -> Array:

@@ -170,17 +170,23 @@ class Setup:
         if directions is not None and scales is not None:
             more = {"parameter_directions": directions.directions.T, "scales": scales}
         options = self.options if max_steps is None else replace(self.options, max_steps=max_steps)
-        whole = self._whole(options, directions, for_adjoint=for_adjoint, **more)
-        if whole is not None:
-            return whole
-        session = self.integrator.open(options, self.p, **more)
-        try:
-            return Automaton(
-                self.system, session, self.p, self.span, self.t_eval, options, directions, self.open,
-                certify=for_adjoint or directions is not None, keep_path=for_adjoint,
-            ).run()  # fmt: skip
-        finally:
-            session.close()
+        found = self._whole(options, directions, for_adjoint=for_adjoint, **more)
+        if found is None:
+            session = self.integrator.open(options, self.p, **more)
+            try:
+                found = Automaton(
+                    self.system, session, self.p, self.span, self.t_eval, options, directions, self.open,
+                    certify=for_adjoint or directions is not None, keep_path=for_adjoint,
+                ).run()  # fmt: skip
+            finally:
+                session.close()
+
+        def again(t: Array) -> Trajectory:
+            other = copy(self)
+            other.t_eval = t
+            return other._run(None if directions is None else directions.afresh(), max_steps, scales)
+
+        return replace(found, again=again)
 
     def _whole(
         self, options: Options, directions: Directions | None, *, for_adjoint: bool,

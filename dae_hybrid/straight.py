@@ -12,7 +12,8 @@ from dae_hybrid.events import resting
 from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array
 from dae_hybrid.journey import Straight
-from dae_hybrid.leg import Leg, Parts
+from dae_hybrid.leg import Leg
+from dae_hybrid.parts import Expansion, Parts
 from dae_hybrid.system import HybridSystem
 from dae_hybrid.trajectory import Segment, Trajectory
 
@@ -41,7 +42,7 @@ def trajectory_of(system: HybridSystem, found: Straight, companion: Companion | 
         parameters=p,
         parts=Parts(
             lambda: _parts(system, found, p, reopen, further()),
-            lambda leg: leg.parts(system, p, reopen, directions),
+            lambda leg: Expansion(leg, system, p, reopen, directions),
             found,
         ),
         integrals=found.integrals,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid.arrival import Reached
-from dae_hybrid.codegen import Kernel, OfThisProcess
+from dae_hybrid.codegen import Kernel, OfThisProcess, densified
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.formulation import EPS
@@ -24,7 +24,7 @@ from dae_hybrid.matrices import hstack
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.numeric_input import MANY, as_mapping, in_order, real_array
 from dae_hybrid.options import Options
-from dae_hybrid.segments import kernel
+from dae_hybrid.segments import kept, kernel
 from dae_hybrid.signals import SignalTable, derivatives
 from dae_hybrid.tables import align
 from dae_hybrid.transition import TransitionLinearisation, TransitionMap, clock
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from dae_hybrid.records import EventRecord, KnotRecord
 
 
+#: rows are completed so many at a time, or so many numbers
+ROWS, NUMBERS = 64, 10_000
 #: where nothing moved it, a state this many tolerances off a constraint is on it but for the integrator's error
 SLACK = 2.0
 #: and one this many roundings
@@ -125,13 +127,33 @@ class ModeSystem(OfThisProcess):
         return not self.algebraic.size and not self.invariants
 
     def complete_rows(self, t: Array, states: Array, m: Array, p: Array) -> Array:
-        """(n_t, n) values of x from (n_t, .) states of the integrator."""
+        """(n_t, n) values of x from (n_t, .) states of the integrator, and one memory for all or (n_t, n_memory)."""
         if self.plain:
             return states
-        if not len(t):
-            return np.zeros((0, self.variables.size))
-        constants = (np.tile(v[:, None], t.size) for v in (m, p))
-        return np.asarray(self.solved(t[None, :], states.T, *constants)).reshape(self.variables.size, t.size).T
+        found = np.zeros((t.size, self.variables.size))
+        many, memory, done = (
+            max(1, min(ROWS, NUMBERS // self.variables.size)),
+            np.broadcast_to(m, (t.size, m.shape[-1])),
+            0,
+        )
+        for size in dict.fromkeys((many, min(many, 8), 1)):
+            solve = self._solver(size) if t.size - done >= size else None
+            while solve is not None and t.size - done >= size:
+                rows = slice(done, done + size)
+                found[rows] = solve(t[rows], states[rows].ravel(), memory[rows].ravel(), p)[0].reshape(size, -1)
+                done += size
+        return found
+
+    def _solver(self, count: int) -> Kernel:
+        """`solved` of so many rows at once."""
+
+        def make() -> Kernel:
+            function = densified(self.solved)
+            with suppress(RuntimeError):  # what solves equations by iteration cannot be written out
+                function = function.expand()
+            return Kernel(function.map("rows", "serial", count, [3], []))
+
+        return kept(self.equations, ("rows", count), make)
 
     def complete_sensitivities(
         self, t: Array, states: Array, rows: Array, m: Array, dm: Array, p: Array, dp: Array
