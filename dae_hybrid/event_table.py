@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: so many rows are printed at most
 SHOWN = 10
 #: numbers of a record by their names at the head of a compiled one
-HEADS = {"t": "time", "guard": "value", "rate": "rate", "count": "count"}
+HEADS = {"t": "time", "guard": "value", "rate": "rate", "rate_scale": "rate_scale", "count": "count"}
 #: the columns that are no variables
 HEADINGS = ("t", "transition", "source", "target", "order", "direction", "guard", "rate", "count")
 
@@ -93,10 +93,16 @@ class EventTable(OfThisProcess):
         1 where the guard rises, -1 where it falls, 0 for time events.
     guard, rate : ndarray, shape (n_events,)
         The guard before the transition, zero to rounding, and its rate in time.
+    rate_scale : ndarray, shape (n_events,)
+        How fast the guard would move if it went through the range it has had in the time of the run.
     count : ndarray of int, shape (n_events,)
         For ``every=``, how many periods have passed; 0 otherwise.
     order : ndarray of int, shape (n_events,)
         0 for the first transition of an instant, 1 for the next, ...
+    follows : ndarray of bool, shape (n_events,)
+        Whether the transition fired on entry because its guard was past its threshold.
+    index : ndarray of int, shape (n_events,)
+        Number of the transition in ``system.transitions``.
     x_minus, x_plus : mapping of str to ndarray, shape (n_events,) or (n_events, size)
         Variables before and after each event, by name; NaN where the mode there does not have the variable.
     xdot_minus, xdot_plus : mapping of str to ndarray
@@ -118,7 +124,7 @@ class EventTable(OfThisProcess):
     0.871060694  unloading->loading  unloading  loading
      1.42790468  loading->unloading  loading    unloading
     >>> table.x_minus["u"].round(4), table.memory_plus["z_star"].round(4)
-    (array([ 0.0016,  0.0095, -0.0232]), array([ 0.2267,  0.7744, -0.9736]))
+    (array([ 0.0016, -0.0049,  0.0095]), array([ 0.2267, -0.5416,  0.7744]))
     """
 
     def __init__(self, system: HybridSystem, parts: Parts) -> None:
@@ -149,6 +155,21 @@ class EventTable(OfThisProcess):
     def rate(self) -> Array:
         """Rates of the guards."""
         return self._column(lambda block: block.head("rate"), float)
+
+    @cached_property
+    def rate_scale(self) -> Array:
+        """How fast the guards would move if they went through their ranges in the time of the run."""
+        return self._column(lambda block: block.head("rate_scale"), float)
+
+    @cached_property
+    def follows(self) -> NDArray[np.bool_]:
+        """Whether each fired on entry because its guard was past its threshold."""
+        return self._column(lambda block: [r.follows for r in block.records] or False, bool)
+
+    @cached_property
+    def index(self) -> NDArray[np.int64]:
+        """Numbers of the transitions, in the order of their declaration."""
+        return self._column(lambda block: block.index, np.int64)
 
     @cached_property
     def count(self) -> NDArray[np.int64]:

@@ -181,6 +181,16 @@ class Leg:
             found[kind.places] = self.values(kind, "memory")
         return found
 
+    @property
+    def memory_derivatives(self) -> Array:
+        """Those of the memory in every segment, (count, n_memory, n_directions)."""
+        nm = self.network.equations[0].n_memory
+        found = np.zeros((self.count, nm, self.n_directions))
+        for kind in self.kinds if nm * self.n_directions else ():
+            before = self.values(kind, "before").reshape(kind.places.size, self.n_directions, -1)
+            found[kind.places] = np.swapaxes(before[:, :, before.shape[2] - nm :], 1, 2)
+        return found
+
     @cached_property
     def begins(self) -> Array:
         """When the segments begin, (count,)."""

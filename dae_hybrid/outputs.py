@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from dae_hybrid.layout import Layout
     from dae_hybrid.parts import Parts
     from dae_hybrid.system import HybridSystem, ModeSystem
+    from dae_hybrid.trajectory import Segment
 
 type Places = NDArray[np.intp]
-#: rows in one mode: places among all, t, states of the integrator, memory
-type Rows = tuple[Places, Array, Array, Array]
+#: rows in one mode: places among all, t, states of the integrator, memory, derivatives (n, d, .) of the states and
+#: (n, n_memory, d) of the memory
+type Rows = tuple[Places, Array, Array, Array, Array, Array]
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,19 @@ class Points:
     t: Array
     memory: Array
     make: Callable[[], Array] = field(repr=False)
+    derivatives: tuple[Array, Array, Array] | None = field(default=None, repr=False)  # of outputs; see `sensitivities`
 
     @cached_property
     def x(self) -> Array:
         """(y, z), shape (n, n_x)."""
         return self.make()
+
+    def sensitivities(self, parameters: Array, directions: Array) -> Array:
+        """dx along the directions, shape (n, d, n_x)."""
+        if self.derivatives is None:
+            raise AssertionError("only outputs have derivatives")
+        states, rows, dm = self.derivatives
+        return self.mode.complete_sensitivities(self.t, states, rows, self.memory, dm, parameters, directions)
 
 
 def by_name(name: str, width: int, size: int, parts: Iterable[tuple[Layout, Places, Callable[[], Array]]]) -> Array:
@@ -86,17 +96,25 @@ class Outputs:
                     rows[mode].append(own)
                 size += item.n_rows
             elif not isinstance(item, RECORDS) and len(item.t):
-                places, memory = size + np.arange(len(item.t)), np.tile(item.memory, (len(item.t), 1))
-                rows[item.mode.index].append((places, item.t, item.states, memory))
+                rows[item.mode.index].append(_rows_in(item, size))
                 size += len(item.t)
         self.points: list[Points] = []
         self.t, self.modes = np.zeros(size), np.zeros(size, np.intp)
         for mode, pieces in rows.items():
-            places, t, states, memory = (np.concatenate(part) for part in zip(*pieces, strict=True))
+            places, t, states, memory, ds, dm = (np.concatenate(part) for part in zip(*pieces, strict=True))
             complete = partial(system.modes[mode].complete_rows, t, states, memory, parameters)
-            self.points.append(Points(system.modes[mode], places, t, memory, complete))
+            self.points.append(Points(system.modes[mode], places, t, memory, complete, (states, ds, dm)))
             self.t[places], self.modes[places] = t, mode
         self.t.flags.writeable = False
+
+
+def _rows_in(segment: Segment, first: int) -> Rows:
+    """The rows of a segment; `first` is the place of its first one."""
+    n, ds, dm = len(segment.t), segment.sensitivity_rows, segment.memory_sensitivities
+    ds = np.zeros((n, 0, segment.states.shape[1])) if ds is None else ds
+    dm = np.zeros((segment.memory.size, ds.shape[1])) if dm is None else dm
+    memory, dm = np.tile(segment.memory, (n, 1)), np.tile(dm, (n, 1, 1))
+    return first + np.arange(n), segment.t, segment.states, memory, ds, dm
 
 
 def _rows_of(leg: Leg, first: int) -> Iterable[tuple[int, Rows]]:
@@ -110,4 +128,6 @@ def _rows_of(leg: Leg, first: int) -> Iterable[tuple[int, Rows]]:
             some, n = counts[own], leg.network.equations[mode].n
             rows = rows[: int(begins[own[-1]] + some[-1])]
             places = np.repeat(ahead[own] - begins[own], some) + np.arange(len(rows))
-            yield mode, (places, rows[:, 0], rows[:, 1 : 1 + n], np.repeat(leg.memory[own], some, axis=0))
+            memory, dm = (np.repeat(v[own], some, axis=0) for v in (leg.memory, leg.memory_derivatives))
+            ds = rows[:, 1 + n :].reshape(len(rows), leg.n_directions, n)
+            yield mode, (places, rows[:, 0], rows[:, 1 : 1 + n], memory, ds, dm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, overload
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from dae_hybrid.system import HybridSystem
     from dae_hybrid.trajectory import Part, Segment
 
+#: what is known of parts that are not kept
+TALLIED = ("n_segments", "n_events", "is_certified", "ends_with_event", "modes")
 #: how many members there are, and what makes them
 type Source = tuple[int, Callable[[int], Any]]
 
@@ -127,7 +130,8 @@ class Expansion:
 class Parts(OfThisProcess, Sequence["Part"]):
     """The parts of a run, made when they are first asked for.
 
-    `whole` is the run as an integrator has left it that has carried it out as a whole.
+    `whole` is the run as an integrator has left it that has carried it out as a whole, `gone` how many segments and
+    events there were before the parts.
     """
 
     def __init__(
@@ -135,8 +139,9 @@ class Parts(OfThisProcess, Sequence["Part"]):
         make: Callable[[], Sequence[Part | Leg]],
         expand: Callable[[Leg], Expansion],
         whole: Straight | None = None,
+        gone: tuple[int, int] = (0, 0),
     ) -> None:
-        self._make, self._expand, self.whole = make, expand, whole
+        self._make, self._expand, self.whole, self._gone = make, expand, whole, gone
         self._parts: tuple[Part, ...] | None = None
         self._expanded: dict[int, list[Part]] = {}
 
@@ -205,10 +210,14 @@ class Parts(OfThisProcess, Sequence["Part"]):
     @cached_property
     def starts(self) -> Array:
         """When the segments begin, (n_segments,)."""
-        given = (item for item in self._given if not isinstance(item, RECORDS))
-        return np.concatenate(
-            [np.zeros(0), *(leg.begins[leg.is_segments] if isinstance(leg, Leg) else [leg.t_start] for leg in given)]
+        pieces = (
+            item.begins[item.is_segments] if isinstance(item, Leg) else [item.t_start]
+            for item in self._segments_given()
         )
+        return np.concatenate([np.zeros(0), *pieces])
+
+    def _segments_given(self) -> Iterator[Segment | Leg]:
+        return (item for item in self._given if not isinstance(item, RECORDS))
 
     @property
     def uncertified(self) -> tuple[EventRecord, ...]:
@@ -223,12 +232,25 @@ class Parts(OfThisProcess, Sequence["Part"]):
                 first += 1
         return tuple(self.events[i] for i in np.concatenate(found).tolist())
 
+    def thinned(self, *, events: bool, outputs: bool) -> Parts:
+        """Parts without segments, but for those with outputs, and without events; what they were is still known."""
+        given: list[Part | Leg] = []
+        for item in self._given if events else ():
+            if isinstance(item, Leg):
+                rows = item.rows if outputs else {mode: own[:0].copy() for mode, own in item.rows.items()}
+                given.append(replace(item, rows=rows, paths={}))
+            elif outputs or isinstance(item, RECORDS):
+                given.append(item)
+        other = Parts(lambda: given, self._expand)
+        other.__dict__ |= {name: getattr(self, name) for name in TALLIED}
+        return other
+
     @property
     def given(self) -> Sequence[Part | Leg]:
         """The parts, those in a leg together."""
         return self._given
 
-    @property
+    @cached_property
     def is_certified(self) -> bool:
         """Whether no event needs a closer look for derivatives."""
         if self.whole is not None:
@@ -237,12 +259,27 @@ class Parts(OfThisProcess, Sequence["Part"]):
             item.is_clean if isinstance(item, Leg) else not isinstance(item, EventRecord) for item in self._given
         )
 
-    @property
+    @cached_property
     def n_segments(self) -> int:
         """How many of them are segments."""
-        return sum(item.count if isinstance(item, Leg) else not isinstance(item, RECORDS) for item in self._given)
+        return self._gone[0] + sum(
+            item.count if isinstance(item, Leg) else not isinstance(item, RECORDS) for item in self._given
+        )
 
-    @property
+    @cached_property
+    def n_events(self) -> int:
+        """How many of them are events."""
+        return self._gone[1] + sum(
+            item.n_events if isinstance(item, Leg) else isinstance(item, EventRecord) for item in self._given
+        )
+
+    @cached_property
+    def modes(self) -> frozenset[int]:
+        """The modes of the segments."""
+        legs = (item.methods if isinstance(item, Leg) else (item.mode.index,) for item in self._segments_given())
+        return frozenset(mode for modes in legs for mode in modes)
+
+    @cached_property
     def ends_with_event(self) -> bool:
         """Whether the last event led to no mode; those in a leg always do."""
         events = (item for item in reversed(self._given) if isinstance(item, EventRecord | Leg))

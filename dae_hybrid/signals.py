@@ -54,9 +54,10 @@ class SignalTable:
         return np.polynomial.polynomial.polyval(t - knot, np.array(coefficients), tensor=False)
 
     def sensitivities(self, memory: Array, dm: Array, t: Array) -> Array:
-        """Derivatives (len(t), d) at these times, from those of the memory (n_memory, d)."""
-        offset = t - memory[self.memory][0]
-        return np.asarray(np.polynomial.polynomial.polyval(offset, dm[self.memory][1:], tensor=True).T)
+        """Derivatives (len(t), d) at these times, from those of the memory (n_memory, d), one for all or by time."""
+        of_coefficients = dm[..., self.memory, :][..., 1:, :]
+        powers = (t - memory[..., self.memory.start])[:, None] ** np.arange(of_coefficients.shape[-2])
+        return np.asarray(np.einsum("tk,...kd->td" if dm.ndim == 2 else "tk,tkd->td", powers, of_coefficients))
 
     def coefficients(self, interval: int, p: Array) -> Array:
         """(n_coefficients,) of an interval."""

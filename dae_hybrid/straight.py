@@ -21,7 +21,7 @@ from dae_hybrid.trajectory import Segment, Trajectory
 def is_whole(found: Straight) -> bool:
     """Whether every output time has been met."""
     times = found.errand.t_eval
-    if times is None:
+    if times is None or not times.size:
         return True
     leg, _, outcome = found.pieces
     return len(outcome.rows) + (0 if leg is None else leg.n_rows) == times.size
@@ -49,6 +49,7 @@ def trajectory_of(system: HybridSystem, found: Straight, companion: Companion | 
         functionals=MappingProxyType(
             {name: scalar(found.values[system.functionals[name]]) for name in system.functionals.names}
         ),
+        sampled=errand.t_eval is not None and errand.t_eval.size > 0,
         statistics=MappingProxyType(found.statistics | {"native_events": found.statistics["segments"] - 1}),
         notes=() if found.rested is None else tuple(resting(system, found.rested)),
         start=start,

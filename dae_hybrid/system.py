@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: rows are completed so many at a time, or so many numbers
 ROWS, NUMBERS = 64, 10_000
+#: derivatives of rows are completed for so many numbers at a time
+ENTRIES = 1_000_000
 #: where nothing moved it, a state this many tolerances off a constraint is on it but for the integrator's error
 SLACK = 2.0
 #: and one this many roundings
@@ -158,16 +160,26 @@ class ModeSystem(OfThisProcess):
     def complete_sensitivities(
         self, t: Array, states: Array, rows: Array, m: Array, dm: Array, p: Array, dp: Array
     ) -> Array:
-        """(n_t, d, n) derivatives of x from (n_t, d, .) derivatives of the integrator's state."""
+        """(n_t, d, n) derivatives of x from (n_t, d, .) derivatives of the integrator's state.
+
+        The memory and its derivatives (n_memory, d) are those of all rows, or have n_t of them along a further axis.
+        """
         if self.plain:
             return rows
         n, ny = self.variables.size, self.differential.size
         if not len(t):
             return np.zeros((0, rows.shape[1], n))
-        constants = (np.tile(v[:, None], t.size) for v in (m, p))
-        by_w = np.asarray(self.solved_by_w()(t[None, :], states.T, *constants)).reshape(n, t.size, -1)
-        constant = by_w[:, :, ny : ny + m.size] @ dm + by_w[:, :, ny + m.size :] @ dp
-        return np.einsum("xty,tdy->tdx", by_w[:, :, :ny], rows[:, :, :ny]) + np.moveaxis(constant, 0, 2)
+        memory, nm = np.broadcast_to(m, (t.size, m.shape[-1])), m.shape[-1]
+        found, some = np.zeros((t.size, rows.shape[1], n)), max(1, ENTRIES // (n * (ny + nm + p.size)))
+        for first in range(0, t.size, some):
+            part = slice(first, first + some)
+            of_memory = np.broadcast_to(dm, (t.size, *dm.shape[-2:]))[part]
+            by_w = np.asarray(self.solved_by_w()(t[None, part], states[part].T, memory[part].T, p))
+            by_w = by_w.reshape(n, len(of_memory), -1)
+            found[part] = np.einsum("xty,tdy->tdx", by_w[:, :, :ny], rows[part, :, :ny])
+            found[part] += np.einsum("xtm,tmd->tdx", by_w[:, :, ny : ny + nm], of_memory)
+            found[part] += np.einsum("xtp,pd->tdx", by_w[:, :, ny + nm :], dp)
+        return found
 
     def onto_constraints(self, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
         """The projection of dw = d(y, m) onto the constraints of index 2: dw - D (k_w dw + k_p dp).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,10 +16,11 @@ from dae_hybrid.dense import Interpolant, Redo
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.event_table import EventTable, entries
 from dae_hybrid.events import SAME_INSTANT
+from dae_hybrid.failures import not_kept
 from dae_hybrid.integrator import Array, Turn
 from dae_hybrid.lazily import Lazily
 from dae_hybrid.numeric_input import real_array, shown
-from dae_hybrid.options import Options
+from dae_hybrid.options import Keep, Options
 from dae_hybrid.outputs import Outputs, Places, Points, column, width_of
 from dae_hybrid.parts import Parts
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
@@ -172,6 +173,8 @@ class Trajectory(OfThisProcess):
     start: Start
     final: tuple[float, int, Array, Array]  # t, mode, x, memory
     turns: tuple[tuple[int, Turn], ...] = field(default=(), repr=False)  # where guards of a mode turned next to zero
+    kept: Keep = "all"
+    sampled: bool = False  # whether outputs are at times that were asked for
     again: Callable[[Array], Trajectory] | None = field(default=None, repr=False)  # makes the run with outputs at times
     accumulation: float | None = None  # where events accumulate, where that has ended the run
     complete: bool = True
@@ -179,12 +182,19 @@ class Trajectory(OfThisProcess):
     @property
     def segments(self) -> Lazily[Segment]:
         """The smooth pieces, in order of time; each is made when it is asked for."""
+        self._demand("segments", "all")
         return self.parts.segments
 
     @property
     def events(self) -> Lazily[EventRecord]:
         """One record per transition, in order; each is made when it is asked for. `event_table` has them as columns."""
+        self._demand("events", "all", "events")
         return self.parts.events
+
+    @property
+    def n_events(self) -> int:
+        """How many transitions there were; known of every run."""
+        return self.parts.n_events
 
     @cached_property
     def event_table(self) -> EventTable:
@@ -198,17 +208,35 @@ class Trajectory(OfThisProcess):
         >>> sol.event_table.t.round(6)
         array([0.219216, 0.275813, 1.266348])
         """
+        self._demand("events", "all", "events")
         return EventTable(self.system, self.parts)
+
+    def thinned(self, keep: Keep) -> Trajectory:
+        """What is kept of the run."""
+        if keep == "all":
+            return self
+        parts = self.parts.thinned(events=keep == "events", outputs=self.sampled)
+        other = replace(self, parts=parts, kept=keep, again=None)
+        if "diagnostics" in self.__dict__:
+            other.__dict__["diagnostics"] = self.diagnostics
+        return other
+
+    def _demand(self, what: str, *enough: Keep) -> None:
+        """Refuse what was not kept."""
+        if self.kept not in enough:
+            raise not_kept(what, self.kept, *enough)
 
     @cached_property
     def _outputs(self) -> Outputs:
+        if not (self.kept == "events" and self.sampled):
+            self._demand("outputs", "all")
         return Outputs(self.system, self.parts, self.parameters)
 
     @property
     def ended_by_event(self) -> bool:
         """Whether a transition ended the run, so that its final time depends on the parameters."""
         if self.accumulation is not None:
-            return len(self.events) > 0
+            return self.n_events > 0
         return self.parts.ends_with_event
 
     @cached_property
@@ -231,7 +259,13 @@ class Trajectory(OfThisProcess):
         """What was noticed on the way, and what was checked with what result."""
         from dae_hybrid.diagnostics import of_run
 
+        self._demand("diagnostics", "all", "events")
         return of_run(self)
+
+    @property
+    def output_points(self) -> Sequence[Points]:
+        """The outputs by mode."""
+        return self._outputs.points
 
     @property
     def t(self) -> Array:
@@ -285,12 +319,15 @@ class Trajectory(OfThisProcess):
 
         Raises
         ------
+        NotKeptError
+            The run was made with another ``keep`` than ``"all"``.
         OptionError
             A time lies outside the run or is not a number, the times have more than one dimension, or `side` is
             neither value.
         """
         if not isinstance(side, str) or side not in ("left", "right"):
             raise OptionError(f"side must be 'left' or 'right', got {side!r}.")
+        self._demand("steps, which dense output is made of,", "all")
         times = _times(t)
         flat = times.reshape(-1)
         start, end = self.t_span[0], self.final[0]
@@ -407,5 +444,5 @@ class Trajectory(OfThisProcess):
         state = "" if self.complete else ", incomplete"
         return (
             f"<Trajectory of '{self.system.name}' from {self.t_span[0]:g} to {self.final[0]:g}: "
-            f"{self.parts.n_segments} segments, {len(self.events)} events{f', {values}' if values else ''}{state}>"
+            f"{self.parts.n_segments} segments, {self.n_events} events{f', {values}' if values else ''}{state}>"
         )

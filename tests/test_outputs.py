@@ -181,3 +181,25 @@ def test_a_data_frame_of_events_has_a_row_for_each() -> None:
     assert len(frame) == len(sol.events)
     np.testing.assert_array_equal(frame["x[1]-"], sol.event_table.x_minus["x"][:, 1])
     assert len(sol.to_dataframe()) == sol.t.size
+
+
+def test_sensitivities_at_outputs_are_those_of_the_segments() -> None:
+    for system, end in ((mixed(), 12), (em_hysteresis.system(), 10)):
+        fsa = dh.forward_sensitivity(system, (0, end), **TIGHT)
+        run = fsa.trajectory
+        for name in run.names:
+            blocks = []
+            for segment in run.segments:
+                layout, signal, shape = segment.mode.variables, system.signal(name), (segment.t.size, run.width(name))
+                dm = segment.memory_sensitivities
+                if name in layout:
+                    blocks.append(np.swapaxes(segment.sensitivities[:, :, layout[name]], 1, 2))
+                elif signal is not None:
+                    blocks.append(signal.sensitivities(segment.memory, dm, segment.t)[:, None])
+                elif name in system.memory:
+                    blocks.append(np.tile(dm[system.memory[name]], (segment.t.size, 1, 1)))
+                else:
+                    blocks.append(np.full((*shape, len(fsa.parameters)), np.nan))
+            expected = np.concatenate(blocks)
+            expected = expected[:, 0] if expected.shape[1] == 1 else expected
+            np.testing.assert_allclose(fsa[name], expected, rtol=1e-13, atol=1e-15)

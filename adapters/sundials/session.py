@@ -201,6 +201,7 @@ class SundialsSession:
             memory.pool.append(memory)
         while self._marchers:
             _, marcher = self._marchers.popitem()
+            marcher.rest()
             marcher.pool.append(marcher)
 
     def statistics(self) -> dict[str, int]:
