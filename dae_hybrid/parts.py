@@ -280,6 +280,12 @@ class Parts(OfThisProcess, Sequence["Part"]):
         return frozenset(mode for modes in legs for mode in modes)
 
     @cached_property
+    def methods(self) -> frozenset[str]:
+        """The methods of the segments."""
+        legs = (item.methods.values() if isinstance(item, Leg) else (item.method,) for item in self._segments_given())
+        return frozenset(method for methods in legs for method in methods)
+
+    @cached_property
     def ends_with_event(self) -> bool:
         """Whether the last event led to no mode; those in a leg always do."""
         events = (item for item in reversed(self._given) if isinstance(item, EventRecord | Leg))

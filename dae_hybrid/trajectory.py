@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from dae_hybrid.system import HybridSystem, ModeSystem
 
 Side = Literal["left", "right"]
-#: in more segments than these, dense output is that of the run made again: one call of compiled code for all of them
-FEW = 4
+#: in more segments than these, dense output is that of the run made again: with explicit steps, whose interpolants cost
+#: several times as much as the steps, and with others, whose interpolants are kept
+FEW, MANY = 4, 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,7 +346,8 @@ class Trajectory(OfThisProcess):
             t, places = t[:-1], np.array([t.size - 1])
             found.append(Points(self.system.modes[mode], places, np.array([end]), memory[None, :], lambda: x[None, :]))
         owners = self.owners(t, side)
-        again = self._outputs_at(t) if np.unique(owners).size > FEW else None
+        most = FEW if self.parts.methods <= {"erk"} else MANY
+        again = self._outputs_at(t) if np.unique(owners).size > most else None
         at = np.arange(t.size)
         if again is not None:
             found += again.points
