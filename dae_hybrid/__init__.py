@@ -33,6 +33,7 @@ from dae_hybrid.errors import GuardPassedError as GuardPassedError
 from dae_hybrid.errors import IntegrationError as IntegrationError
 from dae_hybrid.errors import ModelError as ModelError
 from dae_hybrid.errors import NonFiniteError as NonFiniteError
+from dae_hybrid.errors import NotKeptError as NotKeptError
 from dae_hybrid.errors import OptionError as OptionError
 from dae_hybrid.errors import ParameterError as ParameterError
 from dae_hybrid.errors import StepLimitError as StepLimitError

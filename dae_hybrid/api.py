@@ -16,7 +16,7 @@ from dae_hybrid.duality import compare, direction
 from dae_hybrid.errors import OptionError
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Session
-from dae_hybrid.options import LinearSolver, OnZeno, Preconditioner, SensitivityMethod, Simultaneous
+from dae_hybrid.options import Keep, LinearSolver, OnZeno, Preconditioner, SensitivityMethod, Simultaneous, check_keep
 from dae_hybrid.reach import FINER
 from dae_hybrid.results import ForwardSensitivity, Gradient
 from dae_hybrid.setup import Parameters, Setup
@@ -54,6 +54,7 @@ def simulate(
     parameters: Parameters = None,
     t_eval: ArrayLike | None = None,
     adapter: str = "sundials",
+    keep: Keep = "all",
     **options: Unpack[RunOptions],
 ) -> Trajectory:
     """Simulate a hybrid system.
@@ -73,6 +74,11 @@ def simulate(
         integrator, with both sides of every event.
     adapter : str
         Integrator library.
+    keep : {"all", "events", "final"}
+        What the result keeps of the run. ``"all"`` (default): outputs, events, and what dense output ``sol(t)`` is made
+        of. ``"events"``: events, and outputs at `t_eval`, if given. ``"final"``: the end (`Trajectory.final`), the
+        functionals, the number of events and the statistics; the memory that the run takes does not grow with its
+        length. Whatever else the result is asked for it refuses with `NotKeptError`.
     **options
         rtol, atol, method, max_step, ...: see `Options`.
 
@@ -99,7 +105,7 @@ def simulate(
     >>> len(sol.events), round(sol.functionals["G"], 5)
     (19, 0.04994)
     """
-    return Setup(system, t_span, parameters, t_eval, adapter, options).run()
+    return Setup(system, t_span, parameters, t_eval, adapter, options, keep=keep).run()
 
 
 def forward_sensitivity(
@@ -110,6 +116,7 @@ def forward_sensitivity(
     parameters: Parameters = None,
     t_eval: ArrayLike | None = None,
     adapter: str = "sundials",
+    keep: Keep = "all",
     strict: bool = True,
     duality: bool | float = False,
     **options: Unpack[RunOptions],
@@ -120,6 +127,9 @@ def forward_sensitivity(
     ----------
     wrt : str or sequence of str, optional
         Parameters to differentiate by; all by default.
+    keep : {"all", "events", "final"}
+        What the result keeps, see `simulate`: with ``"events"`` the derivatives at events and, with `t_eval`, at
+        outputs; with ``"final"`` the gradients. The analysis itself looks at all of the run, and takes the memory.
     strict : bool
         Raise where a condition for the derivatives fails (default): `GrazingError` where a guard touches zero,
         `EventError` where a measurement, a knot, the start or the end of the run falls on an event that moves,
@@ -142,6 +152,7 @@ def forward_sensitivity(
     >>> fsa.gradient["G"].round(6), fsa.event_time_sensitivity[0].round(6)
     (array([-2.311953]), array([0.315708]))
     """
+    check_keep(keep, t_eval)
     setup = Setup(system, t_span, parameters, t_eval, adapter, options, "forward")
     allowed, conditions = setup.allowed(duality), setup.conditions(strict=strict)
     indices = system.parameter_indices(wrt)
@@ -176,11 +187,11 @@ def forward_sensitivity(
             lambda: setup.looser(FINER).run(),
         )
     return ForwardSensitivity(
-        trajectory=trajectory,
+        trajectory=left_of(trajectory, keep),
         parameters=_labels(system, indices),
         gradient={name: _shaped(gradient[system.functionals[name]]) for name in system.functionals.names},
         duality=checked,
-        _directions=directions,
+        _directions=None if keep == "final" else directions,
         _verdict=verdict,
     )
 
@@ -194,6 +205,7 @@ def adjoint_gradient(
     parameters: Parameters = None,
     t_eval: ArrayLike | None = None,
     adapter: str = "sundials",
+    keep: Keep = "all",
     algorithm: Algorithm = "general",
     strict: bool = True,
     duality: bool | float = False,
@@ -207,6 +219,8 @@ def adjoint_gradient(
         Which functional; may be left out when the model has one.
     wrt : str or sequence of str, optional
         Parameters to differentiate by; all by default.
+    keep : {"all", "events", "final"}
+        What the result keeps of the run when the sweep is over, see `simulate`. `Gradient.adjoint` needs ``"all"``.
     algorithm : {"general", "serban-recuero"}
         ``"serban-recuero"`` is Algorithm 1 of Serban and Recuero (2019) as printed, for systems with memory
         whose states are continuous; anything else it refuses with an `AssumptionError`.
@@ -223,6 +237,7 @@ def adjoint_gradient(
     >>> asa.gradient.round(6)
     array([-2.311953])
     """
+    check_keep(keep, t_eval)
     setup = Setup(system, t_span, parameters, t_eval, adapter, options, "adjoint")
     if algorithm not in ("general", "serban-recuero"):
         raise OptionError(f"algorithm must be 'general' or 'serban-recuero', got {algorithm!r}.")
@@ -256,18 +271,26 @@ def adjoint_gradient(
         )
         verdict = certify(trajectory, conditions, forward, checked, growth, (name,), lambda: setup.looser(FINER).run())
     trajectory.parts.forget_paths()
+    left = left_of(trajectory, keep)
     return Gradient(
         functional=name,
         value=trajectory.functionals[name],
         parameters=_labels(system, indices),
         gradient=_shaped(swept.gradient),
-        trajectory=trajectory,
+        trajectory=left,
         statistics=swept.statistics,
         duality=checked.get(name),
         algorithm=algorithm,
         _verdict=verdict,
-        _samples=samples,
+        _samples=samples if keep == "all" else None,
     )
+
+
+def left_of(trajectory: Trajectory, keep: Keep) -> Trajectory:
+    """What is kept of a run that has been analysed: what there is to say of its diagnostics, at any rate."""
+    if keep == "final":
+        _ = trajectory.diagnostics
+    return trajectory.thinned(keep)
 
 
 def _labels(system: HybridSystem, indices: tuple[int, ...]) -> tuple[str, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,9 +22,10 @@ from dae_hybrid.firing import Firing
 from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.journey import Alarms, Journey
-from dae_hybrid.leg import Leg, Parts
+from dae_hybrid.leg import Leg
 from dae_hybrid.method import AUTO, Method
-from dae_hybrid.options import Options
+from dae_hybrid.options import Keep, Options
+from dae_hybrid.parts import Expansion, Parts
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.schedule import Schedule
 from dae_hybrid.segments import is_unresolved, kernel, one_segment
@@ -33,6 +36,10 @@ from dae_hybrid.trajectory import Part, Segment, Trajectory
 from dae_hybrid.transition import Arrival, TransitionMap
 
 NONE: frozenset[int] = frozenset()
+#: transitions that an integrator carries out by itself before it is looked at again, where only the end is kept
+STRETCH = 2000
+#: times of events that are looked back to
+TIMES = 1000
 #: events that an integrator needs to know of
 RECENT = 4
 #: times that differ by less than ten times this share of the run are one where a condition fails
@@ -59,13 +66,16 @@ class Automaton:
         *,
         certify: bool = False,
         keep_path: bool = False,
+        keep: Keep = "all",
     ) -> None:
         self.system, self.session, self.p = system, session, parameters
         self.span, self.t_eval, self.options, self.companion = t_span, t_eval, options, companion
         self.reopen, self.certify, self.keep_path = reopen, certify, keep_path
         self.instant = Instant(system, t_span, options, Schedule(system, t_span[0], parameters))
         self.stops = Stops(system, t_span, parameters)
+        self.keep = keep
         self.parts: list[Part | Leg] = []
+        self.gone = Counter[str]()  # what there was before the parts
         self.integrals = np.zeros(system.functionals.size)
         self.t = t_span[0]
         self.mode = system.modes[system.initial.mode]
@@ -114,6 +124,8 @@ class Automaton:
         end, instant = self.span[1], self.instant
         entering, armed, jumped = True, NONE, NONE
         while True:
+            if self.keep == "final":
+                self._forget()
             if self.stops.signals and self.stops.pass_knots(self.t):
                 jumped = self._turn(armed)
             resting = self._at_rest(armed)
@@ -376,11 +388,12 @@ class Automaton:
             except NonFiniteError:  # of a mode that may never be entered
                 return None
             last = min(last, until)
+        left = self.options.max_events - self.n_events
         return Journey(
             network=network,
             mode=self.mode.index,
             span=self.span,
-            max_events=self.options.max_events - self.n_events,
+            max_events=min(left, STRETCH) if self.keep == "final" else left,
             start=(self.at.x, self.at.xdot),
             recent=self.instant.times[-RECENT:],
             ranges=self.instant.ranges,
@@ -514,6 +527,19 @@ class Automaton:
             kept["sensitivity_rows"] = np.repeat(kept["sensitivity_rows"][:1], times.size, axis=0)
         self._record(task, self.t, self.at.x, self.at.xdot, rows, outcome.method, kept)
 
+    def _forget(self) -> None:
+        """Let go of the parts that nothing looks back to."""
+        old = self.parts[:-LATEST]
+        del self.parts[:-LATEST], self.instant.times[:-TIMES]
+        self._tally(old)
+
+    def _tally(self, parts: list[Part | Leg]) -> None:
+        for part in parts:
+            if isinstance(part, Leg):
+                self.gone.update(segments=part.count, events=part.n_events, native=part.n_events)
+            else:
+                self.gone.update(segments=isinstance(part, Segment), events=isinstance(part, EventRecord))
+
     def _latest(self) -> list[tuple[str, float]]:
         """Names and times of the last transitions, carried out here or by the integrator."""
         found: list[tuple[str, float]] = []
@@ -558,14 +584,13 @@ class Automaton:
                 return part if isinstance(part, EventRecord) else None
         return None
 
-    def _expand(self, leg: Leg) -> list[Part]:
-        return leg.parts(self.system, self.p, self.reopen, getattr(self.companion, "directions", None))
-
     def _trajectory(self, *, complete: bool) -> Trajectory:
         for array in (self.integrals, self.p):
             array.flags.writeable = False
         end, parts = (self.t, self.mode, self.at.x, self.at.m), tuple(self.parts)
-        native = sum(part.n_events for part in parts if isinstance(part, Leg))
+        more = {"system": self.system, "p": self.p, "reopen": self.reopen}
+        expand = partial(Expansion, directions=getattr(self.companion, "directions", None), **more)
+        native = self.gone["native"] + sum(part.n_events for part in parts if isinstance(part, Leg))
         functionals: dict[str, Any] = {}
         if complete:
             try:
@@ -578,7 +603,8 @@ class Automaton:
             t_span=self.span,
             options=self.options,
             parameters=self.p,
-            parts=Parts(lambda: parts, self._expand),
+            parts=Parts(lambda: parts, expand, gone=(self.gone["segments"], self.gone["events"])),
+            sampled=self.t_eval is not None and self.t_eval.size > 0,
             integrals=self.integrals,
             functionals=MappingProxyType(functionals),
             statistics=MappingProxyType(self.session.statistics() | {"native_events": native}),
@@ -588,7 +614,7 @@ class Automaton:
             start=self.start,
             final=(self.t, self.mode.index, self.at.x, self.at.m),
             complete=complete,
-        )
+        ).thinned(self.keep)
 
 
 def values_of(

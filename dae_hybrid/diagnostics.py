@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
+import numpy as np
+
 from dae_hybrid.tables import align
 from dae_hybrid.transition import GRAZING
 
@@ -82,27 +84,27 @@ def of_run(trajectory: Trajectory) -> Diagnostics:
     """The diagnostics of a simulation."""
     from dae_hybrid.event_accuracy import amplified  # needs the analyses of transitions
 
-    events, modes = trajectory.events, {segment.mode.name: segment.mode for segment in trajectory.segments}
+    events, modes = trajectory.event_table, trajectory.system.modes
     checks = [Check("run", trajectory.complete, f"to t = {trajectory.final[0]:.9g} of {trajectory.t_span[1]:.9g}")]
-    constraints = sum(len(mode.invariants) for mode in modes.values())
+    constraints = sum(len(modes[i].invariants) for i in trajectory.parts.modes)
     if constraints:
         checks.append(Check("constraints", True, f"the state was kept on {constraints}, to rounding at both ends"))
-    transitions = trajectory.system.transitions
-    guarded = [e for e in events if e.direction and not e.follows and not transitions[e.index].is_kink]
-    if guarded:
-        least = min(guarded, key=lambda e: abs(e.rate) / (e.rate_scale or 1.0))
-        relative = abs(least.rate) / (least.rate_scale or 1.0)
-        detail = f"slowest guard crosses at {relative:.1e} of its range over the run: '{least.transition}', t = "
-        checks.append(Check("transversality", relative > GRAZING, f"{detail}{least.time:.9g}"))
+    smooth = np.array([not transition.is_kink for transition in trajectory.system.transitions], dtype=bool)
+    guarded = np.flatnonzero((events.direction != 0) & ~events.follows & smooth[events.index])
+    if guarded.size:
+        speeds = np.abs(events.rate) / np.where(events.rate_scale != 0, events.rate_scale, 1.0)
+        least = int(guarded[np.argmin(speeds[guarded])])
+        detail = f"slowest guard crosses at {speeds[least]:.1e} of its range over the run: '{events.transition[least]}'"
+        checks.append(Check("transversality", bool(speeds[least] > GRAZING), f"{detail}, t = {events.t[least]:.9g}"))
         said = amplified(trajectory)
         detail = said[0] if said else "no guard multiplies errors of fast states"
         checks.append(Check(ACCURACY, not said, detail))
     past = [note for note in trajectory.notes if "past its threshold" in note]
     checks.append(Check("guards on entry", not past, f"{len(past)} past their threshold"))
-    together = sum(1 for e in events if e.order)
+    together = np.count_nonzero(events.order)
     if together:
         checks.append(Check("simultaneous", True, f"{together} transitions followed another one at the same instant"))
-    if events:
+    if len(events):
         zeno = trajectory.accumulation is None
         checks.append(Check("accumulation", zeno, "none seen" if zeno else "events accumulate: the run was ended"))
     return Diagnostics((*trajectory.system.notes, *trajectory.notes), tuple(checks))

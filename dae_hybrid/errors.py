@@ -104,6 +104,10 @@ class NonFiniteError(IntegrationError):
     """An equation, guard, reset or functional gave NaN or infinity."""
 
 
+class NotKeptError(DaeHybridError, RuntimeError):
+    """A result was asked for what the run was told not to keep (``keep=``)."""
+
+
 class StepLimitError(IntegrationError):
     """`max_steps` was reached before the end of the run."""
 

@@ -9,14 +9,16 @@ not meant: they are what any run leaves.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 from dae_hybrid.errors import DaeHybridError, EventError
 from dae_hybrid.grazing import MOST, Crossing, accuracy
 from dae_hybrid.integrator import Array
-from dae_hybrid.leg import AT, Head, Leg
+from dae_hybrid.lazily import Lazily
+from dae_hybrid.leg import AT, Kind, Leg
 from dae_hybrid.records import EventRecord
 from dae_hybrid.stiffness import norm_bound, reduced_jacobian, state_jacobian
 from dae_hybrid.trajectory import Trajectory
@@ -79,26 +81,32 @@ def noisy(trajectory: Trajectory, error: DaeHybridError, last: tuple[float, Arra
 
 def _sampled(trajectory: Trajectory) -> Iterator[list[Crossing]]:
     """Some events of every transition with a guard; those that an integrator has carried out are left as they are."""
-    places: dict[int, list[EventRecord | tuple[Leg, Head]]] = {}
+    places: dict[int, list[tuple[int, Callable[[int], Crossing]]]] = {}
     for item in trajectory.parts.given:
         if isinstance(item, Leg):
-            for head in item.event_heads:
-                places.setdefault(item.network.exits[head.mode][head.guard], []).append((item, head))
+            for kind in item.kinds:
+                if kind.guard < len(item.network.exits[kind.mode]):
+                    index = item.network.exits[kind.mode][kind.guard]
+                    places.setdefault(index, []).append((kind.places.size, partial(_crossing, index, item, kind)))
         elif isinstance(item, EventRecord) and item.direction and not item.follows:
-            places.setdefault(item.index, []).append(item)
-    for index, events in places.items():
+            places.setdefault(item.index, []).append((1, partial(_recorded, item)))
+    for index, sources in places.items():
         transition = trajectory.system.transitions[index]
         if transition.kind != "guard" or transition.is_kink:
             continue
+        events = Lazily(sources)
         chosen = {(len(events) - 1) * i // (LOOKED_AT - 1) for i in range(LOOKED_AT)}
-        yield [_crossing(index, events[i]) for i in sorted(chosen)]
+        yield [events[i] for i in sorted(chosen)]
 
 
-def _crossing(index: int, event: EventRecord | tuple[Leg, Head]) -> Crossing:
-    if isinstance(event, EventRecord):
-        return Crossing(index, event.time, event.rate, event.rate_scale, event.count, event.x_minus, event.memory_minus)
-    leg, head = event
-    record, layout = leg.records[head.at :], head.layout
+def _recorded(event: EventRecord, _: int) -> Crossing:
+    return Crossing(
+        event.index, event.time, event.rate, event.rate_scale, event.count, event.x_minus, event.memory_minus
+    )
+
+
+def _crossing(index: int, leg: Leg, kind: Kind, i: int) -> Crossing:
+    record, layout = leg.records[leg.offsets[kind.places[i]] :], kind.layout
     time, rate, scale = (float(record[AT[name]]) for name in ("time", "rate", "rate_scale"))
     return Crossing(index, time, rate, scale, 0, record[layout["x"]], record[layout["memory"]])
 

@@ -14,6 +14,7 @@ from dae_hybrid.errors import (
     EventError,
     GuardPassedError,
     NonFiniteError,
+    NotKeptError,
     StepLimitError,
     StepSizeError,
     ZenoError,
@@ -205,3 +206,11 @@ def event_limit(
             "along it as a mode of its own"
         )
     return EventError(f"{message}.", mode=mode, transition=transition, time=time, remedy=f"Raise max_events{remedy}.")
+
+
+def not_kept(what: str, kept: str, *enough: str) -> NotKeptError:
+    """A result was asked for what a run was told not to keep; `enough` are the values of `keep` that have it."""
+    return NotKeptError(
+        f"The {what} of this run were not kept: keep={kept!r}.",
+        remedy=f"Pass keep={' or '.join(map(repr, enough))} to the call that makes the run.",
+    )

@@ -71,7 +71,8 @@ def refuse_near_misses(trajectory: Trajectory, conditions: Conditions) -> None:
         if not transition.matters:
             continue
         begin, end = turn.begin, turn.end
-        for segment in trajectory.segments:
+        first, last = np.searchsorted(trajectory.parts.starts, (begin, end), side="right")
+        for segment in (trajectory.segments[k] for k in range(max(int(first) - 1, 0), int(last))):
             if segment.mode is mode and segment.t_start < end and begin < segment.t_end:
                 missed = _missed(trajectory, segment, turn)
                 if missed is not None:
@@ -159,7 +160,9 @@ def _crosses(trajectory: Trajectory, event: EventRecord, turn: float, shallow: f
     i, e, p, m = mode.guarded.index(event.index), mode.equations, trajectory.parameters, event.memory_minus
     reach, side = 2 * shallow / abs(event.rate), math.copysign(1.0, event.rate)
     if turn < 0:
-        segment = next(s for s in trajectory.segments if s.t_end == event.time and s.mode is mode)
+        last = int(trajectory.owners(np.array([event.time]), "left")[0])
+        found = (trajectory.segments[k] for k in range(last, -1, -1))
+        segment = next(s for s in found if s.t_end == event.time and s.mode is mode)
         times = np.maximum(event.time - reach * np.array(EARLIER), segment.t_start)
         guards = [mode.kernels["entry"](t, x, m, p)[1][i] for t, x in zip(times, segment.dense(times), strict=True)]
         return bool(min(side * np.array(guards)) < -shallow)

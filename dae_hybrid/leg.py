@@ -5,24 +5,21 @@ Records are numbers; what the rest of the library works with is made of them whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.codegen import OfThisProcess
-from dae_hybrid.dense import Redo
 from dae_hybrid.integrator import Array, SegmentTask
-from dae_hybrid.journey import MEASURES, TURNS, Network, Straight
+from dae_hybrid.journey import MEASURES, TURNS, Network
 from dae_hybrid.method import Method
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
 if TYPE_CHECKING:
     from dae_hybrid.system import HybridSystem
-    from dae_hybrid.trajectory import Part
 
 RECORDS = EventRecord | KnotRecord | MeasurementRecord
 #: numbers at the head of a record
@@ -96,6 +93,16 @@ class Head(NamedTuple):
     layout: dict[str, slice]
 
 
+class Kind(NamedTuple):
+    """Records of one mode and link, with the same parts; `places` are theirs among all records."""
+
+    mode: int
+    guard: int
+    target: int
+    layout: dict[str, slice]
+    places: NDArray[np.int64]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Leg:
     """Segments, each with the plain event that ended it.
@@ -145,10 +152,69 @@ class Leg:
         modes, guards = (self.column(name).astype(int) for name in ("mode", "guard"))
         return np.asarray(guards - exits[modes])
 
-    @property
+    @cached_property
     def is_event(self) -> NDArray[np.bool_]:
-        """Of every record whether it is that of an event."""
+        """Of every record whether it is that of an event, (count,)."""
         return self._kinds < MEASURES
+
+    @cached_property
+    def is_measurement(self) -> NDArray[np.bool_]:
+        """Of every record whether it is that of a measurement, (count,)."""
+        return self._kinds == MEASURES
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The records by their modes and links."""
+        modes, links = (self.column(name).astype(int) for name in ("mode", "guard"))
+        keys = modes * max(map(len, self.network.links)) + links
+        found = []
+        for key, first in zip(*np.unique(keys, return_index=True), strict=True):
+            head = self.head(int(first))
+            found.append(Kind(head.mode, head.guard, head.target, head.layout, np.flatnonzero(keys == key)))
+        return tuple(found)
+
+    def values(self, kind: Kind, name: str) -> Array:
+        """A part of all records of a kind, (n, size)."""
+        part = kind.layout[name]
+        return self.records[self.offsets[kind.places][:, None] + np.arange(part.start, part.stop)]
+
+    @cached_property
+    def memory(self) -> Array:
+        """The memory in every segment, (count, n_memory)."""
+        found = np.zeros((self.count, self.network.equations[0].n_memory))
+        for kind in self.kinds:
+            found[kind.places] = self.values(kind, "memory")
+        return found
+
+    @property
+    def memory_derivatives(self) -> Array:
+        """Those of the memory in every segment, (count, n_memory, n_directions)."""
+        nm = self.network.equations[0].n_memory
+        found = np.zeros((self.count, nm, self.n_directions))
+        for kind in self.kinds if nm * self.n_directions else ():
+            before = self.values(kind, "before").reshape(kind.places.size, self.n_directions, -1)
+            found[kind.places] = np.swapaxes(before[:, :, before.shape[2] - nm :], 1, 2)
+        return found
+
+    @cached_property
+    def begins(self) -> Array:
+        """When the segments begin, (count,)."""
+        return np.concatenate(([self.task.t0], self.column("time")[:-1]))
+
+    @cached_property
+    def is_segments(self) -> NDArray[np.bool_]:
+        """Whether there is a segment before each record, (count,); there may be several measurements at one time."""
+        return (self.column("time") > self.begins) | (self.column("row_end") > self.column("row"))
+
+    @cached_property
+    def path_begins(self) -> NDArray[np.int64]:
+        """Where the paths of the segments begin, (count,)."""
+        ends, modes = self.column("path_end").astype(np.int64), self.column("mode").astype(int)
+        found = np.zeros_like(ends)
+        for mode in self.methods:
+            places = np.flatnonzero(modes == mode)
+            found[places[1:]] = ends[places[:-1]]
+        return found
 
     @cached_property
     def event_heads(self) -> tuple[Head, ...]:
@@ -162,7 +228,7 @@ class Leg:
     @cached_property
     def measured(self) -> list[dict[str, Any]]:
         """Every measurement by names."""
-        return [self._event(head)[0] for head in self._heads(self._kinds == MEASURES)]
+        return [self._event(head)[0] for head in self._heads(self.is_measurement)]
 
     @property
     def measured_times(self) -> list[float]:
@@ -254,11 +320,15 @@ class Leg:
         """Whether they need no closer look."""
         return self.column("clean")[self.is_event] != 0
 
+    def head(self, k: int) -> Head:
+        """The head of one record."""
+        at = int(self.offsets[k])
+        return self._head({}, at, *(int(self.records[at + AT[name]]) for name in ("mode", "guard")))
+
     @cached_property
     def last(self) -> tuple[dict[str, Any], int]:
         """The last event, and the mode after it."""
-        at = int(self.offsets[-1])
-        return self._event(self._head({}, at, *(int(self.records[at + AT[name]]) for name in ("mode", "guard"))))
+        return self._event(self.head(-1))
 
     def ends(self, most: int) -> Iterator[tuple[int, float, Array, Array]]:
         """Mode, time, x and memory at the ends of at most so many segments, the last among them."""
@@ -315,163 +385,3 @@ class Leg:
         """A part of a record as d(y, m), (n_w, d)."""
         e = self.network.equations[mode]
         return part.reshape(self.n_directions, e.n_differential + e.n_memory).T
-
-    def parts(self, system: HybridSystem, p: Array, reopen: Any, directions: Array | None) -> list[Part]:
-        """The segments and events."""
-        from dae_hybrid.trajectory import Segment
-
-        found: list[Part] = []
-        t, (x, xdot), memory, task = self.task.t0, self.start, self.task.memory, self.task
-        dm = self.task.memory_directions
-        path_begin: dict[int, int] = {}
-        for event, after in map(self._event, self.heads):
-            mode = system.modes[event["source"]]
-            n, target = mode.equations.n, system.modes[after]
-            rows = self.rows[mode.index][int(event["row"]) : int(event["row_end"])]
-            kept: dict[str, Any] = {}
-            if directions is not None and directions.shape[1] and dm is not None:
-                kept = {
-                    "sensitivity_rows": rows[:, 1 + n :].reshape(len(rows), directions.shape[1], n),
-                    "memory_sensitivities": dm.T,
-                    "directions": directions,
-                }
-                dm = self.state_derivatives(event["after"], after)[target.differential.size :].T
-            own = SegmentTask(
-                mode.equations, t, event["stop"], x[:n], xdot[:n], memory, task.integrals,
-                np.zeros(mode.equations.n_guards), np.zeros(mode.equations.n_guards),
-                t_eval=task.t_eval, first_step=event["first_step"] or None,
-            )  # fmt: skip
-            end = int(event["path_end"])
-            path = self.paths[mode.index][path_begin.get(mode.index, 0) : end] if mode.index in self.paths else None
-            path_begin[mode.index] = end
-            segment = Segment(
-                mode, p, t, event["time"], x, event["x"], xdot, event["xdot"], memory, self.methods[mode.index],
-                rows[:, 0], rows[:, 1 : 1 + n], Redo(reopen, own, event["time"], self.methods[mode.index].name),
-                path=path, **kept,
-            )  # fmt: skip
-            if event["time"] > t or len(rows):  # there may be several measurements at one time
-                found.append(segment)
-            if event["transition"] is None:
-                if event["guard"] - len(self.network.exits[after]) == MEASURES:
-                    found.append(self._measurement(system, event))
-                else:
-                    intervals = tuple(signal.interval(event["time"]) for signal in system.signals)
-                    found.append(KnotRecord(event["time"], self.network.entries, intervals))
-                t, x, xdot, memory = event["time"], event["x_after"], event["xdot_after"], event["memory_after"]
-                continue
-            transition = system.transitions[event["transition"]]
-            unknowns = len(transition.labels)
-            xi = event["x_after"][target.differential.size :] if transition.simple else event["xi"][:unknowns]
-            found.append(
-                EventRecord(
-                    time=event["time"],
-                    index=transition.index,
-                    transition=transition.title(event["memory_after"]),
-                    source=mode.name,
-                    target=target.name,
-                    order=0,
-                    guard=event["value"],
-                    direction=0 if transition.kind != "guard" else 1 if event["rate"] > 0 else -1,
-                    rate=event["rate"],
-                    rate_scale=event["rate_scale"],
-                    count=int(event["count"]),
-                    follows=False,
-                    x_minus=event["x"],
-                    x_plus=event["x_after"],
-                    xdot_minus=event["xdot"],
-                    xdot_plus=event["xdot_after"],
-                    memory_minus=memory,
-                    memory_plus=event["memory_after"],
-                    n_differential=(mode.differential.size, target.differential.size),
-                    xi=xi,
-                    unknowns=transition.named_unknowns(target, xi),
-                    certified=bool(event["clean"]),
-                )
-            )
-            t, x, xdot, memory = event["time"], event["x_after"], event["xdot_after"], event["memory_after"]
-        return found
-
-
-class Parts(OfThisProcess, Sequence["Part"]):
-    """The parts of a run, made when they are first asked for.
-
-    `whole` is the run as an integrator has left it that has carried it out as a whole.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[], Sequence[Part | Leg]],
-        expand: Callable[[Leg], list[Part]],
-        whole: Straight | None = None,
-    ) -> None:
-        self._make, self._expand, self.whole = make, expand, whole
-        self._parts: tuple[Part, ...] | None = None
-        self._expanded: dict[int, list[Part]] = {}
-
-    @cached_property
-    def _given(self) -> tuple[Part | Leg, ...]:
-        return tuple(self._make())
-
-    def _all(self) -> tuple[Part, ...]:
-        if self._parts is None:
-            parts: list[Part] = []
-            for item in self._given:
-                parts += self.of(item) if isinstance(item, Leg) else [item]
-            self._parts = tuple(parts)
-        return self._parts
-
-    def forget_paths(self) -> None:
-        """Let go of what only an adjoint needs; a further one integrates the segments again."""
-        if self.whole is not None:
-            self.whole.forget_paths()
-            if "_given" not in self.__dict__:
-                return
-        for item in self._given:
-            if isinstance(item, Leg):
-                item.paths.clear()
-        segments = [item for item in self._given if not isinstance(item, Leg | RECORDS)]
-        segments += [part for parts in self._expanded.values() for part in parts if not isinstance(part, RECORDS)]
-        for segment in segments:
-            object.__setattr__(segment, "path", None)
-
-    def of(self, leg: Leg) -> list[Part]:
-        """The parts of a leg."""
-        if id(leg) not in self._expanded:
-            self._expanded[id(leg)] = self._expand(leg)
-        return self._expanded[id(leg)]
-
-    @property
-    def given(self) -> Sequence[Part | Leg]:
-        """The parts, those in a leg together."""
-        return self._given
-
-    @property
-    def is_certified(self) -> bool:
-        """Whether no event needs a closer look for derivatives."""
-        if self.whole is not None:
-            return self.whole.is_certified
-        return all(
-            item.is_clean if isinstance(item, Leg) else not isinstance(item, EventRecord) for item in self._given
-        )
-
-    @property
-    def n_segments(self) -> int:
-        """How many of them are segments."""
-        return sum(item.count if isinstance(item, Leg) else not isinstance(item, RECORDS) for item in self._given)
-
-    @property
-    def ends_with_event(self) -> bool:
-        """Whether the last event led to no mode; those in a leg always do."""
-        events = (item for item in reversed(self._given) if isinstance(item, EventRecord | Leg))
-        last = next(events, None)
-        return isinstance(last, EventRecord) and last.target is None
-
-    @overload
-    def __getitem__(self, index: int) -> Part: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Part, ...]: ...
-    def __getitem__(self, index: int | slice) -> Part | tuple[Part, ...]:
-        return self._all()[index]
-
-    def __len__(self) -> int:
-        return len(self._all())

@@ -19,6 +19,7 @@ from dae_hybrid.numeric_input import as_mapping, real_array, shown
 SensitivityMethod = Literal["staggered", "simultaneous"]
 Simultaneous = Literal["declared", "reversed"]
 OnZeno = Literal["raise", "end"]
+Keep = Literal["all", "events", "final"]
 LinearSolver = Literal["auto", "dense", "band", "sparse", "krylov"]
 #: Newton's matrix -> (right-hand side -> approximate solution)
 Preconditioner = Callable[[csc_array], Callable[[NDArray[np.float64]], ArrayLike]]
@@ -50,6 +51,16 @@ def _positive(name: str, value: object) -> float:
 def _tolerance(name: str, value: object) -> None:
     if _positive(name, value) < SMALLEST_ATOL:
         raise OptionError(f"{name} must be at least {SMALLEST_ATOL:g}, got {value!r}.")
+
+
+def check_keep(keep: object, t_eval: object) -> None:
+    """What is kept of a run; with outputs at given times that is more than its end."""
+    _choice("keep", keep, get_args(Keep))
+    if keep == "final" and t_eval is not None:
+        raise OptionError(
+            "keep='final' keeps no outputs, and t_eval asks for some.",
+            remedy="Leave t_eval out, or pass keep='events', which keeps outputs at given times.",
+        )
 
 
 def _choice(name: str, value: object, legal: tuple[str, ...]) -> None:

@@ -23,6 +23,7 @@ from dae_hybrid.errors import EventError
 from dae_hybrid.events import TOGETHER, ZERO_ROUNDINGS
 from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array
+from dae_hybrid.leg import RECORDS
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.symbolic import kind_for
 from dae_hybrid.transition import chain
@@ -267,7 +268,8 @@ def _rests(run: Trajectory, kinks: Mapping[int, Kinks], functionals: tuple[str, 
     """Where a run rests at kinks that matter for it, or for these functionals."""
     found = []
     for index, own in kinks.items():
-        segments = [s for s in run.segments if s.mode.index == index and s.t_end > s.t_start]
+        given = (part for part in run.parts if not isinstance(part, RECORDS))  # those that `_states` goes through
+        segments = [s for s in given if s.mode.index == index and s.t_end > s.t_start]
         for batch in _batches(segments, MOST // len(own.texts)):
             points = [_points(run, segment) for segment in batch]
             owners = [segment for segment, (t, _) in zip(batch, points, strict=True) for _ in t]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from dae_hybrid.codegen import OfThisProcess
 from dae_hybrid.diagnostics import Diagnostics
 from dae_hybrid.duality import Duality
+from dae_hybrid.failures import not_kept
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array
 from dae_hybrid.numeric_input import real_array
@@ -70,19 +71,31 @@ class ForwardSensitivity(OfThisProcess):
     parameters: tuple[str, ...]
     gradient: Mapping[str, Array]
     duality: Mapping[str, Duality]
-    _directions: Directions = field(repr=False)
+    _directions: Directions | None = field(repr=False)
     _verdict: Diagnostics = field(repr=False)
+
+    @property
+    def _along(self) -> Directions:
+        if self._directions is None:
+            raise not_kept("derivatives at events", "final", "all", "events")
+        return self._directions
+
+    @cached_property
+    def _completed(self) -> list[Array]:
+        """dx at the outputs, by the modes of `Trajectory.output_points`, (n, n_p, n_x)."""
+        run, directions = self.trajectory, self._along.directions
+        return [p.sensitivities(run.parameters, directions) for p in run.output_points]
 
     @cached_property
     def event_time_sensitivity(self) -> Array:
         """dt_i/dp (SR eq. 6b, 27), shape (n_events, n_p)."""
-        times = self._directions.event_times
+        times = self._along.event_times
         return np.array(times).reshape(len(times), len(self.parameters))
 
     @cached_property
     def event_sensitivities(self) -> tuple[EventSensitivity, ...]:
         """Derivatives on both sides of every event."""
-        found, along = [], self._directions
+        found, along = [], self._along
         for event, tau, (before, after) in zip(self.events, along.event_times, along.sides, strict=True):
             minus, plus = event.n_differential
             found.append(EventSensitivity(tau, before[:minus], after[:plus], before[minus:], after[plus:]))
@@ -104,28 +117,23 @@ class ForwardSensitivity(OfThisProcess):
         return self.trajectory.functionals
 
     @property
-    def events(self) -> tuple[EventRecord, ...]:
-        """Event records of the run."""
+    def events(self) -> Sequence[EventRecord]:
+        """Event records of the run; `trajectory.event_table` has them as columns."""
         return self.trajectory.events
 
     def __getitem__(self, name: str) -> Array:
-        width, memory = self.trajectory.width(name), self.trajectory.system.memory
-        count, blocks = len(self.parameters), []
-        for segment in self.trajectory.segments:
-            layout, rows = segment.mode.variables, len(segment.t)
-            if name in layout and segment.sensitivities is not None:
-                blocks.append(np.swapaxes(segment.sensitivities[:, :, layout[name]], 1, 2))
-            elif name in memory and segment.memory_sensitivities is not None:
-                signal = self.trajectory.system.signal(name)
-                if signal is None:
-                    blocks.append(np.tile(segment.memory_sensitivities[memory[name]], (rows, 1, 1)))
-                else:
-                    held = signal.sensitivities(segment.memory, segment.memory_sensitivities, segment.t)
-                    blocks.append(held[:, None, :])
-            else:
-                blocks.append(np.full((rows, width, count), np.nan))
-        values = np.concatenate(blocks) if blocks else np.zeros((0, width, count))
-        return values[:, 0, :] if width == 1 else values
+        run = self.trajectory
+        width, system, count = run.width(name), run.system, len(self.parameters)
+        points, signal, memory = run.output_points, system.signal(name), system.memory
+        found = np.full((run.t.size, width, count), np.nan)
+        for i, p in enumerate(points) if count else ():
+            if name in p.mode.variables:
+                found[p.places] = np.swapaxes(self._completed[i][:, :, p.mode.variables[name]], 1, 2)
+            elif signal is not None and p.derivatives is not None:
+                found[p.places, 0] = signal.sensitivities(p.memory, p.derivatives[2], p.t)
+            elif name in memory and p.derivatives is not None:
+                found[p.places] = p.derivatives[2][:, memory[name]]
+        return found[:, 0, :] if width == 1 else found
 
     def __repr__(self) -> str:
         lines = [f"dG/dp of '{name}': {value}" for name, value in self.gradient.items()]
@@ -163,7 +171,7 @@ class Gradient(OfThisProcess):
     duality: Duality | None
     algorithm: str
     _verdict: Diagnostics = field(repr=False)
-    _samples: Callable[[Array, Side], list[Array]] = field(repr=False)
+    _samples: Callable[[Array, Side], list[Array]] | None = field(repr=False)
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
@@ -189,7 +197,14 @@ class Gradient(OfThisProcess):
         dict of ndarray
             By name: (n,) for scalars, (n, size) for vectors, with a trailing axis k for a vector functional;
             without the leading axis for a scalar `t`. NaN where the active mode does not have the variable.
+
+        Raises
+        ------
+        NotKeptError
+            The gradient was made with another ``keep`` than ``"all"``.
         """
+        if self._samples is None:
+            raise not_kept("steps, which the adjoint follows,", self.trajectory.kept, "all")
         self.trajectory(t, side)  # checks the times and the side
         times = real_array(t)
         flat, order = np.unique(self.trajectory.snapped(times.reshape(-1), side), return_inverse=True)

@@ -22,7 +22,7 @@ from dae_hybrid.failures import STARVED
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, RunsWhole, Session
 from dae_hybrid.journey import Alarms, Errand
-from dae_hybrid.options import Options, check_time_span, check_times
+from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
 from dae_hybrid.registry import Analysis, check_capabilities, find_integrator, registered
 from dae_hybrid.resolution import LATITUDE, RETRIES, ROUGH, STEPS, finer
 from dae_hybrid.schedule import Schedule
@@ -51,10 +51,11 @@ class Setup:
 
     def __init__(
         self, system: HybridSystem, t_span: Sequence[float], parameters: Parameters, t_eval: ArrayLike | None,
-        adapter: str, options: Mapping[str, Any], analysis: Analysis = "simulate",
+        adapter: str, options: Mapping[str, Any], analysis: Analysis = "simulate", keep: Keep = "all",
     ) -> None:  # fmt: skip
         check_built(system)
-        self.system = system
+        check_keep(keep, t_eval)
+        self.system, self.keep = system, keep
         self.span = check_time_span(t_span)
         self.t_eval = check_times(t_eval, self.span)
         self.p = system.parameter_vector(parameters)
@@ -171,20 +172,30 @@ class Setup:
         if directions is not None and scales is not None:
             more = {"parameter_directions": directions.directions.T, "scales": scales}
         options = self.options if max_steps is None else replace(self.options, max_steps=max_steps)
-        session = self.integrator.open(options, self.p, **more)
+        t_eval = np.zeros(0) if self.t_eval is None and self.keep != "all" else self.t_eval
+        found, session = None, self.integrator.open(options, self.p, **more)
         try:
-            whole = self._whole(session, options, directions, for_adjoint=for_adjoint, **more)
-            if whole is not None:
-                return whole
-            return Automaton(
-                self.system, session, self.p, self.span, self.t_eval, options, directions, self.open,
-                certify=for_adjoint or directions is not None, keep_path=for_adjoint,
-            ).run()  # fmt: skip
+            if self.keep != "final":
+                found = self._whole(session, options, directions, t_eval, for_adjoint=for_adjoint, **more)
+            if found is None:
+                found = Automaton(
+                    self.system, session, self.p, self.span, t_eval, options, directions, self.open,
+                    certify=for_adjoint or directions is not None, keep_path=for_adjoint, keep=self.keep,
+                ).run()  # fmt: skip
         finally:
             session.close()
+        found = found.thinned(self.keep)
+
+        def again(t: Array) -> Trajectory:
+            other = copy(self)
+            other.t_eval = t
+            return other._run(None if directions is None else directions.afresh(), max_steps, scales)
+
+        return replace(found, again=again) if self.keep == "all" else found
 
     def _whole(
-        self, session: Session, options: Options, directions: Directions | None, *, for_adjoint: bool,
+        self, session: Session, options: Options, directions: Directions | None, t_eval: Array | None, *,
+        for_adjoint: bool,
         parameter_directions: Array | None = None, scales: Array | None = None,
     ) -> Trajectory | None:  # fmt: skip
         """The run, where the integrator carries it to its end."""
@@ -198,7 +209,7 @@ class Setup:
             except NonFiniteError:  # of a mode that may never be entered
                 return None
         errand = Errand(
-            options, self.p, self.span, self.t_eval, parameter_directions, scales, certify,
+            options, self.p, self.span, t_eval, parameter_directions, scales, certify,
             TOGETHER * options.rtol if certify else 0.0, for_adjoint, alarms, until,
         )  # fmt: skip
         found = cast(RunsWhole, session).run(self.system.network, errand)

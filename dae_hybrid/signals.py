@@ -55,14 +55,15 @@ class SignalTable:
         return float(self.data.knots[i]) if i < self.data.knots.size else np.inf
 
     def evaluate(self, memory: Array, t: Array) -> Array:
-        """Values at times of the interval whose coefficients stand in the memory."""
-        knot, *coefficients = memory[self.memory]
-        return np.polynomial.polynomial.polyval(t - knot, coefficients)
+        """Values at times, with the coefficients of their interval in one memory for all, or in (len(t), n_memory)."""
+        knot, *coefficients = memory[..., self.memory].T
+        return np.polynomial.polynomial.polyval(t - knot, np.array(coefficients), tensor=False)
 
     def sensitivities(self, memory: Array, dm: Array, t: Array) -> Array:
-        """Derivatives (len(t), d) at these times, from those of the memory (n_memory, d)."""
-        offset = t - memory[self.memory][0]
-        return np.asarray(np.polynomial.polynomial.polyval(offset, dm[self.memory][1:], tensor=True).T)
+        """Derivatives (len(t), d) at these times, from those of the memory (n_memory, d), one for all or by time."""
+        of_coefficients = dm[..., self.memory, :][..., 1:, :]
+        powers = (t - memory[..., self.memory.start])[:, None] ** np.arange(of_coefficients.shape[-2])
+        return np.asarray(np.einsum("tk,...kd->td" if dm.ndim == 2 else "tk,tkd->td", powers, of_coefficients))
 
     @cached_property
     def movable(self) -> bool:

@@ -12,8 +12,9 @@ from dae_hybrid.events import resting
 from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array
 from dae_hybrid.journey import Straight
-from dae_hybrid.leg import Leg, Parts
+from dae_hybrid.leg import Leg
 from dae_hybrid.method import Method
+from dae_hybrid.parts import Expansion, Parts
 from dae_hybrid.system import HybridSystem
 from dae_hybrid.trajectory import Segment, Trajectory
 
@@ -33,13 +34,14 @@ def trajectory_of(system: HybridSystem, found: Straight, companion: Companion | 
         parameters=p,
         parts=Parts(
             lambda: _parts(system, found, p, reopen, further()),
-            lambda leg: leg.parts(system, p, reopen, directions),
+            lambda leg: Expansion(leg, system, p, reopen, directions),
             found,
         ),
         integrals=found.integrals,
         functionals=MappingProxyType(
             {name: scalar(found.values[system.functionals[name]]) for name in system.functionals.names}
         ),
+        sampled=errand.t_eval is not None and errand.t_eval.size > 0,
         statistics=MappingProxyType(found.statistics | {"native_events": found.statistics["segments"] - 1}),
         notes=() if found.rested is None else tuple(resting(system, found.rested)),
         start=start,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid.arrival import Reached
-from dae_hybrid.codegen import Kernel, OfThisProcess
+from dae_hybrid.codegen import Kernel, OfThisProcess, densified
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.formulation import EPS
@@ -24,7 +24,7 @@ from dae_hybrid.matrices import hstack
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.numeric_input import MANY, as_mapping, in_order, real_array
 from dae_hybrid.options import Options
-from dae_hybrid.segments import kernel
+from dae_hybrid.segments import kept, kernel
 from dae_hybrid.signals import SignalTable, derivatives
 from dae_hybrid.tables import align
 from dae_hybrid.transition import TransitionLinearisation, TransitionMap, clock
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from dae_hybrid.records import EventRecord, KnotRecord
 
 
+#: rows are completed so many at a time, or so many numbers
+ROWS, NUMBERS = 64, 10_000
+#: derivatives of rows are completed for so many numbers at a time
+ENTRIES = 1_000_000
 #: where nothing moved it, a state this many tolerances off a constraint is on it but for the integrator's error
 SLACK = 2.0
 #: and one this many roundings
@@ -125,27 +129,57 @@ class ModeSystem(OfThisProcess):
         return not self.algebraic.size and not self.invariants
 
     def complete_rows(self, t: Array, states: Array, m: Array, p: Array) -> Array:
-        """(n_t, n) values of x from (n_t, .) states of the integrator."""
+        """(n_t, n) values of x from (n_t, .) states of the integrator, and one memory for all or (n_t, n_memory)."""
         if self.plain:
             return states
-        if not len(t):
-            return np.zeros((0, self.variables.size))
-        constants = (np.tile(v[:, None], t.size) for v in (m, p))
-        return np.asarray(self.solved(t[None, :], states.T, *constants)).reshape(self.variables.size, t.size).T
+        found = np.zeros((t.size, self.variables.size))
+        many, memory, done = (
+            max(1, min(ROWS, NUMBERS // self.variables.size)),
+            np.broadcast_to(m, (t.size, m.shape[-1])),
+            0,
+        )
+        for size in dict.fromkeys((many, min(many, 8), 1)):
+            solve = self._solver(size) if t.size - done >= size else None
+            while solve is not None and t.size - done >= size:
+                rows = slice(done, done + size)
+                found[rows] = solve(t[rows], states[rows].ravel(), memory[rows].ravel(), p)[0].reshape(size, -1)
+                done += size
+        return found
+
+    def _solver(self, count: int) -> Kernel:
+        """`solved` of so many rows at once."""
+
+        def make() -> Kernel:
+            function = densified(self.solved)
+            with suppress(RuntimeError):  # what solves equations by iteration cannot be written out
+                function = function.expand()
+            return Kernel(function.map("rows", "serial", count, [3], []))
+
+        return kept(self.equations, ("rows", count), make)
 
     def complete_sensitivities(
         self, t: Array, states: Array, rows: Array, m: Array, dm: Array, p: Array, dp: Array
     ) -> Array:
-        """(n_t, d, n) derivatives of x from (n_t, d, .) derivatives of the integrator's state."""
+        """(n_t, d, n) derivatives of x from (n_t, d, .) derivatives of the integrator's state.
+
+        The memory and its derivatives (n_memory, d) are those of all rows, or have n_t of them along a further axis.
+        """
         if self.plain:
             return rows
         n, ny = self.variables.size, self.differential.size
         if not len(t):
             return np.zeros((0, rows.shape[1], n))
-        constants = (np.tile(v[:, None], t.size) for v in (m, p))
-        by_w = np.asarray(self.solved_by_w()(t[None, :], states.T, *constants)).reshape(n, t.size, -1)
-        constant = by_w[:, :, ny : ny + m.size] @ dm + by_w[:, :, ny + m.size :] @ dp
-        return np.einsum("xty,tdy->tdx", by_w[:, :, :ny], rows[:, :, :ny]) + np.moveaxis(constant, 0, 2)
+        memory, nm = np.broadcast_to(m, (t.size, m.shape[-1])), m.shape[-1]
+        found, some = np.zeros((t.size, rows.shape[1], n)), max(1, ENTRIES // (n * (ny + nm + p.size)))
+        for first in range(0, t.size, some):
+            part = slice(first, first + some)
+            of_memory = np.broadcast_to(dm, (t.size, *dm.shape[-2:]))[part]
+            by_w = np.asarray(self.solved_by_w()(t[None, part], states[part].T, memory[part].T, p))
+            by_w = by_w.reshape(n, len(of_memory), -1)
+            found[part] = np.einsum("xty,tdy->tdx", by_w[:, :, :ny], rows[part, :, :ny])
+            found[part] += np.einsum("xtm,tmd->tdx", by_w[:, :, ny : ny + nm], of_memory)
+            found[part] += np.einsum("xtp,pd->tdx", by_w[:, :, ny + nm :], dp)
+        return found
 
     def onto_constraints(self, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
         """The projection of dw = d(y, m) onto the constraints of index 2: dw - D (k_w dw + k_p dp).

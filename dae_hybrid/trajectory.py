@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,13 +13,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.codegen import OfThisProcess
 from dae_hybrid.dense import Interpolant, Redo
-from dae_hybrid.errors import OptionError
+from dae_hybrid.errors import DaeHybridError, OptionError
+from dae_hybrid.event_table import EventTable, entries
 from dae_hybrid.events import SAME_INSTANT
+from dae_hybrid.failures import not_kept
 from dae_hybrid.integrator import Array, Turn
-from dae_hybrid.leg import Parts
+from dae_hybrid.lazily import Lazily
 from dae_hybrid.method import Method
 from dae_hybrid.numeric_input import real_array, shown
-from dae_hybrid.options import Options
+from dae_hybrid.options import Keep, Options
+from dae_hybrid.outputs import Outputs, Places, Points, column, width_of
+from dae_hybrid.parts import Parts
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
 if TYPE_CHECKING:
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
     from dae_hybrid.system import HybridSystem, ModeSystem
 
 Side = Literal["left", "right"]
+#: in more segments than these, dense output is that of the run made again: with explicit steps, whose interpolants cost
+#: several times as much as the steps, and with others, whose interpolants are kept
+FEW, MANY = 4, 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +123,16 @@ class Segment(OfThisProcess):
         """
         return self.mode.complete_rows(t, self._interpolant(t), self.memory, self.parameters)
 
+    def points(self, t: Array, places: Places) -> Points:
+        """The same with what goes with it; the ends are those of the record."""
+
+        def make() -> Array:
+            x = self.dense(t)
+            x[t == self.t_start], x[t == self.t_end] = self.x_start, self.x_end
+            return x
+
+        return Points(self.mode, places, t, np.tile(self.memory, (t.size, 1)), make)
+
 
 type Part = Segment | EventRecord | KnotRecord | MeasurementRecord
 
@@ -162,32 +180,76 @@ class Trajectory(OfThisProcess):
     start: Start
     final: tuple[float, int, Array, Array]  # t, mode, x, memory
     turns: tuple[tuple[int, Turn], ...] = field(default=(), repr=False)  # where guards of a mode turned next to zero
+    kept: Keep = "all"
+    sampled: bool = False  # whether outputs are at times that were asked for
+    again: Callable[[Array], Trajectory] | None = field(default=None, repr=False)  # makes the run with outputs at times
     accumulation: float | None = None  # where events accumulate, where that has ended the run
     complete: bool = True
 
-    @cached_property
-    def segments(self) -> tuple[Segment, ...]:
-        """The smooth pieces, in order of time."""
-        return tuple(part for part in self.parts if isinstance(part, Segment))
+    @property
+    def segments(self) -> Lazily[Segment]:
+        """The smooth pieces, in order of time; each is made when it is asked for."""
+        self._demand("segments", "all")
+        return self.parts.segments
+
+    @property
+    def events(self) -> Lazily[EventRecord]:
+        """One record per transition, in order; each is made when it is asked for. `event_table` has them as columns."""
+        self._demand("events", "all", "events")
+        return self.parts.events
+
+    @property
+    def n_events(self) -> int:
+        """How many transitions there were; known of every run."""
+        return self.parts.n_events
 
     @cached_property
-    def events(self) -> tuple[EventRecord, ...]:
-        """One record per transition, in order."""
-        return tuple(part for part in self.parts if isinstance(part, EventRecord))
+    def event_table(self) -> EventTable:
+        """The events as columns, see `EventTable`.
+
+        Examples
+        --------
+        >>> from dae_hybrid.problems import hybrid_ode
+        >>> import dae_hybrid as dh
+        >>> sol = dh.simulate(hybrid_ode.system(), hybrid_ode.t_span, rtol=1e-10)
+        >>> sol.event_table.t.round(6)
+        array([0.219216, 0.275813, 1.266348])
+        """
+        self._demand("events", "all", "events")
+        return EventTable(self.system, self.parts)
+
+    def thinned(self, keep: Keep) -> Trajectory:
+        """What is kept of the run."""
+        if keep == "all":
+            return self
+        parts = self.parts.thinned(events=keep == "events", outputs=self.sampled)
+        other = replace(self, parts=parts, kept=keep, again=None)
+        if "diagnostics" in self.__dict__:
+            other.__dict__["diagnostics"] = self.diagnostics
+        return other
+
+    def _demand(self, what: str, *enough: Keep) -> None:
+        """Refuse what was not kept."""
+        if self.kept not in enough:
+            raise not_kept(what, self.kept, *enough)
+
+    @cached_property
+    def _outputs(self) -> Outputs:
+        if not (self.kept == "events" and self.sampled):
+            self._demand("outputs", "all")
+        return Outputs(self.system, self.parts, self.parameters)
 
     @property
     def ended_by_event(self) -> bool:
         """Whether a transition ended the run, so that its final time depends on the parameters."""
         if self.accumulation is not None:
-            return bool(self.events)
+            return self.n_events > 0
         return self.parts.ends_with_event
 
     @cached_property
     def uncertified(self) -> tuple[EventRecord, ...]:
         """The events that need a closer look for derivatives."""
-        if self.parts.is_certified:
-            return ()
-        return tuple(event for event in self.events if not event.certified)
+        return () if self.parts.is_certified else self.parts.uncertified
 
     def largest(self, mode: ModeSystem) -> Array:
         """The largest values of a mode's variables at outputs and at the ends of its segments, (n_x,)."""
@@ -204,14 +266,18 @@ class Trajectory(OfThisProcess):
         """What was noticed on the way, and what was checked with what result."""
         from dae_hybrid.diagnostics import of_run
 
+        self._demand("diagnostics", "all", "events")
         return of_run(self)
 
-    @cached_property
+    @property
+    def output_points(self) -> Sequence[Points]:
+        """The outputs by mode."""
+        return self._outputs.points
+
+    @property
     def t(self) -> Array:
         """Output times, shape (n_t,)."""
-        times = np.concatenate([s.t for s in self.segments]) if self.segments else np.zeros(0)
-        times.flags.writeable = False
-        return times
+        return self._outputs.t
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -222,7 +288,7 @@ class Trajectory(OfThisProcess):
     @cached_property
     def modes(self) -> NDArray[np.str_]:
         """Name of the active mode at every output time, shape (n_t,)."""
-        return np.array([s.mode.name for s in self.segments for _ in s.t])
+        return np.array([mode.name for mode in self.system.modes])[self._outputs.modes]
 
     def held(self, name: str, memory: Array, t: Array) -> Array:
         """Values of a memory, or of a signal whose coefficients stand in it, at times: (len(t), width)."""
@@ -235,26 +301,13 @@ class Trajectory(OfThisProcess):
         """Number of entries of a variable, memory or signal."""
         if not isinstance(name, str):
             raise KeyError(f"Names are strings, got {shown(name)}; there are {', '.join(self.names)}.")
-        if self.system.signal(name) is not None:
-            return 1
-        for layout in (*(mode.variables for mode in self.system.modes), self.system.memory):
-            if name in layout:
-                return layout[name].stop - layout[name].start
-        raise KeyError(f"No variable {name!r}; there are {', '.join(self.names)}.")
+        if name not in self.names:
+            raise KeyError(f"No variable {name!r}; there are {', '.join(self.names)}.")
+        return width_of(self.system, name)
 
     def __getitem__(self, name: str) -> Array:
-        width = self.width(name)
-        blocks = []
-        for segment in self.segments:
-            layout = segment.mode.variables
-            if name in layout:
-                blocks.append(segment.values[:, layout[name]])
-            elif name in self.system.memory:
-                blocks.append(self.held(name, segment.memory, segment.t))
-            else:
-                blocks.append(np.full((len(segment.t), width), np.nan))
-        values = np.concatenate(blocks) if blocks else np.zeros((0, width))
-        return values[:, 0] if width == 1 else values
+        self.width(name)  # checks the name
+        return column(self.system, name, self.t.size, self._outputs.points)
 
     def __call__(self, t: ArrayLike, side: Side = "right") -> dict[str, Array]:
         """Values of every variable and memory at the times `t`.
@@ -273,38 +326,61 @@ class Trajectory(OfThisProcess):
 
         Raises
         ------
+        NotKeptError
+            The run was made with another ``keep`` than ``"all"``.
         OptionError
             A time lies outside the run or is not a number, the times have more than one dimension, or `side` is
             neither value.
         """
         if not isinstance(side, str) or side not in ("left", "right"):
             raise OptionError(f"side must be 'left' or 'right', got {side!r}.")
+        self._demand("steps, which dense output is made of,", "all")
         times = _times(t)
         flat = times.reshape(-1)
         start, end = self.t_span[0], self.final[0]
         if not np.all((flat >= start) & (flat <= end)):
             raise OptionError(f"Dense output is available from {start} to {end}, got {flat.min()} to {flat.max()}.")
-        values = {name: np.full((flat.size, self.width(name)), np.nan) for name in self.names}
-        flat = self.snapped(flat, side)
-        owner = self.owners(flat, side)
-        for index in np.unique(owner) if self.segments else ():
-            here = owner == index
-            self._fill(values, here, self.segments[index], flat)
-        ends = self.parts and isinstance(self.parts[-1], EventRecord) and side == "right"
-        if ends or not self.segments:
-            mode, x, memory = self.system.modes[self.final[1]], self.final[2], self.final[3]
-            at_end = flat == end
-            self._assign(values, at_end, mode.variables, x[None, :], memory, flat[at_end])
-        shaped = {}
-        for name, block in values.items():
-            block = block[:, 0] if block.shape[1] == 1 else block
-            shaped[name] = block[0] if times.ndim == 0 else block
-        return shaped
+        flat, order = np.unique(self.snapped(flat, side), return_inverse=True)
+        points = self._points(flat, side)
+        order = order.reshape(times.shape)
+        return {name: column(self.system, name, flat.size, points)[order] for name in self.names}
+
+    def _points(self, t: Array, side: Side) -> list[Points]:
+        """Points of the run at increasing times."""
+        found, (end, mode, x, memory), given = list[Points](), self.final, self.parts.given
+        if t.size and t[-1] == end and (not given or (side == "right" and isinstance(given[-1], EventRecord))):
+            t, places = t[:-1], np.array([t.size - 1])
+            found.append(Points(self.system.modes[mode], places, np.array([end]), memory[None, :], lambda: x[None, :]))
+        owners = self.owners(t, side)
+        most = FEW if all(method.path.exact for method in self.parts.methods) else MANY
+        again = self._outputs_at(t) if np.unique(owners).size > most else None
+        at = np.arange(t.size)
+        if again is not None:
+            found += again.points
+            ends = np.append(self.parts.starts[1:], end)
+            at = np.flatnonzero(t == ends[owners]) if side == "left" else at[:0]  # outputs show what is after an event
+        wanted, first = np.unique(owners[at], return_index=True)
+        for index, places in zip(wanted.tolist(), np.split(at, first)[1:], strict=True):
+            found.append(self.segments[index].points(t[places], places))
+        return found
+
+    def _outputs_at(self, t: Array) -> Outputs | None:
+        """Outputs of the same run at these times, where it can be made again."""
+        with suppress(DaeHybridError):
+            other = None if self.again is None else self.again(t)
+            starts = () if other is None else np.unique(other.parts.starts)
+            if (
+                other is not None
+                and np.array_equal(starts, np.unique(self.parts.starts))
+                and np.array_equal(other.t, t)
+            ):
+                return other._outputs
+        return None
 
     def snapped(self, t: Array, side: Side) -> Array:
         """Times; those that are that of an event, or where a segment starts, but for rounding are just that."""
-        starts = [s.t_start for s in self.segments]
-        ends = np.array([*starts, self.final[0]] if self.ended_by_event or not starts else starts)
+        starts = self.parts.starts
+        ends = np.append(starts, self.final[0]) if self.ended_by_event or not starts.size else starts
         close = SAME_INSTANT * np.maximum(np.abs(t), t - self.t_span[0])
         if side == "right":
             nearest = ends[np.maximum(np.searchsorted(ends, t + close, side="right") - 1, 0)]
@@ -314,32 +390,14 @@ class Trajectory(OfThisProcess):
 
     def owners(self, t: Array, side: Side) -> NDArray[np.intp]:
         """Index of the segment that each time belongs to; an event's time to the one after it, or before ("left")."""
-        starts = np.array([s.t_start for s in self.segments])
-        return np.clip(np.searchsorted(starts, t, side=side) - 1, 0, len(self.segments) - 1)
-
-    def _fill(self, values: dict[str, Array], here: NDArray[np.bool_], segment: Segment, t: Array) -> None:
-        x = segment.dense(t[here])
-        x[t[here] == segment.t_start] = segment.x_start
-        x[t[here] == segment.t_end] = segment.x_end
-        self._assign(values, here, segment.mode.variables, x, segment.memory, t[here])
-
-    def _assign(
-        self, values: dict[str, Array], here: NDArray[np.bool_], layout: Any, x: Array, memory: Array, t: Array
-    ) -> None:
-        for name in values:
-            if name in layout:
-                values[name][here] = x[:, layout[name]]
-            elif name in self.system.memory:
-                values[name][here] = self.held(name, memory, t)
-            else:
-                values[name][here] = np.nan
+        starts = self.parts.starts
+        return np.clip(np.searchsorted(starts, t, side=side) - 1, 0, len(starts) - 1)
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """One column per entry, each (n_t,): ``t``, ``mode``, every variable and memory; ``x[0]``, ... of a vector."""
         columns: dict[str, NDArray[Any]] = {"t": self.t, "mode": self.modes}
         for name in self.names:
-            values = self[name]
-            columns |= {name: values} if values.ndim == 1 else {f"{name}[{i}]": v for i, v in enumerate(values.T)}
+            columns |= entries(f"{name}{{}}", self[name])
         return columns
 
     def to_dataframe(self) -> Any:
@@ -394,5 +452,5 @@ class Trajectory(OfThisProcess):
         state = "" if self.complete else ", incomplete"
         return (
             f"<Trajectory of '{self.system.name}' from {self.t_span[0]:g} to {self.final[0]:g}: "
-            f"{len(self.segments)} segments, {len(self.events)} events{f', {values}' if values else ''}{state}>"
+            f"{self.parts.n_segments} segments, {self.n_events} events{f', {values}' if values else ''}{state}>"
         )

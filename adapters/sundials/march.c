@@ -513,7 +513,7 @@ static int measure(march *m) {
 
 /* The algebraic variables of implicit equations by Newton's method, where the memory has changed; whether full steps
  * converge. See `solve_algebraic` in dae_hybrid/formulation.py. */
-static int settle(march *m, const station *at, const link *l, double t, double *x, const double *memory) {
+static int close_algebraic(march *m, const station *at, const link *l, double t, double *x, const double *memory) {
   const integer n = at->n_z;
   double k[MOST_SOLVED], size[MOST_SOLVED], by_z[MOST_SOLVED * MOST_SOLVED], matrix[MOST_SOLVED * MOST_SOLVED];
   double *z = x + at->n_y, *res[3] = {k, by_z, size}, before = HUGE_VAL;
@@ -555,7 +555,7 @@ static int turn(march *m) {
   if (!look_at(m, l, t, x, c->memory, e.x, e.xdot, e.guards, n)) return 0;
   memcpy(e.memory_after, c->memory, (size_t)m->n_memory * sizeof(double));
   for (integer j = 0; j < m->n_entries; j++) e.memory_after[m->entries[j]] = m->knots[knot * m->n_entries + j];
-  if (l->closure && !settle(m, at, l, t, x, e.memory_after)) return 0;
+  if (l->closure && !close_algebraic(m, at, l, t, x, e.memory_after)) return 0;
   if (!look_at(m, l, t, x, e.memory_after, e.x_after, e.xdot_after, e.guards_after, n)) return 0;
   event after = e;
   after.guards = e.guards_after;

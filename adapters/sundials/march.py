@@ -21,6 +21,8 @@ from .driver import Run, loops
 from .header import CONSTANTS, STRUCTS
 
 RECENT, NONE, NO_TRANSITION = CONSTANTS["RECENT"], np.zeros(0), -1
+#: records of so many numbers are given away instead of copied
+LARGE = 100_000
 LinkStruct, Station, AlarmsStruct, MarchStruct = (STRUCTS[name] for name in ("link", "station", "alarms", "march"))
 
 
@@ -72,7 +74,7 @@ class Marcher:
         self._solving = np.zeros(unknowns * (10 + 6 * unknowns))
         self._slopes = np.zeros(unknowns * (widest + first.n_memory + first.n_parameters + 1))
         self._gained = np.zeros((1 + n_directions, first.functionals.size))
-        self._records, self._offsets = np.zeros(256), np.zeros(16, dtype=np.int64)
+        self._records, self._offsets, self._given_away = np.zeros(256), np.zeros(16, dtype=np.int64), False
         self.struct = MarchStruct(
             stations=ctypes.addressof(self.stations),
             **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
@@ -123,6 +125,7 @@ class Marcher:
         m.t_end = m.t1 = journey.span[1]
         m.t_stop = journey.t_stop
         m.slack, m.rtol = journey.slack, options.rtol
+        self.rest()
         self._make_room(0)
 
     def begin(self, task: SegmentTask, journey: Journey, options: Options, parameters: Array) -> None:
@@ -307,10 +310,21 @@ class Marcher:
         return self._gained.copy()
 
     def left(self) -> tuple[Array, NDArray[np.int64]]:
-        """Copies of the records, and of where they begin."""
-        records, offsets = self._records[: self.struct.used].copy(), self._offsets[: self.n_events].copy()
+        """The records, and where they begin: copies, or where they are large these themselves."""
+        records, offsets = self._records[: self.struct.used], self._offsets[: self.n_events]
+        self._given_away = records.size > LARGE
+        if not self._given_away:
+            records, offsets = records.copy(), offsets.copy()
         records.flags.writeable = False
         return records, offsets
+
+    def rest(self) -> None:
+        """Let go of records that belong to a run by now."""
+        if self._given_away:
+            self._given_away = False
+            self._records, self._offsets = np.zeros(256), np.zeros(16, dtype=np.int64)
+            self.struct.used = 0
+            self._make_room(0)
 
     def leg(
         self, task: SegmentTask, mode: int, start: tuple[Array, Array], rows: dict[int, Array],

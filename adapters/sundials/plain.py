@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.integrator import Array, Equations, SegmentOutcome, SegmentTask
+from dae_hybrid.integrator import Array, Equations, Record, SegmentOutcome, SegmentTask
 from dae_hybrid.journey import Errand, Journey, Network, Pieces, Straight
 from dae_hybrid.leg import Leg
 from dae_hybrid.options import Options
@@ -115,7 +115,8 @@ class Runner:
             memory.configure_run(
                 options, self._parameters, errand.directions, errand.scales, suppress=options.suppress_algebraic
             )
-            memory.keep(errand.span[1], np.inf, "steps", errand.t_eval, closed=True, path=errand.keep_path)
+            record: Record = "nothing" if errand.t_eval is not None and not errand.t_eval.size else "steps"
+            memory.keep(errand.span[1], np.inf, record, errand.t_eval, closed=True, path=errand.keep_path)
         self.marcher.tell(
             errand.journey(self.network, self.struct.mode, self._ranges, self._rested), options, self._parameters
         )
@@ -193,6 +194,7 @@ class Runner:
             marcher.row, marcher.path_row, float(marcher.struct.began_with) or None,
             memory.x_data[memory.equations.n : memory.block].copy(), marcher.gained,
         )  # fmt: skip
+        marcher.rest()
         if any(path is None for path in left.paths.values()):
             self._told = None  # they are to be kept again
         left.start.flags.writeable = left.end.flags.writeable = False

@@ -149,6 +149,7 @@ class SundialsSession:
                 memory.pool.append(memory)
         while self._marchers:
             _, marcher = self._marchers.popitem()
+            marcher.rest()
             if marcher.pool is not None:
                 marcher.pool.append(marcher)
 

@@ -1,0 +1,147 @@
+"""What it costs to ask a result for outputs, dense output and events, and what memory a run takes by what it keeps.
+
+    python benchmarks/outputs.py [--largest N] [--events N] [--write]
+
+CPU time of a run, and of what is asked of a fresh one; warm, the least of a few calls. The exponents of growth are
+those of the two largest sizes. Memory is the peak of a process of its own beyond that of a short run (on Linux).
+`--write` puts the tables into docs/speed.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from growth import ANALYSES, OPTIONS, PROBLEMS, least_ms
+from measuring import put
+
+import dae_hybrid as dh
+from dae_hybrid.problems import em_hysteresis
+from dae_hybrid.tables import align, markdown
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "speed.md"
+LIMITS: dict[str, Any] = {"max_events": 10**8, "max_steps": 10**9}
+#: what a result is asked for, where outputs are at n times
+ASKED: dict[str, Callable[[Any, np.ndarray], Any]] = {
+    "sol.t, three columns": lambda sol, times: (sol.t, [sol[name] for name in sol.names[:3]]),
+    "sol(times)": lambda sol, times: sol(times),
+    "to_dataframe": lambda sol, times: sol.to_dataframe(),
+    "len(sol.events)": lambda sol, times: len(sol.events),
+    "event_table": lambda sol, times: sol.event_table.columns(),
+}
+#: what runs keep whose memory is measured
+KEPT = ("all", "events", "final")
+
+
+def hysteresis(_: int) -> tuple[dh.HybridSystem, float]:
+    """19 reversals, whatever the outputs."""
+    return em_hysteresis.system(), 10.0
+
+
+def with_events(name: str) -> Callable[[int], tuple[dh.HybridSystem, float]]:
+    """As many events as outputs, and as many segments."""
+
+    def make(n: int) -> tuple[dh.HybridSystem, float]:
+        model, end, _ = PROBLEMS[name][0](n)
+        return model.build(), end
+
+    return make
+
+
+CASES = {"hysteresis, 19 events": hysteresis, "ball": with_events("ball"), "thermostat": with_events("thermostat")}
+
+
+def measure(largest: int) -> list[list[str]]:
+    """The table of times."""
+    rows = [["problem", "outputs", "run, ms", *(f"{what}, ms" for what in ASKED), "exponents"]]
+    for title, make in CASES.items():
+        before: tuple[int, list[float]] | None = None
+        for n in [size for size in (10, 100, 1000, 10_000, 100_000) if size <= largest]:
+            system, end = make(n)
+            times = np.linspace(0, end, n)
+
+            def run(system: dh.HybridSystem = system, end: float = end, times: np.ndarray = times) -> Any:
+                return dh.simulate(system, (0, end), t_eval=times, **OPTIONS, **LIMITS)
+
+            found = [least_ms(run)]
+            for ask in ASKED.values():
+                found.append(min(asking_ms(ask, run(), times) for _ in range(5 if n < largest else 2)))
+            exponents = ""
+            if before is not None and n == largest:
+                pairs = zip(before[1], found, strict=True)
+                exponents = " ".join(f"{growth(a, b, n / before[0]):.2f}" for a, b in pairs)
+            rows.append([title, str(n), *(f"{t:.2f}" for t in found), exponents])
+            print("  ".join(rows[-1]), flush=True)
+            before = n, found
+    return rows
+
+
+def asking_ms(ask: Callable[[Any, np.ndarray], Any], sol: Any, times: np.ndarray) -> float:
+    """CPU time of asking a result for something, in milliseconds."""
+    start = time.process_time()
+    ask(sol, times)
+    return 1e3 * (time.process_time() - start)
+
+
+def growth(a: float, b: float, factor: float) -> float:
+    """The exponent by which a time has grown; zero for what is too short to be measured."""
+    return math.log(b / a) / math.log(factor) if min(a, b) > 0.05 else 0.0
+
+
+def peak_mb() -> float:
+    """The most memory that this process has had since it began."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return float(status.partition("VmHWM:")[2].split()[0]) / 1e3
+
+
+def memory(analysis: str, keep: str, n: int) -> float:
+    """Peak memory of the analysis of a ball with n impacts, in MB, measured in a process of its own."""
+    code = f"import outputs; print(outputs.peak_of({analysis!r}, {keep!r}, {n}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+    )
+    return float(done.stdout)
+
+
+def peak_of(analysis: str, keep: str, n: int) -> float:
+    """The same in this process, which has to be a fresh one."""
+    system, end = with_events("ball")(n)
+    run = ANALYSES[analysis]
+    run(system, 10.0, keep=keep, **OPTIONS, **LIMITS)
+    before = peak_mb()
+    run(system, end, keep=keep, **OPTIONS, **LIMITS)
+    return peak_mb() - before
+
+
+def measure_memory(n: int) -> list[list[str]]:
+    """The table of memory; of an adjoint with a tenth of the events."""
+    rows = [["analysis", "events", *(f"keep={keep!r}, MB" for keep in KEPT)]]
+    for analysis, size in (("simulate", n // 10), ("simulate", n), ("adjoint", n // 10)):
+        rows.append([analysis, f"{size:,}", *(f"{memory(analysis, keep, size):.0f}" for keep in KEPT)])
+        print("  ".join(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--largest", type=int, default=100_000, help="most outputs and events")
+    parser.add_argument("--events", type=int, default=1_000_000, help="events of the runs whose memory is measured")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/speed.md")
+    given = parser.parse_args()
+    tables = {"outputs": measure(given.largest), "kept": measure_memory(given.events)}
+    for rows in tables.values():
+        print("", *align(rows), sep="\n")
+    if given.write:
+        put(PAGE, {name: markdown(rows) for name, rows in tables.items()})
+
+
+if __name__ == "__main__":
+    main()
