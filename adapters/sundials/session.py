@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from dae_hybrid.errors import IntegrationError, StepSizeError, UnsupportedError
+from dae_hybrid.fleet import Fleet
 from dae_hybrid.integrator import (
     Array,
     BackwardOutcome,
@@ -30,6 +31,7 @@ from dae_hybrid.stiffness import is_stiff
 
 from . import compiled, driver, interpreted
 from .adjoint import Adjoint
+from .batch import Crew
 from .course import Course
 from .driver import statistics_of
 from .forward import Forward
@@ -81,12 +83,8 @@ class SundialsIntegrator:
 
     def run(self, network: Network, errand: Errand) -> Straight | None:
         """See `dae_hybrid.integrator.RunsWhole.run`."""
-        options = errand.options
-        if network.ends is None or not all(_is_native(e) and not e.unwatched for e in network.equations):
-            return None
-        method = EXPLICIT if options.method == "auto" else options.method
-        newton = [e for e in network.equations if method_of(e, method) == "bdf"]
-        if not all(_is_dense(e, options.linear_solver) for e in newton):
+        options, method = errand.options, _method_of_whole_runs(network, errand.options)
+        if method is None:
             return None
         count = 0 if errand.directions is None else len(errand.directions)
         detail = (order_of(options) if method == "erk" else None, options.sensitivity_method if count else None)
@@ -113,7 +111,7 @@ class SundialsIntegrator:
     ) -> StraightAdjoint | None:
         """See `dae_hybrid.integrator.RunsWhole.back`."""
         options = run.errand.options
-        if options.method not in ("auto", "erk") or any(e.implicit for e in network.equations):
+        if not _goes_back(network, options):
             return None
         idle = network.kept.setdefault(("sundials", "back", order_of(options), components, wrt), [])
         try:
@@ -123,6 +121,28 @@ class SundialsIntegrator:
         found: StraightAdjoint | None = returner.run(run.left)
         idle.append(returner)
         return found
+
+    def crew(self, network: Network, fleet: Fleet) -> Crew | None:
+        """See `dae_hybrid.fleet.RunsMany.crew`."""
+        options = fleet.errand.options
+        method = _method_of_whole_runs(network, options)
+        if method is None or (fleet.errand.keep_path and not _goes_back(network, options)):
+            return None
+        return Crew(network, fleet, method)
+
+
+def _goes_back(network: Network, options: Options) -> bool:
+    """Whether adjoints of whole runs are those of explicit steps."""
+    return options.method in ("auto", "erk") and not any(e.implicit for e in network.equations)
+
+
+def _method_of_whole_runs(network: Network, options: Options) -> str | None:
+    """The method by which runs are carried out as a whole, None where they cannot be."""
+    if network.ends is None or not all(_is_native(e) and not e.unwatched for e in network.equations):
+        return None
+    method = EXPLICIT if options.method == "auto" else options.method
+    newton = [e for e in network.equations if method_of(e, method) == "bdf"]
+    return method if all(_is_dense(e, options.linear_solver) for e in newton) else None
 
 
 def _is_native(equations: Equations) -> bool:
