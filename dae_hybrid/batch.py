@@ -15,7 +15,7 @@ from dae_hybrid.api import RunOptions
 from dae_hybrid.case import Analysis, Case, Single, check_analysis, functional_names
 from dae_hybrid.crews import by_crews, by_single_calls
 from dae_hybrid.errors import DaeHybridError, OptionError
-from dae_hybrid.fleet import Outcomes
+from dae_hybrid.fleet import DONE, Outcomes
 from dae_hybrid.integrator import Array
 from dae_hybrid.sets import Table, as_columns, read_table, side_by_side
 from dae_hybrid.starts import Starts
@@ -106,7 +106,7 @@ def batch(
     threads = _workers(workers)
     out = case.outcomes(len(given))
     by_crews(case, given, out, threads)
-    native = int(out.done.sum())
+    native = int((out.done == DONE).sum())
     failures, outputs = by_single_calls(case, given, out, threads)
     statistics = {
         "runs": len(given), "failed": len(failures), "native": native, "single": len(given) - native, "workers": threads
@@ -150,6 +150,8 @@ class Batch:
         the same gradients.
     errors : tuple of DaeHybridError or None
         Why a run has failed; its numbers are NaN.
+    native : ndarray of bool, shape (N,)
+        Which runs compiled code has carried out, with gradients that need no closer look; the others are single calls.
     n_events, n_steps : ndarray of int, shape (N,)
         Events and steps of the run.
     t : ndarray, shape (n_t,), or None
@@ -175,6 +177,7 @@ class Batch:
         self.parameters, self.t = given[:, :n_p], case.setup.t_eval
         self.errors: tuple[DaeHybridError | None, ...] = tuple(errors.get(i) for i in range(len(given)))
         self.n_events, self.n_steps, self.t_end = out.n_events, out.n_steps, out.times
+        self.native: NDArray[np.bool_] = out.done == DONE
         self.values, self.gradients = out.values[:, case.columns], case.reported(out.gradients)
         labels = case.system.parameters.labels()
         self.wrt: tuple[str, ...] = tuple(labels[i] for i in case.indices)

@@ -73,7 +73,7 @@ def by_single_calls(case: Case, given: Array, out: Outcomes, workers: int) -> tu
                 single = case.single(given[i, :n_p].copy(), given[i, n_p:].copy())
             except DaeHybridError as error:
                 failures[i] = error
-                error.trajectory = None  # as large as a run, and there may be many
+                error.trajectory = error.rows = error.__traceback__ = None  # large, and there may be many
             else:
                 take_over(case, single, i, out, outputs)
 

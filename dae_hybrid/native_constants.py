@@ -7,6 +7,7 @@ from dae_hybrid import (
     amplification,
     arrival,
     automaton,
+    dense,
     event_accuracy,
     events,
     failures,
@@ -29,6 +30,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     amplification: (("LARGE", "GROWN_LARGE"), ("LOST", "DIGITS_LOST")),
     arrival: ("ENORMOUS",),
     automaton: ("RECENT",),
+    dense: ("DENSE_COLUMNS",),
     event_accuracy: ("AMPLIFIED", "UNSEEN", "LOOKED_AT"),
     events: (
         "ZERO_ROUNDINGS", "RESIDUE", "SAME_INSTANT", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST", "WIDEST",

@@ -62,7 +62,7 @@ def prepare(
     >>> gradient = dh.prepare(hybrid_ode.system(), (0, 5), derivatives="adjoint", rtol=1e-10)
     >>> run = gradient([2.9])
     >>> round(run.value, 4), run.gradient["G"].round(3), run.n_events
-    (20.2535, array([-2.2...]), 3)
+    (20.2535, array([-2.25]), 3)
     """
     check_built(system)
     analysis = check_analysis("derivatives", derivatives, "None, 'forward' or 'adjoint'")
@@ -116,10 +116,7 @@ class Prepared:
         single, case = self._case.single(p.copy()), self._case
         out = case.outcomes(1)
         take_over(case, single, 0, out, {})
-        return Run(
-            case, p.copy(), out.values[0], case.reported(out.gradients)[0], int(out.n_events[0]), int(out.n_steps[0]),
-            float(out.times[0]), single,
-        )  # fmt: skip
+        return _run_of(case, p, out, single)
 
     def __repr__(self) -> str:
         what = {None: "simulation", "forward": "forward analysis", "adjoint": "adjoint analysis"}[self._case.analysis]
@@ -144,11 +141,14 @@ class _Seat:
             judge_growth(case, self._given, out, 1)
             if out.done[0] != DONE:
                 return None
-        gradients = None if case.analysis is None else case.reported(out.gradients)[0]
-        return Run(
-            case, self._given[0].copy(), out.values[0].copy(), gradients, int(out.n_events[0]), int(out.n_steps[0]),
-            float(out.times[0]),
-        )  # fmt: skip
+        return _run_of(case, p, out)
+
+
+def _run_of(case: Case, p: Array, out: Outcomes, single: Single | None = None) -> Run:
+    """The only one of these outcomes."""
+    gradients = None if case.analysis is None else case.reported(out.gradients)[0].copy()
+    counts = out.n_events.item(), out.n_steps.item()
+    return Run(case, p.copy(), out.values[0].copy(), gradients, *counts, out.times.item(), single)
 
 
 class Run:

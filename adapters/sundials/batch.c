@@ -151,40 +151,50 @@ static int times_known(const batch *b) {
   return 1;
 }
 
+/* The steps of the segment that ends with event i, or of the last one: t and, from `first` on, what is integrated. `before`
+ * is where its path begins. Null where they are not on record. */
+static const double *steps_of(const march *m, integer i, integer before, integer *count, integer *width, integer *first) {
+  const stretch own = stretch_of(m, i);
+  const run *r = m->stations[own.mode].run;
+  const integer end = i < m->n_events ? (integer)m->records[m->offsets[i] + PATH_END_AT] : r->n_path;
+  *count = r->path ? end - before : own.row_end - own.row;
+  *width = r->path ? r->path_width : r->width;
+  *first = r->path && !r->step ? DENSE_COLUMNS : 1;
+  if (r->path) return r->path + before * r->path_width;
+  return r->n_eval ? 0 : r->rows + own.row * r->width;
+}
+
 /* Whether no segment may have a passage so fast that digits are lost on it: by the ratio of the largest speed to the least,
  * which no passage is faster than (dae_hybrid/passages.py). */
 static int no_fast_passage(const batch *b) {
-  const march *m = b->run->tables;
-  integer steps = m->steps + m->stations[m->at].run->steps;
-  if (steps < b->fewest_steps) return 1;
+  const plain *v = b->run;
+  const march *m = v->tables;
+  if (m->steps + m->stations[m->at].run->steps < b->fewest_steps) return 1;
+  memset(b->begins, 0, (size_t)v->n_modes * sizeof(integer));
   for (integer i = 0; i <= m->n_events; i++) {
-    const stretch own = stretch_of(m, i);
-    const run *r = m->stations[own.mode].run;
-    const integer ny = m->stations[own.mode].n_y;
-    const double *rows = r->rows + own.row * r->width;
-    integer count = own.row_end - own.row, width = r->width;
-    if (r->n_eval) { /* outputs are not steps */
-      if ((i == m->n_events ? r->steps : (integer)m->records[m->offsets[i] + STEPS_AT]) + 1 >= b->fewest_steps) return 0;
-      continue;
-    }
+    const integer mode = stretch_of(m, i).mode, ny = m->stations[mode].n_y;
+    integer count, width, first;
+    const double *rows = steps_of(m, i, b->begins[mode], &count, &width, &first);
+    double most = 0, least = HUGE_VAL;
+    if (!rows) return 0;
+    b->begins[mode] += count;
     if (count < b->fewest_steps) continue;
-    double fastest = 0, slowest = HUGE_VAL;
     for (integer j = 0; j < ny; j++) {
       double size = 0;
-      for (integer k = 0; k < count; k++) size = fmax(size, fabs(rows[k * width + 1 + j]));
+      for (integer k = 0; k < count; k++) size = fmax(size, fabs(rows[k * width + first + j]));
       b->largest[j] = size > 0 ? size : 1;
     }
-    const double length = rows[(count - 1) * width] - rows[0];
+    const double length = rows[(count - 1) * width] - rows[0], latest = fmax(fabs(rows[0]), fabs(rows[(count - 1) * width]));
     for (integer k = 1; k < count; k++) {
       const double *row = rows + k * width, dt = row[0] - row[-width];
       double speed = 0;
       if (!(dt > 0)) continue;
-      for (integer j = 0; j < ny; j++) speed = fmax(speed, fabs(row[1 + j] - row[1 + j - width]) / b->largest[j] / dt);
+      for (integer j = first; j < first + ny; j++) speed = fmax(speed, fabs(row[j] - row[j - width]) / b->largest[j - first] / dt);
       speed = fmax(speed, 1 / length);
-      fastest = fmax(fastest, speed), slowest = fmin(slowest, speed);
+      most = fmax(most, speed), least = fmin(least, speed);
     }
-    const double rounding = 2 * DBL_EPSILON * fmax(fabs(rows[0]), fabs(own.end)) * fastest * (double)count;
-    if (fastest > 0 && !(2 * fmax(m->rtol, rounding) * (fastest / slowest) <= DIGITS_LOST)) return 0;
+    const double rounding = 2 * DBL_EPSILON * latest * most * (double)count;
+    if (most > 0 && !(2 * fmax(m->rtol, rounding) * (most / least) <= DIGITS_LOST)) return 0;
   }
   return 1;
 }

@@ -67,11 +67,13 @@ class Crew:
         )
         integrated, wrt, components = (own.ctypes.data for own in self._chosen)
         widest, n_t = max(network.sizes), 0 if errand.t_eval is None else errand.t_eval.size
-        self._work = np.zeros(d), np.zeros(d), np.zeros(2 * len(network.directions), np.int64), np.zeros(widest)
+        counts = 2 * len(network.directions), len(network.sizes)
+        self._work = np.zeros(d), np.zeros(d), *(np.zeros(count, np.int64) for count in counts), np.zeros(widest)
+        work = zip(("scales", "found", "events", "begins", "largest"), self._work, strict=True)
         self._kept = modes
         self.struct = Batch(
             run=ctypes.addressof(runner.struct), back=ctypes.addressof(self._returning), n_back=len(modes),
-            **{k: v.ctypes.data for k, v in zip(("scales", "found", "events", "largest"), self._work, strict=True)},
+            **{name: array.ctypes.data for name, array in work},
             integrated=integrated, wrt=wrt, components=components, absolute=self._absolute.ctypes.data,
             n_wrt=len(fleet.wrt), n_components=self._chosen[2].size, n_given=fleet.n_given, n_t=n_t, widest=widest,
             fewest_steps=fewest_steps(LOST / errand.options.rtol), differentiates=errand.certify,
@@ -84,6 +86,8 @@ class Crew:
     def _tell(self) -> None:
         """Everything but the parameters."""
         runner, errand = self._runner, self._fleet.errand
+        if errand.certify and errand.t_eval is not None:  # its steps are looked at, and outputs are none
+            errand = errand._replace(keep_path=True)
         runner._told = None
         runner._tell(errand)
         for back in self._back:

@@ -382,7 +382,7 @@ typedef struct {                             /* many runs, one after the other, 
   const integer *wrt, *components;           /* of the gradients: parameters, and n_components of the functionals */
   const double *absolute;                    /* of all functionals, and whether they are integrated: */
   const integer *integrated;
-  integer *events;                           /* 2 n_transitions: work */
+  integer *events, *begins;                  /* 2 n_transitions; n_modes: work */
   double *largest, *marks;                   /* `widest`; `room`: work */
   const double *given;                       /* n_given numbers for every run: parameters, and initial values */
   integer *outcomes, *n_events, *n_steps, *modes; /* of every run: whether it is done; events; steps; the last mode */
