@@ -89,7 +89,7 @@ def batch(
     >>> from dae_hybrid.problems import hybrid_ode
     >>> found = dh.batch(hybrid_ode.system(), (0, 5), parameters=[[2.9], [3.0]], gradient="adjoint", rtol=1e-10)
     >>> found.functionals["G"].round(4), found.gradient["G"].shape, found.n_events, found.ok
-    (array([20.2535, 20.0253]), (2, 1), array([3, 3]), array([ True,  True]))
+    (array([20.0291, 19.6144]), (2, 1), array([3, 1]), array([ True,  True]))
     """
     check_built(system)
     sets = read_table("parameters", parameters, system.parameters, system.nominal)
