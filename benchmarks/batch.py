@@ -1,6 +1,6 @@
 """What runs cost in a batch and through prepared calls, beside single calls and a pool of threads.
 
-    python benchmarks/batch.py [--repeats 5] [--write]
+    python benchmarks/batch.py [--repeats 3] [--write]
 
 CPU time, and wall time where threads are compared: a machine that does other things shows in wall times, not in CPU
 times. Of everything that is compared the repeats take turns, and the least of each counts. ``--write`` puts the tables
@@ -13,6 +13,7 @@ import argparse
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ from dae_hybrid.tables import align
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "batches.md"
 OPTIONS: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-12}
 LOOSE: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-9}
+ANALYSES: dict[str | None, Callable[..., Any]] = {
+    None: dh.simulate,
+    "forward": dh.forward_sensitivity,
+    "adjoint": dh.adjoint_gradient,
+}
 type Call = Callable[[], Any]
 
 
@@ -71,6 +77,12 @@ def net(width: int = 50) -> dh.HybridSystem:
     return m.build()
 
 
+def again(count: int, call: Call) -> None:
+    """So many calls."""
+    for _ in range(count):
+        call()
+
+
 def least(calls: dict[str, Call], repeats: int, clock: Callable[[], float]) -> dict[str, float]:
     """The least time of each, taken in turn after one round that does not count."""
     found = dict.fromkeys(calls, np.inf)
@@ -92,15 +104,12 @@ def prepared(repeats: int) -> list[list[str]]:
         "P3, 6 events": (ball(), (0.0, 3.0)),
     }
     for title, (system, span) in problems.items():
-        p = system.nominal
-        single: dict[str | None, Call] = {
-            None: lambda: dh.simulate(system, span, parameters=p, **LOOSE),
-            "forward": lambda: dh.forward_sensitivity(system, span, parameters=p, **LOOSE),
-            "adjoint": lambda: dh.adjoint_gradient(system, span, parameters=p, **LOOSE),
-        }
-        for analysis, call in single.items():
+        for analysis, call in ANALYSES.items():
             run = dh.prepare(system, span, derivatives=analysis, **LOOSE)
-            calls = {"single": lambda: [call() for _ in range(20)], "prepared": lambda: [run(p) for _ in range(200)]}
+            calls = {
+                "single": partial(again, 20, partial(call, system, span, parameters=system.nominal, **LOOSE)),
+                "prepared": partial(again, 200, partial(run, system.nominal)),
+            }
             found = least(calls, repeats, time.process_time)
             one, other = 1e6 * found["single"] / 20, 1e6 * found["prepared"] / 200
             rows.append([title, analysis or "simulate", f"{one:.0f}", f"{other:.1f}", f"{one / other:.1f}"])
@@ -112,7 +121,7 @@ def batches(repeats: int) -> list[list[str]]:
     rows = [["batch", "analysis", "single call, us", "batch, us a run", "ratio", "native"]]
     rng = np.random.default_rng(0)
     system, relay, em = ball(), net(), em_hysteresis.system()
-    balls = np.stack((rng.uniform(0.7, 0.8, 10_000), rng.uniform(9.0, 10.0, 10_000)), axis=1)
+    balls = np.stack((rng.uniform(0.8, 0.9, 10_000), rng.uniform(9.0, 10.0, 10_000)), axis=1)
     problems = [
         ("10,000 bouncing balls", system, (0.0, 3.0), {"parameters": balls}),
         ("32 starts, 203 parameters", relay, (0.0, 10.0), {"x0": rng.uniform(-0.3, 0.3, (32, 2))}),
@@ -122,11 +131,11 @@ def batches(repeats: int) -> list[list[str]]:
         for analysis in ("forward", "adjoint"):
             if own is relay and analysis == "forward":
                 continue
-            call = dh.forward_sensitivity if analysis == "forward" else dh.adjoint_gradient
-            found = dh.batch(own, span, gradient=analysis, workers=1, **given, **OPTIONS)
+            many_runs = partial(dh.batch, own, span, gradient=analysis, workers=1, **given, **OPTIONS)
+            found = many_runs()
             calls = {
-                "single": lambda: [call(own, span, **OPTIONS) for _ in range(5)],
-                "batch": lambda: dh.batch(own, span, gradient=analysis, workers=1, **given, **OPTIONS),
+                "single": partial(again, 5, partial(ANALYSES[analysis], own, span, **OPTIONS)),
+                "batch": many_runs,
             }
             took = least(calls, repeats, time.process_time)
             one, many = 1e6 * took["single"] / 5, 1e6 * took["batch"] / len(found)
@@ -152,8 +161,8 @@ def threads(repeats: int, count: int) -> list[list[str]]:
 
     calls: dict[str, Call] = {}
     for n in (1, 2):
-        calls[f"batch on {n}"] = lambda n=n: batch(n)
-        calls[f"single calls in a pool of {n}"] = lambda n=n: pool(n)
+        calls[f"batch on {n}"] = partial(batch, n)
+        calls[f"single calls in a pool of {n}"] = partial(pool, n)
     wall = least(calls, repeats, time.perf_counter)
     cpu = least(calls, 1, time.process_time)
     rows = [["EM gradients", "wall, ms each", "CPU, ms each", "rate beside the same on one"]]
@@ -167,7 +176,7 @@ def threads(repeats: int, count: int) -> list[list[str]]:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--count", type=int, default=200, help="gradients of the table of threads")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/batches.md")
     arguments = parser.parse_args()
