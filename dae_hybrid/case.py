@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from dae_hybrid.starts import Starts
 
 Analysis = Literal["forward", "adjoint"]
+#: so many crews that have nothing to do are kept with a system
+MOST_IDLE = 16
+_resting = Lock()
 #: what a single call returns: of adjoint analysis one for every functional
 type Single = Trajectory | ForwardSensitivity | dict[str, Gradient]
 
@@ -53,7 +57,6 @@ class Case:
         self._call: dict[str, Any] = {"t_eval": self.setup.t_eval, "adapter": adapter, **options}
         self._differentiate: dict[str, Any] = {"wrt": wrt, "strict": strict, "duality": duality}
         self._checks_duality, self._certify = duality is not False, True
-        self._idle: list[Crew] = []
 
     @cached_property
     def components(self) -> dict[str, slice]:
@@ -74,7 +77,7 @@ class Case:
     def fleet(self) -> Fleet | None:
         """The runs, where an integrator may carry them out by itself."""
         setup, system = self.setup, self.system
-        if not isinstance(setup.integrator, RunsMany):
+        if not isinstance(setup.integrator, RunsMany) or not _ends_say_all(system):
             return None
         if self.analysis is not None and (self._checks_duality or not _is_judged_by_numbers(system)):
             return None
@@ -97,8 +100,9 @@ class Case:
     def looser(self) -> Case:
         """The same at other tolerances, for gradients whatever their conditions."""
         other = copy(self)
-        other.__dict__.pop("fleet", None)
-        other.setup, other._certify, other._idle = self.setup.looser(LOOSER), False, []
+        for name in ("fleet", "_kind"):
+            other.__dict__.pop(name, None)
+        other.setup, other._certify = self.setup.looser(LOOSER), False
         return other
 
     def is_determined(self, p: Array, gradients: Array, others: Array) -> bool:
@@ -112,16 +116,31 @@ class Case:
 
     def crew(self) -> Crew | None:
         """What carries out runs on one thread; to be given back to `rest`."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            if self.fleet is None or not isinstance(self.setup.integrator, RunsMany):
-                return None
-            return self.setup.integrator.crew(self.system.network, self.fleet)
+        if self.fleet is None or not isinstance(self.setup.integrator, RunsMany):
+            return None
+        with _resting:
+            idle = self.system.network.kept.setdefault("crews", [])
+            for i, (kind, crew) in enumerate(idle):
+                if kind == self._kind:
+                    del idle[i]
+                    return cast(Crew, crew)
+        return self.setup.integrator.crew(self.system.network, self.fleet)
 
     def rest(self, crew: Crew) -> None:
         """It has done its work, and may do other."""
-        self._idle.append(crew)
+        with _resting:
+            idle = self.system.network.kept.setdefault("crews", [])
+            idle.append((self._kind, crew))
+            del idle[:-MOST_IDLE]
+
+    @cached_property
+    def _kind(self) -> tuple[Any, ...]:
+        """What a crew is for."""
+        setup = self.setup
+        times = None if setup.t_eval is None else setup.t_eval.tobytes()
+        starts = None if self.starts is None else self.starts.layout
+        what = self.analysis, self._certify, self.indices, self.names
+        return setup.integrator.name, setup.options, setup.span, times, starts, *what
 
     def outcomes(self, count: int) -> Outcomes:
         """Room for what so many runs come to."""
@@ -190,11 +209,15 @@ def _size(part: slice) -> int:
     return int(part.stop - part.start)
 
 
+def _ends_say_all(system: HybridSystem) -> bool:
+    """Whether functionals are what they are at the end of a run, and nothing but guards interrupts it."""
+    given = any(transition.kind != "guard" for transition in system.transitions)
+    return not (given or system.network.charges or system.measurements or system.signals)
+
+
 def _is_judged_by_numbers(system: HybridSystem) -> bool:
     """Whether numbers of a run say that nothing about its derivatives needs a closer look.
 
-    They do not where relations at instants, kinks at which a run may rest, or times that are given decide.
+    They do not where relations at instants decide, or kinks at which a run may rest.
     """
-    rests = any(bool(own) for own in system.branches.equations.values())
-    given = any(transition.kind != "guard" for transition in system.transitions)
-    return not (rests or given or system.branches or system.measurements or system.signals)
+    return not (system.branches or any(bool(own) for own in system.branches.equations.values()))

@@ -39,7 +39,9 @@ def by_crews(case: Case, given: Array, out: Outcomes, workers: int) -> None:
             crew.stop()
 
     share_out(len(given), [crew.run for crew in crews], stop)
+    nothing = case.outcomes(0)
     for crew in crews:  # one that was stopped is not used again
+        crew.aim(given[:0].copy(), nothing)
         case.rest(crew)
     if case.analysis is not None:
         judge_growth(case, given, out, workers)

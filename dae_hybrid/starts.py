@@ -50,7 +50,9 @@ class Starts:
                 mode=mode,
                 remedy=f"Those are {', '.join(given.names) or 'none'}; all others follow from equations.",
             )
-        return cls(system, Layout(tuple((name, size) for name, size in given.blocks if name in chosen)))
+        layout = Layout(tuple((name, size) for name, size in given.blocks if name in chosen))
+        found: Starts = system.network.kept.setdefault(("starts", layout), cls(system, layout))
+        return found
 
     @property
     def size(self) -> int:
