@@ -14,7 +14,8 @@
  *
  * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), linear.c
  * (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c (the
- * loops), march.c and sweep.c (through plain events, and back), plain.c (whole runs), batch.c (many of them). */
+ * loops), march.c and sweep.c (through plain events, and back), plain.c (whole runs), batch.c (many of them,
+ * by conditions.c). */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
