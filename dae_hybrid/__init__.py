@@ -11,6 +11,8 @@ import casadi as _casadi
 from dae_hybrid.api import adjoint_gradient as adjoint_gradient
 from dae_hybrid.api import forward_sensitivity as forward_sensitivity
 from dae_hybrid.api import simulate as simulate
+from dae_hybrid.batch import Batch as Batch
+from dae_hybrid.batch import batch as batch
 from dae_hybrid.checks import GradientCheck as GradientCheck
 from dae_hybrid.checks import check_gradient as check_gradient
 from dae_hybrid.diagnostics import Diagnostics as Diagnostics
@@ -48,6 +50,9 @@ from dae_hybrid.jump_sensitivity import JumpSensitivity as JumpSensitivity
 from dae_hybrid.method import Method as Method
 from dae_hybrid.model import HybridModel as HybridModel
 from dae_hybrid.options import Options as Options
+from dae_hybrid.prepared import Prepared as Prepared
+from dae_hybrid.prepared import Run as Run
+from dae_hybrid.prepared import prepare as prepare
 from dae_hybrid.records import EventRecord as EventRecord
 from dae_hybrid.registry import adapter_names as adapter_names
 from dae_hybrid.registry import describe_adapters as describe_adapters

@@ -70,9 +70,9 @@ def lost_digits(
         return [said], Check(CHECK, False, "nothing to compare with")
     found, worst = [], 0.0
     for name, g in gradients.items():
-        change = _difference(g * scale, other[name] * scale, _absolute(trajectory, name))
+        change = difference(g * scale, other[name] * scale, _absolute(trajectory, name))
         worst = max(worst, change)
-        if change > max(LOST, ACCURACY * rtol):
+        if change > lost(rtol):
             found.append(
                 f"The gradient of '{name}' changes by {min(change, 1.0):.0%} of its size at {LOOSER:g} times the "
                 f"tolerance: perturbations grow along this run ({grown}), and {asked} does not determine it. {remedy}."
@@ -86,7 +86,12 @@ def _absolute(trajectory: Trajectory, name: str) -> Array:
     return trajectory.options.absolute(functionals)[functionals[name]]
 
 
-def _difference(one: Array, other: Array, least: Array) -> float:
+def lost(rtol: float) -> float:
+    """Gradients that differ by more than this share have lost their digits."""
+    return max(LOST, ACCURACY * rtol)
+
+
+def difference(one: Array, other: Array, least: Array) -> float:
     """Largest difference of two gradients against the larger one; 0 where both are below `least`, (k,)."""
     size = np.maximum(np.abs(one).max(axis=1, initial=0.0), np.abs(other).max(axis=1, initial=0.0))
     change = np.where(size > least, np.abs(one - other).max(axis=1, initial=0.0), 0.0)

@@ -7,7 +7,7 @@ and the mode's K. There may be more equations than unknowns where they agree, at
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +29,7 @@ from dae_hybrid.formulation import (
     solve_linear,
 )
 from dae_hybrid.integrator import Array
+from dae_hybrid.layout import Layout
 from dae_hybrid.matrices import Matrix, dense, vstack
 from dae_hybrid.projection import nearest_point
 from dae_hybrid.signals import SignalTable
@@ -71,6 +72,20 @@ class InitialMap:
     stationary: int = 0  # how many of the equations, the first, say that the distance is stationary,
     bend: Callable[[], Kernel] | None = None  # makes the function for derivatives of Phi_x along a direction
     multipliers: int = 0  # and how many of the unknowns, the last, are multipliers of that; they stand behind x0
+    given: Layout = field(default_factory=lambda: Layout(()))  # the variables that are given
+    entries: tuple[int, ...] = ()  # where these stand in x0
+    #: makes `explicit` and `exact` with given values, by their places, as a further input
+    explicit_at: Callable[[tuple[int, ...]], tuple[Kernel, Kernel] | None] = lambda _: None
+
+    def at(self, places: tuple[int, ...], values: Array) -> InitialMap:
+        """The same with numbers for given values, by their places, which do not depend on the parameters."""
+        explicit = self.explicit_at(places)
+        return replace(
+            self,
+            start=_Fixed(self.start, [self.entries[i] for i in places], values),
+            explicit=None if explicit is None else _Bound(explicit[0], values),
+            exact=None if explicit is None else _Bound(explicit[1], values),
+        )
 
     def _held(self, n_memory: int, t: float, p: Array) -> Array:
         held = np.zeros(n_memory)
@@ -305,6 +320,31 @@ class InitialMap:
             )
         m_by_p = m_x @ by_p + m_held @ held_by_p + m_p
         return np.vstack((by_p[: mode.differential.size], m_by_p))
+
+
+class _Bound(Kernel):
+    """A kernel whose last argument is given."""
+
+    def __init__(self, kernel: Kernel, last: Array) -> None:
+        self.function, self.name = kernel.function, kernel.name
+        self._kernel, self._last = kernel, last
+
+    def __call__(self, *arguments: Any) -> list[Array]:
+        return self._kernel(*arguments, self._last)
+
+
+class _Fixed(Kernel):
+    """`InitialMap.start` with numbers at some entries of x0."""
+
+    def __init__(self, start: Kernel, entries: list[int], values: Array) -> None:
+        self.function, self.name = start.function, start.name
+        self._start, self._entries, self._values = start, entries, values
+
+    def __call__(self, *arguments: Any) -> list[Array]:
+        x0, by_p = self._start(*arguments)
+        by_p = dense(by_p).copy()
+        x0[self._entries], by_p[self._entries] = self._values, 0.0
+        return [x0, by_p]
 
 
 @dataclass(frozen=True, eq=False)

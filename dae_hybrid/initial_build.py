@@ -16,6 +16,7 @@ from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.formulation import unmatched
 from dae_hybrid.initial import InitialMap
 from dae_hybrid.jump import square_metric
+from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import symbols_for
 from dae_hybrid.matrices import compact
 from dae_hybrid.mode_build import ModeBuilder, dense_vectors
@@ -108,10 +109,8 @@ def build_initial(
     linear = [ca.jacobian(value, by) for value in (total, m0) for by in (x, held, s.p)]
     linear.append(entry_sizes(ca.jacobian(total, x), ca.vertcat(x, held, s.p, s.t)))  # without m, which MX keeps
     given_values = ca.vertcat(*values.call([s.kind.zeros(1), s.kind.zeros(lowering.n), s.kind.zeros(builder.nm), s.p]))
-    explicit, exact = None, None
-    if projection is None:
-        given_values = given_values if entries else s.kind(0, 1)
-        explicit, exact = _explicit(s, held, m0, total, given_values, entries, free, builder.ny)
+    start = _ExplicitStart(s, held, m0, total, given_values if entries else s.kind(0, 1), entries, free, builder.ny)
+    explicit, exact = (None, None) if projection is not None else start() or (None, None)
     return InitialMap(
         index,
         _start(model, initial, builder, values, entries, nu.numel()),
@@ -126,6 +125,9 @@ def build_initial(
         stationary=0 if projection is None else len(projection.along),
         multipliers=nu.numel(),
         bend=cache(partial(_bend, inputs, total, x)),
+        given=Layout.of((name, layout[name].stop - layout[name].start) for name in given),
+        entries=tuple(entries),
+        explicit_at=cache(start),
     )
 
 
@@ -166,26 +168,42 @@ class _Projection:
         return cls(along, kept - by_x[:count, list(along)].T @ nu, nu)
 
 
-def _explicit(
-    s: Any, held: Any, m0: Any, phi: Any, given: Any, entries: list[int], free: list[int], ny: int
-) -> tuple[Kernel, Kernel] | tuple[None, None]:
-    """(x0, m0) and their derivatives as functions of (t, held, p), where the equations give them one by one."""
-    if s.kind is not ca.SX or len(free) != phi.numel() or len(free) > MOST_EXPLICIT:
-        return None, None
-    unknown = s.x[free, :]
-    solution, _, left = by_substitution(phi, unknown)
-    if left:
-        return None, None
-    x0 = ca.SX(s.x)
-    x0[free] = solution
-    x0 = ca.substitute(x0, s.x[entries, :], given)
-    start = ca.substitute(m0, s.x, x0)
-    inputs, values = [s.t, held, s.p], [x0, start]
-    state = ca.vertcat(x0[:ny, :], start)
-    linear = [compact(ca.jacobian(state, by)) for by in (held, s.p)]
-    return Kernel(ca.Function("explicit", inputs, dense_vectors(values, []))), Kernel(
-        ca.Function("explicit_linear", inputs, linear), range(2)
-    )
+@dataclass(frozen=True)
+class _ExplicitStart:
+    """(x0, m0) and their derivatives as functions of (t, held, p), where the equations give them one by one.
+
+    Called with places among the given values it makes functions of these values too, which are held fixed.
+    """
+
+    s: Any
+    held: Any
+    m0: Any
+    phi: Any
+    given: Any
+    entries: list[int]
+    free: list[int]
+    ny: int
+
+    def __call__(self, places: tuple[int, ...] = ()) -> tuple[Kernel, Kernel] | None:
+        s, held, free = self.s, self.held, self.free
+        if s.kind is not ca.SX or len(free) != self.phi.numel() or len(free) > MOST_EXPLICIT:
+            return None
+        unknown = s.x[free, :]
+        solution, _, left = by_substitution(self.phi, unknown)
+        if left:
+            return None
+        given, values = ca.SX(self.given), ca.SX.sym("values", len(places))
+        if places:
+            given[list(places)] = values
+        x0 = ca.SX(s.x)
+        x0[free] = solution
+        x0 = ca.substitute(x0, s.x[self.entries, :], given)
+        start = ca.substitute(self.m0, s.x, x0)
+        inputs, state = [s.t, held, s.p, *([values] if places else [])], ca.vertcat(x0[: self.ny, :], start)
+        linear = [compact(ca.jacobian(state, by)) for by in (held, s.p)]
+        return Kernel(ca.Function("explicit", inputs, dense_vectors([x0, start], []))), Kernel(
+            ca.Function("explicit_linear", inputs, linear), range(2)
+        )
 
 
 def _check_names(initial: Initial, builder: ModeBuilder) -> None:

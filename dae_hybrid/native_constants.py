@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dae_hybrid import (
     adjoint,
+    amplification,
     arrival,
     automaton,
+    dense,
+    event_accuracy,
     events,
     failures,
     formulation,
     grazing,
+    instants,
     leg,
     mode_functions,
+    resolution,
     scan,
     segments,
     steps,
@@ -24,16 +29,24 @@ from dae_hybrid import (
 #: by the module that explains them, under the same names, or (there, in C)
 NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     adjoint: ("SETTLED", "SMALLEST", ("ROUNDING", "ADJOINT_ROUNDING"), ("FEW", "FEW_SEGMENTS"), ("LOOKS", "ENDS")),
+    amplification: (("LARGE", "GROWN_LARGE"), ("LOST", "DIGITS_LOST")),
     arrival: ("ENORMOUS", "EXCESS_TOLERANCE", ("NEGLIGIBLE", "LEAST_SHARE")),
     automaton: ("RECENT",),
-    events: ("ZERO_ROUNDINGS", "RESIDUE", "SAME_INSTANT", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST"),
+    dense: ("DENSE_COLUMNS",),
+    event_accuracy: ("AMPLIFIED", "UNSEEN", "LOOKED_AT"),
+    events: (
+        "ZERO_ROUNDINGS", "RESIDUE", "SAME_INSTANT", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST", "WIDEST",
+        ("TOGETHER", "ONE_INSTANT"),
+    ),
     failures: ("STARVED",),
     formulation: (
         "RANK_TOLERANCE", "DOUBTFUL_TOLERANCE", "STAGNANT", "MULTIPLE_ROOT", "RESIDUAL_ROUNDINGS", "STEP_ROUNDINGS",
         "MOST_STEPS", "LEAST_DAMPING",
     ),
     grazing: ("SHALLOW", "BEFORE"),
+    instants: (("CLOSE", "CLOSE_TO_ZERO"), ("FAR", "FAR_FROM_ZERO")),
     mode_functions: ("NEWTON_STEPS",),
+    resolution: (("SLACK", "RESOLVED"), ("DIGITS", "RESOLVED_DIGITS"), ("CLEAR", "CLEAR_STATES")),
     scan: (
         "DEPTH", "SAFETY", "INSIDE", "NOISE", "TOUCHED", "CALM", "GROWN", "TURNS", "SPACING", "HELD", "MOVES",
         "SHORTLY", "MOST_LOOKS", "NEXT_TO", "TURNED",

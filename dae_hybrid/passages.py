@@ -30,7 +30,7 @@ def fastest_passage(trajectory: Trajectory, least: float, *, sampled: bool) -> t
     Segments that have too few steps for a factor `least` are not looked at. `sampled` says that outputs are at times
     that were asked for, and not the steps.
     """
-    fewest = max(3, int(2 * STEPS * np.log(max(least, 1.0))))
+    fewest = fewest_steps(least)
     found = 1.0, 0.0
     if trajectory.statistics["steps"] < fewest:
         return found
@@ -41,6 +41,11 @@ def fastest_passage(trajectory: Trajectory, least: float, *, sampled: bool) -> t
             t, y = _points_of(item, sampled=sampled)
             found = max(found, _passage(t, y) if len(t) >= fewest else found)
     return found
+
+
+def fewest_steps(factor: float) -> int:
+    """The steps that a segment at least takes which is so many times as fast as both before and after it."""
+    return max(3, int(2 * STEPS * np.log(max(factor, 1.0))))
 
 
 def _passage(t: Array, y: Array) -> tuple[float, float]:

@@ -62,7 +62,7 @@ def finer(
 def _at_end(trajectory: Trajectory, directions: Directions) -> Array:
     """How many absolute tolerances of the states the sensitivities at the end of a run are, (d,)."""
     system, options = trajectory.system, trajectory.options
-    integrated, of_costs = _integrated(system), options.absolute(system.functionals)
+    chosen, of_costs = integrated(system), options.absolute(system.functionals)
     whole = trajectory.parts.whole
     mode = trajectory.final[1] if whole is None else whole.mode
     own, ny = system.modes[mode], system.modes[mode].differential.size
@@ -73,7 +73,7 @@ def _at_end(trajectory: Trajectory, directions: Directions) -> Array:
         n = own.equations.n
         states, costs = last[:, :ny], last[:, n:]
         costs = costs if costs.size else np.zeros((len(last), system.functionals.size))
-    found = np.hstack((states / options.absolute(own.differential), (costs / of_costs)[:, integrated]))
+    found = np.hstack((states / options.absolute(own.differential), (costs / of_costs)[:, chosen]))
     return np.asarray(np.abs(found).max(axis=1, initial=0.0))
 
 
@@ -117,7 +117,7 @@ def _everywhere(trajectory: Trajectory, directions: Directions, at_times: bool) 
             yield largest(part.mode.index, part.states, part.sensitivity_rows)
 
 
-def _integrated(system: HybridSystem) -> NDArray[np.bool_]:
+def integrated(system: HybridSystem) -> NDArray[np.bool_]:
     """Which components of the functionals have integrands that depend on the state or on parameters."""
     kept = system.network.kept
     if "integrated" not in kept:

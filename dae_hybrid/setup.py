@@ -132,7 +132,7 @@ class Setup:
         """Simulate, carrying directions where given, or keeping what the adjoint follows."""
         if directions is None or not directions.count:
             return self._run(directions, max_steps, for_adjoint=for_adjoint)
-        scales = self._scales(directions.directions)
+        scales = self.scales(directions.directions)
         found = self._run(directions, max_steps, scales, for_adjoint=for_adjoint)
         accuracy = self.options.rtol
         for _ in range(RETRIES):
@@ -199,23 +199,33 @@ class Setup:
         parameter_directions: Array | None = None, scales: Array | None = None,
     ) -> Trajectory | None:  # fmt: skip
         """The run, where the integrator carries it to its end."""
+        errand = self.errand(
+            options, certify=for_adjoint or directions is not None, keep_path=for_adjoint,
+            directions=parameter_directions, scales=scales, t_eval=t_eval,
+        )  # fmt: skip
+        found = None if errand is None else cast(RunsWhole, session).run(self.system.network, errand)
+        return None if found is None else trajectory_of(self.system, found, directions, self.open)
+
+    def errand(
+        self, options: Options, *, certify: bool, keep_path: bool, t_eval: Array | None,
+        directions: Array | None = None, scales: Array | None = None,
+    ) -> Errand | None:  # fmt: skip
+        """The run as one that an integrator may carry out as a whole; None where it may not."""
         able = self.integrator.capabilities.whole and options.native_events
         if not able or self.system.network.ends is None or is_unresolved(*self.span):
             return None
-        certify, alarms, until = for_adjoint or directions is not None, tuple[Alarms, ...](), np.inf
+        alarms, until = tuple[Alarms, ...](), np.inf
         if any(self.system.network.timed):
             try:
                 alarms, until = Schedule(self.system, self.span[0], self.p).alarms(self.span[0], [], None)
             except NonFiniteError:  # of a mode that may never be entered
                 return None
-        errand = Errand(
-            options, self.p, self.span, t_eval, parameter_directions, scales, certify,
-            TOGETHER * options.rtol if certify else 0.0, for_adjoint, alarms, until,
+        slack = TOGETHER * options.rtol if certify else 0.0
+        return Errand(
+            options, self.p, self.span, t_eval, directions, scales, certify, slack, keep_path, alarms, until
         )  # fmt: skip
-        found = cast(RunsWhole, session).run(self.system.network, errand)
-        return None if found is None else trajectory_of(self.system, found, directions, self.open)
 
-    def _scales(self, directions: Array) -> Array:
+    def scales(self, directions: Array) -> Array:
         """How many times each direction fits into the parameters: |p_i| for that of p_i alone."""
         size = np.where(self.p != 0, np.maximum(np.abs(self.p), adjoint_analysis.SMALLEST), 1.0)
         share = (np.abs(directions) / size[:, None]).max(axis=0, initial=0.0)

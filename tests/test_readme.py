@@ -35,7 +35,7 @@ def tables():
 
 def test_code_of_the_readme_runs(capsys):
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names: dict = {}
     for block in blocks:
         exec(block, names)
@@ -46,6 +46,9 @@ def test_code_of_the_readme_runs(capsys):
         assert gradient[:3] == pytest.approx(reference.gradient[:3], rel=1e-5, abs=0)
         assert gradient[3] == 0
     assert "dG/dalpha" in capsys.readouterr().out
+    assert names["found"].gradient["G"].shape == (8, 4)
+    assert names["found"].ok.all()
+    assert names["run"](em_hysteresis.system().nominal).value == names["asa"].value
 
 
 def test_model_of_the_readme_is_about_25_lines():

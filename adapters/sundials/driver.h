@@ -14,8 +14,8 @@
  *
  * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), linear.c
  * (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c (the
- * loops), crossing.c (what an event leads to), march.c and sweep.c (through plain events, and back), plain.c (whole
- * runs). */
+ * loops), crossing.c (what an event leads to), march.c and sweep.c (through plain events, and back), plain.c (runs from
+ * their start), batch.c (many of them, by conditions.c). */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
@@ -375,3 +375,38 @@ typedef struct {                             /* the adjoint of a whole run, see 
   double moved;                              /* how long the last segment is */
   integer steps, counts[COUNTED];
 } plain_adjoint;
+
+enum { MARKS_FULL = 107 };                   /* no room for the marks of an adjoint */
+
+typedef struct {                             /* how the sensitivities of a mode are resolved, see batch.c */
+  int (*tell)(void *, double, vector);       /* `SVtolerances` of explicit steps, else `SensSVtolerances` */
+  vector absolute;                           /* of explicit steps alone, */
+  double *values;                            /* and what is in it */
+  const double *of_states;                   /* `block` absolute tolerances */
+  integer block, n_tested;                   /* sensitivities of the first `n_tested`, and of integrals, are tested */
+  double rtol, share, untested;
+} resolution;
+
+typedef struct {                             /* the adjoint of one functional */
+  plain_adjoint *adjoint;
+  explicit_adjoint *const *modes;            /* of all modes */
+} returning;
+
+typedef struct {                             /* many runs, one after the other, see batch.c */
+  plain *run;
+  const returning *back;                     /* n_back */
+  const resolution *resolutions;             /* by mode; null without directions */
+  double *scales, *found;                    /* n_directions: what the memories have been told; how large they become */
+  const integer *wrt, *components;           /* of the gradients: parameters, and n_components of the functionals */
+  const double *absolute;                    /* of all functionals, and whether they are integrated: */
+  const integer *integrated;
+  integer *events, *begins;                  /* 2 n_transitions; n_modes: work */
+  double *largest, *marks;                   /* `widest`; `room`: work */
+  const double *given;                       /* n_given numbers for every run: parameters, and initial values */
+  integer *outcomes, *n_events, *n_steps, *modes; /* of every run: whether it is done; events; steps; the last mode */
+  double *times, *ends, *values, *gradients; /* when it ended; widest + n_memory; all functionals; n_components x n_wrt */
+  double *outputs;                           /* n_t x (widest + n_memory) */
+  integer *output_modes;
+  integer n_back, n_wrt, n_components, n_given, n_t, widest, room, fewest_steps, differentiates, certify;
+  integer next, until, stage, stopped, broken; /* which run; how far it is; whether a memory is not to be used any more */
+} batch;

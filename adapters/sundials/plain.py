@@ -34,16 +34,22 @@ def is_native(equations: Equations) -> bool:
     return bool(equations.compiled) and driver() is not None
 
 
+def method_of_runs(network: Network, errand: Errand) -> SundialsMethod | None:
+    """The method of explicit equations by which runs are begun, None where they cannot be."""
+    if network.ends is None or not all(is_native(e) and not e.unwatched for e in network.equations):
+        return None
+    if any(network.timed) and not errand.alarms:
+        return None
+    method, wanted = chosen(errand.options), errand.options.linear_solver
+    newton = (e for e in network.equations if method_of(e, method).implicit)
+    is_dense = all(structure_of(e, backward=False, wanted=wanted).kind == "dense" for e in newton)
+    return method if is_dense else None
+
+
 def carry_out(network: Network, errand: Errand) -> tuple[Straight | None, Head | None]:
     """A run from its start: what it comes to, or where it has paused; neither where it has not begun."""
-    options = errand.options
-    if network.ends is None or not all(is_native(e) and not e.unwatched for e in network.equations):
-        return None, None
-    if any(network.timed) and not errand.alarms:
-        return None, None
-    method = chosen(options)
-    newton = [e for e in network.equations if method_of(e, method).implicit]
-    if any(structure_of(e, backward=False, wanted=options.linear_solver).kind != "dense" for e in newton):
+    options, method = errand.options, method_of_runs(network, errand)
+    if method is None:
         return None, None
     count = 0 if errand.directions is None else len(errand.directions)
     detail = (method.table(options), options.sensitivity_method if count else None)

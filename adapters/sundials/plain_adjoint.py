@@ -23,13 +23,18 @@ from .sweep import DiscreteAdjoint, SweepStruct
 PlainAdjoint = STRUCTS["plain_adjoint"]
 
 
+def table_back(network: Network, options: Options) -> Table | None:
+    """The coefficients of the steps that adjoints of runs go back by, None where not all of them are explicit."""
+    return None if any(e.implicit for e in network.equations) else chosen(options).table(options)
+
+
 def carry_back(
     network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
 ) -> StraightAdjoint | None:
     """The adjoint of a run; None where its steps do not carry it."""
     options = run.errand.options
-    table = chosen(options).table(options)
-    if table is None or any(e.implicit for e in network.equations):
+    table = table_back(network, options)
+    if table is None:
         return None
     idle = network.kept.setdefault(("sundials", "back", table, components, wrt), [])
     try:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from dae_hybrid.errors import IntegrationError, StepSizeError, UnsupportedError
+from dae_hybrid.fleet import Fleet
 from dae_hybrid.integrator import (
     Array,
     BackwardOutcome,
@@ -29,6 +30,7 @@ from dae_hybrid.segments import is_short, standing_still
 
 from . import compiled, driver, interpreted
 from .adjoint import Adjoint
+from .batch import Crew
 from .choice import Choice
 from .course import Course
 from .driver import statistics_of
@@ -36,8 +38,8 @@ from .forward import Forward
 from .library import load
 from .march import Marcher
 from .methods import CHOICE, INTERPRETED, METHODS, NONSTIFF, STIFF, SundialsMethod
-from .plain import Head, Runner, carry_out, is_native
-from .plain_adjoint import carry_back
+from .plain import Head, Runner, carry_out, is_native, method_of_runs
+from .plain_adjoint import carry_back, table_back
 from .sweep import DiscreteAdjoint, LegSweep
 
 
@@ -74,6 +76,14 @@ class SundialsIntegrator:
     ) -> SundialsSession:
         """See `dae_hybrid.integrator.Integrator.open`."""
         return SundialsSession(options, parameters, parameter_directions, scales, tuple(wrt))
+
+    def crew(self, network: Network, fleet: Fleet) -> Crew | None:
+        """See `dae_hybrid.fleet.RunsMany.crew`."""
+        options = fleet.errand.options
+        method = method_of_runs(network, fleet.errand)
+        if method is None or (fleet.errand.keep_path and table_back(network, options) is None):
+            return None
+        return Crew(network, fleet, method)
 
 
 class SundialsSession:

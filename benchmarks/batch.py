@@ -1,0 +1,195 @@
+"""What runs cost in a batch and through prepared calls, beside single calls and a pool of threads.
+
+    python benchmarks/batch.py [--repeats 3] [--write]
+
+CPU time, and wall time where threads are compared: a machine that does other things shows in wall times, not in CPU
+times. Of everything that is compared the repeats take turns, and the least of each counts. ``--write`` puts the tables
+into docs/batches.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import casadi as ca
+import numpy as np
+from measuring import put
+
+import dae_hybrid as dh
+from dae_hybrid.problems import em_hysteresis, hybrid_ode
+from dae_hybrid.tables import align
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "batches.md"
+OPTIONS: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-12}
+LOOSE: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-9}
+ANALYSES: dict[str | None, Callable[..., Any]] = {
+    None: dh.simulate,
+    "forward": dh.forward_sensitivity,
+    "adjoint": dh.adjoint_gradient,
+}
+type Call = Callable[[], Any]
+
+
+def linear() -> dh.HybridSystem:
+    """x' = -a x."""
+    m = dh.HybridModel("linear")
+    a, x = m.parameter("a", 1.0), m.differential("x")
+    m.initial(m.mode("run", ode={x: -a * x}), {x: 1.0})
+    m.functional("G", terminal=x)
+    return m.build()
+
+
+def ball() -> dh.HybridSystem:
+    """P3 of benchmarks/cases.py."""
+    m = dh.HybridModel("ball")
+    e, g = m.parameter("e", 0.8), m.parameter("g", 9.81)
+    y, v = m.differential("y"), m.differential("v")
+    flight = m.mode("flight", ode={y: v, v: -g})
+    m.transition(flight, flight, guard=y, direction="falling", reset={v: -e * v}, name="bounce")
+    m.initial(flight, {y: 1.0, v: 0.0})
+    m.functional("G", terminal=y)
+    return m.build()
+
+
+def net(width: int = 50) -> dh.HybridSystem:
+    """A relay that a small network of 203 parameters drives: x'' + x' / 10 + x = w . tanh(u x + b) + side."""
+    m = dh.HybridModel("net")
+    weights = {
+        name: m.parameter(name, np.linspace(-1, 1, width) * k) for name, k in (("u", 1.0), ("q", 0.7), ("b", 0.4))
+    }
+    out = m.parameter("w", np.linspace(-1, 1, width) / width)
+    push, damping, cost = m.parameter("push", 0.3), m.parameter("damping", 0.1), m.parameter("cost", 1.0)
+    x, v = m.differential("x"), m.differential("v")
+    force = ca.dot(out, ca.tanh(weights["u"] * x + weights["q"] * v + weights["b"]))
+    up, down = (
+        m.mode(name, ode={x: v, v: force - x - damping * v + side * push}) for name, side in (("up", 1), ("down", -1))
+    )
+    m.transition(up, down, guard=x - 0.5, direction="rising")
+    m.transition(down, up, guard=x + 0.5, direction="falling")
+    m.initial(up, {x: 0.0, v: 0.0})
+    m.functional("G", integrand=cost * x**2)
+    return m.build()
+
+
+def again(count: int, call: Call) -> None:
+    """So many calls."""
+    for _ in range(count):
+        call()
+
+
+def least(calls: dict[str, Call], repeats: int, clock: Callable[[], float]) -> dict[str, float]:
+    """The least time of each, taken in turn after one round that does not count."""
+    found = dict.fromkeys(calls, np.inf)
+    for k in range(repeats + 1):
+        for name, call in calls.items():
+            begin = clock()
+            call()
+            if k:
+                found[name] = min(found[name], clock() - begin)
+    return found
+
+
+def prepared(repeats: int) -> list[list[str]]:
+    """Prepared calls beside the calls they stand for, in microseconds of CPU time."""
+    rows = [["problem", "analysis", "single call, us", "prepared, us", "ratio"]]
+    problems = {
+        "a linear equation": (linear(), (0.0, 1.0)),
+        "P1, 3 events": (hybrid_ode.system(), (0.0, 5.0)),
+        "P3, 6 events": (ball(), (0.0, 3.0)),
+    }
+    for title, (system, span) in problems.items():
+        for analysis, call in ANALYSES.items():
+            run = dh.prepare(system, span, derivatives=analysis, **LOOSE)
+            calls = {
+                "single": partial(again, 20, partial(call, system, span, parameters=system.nominal, **LOOSE)),
+                "prepared": partial(again, 200, partial(run, system.nominal)),
+            }
+            found = least(calls, repeats, time.process_time)
+            one, other = 1e6 * found["single"] / 20, 1e6 * found["prepared"] / 200
+            rows.append([title, analysis or "simulate", f"{one:.0f}", f"{other:.1f}", f"{one / other:.1f}"])
+    return rows
+
+
+def batches(repeats: int) -> list[list[str]]:
+    """Batches on one thread beside single calls, in CPU time of a run; and how many were native."""
+    rows = [["batch", "analysis", "single call, us", "batch, us a run", "ratio", "native"]]
+    rng = np.random.default_rng(0)
+    system, relay, em = ball(), net(), em_hysteresis.system()
+    balls = np.stack((rng.uniform(0.8, 0.9, 10_000), rng.uniform(9.0, 10.0, 10_000)), axis=1)
+    problems = [
+        ("10,000 bouncing balls", system, (0.0, 3.0), {"parameters": balls}),
+        ("32 starts, 203 parameters", relay, (0.0, 10.0), {"x0": rng.uniform(-0.3, 0.3, (32, 2))}),
+        ("200 hysteretic oscillators", em, em_hysteresis.t_span, {"parameters": {"ka": np.linspace(300, 330, 200)}}),
+    ]
+    for title, own, span, given in problems:
+        for analysis in ("forward", "adjoint"):
+            if own is relay and analysis == "forward":
+                continue
+            many_runs = partial(dh.batch, own, span, gradient=analysis, workers=1, **given, **OPTIONS)
+            found = many_runs()
+            calls = {
+                "single": partial(again, 5, partial(ANALYSES[analysis], own, span, **OPTIONS)),
+                "batch": many_runs,
+            }
+            took = least(calls, repeats, time.process_time)
+            one, many = 1e6 * took["single"] / 5, 1e6 * took["batch"] / len(found)
+            share = f"{found.statistics['native']} of {len(found)}"
+            rows.append([title, analysis, f"{one:.0f}", f"{many:.0f}", f"{one / many:.1f}", share])
+    return rows
+
+
+def threads(repeats: int, count: int) -> list[list[str]]:
+    """Gradients of the hysteretic oscillator on one thread and on more, in wall time."""
+    system, values = em_hysteresis.system(), np.linspace(300.0, 330.0, count)
+    span = em_hysteresis.t_span
+
+    def pool(n: int) -> None:
+        def gradient(ka: float) -> Any:
+            return dh.adjoint_gradient(system, span, "G", parameters={"ka": ka}, **OPTIONS).gradient
+
+        with ThreadPoolExecutor(n) as own:
+            list(own.map(gradient, values))
+
+    def batch(n: int) -> None:
+        dh.batch(system, span, parameters={"ka": values}, gradient="adjoint", workers=n, **OPTIONS)
+
+    calls: dict[str, Call] = {}
+    for n in (1, 2):
+        calls[f"batch on {n}"] = partial(batch, n)
+        calls[f"single calls in a pool of {n}"] = partial(pool, n)
+    wall = least(calls, repeats, time.perf_counter)
+    cpu = least(calls, 1, time.process_time)
+    rows = [["EM gradients", "wall, ms each", "CPU, ms each", "rate beside the same on one"]]
+    for name, seconds in wall.items():
+        alone = wall[f"{name[:-1]}1"]
+        each = [f"{1e3 * s / count:.2f}" for s in (seconds, cpu[name])]
+        rows.append([name, *each, f"{alone / seconds:.2f}"])
+    return rows
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--count", type=int, default=200, help="gradients of the table of threads")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/batches.md")
+    arguments = parser.parse_args()
+    tables = {
+        "prepared": prepared(arguments.repeats),
+        "batches": batches(arguments.repeats),
+        "threads": threads(arguments.repeats, arguments.count),
+    }
+    texts = {name: "\n".join(align(rows, left=range(2 if name != "threads" else 1))) for name, rows in tables.items()}
+    print("\n\n".join(texts.values()))
+    if arguments.write:
+        put(PAGE, {name: f"```\n{text}\n```" for name, text in texts.items()})
+
+
+if __name__ == "__main__":
+    main()
