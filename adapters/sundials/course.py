@@ -115,11 +115,14 @@ class Course:
         """Step until something happens; PAUSED at the step limit or where another way of going on is called for."""
         session, left = self.session, self.session.options.max_steps - self.before
         auto = session.options.automatic and self.first.method is None
+        begun = self.memory.stepper.t, self.steps, self._segment
         while left > self.steps:
-            before, taken, segment = self.memory.stepper.t, self.steps, self._segment
+            before, taken = self.memory.stepper.t, self.steps
             constrained = self.memory.equations.constrained
             budget = DRIFT_LOOK if constrained else BUDGET
-            if auto:  # steps must be enough to tell whether they get anywhere
+            chooses = auto and not self.memory.equations.implicit
+            patient = chooses and self.memory.method.implicit
+            if chooses:
                 budget = min(budget, max(LOOK, session.choice.left(self.before + taken)))
             unwatched = self.memory.equations.unwatched and self.memory.equations.index == 1
             if unwatched:
@@ -132,11 +135,16 @@ class Course:
             if status not in (driver.PAUSED, driver.STALLED):
                 return status
             t = self.memory.stepper.t
-            step = 0.0 if status == driver.STALLED else (t - before) / (self.steps - taken)
-            if segment == self._segment and is_starved(step, t, self.task):
-                self._starved = starved(step, mode=self.memory.equations.name, time=t, not_finite=self._is_poisoned())
-                return driver.STALLED
-            if self._look_around(t, auto=auto):
+            if auto and status == driver.PAUSED and self._ought_to_change(t):
+                return driver.PAUSED
+            if status == driver.STALLED or not patient or self.steps - begun[1] >= BUDGET:  # else they may grow yet
+                step = 0.0 if status == driver.STALLED else (t - begun[0]) / (self.steps - begun[1])
+                if begun[2] == self._segment and is_starved(step, t, self.task):
+                    mode, poisoned = self.memory.equations.name, self._is_poisoned()
+                    self._starved = starved(step, mode=mode, time=t, not_finite=poisoned)
+                    return driver.STALLED
+                begun = t, self.steps, self._segment
+            if self._look_around(t):
                 return driver.PAUSED
         return driver.PAUSED
 
@@ -150,7 +158,15 @@ class Course:
             raise error
         self._sign, self._trusted = sign, t
 
-    def _look_around(self, t: float, *, auto: bool) -> bool:
+    def _ought_to_change(self, t: float) -> bool:
+        """Whether another method is the right one from here on; see `choice`."""
+        choice, memory, steps = self.session.choice, self.memory, self.before + self.steps
+        if choice.left(steps) > 0:
+            return False
+        e = memory.equations
+        return choice.changes(e, t, memory.x_data[: e.n], memory.model.memory, self.first.t_stop, steps)
+
+    def _look_around(self, t: float) -> bool:
         """Whether another way of going on is called for, with the next task."""
         session, memory, e = self.session, self.memory, self.memory.equations
         if e.index == 2:
@@ -158,12 +174,7 @@ class Course:
             refuse_loose(memory)
         x = memory.x_data[: e.n]
         drifts = e.constrained and self.first.record != "dense" and e.index == 1
-        if drifts and has_drifted(self.task, t, x, session.parameters, session.options):
-            return True
-        steps = self.before + self.steps
-        if not auto or session.choice.left(steps) > 0:
-            return False
-        return session.choice.changes(e, t, x, memory.model.memory, self.first.t_stop, steps)
+        return drifts and has_drifted(self.task, t, x, session.parameters, session.options)
 
     def _go(self, budget: int) -> int:
         if self.marcher is None:
