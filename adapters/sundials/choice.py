@@ -59,8 +59,9 @@ class Choice:
         if not rate:
             return False
         allowed = self._options.allowed(e.variables, task.x0)
-        step = accurate_step(e, *here, allowed, task.t_stop - task.t0)
-        return not rate * step <= BOUND * self._reach(nonstiff) or not self._arrives(task.t_stop - task.t0, step)
+        left = task.t_stop - task.t0
+        step = min(accurate_step(e, *here, allowed, left), self._options.max_step or left)
+        return not rate * step <= BOUND * self._reach(nonstiff) or not self._arrives(left, step)
 
     def _arrives(self, left: float, step: float) -> bool:
         """Whether steps get to the end within their limit; else only those that may grow will do."""
