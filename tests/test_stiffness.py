@@ -154,3 +154,10 @@ def test_derivatives_across_changes_of_the_method(*, counted: bool, native_event
         beside = ({**nominal, name: nominal[name] + sign * h} for sign in (1, -1))
         up, down = (dh.simulate(system, span, parameters=p, **options).functionals["G"] for p in beside)
         assert forward.gradient["G"][i] == pytest.approx((up - down) / (2 * h), rel=1e-4, abs=1e-5)
+
+
+def test_steps_that_something_else_keeps_short_are_explicit() -> None:
+    """A longest step bounds implicit ones as much."""
+    system = following(200.0).build()
+    assert methods(dh.simulate(system, (0, 20), rtol=1e-6)) == ["bdf"]
+    assert methods(dh.simulate(system, (0, 20), rtol=1e-6, max_step=1e-3)) == ["erk"]

@@ -62,8 +62,13 @@ class Choice:
         if not rate:
             return False
         allowed = self._options.allowed(e.variables, task.x0)
-        step = accurate_step(e, *here, allowed, task.t_stop - task.t0)
-        return not rate * step <= BOUND * self._reach(nonstiff)
+        left = task.t_stop - task.t0
+        step = min(accurate_step(e, *here, allowed, left), self._options.max_step or left)
+        return not rate * step <= BOUND * self._reach(nonstiff) or not self._arrives(left, step)
+
+    def _arrives(self, left: float, step: float) -> bool:
+        """Whether steps get to the end within their limit; else only those that may grow will do."""
+        return left <= step * self._options.max_steps
 
     def _reach(self, nonstiff: SundialsMethod) -> float:
         ratio = self._options.rtol / MEASURED
@@ -121,7 +126,7 @@ class Choice:
             rate = decay_rate(e, t, x, m, self._p)
             fastest = max(rate, self._rates.get(key, rate))  # at either end of the steps since the last look
             self._rates[key] = rate
-            return fastest * step < FREE * reach
+            return fastest * step < FREE * reach and self._arrives(t_stop - t, step)
         if key in self._turned and steps - self._turned[key][0] < self._patience.get(key, LOOK):
             return False
         return stiff_rate(e, t, x, m, self._p, t_stop) * step > BOUND * reach

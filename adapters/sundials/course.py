@@ -132,14 +132,15 @@ class Course:
     def _advance(self) -> int:
         """Step until something happens; PAUSED at the step limit or where another way of going on is called for."""
         left = self.session.options.max_steps - self.before
+        begun = self.memory.stepper.t, self.steps, self._segment
         while left > self.steps:
-            before, taken, segment = self.memory.stepper.t, self.steps, self._segment
-            paused = None
+            before, taken, paused = self.memory.stepper.t, self.steps, None
             if self._runner is not None:
-                before, taken, segment = self._runner.stretch
+                begun = before, taken, _ = self._runner.stretch
                 paused, self._runner = self._runner.paused, None
             constrained = self.memory.equations.constrained or self._leads_onto_constraints
             budget = DRIFT_LOOK if constrained else BUDGET
+            patient = self._chooses and self.memory.method.implicit
             unwatched = self.memory.equations.unwatched and self.memory.equations.index == 1
             if unwatched:
                 budget = SIGN_LOOK
@@ -151,10 +152,15 @@ class Course:
             if status not in (driver.PAUSED, driver.STALLED):
                 return status
             t = self.memory.stepper.t
-            step = 0.0 if status == driver.STALLED else (t - before) / (self.steps - taken)
-            if segment == self._segment and is_starved(step, t, self.task):
-                self._starved = starved(step, mode=self.memory.equations.name, time=t, not_finite=self._is_poisoned())
-                return driver.STALLED
+            if self._automatic and status == driver.PAUSED and self._ought_to_change(t):
+                return driver.PAUSED
+            if status == driver.STALLED or not patient or self.steps - begun[1] >= BUDGET:  # else they may grow yet
+                step = 0.0 if status == driver.STALLED else (t - begun[0]) / (self.steps - begun[1])
+                if begun[2] == self._segment and is_starved(step, t, self.task):
+                    mode, poisoned = self.memory.equations.name, self._is_poisoned()
+                    self._starved = starved(step, mode=mode, time=t, not_finite=poisoned)
+                    return driver.STALLED
+                begun = t, self.steps, self._segment
             if self._look_around(t):
                 return driver.PAUSED
         return driver.PAUSED
@@ -173,6 +179,18 @@ class Course:
     def _automatic(self) -> bool:
         return self.session.options.automatic and self.first.method is None
 
+    @property
+    def _chooses(self) -> bool:
+        return self._automatic and not self.memory.equations.implicit
+
+    def _ought_to_change(self, t: float) -> bool:
+        """Whether another method is the right one from here on; see `choice`."""
+        choice, memory, steps = self.session.choice, self.memory, self.before + self.steps
+        if choice.left(steps) > 0:
+            return False
+        e, t_stop = memory.equations, self.first.t_stop if self.marcher is None else self.marcher.stop
+        return choice.changes(e, t, memory.x_data[: e.n], memory.model.memory, t_stop, steps)
+
     def _look_around(self, t: float) -> bool:
         """Whether another way of going on is called for, with the next task."""
         session, memory, e = self.session, self.memory, self.memory.equations
@@ -181,17 +199,11 @@ class Course:
             refuse_loose(memory)
         x = memory.x_data[: e.n]
         drifts = e.constrained and self.first.record != "dense" and e.index == 1
-        if drifts and has_drifted(self.task, t, x, session.parameters, session.options):
-            return True
-        steps = self.before + self.steps
-        if not self._automatic or session.choice.left(steps) > 0:
-            return False
-        t_stop = self.first.t_stop if self.marcher is None else self.marcher.stop
-        return session.choice.changes(e, t, x, memory.model.memory, t_stop, steps)
+        return drifts and has_drifted(self.task, t, x, session.parameters, session.options)
 
     def _end(self, taken: int, budget: int) -> int:
         """After how many steps to look around: enough, after the last time, to tell whether they get anywhere."""
-        if self._automatic:
+        if self._chooses:
             budget = min(budget, max(LOOK, self.session.choice.left(self.before + taken)))
         return taken + budget
 

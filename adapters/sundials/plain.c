@@ -130,7 +130,7 @@ static int set_out(plain *v) {
 
 /* When to look at the steps again, after so many; what there was room for does not move that. */
 static void schedule_look(plain *v, integer taken) {
-  const integer due = taken + (v->watch ? v->interval : BUDGET);
+  const integer due = taken + (v->watch && !v->stations[v->tables->at].implicit ? v->interval : BUDGET);
   v->look = due < v->max_steps ? due : v->max_steps;
 }
 
