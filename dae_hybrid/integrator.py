@@ -49,7 +49,8 @@ class Equations:
                    it misses the equations (for compiled code, as are the next ones)
     settle         x after one Newton correction
     slopes         rates of the guards of transitions at a consistent point
-    weigh          W, dense: one correction changes those guards by -W times what x misses; where W is not too large
+    weigh          W, dense, a column for each of those guards: one correction changes them by -W' times what x misses;
+                   where W is not too large
     poles          the quantities behind the guards of transitions, and their rates, at x as it stands
     drift          how far the differential variables are from the constraints that the solution stays on
                    (n_differential); only where there are such constraints

@@ -250,15 +250,15 @@ class ModeFunctions:
         return ca.vertcat(self.algebraic_part(s), self.invariant_part(s))
 
     def guard_weights(self, s: Flat) -> Any:
-        """W: `settle` changes the guards by -W off, but for squares."""
+        """W, a column for each guard: `settle` changes the guards by -W^T off, but for squares."""
         ny, nz = self.ny, self.nz
         by_x, h_x = ca.jacobian(self.flow(*s.point), s.x), ca.jacobian(self.guards(*s.point), s.x)
         transposed = by_x[ny:, ny:].T
-        by_z = linear_solve(transposed, ca.densify(h_x[:, ny:].T)).T
+        by_z = linear_solve(transposed, ca.densify(h_x[:, ny:].T))
         if not self.nk:
             return by_z
-        along = by_x[:ny, ny:].T @ (h_x[:, :ny] - by_z @ by_x[ny:, :ny]).T
-        return ca.horzcat(by_z, linear_solve(transposed, ca.densify(along)).T[:, nz - self.nk :])
+        along = by_x[:ny, ny:].T @ (h_x[:, :ny].T - by_x[ny:, :ny].T @ by_z)
+        return ca.vertcat(by_z, linear_solve(transposed, ca.densify(along))[nz - self.nk :, :])
 
     def _rounding(self) -> ca.Function:
         """What rounding of the algebraic variables is a multiple of: their size and that of their equations' terms."""

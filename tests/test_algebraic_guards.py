@@ -198,7 +198,7 @@ def test_pieces_of_guards(name: str) -> None:
         expected = np.array(e.functions["guards"].function(*point)).ravel()
         assert np.array(sketch(1.0, at, m, p)[0]).ravel() == pytest.approx(expected, rel=1e-10)
         guards, misses = sketch(*point)
-        predicted = np.array(guards - weigh(*point) @ misses).ravel()
+        predicted = np.array(guards - weigh(*point).T @ misses).ravel()
         missed.append(np.abs(predicted - expected).max())
         assert missed[-1] < 0.2 * np.abs(np.array(guards).ravel() - expected).max()
     assert missed[1] < 0.03 * missed[0]  # squares: a hundredth

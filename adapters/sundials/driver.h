@@ -138,8 +138,8 @@ typedef struct {
   double *latest;                            /* n_guards: guards as SUNDIALS has seen them last, and when */
   double latest_time;
   integer n_poles, n_off;                    /* guards that are determinants; by how many numbers x misses its equations */
-  double *off, *guard_weights;               /* those numbers; (n_guards - n_poles) x n_off: what they do to the guards, */
-  integer weighed;                           /* 1 + setups of Newton's matrix when that was; 0: not in this segment */
+  double *off, *guard_weights;               /* those numbers; (n_guards - n_poles) x n_off: what they do to the guards */
+  integer weighed;                           /* 1 + setups of Newton's matrix when they did; 0: not in this segment */
   double *settled;                           /* 2 n doubles of work */
   double *point;                             /* n doubles: argument of the cached linearisation */
   double *parameter_gradient;                /* n_parameters doubles of work */

@@ -120,9 +120,10 @@ static int guards_near(context *c, double t, const double *x, double *value) {
   c->res[0] = value, c->res[1] = c->off;
   if (evaluate(c, c->sketch, t, x)) return FATAL;
   for (integer i = 0; i < own && certain; i++) {
+    const double *weight = c->guard_weights + i * c->n_off;
     double moved = 0, most = 0;
     for (integer j = 0; j < c->n_off; j++) {
-      const double part = c->guard_weights[j * own + i] * c->off[j];
+      const double part = weight[j] * c->off[j];
       moved += part, most += fabs(part);
     }
     value[i] -= moved;
