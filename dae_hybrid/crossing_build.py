@@ -20,6 +20,8 @@ from dae_hybrid.transition import CLOCK, TransitionMap
 LARGEST = 40
 #: functions of a transition with unknowns that take more operations than this take longer than half a second to compile
 LONGEST = 5000
+#: the largest modes of points where nothing happens, where they are integrated as explicit equations
+LARGEST_POINT = 1000
 
 
 def is_plain(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> bool:
@@ -43,7 +45,8 @@ def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
 
 def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]:
     """`cross` of a mode where nothing happens, and `closure` for knots; none where it is too large, or of index 2."""
-    if mode.nk or mode.poles or mode.lowering.n + mode.nm > LARGEST:
+    largest = LARGEST if mode.nz and mode.explicit is None else LARGEST_POINT
+    if mode.nk or mode.poles or mode.lowering.n + mode.nm > largest:
         return {}
     (t, y, m, p), x = _point(mode)
     outputs = {"cross": [x, *mode.entry.call([t, x, m, p])]}

@@ -210,6 +210,23 @@ def frame(n: int, dt: float) -> dh.HybridModel:
     return m
 
 
+@pytest.mark.parametrize("method", ["auto", "bdf"])
+def test_a_tall_building_in_an_earthquake(method: str) -> None:
+    """Sixty storeys: more states than compiled transitions have, with a sparse matrix."""
+    n, t = 60, 0.02 * np.arange(101)
+    m = dh.HybridModel("building")
+    k, x, v = m.parameter("k", 30.0), m.differential("x", size=n), m.differential("v", size=n)
+    ground = m.signal("ground", t, k / 30 * np.sin(3 * t) * np.cos(0.7 * t))
+    drift = ca.vertcat(x[0], x[1:] - x[:-1])
+    force = k * drift + 0.5 * drift**3
+    rate = -force + ca.vertcat(force[1:], 0) - 0.2 * v - ground
+    m.initial(m.mode("moves", ode={x: v, v: rate}), {x: np.zeros(n), v: np.zeros(n)})
+    m.functional("G", terminal=x[n - 1], integrand=x[n - 1] ** 2, at_times={0.5: x[3], 0.8: v[n - 1]})
+    forward = compare(m, (0, 0.99), exact=False, method=method)
+    assert in_python(forward.trajectory) == 0
+    assert len(knots_of(forward.trajectory)) == 49
+
+
 def test_a_hysteretic_frame_in_an_earthquake() -> None:
     forward = compare(frame(800, 0.02), (0.0, 15.975), exact=False, rtol=1e-7, atol=1e-9)
     assert len(forward.trajectory.events) > 10
