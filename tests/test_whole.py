@@ -616,17 +616,6 @@ def _van_der_pol() -> dh.HybridModel:
     return m
 
 
-def _equations_in_a_reset() -> dh.HybridModel:
-    m = dh.HybridModel("equations")
-    x, v, g, e = m.differential("x"), m.differential("v"), m.parameter("g", 9.81), m.parameter("e", 0.8)
-    fall = m.mode("fall", ode={x: v, v: -g})
-    m.transition(fall, fall, guard=x, direction="falling", reset=[m.post(x) - m.pre(x), m.post(v) ** 3 + (e * v) ** 3])
-    m.transition(fall, fall, guard=v, direction="falling")
-    m.initial(fall, {x: 1.0, v: 0.5})
-    m.functional("G", integrand=x)
-    return m
-
-
 def _ends_by_event() -> dh.HybridModel:
     m = dh.HybridModel("ends")
     x, v, g = m.differential("x"), m.differential("v"), m.parameter("g", 9.81)
@@ -643,7 +632,6 @@ PAUSING: dict[str, tuple[Callable[[], dh.HybridModel], tuple[float, float]]] = {
     "two at once": (_together, (0.0, 7.3)),
     "stiff later": (_stiff_later, (0.0, 6.0)),
     "stiff on the way": (_van_der_pol, (0.0, 300.0)),
-    "equations in a reset": (_equations_in_a_reset, (0.0, 2.0)),
     "ends by an event": (_ends_by_event, (0.0, 9.0)),
 }
 
