@@ -101,6 +101,8 @@ class Outputs:
         self.points: list[Points] = []
         self.t, self.modes = np.zeros(size), np.zeros(size, np.intp)
         for mode, pieces in rows.items():
+            d = min(piece[4].shape[1] for piece in pieces)  # what a failed segment has computed has no derivatives
+            pieces = [(*piece[:4], piece[4][:, :d], piece[5][:, :, :d]) for piece in pieces]
             places, t, states, memory, ds, dm = (np.concatenate(part) for part in zip(*pieces, strict=True))
             complete = partial(system.modes[mode].complete_rows, t, states, memory, parameters)
             self.points.append(Points(system.modes[mode], places, t, memory, complete, (states, ds, dm)))
