@@ -73,7 +73,7 @@ MEASURES, TURNS = 0, 1
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """The start and the end of runs, for an integrator that carries out whole runs by itself.
+    """The start and the end of runs, for an integrator that carries them out by itself.
 
     The functions have the inputs ``(t, x, m, p)``, with the integrator's x, and dense outputs:
 

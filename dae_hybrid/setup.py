@@ -210,7 +210,7 @@ class Setup:
         self, options: Options, *, certify: bool, keep_path: bool, t_eval: Array | None,
         directions: Array | None = None, scales: Array | None = None,
     ) -> Errand | None:  # fmt: skip
-        """The run as one that an integrator may carry out as a whole; None where it may not."""
+        """The run as one that an integrator may begin by itself; None where it may not."""
         able = self.integrator.capabilities.whole and options.native_events
         if not able or self.system.network.ends is None or is_unresolved(*self.span):
             return None

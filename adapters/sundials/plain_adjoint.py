@@ -47,7 +47,7 @@ def carry_back(
 
 
 class Returner:
-    """Tables and work for the adjoints of a network's whole runs by some parameters; used by one at a time."""
+    """Tables and work for the adjoints of a network's runs by some parameters; used by one at a time."""
 
     def __init__(
         self, network: Network, options: Options, table: Table, wrt: tuple[int, ...], components: tuple[int, ...]
