@@ -44,17 +44,18 @@ def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
 
 
 def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]:
-    """`cross` of a mode where nothing happens, and `closure` for knots; none where it is too large, or of index 2."""
+    """`cross` of a mode where nothing happens, and `solve` for knots; none where it is too large, or of index 2."""
     largest = LARGEST if mode.nz and mode.explicit is None else LARGEST_POINT
     if mode.nk or mode.poles or mode.lowering.n + mode.nm > largest:
         return {}
     (t, y, m, p), x = _point(mode)
     outputs = {"cross": [x, *mode.entry.call([t, x, m, p])]}
+    clock, z = ca.MX.sym("clock", CLOCK), ca.MX.sym("z", mode.nz)
     if turns and mode.explicit is None and 0 < mode.nz <= SYMBOLIC_SOLVE:
-        outputs["closure"] = mode.closure.call([t, x, m, p])
-    clock = ca.MX.sym("clock", CLOCK)
+        k, by_z, size = mode.closure.call([t, ca.vertcat(y[: mode.ny], z), m, p])
+        outputs["solve"] = [k, by_z, ca.fabs(by_z), size]
     return {
-        key: expanded(ca.Function(f"m{mode.index}_{key}", [t, y, m, p, clock], [ca.densify(v) for v in values]))
+        key: expanded(ca.Function(f"m{mode.index}_{key}", [t, y, m, p, clock, z], [ca.densify(v) for v in values]))
         for key, values in outputs.items()
     }
 
@@ -176,9 +177,11 @@ def network(
 
     def stays(index: int, *, turns: bool) -> Link | None:
         own, closes = points.get(index, {}), turns and modes[index].equations.implicit
-        if not own or any(f.address is None for f in own.values()) or (closes and "closure" not in own):
+        if not own or any(f.address is None for f in own.values()) or (closes and "solve" not in own):
             return None
-        return Link(own["cross"], None, index, closure=own["closure"] if closes else None)
+        if not closes:
+            return Link(own["cross"], None, index)
+        return Link(own["cross"], None, index, solve=own["solve"], unknowns=own["solve"].function.size1_out(0))
 
     return Network(
         equations=tuple(mode.equations for mode in modes),

@@ -51,7 +51,7 @@ class Link:
 
     Behind those of transitions a mode has a link for measurements, where the point is recorded and no more, and one for
     knots, where the memory of signals changes. They lead nowhere, have no `tangent`, and of `cross` the first five
-    outputs; for knots `closure` gives k, k_z and the size of the terms of k, where the integrator has z.
+    outputs; for knots there is `solve` where the integrator has z, which are then the unknowns.
     """
 
     cross: NativeFunction
@@ -60,7 +60,6 @@ class Link:
     cost: NativeFunction | None = None
     begin: NativeFunction | None = None
     solve: NativeFunction | None = None
-    closure: NativeFunction | None = None
     unknowns: int = 0
     simple: bool = True  # they are z after and nothing else
     slopes: bool = False  # derivatives depend on theirs

@@ -250,7 +250,6 @@ typedef struct {                             /* an adjoint, integrated back alon
 typedef struct {                             /* what follows where a guard crosses, or a time comes */
   casadi_function cross, tangent, cost;      /* none where that is never plain, and where nothing is charged; see march.c */
   casadi_function begin, solve;              /* of what is solved for after it; see crossing.c */
-  casadi_function closure;                   /* of z after a knot; none where z follows */
   integer target, transition, index, direction, width;
   integer clock;                             /* of time events: what they have in common that tick together; else -1 */
   integer measures, turns;                   /* nothing happens: the point is recorded, for a measurement; a knot of signals */

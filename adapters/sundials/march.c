@@ -511,28 +511,15 @@ static int measure(march *m) {
   return 1;
 }
 
-/* The algebraic variables of implicit equations by Newton's method, where the memory has changed; whether full steps
- * converge. See `solve_algebraic` in dae_hybrid/formulation.py. */
+/* The algebraic variables after a knot, from those before it. */
 static int close_algebraic(march *m, const station *at, const link *l, double t, double *x, const double *memory) {
-  const integer n = at->n_z;
-  double k[MOST_SOLVED], size[MOST_SOLVED], by_z[MOST_SOLVED * MOST_SOLVED], matrix[MOST_SOLVED * MOST_SOLVED];
-  double *z = x + at->n_y, *res[3] = {k, by_z, size}, before = HUGE_VAL;
-  for (int step = 0; step < MOST_STEPS; step++) {
-    double largest = 0;
-    int small = 1, exact = 1, stands = 1;
-    if (call(m, l->closure, t, x, memory, res, 3) || !all_finite(k, n) || !all_finite(by_z, n * n)) return 0;
-    for (integer i = 0; i < n; i++) {
-      const double terms = DBL_EPSILON * (isfinite(size[i]) ? size[i] : fabs(k[i]));
-      small &= fabs(k[i]) <= RESIDUAL_ROUNDINGS * terms, exact &= fabs(k[i]) <= terms, largest = fmax(largest, fabs(k[i]));
-      for (integer j = 0; j < n; j++) matrix[i * n + j] = by_z[j * n + i];
-    }
-    if (!(largest < before) && !small) return 0;
-    if (!solve_dense(matrix, k, n, 1) || !all_finite(k, n)) return 0;
-    for (integer i = 0; i < n; i++) stands &= fabs(k[i]) <= 4 * DBL_EPSILON * fabs(z[i]), z[i] -= k[i];
-    if (exact || (small && (stands || !(largest < before)))) return 1;
-    before = largest;
-  }
-  return 0;
+  const integer n = at->n_z, one = 3 * n + 2 * n * n;
+  trial now = lay_out_trial(m->solving, n), next = lay_out_trial(m->solving + one, n);
+  memcpy(now.xi, x + at->n_y, (size_t)n * sizeof(double));
+  if (!try_unknowns(m, l, t, x, memory, &now)) return 0;
+  if (!iterate(m, l, t, x, memory, &now, &next, m->solving + 2 * one)) return 0;
+  memcpy(x + at->n_y, now.xi, (size_t)n * sizeof(double));
+  return 1;
 }
 
 /* Signals take their next coefficients at a knot, where no guard is near zero or changes its sign; 1 if so, and 0 if not.
@@ -555,7 +542,7 @@ static int turn(march *m) {
   if (!look_at(m, l, t, x, c->memory, e.x, e.xdot, e.guards, n)) return 0;
   memcpy(e.memory_after, c->memory, (size_t)m->n_memory * sizeof(double));
   for (integer j = 0; j < m->n_entries; j++) e.memory_after[m->entries[j]] = m->knots[knot * m->n_entries + j];
-  if (l->closure && !close_algebraic(m, at, l, t, x, e.memory_after)) return 0;
+  if (l->solve && !close_algebraic(m, at, l, t, x, e.memory_after)) return 0;
   if (!look_at(m, l, t, x, e.memory_after, e.x_after, e.xdot_after, e.guards_after, n)) return 0;
   event after = e;
   after.guards = e.guards_after;

@@ -53,9 +53,7 @@ class Marcher:
                 links=ctypes.addressof(links), absolute=self._absolute[i].ctypes.data,
             )  # fmt: skip
         every = [x for links in network.links for x in links if x is not None]
-        functions = [
-            f for x in every for f in (x.cross, x.tangent, x.cost, x.begin, x.solve, x.closure) if f is not None
-        ]
+        functions = [f for x in every for f in (x.cross, x.tangent, x.cost, x.begin, x.solve) if f is not None]
         if network.ends is not None:
             functions += [network.ends.origin, *network.ends.final]
         sizes = np.max([f.work_sizes for f in functions], axis=0)
@@ -102,7 +100,7 @@ class Marcher:
                 links[i].waits, links[i].toggles = network.waits[transition], network.toggles[transition]
                 links[i].becomes, links[i].keeps = network.becomes[transition], network.keeps[transition]
             if link is not None:
-                for name in ("cross", "tangent", "cost", "begin", "solve", "closure"):
+                for name in ("cross", "tangent", "cost", "begin", "solve"):
                     function = getattr(link, name)
                     setattr(links[i], name, None if function is None else function.address)
                 for name in ("target", "unknowns", "simple", "slopes", "others"):
