@@ -32,6 +32,8 @@ CHOICES = {
 DEFAULT_ATOL = 1e-10
 #: squares of step sizes must not underflow (measured: IDAS refuses below 1e-145, CVODES below 1e-165)
 SHORTEST_SPAN = 1e-140
+#: compiled loops count in integers of 64 bits
+UNLIMITED = 2**62
 #: reciprocals of tolerances must not overflow
 SMALLEST_ATOL = 1e-300
 
@@ -173,6 +175,7 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise OptionError(f"{name} must be a positive integer, got {value!r}.")
+            object.__setattr__(self, name, min(int(value), UNLIMITED))
 
     @property
     def automatic(self) -> bool:

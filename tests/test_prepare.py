@@ -29,7 +29,7 @@ def test_simulations(name: str, built: Any, models: Any) -> None:
         assert (found.n_events, found.t_end) == (len(sol.events), sol.final[0])
         assert found.n_steps == sol.statistics["steps"]
         assert not found.gradient
-        assert found.is_native == (name != "circuit")
+        assert found.is_native
         np.testing.assert_array_equal(found.parameters, p)
         assert isinstance(found.single, dh.Trajectory)
         for variable in sol.names:
