@@ -421,7 +421,7 @@ class Automaton:
         event, mode = leg.last
         self.instant.catch_up(leg, task)
         self.n_events += leg.n_events
-        self.stops.taken(len(leg.measured), leg.last[0]["time"])
+        self.stops.taken(int(leg.is_measurement.sum()), leg.last[0]["time"])
         self.spared = np.inf
         self.outputs += leg.n_rows
         self.mode, self.t, self.integrals = self.system.modes[mode], task.t0, task.integrals

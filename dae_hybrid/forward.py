@@ -142,8 +142,8 @@ class Directions:
     def _measure_in(self, leg: Leg) -> list[tuple[float, Array]]:
         """When measurements of a leg were taken, and what they add to the derivatives, (d, n_functionals)."""
         found = []
-        for record, part in zip(leg.measurements(self.system), leg.measured, strict=True):
-            self.state, gained = leg.state_derivatives(part["before"], record.mode.index), np.zeros_like(self.costs)
+        for record, state in zip(leg.measurements(self.system), leg.measured_derivatives(), strict=True):
+            self.state, gained = state, np.zeros_like(self.costs)
             gained[:, self.system.measurements[record.index].components] = self._measured(record).T
             self.measured.append(self.state)
             found.append((record.time, gained))

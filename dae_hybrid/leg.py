@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -225,19 +226,37 @@ class Leg:
         """Every event by names, and the mode after it."""
         return map(self._event, self.event_heads)
 
-    @cached_property
-    def measured(self) -> list[dict[str, Any]]:
-        """Every measurement by names."""
-        return [self._event(head)[0] for head in self._heads(self.is_measurement)]
-
     @property
     def measured_times(self) -> list[float]:
         """Times of the measurements."""
-        return [part["time"] for part in self.measured]
+        found: list[float] = self.column("time")[self.is_measurement].tolist()
+        return found
 
     def measurements(self, system: HybridSystem) -> list[MeasurementRecord]:
-        """Their records."""
-        return [self._measurement(system, part) for part in self.measured]
+        """The measurements."""
+        times, counts = self.column("time").tolist(), self.column("count").astype(int).tolist()
+        return [
+            MeasurementRecord(times[place], counts[place], system.modes[mode], *point)
+            for place, mode, point in self._measured("x", "xdot", "memory")
+        ]
+
+    def measured_derivatives(self) -> list[Array]:
+        """Derivatives of (y, m) at every measurement."""
+        return [self.state_derivatives(part, mode) for _, mode, (part,) in self._measured("before")]
+
+    def _measured(self, *names: str) -> list[tuple[int, int, list[Array]]]:
+        """Places and modes of the measurements, with these parts of their records."""
+        kinds = (kind for kind in self.kinds if self.is_measurement[kind.places[0]])
+        return sorted(
+            (
+                (place, kind.mode, parts)
+                for kind in kinds
+                for place, *parts in zip(
+                    kind.places.tolist(), *(self.values(kind, name) for name in names), strict=True
+                )
+            ),
+            key=itemgetter(0),
+        )
 
     @cached_property
     def knots(self) -> NDArray[np.intp]:
@@ -257,10 +276,6 @@ class Leg:
             (self.state_derivatives(part["before"], mode), self.state_derivatives(part["after"], mode))
             for mode, part in named
         ]
-
-    def _measurement(self, system: HybridSystem, part: dict[str, Any]) -> MeasurementRecord:
-        mode = system.modes[part["source"]]
-        return MeasurementRecord(part["time"], int(part["count"]), mode, part["x"], part["xdot"], part["memory"])
 
     def _event(self, head: Head) -> tuple[dict[str, Any], int]:
         event: dict[str, Any] = dict(
