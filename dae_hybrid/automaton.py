@@ -63,6 +63,7 @@ class Automaton:
         options: Options,
         companion: Companion | None,
         reopen: Any,
+        schedule: Schedule,
         *,
         certify: bool = False,
         keep_path: bool = False,
@@ -71,7 +72,7 @@ class Automaton:
         self.system, self.session, self.p = system, session, parameters
         self.span, self.t_eval, self.options, self.companion = t_span, t_eval, options, companion
         self.reopen, self.certify, self.keep_path = reopen, certify, keep_path
-        self.instant = Instant(system, t_span, options, Schedule(system, t_span[0], parameters))
+        self.instant = Instant(system, t_span, options, schedule)
         self.stops = Stops(system, t_span, parameters)
         self.keep = keep
         self.parts: list[Part | Leg] = []

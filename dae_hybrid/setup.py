@@ -174,12 +174,13 @@ class Setup:
         options = self.options if max_steps is None else replace(self.options, max_steps=max_steps)
         t_eval = np.zeros(0) if self.t_eval is None and self.keep != "all" else self.t_eval
         found, session = None, self.integrator.open(options, self.p, **more)
+        schedule = Schedule(self.system, self.span[0], self.p)
         try:
             if self.keep != "final":
-                found = self._whole(session, options, directions, t_eval, for_adjoint=for_adjoint, **more)
+                found = self._whole(session, options, directions, t_eval, schedule, for_adjoint=for_adjoint, **more)
             if found is None:
                 found = Automaton(
-                    self.system, session, self.p, self.span, t_eval, options, directions, self.open,
+                    self.system, session, self.p, self.span, t_eval, options, directions, self.open, schedule,
                     certify=for_adjoint or directions is not None, keep_path=for_adjoint, keep=self.keep,
                 ).run()  # fmt: skip
         finally:
@@ -194,30 +195,30 @@ class Setup:
         return replace(found, again=again) if self.keep == "all" else found
 
     def _whole(
-        self, session: Session, options: Options, directions: Directions | None, t_eval: Array | None, *,
-        for_adjoint: bool,
+        self, session: Session, options: Options, directions: Directions | None, t_eval: Array | None,
+        schedule: Schedule, *, for_adjoint: bool,
         parameter_directions: Array | None = None, scales: Array | None = None,
     ) -> Trajectory | None:  # fmt: skip
         """The run, where the integrator carries it to its end."""
         errand = self.errand(
             options, certify=for_adjoint or directions is not None, keep_path=for_adjoint,
-            directions=parameter_directions, scales=scales, t_eval=t_eval,
+            directions=parameter_directions, scales=scales, t_eval=t_eval, schedule=schedule,
         )  # fmt: skip
         found = None if errand is None else cast(RunsWhole, session).run(self.system.network, errand)
         return None if found is None else trajectory_of(self.system, found, directions, self.open)
 
     def errand(
         self, options: Options, *, certify: bool, keep_path: bool, t_eval: Array | None,
-        directions: Array | None = None, scales: Array | None = None,
+        directions: Array | None = None, scales: Array | None = None, schedule: Schedule | None = None,
     ) -> Errand | None:  # fmt: skip
         """The run as one that an integrator may begin by itself; None where it may not."""
         able = self.integrator.capabilities.whole and options.native_events
         if not able or self.system.network.ends is None or is_unresolved(*self.span):
             return None
         alarms, until = tuple[Alarms, ...](), np.inf
-        if any(self.system.network.timed):
+        if schedule is not None and any(self.system.network.timed):
             try:
-                alarms, until = Schedule(self.system, self.span[0], self.p).alarms(self.span[0], [], None)
+                alarms, until = schedule.alarms(self.span[0], [], None)
             except NonFiniteError:  # of a mode that may never be entered
                 return None
         slack = TOGETHER * options.rtol if certify else 0.0
