@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import casadi as ca
 import numpy as np
 import pytest
 from random_systems import random_system
@@ -256,3 +257,25 @@ def test_a_path_that_is_too_long_is_integrated_again(built: Any, models: Any, mo
     np.testing.assert_allclose(again.gradient, kept.gradient, rtol=1e-5)
     explicit = dh.adjoint_gradient(system, (0, 3), "G", method="erk", **TIGHT)
     np.testing.assert_allclose(explicit.gradient, kept.gradient, rtol=1e-5)
+
+
+def test_a_relation_that_slides_after_an_event_is_refused() -> None:
+    """The sides of guards after compiled events are those of the segment that they have led to.
+
+    What an event would have led to that was then left to Python is not to be taken for them: a relation whose sides
+    point at each other held none, silently.
+    """
+    m = dh.HybridModel("slides")
+    k, p, t = m.parameter("k", 0.36), m.parameter("p", 0.37), m.time
+    x, y = m.differential("x"), m.differential("y")
+    low = y < k
+    drive = 0.8 * np.sin(p * t + 2.9) - 0.4 * x + ca.if_else(low, p * np.cos(1.5 * y), 1.1 * np.sin(p * t + 1.9))
+    run = m.mode("run", ode={x: drive, y: 0.8 * np.sin(0.9 * t + x) - y + ca.if_else(low, 0.4, -0.2)})
+    m.initial(run, {x: 0.15, y: 0.0})
+    m.functional("G", terminal=x)
+    system = m.build()
+    for native in (True, False):
+        with pytest.raises(dh.ChatteringError, match="point at each other") as error:
+            dh.simulate(system, (0, 3), native_events=native, **TIGHT)
+        assert 2 < error.value.time < 2.5
+        assert error.value.trajectory.events[0].time < 1

@@ -291,7 +291,8 @@ typedef struct {
   double *cost;                              /* of one event: those of all functionals, and their derivatives by (w, p, t) */
   double *gained, *gained_directions;        /* costs of all events, and their derivatives along every direction */
   const double *parameters, *directions;
-  double *bands;                             /* bands and departures of the guards of the mode that is entered */
+  double *bands, *entered;                   /* bands and departures of the guards where the segment under way began; the same
+                                                where an event leads to, which may not be carried out */
   double *ranges;                            /* by transition: how large its guard has been */
   integer *rested;                           /* by transition: whether its guard stayed at zero */
   double *records;

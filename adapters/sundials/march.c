@@ -134,7 +134,7 @@ static int enter(march *m, const station *from, const station *to, integer index
                  int *decided) {
   const double *h = e->guards_after, *rate = h + to->n_guards, *size = rate + to->n_guards;
   const double *h0 = e->guards, *rate0 = h0 + from->n_guards, *size0 = rate0 + from->n_guards;
-  double *band = m->bands, *departure = band + to->run->model->n_guards;
+  double *band = m->entered, *departure = band + to->run->model->n_guards;
   memset(band, 0, (size_t)(2 * to->run->model->n_guards) * sizeof(double));
   *decided = 1;
   if (may_rest(m, from, to, from == to ? index : -1, t, e, decided) && from != to) return 0;
@@ -393,6 +393,7 @@ static int place(march *m) {
   lay_out(m, from, to, m->records + m->used - l->width, &e);
   for (integer j = 0; j < from->n_guards; j++)
     if (before->model->zero_band[j] != 0) m->rested[from->links[j].transition] = 1;
+  memcpy(m->bands, m->entered, (size_t)(2 * c->n_guards) * sizeof(double));
   memcpy(c->zero_band, m->bands, (size_t)c->n_guards * sizeof(double));
   memcpy(c->departure, m->bands + c->n_guards, (size_t)c->n_guards * sizeof(double));
   for (integer j = 0; j < to->n_guards; j++) {
@@ -554,7 +555,7 @@ static int turn(march *m) {
   for (integer i = 0; i < m->n_directions; i++)
     for (integer j = 0; j < m->n_entries; j++)
       e.after[i * size + at->n_y + m->entries[j]] = m->knot_directions[(knot * m->n_directions + i) * m->n_entries + j];
-  memset(m->bands, 0, (size_t)(2 * c->n_guards) * sizeof(double));
+  memset(m->entered, 0, (size_t)(2 * c->n_guards) * sizeof(double));
   return 1;
 }
 

@@ -63,7 +63,7 @@ class Marcher:
             sum(f.function.size1_out(i) * f.function.size2_out(i) for i in range(f.function.n_out())) for f in functions
         )
         most = max(e.n_guards for e in network.equations)
-        self._bands = np.zeros(2 * most)
+        self._bands, self._entered = np.zeros(2 * most), np.zeros(2 * most)
         self._schedule = (AlarmsStruct * len(network.equations))()
         self._alarms: tuple[Alarms, ...] = ()
         self._atol: Any = None  # that of the stations' tolerances
@@ -79,7 +79,7 @@ class Marcher:
             **{name: v.ctypes.data for name, v in zip(("work", "tangent", "cost"), self._scratch, strict=True)},
             solving=self._solving.ctypes.data, slopes=self._slopes.ctypes.data, n_unknowns=network.n_unknowns,
             gained=self._gained.ctypes.data, gained_directions=self._gained[1:].ctypes.data,
-            bands=self._bands.ctypes.data, schedule=ctypes.addressof(self._schedule),
+            bands=self._bands.ctypes.data, entered=self._entered.ctypes.data, schedule=ctypes.addressof(self._schedule),
             n_memory=first.n_memory, n_parameters=first.n_parameters, n_functionals=first.functionals.size,
             n_integrals=self.n_integrals, n_directions=n_directions, charges=network.charges,
             entries=network.entries.ctypes.data, n_entries=network.entries.size,
