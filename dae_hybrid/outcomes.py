@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -178,11 +178,13 @@ def replay(
         source = mode
         if firing.transition.kind == "every":
             instant.counts[firing.transition.index] = firing.count
-        order = instant.fired(firing.transition, t)
+        order, reached = instant.fired(firing.transition, t), at
         mode, at, record, cost = firing.carry_out(
             system, t, at, p, options, order=order, rate_scale=rate_scale,
             earlier=records[-1] if records else earlier,
         )  # fmt: skip
+        if mode is source and mode.equations.n == mode.differential.size:
+            at, record = _not_passed(look, mode, reached, at, record)
         records.append(record)
         costs = costs + cost
         if record.target is None:
@@ -196,6 +198,27 @@ def replay(
         if following is None:
             return Outcome(mode, at, costs, records)
         firing = following
+
+
+def _not_passed(
+    look: Look, mode: ModeSystem, before: Arrival, at: Arrival, record: EventRecord
+) -> tuple[Arrival, EventRecord]:
+    """The point after a transition and its record; relations that were at their thresholds, and are, keep their sides.
+
+    A reset evaluates the relations of what it changes, and which side of a threshold rounding takes them to is chance.
+    """
+    t, m, slack = record.time, at.m, look.slack(record.time)
+    for i, index in enumerate(mode.guarded):
+        relation = look.system.transitions[index].relation
+        if relation is None or index == record.index or m[relation.entry] == before.m[relation.entry]:
+            continue
+        if all(abs(point.guards[i]) <= slack * abs(point.rates[i]) for point in (before, at)):
+            m = m.copy()
+            m[relation.entry] = before.m[relation.entry]
+    if m is at.m:
+        return at, record
+    at = Arrival(at.x, m, *mode.kernels["entry"](t, at.x, m, look.p))
+    return at, replace(record, memory_plus=m, xdot_plus=at.xdot)
 
 
 def close(a: Array, b: Array, accuracy: float) -> bool:

@@ -516,3 +516,26 @@ def test_ties_are_seen_as_far_as_a_run_is_inaccurate(native: bool, options: dict
             dh.forward_sensitivity(system, (0, 2.5), rtol=rtol, atol=rtol / 100, **options)
         with pytest.warns(dh.DerivativeWarning, match="their order matters"):
             dh.adjoint_gradient(system, (0, 2.5), rtol=rtol, atol=rtol / 100, **options)
+
+
+def test_a_reset_leaves_a_relation_at_its_threshold_where_it_was() -> None:
+    """The threshold of y depends on x, which the reset changes: it evaluates the relation, at zero but for rounding.
+
+    With the reset first, the relation changes after it and moves x on at another rate.
+    """
+    m = dh.HybridModel("evaluated")
+    t, k = m.time, m.parameter("k", 0.5)
+    x, y = m.differential("x"), m.differential("y")
+    high = y >= 0.2 * t + ca.if_else(x >= -5, 0.1, k)
+    when = m.parameter("when", 0.25)
+    run = m.mode("run", ode={x: ca.if_else(high, 2.0, k), y: 0.6 + 0 * x})
+    m.transition(run, run, at=when, reset={x: 1 + 0 * x}, name="jump")
+    m.initial(run, {x: 0.0, y: 0.0})
+    m.functional("G", terminal=x)
+    system = m.build()
+    for native in (True, False):
+        with pytest.warns(dh.DerivativeWarning, match="order matters"):
+            dh.forward_sensitivity(system, (0, 1), native_events=native)
+    for late, slope in ((-1e-3, -0.5), (1e-3, -2.0)):  # the rate at which x is taken on after the reset
+        p = {"when": 0.25 + late}
+        assert dh.forward_sensitivity(system, (0, 1), parameters=p).gradient["G"][1] == pytest.approx(slope, abs=1e-6)
