@@ -427,7 +427,7 @@ class Instant:
         if transition.kind != "guard" or steps.size < ZENO_INTERVALS or not steps[-1] <= ZENO_RATIO * steps[-2]:
             return
         limit = self.limit()
-        if limit is None or limit - t > ZENO_REST * (t - self.span[0]) or limit > self.span[1]:
+        if limit is None or not t <= limit <= min(t + ZENO_REST * (t - self.span[0]), self.span[1]):
             return
         ratios = steps[1:] / steps[:-1]
         if np.ptp(ratios) > ZENO_SPREAD * ratios[-1]:
@@ -453,8 +453,10 @@ class Instant:
         good = (shrink > 0) & (steps[1:] > 0)
         if not good.size or not good[-1]:
             return None
+        grown = np.flatnonzero(~good)
+        since = grown[-1] + 1 if grown.size else 0
         # single intervals are known to the tolerance of the states
-        return float(np.median(times[2:][good] + steps[1:][good] ** 2 / shrink[good]))
+        return float(np.median(times[2:][since:] + steps[1:][since:] ** 2 / shrink[since:]))
 
     def lose(self, error: ZenoError) -> bool:
         """Events have become too fast to follow: say where they accumulate, and whether the run is to end there."""

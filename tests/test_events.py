@@ -672,3 +672,24 @@ def test_a_mode_of_rest_ends_what_would_accumulate(slowest: float) -> None:
 def test_a_resolution_that_would_take_for_ever_is_refused() -> None:
     with pytest.raises(dh.OptionError, match="would be looked at"):
         dh.simulate(fast(1e-12, native=False), (0, 3))
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("extra", [0, 41])  # so many further states leave the events to Python
+def test_bursts_that_are_cut_short_do_not_accumulate(native: bool, extra: int) -> None:
+    """A ball that is hit again before it comes to rest: intervals shrink, and grow again, in every burst."""
+    m = dh.HybridModel("kept up")
+    e, u = m.parameter("e", 0.9), m.parameter("u", 1.0)
+    y, v = m.differential("y"), m.differential("v")
+    ode = {y: v, v: -10.0}
+    if extra:
+        h = m.differential("h", size=extra)
+        ode[h] = -h
+    fall = m.mode("fall", ode=ode)
+    m.transition(fall, fall, guard=y, direction="falling", reset={v: -e * v}, name="floor")
+    m.transition(fall, fall, every=1.5, reset={v: u}, name="racket")
+    m.initial(fall, {y: 0.0, v: u} | ({h: np.ones(extra)} if extra else {}))
+    m.functional("G", integrand=y, terminal=y)
+    sol = dh.simulate(m.build(), (0, 2.9), rtol=1e-9, native_events=native)
+    assert len(sol.events) == 25
+    assert sol.functionals["G"] == pytest.approx(0.05085437, rel=1e-6)
