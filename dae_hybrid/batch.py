@@ -43,9 +43,10 @@ def batch(
 ) -> Batch:
     """Carry out a run for every set of parameters and initial values, on all cores.
 
-    Numbers are, to the last bit, those of `simulate`, `forward_sensitivity` or `adjoint_gradient` for each set. Runs
-    that compiled code carries out from start to end go on without Python; all others, and every gradient whose
-    conditions need a closer look, are left to a single call. A run that fails does not stop the others.
+    Numbers are, to the last bit, those of `simulate`, `forward_sensitivity` or `adjoint_gradient` for each set (adjoint
+    gradients with `x0` may differ by rounding). Runs that compiled code carries out from start to end go on without
+    Python; all others, and every gradient whose conditions need a closer look, are left to a single call. A run that
+    fails does not stop the others.
 
     Parameters
     ----------
