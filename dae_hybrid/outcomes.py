@@ -183,7 +183,7 @@ def replay(
             system, t, at, p, options, order=order, rate_scale=rate_scale,
             earlier=records[-1] if records else earlier,
         )  # fmt: skip
-        if mode is source and mode.equations.n == mode.differential.size:
+        if mode is source and not mode.algebraic.size:
             at, record = _not_passed(look, mode, reached, at, record)
         records.append(record)
         costs = costs + cost
