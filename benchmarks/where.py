@@ -90,7 +90,7 @@ def calls(repeats: int) -> str:
                 result = task.call()
             whole, native = typical(task.call, repeats)
             run = dict(getattr(result, "trajectory", result).statistics)
-            own = run if name != "adjoint" else {k: run[k] + dict(result.statistics)[k] for k in run}
+            own = run if name != "adjoint" else {k: run[k] + n for k, n in dict(result.statistics).items()}
             rows.append([
                 case, name, f"{whole:.2f}", f"{native:.2f}", f"{whole - native:.2f}", f"{own['steps']}",
                 f"{own['nfev'] + own['linearisations']}", f"{1e3 * native / own['steps']:.2f}",
