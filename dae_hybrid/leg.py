@@ -179,6 +179,16 @@ class Leg:
         part = kind.layout[name]
         return self.records[self.offsets[kind.places][:, None] + np.arange(part.start, part.stop)]
 
+    def points(self, mode: int) -> list[Array]:
+        """(y, z) at the ends of the segments in a mode, and what the integrator has of it at outputs, row by row."""
+        found = [self.values(kind, "x") for kind in self.kinds if kind.mode == mode]
+        found += [self.values(kind, "x_after") for kind in self.kinds if kind.target == mode]
+        if mode == self.mode:
+            found.append(self.start[0][None])
+        if mode in self.rows:
+            found.append(self.rows[mode][:, 1 : 1 + self.network.equations[mode].n])
+        return found
+
     @cached_property
     def memory(self) -> Array:
         """The memory in every segment, (count, n_memory)."""

@@ -19,6 +19,7 @@ from dae_hybrid.events import SAME_INSTANT
 from dae_hybrid.failures import not_kept
 from dae_hybrid.integrator import Array, Turn
 from dae_hybrid.lazily import Lazily
+from dae_hybrid.leg import Leg
 from dae_hybrid.method import Method
 from dae_hybrid.numeric_input import real_array, shown
 from dae_hybrid.options import Keep, Options
@@ -259,11 +260,16 @@ class Trajectory(OfThisProcess):
     def largest(self, mode: ModeSystem) -> Array:
         """The largest values of a mode's variables at outputs and at the ends of its segments, (n_x,)."""
         found = np.zeros(mode.variables.size)
-        for segment in self.segments:
-            if segment.mode is mode:  # not how far they may move at these rates: what oscillates goes nowhere
-                n = mode.equations.n
-                found = np.maximum(found, np.maximum(np.abs(segment.x_start), np.abs(segment.x_end)))
-                found[:n] = np.maximum(found[:n], np.abs(segment.states).max(axis=0, initial=0.0))
+        for item in self.parts.given:  # not how far they may move at these rates: what oscillates goes nowhere
+            if isinstance(item, Leg):
+                points = item.points(mode.index)
+            elif isinstance(item, Segment) and item.mode is mode:
+                points = [item.x_start[None], item.x_end[None], item.states]
+            else:
+                continue
+            for x in points:
+                n = x.shape[1]
+                found[:n] = np.maximum(found[:n], np.abs(x).max(axis=0, initial=0.0))
         return found
 
     @cached_property
