@@ -589,8 +589,8 @@ class Automaton:
         for array in (self.integrals, self.p):
             array.flags.writeable = False
         end, parts = (self.t, self.mode, self.at.x, self.at.m), tuple(self.parts)
-        more = {"system": self.system, "p": self.p, "reopen": self.reopen}
-        expand = partial(Expansion, directions=getattr(self.companion, "directions", None), **more)
+        directions = getattr(self.companion, "directions", None)
+        expand = partial(Expansion, system=self.system, p=self.p, reopen=self.reopen, directions=directions)
         native = self.gone["native"] + sum(part.n_events for part in parts if isinstance(part, Leg))
         functionals: dict[str, Any] = {}
         if complete:

@@ -55,19 +55,18 @@ class Look:
         """The same of a run that is as accurate as runs are."""
         return TOGETHER * self.run.options.rtol * np.maximum(np.abs(t), t - self.run.t_span[0])
 
-    @cached_property
+    @property
     def times(self) -> Array:
         """The times of the events."""
-        return np.array([time for part in self.run.parts.given for time in times_of(part)])
+        return self.run.parts.event_times
 
     @cached_property
     def plain(self) -> NDArray[np.bool_]:
         """By event: whether it is certified and alone at its instant, and the run as accurate there as runs are."""
         times, slack = self.times, self._slacks(self.times)
-        certified = [certified_in(part) for part in self.run.parts.given]
         alone = np.diff(times, prepend=-np.inf) > slack
         alone[:-1] &= alone[1:]
-        return np.asarray(np.concatenate(certified) & alone & (slack == self.known(times)))
+        return np.asarray(self.run.parts.certified & alone & (slack == self.known(times)))
 
     @cached_property
     def is_sure(self) -> bool:
@@ -470,20 +469,6 @@ def knots_in(part: object) -> list[float]:
     if isinstance(part, Leg):
         return part.knot_times
     return [part.time] if isinstance(part, KnotRecord) else []
-
-
-def times_of(part: object) -> list[float]:
-    """The times of the events of a part of a run."""
-    if isinstance(part, Leg):
-        return part.times
-    return [part.time] if isinstance(part, EventRecord) else []
-
-
-def certified_in(part: object) -> NDArray[np.bool_]:
-    """Whether each of these events needs no closer look."""
-    if isinstance(part, Leg):
-        return part.certified
-    return np.array([part.certified] if isinstance(part, EventRecord) else [], dtype=bool)
 
 
 def inaccuracy(trajectory: Trajectory, event: EventRecord) -> float:

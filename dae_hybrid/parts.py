@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.codegen import OfThisProcess
 from dae_hybrid.dense import Redo
@@ -228,15 +229,31 @@ class Parts(OfThisProcess, Sequence["Part"]):
     @property
     def uncertified(self) -> tuple[EventRecord, ...]:
         """The events that need a closer look for derivatives."""
-        found, first = [np.zeros(0, np.intp)], 0
+        return tuple(self.events[i] for i in np.flatnonzero(~self.certified).tolist())
+
+    @cached_property
+    def event_times(self) -> Array:
+        """Times of the events, (n_events,)."""
+        return self._of_events(lambda leg: leg.times, lambda event: event.time, float)
+
+    @cached_property
+    def event_transitions(self) -> NDArray[np.int64]:
+        """Numbers of their transitions, (n_events,)."""
+        return self._of_events(lambda leg: leg.transitions, lambda event: event.index, np.int64)
+
+    @cached_property
+    def certified(self) -> NDArray[np.bool_]:
+        """Whether they need no closer look for derivatives, (n_events,)."""
+        return self._of_events(lambda leg: leg.certified, lambda event: event.certified, np.bool_)
+
+    def _of_events(self, of_leg: Callable[[Leg], Any], of_event: Callable[[EventRecord], Any], kind: Any) -> Any:
+        found = [np.zeros(0, kind)]
         for item in self._given:
             if isinstance(item, Leg):
-                found.append(first + np.flatnonzero(item.column("clean")[item.is_event] == 0))
-                first += item.n_events
+                found.append(np.asarray(of_leg(item), kind))
             elif isinstance(item, EventRecord):
-                found.append(np.array([first] if not item.certified else [], np.intp))
-                first += 1
-        return tuple(self.events[i] for i in np.concatenate(found).tolist())
+                found.append(np.array([of_event(item)], kind))
+        return np.concatenate(found)
 
     def thinned(self, *, events: bool, outputs: bool) -> Parts:
         """Parts without segments, but for those with outputs, and without events; what they were is still known."""

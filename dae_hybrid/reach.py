@@ -16,7 +16,6 @@ from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.events import TOGETHER, WIDEST
 from dae_hybrid.grazing import accuracy
 from dae_hybrid.integrator import Array
-from dae_hybrid.leg import Leg
 from dae_hybrid.records import EventRecord, MeasurementRecord
 from dae_hybrid.trajectory import Trajectory
 
@@ -63,10 +62,13 @@ class Reach:
     @cached_property
     def _same(self) -> tuple[Array, Array, int]:
         """The times of the events of both runs, and how many of them, from the first, are the same ones."""
-        times, indices = _events(self.run)
-        others, other_indices = (np.zeros(0), np.zeros(0, dtype=int)) if self._other is None else _events(self._other)
+        own = self.run.parts
+        if self._other is None:
+            return own.event_times, np.zeros(0), 0
+        other = self._other.parts
+        times, others = own.event_times, other.event_times
         n = min(times.size, others.size)
-        differs = np.flatnonzero(indices[:n] != other_indices[:n])
+        differs = np.flatnonzero(own.event_transitions[:n] != other.event_transitions[:n])
         return times, others, int(differs[0]) if differs.size else n
 
     @cached_property
@@ -105,16 +107,3 @@ class Reach:
         layout = self.run.system.modes[mode].differential
         y, z = x[: layout.size], other[: layout.size]
         return float(np.max(np.abs(y - z) / self.run.options.allowed(layout, y), initial=0.0))
-
-
-def _events(trajectory: Trajectory) -> tuple[Array, Array]:
-    """The times of the events of a run, and the numbers of their transitions."""
-    times, indices = [np.zeros(0)], [np.zeros(0, dtype=int)]
-    for part in trajectory.parts.given:
-        if isinstance(part, Leg):
-            times.append(np.array(part.times))
-            indices.append(part.transitions)
-        elif isinstance(part, EventRecord):
-            times.append(np.array([part.time]))
-            indices.append(np.array([part.index]))
-    return np.concatenate(times), np.concatenate(indices)

@@ -178,14 +178,15 @@ class Setup:
         try:
             if self.keep != "final":
                 found = self._whole(session, options, directions, t_eval, schedule, for_adjoint=for_adjoint, **more)
-            if found is None:
+            if found is not None:
+                found = found.thinned(self.keep)
+            else:
                 found = Automaton(
                     self.system, session, self.p, self.span, t_eval, options, directions, self.open, schedule,
                     certify=for_adjoint or directions is not None, keep_path=for_adjoint, keep=self.keep,
                 ).run()  # fmt: skip
         finally:
             session.close()
-        found = found.thinned(self.keep)
 
         def again(t: Array) -> Trajectory:
             other = copy(self)

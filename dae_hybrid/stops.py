@@ -11,7 +11,7 @@ from dae_hybrid.formulation import solve_algebraic
 from dae_hybrid.integrator import Array
 from dae_hybrid.journey import Knots
 from dae_hybrid.options import Options
-from dae_hybrid.signals import coefficients, entries
+from dae_hybrid.signals import coefficients
 from dae_hybrid.system import HybridSystem, ModeSystem
 
 #: numbers of knots that are listed at once
@@ -74,7 +74,7 @@ class Stops:
         if self._listed is None or t >= self._listed.until:
             every = np.unique(np.concatenate([signal.data.knots for signal in self.signals]))
             count = 0 if directions is None else directions.shape[1]
-            places = entries(self.signals)
+            places = self.system.network.entries
             first = int(np.searchsorted(every, t, side="right"))
             last = first + max(1, LISTED // (places.size * (1 + count)))
             until = float(every[last]) if last < every.size else np.inf
@@ -125,7 +125,7 @@ class Stops:
 
     def coefficients(self) -> tuple[NDArray[np.int64], Array]:
         """Places in the memory and values of all signals in their present intervals."""
-        return entries(self.signals), coefficients(self.signals, self.intervals, self.p)
+        return self.system.network.entries, coefficients(self.signals, self.intervals, self.p)
 
 
 def settle(mode: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options) -> Array:

@@ -14,7 +14,7 @@ from operator import attrgetter
 import numpy as np
 
 from dae_hybrid.errors import DaeHybridError, EventError
-from dae_hybrid.instants import Look, inaccuracy, knots_in, measured_in, times_of
+from dae_hybrid.instants import Look, inaccuracy, knots_in, measured_in
 from dae_hybrid.integrator import Array
 from dae_hybrid.measurement import measurement_rate
 from dae_hybrid.outcomes import Along, Side, replay
@@ -34,7 +34,7 @@ def is_beside(look: Look) -> bool:
     system, given = look.system, look.run.parts.given
     if not (system.measurements or system.signals):
         return False
-    events = [time for part in given for time in times_of(part)]
+    events = look.times.tolist()
     knots = [time for part in given for time in knots_in(part)]
     measured = [time for part in given for time in measured_in(part)]
     movable = any(measurement.movable for measurement in system.measurements)
