@@ -99,7 +99,7 @@ static int stands_apart(const batch *b) {
 /* How fast perturbations of the states decay at most, by a norm of their Jacobian, of explicit equations. */
 static double fastest(context *c, double t, const double *x, double *memory) {
   const sparse *a = &c->state_jacobian;
-  double norm = 0, *own = c->memory;
+  double *own = c->memory;
   if (c->n > c->n_differential) return HUGE_VAL;
   c->res[0] = a->value;
   c->res[1] = c->integrand_jacobian.value;
@@ -108,12 +108,7 @@ static double fastest(context *c, double t, const double *x, double *memory) {
   const int flag = evaluate(c, c->jacobian, t, x);
   c->memory = own;
   c->held_valid = 0;
-  for (integer j = 0; j < c->n; j++) {
-    double sum = 0;
-    for (integer k = a->column[j]; k < a->column[j + 1]; k++) sum += fabs(a->value[k]);
-    norm = fmax(norm, sum);
-  }
-  return flag || !all_finite(a->value, a->column[c->n]) ? HUGE_VAL : norm;
+  return flag || !all_finite(a->value, a->column[c->n]) ? HUGE_VAL : column_norm(a, c->n);
 }
 
 /* Whether the times of some events of every transition are as accurate as is asked for (dae_hybrid/event_accuracy.py). */

@@ -284,6 +284,13 @@ static void retract(const march *m, run *r) {
     r->next_eval--, r->n_rows--;
 }
 
+/* Whether there is room for so many records of a link; `full` if not. */
+static int has_room(march *m, const link *l, integer count) {
+  if (m->used + count * l->width <= m->capacity && m->n_events + count <= m->room) return 1;
+  m->full = count;
+  return 0;
+}
+
 /* Carries out the transition that is due at the end of a segment, where that is plain; 1 if so, and 0 if not. */
 static int fire(march *m) {
   const station *from = &m->stations[m->at];
@@ -301,10 +308,7 @@ static int fire(march *m) {
   if (!no_other_alarm(m, l->target, t, l)) return 0;
   m->clock[1] = timed ? (double)m->schedule[m->at].counts[m->schedule[m->at].next] : 0;
   const station *to = &m->stations[l->target];
-  if (m->used + l->width > m->capacity || m->n_events >= m->room) {
-    m->full = 1;
-    return 0;
-  }
+  if (!has_room(m, l, 1)) return 0;
   double *record = m->records + m->used;
   event e;
   if (lay_out(m, from, to, record, &e) != l->width) return 0;
@@ -446,12 +450,9 @@ static int begin(march *m) {
   return dh_begin(r);
 }
 
-/* The parts of the record of a point where the mode goes on, and whether there is room for so many; `full` if not. */
+/* The parts of the record of a point where the mode goes on, the first of so many; whether there is room for them. */
 static int make_record(march *m, const station *at, const link *l, integer count, event *e) {
-  if (m->used + count * l->width > m->capacity || m->n_events + count > m->room) {
-    m->full = count;
-    return 0;
-  }
+  if (!has_room(m, l, count)) return 0;
   double *record = m->records + m->used;
   memset(record, 0, (size_t)l->width * sizeof(double));
   return lay_out(m, at, at, record, e) == l->width;

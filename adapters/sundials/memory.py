@@ -6,6 +6,7 @@ differences (IDAS carries x' and an identification of the algebraic rows) are sp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ctypes import byref, c_double, c_void_p
 from functools import cache
 from typing import Any
@@ -27,6 +28,14 @@ UNTESTED = 1e100
 #: explicit steps: errors are taken to be so many times as large as estimated (measured: a third of the failed steps of
 #: ARKODE's own choice, at a tenth of the error); and the degree of the interpolant, which evaluates nothing up to 3
 ERROR_BIAS, INTERPOLANT = 2.0, 3
+
+
+def taken[T](idle: list[T], make: Callable[[], T]) -> T:
+    """One of those that are idle, or another one; threads may take from the same pool."""
+    try:
+        return idle.pop()
+    except IndexError:
+        return make()
 
 
 class SolverMemory:

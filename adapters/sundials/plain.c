@@ -20,19 +20,26 @@ static double horizon(context *c, double t, const double *x, double t_stop) {
   return fmin(t_stop - t, EVENTS_AHEAD * ahead);
 }
 
+/* the largest sum of magnitudes in a column */
+static double column_norm(const sparse *a, integer n) {
+  double norm = 0;
+  for (integer j = 0; j < n; j++) {
+    double sum = 0;
+    for (integer k = a->column[j]; k < a->column[j + 1]; k++) sum += fabs(a->value[k]);
+    norm = fmax(norm, sum);
+  }
+  return norm;
+}
+
 /* Whether the Jacobian says, by a bound or of two variables by its eigenvalues, that explicit steps will do; see
  * dae_hybrid/stiffness.py */
 static int is_soft(context *c, double t, const double *x, double t_stop) {
   const sparse *a = &c->state_jacobian;
-  double rows = 0, columns = 0;
+  double rows = 0;
   c->res[0] = a->value;
   c->res[1] = c->integrand_jacobian.value;
   if (evaluate(c, c->jacobian, t, x) || !all_finite(a->value, a->column[c->n])) return 0;
-  for (integer j = 0; j < c->n; j++) {
-    double sum = 0;
-    for (integer k = a->column[j]; k < a->column[j + 1]; k++) sum += fabs(a->value[k]);
-    columns = fmax(columns, sum);
-  }
+  const double columns = column_norm(a, c->n);
   for (integer i = 0; i < c->n; i++) {
     double sum = 0;
     for (integer k = 0; k < a->column[c->n]; k++) sum += a->row[k] == i ? fabs(a->value[k]) : 0;
@@ -52,7 +59,6 @@ static integer counter(const context *c, int which) {
   const integer counts[COUNTED] = {c->flow_calls, c->jacobian_calls, c->linearised_calls, c->guard_calls, c->not_finite};
   return counts[which];
 }
-
 
 /* Looks at the guards of the mode in which the run starts; whether none fires or is past its threshold. */
 static int look_at_start(const march *m, const station *first, context *c, const double *h) {

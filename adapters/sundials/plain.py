@@ -23,6 +23,7 @@ from .driver import COUNTERS, FINISHED, NOT_PLAIN, ROWS_FULL, driver, loops, sta
 from .forward import Forward
 from .header import STRUCTS
 from .march import Marcher
+from .memory import taken
 from .methods import SundialsMethod, chosen, method_of
 from .structure import structure_of
 
@@ -54,10 +55,7 @@ def carry_out(network: Network, errand: Errand) -> tuple[Straight | None, Head |
     count = 0 if errand.directions is None else len(errand.directions)
     detail = (method.table(options), options.sensitivity_method if count else None)
     idle = network.kept.setdefault(("sundials", "whole", method, count, detail, options.linear_solver), [])
-    try:
-        runner: Runner = idle.pop()
-    except IndexError:
-        runner = Runner(network, options, method, count)
+    runner: Runner = taken(idle, lambda: Runner(network, options, method, count))
     found = runner.run(errand)
     if runner.paused is not None:
         return None, Head(runner, idle)

@@ -15,6 +15,7 @@ from dae_hybrid.options import Options
 from .driver import COUNTERS, loops, statistics_of
 from .header import STRUCTS
 from .march import Marcher
+from .memory import taken
 from .methods import chosen
 from .plain import Left
 from .runge_kutta import Table
@@ -37,10 +38,7 @@ def carry_back(
     if table is None:
         return None
     idle = network.kept.setdefault(("sundials", "back", table, components, wrt), [])
-    try:
-        returner = idle.pop()
-    except IndexError:
-        returner = Returner(network, options, table, wrt, components)
+    returner = taken(idle, lambda: Returner(network, options, table, wrt, components))
     found: StraightAdjoint | None = returner.run(run.left)
     idle.append(returner)
     return found

@@ -37,6 +37,7 @@ from .driver import statistics_of
 from .forward import Forward
 from .library import load
 from .march import Marcher
+from .memory import taken
 from .methods import CHOICE, INTERPRETED, METHODS, NONSTIFF, STIFF, SundialsMethod
 from .plain import Head, Runner, carry_out, is_native, method_of_runs
 from .plain_adjoint import carry_back, table_back
@@ -113,15 +114,15 @@ class SundialsSession:
         key = ("sundials", options.linear_solver, *purpose)
         idle = equations.kept.setdefault(key, [])
         backend: Any = compiled if is_native(equations) else interpreted
-        try:
-            memory = idle.pop()
-        except IndexError:
+
+        def make() -> Any:
             if purpose[0] == "forward":
-                memory = Forward(equations, options, purpose[1], purpose[2], backend)
-            elif purpose[0] == "discrete":
-                memory = DiscreteAdjoint(equations, self._wrt, purpose[1])
-            else:
-                memory = Adjoint(equations, options, purpose[1], self._wrt, backend)
+                return Forward(equations, options, purpose[1], purpose[2], backend)
+            if purpose[0] == "discrete":
+                return DiscreteAdjoint(equations, self._wrt, purpose[1])
+            return Adjoint(equations, options, purpose[1], self._wrt, backend)
+
+        memory = taken(idle, make)
         if purpose[0] == "discrete":
             pass
         elif purpose[0] == "forward":
@@ -267,11 +268,8 @@ class SundialsSession:
     def _marcher(self, network: Network, n_directions: int) -> Marcher:
         if n_directions not in self._marchers:
             idle = network.kept.setdefault(("sundials", n_directions), [])
-            try:
-                self._marchers[n_directions] = idle.pop()
-            except IndexError:
-                self._marchers[n_directions] = Marcher(network, n_directions)
-            self._marchers[n_directions].pool = idle
+            marcher = self._marchers[n_directions] = taken(idle, lambda: Marcher(network, n_directions))
+            marcher.pool = idle
         return self._marchers[n_directions]
 
     def _other_way(self, task: SegmentTask, method: SundialsMethod) -> SundialsMethod | None:
