@@ -19,7 +19,9 @@ from typing import Any
 
 import casadi as ca
 import numpy as np
+from cases import P3
 from measuring import put
+from peers.ours import ball
 
 import dae_hybrid as dh
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
@@ -42,18 +44,6 @@ def linear() -> dh.HybridSystem:
     a, x = m.parameter("a", 1.0), m.differential("x")
     m.initial(m.mode("run", ode={x: -a * x}), {x: 1.0})
     m.functional("G", terminal=x)
-    return m.build()
-
-
-def ball() -> dh.HybridSystem:
-    """P3 of benchmarks/cases.py."""
-    m = dh.HybridModel("ball")
-    e, g = m.parameter("e", 0.8), m.parameter("g", 9.81)
-    y, v = m.differential("y"), m.differential("v")
-    flight = m.mode("flight", ode={y: v, v: -g})
-    m.transition(flight, flight, guard=y, direction="falling", reset={v: -e * v}, name="bounce")
-    m.initial(flight, {y: 1.0, v: 0.0})
-    m.functional("G", terminal=y)
     return m.build()
 
 
@@ -101,7 +91,7 @@ def prepared(repeats: int) -> list[list[str]]:
     problems = {
         "a linear equation": (linear(), (0.0, 1.0)),
         "P1, 3 events": (hybrid_ode.system(), (0.0, 5.0)),
-        "P3, 6 events": (ball(), (0.0, 3.0)),
+        "P3, 6 events": (ball(P3).build(), P3.span),
     }
     for title, (system, span) in problems.items():
         for analysis, call in ANALYSES.items():
@@ -120,10 +110,10 @@ def batches(repeats: int) -> list[list[str]]:
     """Batches on one thread beside single calls, in CPU time of a run; and how many were native."""
     rows = [["batch", "analysis", "single call, us", "batch, us a run", "ratio", "native"]]
     rng = np.random.default_rng(0)
-    system, relay, em = ball(), net(), em_hysteresis.system()
+    system, relay, em = ball(P3).build(), net(), em_hysteresis.system()
     balls = np.stack((rng.uniform(0.8, 0.9, 10_000), rng.uniform(9.0, 10.0, 10_000)), axis=1)
     problems = [
-        ("10,000 bouncing balls", system, (0.0, 3.0), {"parameters": balls}),
+        ("10,000 bouncing balls", system, P3.span, {"parameters": balls}),
         ("32 starts, 203 parameters", relay, (0.0, 10.0), {"x0": rng.uniform(-0.3, 0.3, (32, 2))}),
         ("200 hysteretic oscillators", em, em_hysteresis.t_span, {"parameters": {"ka": np.linspace(300, 330, 200)}}),
     ]

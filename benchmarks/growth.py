@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,10 +18,9 @@ from typing import Any
 
 import casadi as ca
 import numpy as np
-from measuring import put
+from measuring import exponent, least_ms, show
 
 import dae_hybrid as dh
-from dae_hybrid.tables import align
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "speed.md"
 OPTIONS: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10}
@@ -255,17 +253,6 @@ ANALYSES: dict[str, Callable[..., Any]] = {
 }
 
 
-def least_ms(run: Callable[[], Any]) -> float:
-    """The least CPU time of a warm call, in milliseconds; of calls that take long there is one."""
-    found, run_again = math.inf, 5
-    while run_again > 0:
-        start = time.process_time()
-        run()
-        spent = 1e3 * (time.process_time() - start)
-        found, run_again = min(found, spent), 0 if spent > 2000 else run_again - 1
-    return found
-
-
 def measure(names: Sequence[str], largest: int) -> list[list[str]]:
     """The table."""
     rows = [
@@ -289,7 +276,7 @@ def measure(names: Sequence[str], largest: int) -> list[list[str]]:
             exponents = ""
             if before is not None:
                 exponents = " ".join(
-                    f"{math.log(b / a) / math.log(n / before[0]):.2f}" for a, b in zip(before[1], found, strict=True)
+                    f"{exponent(a, b, n / before[0]):.2f}" for a, b in zip(before[1], found, strict=True)
                 )
             rows.append([name, str(n), *(f"{t:.3g}" for t in found), *(f"{1e3 * t / n:.3g}" for t in found), exponents])
             print("  ".join(rows[-1]), flush=True)
@@ -305,10 +292,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into docs/speed.md")
     given = parser.parse_args()
     warnings.simplefilter("error", dh.DerivativeWarning)
-    table = "\n".join(align(measure(given.only, given.largest), left=(0,)))
-    print("", table, sep="\n")
-    if given.write:
-        put(PAGE, {"growth": table})
+    show(measure(given.only, given.largest), PAGE if given.write else None, "growth")
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ from typing import Any
 
 import casadi as ca
 import numpy as np
-from growth import PAGE, least_ms
-from measuring import put
+from growth import PAGE
+from measuring import least_ms, show
 
 import dae_hybrid as dh
-from dae_hybrid.tables import align
 
 OPTIONS: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-8}
 
@@ -156,10 +155,7 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=10**9, help="leave out larger sizes")
     parser.add_argument("--write", action="store_true", help="put the table into docs/speed.md")
     given = parser.parse_args()
-    table = "\n".join(align(measure(given.only, given.largest), left=(0,)))
-    print("", table, sep="\n")
-    if given.write:
-        put(PAGE, {"guards": table})
+    show(measure(given.only, given.largest), PAGE if given.write else None, "guards")
 
 
 if __name__ == "__main__":

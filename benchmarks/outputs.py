@@ -10,7 +10,6 @@ those of the two largest sizes. Memory is the peak of a process of its own beyon
 from __future__ import annotations
 
 import argparse
-import math
 import subprocess
 import sys
 import time
@@ -19,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from growth import ANALYSES, OPTIONS, PROBLEMS, least_ms
-from measuring import put
+from growth import ANALYSES, OPTIONS, PAGE, PROBLEMS
+from measuring import exponent, least_ms, put
 
 import dae_hybrid as dh
 from dae_hybrid.problems import em_hysteresis
 from dae_hybrid.tables import align, markdown
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "speed.md"
 LIMITS: dict[str, Any] = {"max_events": 10**8, "max_steps": 10**9}
 #: what a result is asked for, where outputs are at n times
 ASKED: dict[str, Callable[[Any, np.ndarray], Any]] = {
@@ -92,7 +90,7 @@ def asking_ms(ask: Callable[[Any, np.ndarray], Any], sol: Any, times: np.ndarray
 
 def growth(a: float, b: float, factor: float) -> float:
     """The exponent by which a time has grown; zero for what is too short to be measured."""
-    return math.log(b / a) / math.log(factor) if min(a, b) > 0.05 else 0.0
+    return exponent(a, b, factor) if min(a, b) > 0.05 else 0.0
 
 
 def peak_mb() -> float:

@@ -16,11 +16,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from growth import ANALYSES, OPTIONS, PAGE, least_ms
-from measuring import put
+from growth import ANALYSES, OPTIONS, PAGE
+from measuring import least_ms, show
 
 import dae_hybrid as dh
-from dae_hybrid.tables import align
 
 
 def lag(name: str, *, phase: bool, algebraic: bool = False) -> tuple[dh.HybridModel, Any, Any, Any, Any]:
@@ -145,10 +144,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into docs/speed.md")
     given = parser.parse_args()
     warnings.simplefilter("error", dh.DerivativeWarning)
-    table = "\n".join(align(measure(given.size), left=(0,)))
-    print("", table, sep="\n")
-    if given.write:
-        put(PAGE, {"statements": table})
+    show(measure(given.size), PAGE if given.write else None, "statements")
 
 
 if __name__ == "__main__":
