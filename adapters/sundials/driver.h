@@ -39,6 +39,7 @@ enum { TO_AND_FRO = 8 };                     /* roundings of time that it may mi
 enum { HALVES, START = DEPTH + 1, END, TRIAL, GLANCES }; /* rows of `run.glances` */
 enum { SHORTER = 10 };                       /* times that an explicit step is made shorter where there are no numbers */
 enum { LOOKS = 3 };                          /* at the cubic through the ends of an explicit step */
+enum { SHORT = 16 };                         /* vectors of at most so many numbers are combined number by number */
 enum { TOGETHER = 8 };                       /* directions that are gone along at once */
 enum { ABSOLUTE, FROM_END, FROM_START };     /* what the solver's time counts from, in an adjoint */
 #define COARSEST 1e-2                        /* share of an algebraic variable that its tolerance may become */

@@ -56,7 +56,7 @@ class Forward(SolverMemory):
         if ns and not method.implicit:
             sensitivity_solver = objects.fixed_point(self.x, ns + (self.corrector == SIMULTANEOUS))
         if ns and e.implicit:
-            objects.replace_norms(self.x, model.norms())
+            objects.replace_operations(self.x, model.norms())
         self.create(options.linear_solver)
         if e.n_guards:
             self.call("RootInit", e.n_guards, self.model.callback(f"{self.prefix}_root"))
@@ -86,6 +86,7 @@ class Forward(SolverMemory):
         blocks = self.x_data.reshape(1 + ns, size)
         self.s_data = list(blocks[1:])
         self.s = (c_void_p * ns)(*(objects.view(block, size) for block in self.s_data)) if ns else None
+        objects.replace_operations(self.x, backend.short_vectors())
         self.create_explicit(table)
         self.parts = Parts(table, self.equations.n, self.size)
         self.stepper = backend.Stepper(

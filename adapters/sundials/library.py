@@ -165,11 +165,11 @@ class Objects(Resources):
         """A C array of vectors."""
         return (c_void_p * count)(*(self.vector(n) for _ in range(count)))
 
-    def replace_norms(self, vector: int, norms: dict[str, int]) -> None:
-        """Other functions for norms, by the names of those of this vector; vectors made like it take them over."""
+    def replace_operations(self, vector: int, replacements: dict[str, int]) -> None:
+        """Other operations, by the names of those of this vector; vectors made like it take them over."""
         operations = (c_void_p * OPERATIONS).from_address((c_void_p * 2).from_address(vector)[1] or 0)
         places = list(operations)
-        for name, other in norms.items():
+        for name, other in replacements.items():
             own = ctypes.cast(getattr(self.library, name), c_void_p).value
             if own not in places:
                 raise AdapterError(f"The vectors of this SUNDIALS library do not use {name}.", remedy=INSTALL)

@@ -10,6 +10,30 @@ static int augmented(context *c, double t, const double *x, double *out) {
   return flag;
 }
 
+/* what the steps are combined by, element by element where vectors are short: SUNDIALS' loops over vectors cost more than
+ * the arithmetic */
+typedef struct {
+  integer length;
+  int own_data;
+  double *data;
+} serial; /* content of SUNDIALS' serial vectors */
+static int (*plain_combination)(int, double *, vector *, vector);
+
+void dh_take_combination(int (*combination)(int, double *, vector *, vector)) { plain_combination = combination; }
+
+int dh_combination(int count, double *factors, vector *terms, vector sum) {
+  const serial *out = *(serial **)sum;
+  if (out->length > SHORT || count > SHORT) return plain_combination(count, factors, terms, sum);
+  const double *data[SHORT];
+  for (int j = 0; j < count; j++) data[j] = (*(serial **)terms[j])->data;
+  for (integer i = 0; i < out->length; i++) {
+    double value = factors[0] * data[0][i];
+    for (int j = 1; j < count; j++) value += factors[j] * data[j][i];
+    out->data[i] = value;
+  }
+  return 0;
+}
+
 /* F alone */
 static int rates_of(context *c, double t, const double *x, double *out) {
   c->flow_calls++;
