@@ -20,6 +20,8 @@ from dae_hybrid.transition import CLOCK, TransitionMap
 LARGEST = 40
 #: functions of a transition with unknowns that take more operations than this take longer than half a second to compile
 LONGEST = 5000
+#: guards of both modes beyond which transitions call the modes' functions for them, which would fill each of them
+CALLED = 16
 #: the largest modes of points where nothing happens, where they are integrated as explicit equations
 LARGEST_POINT = 1000
 
@@ -94,9 +96,7 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
         state = x_after[: target.ny] if target.explicit is not None else x_after
         landed = first_output(target.landing, t, state, m_after, p)
         moved, x_after = ca.fabs(landed[: target.ny] - x_after[: target.ny]), landed
-    ends = [entry for b, *at in ((source, x, m), (target, x_after, m_after)) for entry in b.entry.call([t, *at, p])]
-    before, after = ends[: len(ends) // 2], ends[len(ends) // 2 :]
-    outputs["cross"] = [x, *before, x_after, m_after, *after, _open(target, t, x_after, m_after, p), moved]
+    point = [x, x_after, m_after, _open(target, t, x_after, m_after, p), moved]
     outputs["tangent"] = kernels["tangent"].function.call([t, x, m, x_after, m_after, p, clock])[:6]
     after_slopes = _constraint_slopes(target, t, x_after, m_after, p)
     others = [i for i in range(target.nk) if i not in transition.helping]
@@ -115,10 +115,16 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
         costs, by_u, costs_by_xi = kernels["cost"].function.call([t, x, m, xi, p])
         outputs["cost"] = [costs, by_u @ by_w, *([costs_by_xi] if has_slopes(transition) else [])]
     inputs = [t, y, m, p, clock, xi]
-    found = {
-        key: expanded(ca.Function(f"t{transition.index}_{key}", inputs, [ca.densify(v) for v in values]))
-        for key, values in outputs.items()
-    }
+    called = len(source.guarded) + len(target.guarded) > CALLED
+    if called:
+        point = expanded(ca.Function("point", inputs, point)).call(inputs)
+    x, x_after, m_after, *more = point
+    before, after = source.entry.call([t, x, m, p]), target.entry.call([t, x_after, m_after, p])
+    outputs["cross"] = [x, *before, x_after, m_after, *after, *more]
+    found: dict[str, ca.Function] = {}
+    for key, values in outputs.items():
+        function = ca.Function(f"t{transition.index}_{key}", inputs, [ca.densify(v) for v in values])
+        found[key] = function if called and key == "cross" else expanded(function)
     return found if "solve" not in found or sum(f.n_instructions() for f in found.values()) <= LONGEST else {}
 
 
