@@ -40,6 +40,7 @@ class ModeFunctions:
         self.nm = sum(d.size for d in lowering.memory)
         self.np = sum(d.size for d in lowering.parameters)
         self.direct = direct
+        self._slopes: dict[str, ca.Function] = {}
         self._formulate()
         self.guards = self.stack("guards", guards)
         self.integrands = self.stack("integrands", integrands)
@@ -131,8 +132,7 @@ class ModeFunctions:
 
     def singular_rates(self, s: Flat) -> Any:
         """Their total time derivatives."""
-        d = self.singular(s)
-        return ca.jacobian(d, s.x) @ self.xdot(s) + ca.jacobian(d, s.t)
+        return self._along(self.singularities, s) if self.singularities is not None else ca.MX(0, 1)
 
     @staticmethod
     def _part(expression: ca.MX | None, size: int) -> ca.MX:
@@ -175,15 +175,28 @@ class ModeFunctions:
         """k(x, m, p, t)."""
         return self.flow(*s.point)[self.ny :, :]
 
+    def by_u(self, function: ca.Function, s: Flat) -> Any:
+        """Derivative of what a function gives by u; in MX form a call of its expressions, which all share."""
+        if s.kind is ca.SX or not function.is_a("SXFunction"):
+            return ca.jacobian(function(*s.point), s.u)
+        key = function.name()
+        if key not in self._slopes:
+            own = symbols_for([function], self.lowering.n, self.nm, self.np)
+            self._slopes[key] = ca.Function(f"{key}_by_u", list(own.point), [ca.jacobian(function(*own.point), own.u)])
+        return self._slopes[key](*s.point)
+
+    def by_z(self, s: Flat) -> Any:
+        """Derivative of the rates and the algebraic equations by z."""
+        return self.by_u(self.flow, s)[:, self.ny : self.lowering.n]
+
     def xdot(self, s: Flat) -> Any:
         """Rates of y, which are f, and of z from the differentiated algebraic equations."""
-        equations = self.flow(*s.point)
-        f, k = equations[: self.ny, :], equations[self.ny :, :]
+        f = self.flow(*s.point)[: self.ny, :]
         if not self.nz:
             return f
-        by_x = ca.jacobian(k, s.x)
-        right = by_x[:, : self.ny] @ f + ca.jacobian(k, s.t)
-        return ca.vertcat(f, -linear_solve(by_x[:, self.ny :], right))
+        by_u = self.by_u(self.flow, s)[self.ny :, :]
+        right = by_u[:, : self.ny] @ f + by_u[:, -1]
+        return ca.vertcat(f, -linear_solve(by_u[:, self.ny : self.lowering.n], right))
 
     def chain(self, s: Flat) -> Any:
         """Derivative of u = (y, z, m, p, t) by (y, m, p, t) along the algebraic equations; see `transition.chain`."""
@@ -192,7 +205,7 @@ class ModeFunctions:
         selection = ca.DM.eye(n_u)[:, kept]
         if not self.nz:
             return s.kind(selection)
-        by_u = ca.jacobian(self.algebraic_part(s), s.u)
+        by_u = self.by_u(self.flow, s)[self.ny :, :]
         by_kept = -linear_solve(by_u[:, self.ny : self.lowering.n], by_u[:, kept])
         return ca.vertcat(selection[: self.ny, :], by_kept, selection[self.lowering.n :, :])
 
@@ -213,34 +226,36 @@ class ModeFunctions:
 
     def direction(self, s: Flat) -> Any:
         """D = f_z K_z^-1 E, along which y moves onto the constraints: k_y D = I; see `formulation`."""
-        by_z = ca.jacobian(self.flow(*s.point), s.x)[:, self.ny :]
+        by_z = self.by_z(s)
         columns = s.kind(ca.DM.eye(self.nz)[:, self.nz - self.nk :])
         return by_z[: self.ny, :] @ linear_solve(by_z[self.ny :, :], columns)
 
     def onto(self, s: Flat) -> Any:
         """-D k, which moves y onto the constraints but for squares: with one solution where D has a column for each."""
-        by_z = ca.jacobian(self.flow(*s.point), s.x)[:, self.ny :]
+        by_z = self.by_z(s)
         right = ca.vertcat(s.kind.zeros(self.nz - self.nk, 1), self.invariant_part(s))
         return -by_z[: self.ny, :] @ linear_solve(by_z[self.ny :, :], right)
 
     def guard_rates(self, s: Flat) -> Any:
         """Total time derivatives of the guards (SR eq. 4)."""
-        h = self.guards(*s.point)
-        return ca.jacobian(h, s.x) @ self.xdot(s) + ca.jacobian(h, s.t)
+        return self._along(self.guards, s)
+
+    def _along(self, function: ca.Function, s: Flat) -> Any:
+        """Total time derivative of a function."""
+        by_u = self.by_u(function, s)
+        return by_u[:, : self.lowering.n] @ self.xdot(s) + by_u[:, -1]
 
     def newton(self) -> ca.Function:
         """One Newton correction of the algebraic variables."""
 
         def step(s: Flat) -> list[Any]:
-            k = self.algebraic_part(s)
-            return [-linear_solve(ca.jacobian(k, s.x)[:, self.ny :], k)]
+            return [-linear_solve(self.by_z(s)[self.ny :, :], self.algebraic_part(s))]
 
         return self.point_function("newton", step)
 
     def settle(self, s: Flat) -> Any:
         """x after one Newton correction: y onto the constraints, and z to the algebraic equations there."""
-        k = self.algebraic_part(s)
-        by_x = ca.jacobian(k, s.x)
+        k, by_x = self.algebraic_part(s), self.by_u(self.flow, s)[self.ny :, : self.lowering.n]
         moved = self.onto(s) if self.nk else s.kind.zeros(self.ny, 1)
         off = k + by_x[:, : self.ny] @ moved if self.nk else k
         return s.x + ca.vertcat(moved, -linear_solve(by_x[:, self.ny :], off))
@@ -252,7 +267,7 @@ class ModeFunctions:
     def guard_weights(self, s: Flat) -> Any:
         """W, a column for each guard: `settle` changes the guards by -W^T off, but for squares."""
         ny, nz = self.ny, self.nz
-        by_x, h_x = ca.jacobian(self.flow(*s.point), s.x), ca.jacobian(self.guards(*s.point), s.x)
+        by_x, h_x = (self.by_u(f, s)[:, : self.lowering.n] for f in (self.flow, self.guards))
         transposed = by_x[ny:, ny:].T
         by_z = linear_solve(transposed, ca.densify(h_x[:, ny:].T))
         if not self.nk:
@@ -264,14 +279,13 @@ class ModeFunctions:
         """What rounding of the algebraic variables is a multiple of: their size and that of their equations' terms."""
 
         def scale(s: Flat) -> list[Any]:
-            k = self.algebraic_part(s)
+            k, by_u = self.algebraic_part(s), self.by_u(self.flow, s)[self.ny :, :]
+            by_z, terms = by_u[:, self.ny : self.lowering.n], ca.fabs(by_u) @ ca.fabs(s.u) + ca.fabs(k)
             if self.nz > LARGE:  # instead of all of the inverse, what it makes of two combinations of signs
-                terms = term_sizes(k, s.u)
                 signs = ca.DM((-1.0) ** np.arange(self.nz))
-                found = linear_solve(ca.jacobian(k, s.x)[:, self.ny :], ca.horzcat(terms, signs * terms))
+                found = linear_solve(by_z, ca.horzcat(terms, signs * terms))
                 return [ca.fabs(s.x[self.ny :, :]) + ca.fabs(found) @ ca.DM.ones(2)]
-            inverse = linear_solve(ca.jacobian(k, s.x)[:, self.ny :], s.kind.eye(self.nz))
-            return [ca.fabs(s.x[self.ny :, :]) + ca.fabs(inverse) @ term_sizes(k, s.u)]
+            return [ca.fabs(s.x[self.ny :, :]) + ca.fabs(linear_solve(by_z, s.kind.eye(self.nz))) @ terms]
 
         return self.point_function("rounding", scale)
 
