@@ -561,7 +561,7 @@ class Automaton:
         self._retract()
         if transition.kind == "every":
             self.instant.counts[transition.index] = firing.count
-        order = self.instant.fired(transition, t, 0.0 if firing.follows else firing.guard)
+        order = self.instant.fired(firing, t, 0.0 if firing.follows else firing.guard)
         self.n_events += 1
         if self.n_events > self.options.max_events:
             raise event_limit(self.options.max_events, self._latest(), transition.name, mode=self.mode.name, time=t)

@@ -178,7 +178,7 @@ def replay(
         source = mode
         if firing.transition.kind == "every":
             instant.counts[firing.transition.index] = firing.count
-        order, reached = instant.fired(firing.transition, t), at
+        order, reached = instant.fired(firing, t), at
         mode, at, record, cost = firing.carry_out(
             system, t, at, p, options, order=order, rate_scale=rate_scale,
             earlier=records[-1] if records else earlier,

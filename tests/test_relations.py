@@ -185,6 +185,59 @@ def test_a_condition_becomes_true_by_a_reset(native: bool) -> None:
     assert names == ["hop", "passed"]
 
 
+#: of x and p, with the sign of x - p
+SIGNED: dict[str, Any] = {
+    "plain": lambda x, p: x - p,
+    "a branch that stays": lambda x, p: ca.if_else(x < 5, x - p, x + 5),
+    "a branch that changes with it": lambda x, p: ca.if_else(x < 0.6, x - p, 2 * (x - p)),
+    "steps": lambda x, p: ca.if_else(x < p, -1, 1),
+    "sign": lambda x, p: ca.sign(x - p),
+    "floor": lambda x, p: ca.floor(x / p) - 0.5,
+}
+
+
+@pytest.mark.parametrize("name", [*SIGNED, "algebraic"])
+@pytest.mark.parametrize(
+    ("way", "native_events", "direction"),
+    [("bdf", True, "both"), ("bdf", False, "rising"), ("interpreted", True, "rising"), ("scipy", False, "both")],
+)
+def test_what_a_reset_takes_across_is_past(name: str, direction: str, way: str, native_events: bool) -> None:
+    """x = t is beyond p between two hops, and comes to p at t = p + 1/2: that alone fires, branch or none."""
+    m = dh.HybridModel("hops")
+    p, q = m.parameter("p", 0.5), m.parameter("q", 2.5)
+    x, y, u = m.differential("x"), m.differential("y"), m.algebraic("u")
+    run = m.mode("run", ode={x: 1, y: 0}, algebraic=[u - ca.if_else(x < p, x - 1, x + 1)])
+    guard = u if name == "algebraic" else SIGNED[name](x, p)
+    m.transition(run, run, guard=guard, direction=direction, reset={y: y + q * m.time}, name="passed")
+    m.transition(run, run, at=0.3, reset={x: x + 0.6}, name="there")
+    m.transition(run, run, at=0.7, reset={x: x - 1.1}, name="back")
+    m.initial(run, {x: 0.0, y: 0.0})
+    m.functional("G", terminal=y)
+    native, options = WAYS[way]
+    value, gradient = both(m.build(native=native), 1.2, native_events=native_events, **options)
+    assert value == pytest.approx(2.5)
+    np.testing.assert_allclose(gradient, [2.5, 1.0], atol=1e-7)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("direction", ["rising", "both"])
+def test_all_guards_that_jump_with_a_relation_fire(direction: str, native: bool) -> None:
+    """The first to fire resets something, which takes nothing from the other one."""
+    m = dh.HybridModel("two")
+    p, q = m.parameter("p", 0.5), m.parameter("q", 2.5)
+    x, y = m.differential("x"), m.differential("y")
+    run = m.mode("run", ode={x: 1, y: 0})
+    m.transition(run, run, guard=ca.if_else(x < p, -1, 1), direction=direction, reset={y: y + q * x}, name="one")
+    m.transition(run, run, guard=ca.if_else(x < p, -2, x), direction=direction, reset={y: y + x}, name="two")
+    m.initial(run, {x: 0.0, y: 0.0})
+    m.functional("G", terminal=y)
+    system = m.build(native=native)
+    value, gradient = both(system, 1.0)
+    assert value == pytest.approx(1.75)
+    np.testing.assert_allclose(gradient, [3.5, 0.5], atol=1e-7)
+    assert [event.transition for event in dh.simulate(system, (0, 1)).events][1:] == ["one", "two"]
+
+
 @pytest.mark.parametrize("native", [True, False])
 def test_a_condition_on_memory(native: bool) -> None:
     m = dh.HybridModel("counter")
