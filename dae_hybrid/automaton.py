@@ -133,7 +133,8 @@ class Automaton:
             entry = instant.look(self.mode, self.t, self.at, entering=entering, jumped=jumped, resting=resting)
             firing, jumped = entry.fires, NONE
             due = np.inf
-            if self.mode.timed and (firing is None or firing.transition.refuses or instant.reversed):
+            late = firing is None or firing.transition.refuses or (instant.reversed and not firing.corrects)
+            if self.mode.timed and late:
                 due, timed, count = instant.due(self.mode, self.t)
                 if timed is not None and (due <= self.t or (self.t >= end and self._is_now(due))):
                     firing = Firing(timed, count=count)

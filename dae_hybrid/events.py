@@ -206,6 +206,7 @@ class Instant:
         zero_band, departure = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
         duration = self._duration(t)
         self.flipped |= bool(jumped)
+        known = dict(self.sides), set(self.away), set(self.passed)
         own, self.latest = self.latest, None
         if own is not None and self.system.transitions[own].relation is not None:
             own = None  # where the other side points back it is due again
@@ -269,11 +270,13 @@ class Instant:
                 self.ranges[index] = abs(h)
         fires = None
         if due:  # relations are as the point has them before anything else; a condition on the mode fails last
-            due = [found for found in due if found[0].follows and found[0].transition.relation] or due
+            due = [found for found in due if found[0].corrects] or due
             due = [found for found in due if not found[0].transition.refuses] or due[:1]
             fires, is_error = due[-1 if self.reversed else 0]
             if is_error:
                 raise guard_passed(fires.transition.name, mode.name, t)
+            if fires.corrects:
+                self.sides, self.away, self.passed = known
         return Entry(fires, np.array(zero_band), np.array(departure))
 
     def at_rest(

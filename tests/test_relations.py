@@ -238,6 +238,46 @@ def test_all_guards_that_jump_with_a_relation_fire(direction: str, native: bool)
     assert [event.transition for event in dh.simulate(system, (0, 1)).events][1:] == ["one", "two"]
 
 
+LOOPS: dict[str, dict[str, Any]] = {"native": {}, "python": {"native_events": False}, "scipy": {"adapter": "scipy"}}
+
+
+def branched(name: str) -> tuple[dh.HybridModel, Any, Any, Any, Any, dict[str, Any]]:
+    """u = 2 where w = x^2 is beyond 1, else 0: what a reset of x makes of that is not known before w is."""
+    m = dh.HybridModel(name)
+    q, x, y = m.parameter("q", 2.5), m.differential("x"), m.differential("y")
+    w, u = m.algebraic("w"), m.algebraic("u")
+    m.functional("G", terminal=y)
+    return m, q, x, y, u, {"ode": {x: 1, y: 0}, "algebraic": [w - x**2, u - ca.if_else(w > 1, 2, 0)]}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("hop", [3.0, 0.3])
+def test_a_condition_that_holds_where_its_mode_is_entered_waits(hop: float, loop: str) -> None:
+    """Relations are right before anything else is looked at; with the short hop u > 1 comes true at t = 0.7."""
+    m, q, x, y, u, equations = branched("entered")
+    first, second = m.mode("first", ode={x: 1, y: 0}), m.mode("second", **equations)
+    m.transition(first, second, at=0.3, reset={x: x + hop})
+    m.transition(second, second, guard=u > 1, reset={y: y + q * m.time}, name="hit")
+    m.initial(first, {x: 0.0, y: 0.0})
+    value, gradient = both(m.build(native=False), 1.0, **LOOPS[loop])
+    assert value == pytest.approx(0 if hop > 1 else 2.5 * 0.7)
+    np.testing.assert_allclose(gradient, [0 if hop > 1 else 0.7], atol=1e-7)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("order", ["declared", "reversed"])
+def test_relations_follow_before_the_next_time_event(order: str, loop: str) -> None:
+    m, q, x, y, u, equations = branched("times")
+    run = m.mode("run", **equations)
+    events = {"hop": {x: x + 3}, "add": {y: y + q * u}}
+    for name in events if order == "declared" else reversed(events):
+        m.transition(run, run, at=0.3, reset=events[name], name=name)
+    m.initial(run, {x: 0.0, y: 0.0})
+    value, gradient = both(m.build(native=False), 1.0, simultaneous=order, **LOOPS[loop])
+    assert value == pytest.approx(5.0)
+    np.testing.assert_allclose(gradient, [2.0], atol=1e-7)
+
+
 @pytest.mark.parametrize("native", [True, False])
 def test_a_condition_on_memory(native: bool) -> None:
     m = dh.HybridModel("counter")
