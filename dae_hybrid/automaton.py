@@ -133,7 +133,8 @@ class Automaton:
             entry = instant.look(self.mode, self.t, self.at, entering=entering, jumped=jumped, resting=resting)
             firing, jumped = entry.fires, NONE
             due = np.inf
-            if self.mode.timed and (firing is None or firing.transition.refuses or instant.reversed):
+            late = firing is None or firing.transition.refuses or (instant.reversed and not firing.corrects)
+            if self.mode.timed and late:
                 due, timed, count = instant.due(self.mode, self.t)
                 if timed is not None and (due <= self.t or (self.t >= end and self._is_now(due))):
                     firing = Firing(timed, count=count)
@@ -561,7 +562,7 @@ class Automaton:
         self._retract()
         if transition.kind == "every":
             self.instant.counts[transition.index] = firing.count
-        order = self.instant.fired(transition, t, 0.0 if firing.follows else firing.guard)
+        order = self.instant.fired(firing, t, 0.0 if firing.follows else firing.guard)
         self.n_events += 1
         if self.n_events > self.options.max_events:
             raise event_limit(self.options.max_events, self._latest(), transition.name, mode=self.mode.name, time=t)

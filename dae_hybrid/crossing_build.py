@@ -197,7 +197,7 @@ def network(
         directions=tuple(t.direction for t in transitions),
         waits=tuple(t.on_entry == "wait" for t in transitions),
         toggles=tuple(t.relation is not None for t in transitions),
-        becomes=tuple(t.becomes for t in transitions),
+        jumps=tuple(t.jumps for t in transitions),
         keeps=tuple(t.keeps for t in transitions),
         sizes=tuple(mode.variables.size for mode in modes),
         constraints=tuple(len(mode.invariants) for mode in modes),

@@ -158,6 +158,7 @@ class Transition(Statement):
     bound: Bound | None = None  # what is passed there
     freezes: bool = True  # whether memory ``of=`` takes the values after it
     becomes: bool = False  # the guard is a condition that becomes true, by a reset as well as in time
+    jumps: bool = False  # the guard may jump across zero where a relation changes
     relation: Relation | None = None  # what it follows
 
 

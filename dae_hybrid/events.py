@@ -24,7 +24,7 @@ While an instant lasts and its mode is kept, each guard has a side of zero: the 
 came from or is about to leave to. A guard fires when it goes through zero from its side. So a transition fires again
 where another one has brought its guard back or turned its rate round, and does not where its guard has only stayed at
 zero or its own reset has moved it on. A guard that is due while another one fires keeps its side until its turn has
-come.
+come. A guard that jumps with a relation, but not with a reset, goes through zero, too; a condition does with either.
 
 Conditions on a mode (bounds, `HybridModel.require`) are guards like any other, but transitions that are due with them
 go first; a condition at zero must not leave it to the wrong side either.
@@ -106,6 +106,7 @@ class Instant:
     #: guards beyond zero that are due: the side they are on, and whether they follow what came before them
     owed: dict[int, tuple[int, bool]] = field(default_factory=dict)
     latest: int | None = None  # fired last, and not looked at since
+    flipped: bool = False  # relations have changed in time, not by a reset, and nothing else has fired since
     times: list[float] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # periods that have passed, by periodic transition
     ticks: dict[int, int] = field(default_factory=dict)  # which of them fired last
@@ -127,6 +128,7 @@ class Instant:
         self.chain.clear()
         self.spent.clear()
         self.latest = None
+        self.flipped = False
 
     def _forget(self) -> None:
         """The guards are no longer those that have been looked at."""
@@ -203,6 +205,8 @@ class Instant:
         """
         zero_band, departure = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
         duration = self._duration(t)
+        self.flipped |= bool(jumped)
+        known = dict(self.sides), set(self.away), set(self.passed)
         own, self.latest = self.latest, None
         if own is not None and self.system.transitions[own].relation is not None:
             own = None  # where the other side points back it is due again
@@ -243,7 +247,8 @@ class Instant:
                         self.sides[index] = going
             else:
                 beyond = 1 if h > 0 else -1
-                if index in jumped:
+                flipped = self.flipped and transition.jumps and side == -beyond and direction in (0, beyond)
+                if index in jumped or flipped:
                     self.owed[index] = (beyond, True)
                 owed, follows = self.owed.get(index, (0, True))
                 met = entering and direction == beyond and side != beyond and index != own
@@ -258,17 +263,20 @@ class Instant:
                 else:
                     self.sides[index] = beyond
                     self.away.add(index)
+                    self.owed.pop(index, None)
                     if met:
                         self.passed.add((transition.name, mode.name))
             if abs(h) > self.ranges[index]:
                 self.ranges[index] = abs(h)
         fires = None
         if due:  # relations are as the point has them before anything else; a condition on the mode fails last
-            due = [found for found in due if found[0].follows and found[0].transition.relation] or due
+            due = [found for found in due if found[0].corrects] or due
             due = [found for found in due if not found[0].transition.refuses] or due[:1]
             fires, is_error = due[-1 if self.reversed else 0]
             if is_error:
                 raise guard_passed(fires.transition.name, mode.name, t)
+            if fires.corrects:
+                self.sides, self.away, self.passed = known
         return Entry(fires, np.array(zero_band), np.array(departure))
 
     def at_rest(
@@ -371,12 +379,13 @@ class Instant:
                     return
                 yield time, transition, 0
 
-    def fired(self, transition: TransitionMap, t: float, guard: float = 0.0) -> int:
+    def fired(self, firing: Firing, t: float, guard: float = 0.0) -> int:
         """Note a firing, at a value of its guard; its order within the instant.
 
         Raises on chattering and Zeno behaviour.
         """
-        order = len(self.chain)
+        order, transition = len(self.chain), firing.transition
+        self.flipped = transition.relation is not None and (self.flipped or not firing.follows)
         self.chain.append(transition.index)
         if transition.kind == "every":
             self.ticks[transition.index] = self.counts[transition.index]

@@ -28,6 +28,11 @@ class Firing:
     count: int = 0
     follows: bool = False
 
+    @property
+    def corrects(self) -> bool:
+        """Whether it sets right what a relation says after something else: until then nothing else is as it will be."""
+        return self.follows and self.transition.relation is not None
+
     def refused(self, mode: ModeSystem, t: float, at: Arrival) -> DaeHybridError:
         """The error where a condition on its mode fails."""
         transition, bound = self.transition, self.transition.bound

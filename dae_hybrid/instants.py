@@ -149,7 +149,7 @@ class Look:
         """Transitions whose conditions cease to hold where an event fired: it may have come while they still held."""
         mode, _, x, m = point = self.before(event)
         every = self.system.transitions
-        conditions = {i for i in mode.guarded if every[i].becomes and every[i].relation is None}
+        conditions = {i for i in mode.guarded if every[i].jumps}
         if event.source != event.target or not conditions:
             return []
         return [

@@ -108,7 +108,7 @@ class Network:
     directions: tuple[int, ...]
     waits: tuple[bool, ...]
     toggles: tuple[bool, ...]  # changes the side of a relation
-    becomes: tuple[bool, ...]  # the guard may jump across zero
+    jumps: tuple[bool, ...]  # the guard may jump across zero
     keeps: tuple[bool, ...]  # its guard is zero after it, too
     sizes: tuple[int, ...]
     constraints: tuple[int, ...]

@@ -84,13 +84,16 @@ class Along:
 
     def difference(self, one: Side, two: Side) -> str | None:
         """In what two sides differ, None where they agree to the accuracy of the run."""
-        (mode, _, *values), (other, _, *others) = one.point, two.point
+        (mode, _, x, m), (other, _, x2, m2) = one.point, two.point
         if mode is not other:
             return f"they lead to different states (mode '{mode.name}' on one side, '{other.name}' on the other)"
-        system = self.run.system
+        system, used = self.run.system, self._used(mode)
         memory, costs = system.memory.labels(), [f"the costs of {name}" for name in system.functionals.labels()]
-        blocks = (mode.variables.labels(), memory, costs)
-        pairs = zip((*values, one.costs), (*others, two.costs), blocks, strict=True)
+        pairs = (
+            (x, x2, mode.variables.labels()),
+            (m[used], m2[used], [memory[i] for i in used]),
+            (one.costs, two.costs, costs),
+        )
         for a, b, labels in pairs:
             if not close(a, b, self.accuracy):
                 i = int(np.argmax(np.abs(a - b)))
@@ -103,6 +106,13 @@ class Along:
                 both = f"{a[i, j]:.6g} on one side, {b[i, j]:.6g} on the other"
                 return f"they lead to the same state with other derivatives ({by}: {both})"
         return None
+
+    def _used(self, mode: ModeSystem) -> list[int]:
+        """Entries of the memory that make a difference in a mode: what relations of others say is set right there."""
+        every = self.run.system.transitions
+        relations = {t.relation.entry for t in every if t.relation is not None}
+        own = {r.entry for r in (every[i].relation for i in mode.guarded) if r is not None}
+        return [i for i in range(self.run.system.memory.size) if i in own or i not in relations]
 
     def parameter(self, direction: int) -> str:
         """The name of a direction."""
@@ -178,7 +188,7 @@ def replay(
         source = mode
         if firing.transition.kind == "every":
             instant.counts[firing.transition.index] = firing.count
-        order, reached = instant.fired(firing.transition, t), at
+        order, reached = instant.fired(firing, t), at
         mode, at, record, cost = firing.carry_out(
             system, t, at, p, options, order=order, rate_scale=rate_scale,
             earlier=records[-1] if records else earlier,

@@ -143,7 +143,7 @@ class _Lifting:
         where = f"the guard of transition '{transition.name}'"
         guard, more = transition.guard, dict[str, Any]()
         if (found := margin(guard, self.moving)) is not None:
-            guard, more = found, {"direction": 1 if transition.direction < 0 else -1, "becomes": True}
+            guard, more = found, {"direction": 1 if transition.direction < 0 else -1, "becomes": True, "jumps": True}
         own: dict[str, None] = {}
         (guard,) = self._lift(where, [guard], own, JUMPS | KINKS)
         self.used_in(transition.source).update(own)
@@ -151,7 +151,7 @@ class _Lifting:
         solved = {s.__hash__() for s in ca.symvar(self.solved)}
         jumping = [key for key in self.used_in(transition.source) if not self.switches[key].is_kink]
         if not {*own}.isdisjoint(jumping) or (jumping and not solved.isdisjoint(symbols)):
-            more["becomes"] = True  # it may jump across zero
+            more["jumps"] = True
         return {"guard": guard, **more}
 
     def used_in(self, mode: Mode) -> dict[str, None]:

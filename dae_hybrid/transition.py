@@ -297,6 +297,7 @@ class TransitionMap:
     clock: str = ""  # of periodic transitions: what it has in common with others that tick together
     bound: Bound | None = None  # what is passed there
     becomes: bool = False  # fires where its guard has become negative by another transition, too
+    jumps: bool = False  # its guard may jump across zero where a relation changes
     relation: Relation | None = None  # whose memory it changes
     keeps: bool = False  # its guard after it is what it was before, whatever the values
 
@@ -313,7 +314,7 @@ class TransitionMap:
     @property
     def is_sided(self) -> bool:
         """Whether it fires wherever its guard gets to the other side, by leaving zero as well as by crossing it."""
-        return self.relation is not None or self.becomes
+        return self.relation is not None or self.jumps
 
     @property
     def matters(self) -> bool:

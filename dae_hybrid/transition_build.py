@@ -74,6 +74,7 @@ def build_transition(
         clock=kernels["time"].function.serialize() if kind == "every" else "",
         bound=transition.bound,
         becomes=transition.becomes,
+        jumps=transition.jumps,
         relation=transition.relation,
         keeps=_keeps_its_guard(model, transition),
     )

@@ -185,6 +185,99 @@ def test_a_condition_becomes_true_by_a_reset(native: bool) -> None:
     assert names == ["hop", "passed"]
 
 
+#: of x and p, with the sign of x - p
+SIGNED: dict[str, Any] = {
+    "plain": lambda x, p: x - p,
+    "a branch that stays": lambda x, p: ca.if_else(x < 5, x - p, x + 5),
+    "a branch that changes with it": lambda x, p: ca.if_else(x < 0.6, x - p, 2 * (x - p)),
+    "steps": lambda x, p: ca.if_else(x < p, -1, 1),
+    "sign": lambda x, p: ca.sign(x - p),
+    "floor": lambda x, p: ca.floor(x / p) - 0.5,
+}
+
+
+@pytest.mark.parametrize("name", [*SIGNED, "algebraic"])
+@pytest.mark.parametrize(
+    ("way", "native_events", "direction"),
+    [("bdf", True, "both"), ("bdf", False, "rising"), ("interpreted", True, "rising"), ("scipy", False, "both")],
+)
+def test_what_a_reset_takes_across_is_past(name: str, direction: str, way: str, native_events: bool) -> None:
+    """x = t is beyond p between two hops, and comes to p at t = p + 1/2: that alone fires, branch or none."""
+    m = dh.HybridModel("hops")
+    p, q = m.parameter("p", 0.5), m.parameter("q", 2.5)
+    x, y, u = m.differential("x"), m.differential("y"), m.algebraic("u")
+    run = m.mode("run", ode={x: 1, y: 0}, algebraic=[u - ca.if_else(x < p, x - 1, x + 1)])
+    guard = u if name == "algebraic" else SIGNED[name](x, p)
+    m.transition(run, run, guard=guard, direction=direction, reset={y: y + q * m.time}, name="passed")
+    m.transition(run, run, at=0.3, reset={x: x + 0.6}, name="there")
+    m.transition(run, run, at=0.7, reset={x: x - 1.1}, name="back")
+    m.initial(run, {x: 0.0, y: 0.0})
+    m.functional("G", terminal=y)
+    native, options = WAYS[way]
+    value, gradient = both(m.build(native=native), 1.2, native_events=native_events, **options)
+    assert value == pytest.approx(2.5)
+    np.testing.assert_allclose(gradient, [2.5, 1.0], atol=1e-7)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("direction", ["rising", "both"])
+def test_all_guards_that_jump_with_a_relation_fire(direction: str, native: bool) -> None:
+    """The first to fire resets something, which takes nothing from the other one."""
+    m = dh.HybridModel("two")
+    p, q = m.parameter("p", 0.5), m.parameter("q", 2.5)
+    x, y = m.differential("x"), m.differential("y")
+    run = m.mode("run", ode={x: 1, y: 0})
+    m.transition(run, run, guard=ca.if_else(x < p, -1, 1), direction=direction, reset={y: y + q * x}, name="one")
+    m.transition(run, run, guard=ca.if_else(x < p, -2, x), direction=direction, reset={y: y + x}, name="two")
+    m.initial(run, {x: 0.0, y: 0.0})
+    m.functional("G", terminal=y)
+    system = m.build(native=native)
+    value, gradient = both(system, 1.0)
+    assert value == pytest.approx(1.75)
+    np.testing.assert_allclose(gradient, [3.5, 0.5], atol=1e-7)
+    assert [event.transition for event in dh.simulate(system, (0, 1)).events][1:] == ["one", "two"]
+
+
+LOOPS: dict[str, dict[str, Any]] = {"native": {}, "python": {"native_events": False}, "scipy": {"adapter": "scipy"}}
+
+
+def branched(name: str) -> tuple[dh.HybridModel, Any, Any, Any, Any, dict[str, Any]]:
+    """u = 2 where w = x^2 is beyond 1, else 0: what a reset of x makes of that is not known before w is."""
+    m = dh.HybridModel(name)
+    q, x, y = m.parameter("q", 2.5), m.differential("x"), m.differential("y")
+    w, u = m.algebraic("w"), m.algebraic("u")
+    m.functional("G", terminal=y)
+    return m, q, x, y, u, {"ode": {x: 1, y: 0}, "algebraic": [w - x**2, u - ca.if_else(w > 1, 2, 0)]}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("hop", [3.0, 0.3])
+def test_a_condition_that_holds_where_its_mode_is_entered_waits(hop: float, loop: str) -> None:
+    """Relations are right before anything else is looked at; with the short hop u > 1 comes true at t = 0.7."""
+    m, q, x, y, u, equations = branched("entered")
+    first, second = m.mode("first", ode={x: 1, y: 0}), m.mode("second", **equations)
+    m.transition(first, second, at=0.3, reset={x: x + hop})
+    m.transition(second, second, guard=u > 1, reset={y: y + q * m.time}, name="hit")
+    m.initial(first, {x: 0.0, y: 0.0})
+    value, gradient = both(m.build(native=False), 1.0, **LOOPS[loop])
+    assert value == pytest.approx(0 if hop > 1 else 2.5 * 0.7)
+    np.testing.assert_allclose(gradient, [0 if hop > 1 else 0.7], atol=1e-7)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("order", ["declared", "reversed"])
+def test_relations_follow_before_the_next_time_event(order: str, loop: str) -> None:
+    m, q, x, y, u, equations = branched("times")
+    run = m.mode("run", **equations)
+    events = {"hop": {x: x + 3}, "add": {y: y + q * u}}
+    for name in events if order == "declared" else reversed(events):
+        m.transition(run, run, at=0.3, reset=events[name], name=name)
+    m.initial(run, {x: 0.0, y: 0.0})
+    value, gradient = both(m.build(native=False), 1.0, simultaneous=order, **LOOPS[loop])
+    assert value == pytest.approx(5.0)
+    np.testing.assert_allclose(gradient, [2.0], atol=1e-7)
+
+
 @pytest.mark.parametrize("native", [True, False])
 def test_a_condition_on_memory(native: bool) -> None:
     m = dh.HybridModel("counter")

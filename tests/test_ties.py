@@ -471,6 +471,28 @@ def test_relations_follow_each_other_before_anything_else_happens(native: bool, 
         agrees(system, (0, 1.5), "G", exact, parameters={"q": 1.0 + o}, **options)
 
 
+@cache
+def forgotten(*, native: bool) -> dh.HybridSystem:
+    """x = t, and y' = x - b beyond b, but for a mode without it from q to 3/2, which sets x to 1/4 where it ends."""
+    m = dh.HybridModel("forgotten")
+    b, q = m.parameter("b", 1.0), m.parameter("q", 1.0)
+    x, y, z = m.differential("x"), m.differential("y"), m.differential("z")
+    one = m.mode("one", ode={x: 1, y: ca.if_else(x < b, 0, x - b), z: 0})
+    two = m.mode("two", ode={x: 1, y: 0, z: 1})
+    m.transition(one, two, at=q, name="there")
+    m.transition(two, one, at=1.5, reset={x: 0.25}, name="back")
+    m.initial(one, {x: 0.0, y: 0.0, z: 0.0})
+    m.functional("G", terminal=y + z)
+    return m.build(native=native)
+
+
+@pytest.mark.parametrize(("native", "options"), WAYS)
+def test_what_a_relation_of_another_mode_says_makes_no_difference(native: bool, options: dict[str, Any]) -> None:
+    system = forgotten(native=native)
+    for o in TIED:
+        agrees(system, (0, 2.5), "G", [-0.25, -1], parameters={"q": 1.0 + o}, **options)
+
+
 @pytest.mark.parametrize(
     ("native", "options"),
     [*WAYS, *(pytest.param(False, {"adapter": name}, id=name) for name in ("casadi", "scikits-odes"))],

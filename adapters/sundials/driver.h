@@ -254,7 +254,7 @@ typedef struct {                             /* what follows where a guard cross
   integer target, transition, index, direction, width;
   integer clock;                             /* of time events: what they have in common that tick together; else -1 */
   integer measures, turns;                   /* nothing happens: the point is recorded, for a measurement; a knot of signals */
-  integer waits, toggles, becomes, keeps;    /* on_entry="wait"; whether it changes the side of a relation; whether its guard
+  integer waits, toggles, jumps, keeps;      /* on_entry="wait"; whether it changes the side of a relation; whether its guard
                                                 may jump across zero; whether it is after it what it was before */
   integer unknowns, simple, slopes;          /* how many are solved for; whether they are z after it and nothing else; whether
                                                 derivatives depend on them */

@@ -144,14 +144,14 @@ static int enter(march *m, const station *from, const station *to, integer index
     const double width = own ? fmax(rounding, RESIDUE * fabs(h0[j])) : rounding; /* as close to zero as it was found */
     if (fabs(h[j]) <= width) {
       const int moving = fabs(rate[j]) * duration(m, t) > width;
-      if (!moving && (to->links[j].becomes || !to->links[j].waits)) return 0;
+      if (!moving && (to->links[j].jumps || !to->links[j].waits)) return 0;
       band[j] = width;
       departure[j] = moving ? sign_of(rate[j]) : 0;
       if (moving && towards > 0 && (!own || to->links[j].toggles)) return 0;
       if (moving && !own && from == to && to->links[j].direction == 0) return 0;
       const int kept = own && moving && to->links[j].keeps; /* a neighbouring run finds it at zero, too */
       if (!kept && (towards >= 0 || !(to->links[j].waits || (own && to->links[j].toggles)))) *decided = 0;
-    } else if (!own && from == to && to->links[j].becomes && h[j] * h0[j] < 0) {
+    } else if (!own && from == to && to->links[j].jumps && h[j] * h0[j] < 0) {
       return 0;
     } else if (!own && (double)to->links[j].direction * h[j] > 0) { /* its own reset may move a guard on */
       const double before = from == to ? band_of(m, h0[j], size0[j], rate0[j], t) : 0;

@@ -98,7 +98,7 @@ class Marcher:
             if transition != NO_TRANSITION:
                 links[i].clock, links[i].direction = network.clocks[transition], network.directions[transition]
                 links[i].waits, links[i].toggles = network.waits[transition], network.toggles[transition]
-                links[i].becomes, links[i].keeps = network.becomes[transition], network.keeps[transition]
+                links[i].jumps, links[i].keeps = network.jumps[transition], network.keeps[transition]
             if link is not None:
                 for name in ("cross", "tangent", "cost", "begin", "solve"):
                     function = getattr(link, name)

@@ -71,7 +71,7 @@ static int look_at_start(const march *m, const station *first, context *c, const
     if (fabs(h[j]) <= width) {
       const int moving = fabs(rate[j]) * duration(m, m->t0) > width;
       if (moving && direction * rate[j] > 0) return 0;
-      if (!moving && (first->links[j].becomes || !first->links[j].waits)) return 0;
+      if (!moving && (first->links[j].jumps || !first->links[j].waits)) return 0;
       c->zero_band[j] = width;
       c->departure[j] = moving ? sign_of(rate[j]) : 0;
     } else if (direction * h[j] > 0) return 0;
