@@ -114,7 +114,9 @@ def main() -> None:
                     estimate = structure.band_cost(s)
                     work = other_work(matrix, s) if estimate < 1 else None
                 else:
-                    s, fill, products = structure.sparse_structure(n, rows, columns)
+                    diagonal = np.arange(n)
+                    both = [np.concatenate((part, diagonal)) for part in (rows, columns)]
+                    s, fill, products = structure.sparse_structure(structure.Pattern.of(n, *both, n))
                     estimate, work = structure.sparse_cost(fill, products), other_work(matrix, s)
                 measured = f"{max(microseconds(work) - calls, 0.0):.1f}" if work else "-"
                 cells.append(f"{measured:>9} /{1e6 * estimate:>9.1f}")

@@ -90,11 +90,27 @@ def _of_its_symbols(expression: ca.SX, variables: ca.SX | None = None) -> ca.Fun
 
 def _affine(matrix: ca.SX, constant: ca.SX) -> tuple[ca.SX, ca.SX]:
     """-matrix^-1 constant, and the determinant."""
-    pole = determinant(matrix)
+    return -_solved(matrix, constant), determinant(matrix)
+
+
+def _solved(matrix: ca.SX, right: ca.SX) -> ca.SX:
+    if matrix.shape[0] == 1:
+        return right / matrix
     if matrix.shape[0] <= FEW:
-        return -ca.solve(matrix, constant), pole
+        return ca.solve(matrix, right)
     q, r = ca.qr(matrix)
-    return -ca.solve(r, q.T @ constant), pole
+    return ca.solve(r, q.T @ right)
+
+
+def solve_in_blocks(matrix: ca.SX, right: ca.SX) -> ca.SX:
+    """matrix^-1 right, block after block, with the zeros that this leaves."""
+    solution = ca.SX(*right.shape)
+    for rows, columns in blocks(matrix.sparsity()):
+        rest = right[rows, :] - matrix[rows, :] @ solution
+        used = sorted(set(rest.sparsity().get_col()))
+        if used:
+            solution[columns, used] = _solved(matrix[rows, columns], rest[:, used])
+    return solution
 
 
 def determinant(matrix: ca.SX) -> ca.SX:

@@ -10,6 +10,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen import Kernel, NativeFunction
+from dae_hybrid.elimination import solve_in_blocks
 from dae_hybrid.integrator import Equations
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import Flat, symbols_for
@@ -40,8 +41,11 @@ class ModeBuilder(ModeFunctions):
         g, h = self.integrands(*s.point), self.guards(*s.point)
         if self.explicit is not None and self.poles:
             h = ca.vertcat(h, poles)
-        by = [ca.jacobian(equations, v) for v in (state, s.p, s.m)]
-        integrands_by = [ca.jacobian(g, v).T for v in (state, s.p, s.m)]
+        if self.explicit is None:
+            by, integrands_by = ([ca.jacobian(v, w) for w in (state, s.p, s.m)] for v in (equations, g))
+        else:
+            by, integrands_by = self._by_implicit_functions(s)
+        integrands_by = [matrix.T for matrix in integrands_by]
         named = {
             "flow": [equations, g],
             "jacobian": [by[0], integrands_by[0]],
@@ -54,6 +58,19 @@ class ModeBuilder(ModeFunctions):
             outputs = [ca.densify(o) for o in function.call(list(w.point))]  # MX drops entries that are always zero
             functions[key] = ca.Function(f"m{self.index}_{key}", list(w.point), outputs)
         return functions
+
+    def _by_implicit_functions(self, s: Flat) -> tuple[list[Any], list[Any]]:
+        """Derivatives of rates and integrands by (y, p, m), with those of z from the equations that z satisfies."""
+        ny, n, nm, n_p = self.ny, self.lowering.n, self.nm, self.np
+        places = range(ny), range(n + nm, n + nm + n_p), range(n, n + nm)
+        whole, of_integrands = self.by_u(self.flow, s), self.by_u(self.integrands, s)
+        rows = [i for place in places for i in place]
+        z_by = -solve_in_blocks(whole[ny:, ny:n], whole[ny:, rows])
+        found = []
+        for by_u in (whole[:ny, :], of_integrands):
+            total = by_u[:, rows] + by_u[:, ny:n] @ z_by
+            found.append(list(ca.horzsplit(total, [0, ny, ny + n_p, ny + n_p + nm])))
+        return found[0], found[1]
 
     def _at_points(self, inputs: list[Any], h: Any, equations: Any) -> dict[str, ca.Function]:
         """The functions that solve for something: `complete`, `rates`, and on constraints `drift`."""
@@ -125,7 +142,9 @@ class ModeBuilder(ModeFunctions):
             h = self.guards(*s.point)
             if self.poles and self.explicit is not None:
                 h = ca.vertcat(h, self.explicit(s.t, s.x[: self.ny, :], s.m, s.p)[1])
-            return [h if name == "guards" else ca.jacobian(h, s.x) @ self.xdot(s) + ca.jacobian(h, s.t)]
+            if name == "guards":
+                return [h]
+            return [ca.jtimes(h, s.x, self.xdot(s)) + ca.jtimes(h, s.t, s.kind(1))]
 
         t, _, m, p = point
         return ca.Function(name, point, [self.point_function(name, values)(t, x, m, p)])

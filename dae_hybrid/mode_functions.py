@@ -177,7 +177,7 @@ class ModeFunctions:
 
     def by_u(self, function: ca.Function, s: Flat) -> Any:
         """Derivative of what a function gives by u; in MX form a call of its expressions, which all share."""
-        if s.kind is ca.SX or not function.is_a("SXFunction"):
+        if not function.is_a("SXFunction"):
             return ca.jacobian(function(*s.point), s.u)
         key = function.name()
         if key not in self._slopes:
@@ -347,7 +347,8 @@ class ModeFunctions:
         mu = -linear_solve(f_x[ny:, ny:].T, g_x[:, ny:].T @ e + f_x[:ny, ny:].T @ adjoint)
         rate = -(f_x[:ny, :ny].T @ adjoint + f_x[ny:, :ny].T @ mu + g_x[:, :ny].T @ e)
         xdot = self.xdot(s)
-        mu_rate = ca.jacobian(mu, s.x) @ xdot + ca.jacobian(mu, s.t) + ca.jacobian(mu, adjoint) @ rate
+        along = ((s.x, xdot), (s.t, s.kind(1)), (adjoint, rate))
+        mu_rate = sum((ca.jtimes(mu, v, of_v) for v, of_v in along[1:]), ca.jtimes(mu, *along[0]))
         k_y = ca.jacobian(self.invariant_part(s), s.x)[:, :ny]
         zeta, zeta_rate = mu[self.nz - nk :, :], mu_rate[self.nz - nk :, :]
         lam = adjoint + k_y.T @ zeta

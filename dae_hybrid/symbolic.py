@@ -16,6 +16,8 @@ WATCHED = 8
 #: equations of more elementary operations stay in MX form where one operation of theirs stands for so many of them
 #: (measured: their code takes a second to compile, and runs no faster than loops from about there on)
 LARGE, VECTORISED = 500, 8
+#: elements up to which expressions are expanded to see how many operations they really are
+MOST_EXPANDED = 200_000
 
 
 def kind_for(functions: Sequence[ca.Function]) -> Any:
@@ -38,8 +40,10 @@ def is_vectorised(expression: ca.MX) -> bool:
     if function.sz_w() * operations <= LARGE:  # no result is large enough
         return False
     own = [i for i in range(operations) if function.instruction_id(i) not in (ca.OP_INPUT, ca.OP_OUTPUT)]
-    elements = sum(function.instruction_MX(i).nnz() for i in own)
-    return elements > max(LARGE, VECTORISED * len(own))
+    elements, many = sum(function.instruction_MX(i).nnz() for i in own), max(LARGE, VECTORISED * len(own))
+    if many < elements < MOST_EXPANDED:  # of which more than a few may be zeros, copies and constants
+        elements = expanded(function).n_instructions()
+    return elements > many
 
 
 def linear_solve(matrix: Any, right: Any) -> Any:

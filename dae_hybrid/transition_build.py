@@ -157,8 +157,10 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Ke
 def check_parameters_only(model: HybridModel, what: str, expression: Any, *more: ca.MX) -> None:
     """Refuse an expression that depends on anything but parameters."""
     allowed = {d.symbol.__hash__() for d in model.of_kind("parameter")} | {s.__hash__() for s in more}
-    own = {d.symbol.__hash__() for d in model.declarations.values()} | {model.time.__hash__()}
     wrong = [s for s in ca.symvar(ca.MX(expression)) if s.__hash__() not in allowed]
+    if not wrong:
+        return
+    own = {d.symbol.__hash__() for d in model.declarations.values()} | {model.time.__hash__()}
     names = [s.name() for s in wrong]
     if any(s.__hash__() not in own for s in wrong):
         raise ModelError(
@@ -166,12 +168,11 @@ def check_parameters_only(model: HybridModel, what: str, expression: Any, *more:
             variables=names,
             remedy="Use the symbols of this model.",
         )
-    if wrong:
-        raise ModelError(
-            f"{what} uses {', '.join(names)}; it may depend on parameters only.",
-            variables=names,
-            remedy="Declare what it needs with m.parameter; for a condition on variables use guard=.",
-        )
+    raise ModelError(
+        f"{what} uses {', '.join(names)}; it may depend on parameters only.",
+        variables=names,
+        remedy="Declare what it needs with m.parameter; for a condition on variables use guard=.",
+    )
 
 
 def of_parameters(model: HybridModel, name: str, outputs: list[Any], extra: list[ca.MX]) -> ca.Function:

@@ -250,7 +250,7 @@ def test_places(kind: str, n: int) -> None:
     data = np.zeros(found.size)
     data[found.place] = entries.data
     data[found.diagonal] += 10.0
-    wanted = (values + 10 * np.eye(n))[np.ix_(found.order, found.order)]
+    wanted = (values + 10 * np.eye(n))[np.ix_(found.equations, found.order)]
     if kind == "sparse":
         np.testing.assert_array_equal(csc_array((data, found.rows, found.pointers), shape=(n, n)).toarray(), wanted)
         return

@@ -172,7 +172,7 @@ typedef struct linear {                      /* see linear.c; the functions of t
   context *model;
   integer n, border, backward, n_entries, n_matrix;
   const integer *place, *diagonal;           /* where the entries of F_x and the diagonal stand in `matrix` */
-  const integer *order;                      /* of the unknowns in `matrix` */
+  const integer *order, *equations;          /* of the unknowns and of the equations in `matrix` */
   double *jacobian, *rows, *matrix, *right;
   double row_scale, corner;
   double **columns;                          /* of the band */

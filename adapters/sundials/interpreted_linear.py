@@ -132,7 +132,7 @@ class LinearCallbacks:
         linear.matrix[:] = 0.0
         jacobian = self._jacobian[self._places] if isinstance(self._jacobian, np.ndarray) else entries(self._jacobian)
         linear.matrix[structure.place] = scale * jacobian
-        linear.matrix[structure.diagonal[: self.equations.n_differential]] += shift
+        linear.matrix[structure.diagonal] += shift
         linear.struct.row_scale, linear.struct.corner = row_scale, corner
 
     def _assemble_explicit(self, gamma: float) -> None:
@@ -156,8 +156,7 @@ class LinearCallbacks:
     def _substitute(self, x: Array, b: Array) -> None:
         s, linear, n = self.linear.struct, self.linear, self.equations.n
         linear.struct.solves += 1
-        order = linear.structure.order
-        linear.right[:] = b[order]
+        linear.right[:] = b[linear.structure.equations]
         if linear.superlu is not None:
             if linear.superlu.solve():
                 raise Singular
@@ -165,7 +164,7 @@ class LinearCallbacks:
             lib = linear.library
             lib.SUNDlsMat_bandGBTRS(s.columns, s.n, s.stored, s.lower, s.pivots, s.right)
         behind = b[n:].copy()
-        x[order] = linear.right
+        x[linear.structure.order] = linear.right
         x[n:] = (behind - s.row_scale * (self._rows @ x[:n])) / s.corner
 
     def _multiply(self, v: Array, out: Array) -> None:

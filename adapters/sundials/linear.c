@@ -71,7 +71,7 @@ static int factorise(linear *l) {
 static int substitute(const context *c, double *x, const double *b) {
   linear *l = c->linear;
   l->solves++;
-  for (integer i = 0; i < l->n; i++) l->right[i] = b[l->order[i]];
+  for (integer i = 0; i < l->n; i++) l->right[i] = b[l->equations[i]];
   if (l->factor) {
     const int flag = l->solve();
     if (flag) return flag;

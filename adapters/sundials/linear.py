@@ -178,7 +178,7 @@ class LinearSystem:
         self.struct = Linear(
             n=e.n, border=border, backward=int(backward), n_entries=n_entries, n_matrix=structure.size,
             upper=structure.upper, lower=structure.lower, stored=structure.stored,
-            **{name: getattr(structure, name).ctypes.data for name in ("place", "diagonal", "order")},
+            **{name: getattr(structure, name).ctypes.data for name in ("place", "diagonal", "order", "equations")},
             **{name: getattr(self, name).ctypes.data for name in ("jacobian", "rows", "matrix", "right", "pivots")},
         )  # fmt: skip
         if structure.kind == "band":

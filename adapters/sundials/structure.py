@@ -5,13 +5,14 @@ The matrix is that of x alone; see linear.c for what stands behind x.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csc_array
-from scipy.sparse.csgraph import reverse_cuthill_mckee
+from scipy.sparse import csc_array, csr_array
+from scipy.sparse.csgraph import min_weight_full_bipartite_matching, reverse_cuthill_mckee
 from scipy.sparse.linalg import splu
 
 from dae_hybrid.integrator import Equations
@@ -32,11 +33,12 @@ WORTH = 0.9
 
 @dataclass(frozen=True)
 class Structure:
-    """Where the entries of F_x, of the diagonal and of the unknowns stand in what is factorised.
+    """Where the entries of F_x, of the diagonal, of the equations and of the unknowns stand in what is factorised.
 
-    Entry k of F_x is number `place[k]` of the values, that of row and column i on the diagonal number `diagonal[i]`;
-    unknown `order[i]` comes as number i. A band stores its columns one after the other, with room for what pivoting
-    fills in; a sparse matrix has its column pointers and row indices.
+    Entry k of F_x is number `place[k]` of the values, that of row and column i on the diagonal number `diagonal[i]`,
+    for the differential equations; equation `equations[i]` and unknown `order[i]` come as number i. A band stores its
+    columns one after the other, with room for what pivoting fills in; a sparse matrix has its column pointers and row
+    indices.
     """
 
     kind: str  # "dense", "band", "sparse" or "krylov"
@@ -44,6 +46,7 @@ class Structure:
     place: Indices
     diagonal: Indices
     order: Indices
+    equations: Indices
     size: int = 0
     upper: int = 0
     lower: int = 0
@@ -68,29 +71,71 @@ def structure_of(equations: Equations, *, backward: bool, wanted: str) -> Struct
     def make() -> Structure:
         pointers, rows = equations.functions["linearised"].pattern(2)  # F_x
         columns = np.repeat(np.arange(equations.n), np.diff(pointers))
-        return decide(equations.n, columns if backward else rows, rows if backward else columns, wanted)
+        ends = (columns, rows) if backward else (rows, columns)
+        return decide(equations.n, *ends, wanted, differential=equations.n_differential)
 
     found: Structure = kept(equations, ("structure", backward, wanted), make)
     return found
 
 
-def decide(n: int, rows: Indices, columns: Indices, wanted: str = "auto") -> Structure:
-    """The structure for a pattern given by the rows and columns of its entries."""
+def decide(
+    n: int, rows: Indices, columns: Indices, wanted: str = "auto", *, differential: int | None = None
+) -> Structure:
+    """The structure for a pattern given by the rows and columns of its entries.
+
+    The first `differential` equations, all by default, have an entry on the diagonal besides.
+    """
     if wanted == "dense" or (wanted == "auto" and n < DENSE_BELOW):
         return _dense(n)
-    banded = _band(n, rows, columns)
+    diagonal = np.arange(n if differential is None or wanted == "krylov" else differential)
+    pattern = Pattern.of(n, np.concatenate((rows, diagonal)), np.concatenate((columns, diagonal)), diagonal.size)
+    banded = _band(pattern)
     if wanted == "band":
         return banded
     if wanted in ("sparse", "krylov"):
-        return replace(sparse_structure(n, rows, columns)[0], kind=wanted)
+        return replace(sparse_structure(pattern)[0], kind=wanted)
     cost, best = WORTH * dense_cost(n), _dense(n)
     if (narrow := band_cost(banded)) < cost:
         cost, best = narrow, banded
     if sparse_cost(len(rows) + n, 0.0) < cost:
-        found, fill, products = sparse_structure(n, rows, columns)
+        found, fill, products = sparse_structure(pattern)
         if sparse_cost(fill, products) < cost:
             return found
     return best
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Entries of a square matrix, the last `diagonal` of them those that F_x lacks on its diagonal.
+
+    Each equation has an unknown of its own, by whose number `rows` count it: entries are on the diagonal, then, and
+    next to it where equations use few unknowns. Equation `equations[j]` is that of unknown j.
+    """
+
+    n: int
+    rows: Indices
+    columns: Indices
+    diagonal: int
+    equations: Indices
+
+    @classmethod
+    def of(cls, n: int, rows: Indices, columns: Indices, diagonal: int) -> Pattern:
+        """Equations keep their own number where it is among their unknowns; all do where the matrix is singular."""
+        keys = np.unique(rows * n + columns)
+        row, column = keys // n, keys % n
+        unknown = np.arange(n)
+        if np.count_nonzero(row == column) < n:
+            weights = csr_array((np.where(row == column, 1.0, 2.0), (row, column)), shape=(n, n))
+            with suppress(ValueError):
+                unknown = min_weight_full_bipartite_matching(weights)[1]
+        equations = np.argsort(unknown)
+        return cls(n, unknown[rows].astype(np.int64), columns, diagonal, equations.astype(np.int64))
+
+    def structure(self, kind: str, place: Indices, order: Indices, **stored: Any) -> Structure:
+        """By the places of all entries."""
+        split = len(place) - self.diagonal
+        place = place.astype(np.int64)
+        return Structure(kind, self.n, place[:split], place[split:], order, self.equations[order], **stored)
 
 
 def dense_cost(n: int) -> float:
@@ -110,21 +155,21 @@ def sparse_cost(fill: float, products: float) -> float:
 
 
 def _dense(n: int) -> Structure:
-    nothing = np.zeros(0, dtype=np.int64)
-    return Structure("dense", n, nothing, nothing, nothing)
+    return Structure("dense", n, *(np.zeros(0, dtype=np.int64),) * 4)
 
 
 def _bandwidths(rows: Indices, columns: Indices) -> tuple[int, int]:
     return int((rows - columns).max(initial=0)), int((columns - rows).max(initial=0))
 
 
-def _band(n: int, rows: Indices, columns: Indices) -> Structure:
+def _band(pattern: Pattern) -> Structure:
     """As it stands, or in the order of Cuthill and McKee where that is narrower."""
+    n, rows, columns = pattern.n, pattern.rows, pattern.columns
     order = np.arange(n)
     lower, upper = _bandwidths(rows, columns)
     if lower + upper > 2:
-        pattern = csc_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(n, n)).tocsr()
-        tried = reverse_cuthill_mckee(pattern, symmetric_mode=False).astype(np.int64)
+        entries = csc_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(n, n)).tocsr()
+        tried = reverse_cuthill_mckee(entries, symmetric_mode=False).astype(np.int64)
         position = np.argsort(tried)
         narrow = _bandwidths(position[rows], position[columns])
         if sum(narrow) < lower + upper:
@@ -132,27 +177,13 @@ def _band(n: int, rows: Indices, columns: Indices) -> Structure:
             rows, columns = position[rows], position[columns]
     stored = min(n - 1, upper + lower)
     length = stored + lower + 1
-    return Structure(
-        "band",
-        n,
-        place=columns * length + stored + rows - columns,
-        diagonal=_of_unknowns(np.arange(n) * length + stored, order),
-        order=order,
-        size=n * length,
-        upper=upper,
-        lower=lower,
-    )
+    place = columns * length + stored + rows - columns
+    return pattern.structure("band", place, order, size=n * length, upper=upper, lower=lower)
 
 
-def _of_unknowns(values: Indices, order: Indices) -> Indices:
-    """Values by position as values by unknown."""
-    result = np.empty_like(values)
-    result[order] = values
-    return result
-
-
-def sparse_structure(n: int, rows: Indices, columns: Indices) -> tuple[Structure, float, float]:
+def sparse_structure(pattern: Pattern) -> tuple[Structure, float, float]:
     """In the order that fills in less, with how much it fills in and how much is multiplied; for most values."""
+    n, rows, columns = pattern.n, pattern.rows, pattern.columns
     trial = _trial(n, rows, columns)
     best: Any = None
     for ordering in ("COLAMD", "MMD_AT_PLUS_A"):
@@ -164,22 +195,12 @@ def sparse_structure(n: int, rows: Indices, columns: Indices) -> tuple[Structure
         if ordering == "COLAMD" and _has_full_rows(n, rows, columns):
             break  # minimum degree takes for ever over these
     fill, products, position = best
-    order = np.argsort(position)
-    all_rows = np.concatenate((position[rows], np.arange(n)))
-    all_columns = np.concatenate((position[columns], np.arange(n)))
-    keys = all_columns * n + all_rows
-    unique, where = np.unique(keys, return_inverse=True)
+    unique, place = np.unique(position[columns] * n + position[rows], return_inverse=True)
     counts = np.bincount(unique // n, minlength=n)
-    structure = Structure(
-        "sparse",
-        n,
-        place=where[: len(rows)].astype(np.int64),
-        diagonal=_of_unknowns(where[len(rows) :].astype(np.int64), order),
-        order=order,
-        size=len(unique),
-        pointers=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-        rows=(unique % n).astype(np.int32),
-    )
+    structure = pattern.structure(
+        "sparse", place, np.argsort(position), size=len(unique),
+        pointers=np.concatenate(([0], np.cumsum(counts))).astype(np.int32), rows=(unique % n).astype(np.int32),
+    )  # fmt: skip
     return structure, fill, products
 
 

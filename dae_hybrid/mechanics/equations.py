@@ -11,7 +11,7 @@ from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import split
 from dae_hybrid.mechanics.declared import Constraint, Share
-from dae_hybrid.mechanics.kinematics import Motion, rows_of
+from dae_hybrid.mechanics.kinematics import Motion
 from dae_hybrid.mechanics.mechanism import Mechanism
 
 
@@ -95,26 +95,26 @@ class EquationsOfMotion:
         return [int(i) for i in np.asarray(selected).ravel()]
 
     def _mass(self, shares: list[Share]) -> ca.MX:
-        total = ca.MX(self.q.numel(), self.q.numel())
-        for inertia in (i for share in shares for i in share.inertias):
-            rows = self.places(inertia.rows)
-            select = ca.DM.zeros(self.q.numel(), len(rows))
-            for column, row in enumerate(rows):
-                select[row, column] = 1
-            select = ca.sparsify(select)
-            total = total + select @ inertia.matrix @ select.T
-        return total
+        inertias = [i for share in shares for i in share.inertias]
+        if not inertias:
+            return ca.MX(self.q.numel(), self.q.numel())
+        select = self._selection([row for i in inertias for row in self.places(i.rows)])
+        return select @ ca.diagcat(*(i.matrix for i in inertias)) @ select.T
 
     def _force(self, shares: list[Share]) -> ca.MX:
-        total = ca.MX.zeros(self.q.numel(), 1)
         pulls = [pull for share in shares for pull in share.forces]
         weights = [weight for share in shares for weight in share.weights]
         for place, mass in (body for share in shares for body in share.bodies):
             pulls += [(place, mass * g * towards) for g, towards in weights]
-        for columns, force in pulls:
-            for row, value in zip(self.places(columns), rows_of(force), strict=True):
-                total[row] += value
-        return total
+        rows = [row for columns, _ in pulls for row in self.places(columns)]
+        total = (
+            self._selection(rows) @ ca.vertcat(*(force for _, force in pulls)) if pulls else ca.MX(self.q.numel(), 1)
+        )
+        return ca.densify(total)
+
+    def _selection(self, rows: list[int]) -> ca.DM:
+        """The matrix that adds values up in these rows."""
+        return ca.DM.triplet(rows, list(range(len(rows))), ca.DM.ones(len(rows)), self.q.numel(), len(rows))
 
     def by_name(self, column: ca.MX, kind: str) -> dict[str, ca.MX]:
         """A column of all coordinates, by name of their positions ("q") or velocities ("v")."""

@@ -41,8 +41,7 @@ class Formulation:
 
     def closure(self, motion: Motion) -> ca.MX:
         """Equations that give accelerations and multipliers."""
-        accelerations, multipliers = motion.index1(-motion.gamma)
-        return ca.vertcat(motion.a - accelerations, motion.multipliers - multipliers)
+        return motion.index1(-motion.gamma)
 
     def constraint(self, motion: Motion) -> list[tuple[str, ca.MX]]:  # noqa: ARG002 - for those that keep constraints
         """Equations without accelerations and multipliers, with their names."""
@@ -86,8 +85,7 @@ class Penalty(Formulation):
     def closure(self, motion: Motion) -> ca.MX:
         """Equations that give accelerations and estimates of the multipliers."""
         damped = motion.gamma + 2 * self.xi * self.omega * motion.velocity + self.omega**2 * motion.phi
-        accelerations, multipliers = motion.index1(-damped, compliance=1 / self.alpha)
-        return ca.vertcat(motion.a - accelerations, motion.multipliers - multipliers)
+        return motion.index1(-damped, compliance=1 / self.alpha)
 
 
 @dataclass(frozen=True)
@@ -116,8 +114,7 @@ class Index1(Formulation):
     def closure(self, motion: Motion) -> ca.MX:
         """Equations that give accelerations and multipliers."""
         pull = 2 * self.xi * self.omega * motion.velocity + self.omega**2 * motion.phi
-        accelerations, multipliers = motion.index1(-motion.gamma - pull)
-        return ca.vertcat(motion.a - accelerations, motion.multipliers - multipliers)
+        return motion.index1(-motion.gamma - pull)
 
 
 @dataclass(frozen=True)
@@ -137,11 +134,11 @@ class Index2(Formulation):
 
     def velocity_rates(self, motion: Motion) -> ca.MX:
         """M^-1 (F - Phi_q^T lambda)."""
-        return motion.accelerations(motion.force - motion.phi_q.T @ motion.multipliers)
+        return motion.rates
 
     def closure(self, motion: Motion) -> ca.MX:
         """Equations that give accelerations; multipliers follow from the constraints."""
-        return motion.a - self.velocity_rates(motion)
+        return motion.balance
 
     def constraint(self, motion: Motion) -> list[tuple[str, ca.MX]]:
         """Constraints on positions and velocities."""

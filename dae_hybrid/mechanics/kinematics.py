@@ -9,6 +9,10 @@ from typing import Any
 import casadi as ca
 
 
+#: coordinates up to which accelerations are solved for as expressions
+SMALL = 12
+
+
 @dataclass(frozen=True, eq=False)
 class Motion:
     """The equations of motion of one mode, ``M a + Phi_q^T lambda = F`` with ``Phi(t, q) = 0``.
@@ -66,7 +70,7 @@ class Motion:
     @cached_property
     def spread(self) -> ca.MX:
         """det(J J^T) of Phi_q with rows of length one: how far the constraints are from depending on each other."""
-        return spread_function(self.m, self.n)(ca.densify(self.phi_q))
+        return _spread_function(_Pattern(self.phi_q.sparsity()))(self.phi_q)
 
     @cached_property
     def free_directions(self) -> ca.MX:
@@ -78,17 +82,35 @@ class Motion:
         column, what = (self.velocity, "velocity constraint") if rates else (self.phi, "constraint")
         return [(f"{what} '{label}'", row) for label, row in zip(self.labels, rows_of(column), strict=True)]
 
-    def accelerations(self, force: ca.MX) -> ca.MX:
-        """M^-1 force, (n, .)."""
-        return spd_solve(self.mass, force)
+    @property
+    def balance(self) -> ca.MX:
+        """Equations that give the accelerations for given multipliers, (n, 1) (eq. 1)."""
+        return self.a - self.rates if self.is_small else self.mass @ self.a - self.pull
 
-    def index1(self, wanted: ca.MX, compliance: Any = 0.0) -> tuple[ca.MX, ca.MX]:
-        """Accelerations and multipliers for which ``Phi_q a = wanted + compliance lambda`` (eq. 32)."""
-        by_force = self.accelerations(ca.horzcat(self.force, self.phi_q.T))
+    @property
+    def rates(self) -> ca.MX:
+        """v' for given multipliers, (n, 1)."""
+        return spd_solve(self.mass, self.pull) if self.is_small else self.a
+
+    @property
+    def pull(self) -> ca.MX:
+        """F - Phi_q^T lambda, (n, 1)."""
+        return self.force - self.phi_q.T @ self.multipliers
+
+    @property
+    def is_small(self) -> bool:
+        """Whether accelerations are solved for as expressions, which grow with the cube of the coordinates."""
+        return self.n <= SMALL
+
+    def index1(self, wanted: ca.MX, compliance: Any = 0.0) -> ca.MX:
+        """Equations that give accelerations and multipliers, ``Phi_q a = wanted + compliance lambda`` (eq. 32)."""
+        if not self.is_small:
+            return ca.vertcat(self.balance, self.phi_q @ self.a - wanted - compliance * self.multipliers)
+        by_force = spd_solve(self.mass, ca.horzcat(self.force, self.phi_q.T))
         free, yielding = by_force[:, 0], by_force[:, 1:]
         matrix = self.phi_q @ yielding + compliance * ca.MX.eye(self.m)
         multipliers = spd_solve(matrix, self.phi_q @ free - wanted)
-        return free - yielding @ multipliers, multipliers
+        return ca.vertcat(self.a - free + yielding @ multipliers, self.multipliers - multipliers)
 
 
 def spd_solve(matrix: ca.MX, right: ca.MX) -> ca.MX:
@@ -175,18 +197,18 @@ def _free_directions(jacobian: ca.SX) -> ca.SX:
 
 
 @cache
-def spread_function(m: int, n: int) -> ca.Function:
-    """det(J J^T) of a Jacobian (m, n), over the squared lengths of its rows: 1 where they are orthogonal."""
-    jacobian = ca.SX.sym("J", m, n)
+def _spread_function(key: _Pattern) -> ca.Function:
+    """det(J J^T) of a Jacobian, over the squared lengths of its rows: 1 where they are orthogonal."""
+    jacobian = ca.SX.sym("J", key.pattern)
     size = ca.sqrt(ca.sum2(jacobian**2))
-    rows = jacobian / ca.repmat(size + (size == 0), 1, n)
+    rows = ca.diag(1 / (size + (size == 0))) @ jacobian
     return ca.Function("spread", [jacobian], [_determinant(rows @ rows.T)])
 
 
 def _determinant(symmetric: ca.SX) -> ca.SX:
     """The product of the pivots of a symmetric matrix without negative eigenvalues."""
     product = ca.SX(1)
-    for pivot in ca.vertsplit(ca.ldl(ca.densify(symmetric), False)[0]):
+    for pivot in ca.vertsplit(ca.ldl(symmetric)[0]):
         product = product * pivot
     return product
 
