@@ -76,7 +76,7 @@ class Automaton:
         self.reopen, self.certify, self.keep_path = reopen, certify, keep_path
         self.instant = Instant(system, t_span, options, schedule)
         self.stops = Stops(system, t_span, parameters)
-        self.keep, self.ledger = keep, Ledger(bound)
+        self.keep, self.ledger = keep, Ledger(bound, options.rtol)
         self.parts: list[Part | Leg] = []
         self.gone = Counter[str]()  # what there was before the parts
         self.integrals, self.costs = np.zeros((2, system.functionals.size))

@@ -35,8 +35,7 @@ ASKED = (
     "is_clean",
     "last",
 )
-COLUMNS = {"time": float, "mode": np.int16, "guard": np.int16, "count": np.int64, "rate": float, "rate_scale": float,
-           "clean": np.bool_}  # fmt: skip
+COLUMNS = {"time": float, "mode": np.int16, "guard": np.int16, "rate": float, "rate_scale": float, "clean": np.bool_}
 VALUES = ("x", "memory")
 
 
@@ -81,8 +80,8 @@ def _end(leg: Leg) -> bytes:
 class Ledger:
     """The legs of a run, of which no more is kept than the bound, the latest ones; `next` is the bound of one alone."""
 
-    def __init__(self, bound: Bound) -> None:
-        self.bound, self.next = bound, bound
+    def __init__(self, bound: Bound, rtol: float) -> None:
+        self.bound, self.next, self.rtol = bound, bound, rtol
         self.latest: tuple[Stretch, Leg] | None = None  # that has been made again
         self._size, self._kept = 0, deque[tuple[Stretch, int]]()
 
@@ -113,7 +112,7 @@ class Stretch(Leg):
 
     def __init__(self, leg: Leg, checkpoint: Checkpoint, ledger: Ledger) -> None:
         own = {"_checkpoint": checkpoint, "_ledger": ledger, "_count": leg.count, "_end": None}
-        self.__dict__.update(leg.__dict__ | own | {"_columns": {}, "_values": {}})
+        self.__dict__.update(leg.__dict__ | own | {"_columns": {}, "_values": {}, "_passage": None})
 
     def __getattr__(self, name: str) -> Any:
         if name not in AGAIN:
@@ -124,6 +123,12 @@ class Stretch(Leg):
     def count(self) -> int:
         """How many records there are."""
         return int(self._count)
+
+    @property
+    def passage(self) -> tuple[float, float] | None:
+        """Its fastest passage, where that is known."""
+        found: tuple[float, float] | None = self._passage
+        return found
 
     def let_go(self) -> None:
         """Its adjoint has been carried back: of a run of which legs are let go of, this is the next one."""
@@ -136,13 +141,19 @@ class Stretch(Leg):
         kept = self.__dict__
         if kept["_end"] is not None:
             return
-        bound, known = self._ledger.bound, {name: getattr(self, name) for name in ASKED}
+        ledger, known = self._ledger, {name: getattr(self, name) for name in ASKED}
+        bound = ledger.bound
         kept["_no_rows"] = {mode: rows[:0].copy() for mode, rows in self.rows.items()}
         if bound.records:
             kept["_columns"] = {name: self.column(name).astype(kind) for name, kind in COLUMNS.items()}
             kept["_values"] = {
                 (kind.mode, kind.guard, name): self.values(kind, name) for kind in self.kinds for name in VALUES
             }
+        if self.paths:
+            from dae_hybrid.amplification import LOST  # these need trajectories, which need legs
+            from dae_hybrid.passages import fewest_steps, passage_of_leg
+
+            kept["_passage"] = passage_of_leg(self, fewest_steps(LOST / ledger.rtol), sampled=False)
         kept["_end"] = _end(self)
         gone = {"paths"} | ({"rows"} if bound.rows else set()) | ({"records", "offsets"} if bound.records else set())
         stays = {f.name for f in fields(Leg)} - gone

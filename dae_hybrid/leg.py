@@ -151,6 +151,11 @@ class Leg:
     def __repr__(self) -> str:
         return f"<Leg: {self.count} segments from t = {self.task.t0:g}>"
 
+    @property
+    def passage(self) -> tuple[float, float] | None:
+        """Its fastest passage (`dae_hybrid.passages`), where that is known."""
+        return None
+
     def whole(self) -> Leg:
         """The leg with all that belongs to it."""
         return self

@@ -10,6 +10,7 @@ from typing import Any
 import casadi as ca
 import numpy as np
 import pytest
+from conftest import peak
 from switched import thermostat
 
 import dae_hybrid as dh
@@ -166,8 +167,9 @@ def test_forward_analysis_agrees_with_an_adjoint_of_checkpoints(case: str, again
     np.testing.assert_allclose(found.gradient, forward, rtol=1e-5, atol=1e-7 * np.abs(forward).max())
 
 
-def test_a_run_is_carried_out_at_most_once_more(again: list[Leg]) -> None:
-    system, span = CASES["thermostat"][0]()
+@pytest.mark.parametrize("case", ["thermostat", "ball", "converter"])
+def test_a_run_is_carried_out_at_most_once_more(case: str, again: list[Leg]) -> None:
+    system, span = CASES[case][0]()
     dh.adjoint_gradient(system, span, keep="final", adjoint_memory=3000, **SMALL)
     assert len(set(map(id, again))) == len(again) > 3
 
@@ -178,6 +180,19 @@ def test_a_run_that_is_not_long_keeps_all(again: list[Leg]) -> None:
     assert not again
     assert found.trajectory.parts.whole is not None
     assert not any(isinstance(part, Stretch) for part in found.trajectory.parts.given)
+
+
+def test_the_memory_of_an_adjoint_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    system = thermostat(relations=False).build()
+
+    def of(end: float, size: float) -> float:
+        more: dict[str, Any] = {"keep": "final", "max_events": 10**6, "adjoint_memory": size, **SMALL}
+        return peak(lambda: dh.adjoint_gradient(system, (0, end), **more))
+
+    bounded, all_kept = of(4000.0, 8e5), of(4000.0, math.inf)
+    assert bounded < 0.4 * all_kept
+    assert bounded - of(2000.0, 8e5) < 0.3 * (all_kept - of(2000.0, math.inf))
 
 
 def test_a_part_that_is_not_the_same_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
