@@ -223,6 +223,7 @@ def adjoint_gradient(
         Parameters to differentiate by; all by default.
     keep : {"all", "events", "final"}
         What the result keeps of the run when the sweep is over, see `simulate`. `Gradient.adjoint` needs ``"all"``.
+        While it is under way the sweep keeps ``adjoint_memory`` bytes beside that (see `Options`).
     algorithm : {"general", "serban-recuero"}
         ``"serban-recuero"`` is Algorithm 1 of Serban and Recuero (2019) as printed, for systems with memory
         whose states are continuous; anything else it refuses with an `AssumptionError`.

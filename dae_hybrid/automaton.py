@@ -599,6 +599,7 @@ class Automaton:
         return None
 
     def _trajectory(self, *, complete: bool) -> Trajectory:
+        self.ledger.close()
         integrals = self.integrals + self.costs
         for array in (integrals, self.p):
             array.flags.writeable = False

@@ -20,21 +20,11 @@ from dae_hybrid.leg import ALL, Kind, Leg
 
 #: legs of fewer bytes are kept: their checkpoints are not much smaller
 LEAST = 50_000
-#: of a run of which legs are let go of, the next ones are as long as this share of the bound allows
+#: of a run of which legs are let go of, the next ones are as long as this share of the bound allows, and no shorter
 SHARE = 1 / 8
 #: what is made anew, what is asked of all legs, and the columns of their records that are
 AGAIN = ("records", "offsets", "rows", "paths")
-ASKED = (
-    "is_event",
-    "is_measurement",
-    "is_segments",
-    "extents",
-    "memory_extent",
-    "largest",
-    "n_rows",
-    "is_clean",
-    "last",
-)
+ASKED = ("is_event", "is_measurement", "is_segments", "extents", "memory_extent", "largest", "is_clean")
 COLUMNS = {"time": float, "mode": np.int16, "guard": np.int16, "rate": float, "rate_scale": float, "clean": np.bool_}
 VALUES = ("x", "memory")
 
@@ -78,41 +68,44 @@ def _end(leg: Leg) -> bytes:
 
 
 class Ledger:
-    """The legs of a run, of which no more is kept than the bound, the latest ones; `next` is the bound of one alone."""
+    """The legs of a run, of which no more is kept than the bound, the latest ones.
+
+    `next` is the bound of the next one alone, `lets_go` says whether there was more.
+    """
 
     def __init__(self, bound: Bound, rtol: float) -> None:
-        self.bound, self.next, self.rtol = bound, bound, rtol
-        self.latest: tuple[Stretch, Leg] | None = None  # that has been made again
-        self._size, self._kept = 0, deque[tuple[Stretch, int]]()
-
-    @property
-    def lets_go(self) -> bool:
-        """Whether there was more than is kept."""
-        return self.next is not self.bound
+        self.bound, self.next, self.rtol, self.lets_go = bound, bound, rtol, False
+        self.latest: tuple[int, Leg] | None = None  # the leg that has been made again, and which one it is
+        self._size, self._count, self._kept = 0, 0, deque[tuple[Stretch, int]]()
 
     def entered(self, leg: Leg, checkpoint: Checkpoint) -> Leg:
         """The leg, from now on one that may be let go of, where it is worth it."""
         size = leg.size(self.bound)
         if size < LEAST:
             return leg
-        stretch = Stretch(leg, checkpoint, self)
+        self._count += 1
+        stretch = Stretch(leg, checkpoint, self, self._count)
         self._kept.append((stretch, size))
         self._size += size
         if self._size > self.bound.size:
-            self.next = self.bound._replace(size=SHARE * self.bound.size)
+            self.next, self.lets_go = self.bound._replace(size=max(SHARE * self.bound.size, LEAST)), True
         while self._size > self.bound.size:
             oldest, size = self._kept.popleft()
             oldest.shrink()
             self._size -= size
         return stretch
 
+    def close(self) -> None:
+        """The run is over: its legs are its own."""
+        self._kept.clear()
+
 
 class Stretch(Leg):
     """A leg that may be let go of: what has been is made again when it is asked for."""
 
-    def __init__(self, leg: Leg, checkpoint: Checkpoint, ledger: Ledger) -> None:
-        own = {"_checkpoint": checkpoint, "_ledger": ledger, "_count": leg.count, "_end": None}
-        self.__dict__.update(leg.__dict__ | own | {"_columns": {}, "_values": {}, "_passage": None})
+    def __init__(self, leg: Leg, checkpoint: Checkpoint, ledger: Ledger, number: int) -> None:
+        own = {"_checkpoint": checkpoint, "_ledger": ledger, "_number": number, "_count": leg.count}
+        self.__dict__.update(leg.__dict__ | own | {"_columns": {}, "_values": {}, "_passage": None, "_end": None})
 
     def __getattr__(self, name: str) -> Any:
         if name not in AGAIN:
@@ -163,13 +156,13 @@ class Stretch(Leg):
 
     def whole(self) -> Leg:
         """The leg with all that belongs to it."""
-        ledger = self._ledger
         if all(name in self.__dict__ for name in AGAIN):
             return self
-        if ledger.latest is None or ledger.latest[0] is not self:
-            ledger.latest = None  # two at a time are one too many
-            ledger.latest = self, self._checkpoint.again(self, self._end)
-        return ledger.latest[1]
+        latest = self._ledger.latest
+        if latest is None or latest[0] != self._number:
+            latest = self._ledger.latest = None  # two at a time are one too many
+            latest = self._ledger.latest = self._number, self._checkpoint.again(self, self._end)
+        return latest[1]
 
     def column(self, name: str, which: Any = ALL) -> Array:
         """One number of the head of every record, or of some."""

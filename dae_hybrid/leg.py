@@ -436,7 +436,7 @@ class Leg:
             np.maximum(found, np.abs(self.records[starts[:, None] + np.arange(size)]).max(axis=0), out=found)
         return found
 
-    @cached_property
+    @property
     def n_rows(self) -> int:
         """Rows of all its segments."""
         return int((self.column("row_end") - self.column("row")).sum())

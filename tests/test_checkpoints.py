@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -231,6 +233,22 @@ def test_errors_on_the_way_are_as_ever() -> None:
             assert run is not None
             said.append((type(error.value), str(error.value), run.n_events, run.final[0]))
         assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("keep", ["all", "final"])
+def test_what_a_run_has_kept_goes_with_it(keep: Any, again: list[Leg]) -> None:
+    system, span = CASES["ball"][0]()
+    gc.collect()
+    gc.disable()
+    try:
+        found = dh.adjoint_gradient(system, span, keep=keep, adjoint_memory=500, **SMALL)
+        legs = [weakref.ref(leg) for leg in again]
+        again.clear()
+        del found
+        assert legs
+        assert not any(leg() for leg in legs)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("size", [0, -1.0, "much", True, math.nan])
