@@ -1,6 +1,6 @@
 """What it costs to ask a result for outputs, dense output and events, and what memory a run takes by what it keeps.
 
-    python benchmarks/outputs.py [--largest N] [--events N] [--write]
+    python benchmarks/outputs.py [--largest N] [--events N] [--only TABLE ...] [--write]
 
 CPU time of a run, and of what is asked of a fresh one; warm, the least of a few calls. The exponents of growth are
 those of the two largest sizes. Memory is the peak of a process of its own beyond that of a short run (on Linux).
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ ASKED: dict[str, Callable[[Any, np.ndarray], Any]] = {
 }
 #: what runs keep whose memory is measured
 KEPT = ("all", "events", "final")
+#: how adjoints are bounded whose memory is measured
+BOUNDS: dict[str, dict[str, float]] = {
+    "all kept": {"adjoint_memory": 1e300},
+    "default": {},
+    "8e6": {"adjoint_memory": 8e6},
+}
 
 
 def hysteresis(_: int) -> tuple[dh.HybridSystem, float]:
@@ -99,30 +106,42 @@ def peak_mb() -> float:
     return float(status.partition("VmHWM:")[2].split()[0]) / 1e3
 
 
-def memory(analysis: str, keep: str, n: int) -> float:
-    """Peak memory of the analysis of a ball with n impacts, in MB, measured in a process of its own."""
-    code = f"import outputs; print(outputs.peak_of({analysis!r}, {keep!r}, {n}))"
+def apart(problem: str, analysis: str, n: int, **options: Any) -> tuple[float, float]:
+    """Peak memory of an analysis with n events, in MB, and its CPU time, in s, measured in a process of its own."""
+    code = f"import outputs; print(*outputs.peak_of({problem!r}, {analysis!r}, {n}, **{options!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
     )
-    return float(done.stdout)
+    peak, seconds = map(float, done.stdout.split())
+    return peak, seconds
 
 
-def peak_of(analysis: str, keep: str, n: int) -> float:
+def peak_of(problem: str, analysis: str, n: int, **options: Any) -> tuple[float, float]:
     """The same in this process, which has to be a fresh one."""
-    system, end = with_events("ball")(n)
-    run = ANALYSES[analysis]
-    run(system, 10.0, keep=keep, **OPTIONS, **LIMITS)
-    before = peak_mb()
-    run(system, end, keep=keep, **OPTIONS, **LIMITS)
-    return peak_mb() - before
+    system, end = with_events(problem)(n)
+    run = partial(ANALYSES[analysis], system, **options, **OPTIONS, **LIMITS)
+    run(10.0)
+    before, begun = peak_mb(), time.process_time()
+    run(end)
+    return peak_mb() - before, time.process_time() - begun
 
 
 def measure_memory(n: int) -> list[list[str]]:
     """The table of memory; of an adjoint with a tenth of the events."""
     rows = [["analysis", "events", *(f"keep={keep!r}, MB" for keep in KEPT)]]
     for analysis, size in (("simulate", n // 10), ("simulate", n), ("adjoint", n // 10)):
-        rows.append([analysis, f"{size:,}", *(f"{memory(analysis, keep, size):.0f}" for keep in KEPT)])
+        found = (apart("ball", analysis, size, keep=keep)[0] for keep in KEPT)
+        rows.append([analysis, f"{size:,}", *(f"{peak:.0f}" for peak in found)])
+        print("  ".join(rows[-1]), flush=True)
+    return rows
+
+
+def measure_bounds(n: int) -> list[list[str]]:
+    """The table of memory and time of adjoints by `adjoint_memory`; of a thermostat with a tenth of the events."""
+    rows = [["problem", "events", *(f"{name}, {unit}" for name in BOUNDS for unit in ("MB", "s"))]]
+    for problem, size in (("thermostat", n // 10), ("ball", n)):
+        found = [apart(problem, "adjoint", size, keep="final", **more) for more in BOUNDS.values()]
+        rows.append([problem, f"{size:,}", *(text for peak, s in found for text in (f"{peak:.0f}", f"{s:.1f}"))])
         print("  ".join(rows[-1]), flush=True)
     return rows
 
@@ -132,9 +151,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--largest", type=int, default=100_000, help="most outputs and events")
     parser.add_argument("--events", type=int, default=1_000_000, help="events of the runs whose memory is measured")
+    parser.add_argument(
+        "--only", nargs="+", choices=("outputs", "kept", "bounded"), help="which tables; by default all"
+    )
     parser.add_argument("--write", action="store_true", help="put the tables into docs/speed.md")
     given = parser.parse_args()
-    tables = {"outputs": measure(given.largest), "kept": measure_memory(given.events)}
+    makers = {
+        "outputs": lambda: measure(given.largest),
+        "kept": lambda: measure_memory(given.events),
+        "bounded": lambda: measure_bounds(given.events),
+    }
+    tables = {name: make() for name, make in makers.items() if name in (given.only or makers)}
     for rows in tables.values():
         print("", *align(rows), sep="\n")
     if given.write:

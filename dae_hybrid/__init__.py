@@ -22,6 +22,7 @@ from dae_hybrid.errors import AdapterError as AdapterError
 from dae_hybrid.errors import AssumptionError as AssumptionError
 from dae_hybrid.errors import BoundError as BoundError
 from dae_hybrid.errors import ChatteringError as ChatteringError
+from dae_hybrid.errors import CheckpointError as CheckpointError
 from dae_hybrid.errors import CompilerWarning as CompilerWarning
 from dae_hybrid.errors import ConditionWarning as ConditionWarning
 from dae_hybrid.errors import ConsistencyError as ConsistencyError

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -123,13 +124,19 @@ class Sweep:
         return np.concatenate((np.where(p > 0, np.maximum(p, SMALLEST), 1.0), self._extent_of(self.system.memory)))
 
     def _ends(self) -> Iterator[tuple[ModeSystem, float, Array, Array]]:
-        """Mode, time, x and memory at ends of segments; of a leg at some of them."""
-        for item in self.trajectory.parts.given:
-            if isinstance(item, Segment):
-                yield item.mode, item.t_end, item.x_end, item.memory
-            elif isinstance(item, Leg):
-                for mode, t, x, m in item.ends(LOOKS):
-                    yield self.system.modes[mode], t, x, m
+        """Mode, time, x and memory at ends of segments; of legs, wherever one goes over into the next, at some."""
+        for is_leg, items in groupby(self.trajectory.parts.given, lambda item: isinstance(item, Leg)):
+            if not is_leg:
+                segments = (item for item in items if isinstance(item, Segment))
+                yield from ((item.mode, item.t_end, item.x_end, item.memory) for item in segments)
+                continue
+            legs = [item for item in items if isinstance(item, Leg)]
+            count = sum(leg.count for leg in legs)
+            stride = -(-count // LOOKS)
+            first = (count - 1) % stride
+            for leg in legs:
+                yield from ((self.system.modes[mode], t, x, m) for mode, t, x, m in leg.ends(first, stride))
+                first -= leg.count
 
     @cached_property
     def _extent(self) -> dict[str, Array]:
@@ -144,8 +151,8 @@ class Sweep:
         for item in self.trajectory.parts.given:
             if isinstance(item, Leg):
                 for mode in item.methods:
-                    note(self.system.modes[mode].equations.variables, item.extent(mode))
-                note(self.system.memory, item.memory_extent())
+                    note(self.system.modes[mode].equations.variables, item.extents[mode])
+                note(self.system.memory, item.memory_extent)
             elif isinstance(item, Segment):
                 note(item.mode.equations.variables, item.extent())
                 note(self.system.memory, np.abs(item.memory))
@@ -197,18 +204,23 @@ class Sweep:
             raise NonFiniteError("The adjoint is not finite.", mode=mode.name, time=segment.t_start)
         return outcome
 
-    def carry(self, leg: Leg, adjoint: Array) -> LegAdjoint | None:
-        """Back through a leg in one go, None where its parts have to be gone through."""
+    def carry(self, leg: Leg, adjoint: Array, total: Array, *, marked: bool) -> LegAdjoint | None:
+        """Back through a leg in one go, with dG/dp so far; None where its parts have to be gone through."""
         width, measured = leg.width, leg.measurements(self.system)
         gained = np.zeros((len(measured), len(self.components), width + len(self.wrt)))
         for row, record in zip(gained, measured, strict=True):
             by_w, share = self.measured(record)
             row[:, : by_w.shape[1]], row[:, width:] = by_w, share
         modes = self.system.modes
-        found = self.session.sweep(leg, adjoint, self.components, lambda mode: self._tolerance(modes[mode]), gained)
-        return found if found is None or not leg.knots.size else self._turn(leg, found)
+        found = self.session.sweep(
+            leg, adjoint, total, self.components, lambda mode: self._tolerance(modes[mode]), gained,
+            marked=marked or leg.knots.size > 0,
+        )  # fmt: skip
+        return (
+            found if found is None or found.marks is None or not leg.knots.size else self._turn(leg, found, found.marks)
+        )
 
-    def _turn(self, leg: Leg, found: LegAdjoint) -> LegAdjoint:
+    def _turn(self, leg: Leg, found: LegAdjoint, marks: Array) -> LegAdjoint:
         """With the shares of dG/dp that the values of signals have at the knots of a leg."""
         p, wrt, knots = self.trajectory.parameters, list(self.wrt), leg.knots
         times, gained = leg.column("time")[knots], np.zeros((leg.count, len(self.components), len(wrt)))
@@ -217,11 +229,11 @@ class Sweep:
             if signal.movable:
                 by_p = signal.rows_along(p, None)[signal.intervals(times) + 1][:, :, wrt]
                 places = sizes[:, None] + np.arange(signal.memory.start, signal.memory.stop)
-                gained[knots] += np.einsum("nck,ncp->nkp", found.marks[knots[:, None], :, places], by_p)
+                gained[knots] += np.einsum("nck,ncp->nkp", marks[knots[:, None], :, places], by_p)
         since = np.cumsum(gained[::-1], axis=0)[::-1]
-        marks = found.marks.copy()
+        marks = marks.copy()
         marks[:, :, found.width :] += since
-        return replace(found, share=found.share + since[0], marks=marks)
+        return replace(found, total=found.total + since[0], marks=marks)
 
     def land(self, segment: Segment, adjoint: Array) -> tuple[Array, Array]:
         """Transpose of the projection onto the constraints of index 2 that ends a segment; also the share of dG/dp.
@@ -270,55 +282,62 @@ class _Step(NamedTuple):
 
     part: Part | Leg
     adjoint: Array  # dG/dw before it
-    share: Array  # what it adds to dG/dp, (k, n_wrt)
+    total: Array  # dG/dp, (k, n_wrt), of it and what follows
     samples: Array
     leg: LegAdjoint | None = None  # with what it has before every event
 
 
 def marks(leg: Leg, found: LegAdjoint | StraightAdjoint) -> list[tuple[Array, Array]]:
-    """dG/dw before every event of a leg, from the last to the first, with the share of dG/dp."""
+    """dG/dw before every event of a leg, from the last to the first, with dG/dp of what follows."""
+    if found.marks is None:
+        raise AssertionError("marks were not asked for")
     sizes = [e.n_differential + e.n_memory for e in leg.network.equations]
     rows = zip(leg.event_heads, found.marks[leg.is_event], strict=True)
     return [(mark[:, : sizes[head.mode]], mark[:, found.width :]) for head, mark in rows][::-1]
 
 
 def _backwards(
-    sweep: Sweep, adjoint: Array, clock: Array, t_eval: Callable[[Segment], Array | None] | None = None
-) -> Iterator[_Step]:
+    sweep: Sweep, adjoint: Array, total: Array, clock: Array,
+    t_eval: Callable[[Segment], Array | None] | None = None, *, marked: bool = False,
+) -> Iterator[_Step]:  # fmt: skip
     """Go through the trajectory from its end; `t_eval` gives the times, decreasing, to sample in a segment."""
-    whole = t_eval is not None
     wrt = list(sweep.wrt)
     parts = [*reversed(sweep.trajectory.parts.given)]
     while parts:
         part = parts.pop(0)
         if isinstance(part, Leg):
-            found = None if whole or clock.any() else sweep.carry(part, adjoint)
+            leg, found = part.whole(), None
+            if t_eval is None and not clock.any():
+                found = sweep.carry(leg, adjoint, total, marked=marked)
             if found is None:
                 parts[:0] = reversed(sweep.trajectory.parts.of(part))
             else:
-                adjoint = found.adjoints
-                yield _Step(part, adjoint, found.share, NONE, found)
+                adjoint, total = found.adjoints, found.total
+                yield _Step(leg, adjoint, total, NONE, found)
+                part.let_go()
         elif isinstance(part, Segment):
             adjoint, landing = sweep.land(part, adjoint)
             ny = part.mode.differential.size
             outcome = sweep.segment(part, adjoint[:, :ny], None if t_eval is None else t_eval(part))
             adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
-            yield _Step(part, adjoint, outcome.parameter_integrals + landing, outcome.samples)
+            total = total + (outcome.parameter_integrals + landing)
+            yield _Step(part, adjoint, total, outcome.samples)
         elif isinstance(part, KnotRecord):
             entries = adjoint.shape[1] - sweep.system.memory.size + part.entries
             by_p = sweep.system.knot_derivatives(part, sweep.trajectory.parameters)
-            share = adjoint[:, entries] @ by_p[:, wrt]
+            total = total + adjoint[:, entries] @ by_p[:, wrt]
             adjoint = adjoint.copy()
             adjoint[:, entries] = 0.0
-            yield _Step(part, adjoint, share, NONE)
+            yield _Step(part, adjoint, total, NONE)
         elif isinstance(part, MeasurementRecord):
             gained, share = sweep.measured(part)
-            adjoint = adjoint + gained
-            yield _Step(part, adjoint, share, NONE)
+            adjoint, total = adjoint + gained, total + share
+            yield _Step(part, adjoint, total, NONE)
         else:
             adjoint, share, clock = sweep.linearise(part).backward(adjoint, clock)
             clock = clock if part.order else np.zeros_like(clock)  # the start of the run does not move
-            yield _Step(part, adjoint, share[:, wrt], NONE)
+            total = total + share[:, wrt]
+            yield _Step(part, adjoint, total, NONE)
 
 
 def gradient(sweep: Sweep, seen: list[tuple[Array, Array]] | None = None) -> Array:
@@ -330,10 +349,10 @@ def gradient(sweep: Sweep, seen: list[tuple[Array, Array]] | None = None) -> Arr
     wrt = list(sweep.wrt)
     adjoint, by_p, clock = sweep.terminal()
     total = by_p[:, wrt]
-    for step in _backwards(sweep, adjoint, clock):
+    for step in _backwards(sweep, adjoint, total, clock, marked=seen is not None):
         if seen is not None and step.leg is not None and isinstance(step.part, Leg):
-            seen += [(mark, total + share) for mark, share in marks(step.part, step.leg)]
-        adjoint, total = step.adjoint, total + step.share
+            seen += marks(step.part, step.leg)
+        adjoint, total = step.adjoint, step.total
         if seen is not None and isinstance(step.part, EventRecord) and not step.part.order:
             seen.append((adjoint, total))
     total = total + adjoint @ sweep.trajectory.start.derivatives[:, wrt]
@@ -356,8 +375,8 @@ def samples(sweep: Sweep, times: Array, side: str) -> list[Array]:
         return times[inside(segment)] if inside(segment).size else None
 
     found: list[Array | None] = [None] * times.size
-    adjoint, _, clock = sweep.terminal()
-    for part, _, _, sampled, _ in _backwards(sweep, adjoint, clock, t_eval):
+    adjoint, by_p, clock = sweep.terminal()
+    for part, _, _, sampled, _ in _backwards(sweep, adjoint, by_p[:, list(sweep.wrt)], clock, t_eval):
         if isinstance(part, Segment):
             ny = part.mode.differential.size
             for index, value in zip(inside(part), sampled, strict=True):

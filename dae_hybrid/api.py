@@ -16,6 +16,7 @@ from dae_hybrid.duality import compare, direction
 from dae_hybrid.errors import OptionError
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Session
+from dae_hybrid.journey import Bound
 from dae_hybrid.options import Keep, LinearSolver, OnZeno, Preconditioner, SensitivityMethod, Simultaneous, check_keep
 from dae_hybrid.reach import FINER
 from dae_hybrid.results import ForwardSensitivity, Gradient
@@ -44,6 +45,7 @@ class RunOptions(TypedDict, total=False):
     suppress_algebraic: bool
     linear_solver: LinearSolver
     preconditioner: Preconditioner | None
+    adjoint_memory: float
     native_events: bool
 
 
@@ -167,7 +169,7 @@ def forward_sensitivity(
         if witness is not None and allowed is not None and system.functionals.names:
             run = setup.run(for_adjoint=True)
             for name in system.functionals.names:
-                swept = setup.adjoint(run, name, indices, conditions)
+                swept = setup.adjoint(run, name, indices, conditions, marked=True)
                 checked[name] = compare(name, swept, witness, gradient @ v, v, allowed)
         parts = system.functionals
         growth = lost_digits(
@@ -221,6 +223,7 @@ def adjoint_gradient(
         Parameters to differentiate by; all by default.
     keep : {"all", "events", "final"}
         What the result keeps of the run when the sweep is over, see `simulate`. `Gradient.adjoint` needs ``"all"``.
+        While it is under way the sweep keeps ``adjoint_memory`` bytes beside that (see `Options`).
     algorithm : {"general", "serban-recuero"}
         ``"serban-recuero"`` is Algorithm 1 of Serban and Recuero (2019) as printed, for systems with memory
         whose states are continuous; anything else it refuses with an `AssumptionError`.
@@ -243,6 +246,9 @@ def adjoint_gradient(
         raise OptionError(f"algorithm must be 'general' or 'serban-recuero', got {algorithm!r}.")
     allowed, conditions = setup.allowed(duality), setup.conditions(strict=strict)
     name, indices = system.functional_name(functional), system.parameter_indices(wrt)
+    if algorithm == "general":
+        rows = keep == "final" or (keep == "events" and t_eval is None)
+        setup.bound = Bound(setup.options.adjoint_memory, keep == "final", rows)
     trajectory = setup.run(for_adjoint=True)
 
     def forward() -> tuple[Trajectory, Directions]:
@@ -257,7 +263,7 @@ def adjoint_gradient(
         return setup.use(use, wrt=indices)
 
     with keeping(trajectory):
-        swept = setup.adjoint(trajectory, name, indices, conditions, algorithm)
+        swept = setup.adjoint(trajectory, name, indices, conditions, algorithm, marked=allowed is not None)
         checked = {}
         if allowed is not None:
             witness, total, v = setup.testimony(trajectory, indices, conditions)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dae_hybrid.checkpoints import Checkpoint, Ledger
 from dae_hybrid.companion import Companion
 from dae_hybrid.dense import Redo
 from dae_hybrid.diagnosis import explain
@@ -21,7 +22,7 @@ from dae_hybrid.failures import LATEST, SUSPECTS, event_limit, lost_crossing, un
 from dae_hybrid.firing import Firing
 from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask, Session
-from dae_hybrid.journey import Alarms, Journey
+from dae_hybrid.journey import UNBOUNDED, Alarms, Bound, Journey
 from dae_hybrid.leg import Leg
 from dae_hybrid.method import AUTO, Method
 from dae_hybrid.options import Keep, Options
@@ -68,16 +69,17 @@ class Automaton:
         certify: bool = False,
         keep_path: bool = False,
         keep: Keep = "all",
+        bound: Bound = UNBOUNDED,
     ) -> None:
         self.system, self.session, self.p = system, session, parameters
         self.span, self.t_eval, self.options, self.companion = t_span, t_eval, options, companion
         self.reopen, self.certify, self.keep_path = reopen, certify, keep_path
         self.instant = Instant(system, t_span, options, schedule)
         self.stops = Stops(system, t_span, parameters)
-        self.keep = keep
+        self.keep, self.ledger = keep, Ledger(bound, options.rtol)
         self.parts: list[Part | Leg] = []
         self.gone = Counter[str]()  # what there was before the parts
-        self.integrals = np.zeros(system.functionals.size)
+        self.integrals, self.costs = np.zeros((2, system.functionals.size))
         self.t = t_span[0]
         self.mode = system.modes[system.initial.mode]
         self.at = Arrival(*(np.zeros(0) for _ in Arrival._fields))
@@ -300,13 +302,16 @@ class Automaton:
     def _measure(self) -> None:
         """Take the measurements of this time; all its transitions have fired."""
         for index in self.stops.measurements_at(self.t):
-            measurement = self.system.measurements[index]
             record = MeasurementRecord(self.t, index, self.mode, self.at.x, self.at.xdot, self.at.m)
-            self.integrals = self.integrals.copy()
-            self.integrals[measurement.components] += measurement.value(record, self.p)[0]
+            self._add(record)
             self.parts.append(record)
             if self.companion is not None:
                 self.companion.measure(record)
+
+    def _add(self, record: MeasurementRecord) -> None:
+        """What a measurement adds to the functionals."""
+        measurement = self.system.measurements[record.index]
+        self.costs[measurement.components] += measurement.value(record, self.p)[0]
 
     def _segment(self, last: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Entry]:
         """Integrate to the next event or stop; which guard crossed, if any, and which never left zero.
@@ -321,12 +326,21 @@ class Automaton:
         if t_stop - self.t > self.instant.elapsed(t_stop) * SAME_INSTANT:
             self.instant.leave()
         task = self._task(t_stop, entry, self._outputs_until(t_stop), closed=t_stop >= self.span[1] and due > t_stop)
+        checkpoint = None
         if journey is None:
             passage = one_segment(self.session, task, self.mode.index)
         else:
+            if self.ledger.bound.size < np.inf:
+                checkpoint = Checkpoint.of(self.reopen, task, journey)
             passage = self.session.march(task, journey)
-        gained = np.zeros(0) if passage.leg is None else self._catch_up(passage.leg, passage.task)
+        if passage.leg is not None:
+            self._catch_up(passage.leg, passage.task, checkpoint)
         mode, at, task, outcome = self.mode, self.at, passage.task, passage.outcome
+        count = len(mode.guarded)
+        began = task.zero_band[:count] > 0
+        if outcome is None and passage.error is None:
+            self.next_step = task.first_step
+            return None, Entry(None, task.zero_band[:count], task.departure[:count], began)
         if outcome is None:
             raise self._failed(task, passage.error)
         if outcome.crossing is not None:
@@ -335,14 +349,10 @@ class Automaton:
         kept = {} if self.companion is None else self.companion.advance(outcome, x, at.m)
         self._record(task, outcome.t, x, xdot, outcome.rows, outcome.method, {"path": outcome.path, **kept})
         self.t, self.integrals, self.next_step = outcome.t, outcome.integrals, outcome.next_step
-        if gained.size:
-            self.integrals = self.integrals + gained
         if outcome.crossing is None:  # the end of the run or a time event: the guards are looked at again
             self.at = Arrival(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
         else:
             self.at = Arrival(x, at.m, xdot, at.guards, at.rates, at.sizes)
-        count = len(mode.guarded)
-        began = task.zero_band[:count] > 0
         return outcome.crossing, Entry(None, outcome.zero_band[:count], task.departure[:count], began)
 
     def _refuse_noise(self, task: SegmentTask, outcome: SegmentOutcome, crossing: tuple[int, float, float]) -> None:
@@ -407,6 +417,7 @@ class Automaton:
             knots=knots,
             certify=self.certify,
             slack=TOGETHER * self.options.rtol if self.certify else 0.0,
+            bound=self.ledger.next,
         )
 
     def _outputs_until(self, t: float) -> Array | None:
@@ -415,8 +426,8 @@ class Automaton:
             return None
         return np.ascontiguousarray(self.t_eval[self.outputs : np.searchsorted(self.t_eval, t, side="right")])
 
-    def _catch_up(self, leg: Leg, task: SegmentTask) -> Array:
-        """Go on after what the integrator has carried out, which has added this to the functionals."""
+    def _catch_up(self, leg: Leg, task: SegmentTask, checkpoint: Checkpoint | None) -> None:
+        """Go on after what the integrator has carried out."""
         for array in (*leg.rows.values(), *leg.start, leg.task.memory):
             array.flags.writeable = False
         self.parts.append(leg)
@@ -432,11 +443,13 @@ class Automaton:
         self.sides.clear()
         if self.companion is not None:
             self.companion.absorb(leg)
-        gained = leg.gained.copy()
+        self.costs = self.costs + leg.gained
         for record in leg.measurements(self.system):
-            measurement = self.system.measurements[record.index]
-            gained[measurement.components] += measurement.value(record, self.p)[0]
-        return gained
+            self._add(record)
+        if checkpoint is not None:
+            self.parts[-1] = self.ledger.entered(leg, checkpoint)
+            if self.ledger.lets_go:
+                del self.instant.times[:-TIMES]
 
     def _task(self, t_stop: float, entry: Entry, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at
@@ -549,7 +562,7 @@ class Automaton:
             if isinstance(part, EventRecord):
                 found.append((part.transition, part.time))
             elif isinstance(part, Leg):
-                heads = zip(part.event_heads[-LATEST:], part.times[-LATEST:], strict=True)
+                heads = zip(part.event_heads[-LATEST:], part.times[-LATEST:].tolist(), strict=True)
                 names = [(part.network.exits[head.mode][head.guard], time) for head, time in heads]
                 found += [(self.system.transitions[i].name, time) for i, time in reversed(names)]
             if len(found) >= LATEST:
@@ -571,7 +584,7 @@ class Automaton:
             order=order, rate_scale=self.instant.rate_scale(transition, t),
             earlier=self._earlier() if order else None,
         )  # fmt: skip
-        self.integrals = self.integrals + costs
+        self.costs = self.costs + costs
         self.spared = np.inf
         self.parts.append(event)
         if self.companion is not None:
@@ -587,7 +600,9 @@ class Automaton:
         return None
 
     def _trajectory(self, *, complete: bool) -> Trajectory:
-        for array in (self.integrals, self.p):
+        self.ledger.close()
+        integrals = self.integrals + self.costs
+        for array in (integrals, self.p):
             array.flags.writeable = False
         end, parts = (self.t, self.mode, self.at.x, self.at.m), tuple(self.parts)
         directions = getattr(self.companion, "directions", None)
@@ -596,7 +611,7 @@ class Automaton:
         functionals: dict[str, Any] = {}
         if complete:
             try:
-                functionals = values_of(self.system, end, self.p, self.integrals)
+                functionals = values_of(self.system, end, self.p, integrals)
             except NonFiniteError as error:
                 error.trajectory = self._trajectory(complete=False)
                 raise
@@ -607,7 +622,7 @@ class Automaton:
             parameters=self.p,
             parts=Parts(lambda: parts, expand, gone=(self.gone["segments"], self.gone["events"])),
             sampled=self.t_eval is not None and self.t_eval.size > 0,
-            integrals=self.integrals,
+            integrals=integrals,
             functionals=MappingProxyType(functionals),
             statistics=MappingProxyType(self.session.statistics() | {"native_events": native}),
             notes=self.instant.notes(),

@@ -108,6 +108,10 @@ class NotKeptError(DaeHybridError, RuntimeError):
     """A result was asked for what the run was told not to keep (``keep=``)."""
 
 
+class CheckpointError(IntegrationError):
+    """A part of a run that was carried out again from a checkpoint was not the same part of a run."""
+
+
 class StepLimitError(IntegrationError):
     """`max_steps` was reached before the end of the run."""
 

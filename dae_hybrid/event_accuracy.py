@@ -18,7 +18,7 @@ from dae_hybrid.errors import DaeHybridError, EventError
 from dae_hybrid.grazing import MOST, Crossing, accuracy
 from dae_hybrid.integrator import Array
 from dae_hybrid.lazily import Lazily
-from dae_hybrid.leg import AT, Kind, Leg
+from dae_hybrid.leg import Kind, Leg
 from dae_hybrid.records import EventRecord
 from dae_hybrid.stiffness import norm_bound, reduced_jacobian, state_jacobian
 from dae_hybrid.trajectory import Trajectory
@@ -106,9 +106,9 @@ def _recorded(event: EventRecord, _: int) -> Crossing:
 
 
 def _crossing(index: int, leg: Leg, kind: Kind, i: int) -> Crossing:
-    record, layout = leg.records[leg.offsets[kind.places[i]] :], kind.layout
-    time, rate, scale = (float(record[AT[name]]) for name in ("time", "rate", "rate_scale"))
-    return Crossing(index, time, rate, scale, 0, record[layout["x"]], record[layout["memory"]])
+    own = [i]
+    time, rate, scale = (leg.column(name, kind.places[own]).item() for name in ("time", "rate", "rate_scale"))
+    return Crossing(index, time, rate, scale, 0, *(leg.values(kind, name, own)[0] for name in ("x", "memory")))
 
 
 def _amplification(trajectory: Trajectory, crossing: Crossing, span: float) -> float:

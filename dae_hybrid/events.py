@@ -485,7 +485,7 @@ class Instant:
 
     def catch_up(self, leg: Leg, task: SegmentTask) -> None:
         """Transitions have fired, each alone, and the next segment has begun with a task."""
-        self.times += leg.times
+        self.times += leg.times.tolist()
         self.leave()
         self._forget()
         event, mode = leg.last

@@ -273,13 +273,14 @@ class Session(Protocol):
         """Carry out the adjoint of one segment."""
 
     def sweep(
-        self, leg: Leg, adjoints: Array, components: tuple[int, ...], tolerances: Callable[[int], Tolerances],
-        measured: Array,
+        self, leg: Leg, adjoints: Array, total: Array, components: tuple[int, ...],
+        tolerances: Callable[[int], Tolerances], measured: Array, *, marked: bool,
     ) -> LegAdjoint | None:  # fmt: skip
         """Carry dG/d(y, m), (k, n_w), back through a leg of its own; None where that is left to the core.
 
-        `tolerances` gives those of an integration in a mode; measured (n, k, leg.width + n_wrt) is what the
-        measurements of the leg add to dG/d(y, m) and to dG/dp.
+        `total` (k, n_wrt) is dG/dp so far, and `marked` says whether marks are wanted. `tolerances` gives those of an
+        integration in a mode; measured (n, k, leg.width + n_wrt) is what the measurements of the leg add to dG/d(y, m)
+        and to dG/dp.
         """
 
     def statistics(self) -> dict[str, int]:
@@ -302,9 +303,12 @@ class RunsWhole(Session, Protocol):
         """
 
     def back(
-        self, network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
+        self, network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...], *, marked: bool
     ) -> StraightAdjoint | None:
-        """Carry the adjoint back from the end of a run to its start; None where that is left to the core."""
+        """Carry the adjoint back from the end of a run to its start; None where that is left to the core.
+
+        `marked` says whether marks are wanted.
+        """
 
 
 class Integrator(Protocol):

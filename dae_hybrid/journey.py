@@ -164,6 +164,25 @@ class Knots(NamedTuple):
     until: float
 
 
+class Bound(NamedTuple):
+    """How many bytes a run keeps of its way: of paths, and of `records` and `rows` where these count, too.
+
+    Of what goes beyond only checkpoints are kept, see `dae_hybrid.checkpoints`.
+    """
+
+    size: float = np.inf
+    records: bool = False
+    rows: bool = False
+
+    def counted(self, records: int, rows: int, paths: int) -> int:
+        """The bytes that count."""
+        return paths + self.records * records + self.rows * rows
+
+
+#: all is kept
+UNBOUNDED = Bound()
+
+
 class Alarms(NamedTuple):
     """When the time events, measurements and knots of a mode are due, in order: times, links, and counts.
 
@@ -187,6 +206,9 @@ class Journey:
 
     `alarms` are by mode, the next of them, at the stop time of the first segment, included; the integrator goes on to
     `t_stop`, with outputs at `t_eval` until then.
+
+    Where more is to be kept than the `bound` the integrator ends with an event, or a knot.
+    `again` is a leg that has been gone through before: it is gone through in the same way, to its end and no further.
     """
 
     network: Network
@@ -204,6 +226,8 @@ class Journey:
     knots: Knots | None = None
     certify: bool = False
     slack: float = 0.0
+    bound: Bound = UNBOUNDED
+    again: Leg | None = None
 
 
 class Errand(NamedTuple):
@@ -211,7 +235,7 @@ class Errand(NamedTuple):
 
     `directions` (d, n_parameters) with their `scales` are those of the sensitivities, if any; `t_eval` and `keep_path`
     are as in `SegmentTask`, `certify` and `slack` as in `Journey`. Time events are due by their `alarms`, which are
-    complete up to `t_stop`.
+    complete up to `t_stop`. Where more is to be kept than the `bound` the run pauses.
     """
 
     options: Options
@@ -225,11 +249,13 @@ class Errand(NamedTuple):
     keep_path: bool
     alarms: tuple[Alarms, ...] = ()
     t_stop: float = np.inf
+    bound: Bound = UNBOUNDED
 
     def is_like(self, other: Errand) -> bool:
         """Whether the other one differs in nothing but the parameters; with output times none is like another."""
         same = self.options is other.options and self.span == other.span and self.alarms is other.alarms
         same = same and self.keep_path == other.keep_path and self.certify == other.certify
+        same = same and self.bound == other.bound
         if not same or self.t_eval is not None or other.t_eval is not None:
             return False
         if self.directions is None or other.directions is None or self.scales is None or other.scales is None:
@@ -243,6 +269,7 @@ class Errand(NamedTuple):
         return Journey(
             network, mode, self.span, self.options.max_events, (none, none), [], ranges, rested, directions,
             min(self.span[1], self.t_stop), self.t_eval, self.alarms, certify=self.certify, slack=self.slack,
+            bound=self.bound,
         )  # fmt: skip
 
 
@@ -304,12 +331,12 @@ class Straight:
 class StraightAdjoint:
     """The gradient (k, n_wrt) of a whole run by the parameters that were asked for, and what there was before events.
 
-    marks (n_events, k, width + n_wrt) hold dG/d(y, m), `width` numbers, and what the run from there on has contributed
-    to the gradient.
+    marks (n_events, k, width + n_wrt), where they are wanted, hold dG/d(y, m), `width` numbers, and what the run from
+    there on has contributed to the gradient.
     """
 
     gradient: Array
-    marks: Array
+    marks: Array | None
     width: int
     statistics: dict[str, int]
 
@@ -318,7 +345,8 @@ class StraightAdjoint:
 class Passage:
     """Plain transitions with the segments before them, if any (`leg`), and the segment that came after.
 
-    Of that the mode, the task, and the outcome or the error it ended with.
+    Of that the mode, the task, and the outcome or the error it ended with; neither where the integrator has gone no
+    further than the leg.
     """
 
     leg: Leg | None
@@ -330,13 +358,13 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class LegAdjoint:
-    """dG/d(y, m) before a leg (k, n_w), its share of dG/dp (k, n_wrt), and both before every event.
+    """dG/d(y, m) before a leg (k, n_w), dG/dp so far (k, n_wrt), and both before every event.
 
-    marks (n_events, k, width + n_wrt), the shares counted from the end of the leg; `width` is that of the largest
-    (y, m). At a knot the marks are what is after it.
+    marks (n_events, k, width + n_wrt), where they are wanted; `width` is that of the largest (y, m). At a knot they are
+    what is after it.
     """
 
     adjoints: Array
-    share: Array
-    marks: Array
+    total: Array
+    marks: Array | None
     width: int

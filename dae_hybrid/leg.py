@@ -6,7 +6,7 @@ Records are numbers; what the rest of the library works with is made of them whe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.integrator import Array, SegmentTask
-from dae_hybrid.journey import MEASURES, TURNS, Network
+from dae_hybrid.journey import MEASURES, TURNS, Bound, Network
 from dae_hybrid.method import Method
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 
@@ -84,6 +84,10 @@ def layout_of(
     return layout
 
 
+#: every record
+ALL = slice(None)
+
+
 class Head(NamedTuple):
     """Where the record of an event begins, its mode, guard and target, and where its parts stand from there."""
 
@@ -127,6 +131,7 @@ class Leg:
     begin: float  # of the run
     gained: Array  # costs of the events, (n_functionals,), and
     gained_directions: Array  # their derivatives, (n_directions, n_functionals)
+    tested: frozenset[int] = frozenset()  # modes whose multipliers were in the error test
 
     @property
     def count(self) -> int:
@@ -146,7 +151,33 @@ class Leg:
     def __repr__(self) -> str:
         return f"<Leg: {self.count} segments from t = {self.task.t0:g}>"
 
-    @cached_property
+    @property
+    def passage(self) -> tuple[float, float] | None:
+        """Its fastest passage (`dae_hybrid.passages`), where that is known."""
+        return None
+
+    def whole(self) -> Leg:
+        """The leg with all that belongs to it."""
+        return self
+
+    def let_go(self) -> None:
+        """Its adjoint has been carried back: of a run of which legs are let go of, this is the next one."""
+
+    def forget_paths(self) -> None:
+        """Let go of what only an adjoint needs."""
+        self.paths.clear()
+
+    def thinned(self, *, outputs: bool) -> Leg:
+        """The same without paths, and without rows where these are no outputs."""
+        rows = self.rows if outputs else {mode: own[:0].copy() for mode, own in self.rows.items()}
+        return replace(self, rows=rows, paths={})
+
+    def size(self, bound: Bound) -> int:
+        """How many bytes of it count."""
+        rows, paths = (sum(own.nbytes for own in of.values()) for of in (self.rows, self.paths))
+        return bound.counted(self.records.nbytes, rows, paths)
+
+    @property
     def _kinds(self) -> NDArray[np.int64]:
         """What every record is of: MEASURES, TURNS, or an event, by a negative number."""
         exits = np.array([len(own) for own in self.network.exits])
@@ -167,26 +198,33 @@ class Leg:
     def kinds(self) -> tuple[Kind, ...]:
         """The records by their modes and links."""
         modes, links = (self.column(name).astype(int) for name in ("mode", "guard"))
-        keys = modes * max(map(len, self.network.links)) + links
-        found = []
-        for key, first in zip(*np.unique(keys, return_index=True), strict=True):
-            head = self.head(int(first))
+        most = max(map(len, self.network.links))
+        keys, found = modes * most + links, []
+        for key in np.unique(keys).tolist():
+            head = self._head({}, 0, *divmod(key, most))
             found.append(Kind(head.mode, head.guard, head.target, head.layout, np.flatnonzero(keys == key)))
         return tuple(found)
 
-    def values(self, kind: Kind, name: str) -> Array:
-        """A part of all records of a kind, (n, size)."""
+    def values(self, kind: Kind, name: str, which: Any = ALL) -> Array:
+        """A part of the records of a kind, or of some of these, (n, size)."""
         part = kind.layout[name]
-        return self.records[self.offsets[kind.places][:, None] + np.arange(part.start, part.stop)]
+        return self.records[self.offsets[kind.places[which]][:, None] + np.arange(part.start, part.stop)]
 
-    def points(self, mode: int) -> list[Array]:
-        """(y, z) at the ends of the segments in a mode, and what the integrator has of it at outputs, row by row."""
-        found = [self.values(kind, "x") for kind in self.kinds if kind.mode == mode]
-        found += [self.values(kind, "x_after") for kind in self.kinds if kind.target == mode]
-        if mode == self.mode:
-            found.append(self.start[0][None])
-        if mode in self.rows:
-            found.append(self.rows[mode][:, 1 : 1 + self.network.equations[mode].n])
+    @cached_property
+    def largest(self) -> dict[int, Array]:
+        """The largest values by mode, (n_x,), at ends of segments, and at outputs of what the integrator has there."""
+        found = {mode: np.zeros(self.network.sizes[mode]) for mode in self.methods}
+
+        def note(mode: int, points: Array) -> None:
+            own = found[mode][: points.shape[1]]
+            np.maximum(own, np.abs(points).max(axis=0, initial=0.0), out=own)
+
+        note(self.mode, self.start[0][None])
+        for kind in self.kinds:
+            note(kind.mode, self.values(kind, "x"))
+            note(kind.target, self.values(kind, "x_after"))
+        for mode, rows in self.rows.items():
+            note(mode, rows[:, 1 : 1 + self.network.equations[mode].n])
         return found
 
     @cached_property
@@ -207,7 +245,7 @@ class Leg:
             found[kind.places] = np.swapaxes(before[:, :, before.shape[2] - nm :], 1, 2)
         return found
 
-    @cached_property
+    @property
     def begins(self) -> Array:
         """When the segments begin, (count,)."""
         return np.concatenate(([self.task.t0], self.column("time")[:-1]))
@@ -322,15 +360,14 @@ class Leg:
             known[mode, guard] = link.target, layout
         return Head(at, mode, guard, *known[mode, guard])
 
-    def column(self, name: str) -> Array:
-        """One number of the head of every record."""
-        return self.records[self.offsets + AT[name]]
+    def column(self, name: str, which: Any = ALL) -> Array:
+        """One number of the head of every record, or of some."""
+        return self.records[self.offsets[which] + AT[name]]
 
-    @cached_property
-    def times(self) -> list[float]:
+    @property
+    def times(self) -> Array:
         """Times of the events."""
-        found: list[float] = self.column("time")[self.is_event].tolist()
-        return found
+        return self.column("time")[self.is_event]
 
     @property
     def transitions(self) -> NDArray[np.int64]:
@@ -352,24 +389,38 @@ class Leg:
 
     @cached_property
     def last(self) -> tuple[dict[str, Any], int]:
-        """The last event, and the mode after it."""
-        return self._event(self.head(-1))
+        """The last event, and the mode after it; what goes on from there is not to hold on to all records."""
+        event, mode = self._event(self.head(-1))
+        for name, part in event.items():
+            if isinstance(part, np.ndarray):
+                event[name] = part.copy()
+                event[name].flags.writeable = False
+        return event, mode
 
-    def ends(self, most: int) -> Iterator[tuple[int, float, Array, Array]]:
-        """Mode, time, x and memory at the ends of at most so many segments, the last among them."""
-        stride = -(-self.count // most)
-        for head in self._heads(slice((self.count - 1) % stride, None, stride)):
-            record, layout = self.records[head.at :], head.layout
-            yield head.mode, float(record[AT["time"]]), record[layout["x"]], record[layout["memory"]]
+    def ends(self, first: int, stride: int) -> Iterator[tuple[int, float, Array, Array]]:
+        """Mode, time, x and memory at the ends of segments: of every so many one, from the first on."""
+        found = []
+        for kind in self.kinds:
+            own = np.flatnonzero((kind.places - first) % stride == 0)
+            times = self.column("time", kind.places[own]).tolist()
+            found += [
+                (time, kind.mode, x, m)
+                for time, x, m in zip(times, *(self.values(kind, name, own) for name in ("x", "memory")), strict=True)
+            ]
+        for time, mode, x, m in sorted(found, key=itemgetter(0)):
+            yield mode, time, x, m
 
-    def extent(self, mode: int) -> Array:
-        """How large what is integrated becomes in a mode, (n,)."""
-        n = self.network.equations[mode].n
-        points = self.paths.get(mode, self.rows[mode])
-        first = self.methods[mode].path.first if mode in self.paths else 1
-        found: Array = np.abs(points[:, first : first + n]).max(axis=0, initial=0.0)
+    @cached_property
+    def extents(self) -> dict[int, Array]:
+        """How large what is integrated becomes by mode, (n,)."""
+        found = {}
+        for mode, rows in self.rows.items():
+            first = self.methods[mode].path.first if mode in self.paths else 1
+            points = self.paths.get(mode, rows)[:, first : first + self.network.equations[mode].n]
+            found[mode] = np.abs(points).max(axis=0, initial=0.0)
         return found
 
+    @cached_property
     def memory_extent(self) -> Array:
         """How large the memory becomes, (n_memory,)."""
         size = self.network.equations[0].n_memory
@@ -390,7 +441,7 @@ class Leg:
         """Rows of all its segments."""
         return int((self.column("row_end") - self.column("row")).sum())
 
-    @property
+    @cached_property
     def is_clean(self) -> bool:
         """Whether no event needs a closer look."""
         return bool(self.column("clean").all())

@@ -118,6 +118,10 @@ class Options:
         Leave (implicit) algebraic variables out of the error test. By default they are in it, to the accuracy to
         which the tolerances of the state determine them, but no finer than their own. Without the test steps follow
         the states alone; guards on algebraic variables that move faster may be missed.
+    adjoint_memory : float
+        Bytes that adjoint analysis keeps of the steps of a run at a time, and of its records and outputs where the
+        result does not keep them (``keep=``). Of a run that takes more only checkpoints are kept, and it is carried out
+        once more, part by part, on the way back. ``math.inf`` keeps all.
     native_events : bool
         Let compiled code carry out the transitions that nothing is special about. With False all of them are carried
         out in Python: slower, with the same results; ``statistics["native_events"]`` counts the others.
@@ -138,6 +142,7 @@ class Options:
     suppress_algebraic: bool = False
     linear_solver: LinearSolver = "auto"
     preconditioner: Preconditioner | None = None
+    adjoint_memory: float = 64e6
     native_events: bool = True
 
     def __post_init__(self) -> None:
@@ -170,6 +175,8 @@ class Options:
         for name in ("max_step", "first_step"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        if self.adjoint_memory != math.inf:
+            _positive("adjoint_memory", self.adjoint_memory)
         counts = ("max_steps", "max_events", "max_transitions_per_instant")
         for name in (*counts, *(("max_order",) if self.max_order is not None else ())):
             value = getattr(self, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, overload
@@ -172,7 +171,7 @@ class Parts(OfThisProcess, Sequence["Part"]):
                 return
         for item in self._given:
             if isinstance(item, Leg):
-                item.paths.clear()
+                item.forget_paths()
         segments = [item for item in self._given if not isinstance(item, Leg | RECORDS)]
         segments += [part for parts in self._expanded.values() for part in parts if not isinstance(part, RECORDS)]
         for segment in segments:
@@ -180,7 +179,9 @@ class Parts(OfThisProcess, Sequence["Part"]):
         self.__dict__.pop("segments", None)  # they hold on to their paths
 
     def of(self, leg: Leg) -> list[Part]:
-        """The parts of a leg."""
+        """The parts of a leg; those of one that has been let go of are not kept."""
+        if leg.whole() is not leg:
+            return self._expand(leg.whole()).parts()
         if id(leg) not in self._expanded:
             self._expanded[id(leg)] = self._expand(leg).parts()
         return self._expanded[id(leg)]
@@ -260,8 +261,7 @@ class Parts(OfThisProcess, Sequence["Part"]):
         given: list[Part | Leg] = []
         for item in self._given if events else ():
             if isinstance(item, Leg):
-                rows = item.rows if outputs else {mode: own[:0].copy() for mode, own in item.rows.items()}
-                given.append(replace(item, rows=rows, paths={}))
+                given.append(item.thinned(outputs=outputs))
             elif outputs or isinstance(item, RECORDS):
                 given.append(item)
         other = Parts(lambda: given, self._expand)

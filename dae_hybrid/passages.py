@@ -36,11 +36,16 @@ def fastest_passage(trajectory: Trajectory, least: float, *, sampled: bool) -> t
         return found
     for item in trajectory.parts.given:
         if isinstance(item, Leg):
-            found = max([found, *(_passage(*points) for points in _points_of_leg(item, fewest, sampled=sampled))])
+            found = max(found, item.passage or passage_of_leg(item, fewest, sampled=sampled))
         elif isinstance(item, Segment):
             t, y = _points_of(item, sampled=sampled)
             found = max(found, _passage(t, y) if len(t) >= fewest else found)
     return found
+
+
+def passage_of_leg(leg: Leg, fewest: int, *, sampled: bool) -> tuple[float, float]:
+    """The same of a leg alone, in segments that have so many steps."""
+    return max((_passage(*points) for points in _points_of_leg(leg, fewest, sampled=sampled)), default=(1.0, 0.0))
 
 
 def fewest_steps(factor: float) -> int:

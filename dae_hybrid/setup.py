@@ -21,7 +21,7 @@ from dae_hybrid.events import TOGETHER
 from dae_hybrid.failures import STARVED
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, RunsWhole, Session
-from dae_hybrid.journey import Alarms, Errand
+from dae_hybrid.journey import UNBOUNDED, Alarms, Errand
 from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
 from dae_hybrid.registry import Analysis, check_capabilities, find_integrator, registered
 from dae_hybrid.resolution import LATITUDE, RETRIES, ROUGH, STEPS, finer
@@ -55,7 +55,7 @@ class Setup:
     ) -> None:  # fmt: skip
         check_built(system)
         check_keep(keep, t_eval)
-        self.system, self.keep = system, keep
+        self.system, self.keep, self.bound = system, keep, UNBOUNDED
         self.span = check_time_span(t_span)
         self.t_eval = check_times(t_eval, self.span)
         self.p = system.parameter_vector(parameters)
@@ -184,6 +184,7 @@ class Setup:
                 found = Automaton(
                     self.system, session, self.p, self.span, t_eval, options, directions, self.open, schedule,
                     certify=for_adjoint or directions is not None, keep_path=for_adjoint, keep=self.keep,
+                    bound=self.bound if directions is None else UNBOUNDED,
                 ).run()  # fmt: skip
         finally:
             session.close()
@@ -224,7 +225,8 @@ class Setup:
                 return None
         slack = TOGETHER * options.rtol if certify else 0.0
         return Errand(
-            options, self.p, self.span, t_eval, directions, scales, certify, slack, keep_path, alarms, until
+            options, self.p, self.span, t_eval, directions, scales, certify, slack, keep_path, alarms, until,
+            self.bound if directions is None else UNBOUNDED,
         )  # fmt: skip
 
     def scales(self, directions: Array) -> Array:
@@ -292,17 +294,21 @@ class Setup:
         return adjoint_analysis.Sweep(run, session, self.options, components, wrt, conditions)
 
     def adjoint(
-        self, run: Trajectory, name: str, wrt: tuple[int, ...], conditions: Conditions, algorithm: str = "general"
-    ) -> Swept:
-        """The gradient of a functional by a backward sweep over a run."""
+        self, run: Trajectory, name: str, wrt: tuple[int, ...], conditions: Conditions, algorithm: str = "general", *,
+        marked: bool = False,
+    ) -> Swept:  # fmt: skip
+        """The gradient of a functional by a backward sweep over a run; `marked` where what is before events counts."""
 
         def use(session: Session) -> Swept:
             sweep = self.sweep(run, session, name, wrt, conditions)
-            whole = self._back(sweep, session) if algorithm == "general" else None
+            whole = self._back(sweep, session, marked=marked) if algorithm == "general" else None
             if whole is not None:
                 return whole
             marks: list[tuple[Array, Array]] = []
-            gradient = adjoint_analysis.gradient(sweep, marks) if algorithm == "general" else serban_recuero(sweep)
+            if algorithm == "general":
+                gradient = adjoint_analysis.gradient(sweep, marks if marked else None)
+            else:
+                gradient = serban_recuero(sweep)
             return Swept(sweep, gradient, session.statistics(), lambda: marks)
 
         found: Swept = self.use(use, wrt)
@@ -313,6 +319,7 @@ class Setup:
         other, atol = copy(self), self.options.atol
         atol = {key: factor * a for key, a in atol.items()} if isinstance(atol, Mapping) else factor * atol
         other.options = replace(self.options, rtol=min(factor * self.options.rtol, LOOSEST), atol=atol)
+        other.bound = self.bound._replace(records=True, rows=True)  # nobody asks for them
         return other
 
     def forward_gradients(self, wrt: tuple[int, ...]) -> dict[str, Array]:
@@ -326,12 +333,12 @@ class Setup:
         run = self.run(for_adjoint=True)
         return {name: self.adjoint(run, name, wrt, Conditions(strict=False), algorithm).gradient}
 
-    def _back(self, sweep: adjoint_analysis.Sweep, session: Session) -> Swept | None:
+    def _back(self, sweep: adjoint_analysis.Sweep, session: Session, *, marked: bool) -> Swept | None:
         """The sweep, where the integrator has carried the run to its end and carries its adjoint back to the start."""
         run = sweep.trajectory.parts.whole
         if run is None or not run.errand.keep_path:
             return None
-        found = cast(RunsWhole, session).back(self.system.network, run, sweep.components, sweep.wrt)
+        found = cast(RunsWhole, session).back(self.system.network, run, sweep.components, sweep.wrt, marked=marked)
         if found is None:
             return None
 

@@ -222,11 +222,11 @@ class SteppedSession:
         return one_segment(self, task, journey.mode)
 
     def sweep(
-        self, leg: Leg, adjoints: Array, components: tuple[int, ...], tolerances: Callable[[int], Tolerances],
-        measured: Array,
+        self, leg: Leg, adjoints: Array, total: Array, components: tuple[int, ...],
+        tolerances: Callable[[int], Tolerances], measured: Array, *, marked: bool,
     ) -> LegAdjoint | None:  # fmt: skip
         """See `dae_hybrid.integrator.Session.sweep`: there are no legs here."""
-        del leg, adjoints, components, tolerances, measured
+        del leg, adjoints, total, components, tolerances, measured, marked
         return None
 
     def backward(self, task: BackwardTask) -> BackwardOutcome:

@@ -262,7 +262,7 @@ class Trajectory(OfThisProcess):
         found = np.zeros(mode.variables.size)
         for item in self.parts.given:  # not how far they may move at these rates: what oscillates goes nowhere
             if isinstance(item, Leg):
-                points = item.points(mode.index)
+                points = [item.largest[mode.index][None]] if mode.index in item.largest else []
             elif isinstance(item, Segment) and item.mode is mode:
                 points = [item.x_start[None], item.x_end[None], item.states]
             else:

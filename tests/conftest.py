@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
@@ -295,3 +296,17 @@ def compare_gradients() -> Callable[..., Any]:
         return SimpleNamespace(forward=fsa, adjoint=asa, ways=ways)
 
     return compare
+
+
+# -- memory -----------------------------------------------------------------------------------------
+
+
+def peak(run: Callable[[], Any]) -> float:
+    """The most memory that Python and NumPy held during a call, in bytes."""
+    run()
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

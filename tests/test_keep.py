@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import peak
 from switched import thermostat
 
 import dae_hybrid as dh
@@ -131,17 +131,6 @@ def test_an_error_carries_what_was_to_be_kept() -> None:
         assert found.value.trajectory is not None
         assert found.value.trajectory.kept == keep
         assert found.value.trajectory.n_events == 11
-
-
-def peak(run: Callable[[], Any]) -> float:
-    """The most memory that Python and NumPy held during a call, in bytes."""
-    run()
-    tracemalloc.start()
-    try:
-        run()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def test_the_memory_of_a_long_run_is_what_is_kept() -> None:

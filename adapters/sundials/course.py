@@ -36,6 +36,8 @@ BUDGET = 20_000
 LOOSE = 0.1
 #: steps between two looks at the sign of a determinant that no guard stands for
 SIGN_LOOK = 50
+#: no segment's number
+NONE = -1
 #: how far back from the end of a segment its state is looked for, as a share of the time
 BACK = (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-6)
 
@@ -69,9 +71,9 @@ class Course:
             else:
                 self._take_over(self._runner)
             with self.memory.model.interruptible():
-                status = self._advance()
+                status = self._advance() if self._again is None else self._repeat()
             self.memory.model.raise_pending()
-            outcome = self._outcome(status)
+            outcome = None if status == driver.COMPLETE else self._outcome(status)
         except DaeHybridError as found:
             error = found
             rows, error.method = self.memory.stepper.rows(self._row), self.memory.method
@@ -132,11 +134,13 @@ class Course:
     def _advance(self) -> int:
         """Step until something happens; PAUSED at the step limit or where another way of going on is called for."""
         left = self.session.options.max_steps - self.before
-        begun = self.memory.stepper.t, self.steps, self._segment
+        since, self.session.since_look = self.session.since_look, 0
+        looked, begun = self.steps - since, (self.memory.stepper.t, self.steps, NONE if since else self._segment)
         while left > self.steps:
-            before, taken, paused = self.memory.stepper.t, self.steps, None
+            before, taken, paused = self.memory.stepper.t, looked, None
             if self._runner is not None:
-                begun = before, taken, _ = self._runner.stretch
+                begun = before, looked, _ = self._runner.stretch
+                taken = looked
                 paused, self._runner = self._runner.paused, None
             constrained = self.memory.equations.constrained or self._leads_onto_constraints
             budget = DRIFT_LOOK if constrained else BUDGET
@@ -150,13 +154,16 @@ class Course:
             if unwatched and status >= 0:
                 self._refuse_singular(self.memory.stepper.t)
             if status not in (driver.PAUSED, driver.STALLED):
+                if status == driver.COMPLETE:
+                    self.session.since_look = self.steps - taken
                 return status
-            t = self.memory.stepper.t
+            t, looked = self.memory.stepper.t, self.steps
             if self._automatic and status == driver.PAUSED and self._ought_to_change(t):
                 return driver.PAUSED
             if status == driver.STALLED or not patient or self.steps - begun[1] >= BUDGET:  # else they may grow yet
-                step = 0.0 if status == driver.STALLED else (t - begun[0]) / (self.steps - begun[1])
-                if begun[2] == self._segment and is_starved(step, t, self.task):
+                stalled, same = status == driver.STALLED, begun[2] == self._segment
+                step = (t - begun[0]) / (self.steps - begun[1]) if same and not stalled else 0.0
+                if same and is_starved(step, t, self.task):
                     mode, poisoned = self.memory.equations.name, self._is_poisoned()
                     self._starved = starved(step, mode=mode, time=t, not_finite=poisoned)
                     return driver.STALLED
@@ -164,6 +171,13 @@ class Course:
             if self._look_around(t):
                 return driver.PAUSED
         return driver.PAUSED
+
+    def _repeat(self) -> int:
+        """Step through a leg again; whatever is to be looked at on the way has been before."""
+        left, status = self.session.options.max_steps - self.before, driver.PAUSED
+        while left > self.steps and status in (driver.PAUSED, driver.STALLED):
+            status = self._go(self.steps, left - self.steps, None)
+        return status
 
     def _refuse_singular(self, t: float) -> None:
         """Refuse to go on where the determinant of the algebraic equations has changed its sign since the last look."""
@@ -177,7 +191,12 @@ class Course:
 
     @property
     def _automatic(self) -> bool:
-        return self.session.options.automatic and self.first.method is None
+        return self.session.options.automatic and self.first.method is None and self._again is None
+
+    @property
+    def _again(self) -> Leg | None:
+        """What is gone through once more, if so."""
+        return None if self.journey is None else self.journey.again
 
     @property
     def _chooses(self) -> bool:
@@ -230,7 +249,7 @@ class Course:
         if self.marcher is None:
             raise AssertionError("only a marcher wants modes")
         task = self.marcher.ahead(self.first)
-        method = self.session.method_for(task, self.before + self.steps)
+        method = self.session.method_for(task, self.before + self.steps, self.journey)
         opened = self.memories[mode] = self.session.forward_memory(task, method)
         opened.prepare(task)
         self.marcher.enter(mode, opened.stepper.run)
@@ -335,7 +354,8 @@ class Course:
             path = memory.stepper.path()
             if path is not None:
                 paths[mode] = path
-        return self.marcher.leg(self.first, self.journey.mode, self.journey.start, rows, paths, methods)
+        tested = frozenset(i for i, own in self.memories.items() if id(own.equations) in self.session.tested)
+        return self.marcher.leg(self.first, self.journey.mode, self.journey.start, rows, paths, methods, tested)
 
 
 def refuse_loose(memory: Forward) -> None:

@@ -57,7 +57,7 @@ enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
 #define RANK_ROUNDINGS (RANK_TOLERANCE / DBL_EPSILON)
 #define ALLOWED 10.0                         /* the embedded method may differ by so many tolerances of an adjoint */
 enum { PARTS = 16 };                         /* times that a step is halved for the adjoint */
-enum { UNRESOLVED = 104, NOT_PLAIN = 105, FINISHED = 107 };
+enum { UNRESOLVED = 104, NOT_PLAIN = 105, FINISHED = 107, COMPLETE = 108 };
 enum { BUDGET = 20000 };                     /* steps between two looks at whether they get anywhere */
 enum { COUNTED = 5 };                        /* counters of a context */
 #define FINE 1e4                             /* roundings of time: shorter steps need another origin, */
@@ -305,6 +305,8 @@ typedef struct {
   integer at, n_memory, n_parameters, n_functionals, n_integrals, n_directions, n_entries, certify;
   integer charges, n_unknowns;               /* whether any event costs; how many unknowns beside z an event has at most */
   integer capacity, room, used, n_events, n_passed, max_events, budget, steps, failures, newton_failures, row, path_row, n_times;
+  double kept, bound;                        /* numbers that are kept of paths, and of rows where they count; beyond the bound, */
+  integer counts_rows, counts_records, last; /* to which records may count, too, or with the last record it is COMPLETE */
   integer wanted, full, resumed;             /* why it stopped: a mode that has not been opened, no room for so many records */
   double t0, t1, t_stop, begun, began_with, slack, rtol, t_end, now, first_step; /* 0: as the last one would have gone on */
   double recent[RECENT];                     /* times of the latest events, the last first */

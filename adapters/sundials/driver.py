@@ -13,10 +13,10 @@ from dae_hybrid.codegen import compile_source
 from .header import CONSTANTS, STRUCTS, source
 from .library import load
 
-PAUSED, ROWS_FULL, STALLED, LOST, NOT_PLAIN, FINISHED, SINGULAR, STUCK, REACHED_STOP, FOUND_ROOT = (
+PAUSED, ROWS_FULL, STALLED, LOST, NOT_PLAIN, FINISHED, COMPLETE, SINGULAR, STUCK, REACHED_STOP, FOUND_ROOT = (
     CONSTANTS[name] for name in (
-        "PAUSED", "ROWS_FULL", "STALLED", "LOST", "NOT_PLAIN", "FINISHED", "SINGULAR", "STUCK", "REACHED_STOP",
-        "FOUND_ROOT",
+        "PAUSED", "ROWS_FULL", "STALLED", "LOST", "NOT_PLAIN", "FINISHED", "COMPLETE", "SINGULAR", "STUCK",
+        "REACHED_STOP", "FOUND_ROOT",
     )
 )  # fmt: skip
 GLANCES, HISTORY, TURN = (CONSTANTS[name] for name in ("GLANCES", "HISTORY", "TURN"))

@@ -291,6 +291,14 @@ static int has_room(march *m, const link *l, integer count) {
   return 0;
 }
 
+/* Goes on behind what has been recorded of a segment. */
+static void go_behind(march *m, const run *before, const run *r) {
+  m->kept += (double)((before->n_path - m->path_row) * before->path_width);
+  if (m->counts_rows) m->kept += (double)((before->n_rows - m->row) * before->width);
+  m->row = r->n_rows;
+  m->path_row = r->n_path;
+}
+
 /* Carries out the transition that is due at the end of a segment, where that is plain; 1 if so, and 0 if not. */
 static int fire(march *m) {
   const station *from = &m->stations[m->at];
@@ -416,8 +424,7 @@ static int place(march *m) {
   r->next_eval = before->next_eval;
   r->first_step = m->first_step > 0 ? m->first_step : r->step ? before->next_step : 0;
   m->begun = r->t;
-  m->row = r->n_rows;
-  m->path_row = r->n_path;
+  go_behind(m, before, r);
   m->at = l->target;
   memcpy(c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
   memcpy(c->api->array(r->x), e.x_after, (size_t)c->n * sizeof(double));
@@ -509,7 +516,7 @@ static int measure(march *m) {
     memcpy(kept, (double *)c->api->array(r->sensitivities[i]) + at->n_y, (size_t)at->n_z * sizeof(double));
     memcpy(kept + at->n_z, c->api->array(r->sensitivity_rates[i]), (size_t)at->n_y * sizeof(double));
   }
-  m->row = r->n_rows, m->path_row = r->n_path;
+  go_behind(m, r, r);
   return 1;
 }
 
@@ -587,12 +594,16 @@ static int carry_on(march *m) {
   return flag;
 }
 
-/* Goes on from where the run of the mode stands, for at most `budget` steps; as `dh_advance`, with FOUND_ROOT where an
- * event is not plain, or a mode is wanted, or there is no room for the record. */
+/* Whether more is kept than is to be, where another leg may begin. */
+static int is_complete(const march *m) { return m->kept + (m->counts_records ? (double)m->used : 0) > m->bound; }
+
+/* Goes on from where the run of the mode stands, for at most `budget` steps; as `dh_advance`, with FOUND_ROOT where an event is
+ * not plain, or a mode is wanted, or there is no room for the record, and COMPLETE where there are to be no more. */
 int dh_march(march *m) {
   const integer end = m->steps + m->stations[m->at].run->steps + m->budget;
   while (1) {
     run *r = m->stations[m->at].run;
+    if (m->n_events >= m->last) return COMPLETE;
     if (!m->resumed) {
       r->budget = end - m->steps - r->steps;
       if (r->budget <= 0) return PAUSED;
@@ -616,11 +627,14 @@ int dh_march(march *m) {
       if (!turn(m)) return REACHED_STOP;
       const int flag = turn_over(m);
       if (flag) return flag;
+      if (is_complete(m)) return COMPLETE;
       continue;
     }
-    if (!fire(m)) return m->stations[m->at].links[m->exit].clock < 0 ? FOUND_ROOT : REACHED_STOP;
+    const int timed = m->stations[m->at].links[m->exit].clock >= 0;
+    if (!fire(m)) return timed ? REACHED_STOP : FOUND_ROOT;
     int flag = place(m);
     if (!flag) flag = begin(m);
     if (flag) return flag;
+    if (is_complete(m) && (!timed || m->clock[1] > 0)) return COMPLETE; /* a single time would come again */
   }
 }

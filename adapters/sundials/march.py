@@ -15,7 +15,7 @@ from dae_hybrid.integrator import Array, SegmentTask
 from dae_hybrid.journey import MEASURES, TURNS, Alarms, Journey, Knots, Network
 from dae_hybrid.leg import AT, Leg, layout_of
 from dae_hybrid.method import Method
-from dae_hybrid.options import Options
+from dae_hybrid.options import UNLIMITED, Options
 
 from .driver import Run, loops
 from .header import CONSTANTS, STRUCTS
@@ -119,6 +119,8 @@ class Marcher:
                 absolute[: e.n] = options.absolute(e.variables)
                 absolute[e.n :] = options.absolute(e.algebraic)[: absolute.size - e.n]
         m.certify, m.max_events, m.first_step = journey.certify, journey.max_events, options.first_step or 0.0
+        m.last, bound = UNLIMITED if journey.again is None else journey.again.count, journey.bound
+        m.bound, m.counts_rows, m.counts_records = bound.size / NONE.itemsize, bound.rows, bound.records
         m.t0 = m.clock[0] = journey.span[0]
         m.t_end = m.t1 = journey.span[1]
         m.t_stop = journey.t_stop
@@ -138,7 +140,7 @@ class Marcher:
         ) = 0
         m.n_times, m.wanted = len(recent), -1
         m.recent[: len(recent)] = recent
-        m.begun = task.t0
+        m.begun, m.kept = task.t0, 0.0
         self._gained[:] = 0.0
         if self.set_alarms(journey.alarms, journey.knots):
             for i, (own, alarms) in enumerate(zip(self._schedule, journey.alarms, strict=True)):
@@ -172,8 +174,11 @@ class Marcher:
         return float(self.struct.now)
 
     def _make_room(self, more: int) -> None:
-        if self.struct.used + more > self._records.size:
-            larger = np.zeros(2 * (self.struct.used + more))
+        needed = self.struct.used + more
+        if needed > self._records.size > LARGE:  # the system moves pages, where a copy would need twice the memory
+            self._records.resize(5 * needed // 4, refcheck=False)
+        elif needed > self._records.size:
+            larger = np.zeros(2 * needed)
             larger[: self.struct.used] = self._records[: self.struct.used]
             self._records = larger
         if self.struct.n_events + max(self.struct.full, 1) > self._offsets.size:
@@ -309,10 +314,13 @@ class Marcher:
 
     def left(self) -> tuple[Array, NDArray[np.int64]]:
         """The records, and where they begin: copies, or where they are large these themselves."""
-        records, offsets = self._records[: self.struct.used], self._offsets[: self.n_events]
-        self._given_away = records.size > LARGE
-        if not self._given_away:
-            records, offsets = records.copy(), offsets.copy()
+        used, self._given_away = self.struct.used, self.struct.used > LARGE
+        if self._given_away:
+            self._records.resize(used, refcheck=False)
+            self._offsets.resize(self.n_events, refcheck=False)
+            records, offsets = self._records, self._offsets
+        else:
+            records, offsets = self._records[:used].copy(), self._offsets[: self.n_events].copy()
         records.flags.writeable = False
         return records, offsets
 
@@ -326,7 +334,7 @@ class Marcher:
 
     def leg(
         self, task: SegmentTask, mode: int, start: tuple[Array, Array], rows: dict[int, Array],
-        paths: dict[int, Array], methods: Mapping[int, Method],
+        paths: dict[int, Array], methods: Mapping[int, Method], tested: frozenset[int],
     ) -> Leg:  # fmt: skip
         """What has been gone through."""
         return Leg(
@@ -343,4 +351,5 @@ class Marcher:
             float(self.struct.t0),
             self.gained[0],
             self.gained[1:],
+            tested,
         )

@@ -102,6 +102,7 @@ static int set_out(plain *v) {
   memset(m->rested, 0, (size_t)v->n_transitions * sizeof(integer));
   m->used = m->n_events = m->steps = m->failures = m->newton_failures = m->row = m->path_row = m->full = m->resumed = 0;
   m->n_times = 0;
+  m->kept = 0;
   m->wanted = -1;
   m->at = v->mode;
   if (call(m, v->origin, m->t0, v->start, v->start, res, 7)) return FATAL;

@@ -314,7 +314,7 @@ class Left(NamedTuple):
             )  # fmt: skip
             event, _ = leg.last
             task = SegmentTask(
-                last, leg.times[-1], errand.span[1], event["x_after"][: last.n], event["xdot_after"][: last.n],
+                last, event["time"], errand.span[1], event["x_after"][: last.n], event["xdot_after"][: last.n],
                 event["memory_after"], event["integrals"] if last.integrates else task.integrals,
                 np.zeros(last.n_guards), np.zeros(last.n_guards), "steps", errand.t_eval, closed_end=True,
                 first_step=self.first_step, keep_path=errand.keep_path, **self._sensitive(last, by_p, event),

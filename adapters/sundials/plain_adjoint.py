@@ -30,16 +30,16 @@ def table_back(network: Network, options: Options) -> Table | None:
 
 
 def carry_back(
-    network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
+    network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...], *, marked: bool
 ) -> StraightAdjoint | None:
-    """The adjoint of a run; None where its steps do not carry it."""
+    """The adjoint of a run, with its marks where they are wanted; None where its steps do not carry it."""
     options = run.errand.options
     table = table_back(network, options)
     if table is None:
         return None
     idle = network.kept.setdefault(("sundials", "back", table, components, wrt), [])
     returner = taken(idle, lambda: Returner(network, options, table, wrt, components))
-    found: StraightAdjoint | None = returner.run(run.left)
+    found: StraightAdjoint | None = returner.run(run.left, marked=marked)
     idle.append(returner)
     return found
 
@@ -102,7 +102,7 @@ class Returner:
         """From the end to the start; SUNDIALS' return code."""
         return int(self._library.dh_run_back(byref(self.struct)))
 
-    def run(self, left: Left) -> StraightAdjoint | None:
+    def run(self, left: Left, *, marked: bool) -> StraightAdjoint | None:
         """The adjoint of a run, by what it has left behind; None where its steps do not carry it."""
         if not left.paths or any(path is None for path in left.paths.values()):
             return None
@@ -114,8 +114,9 @@ class Returner:
             path = left.paths.get(mode)
             self._modes[mode] = None if path is None else ctypes.addressof(own.struct)
             self._paths[mode], self._path_rows[mode] = (None, 0) if path is None else (path.ctypes.data, len(path))
-        marks = np.empty((count, len(self.components), self.width + len(self.wrt)))
-        sweep.n_events, sweep.begin, sweep.marks = count, errand.span[0], marks.ctypes.data
+        marks = np.empty((count, len(self.components), self.width + len(self.wrt))) if marked else None
+        sweep.marks = None if marks is None else marks.ctypes.data
+        sweep.n_events, sweep.begin = count, errand.span[0]
         sweep.offsets, sweep.records = left.offsets.ctypes.data, left.records.ctypes.data
         s.start, s.end, s.last, s.path_row = left.start.ctypes.data, left.end.ctypes.data, last, left.path_row
         s.moved = left.t - (left.records[left.offsets[-1]] if count else errand.span[0])

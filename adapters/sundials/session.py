@@ -100,9 +100,10 @@ class SundialsSession:
         self._base: dict[int, dict[str, int]] = {}
         self._turns: list[tuple[Equations, Turn]] = []
         self._marchers: dict[int, Marcher] = {}
-        self._tested: set[int] = set()  # equations whose multipliers are in the error test
+        self.tested: set[int] = set()  # equations whose multipliers are in the error test
         self._head: Head | None = None  # a run that has paused; its memories and tables may be those of this session
         self.choice = Choice(options, parameters)
+        self.since_look = 0  # steps since steps were looked at, before a leg that goes over into another one
 
     # -- memories -------------------------------------------------------------------------------------
 
@@ -126,7 +127,7 @@ class SundialsSession:
         if purpose[0] == "discrete":
             pass
         elif purpose[0] == "forward":
-            suppress = options.suppress_algebraic or (equations.constrained and id(equations) not in self._tested)
+            suppress = options.suppress_algebraic or (equations.constrained and id(equations) not in self.tested)
             memory.configure_run(options, self.parameters, self._directions, self._scales, suppress=suppress)
         else:
             memory.configure_run(options, self.parameters)
@@ -188,10 +189,10 @@ class SundialsSession:
         return found
 
     def back(
-        self, network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...]
+        self, network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...], *, marked: bool
     ) -> StraightAdjoint | None:
         """See `dae_hybrid.integrator.RunsWhole.back`."""
-        return carry_back(network, run, components, wrt)
+        return carry_back(network, run, components, wrt, marked=marked)
 
     def _adopt(self, task: SegmentTask) -> Runner | None:
         """The run that has paused, where this is the task that it began with; it goes on in this session."""
@@ -219,6 +220,8 @@ class SundialsSession:
         """See `dae_hybrid.integrator.Session.march`."""
         if not self._can_march(task, journey):
             return self._pass(task, None)
+        if journey.again is not None:
+            self.tested |= {id(journey.network.equations[mode]) for mode in journey.again.tested}
         if journey.t_eval is not None:
             task = replace(task, t_eval=journey.t_eval, record="steps" if journey.t_eval.size else "nothing")
         return self._pass(task, journey)
@@ -226,7 +229,7 @@ class SundialsSession:
     def _pass(self, task: SegmentTask, journey: Journey | None) -> Passage:
         """One way forward; where steps have become too small once more, in another way, from where that began."""
         self.counts["segments"] += 1
-        method = METHODS[task.method] if task.method else self.method_for(task, self.counts["steps"])
+        method = METHODS[task.method] if task.method else self.method_for(task, self.counts["steps"], journey)
         if is_short(task.t0, task.t_stop):
             mode = 0 if journey is None else journey.mode
             return Passage(None, mode, task, standing_still(task, method))
@@ -280,17 +283,19 @@ class SundialsSession:
         """
         e, key = task.equations, id(task.equations)
         untested = e.constrained and e.implicit and e.index == 1 and not self.options.suppress_algebraic
-        if untested and key not in self._tested:
-            self._tested.add(key)
+        if untested and key not in self.tested:
+            self.tested.add(key)
             return method
         if task.method or not self.options.automatic or method is STIFF:
             return None
         self.choice.keep_implicit(e)
         return STIFF
 
-    def method_for(self, task: SegmentTask, steps: int) -> SundialsMethod:
+    def method_for(self, task: SegmentTask, steps: int, journey: Journey | None = None) -> SundialsMethod:
         """The method for a segment that begins after so many steps of the run."""
         e = task.equations
+        if journey is not None and journey.again is not None:
+            return METHODS[journey.again.methods[journey.network.equations.index(e)].name]
         if not self.options.automatic:
             method = METHODS[self.options.method]
             if method.explicit and not is_native(e):
@@ -357,8 +362,8 @@ class SundialsSession:
         return found
 
     def sweep(
-        self, leg: Leg, adjoints: Array, components: tuple[int, ...], tolerances: Callable[[int], Tolerances],
-        measured: Array,
+        self, leg: Leg, adjoints: Array, total: Array, components: tuple[int, ...],
+        tolerances: Callable[[int], Tolerances], measured: Array, *, marked: bool,
     ) -> LegAdjoint | None:  # fmt: skip
         """See `dae_hybrid.integrator.Session.sweep`."""
         modes = sorted(leg.methods)
@@ -377,9 +382,8 @@ class SundialsSession:
                 memory.use(tolerances(mode), j)
         left = self.options.max_steps - self.counts["steps"]
         precision = self.options.rtol / ROUNDED
-        found, steps = LegSweep(marcher, leg, discrete, integrated, self._wrt, components).run(
-            adjoints, measured, precision, left
-        )
+        sweep = LegSweep(marcher, leg, discrete, integrated, self._wrt, components, marked=marked)
+        found, steps = sweep.run(adjoints, total, measured, precision, left)
         for mode, memories in integrated.items():
             if found is None:
                 for j in range(len(memories)):

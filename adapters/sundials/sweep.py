@@ -80,15 +80,17 @@ class LegSweep:
 
     def __init__(
         self, marcher: Marcher, leg: Leg, discrete: dict[int, DiscreteAdjoint], integrated: dict[int, list[Adjoint]],
-        wrt: tuple[int, ...], components: tuple[int, ...],
+        wrt: tuple[int, ...], components: tuple[int, ...], *, marked: bool,
     ) -> None:  # fmt: skip
+        self.marks: Array | None
         self.leg, self.wrt, self.components = leg, wrt, components
         self._discrete, self._integrated, self._marcher = discrete, integrated, marcher
         e, k, count = leg.network.equations, len(components), len(leg.network.equations)
         self.width = leg.width
         self._wrt, self._components = (np.array(v, dtype=np.int64) for v in (wrt, components))
-        self.adjoint, self.totals = np.zeros((k, self.width)), np.zeros((k, len(wrt)))
-        self.marks = np.zeros((leg.count, k, self.width + len(wrt)))
+        self.adjoint, self.marks = np.zeros((k, self.width)), None
+        if marked:
+            self.marks = np.zeros((leg.count, k, self.width + len(wrt)))
         longest = max((len(path) for path in leg.paths.values()), default=0)
         self._work, self._longest = np.zeros(self.width + e[0].n_parameters + 1), np.zeros(longest)
         self._modes: Any = (POINTER(ExplicitAdjoint) * count)()
@@ -104,24 +106,26 @@ class LegSweep:
                 memory.loop.run.max_step = memory.options.max_step or np.inf
                 self._memories[mode * k + j] = ctypes.addressof(memory.loop.run)
 
-    def run(self, adjoints: Array, measured: Array, precision: float, max_steps: int) -> tuple[LegAdjoint | None, int]:
-        """From dG/d(y, m) (k, n_w) after it; None where an integration fails, and the steps of integrations.
+    def run(
+        self, adjoints: Array, total: Array, measured: Array, precision: float, max_steps: int
+    ) -> tuple[LegAdjoint | None, int]:
+        """From dG/d(y, m) (k, n_w) after it, and dG/dp; None where an integration fails, and the steps of integrations.
 
         `precision` is that of the adjoints that an integration starts with, `measured` what measurements add to them.
         """
-        self.adjoint[:, : adjoints.shape[1]] = adjoints
+        self.adjoint[:, : adjoints.shape[1]], totals = adjoints, total.copy()
         addresses = {
             name: value.ctypes.data for name, value in (
                 ("offsets", self.leg.offsets), ("records", self.leg.records), ("wrt", self._wrt),
-                ("components", self._components), ("adjoint", self.adjoint), ("totals", self.totals),
-                ("measured", measured), ("marks", self.marks), ("work", self._work), ("longest", self._longest),
+                ("components", self._components), ("adjoint", self.adjoint), ("totals", totals),
+                ("measured", measured), ("work", self._work), ("longest", self._longest),
             )
         }  # fmt: skip
         struct = SweepStruct(
             tables=ctypes.addressof(self._marcher.struct), modes=ctypes.addressof(self._modes),
             integrated=ctypes.addressof(self._memories), paths=ctypes.addressof(self._paths),
             n_events=self.leg.count, n_measured=len(measured), n_components=len(self.components), n_wrt=len(self.wrt),
-            marks_width=self.width,
+            marks_width=self.width, marks=None if self.marks is None else self.marks.ctypes.data,
             begin=self.leg.task.t0, precision=2.0 ** np.floor(-np.log2(precision)), steps=0, max_steps=max_steps,
             **addresses,
         )  # fmt: skip
@@ -140,4 +144,4 @@ class LegSweep:
             raise not_finite_derivatives(mode=e[mode].name, time=float(self.leg.column("time")[struct.failed]))
         before = self.adjoint[:, : e[self.leg.mode].n_differential + e[self.leg.mode].n_memory]
         steps = struct.steps + sum(own.struct.steps for own in self._discrete.values())
-        return LegAdjoint(before, self.totals, self.marks, self.width), steps
+        return LegAdjoint(before, totals, self.marks, self.width), steps

@@ -1,0 +1,185 @@
+"""Checkpoints: of a long run only what is needed to carry out a part of it again.
+
+An adjoint follows the steps of a run backwards. Of a run with more of them than are to be kept at a time, legs are let
+go of, but for what is asked of all of them; the task and the journey that each began with are its checkpoint. Where
+the rest is needed the leg is gone through once more, and has to come to the same end to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.errors import CheckpointError
+from dae_hybrid.integrator import Array, SegmentTask
+from dae_hybrid.journey import UNBOUNDED, Bound, Journey
+from dae_hybrid.leg import ALL, Kind, Leg
+
+#: legs of fewer bytes are kept: their checkpoints are not much smaller
+LEAST = 50_000
+#: of a run of which legs are let go of, the next ones are as long as this share of the bound allows, and no shorter
+SHARE = 1 / 8
+#: what is made anew, what is asked of all legs, and the columns of their records that are
+AGAIN = ("records", "offsets", "rows", "paths")
+ASKED = ("is_event", "is_measurement", "is_segments", "extents", "memory_extent", "largest", "is_clean")
+COLUMNS = {"time": float, "mode": np.int16, "guard": np.int16, "rate": float, "rate_scale": float, "clean": np.bool_}
+VALUES = ("x", "memory")
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Where a leg began; `reopen` opens a session."""
+
+    reopen: Any
+    task: SegmentTask
+    journey: Journey
+
+    @classmethod
+    def of(cls, reopen: Any, task: SegmentTask, journey: Journey) -> Checkpoint:
+        """Before the journey, on which the integrator notes what it sees."""
+        return cls(reopen, task, _copied(journey))
+
+    def again(self, leg: Leg, end: bytes) -> Leg:
+        """The leg that began here, once more; `end` is its last record."""
+        session, found, error = self.reopen(), None, None
+        try:
+            passage = session.march(self.task, replace(_copied(self.journey), again=leg))
+            found, error = passage.leg, passage.error
+        finally:
+            session.close()
+        if found is None or found.count != leg.count or _end(found) != end:
+            raise CheckpointError(
+                "A part of the run was carried out again from a checkpoint, and was not the same.",
+                time=self.task.t0,
+                remedy="Pass adjoint_memory=math.inf, with which nothing is carried out again, and report it.",
+            ) from error
+        return found
+
+
+def _copied(journey: Journey) -> Journey:
+    return replace(journey, ranges=journey.ranges.copy(), rested=journey.rested.copy(), bound=UNBOUNDED)
+
+
+def _end(leg: Leg) -> bytes:
+    return leg.records[leg.offsets[-1] :].tobytes()
+
+
+class Ledger:
+    """The legs of a run, of which no more is kept than the bound, the latest ones.
+
+    `next` is the bound of the next one alone, `lets_go` says whether there was more.
+    """
+
+    def __init__(self, bound: Bound, rtol: float) -> None:
+        self.bound, self.next, self.rtol, self.lets_go = bound, bound, rtol, False
+        self.latest: tuple[int, Leg] | None = None  # the leg that has been made again, and which one it is
+        self._size, self._count, self._kept = 0, 0, deque[tuple[Stretch, int]]()
+
+    def entered(self, leg: Leg, checkpoint: Checkpoint) -> Leg:
+        """The leg, from now on one that may be let go of, where it is worth it."""
+        size = leg.size(self.bound)
+        if size < LEAST:
+            return leg
+        self._count += 1
+        stretch = Stretch(leg, checkpoint, self, self._count)
+        self._kept.append((stretch, size))
+        self._size += size
+        if self._size > self.bound.size:
+            self.next, self.lets_go = self.bound._replace(size=max(SHARE * self.bound.size, LEAST)), True
+        while self._size > self.bound.size:
+            oldest, size = self._kept.popleft()
+            oldest.shrink()
+            self._size -= size
+        return stretch
+
+    def close(self) -> None:
+        """The run is over: its legs are its own."""
+        self._kept.clear()
+
+
+class Stretch(Leg):
+    """A leg that may be let go of: what has been is made again when it is asked for."""
+
+    def __init__(self, leg: Leg, checkpoint: Checkpoint, ledger: Ledger, number: int) -> None:
+        own = {"_checkpoint": checkpoint, "_ledger": ledger, "_number": number, "_count": leg.count}
+        self.__dict__.update(leg.__dict__ | own | {"_columns": {}, "_values": {}, "_passage": None, "_end": None})
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in AGAIN:
+            raise AttributeError(name)
+        return getattr(self.whole(), name)
+
+    @property
+    def count(self) -> int:
+        """How many records there are."""
+        return int(self._count)
+
+    @property
+    def passage(self) -> tuple[float, float] | None:
+        """Its fastest passage, where that is known."""
+        found: tuple[float, float] | None = self._passage
+        return found
+
+    def let_go(self) -> None:
+        """Its adjoint has been carried back: of a run of which legs are let go of, this is the next one."""
+        self._ledger.latest = None
+        if self._ledger.lets_go:
+            self.shrink()
+
+    def shrink(self) -> None:
+        """Keep what is asked of all legs."""
+        kept = self.__dict__
+        if kept["_end"] is not None:
+            return
+        ledger, known = self._ledger, {name: getattr(self, name) for name in ASKED}
+        bound = ledger.bound
+        kept["_no_rows"] = {mode: rows[:0].copy() for mode, rows in self.rows.items()}
+        if bound.records:
+            kept["_columns"] = {name: self.column(name).astype(kind) for name, kind in COLUMNS.items()}
+            kept["_values"] = {
+                (kind.mode, kind.guard, name): self.values(kind, name) for kind in self.kinds for name in VALUES
+            }
+        if self.paths:
+            from dae_hybrid.amplification import LOST  # these need trajectories, which need legs
+            from dae_hybrid.passages import fewest_steps, passage_of_leg
+
+            kept["_passage"] = passage_of_leg(self, fewest_steps(LOST / ledger.rtol), sampled=False)
+        kept["_end"] = _end(self)
+        gone = {"paths"} | ({"rows"} if bound.rows else set()) | ({"records", "offsets"} if bound.records else set())
+        stays = {f.name for f in fields(Leg)} - gone
+        for name in [name for name in kept if not (name.startswith("_") or name in stays)]:
+            del kept[name]
+        kept |= known
+
+    def whole(self) -> Leg:
+        """The leg with all that belongs to it."""
+        if all(name in self.__dict__ for name in AGAIN):
+            return self
+        latest = self._ledger.latest
+        if latest is None or latest[0] != self._number:
+            latest = self._ledger.latest = None  # two at a time are one too many
+            latest = self._ledger.latest = self._number, self._checkpoint.again(self, self._end)
+        return latest[1]
+
+    def column(self, name: str, which: Any = ALL) -> Array:
+        """One number of the head of every record, or of some."""
+        return self._columns[name][which] if name in self._columns else super().column(name, which)
+
+    def values(self, kind: Kind, name: str, which: Any = ALL) -> Array:
+        """A part of the records of a kind, or of some of these, (n, size)."""
+        known: Array | None = self._values.get((kind.mode, kind.guard, name))
+        return super().values(kind, name, which) if known is None else known[which]
+
+    def forget_paths(self) -> None:
+        """Let go of what only an adjoint needs."""
+        self.__dict__["paths"], self._ledger.latest = {}, None
+
+    def thinned(self, *, outputs: bool) -> Leg:
+        """The same without paths, and without rows where these are no outputs."""
+        kept = {f.name: getattr(self, f.name) for f in fields(Leg) if f.name not in ("rows", "paths")}
+        rows = self.rows if outputs or self._end is None else self._no_rows
+        other = Leg(**kept, rows=rows, paths={})
+        return other if outputs else other.thinned(outputs=False)
