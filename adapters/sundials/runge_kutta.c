@@ -2,21 +2,35 @@
  *
  * ARKODE takes the steps and chooses their size. Its interpolant is of lower order than they are; a state within a step
  * is therefore the end of a shorter step from the same beginning, as accurate as the step itself. The state is
- * (x, q, s_1, .., s_d) with s_i = d(x, q) along direction i. */
+ * (x, q, s_1, .., s_d) with s_i = d(x, q) along direction i.
+ *
+ * Where there are algebraic variables, `flow` is x' = (f, -K_z^-1 (K_y f + K_t)), and they are solved for wherever it is
+ * evaluated: the steps are those of y' = f(y, z(y)), whose derivatives are those of the implicit function. What the steps
+ * make of z is where Newton's method begins, and whether it comes to the branch that was followed. Their derivatives are
+ * zero among the states, and are solved for where they are needed. */
 static int augmented(context *c, double t, const double *x, double *out) {
-  if (!c->n_directions) return flow(c, t, x, out);
-  const int flag = linearise_and(c, t, x, out);
-  if (!flag) along_all(c, 0, 0, x, out);
-  return flag;
+  const double *at;
+  int flag = solved(c, t, x, &at);
+  if (flag) return flag;
+  if (!c->n_directions) return flow(c, t, at, out);
+  flag = linearise_and(c, t, at, c->solves ? 0 : out);
+  if (!flag && c->solves) flag = flow(c, t, at, out);
+  return flag ? flag : along_all(c, 0, 0, x, out);
 }
 
-/* F alone */
-static int rates_of(context *c, double t, const double *x, double *out) {
+/* F alone, at a consistent point */
+static int rates_at(context *c, double t, const double *x, double *out) {
   c->flow_calls++;
   c->res[0] = out;
   c->res[1] = 0;
   if (evaluate(c, c->flow, t, x)) return FATAL;
   return checked(c, out, c->n);
+}
+
+static int rates_of(context *c, double t, const double *x, double *out) {
+  const double *at;
+  const int flag = solved(c, t, x, &at);
+  return flag ? flag : rates_at(c, t, at, out);
 }
 
 /* base + h * sum of weights_j K_j */
@@ -70,6 +84,20 @@ static int record_polynomial(run *r, double *row) {
       for (int i = 0; i < NODES; i++) sum += s->to_derivatives[k * NODES + i] * at[i * c->n + j];
       row[3 + k * c->n + j] = scale * sum;
     }
+  return 0;
+}
+
+/* After a step: what its rates have made of z is to be what the equations say, to the accuracy of the step. */
+int dh_ark_settle(double t, vector y, void *data) {
+  context *c = data;
+  double *x = ARRAY(y);
+  const double *at;
+  const int flag = solved(c, t, x, &at);
+  for (integer i = c->n_differential; i < c->n; i++) {
+    const double allowed = APART * (c->absolute[i] + (c->rtol + SMALL_SHARE * CORRECTED) * fabs(x[i]));
+    if (flag || !(fabs(at[i] - x[i]) <= allowed)) c->parted = 1;
+    else x[i] = at[i];
+  }
   return 0;
 }
 
