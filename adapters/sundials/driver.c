@@ -305,8 +305,10 @@ int dh_advance(run *r) {
       c->api->get_root_info(r->memory, r->roots);
       for (r->root = 0; r->root < c->n_guards - 1 && !r->roots[r->root]; r->root++) {}
     }
+    const integer unsolved = c->unsolved;
     const int seen = look(r, status);
-    if (seen < 0) return seen;
+    if (seen < 0 && c->unsolved > unsolved) r->t = r->step->begins;
+    if (seen < 0) return c->unsolved > unsolved ? UNCONVERGED : seen;
     if (seen || status == FOUND_ROOT) {
       if (r->root >= determinants(r)) { /* next to it there is no consistent point to go to */
         const int flag = record_outputs(r, r->t, 0);

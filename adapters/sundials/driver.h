@@ -71,6 +71,7 @@ enum { GUESSES = 8 };                        /* of the zero of a cubic */
 #define CORRECTED_DUST 1e-3                  /* or of its absolute tolerance, where x is next to zero */
 #define CORRECTED_ROUNDING 1e-13             /* or rounding of others, from the second correction on */
 #define SMALL_SHARE 1e-6                     /* of the largest algebraic variable: corrections of others are compared with that */
+enum { MOST_PIECES = 64 };                   /* of a part of a step */
 enum { MOST_CORRECTIONS = 8 };               /* of Newton's method within explicit steps, */
 #define CONTRACTS 0.25                       /* which go on by at most this share of the one before */
 #define APART 10.0                           /* tolerances between algebraic variables by their rates and by their equations */

@@ -36,7 +36,7 @@ static int rates_of(context *c, double t, const double *x, double *out) {
 /* base + h * sum of weights_j K_j */
 static void combine(const double *base, double h, const double *weights, const double *stages, integer count,
                     integer size, double *out) {
-  memcpy(out, base, (size_t)size * sizeof(double));
+  if (out != base) memcpy(out, base, (size_t)size * sizeof(double));
   for (integer j = 0; j < count; j++) {
     const double factor = h * weights[j], *stage = stages + j * size;
     if (factor == 0) continue;
@@ -44,25 +44,36 @@ static void combine(const double *base, double h, const double *weights, const d
   }
 }
 
-/* the state at a time within the step, or x alone where size is n */
-static int part_of_step(run *r, double t, integer size, double *out) {
+/* a step from a state in its place, of x alone where size is n */
+static int step_from(run *r, double t, double h, integer size, double *x) {
   context *c = r->model;
   const explicit_step *s = r->step;
   const tableau *rk = &s->table;
-  const double h = t - s->begins;
-  if (t == s->begins || t == s->ends) {
-    memcpy(out, t == s->ends ? s->end : s->begin, (size_t)size * sizeof(double));
-    return 0;
-  }
   for (integer i = 0; i < rk->stages; i++) {
-    const double at = s->begins + rk->c[i] * h;
-    combine(s->begin, h, rk->a + i * rk->stages, s->stages, i, size, s->trial);
+    const double at = t + rk->c[i] * h;
+    combine(x, h, rk->a + i * rk->stages, s->stages, i, size, s->trial);
     const int flag = size == c->n ? rates_of(c, at, s->trial, s->stages + i * size)
                                   : augmented(c, at, s->trial, s->stages + i * size);
     if (flag) return flag;
   }
-  combine(s->begin, h, rk->b, s->stages, rk->stages, size, out);
+  combine(x, h, rk->b, s->stages, rk->stages, size, x);
   return 0;
+}
+
+/* The state at a time within the step, or x alone where size is n; in shorter steps where algebraic variables are not found
+ * otherwise. */
+static int part_of_step(run *r, double t, integer size, double *out) {
+  const explicit_step *s = r->step;
+  const int at_end = t == s->ends;
+  int flag = RECOVERABLE;
+  for (integer pieces = 1; flag == RECOVERABLE && pieces <= (r->model->solves ? MOST_PIECES : 1); pieces *= 4) {
+    const double h = (t - s->begins) / (double)pieces;
+    memcpy(out, at_end ? s->end : s->begin, (size_t)size * sizeof(double));
+    flag = 0;
+    for (integer k = 0; !flag && !at_end && h > 0 && k < pieces; k++)
+      flag = step_from(r, s->begins + (double)k * h, h, size, out);
+  }
+  return flag;
 }
 
 /* the step as a polynomial: t_n, h, order and the derivatives at t_n, as `record_dense` of the other methods */
