@@ -178,7 +178,7 @@ def check_capabilities(name: str, system: HybridSystem, options: Options, analys
         if mode.equations.implicit and can.algebraic and method not in can.algebraic and not solved:
             raise UnsupportedError(
                 f"method={method!r} needs modes without algebraic variables"
-                + (", or few of them, in explicit equations." if can.reduced else "."),
+                + (", or few of them, in Hessenberg index 1." if method in can.reduced else "."),
                 mode=mode.name,
                 remedy=f"Use method={can.algebraic[0]!r}, or another of {', '.join(can.algebraic)}.",
             )

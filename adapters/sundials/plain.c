@@ -293,9 +293,8 @@ static void measure_extents(const plain_adjoint *b) {
 #define NOTE(place, value) b->extent[place] = fmax(b->extent[place], fabs(value))
   for (integer i = 0; i < b->n_modes; i++) {
     const integer *slot = b->slots + i * b->widest;
-    const integer n = m->stations[i].n_y;
     for (integer k = 0; s->paths[i] && k < b->path_rows[i]; k++)
-      for (integer j = 0; j < n; j++) NOTE(slot[j], s->paths[i][k * (1 + n) + 1 + j]);
+      for (integer j = 0; j < m->stations[i].n_y; j++) NOTE(slot[j], s->paths[i][k * s->modes[i]->width + 1 + j]);
   }
   const double *begin = rates_begin(b);
   for (integer j = 0; j < m->stations[b->last].n_y; j++) {
@@ -361,7 +360,7 @@ static void set_tolerances(const plain_adjoint *b) {
     double *absolute = (double *)own->absolute, *of_totals = (double *)own->absolute_totals, least = rtol;
     own->rtol = rtol;
     own->steps = 0;
-    for (integer j = 0; j < n; j++) {
+    for (integer j = 0; j < m->stations[i].n_y; j++) {
       const double x = b->extent[slot[j]], floor = fmin(fmax(finer * m->stations[i].absolute[j] / x, ADJOINT_ROUNDING), rtol);
       least = fmin(least, floor);
       for (integer k = 0; k < s->n_components; k++) absolute[k * n + j] = b->costs[k] * (floor / x);
@@ -396,7 +395,7 @@ int dh_run_back(plain_adjoint *b) {
   explicit_adjoint *own = s->modes[b->last];
   context *c = own->model;
   const station *first = &m->stations[b->first], *last = &m->stations[b->last];
-  const integer ny = c->n, nm = m->n_memory, nf = m->n_functionals, count = s->n_wrt + nm;
+  const integer ny = last->n_y, nm = m->n_memory, nf = m->n_functionals, count = s->n_wrt + nm;
   for (integer i = 0; i < b->n_modes; i++)
     if (s->modes[i]) forget_counts(s->modes[i]->model);
   b->by_p = b->start + 2 * first->n_x + nm + 3 * first->n_guards;
@@ -404,7 +403,7 @@ int dh_run_back(plain_adjoint *b) {
   b->sizes_end = b->by_w + nf * (ny + nm + m->n_parameters + 1);
   b->weights_end = b->sizes_end + nf;
   b->rates_end = b->weights_end + nf;
-  b->integrals = b->rates_end + ny;
+  b->integrals = b->rates_end + c->n;
   b->memory = b->integrals + nf;
   measure_extents(b);
   if (measure_costs(b)) return FATAL;
@@ -415,12 +414,12 @@ int dh_run_back(plain_adjoint *b) {
   own->n_rows = b->path_rows[b->last] - b->path_row;
   memset(own->totals, 0, (size_t)(s->n_components * count) * sizeof(double));
   for (integer k = 0; k < s->n_components; k++)
-    for (integer j = 0; j < ny; j++) own->adjoint[k * ny + j] = b->by_w[j * nf + s->components[k]];
+    for (integer j = 0; j < ny; j++) own->adjoint[k * c->n + j] = b->by_w[j * nf + s->components[k]];
   int flag = dh_back_steps(own);
   if (flag) return flag;
   for (integer k = 0; k < s->n_components; k++) {
     double *adjoint = s->adjoint + k * s->marks_width, *totals = s->totals + k * s->n_wrt;
-    memcpy(adjoint, own->adjoint + k * ny, (size_t)ny * sizeof(double));
+    memcpy(adjoint, own->adjoint + k * c->n, (size_t)ny * sizeof(double));
     for (integer j = 0; j < nm; j++)
       adjoint[ny + j] = b->by_w[(ny + j) * nf + s->components[k]] + own->totals[k * count + s->n_wrt + j];
     for (integer j = 0; j < s->n_wrt; j++)

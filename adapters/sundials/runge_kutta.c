@@ -73,7 +73,7 @@ static int part_of_step(run *r, double t, integer size, double *out) {
     for (integer k = 0; !flag && !at_end && h > 0 && k < pieces; k++)
       flag = step_from(r, s->begins + (double)k * h, h, size, out);
   }
-  return flag;
+  return flag == RECOVERABLE ? UNCONVERGED : flag;
 }
 
 /* the step as a polynomial: t_n, h, order and the derivatives at t_n, as `record_dense` of the other methods */
