@@ -23,6 +23,7 @@ from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.journey import Alarms, Journey
 from dae_hybrid.leg import Leg
+from dae_hybrid.measurement import measured
 from dae_hybrid.method import AUTO, Method
 from dae_hybrid.options import Keep, Options
 from dae_hybrid.parts import Expansion, Parts
@@ -432,9 +433,9 @@ class Automaton:
         if self.companion is not None:
             self.companion.absorb(leg)
         gained = leg.gained.copy()
-        for record in leg.measurements(self.system):
-            measurement = self.system.measurements[record.index]
-            gained[measurement.components] += measurement.value(record, self.p)[0]
+        records = leg.measurements(self.system)
+        for record, (value, _) in zip(records, measured(self.system.measurements, records, self.p), strict=True):
+            gained[self.system.measurements[record.index].components] += value
         return gained
 
     def _task(self, t_stop: float, entry: Entry, t_eval: Array | None, *, closed: bool) -> SegmentTask:
