@@ -24,6 +24,7 @@ from dae_hybrid.integrator import Array, BackwardOutcome, BackwardTask, Session,
 from dae_hybrid.journey import LegAdjoint, StraightAdjoint
 from dae_hybrid.layout import Layout
 from dae_hybrid.leg import Leg
+from dae_hybrid.measurement import measured
 from dae_hybrid.multipliers import ROUNDED, consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.options import Options
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
@@ -206,10 +207,11 @@ class Sweep:
 
     def carry(self, leg: Leg, adjoint: Array, total: Array, *, marked: bool) -> LegAdjoint | None:
         """Back through a leg in one go, with dG/dp so far; None where its parts have to be gone through."""
-        width, measured = leg.width, leg.measurements(self.system)
-        gained = np.zeros((len(measured), len(self.components), width + len(self.wrt)))
-        for row, record in zip(gained, measured, strict=True):
-            by_w, share = self.measured(record)
+        width, records = leg.width, leg.measurements(self.system)
+        gained = np.zeros((len(records), len(self.components), width + len(self.wrt)))
+        values = measured(self.system.measurements, records, self.trajectory.parameters)
+        for row, record, (_, by_u) in zip(gained, records, values, strict=True):
+            by_w, share = self.measured(record, by_u)
             row[:, : by_w.shape[1]], row[:, width:] = by_w, share
         modes = self.system.modes
         found = self.session.sweep(
@@ -252,16 +254,16 @@ class Sweep:
             weight = weight - stated_adjoint(mode, t, x, m, landed, p, self.components)[2]
         return adjoint - weight @ by_wp[:, :nw], -weight @ by_wp[:, nw:][:, list(self.wrt)]
 
-    def measured(self, record: MeasurementRecord) -> tuple[Array, Array]:
-        """What a measurement adds to dG/dw and to dG/dp."""
+    def measured(self, record: MeasurementRecord, by_u: Array) -> tuple[Array, Array]:
+        """What a measurement adds to dG/dw and to dG/dp, from its derivative by u = (x, m, p, t)."""
         p, measurement, wrt = self.trajectory.parameters, self.system.measurements[record.index], list(self.wrt)
-        by_u = measurement.value(record, p)[1]
         rows = np.zeros((self.system.functionals.size, by_u.shape[1]))
         rows[measurement.components] = by_u
         rows = rows[list(self.components)]
         what = f"functional '{measurement.functional}'"
         refuse_not_finite(what, (rows,), mode=record.mode.name, time=record.time)
-        total = rows @ chain(record.mode, record.time, record.x, record.memory, p)
+        mode = record.mode
+        total = rows @ chain(mode, record.time, record.x, record.memory, p) if mode.algebraic.size else rows
         n_w = record.mode.differential.size + record.memory.size
         share = total[:, n_w:-1]
         if measurement.movable:
@@ -330,7 +332,8 @@ def _backwards(
             adjoint[:, entries] = 0.0
             yield _Step(part, adjoint, total, NONE)
         elif isinstance(part, MeasurementRecord):
-            gained, share = sweep.measured(part)
+            by_u = sweep.system.measurements[part.index].value(part, sweep.trajectory.parameters)[1]
+            gained, share = sweep.measured(part, by_u)
             adjoint, total = adjoint + gained, total + share
             yield _Step(part, adjoint, total, NONE)
         else:

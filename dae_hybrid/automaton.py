@@ -24,6 +24,7 @@ from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.journey import UNBOUNDED, Alarms, Bound, Journey
 from dae_hybrid.leg import Leg
+from dae_hybrid.measurement import measured
 from dae_hybrid.method import AUTO, Method
 from dae_hybrid.options import Keep, Options
 from dae_hybrid.parts import Expansion, Parts
@@ -303,15 +304,11 @@ class Automaton:
         """Take the measurements of this time; all its transitions have fired."""
         for index in self.stops.measurements_at(self.t):
             record = MeasurementRecord(self.t, index, self.mode, self.at.x, self.at.xdot, self.at.m)
-            self._add(record)
+            measurement = self.system.measurements[index]
+            self.costs[measurement.components] += measurement.value(record, self.p)[0]
             self.parts.append(record)
             if self.companion is not None:
                 self.companion.measure(record)
-
-    def _add(self, record: MeasurementRecord) -> None:
-        """What a measurement adds to the functionals."""
-        measurement = self.system.measurements[record.index]
-        self.costs[measurement.components] += measurement.value(record, self.p)[0]
 
     def _segment(self, last: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Entry]:
         """Integrate to the next event or stop; which guard crossed, if any, and which never left zero.
@@ -444,8 +441,9 @@ class Automaton:
         if self.companion is not None:
             self.companion.absorb(leg)
         self.costs = self.costs + leg.gained
-        for record in leg.measurements(self.system):
-            self._add(record)
+        records = leg.measurements(self.system)
+        for record, (value, _) in zip(records, measured(self.system.measurements, records, self.p), strict=True):
+            self.costs[self.system.measurements[record.index].components] += value
         if checkpoint is not None:
             self.parts[-1] = self.ledger.entered(leg, checkpoint)
             if self.ledger.lets_go:

@@ -111,7 +111,7 @@ def _signals(model: HybridModel, memory: Layout) -> tuple[SignalTable, ...]:
 
 
 def _measurements(model: HybridModel, functionals: Layout, builders: list[ModeBuilder]) -> tuple[Measurement, ...]:
-    found = []
+    found, known = [], dict[tuple[int, str], Kernel]()
     for functional in model.functionals.values():
         for when, value in functional.at_times:
             what = f"measurement time of functional '{functional.name}'"
@@ -122,7 +122,7 @@ def _measurements(model: HybridModel, functionals: Layout, builders: list[ModeBu
             kernel = Kernel(ca.Function("time", [p], [ca.densify(v) for v in (at, ca.jacobian(at, p))]), [1])
             label = f"measurement of functional '{functional.name}'"
             make = partial(_measured, builders, label, value)
-            found.append(Measurement(functional.name, functionals[functional.name], kernel, make))
+            found.append(Measurement(functional.name, functionals[functional.name], kernel, make, known))
     return tuple(found)
 
 

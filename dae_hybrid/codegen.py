@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -125,6 +125,16 @@ class Kernel(OfThisProcess):
         for i, pattern in self._patterns.items():
             found[i] = csc_array((found[i], *pattern), shape=self._shapes[i][:2])
         return found
+
+    def over(self, *arguments: Array) -> Iterator[list[Array]]:
+        """Dense outputs for rows of inputs, one after the other; an input that is a vector is the same for all."""
+        found = self.function.call([np.atleast_2d(v).T for v in arguments])
+        outputs = [
+            np.asarray(v).reshape(rows, -1, columns).swapaxes(0, 1)
+            for v, (rows, columns, _) in zip(found, self._shapes, strict=True)
+        ]
+        for row in zip(*outputs, strict=True):
+            yield [v if matrix else v[:, 0] for v, (_, _, matrix) in zip(row, self._shapes, strict=True)]
 
 
 def densified(function: ca.Function, outputs: int | None = None) -> ca.Function:

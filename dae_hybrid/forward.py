@@ -20,6 +20,7 @@ from dae_hybrid.integrator import Array, SegmentOutcome
 from dae_hybrid.journey import Straight
 from dae_hybrid.leg import Leg
 from dae_hybrid.matrices import column
+from dae_hybrid.measurement import measured
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.trajectory import Trajectory
@@ -76,6 +77,10 @@ class Directions:
 
     def _by_u(self, mode: ModeSystem, t: float, x: Array, m: Array) -> Array:
         """Derivatives of u = (x, m, p, t) along the directions at fixed t, shape (n_u, d)."""
+        if not mode.algebraic.size:
+            found, n_w = np.zeros((len(self.state) + len(self.directions) + 1, self.count)), len(self.state)
+            found[:n_w], found[n_w:-1] = self.state, self.directions
+            return found
         return np.asarray(chain(mode, t, x, m, self.p)[:, :-1] @ np.vstack((self.state, self.directions)))
 
     def extend(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
@@ -141,10 +146,11 @@ class Directions:
 
     def _measure_in(self, leg: Leg) -> list[tuple[float, Array]]:
         """When measurements of a leg were taken, and what they add to the derivatives, (d, n_functionals)."""
-        found = []
-        for record, state in zip(leg.measurements(self.system), leg.measured_derivatives(), strict=True):
+        found, records = [], leg.measurements(self.system)
+        values = measured(self.system.measurements, records, self.p)
+        for record, state, (_, by_u) in zip(records, leg.measured_derivatives(), values, strict=True):
             self.state, gained = state, np.zeros_like(self.costs)
-            gained[:, self.system.measurements[record.index].components] = self._measured(record).T
+            gained[:, self.system.measurements[record.index].components] = self._measured(record, by_u).T
             self.measured.append(self.state)
             found.append((record.time, gained))
         return found
@@ -204,13 +210,13 @@ class Directions:
     def measure(self, record: MeasurementRecord) -> None:
         """Add what a measurement contributes."""
         self.costs = self.costs.copy()
-        self.costs[:, self.system.measurements[record.index].components] += self._measured(record).T
+        measurement = self.system.measurements[record.index]
+        self.costs[:, measurement.components] += self._measured(record, measurement.value(record, self.p)[1]).T
         self.measured.append(self.state)
 
-    def _measured(self, record: MeasurementRecord) -> Array:
-        """The derivatives of what is measured, (k, d)."""
+    def _measured(self, record: MeasurementRecord, by_u: Array) -> Array:
+        """The derivatives of what is measured, (k, d), from those by u = (x, m, p, t)."""
         measurement, mode = self.system.measurements[record.index], record.mode
-        by_u = measurement.value(record, self.p)[1]
         refuse_not_finite(f"functional '{measurement.functional}'", (by_u,), mode=mode.name, time=record.time)
         gained = by_u @ self._by_u(mode, record.time, record.x, record.memory)
         if measurement.movable:

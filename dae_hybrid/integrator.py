@@ -52,6 +52,8 @@ class Equations:
     weigh          W, dense, a column for each of those guards: one correction changes them by -W' times what x misses;
                    where W is not too large
     poles          the quantities behind the guards of transitions, and their rates, at x as it stands
+    reduced        x' and g at a consistent point, where the algebraic variables are few and can be solved for within a
+                   right-hand side
     drift          how far the differential variables are from the constraints that the solution stays on
                    (n_differential); only where there are such constraints
     ============== =========================================================================
@@ -94,6 +96,11 @@ class Equations:
     def implicit(self) -> bool:
         """Whether there are algebraic rows."""
         return self.n > self.n_differential
+
+    @property
+    def reducible(self) -> bool:
+        """Whether `reduced` is there."""
+        return "reduced" in self.functions
 
     @property
     def is_fragile(self) -> bool:
@@ -232,6 +239,8 @@ class Capabilities:
     algebraic : tuple of str
         Those methods that integrate algebraic equations (Hessenberg index 1 and fully implicit modes). Without any,
         they are solved for within the right-hand side.
+    reduced : tuple of str
+        Those that integrate some of them by solving for the algebraic variables (`Equations.reducible`).
     dense : bool
         Has an interpolant between its steps.
     forward, adjoint : bool
@@ -247,6 +256,7 @@ class Capabilities:
     methods: tuple[Method | str, ...]
     roots: bool = False
     algebraic: tuple[str, ...] = ()
+    reduced: tuple[str, ...] = ()
     dense: bool = False
     forward: bool = False
     adjoint: bool = False

@@ -52,6 +52,8 @@ class ModeBuilder(ModeFunctions):
             "linearised": [equations, g, *by, *integrands_by],
             "guards": [h],
         }
+        if self.reducible:
+            named["reduced"] = [ca.densify(self.xdot(s)), g]
         functions = {key: ca.Function(f"m{self.index}_{key}", inputs, outputs) for key, outputs in named.items()}
         for key, function in self._at_points(inputs, h, equations).items():
             w = symbols_for([function], state.numel(), self.nm, self.np)

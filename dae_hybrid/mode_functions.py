@@ -52,6 +52,8 @@ class ModeFunctions:
         self.unwatched = False  # whether these are too many, or too large, to be written out
         if self.nz and self.explicit is None:
             self._watch_singularities()
+        #: whether the algebraic variables can be solved for within a right-hand side, on a branch that is watched
+        self.reducible = eliminate and self.explicit is None and self._is_reducible()
 
     def _formulate(self) -> None:
         """`flow` (f, K), `stated` (f and the equations as they stand) and `invariants` k; see `formulation`."""
@@ -125,6 +127,10 @@ class ModeFunctions:
         elif found.numel():
             self.poles = found.numel()
             self.singularities = ca.Function("singularities", list(s.point), [ca.densify(found)])
+
+    def _is_reducible(self) -> bool:
+        semi_explicit = not (self.lowering.implicit or self.nk or self.unwatched)
+        return semi_explicit and 0 < self.nz <= SYMBOLIC_SOLVE and self.symbols().kind is ca.SX
 
     def singular(self, s: Flat) -> Any:
         """Determinants of implicit equations."""

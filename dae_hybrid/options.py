@@ -83,8 +83,9 @@ class Options:
         Series with an index of names is read as a mapping.
     method : {"auto", "bdf", "adams", "erk"}
         Integration method. ``"auto"`` takes explicit Runge-Kutta steps for explicit modes that are not stiff, BDF for
-        all others, and looks again along the run, to change in either direction; ``"erk"`` and ``"adams"`` are for
-        modes without (implicit) algebraic variables.
+        all others, and looks again along the run, to change in either direction. ``"erk"`` and ``"adams"`` are for
+        modes without (implicit) algebraic variables; ``"auto"`` and ``"erk"`` solve for up to four of them, in
+        Hessenberg index 1, within explicit steps.
     max_step, first_step : float or None
         Largest step and first step after every start; None lets the integrator choose. A first step that is longer
         than what is to be integrated is cut; a largest step that is lost in the rounding of the run is refused.

@@ -174,9 +174,11 @@ def check_capabilities(name: str, system: HybridSystem, options: Options, analys
                 mode=mode.name,
                 remedy=f"Build with index2='reduced' (the default), or use {_with(lambda other: other.index2)}.",
             )
-        if mode.equations.implicit and can.algebraic and method not in can.algebraic:
+        solved = mode.equations.reducible and method in can.reduced
+        if mode.equations.implicit and can.algebraic and method not in can.algebraic and not solved:
             raise UnsupportedError(
-                f"method={method!r} needs modes without algebraic variables.",
+                f"method={method!r} needs modes without algebraic variables"
+                + (", or few of them, in Hessenberg index 1." if method in can.reduced else "."),
                 mode=mode.name,
                 remedy=f"Use method={can.algebraic[0]!r}, or another of {', '.join(can.algebraic)}.",
             )

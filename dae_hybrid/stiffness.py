@@ -74,7 +74,7 @@ def accurate_step(equations: Equations, t: float, x: Array, m: Array, p: Array, 
     That of Hairer, Norsett and Wanner, Solving ordinary differential equations I, II.4; `allowed` are the tolerances of
     x, and `span` is the time that the equations are integrated over.
     """
-    flow = kernel(equations, "flow")
+    flow = kernel(equations, "reduced" if equations.implicit else "flow")
     rate = flow(t, x, m, p)[0]
     sizes = [float(np.abs(v / allowed).max(initial=0.0)) for v in (x, rate)]
     probe = SHARE * sizes[0] / sizes[1] if min(sizes) > 0 else 0.0
@@ -88,7 +88,7 @@ def accurate_step(equations: Equations, t: float, x: Array, m: Array, p: Array, 
 def _horizon(e: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> float:
     """The time to look ahead for: EVENTS_AHEAD times that to the next event by the guards' rates, or to t_stop."""
     n = e.n_guards - e.n_singularities
-    if e.implicit or not 0 < n <= FEW_GUARDS:
+    if (e.implicit and not e.reducible) or not 0 < n <= FEW_GUARDS:
         return t_stop - t
     h, rate = kernel(e, "guards")(t, x, m, p)[0][:n], kernel(e, "rates")(t, x, m, p)[0][:n]
     with np.errstate(invalid="ignore", over="ignore"):

@@ -42,7 +42,7 @@ CASES: dict[str, tuple[Callable[[Any], Callable[[], dh.HybridModel]], Any, tuple
     "ode": (lambda models: hybrid_ode.model, (0.0, 5.0), ("auto", "bdf"), True),
     "switched": (lambda models: models.switched, (0.0, 9.0), ("auto", "bdf"), True),
     "decay": (lambda models: models.decay, (0.5, 3.0), ("auto", "bdf"), True),
-    "dae": (lambda models: models.circuit, (0.0, 2.0), ("auto",), False),
+    "dae": (lambda models: models.circuit, (0.0, 2.0), ("auto", "bdf"), True),
     "rope": (lambda models: ball_on_rope.model, (0.0, 0.8), ("auto",), False),
 }
 

@@ -607,3 +607,22 @@ def test_a_constraint_with_an_algebraic_variable_is_named() -> None:
     m = structure(ode=lambda s: {s["x"]: s["u"], s["v"]: -s["v"]}, constraint=lambda s: [s["x"] - s["u"]])
     with pytest.raises(dh.FormulationError, match="Constraint equation 0 contains u"):
         m.build(native=False)
+
+
+@pytest.mark.parametrize("native_events", [True, False])
+def test_measurements_of_one_thing_and_of_others(native_events: bool, compare_gradients: Any) -> None:
+    """y = y0 exp(-k t): what is measured alike is evaluated in one call, in either mode."""
+    m = dh.HybridModel("measured")
+    k, y0 = m.parameter("k", 0.7), m.parameter("y0", 2.0)
+    y, others = m.differential("y"), 0.05 + 0.4 * np.arange(9)
+    one, two = (m.mode(name, ode={y: -k * y}) for name in ("one", "two"))
+    m.transition(one, two, at=1.6)
+    m.initial(one, {y: y0})
+    squares = {float(t): y**2 for t in 0.3 * np.arange(1, 13)}
+    m.functional("G", at_times=squares | {float(t): k * y + m.time for t in others})
+    at = np.array([2.0 * np.exp(-0.7 * t) for t in (*squares, *others)])
+    t, c = np.array([*squares, *others]), len(squares)
+    value = np.sum(at[:c] ** 2) + np.sum(0.7 * at[c:] + t[c:])
+    by_k = -2 * np.sum(t[:c] * at[:c] ** 2) + np.sum(at[c:] * (1 - 0.7 * t[c:]))
+    by_y0 = np.sum(at[:c] ** 2) + np.sum(0.7 * at[c:]) / 2
+    compare_gradients(m.build(), (0, 4), "G", value=value, exact=[by_k, by_y0], native_events=native_events)

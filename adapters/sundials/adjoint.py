@@ -58,7 +58,7 @@ class Adjoint(SolverMemory):
         self.configure(options, parameters)
         self.options, self.scales = options, None
         self.call("SetInitStep", 0.0)
-        if self.equations.implicit:
+        if self.implicit:
             self.call("SetSuppressAlg", 1)
 
     def solve(self, task: BackwardTask, j: int, path: Array, left: int) -> tuple[Array, Array, Array, int]:

@@ -152,7 +152,7 @@ class _Resolved:
 
     def __init__(self, memory: Forward, options: Any) -> None:
         e, n = memory.equations, memory.equations.n
-        tested = n if not e.implicit else e.n_differential
+        tested = e.n_differential if memory.implicit else n
         name = memory.family + ("SVtolerances" if memory.explicit else "SensSVtolerances")
         if memory.explicit:
             of_functionals = options.absolute(e.functionals)[: memory.block - n]

@@ -1,10 +1,10 @@
 /* ---- what both families share -------------------------------------------------------------------- */
 
-/* How far errors of y move the algebraic variables: |k_z^-1 k_y| at the latest Jacobian. */
-static void measure_spread(context *c) {
+/* K_z^-1 K_y at the latest Jacobian, row by row, behind n_z x n_z numbers of work; null where there is none. */
+static double *algebraic_by_states(const context *c, double *by_z) {
   const integer ny = c->n_differential, nz = c->n - ny;
   const sparse *a = &c->state_jacobian;
-  double *by_z = c->spread_work, *by_y = by_z + nz * nz;
+  double *by_y = by_z + nz * nz;
   memset(by_z, 0, (size_t)(nz * c->n) * sizeof(double));
   for (integer j = 0; j < c->n; j++)
     for (integer k = a->column[j]; k < a->column[j + 1]; k++) {
@@ -13,8 +13,14 @@ static void measure_spread(context *c) {
       if (j < ny) by_y[i * ny + j] = a->value[k];
       else by_z[i * nz + j - ny] = a->value[k];
     }
-  if (!solve_dense(by_z, by_y, nz, ny) || !all_finite(by_y, nz * ny)) return;
-  for (integer k = 0; k < nz * ny; k++) c->spread[k] = fabs(by_y[k]);
+  return solve_dense(by_z, by_y, nz, ny) && all_finite(by_y, nz * ny) ? by_y : 0;
+}
+
+/* How far errors of y move the algebraic variables. */
+static void measure_spread(context *c) {
+  const integer ny = c->n_differential, nz = c->n - ny;
+  const double *by_y = algebraic_by_states(c, c->spread_work);
+  for (integer k = 0; by_y && k < nz * ny; k++) c->spread[k] = fabs(by_y[k]);
 }
 
 static int fill_jacobian(context *c, double t, const double *x, double cj, double *dense) {
@@ -92,8 +98,9 @@ static void along(context *c, integer first, integer count, const double *const 
   }
 }
 
-/* The same for all of them: given as vectors, or each as a block behind the state, and its rates behind those. */
-static void along_all(context *c, vector *s, vector *out, const double *state, double *rates) {
+/* The same for all of them: given as vectors, or each as a block behind the state, and its rates behind those. Where the
+ * algebraic variables are solved for, so are their derivatives: those that are given are zero. */
+static int along_all(context *c, vector *s, vector *out, const double *state, double *rates) {
   const integer size = c->n + c->n_integrals;
   for (integer first = 0; first < c->n_directions; first += TOGETHER) {
     const integer left = c->n_directions - first, count = left < TOGETHER ? left : TOGETHER;
@@ -104,13 +111,17 @@ static void along_all(context *c, vector *s, vector *out, const double *state, d
       to[i] = s ? c->api->array(out[j]) : rates + (j + 1) * size;
     }
     along(c, first, count, from, to);
+    double dz[MOST_SOLVED * TOGETHER];
+    if (!c->solves) continue;
+    if (algebraic_directions(c, count, to, dz)) return RECOVERABLE;
+    add_algebraic(c, count, dz, to);
   }
+  return 0;
 }
 
 static int directional(context *c, double t, const double *x, vector *s, vector *out) {
   const int flag = linearise(c, t, x);
-  if (!flag) along_all(c, s, out, 0, 0);
-  return flag;
+  return flag ? flag : along_all(c, s, out, 0, 0);
 }
 
 /* SR eq. 33 to 35: parameters first, then memory. The minus undoes the direction of integration. */

@@ -45,11 +45,11 @@ class Choice:
         """The method for a segment; `nonstiff` is the one for equations that are not stiff."""
         e, key = task.equations, id(task.equations)
         if key not in self._methods:
-            stiff = e.implicit or self._begins_stiff(task, nonstiff)
+            stiff = not nonstiff.takes(e) or self._begins_stiff(task, nonstiff)
             if not self._methods:
                 self._looked = steps, task.t0
             self._methods[key] = STIFF if stiff else nonstiff
-            if not e.implicit:
+            if nonstiff.takes(e):
                 self._nonstiff[key] = nonstiff
                 self._wait(key, steps)
         elif self.left(steps) <= 0:
@@ -80,7 +80,7 @@ class Choice:
         for memory in memories:
             key = id(memory.equations)
             self._methods[key] = memory.method
-            if not memory.equations.implicit:
+            if memory.method is not STIFF:
                 self._nonstiff[key] = memory.method
         self._looked, (self._due, self._interval) = (taken, t), look
 
@@ -88,6 +88,10 @@ class Choice:
         """Explicit steps have failed."""
         self._methods[id(equations)] = STIFF
         self._nonstiff.pop(id(equations), None)
+
+    def has(self, equations: Equations) -> bool:
+        """Whether there is a choice."""
+        return id(equations) in self._nonstiff
 
     def left(self, steps: int) -> int:
         """How many steps there are before the next look."""

@@ -79,12 +79,16 @@ class Model:
         self._weighed = off, weights = np.zeros(n_off), np.zeros(n_off * e.n_guards if "weigh" in e.compiled else 0)
         self._patterns: list[Any] = []
         blocks = {name: self._sparse("linearised", 2 + i) for i, name in enumerate(BLOCKS)}
+        solves = family == "ARKode" and e.implicit
+        functions = {name: e.compiled[name].address for name in (*FUNCTIONS, *OPTIONAL) if name in e.compiled}
+        if solves:
+            functions["flow"] = e.compiled["reduced"].address
         # kept: where threads are the first at once, the cache of `api` keeps the table of one of them only
         self._tables = api(family), python_api()
         self.context = Context(
             api=ctypes.addressof(self._tables[0]),
             python=ctypes.addressof(self._tables[1]),
-            **{name: e.compiled[name].address for name in (*FUNCTIONS, *OPTIONAL) if name in e.compiled},
+            **functions, solves=solves,
             held=self._held.ctypes.data,
             **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
             n=e.n, n_differential=e.n_differential, n_functionals=e.functionals.size, n_integrals=n_integrals,
@@ -111,11 +115,15 @@ class Model:
 
     _spread: tuple[Array, Array] | None = None
 
+    def test(self, absolute: Array, rtol: float) -> None:
+        """The tolerances of the states."""
+        self.context.absolute, self.context.rtol = absolute.ctypes.data, rtol
+
     def weigh(self, absolute: Array, rtol: float) -> None:
         """What error weights are made of, of implicit equations; see `dh_ida_weights`."""
         e, c = self.equations, self.context
         ny, nz = e.n_differential, e.n - e.n_differential
-        c.absolute, c.rtol = absolute.ctypes.data, rtol
+        self.test(absolute, rtol)
         if self._spread is None:
             sizes = (nz * ny, nz * e.n) if self.linear is None else (nz, 2 * absolute.size + ny)
             self._spread = np.zeros(sizes[0]), np.zeros(sizes[1])
@@ -260,7 +268,7 @@ class Stepper(_Loop):
             directions=self._directions.ctypes.data,
             resolution=e.resolution,
             n_singularities=e.n_singularities,
-            implicit=int(e.implicit),
+            implicit=int(e.implicit and step is None),
             step=None if step is None else ctypes.addressof(step),
             **pointers,
         )

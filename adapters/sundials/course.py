@@ -200,7 +200,7 @@ class Course:
 
     @property
     def _chooses(self) -> bool:
-        return self._automatic and not self.memory.equations.implicit
+        return self._automatic and self.session.choice.has(self.memory.equations)
 
     def _ought_to_change(self, t: float) -> bool:
         """Whether another method is the right one from here on; see `choice`."""

@@ -199,6 +199,8 @@ int dh_begin(run *r) {
   if (!flag) flag = c->api->set_stop_time(r->memory, r->t_stop);
   if (!flag && r->step) {
     explicit_step *s = r->step;
+    for (integer i = 0; i < c->n_directions; i++)
+      memset((double *)c->api->array(r->sensitivities[i]) + c->n_differential, 0, (size_t)(c->n - c->n_differential) * sizeof(double));
     flag = c->api->set_first_step(r->memory, fmin(r->first_step, r->t_stop - r->t));
     s->begins = s->ends = r->t;
     memcpy(s->end, c->api->array(r->x), (size_t)s->size * sizeof(double));
@@ -245,19 +247,21 @@ static int came_back(run *r) {
   return 0;
 }
 
-/* One step. Where the equations are not finite beyond a point ARKODE gives up: begin again with shorter steps; and where a
- * first step was so long that the next event came and went. */
+/* One step. Where the equations are not finite beyond a point, or algebraic variables not found, ARKODE gives up: begin
+ * again with shorter steps; and where a first step was so long that the next event came and went. */
 static int explicit_advance(run *r) {
   context *c = r->model;
   explicit_step *s = r->step;
   double h = 0;
   int status = 0;
   for (int k = 0; k <= SHORTER; k++) {
-    const integer before = c->not_finite;
+    const integer before = c->not_finite, unsolved = c->unsolved;
+    c->parted = 0;
     status = c->api->cvode(r->memory, r->t_stop, r->x, &r->t, ONE_STEP);
-    if (status >= 0 ? !came_back(r) : c->not_finite == before) break;
+    if (c->parted || (status < 0 && c->unsolved > unsolved)) status = UNCONVERGED;
+    if (status >= 0 ? !came_back(r) : c->not_finite == before && status != UNCONVERGED) break;
     if (k == SHORTER) break;
-    if (status >= 0) h = r->t - s->ends;
+    if (status >= 0 || c->parted) h = r->t - s->ends;
     else if (!k) c->api->get_next_step(r->memory, &h);
     h = fmin(h > 0 ? h : HUGE_VAL, r->t_stop - s->ends) / 8;
     memcpy(c->api->array(r->x), s->end, (size_t)s->size * sizeof(double));
@@ -301,8 +305,10 @@ int dh_advance(run *r) {
       c->api->get_root_info(r->memory, r->roots);
       for (r->root = 0; r->root < c->n_guards - 1 && !r->roots[r->root]; r->root++) {}
     }
+    const integer unsolved = c->unsolved;
     const int seen = look(r, status);
-    if (seen < 0) return seen;
+    if (seen < 0 && c->unsolved > unsolved) r->t = r->step->begins;
+    if (seen < 0) return c->unsolved > unsolved ? UNCONVERGED : seen;
     if (seen || status == FOUND_ROOT) {
       if (r->root >= determinants(r)) { /* next to it there is no consistent point to go to */
         const int flag = record_outputs(r, r->t, 0);

@@ -6,8 +6,8 @@
  *
  * A mode is the system  M x' = F(t, x, m, p)  with M = diag(1, .., 1, 0, .., 0): the first
  * `n_differential` rows are differential equations, the others 0 = F_i. CVODES serves it when all rows
- * are differential, IDAS otherwise; ARKODE takes explicit Runge-Kutta steps, for which sensitivities are further states. `m` is the memory, constant between transitions. Integrands are
- * integrated as further states q' = g behind x (measured: a third less work than SUNDIALS' quadratures on
+ * are differential, IDAS otherwise; ARKODE takes explicit Runge-Kutta steps, for which sensitivities are further states, and
+ * algebraic variables are solved for. `m` is the memory, constant between transitions. Integrands are integrated as further states q' = g behind x (measured: a third less work than SUNDIALS' quadratures on
  * small systems, under the same error control, and clear of a defect of Adams with quadrature sensitivities).
  * Python reads the constants and structs of this file (header.py), and puts those of its own rules before it
  * (dae_hybrid/native_constants.py).
@@ -31,6 +31,7 @@ enum { REACHED_STOP = 1, FOUND_ROOT = 2 };   /* CV_TSTOP_RETURN, CV_ROOT_RETURN 
 enum { PAUSED = 100, ROWS_FULL = 101, STALLED = 102, LOST = 103, SINGULAR = 106, STUCK = 50 }; /* STUCK steps without progress are enough */
 enum { RECORD_NOTHING = 0, RECORD_STEPS = 1, RECORD_DENSE = 2 };
 enum { RECOVERABLE = 1, FATAL = -1 };
+enum { UNCONVERGED = -4 };                   /* ARK_CONV_FAILURE */
 enum { SOLVER_DIRECT = 0, MATRIX_CUSTOM = 10, SOLVER_CUSTOM = 18 }; /* of SUNLinearSolver_Type, SUNMatrix_ID, .._ID */
 enum { POLISH = 10000 };                     /* roundings that the polished event time may move by, */
 #define SHRINKS 0.25                         /* of the guard, from one iteration to the next, that converges to it */
@@ -59,6 +60,7 @@ enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
 enum { PARTS = 16 };                         /* times that a step is halved for the adjoint */
 enum { UNRESOLVED = 104, NOT_PLAIN = 105, FINISHED = 107, COMPLETE = 108 };
 enum { BUDGET = 20000 };                     /* steps between two looks at whether they get anywhere */
+enum { FEW_STATES = 16 };                    /* of equations whose algebraic variables are solved for, for the rule on stiffness */
 enum { COUNTED = 5 };                        /* counters of a context */
 #define FINE 1e4                             /* roundings of time: shorter steps need another origin, */
 #define NEARBY 1e-6                          /* and the first step from there keeps within this share of what is left */
@@ -69,6 +71,11 @@ enum { GUESSES = 8 };                        /* of the zero of a cubic */
 #define CORRECTED 1e-8                        /* of x: the next correction is its square, */
 #define CORRECTED_DUST 1e-3                  /* or of its absolute tolerance, where x is next to zero */
 #define CORRECTED_ROUNDING 1e-13             /* or rounding of others, from the second correction on */
+#define SMALL_SHARE 1e-6                     /* of the largest algebraic variable: corrections of others are compared with that */
+enum { MOST_PIECES = 64 };                   /* of a part of a step */
+enum { MOST_CORRECTIONS = 8 };               /* of Newton's method within explicit steps, */
+#define CONTRACTS 0.25                       /* which go on by at most this share of the one before */
+#define APART 10.0                           /* tolerances between algebraic variables by their rates and by their equations */
 #define CERTAIN 10.0                         /* a guard so many times as far from zero as x misses it by needs no solving */
 #define SIGNALS 0.1                          /* seconds between two looks at Python's signals */
 enum { UNWATCHED = 64 };                     /* evaluations between two looks at the clock, where they are short */
@@ -154,6 +161,8 @@ typedef struct {
   double point_time;
   integer point_valid;
   integer flow_calls, jacobian_calls, linearised_calls, guard_calls, not_finite, returned;
+  integer solves, unsolved, parted;          /* of explicit steps: whether algebraic variables are solved for; how often they
+                                                were not found; whether a step has left their branch */
   integer root_calls, resting;               /* how often SUNDIALS has asked for the guards; whether one began at zero */
   const python_api *python;
   void *raised;                              /* the exception of a signal handler, for the caller to raise */

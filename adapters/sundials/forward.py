@@ -46,16 +46,16 @@ class Forward(SolverMemory):
             self._create_explicit_method(backend, ns, table)
             return
         self.s = objects.vectors(ns, size) if ns else None
-        self.sdot = objects.vectors(ns, size) if ns and e.implicit else None
+        self.sdot = objects.vectors(ns, size) if ns and self.implicit else None
         self.s_data = [objects.data(v, size) for v in self.s or ()]
         self.sdot_data = [objects.data(v, size) for v in self.sdot or ()]
         # IDAS tests the errors of sensitivities where they are staggered, and not otherwise
-        simultaneous = options.sensitivity_method == "simultaneous" and not e.implicit
+        simultaneous = options.sensitivity_method == "simultaneous" and not self.implicit
         self.corrector = SIMULTANEOUS if simultaneous else STAGGERED
         sensitivity_solver = None
         if ns and not method.implicit:
             sensitivity_solver = objects.fixed_point(self.x, ns + (self.corrector == SIMULTANEOUS))
-        if ns and e.implicit:
+        if ns and self.implicit:
             objects.replace_operations(self.x, model.norms())
         self.create(options.linear_solver)
         if e.n_guards:
@@ -65,13 +65,13 @@ class Forward(SolverMemory):
         if ns:
             for data in (*self.s_data, *self.sdot_data):
                 data[:] = 0.0
-            start = (self.s, self.sdot) if e.implicit else (self.s,)
+            start = (self.s, self.sdot) if self.implicit else (self.s,)
             self.call("SensInit", ns, self.corrector, self.model.callback(f"{self.prefix}_sens"), *start)
             self.call("SetSensErrCon", 1)
             if sensitivity_solver is not None:
                 which = "Sim" if self.corrector == SIMULTANEOUS else "Stg"
                 self.call(f"SetNonlinearSolverSens{which}", sensitivity_solver)
-        if e.implicit and n_integrals:
+        if self.implicit and n_integrals:
             self._flow = Kernel(densified(e.functions["flow"].function))
         self.dense_order = 0 if method.orders is None else method.orders[1]
         self.stepper = backend.Stepper(
@@ -104,6 +104,7 @@ class Forward(SolverMemory):
         share = len(blocks) ** -0.5
         self.absolute_data[:] *= share
         self.call("SVtolerances", options.rtol * share, self.absolute)
+        self.model.test(self.absolute_data, options.rtol * share)
 
     def _set_sensitivity_tolerances(self, rtol: float, scales: Array) -> None:
         """Those of the states in units of the parameters, and not by pbar, which IDASensReInit sets back to one.
@@ -115,7 +116,7 @@ class Forward(SolverMemory):
         e = self.equations
         for data, scale in zip(self.s_data, scales.tolist(), strict=True):  # copied, and filled anew in `begin`
             data[:] = self.absolute_data / scale
-            if e.implicit:
+            if self.implicit:
                 data[e.n_differential : e.n] = UNTESTED
         self.call("SensSVtolerances", rtol, self.s)
 
@@ -146,12 +147,12 @@ class Forward(SolverMemory):
         self._free_algebraic(self.absolute_data)
         if self.size > e.n:
             self.absolute_data[e.n :] = options.absolute(e.functionals)
-        if e.implicit and e.index < 2:
+        if self.implicit and e.index < 2:
             self.model.weigh(self.absolute_data, options.rtol)
             self.call("WFtolerances", self.model.callback("ida_weights"))
         else:
             self.call("SVtolerances", options.rtol, self.absolute)
-        if e.implicit:
+        if self.implicit:
             self.call("SetSuppressAlg", int(suppress))
             rows = self.objects.data(self.differential_rows, self.size)  # IDAS looks at them for the error test alone
             rows[e.n_differential + np.array(e.tested, dtype=int)] = not options.suppress_algebraic

@@ -57,7 +57,7 @@ _OWN = {
     "ARKodeSetMaxNumSteps": "i pl", "ARKodeSetMaxHnilWarns": "i pi", "ARKodeGetDky": "i pdip",
     "ARKodeGetLastStep": "i pp", "ARKodeGetCurrentStep": "i pp", "ARKodeGetCurrentTime": "i pp",
     "ARKodeGetNumErrTestFails": "i pp", "ARKodeGetReturnFlagName": "s l",
-    "ARKodeSetAdaptController": "i pp", "ARKodeSetInterpolantDegree": "i pi",
+    "ARKodeSetAdaptController": "i pp", "ARKodeSetPostprocessStepFn": "i pp", "ARKodeSetInterpolantDegree": "i pi",
     "SUNAdaptController_PI": "p p", "SUNAdaptController_SetErrorBias": "i pd", "SUNAdaptController_Destroy": "i p",
     "IDACreate": "p p", "IDAInit": "i ppdpp", "IDASolve": "i pdpppi", "IDAFree": "v p",
     "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi",

@@ -354,29 +354,27 @@ static int fire(march *m) {
 }
 
 /* Of implicit equations: the derivatives of the algebraic variables that go with those of y and m, and the rates of those
- * of y, as IDA takes its first step from them. */
-static int complete_directions(run *r) {
+ * of y, as IDA takes its first step from them. Both are kept in a record, where there is one. */
+static int complete_directions(run *r, double *kept) {
   context *c = r->model;
   const integer ny = c->n_differential, nz = c->n - ny;
-  double matrix[MOST_SOLVED * MOST_SOLVED], right[MOST_SOLVED];
+  if (!c->n_directions) return 0;
   c->point_valid = c->held_valid = 0;
   if (nz > MOST_SOLVED || linearise(c, r->t, c->api->array(r->x))) return FATAL;
   for (integer i = 0; i < c->n_directions; i++) {
-    double *s = c->api->array(r->sensitivities[i]), *rate = c->api->array(r->sensitivity_rates[i]);
+    double *s = c->api->array(r->sensitivities[i]);
+    double *rate = c->api->array(r->sensitivity_rates ? r->sensitivity_rates[i] : r->work);
     const double *from[1] = {s};
     memset(s + ny, 0, (size_t)nz * sizeof(double));
     along(c, i, 1, from, &rate);
-    memset(matrix, 0, sizeof matrix);
-    for (integer j = 0; j < nz; j++) {
-      right[j] = -rate[ny + j];
-      for (integer k = c->f_x.column[ny + j]; k < c->f_x.column[ny + j + 1]; k++)
-        if (c->f_x.row[k] >= ny) matrix[(c->f_x.row[k] - ny) * nz + j] += c->f_x.value[k];
-    }
-    if (!solve_dense(matrix, right, nz, 1)) return FATAL;
-    memcpy(s + ny, right, (size_t)nz * sizeof(double));
-    along(c, i, 1, from, &rate);
-    memset(rate + ny, 0, (size_t)(nz + c->n_integrals) * sizeof(double));
+    if (algebraic_directions(c, 1, &rate, s + ny)) return FATAL;
+    add_algebraic(c, 1, s + ny, &rate);
+    memset(rate + c->n, 0, (size_t)c->n_integrals * sizeof(double));
     if (!all_finite(s, c->n) || !all_finite(rate, ny)) return FATAL;
+    if (!kept) continue;
+    memcpy(kept, s + ny, (size_t)nz * sizeof(double));
+    memcpy(kept + nz, rate, (size_t)ny * sizeof(double));
+    kept += c->n;
   }
   return 0;
 }
@@ -437,15 +435,7 @@ static int place(march *m) {
     memcpy(s + c->n, e.costs_after + i * m->n_integrals, (size_t)m->n_integrals * sizeof(double));
     memcpy(c->memory_directions + i * m->n_memory, w + to->n_y, (size_t)m->n_memory * sizeof(double));
   }
-  if (to->implicit && m->n_directions) {
-    if (complete_directions(r)) return FATAL;
-    for (integer i = 0; i < m->n_directions; i++) {
-      double *kept = e.completed + i * (to->n_z + to->n_y);
-      memcpy(kept, (double *)c->api->array(r->sensitivities[i]) + to->n_y, (size_t)to->n_z * sizeof(double));
-      memcpy(kept + to->n_z, c->api->array(r->sensitivity_rates[i]), (size_t)to->n_y * sizeof(double));
-    }
-  }
-  return 0;
+  return to->implicit ? complete_directions(r, e.completed) : 0;
 }
 
 /* The segment begins where the solver has been placed. */
@@ -511,11 +501,7 @@ static int measure(march *m) {
   memcpy(e.memory_after, e.memory, (size_t)m->n_memory * sizeof(double));
   memcpy(e.xdot_after, e.xdot, (size_t)at->n_x * sizeof(double));
   memcpy(e.guards_after, e.guards, (size_t)(3 * at->n_guards) * sizeof(double));
-  for (integer i = 0; at->implicit && i < m->n_directions; i++) {
-    double *kept = e.completed + i * (at->n_z + at->n_y);
-    memcpy(kept, (double *)c->api->array(r->sensitivities[i]) + at->n_y, (size_t)at->n_z * sizeof(double));
-    memcpy(kept + at->n_z, c->api->array(r->sensitivity_rates[i]), (size_t)at->n_y * sizeof(double));
-  }
+  if (at->implicit && complete_directions(at->run, e.completed)) return 0;
   go_behind(m, r, r);
   return 1;
 }

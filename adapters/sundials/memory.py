@@ -44,13 +44,14 @@ class SolverMemory:
     def __init__(self, equations: Equations, method: SundialsMethod, size: int, model: Any) -> None:
         self.equations, self.model, self.size = equations, model, size
         self.family = method.family(equations)
+        self.implicit = self.family == "IDA"  # whether its solver has x' beside x
         self.prefix = self.family.removesuffix("ode").lower()  # callbacks are called cv_* and ida_*
         self.method = method
         n = size
         self.objects = Objects()
         self.lib = self.objects.library
         self.x, self.work, self.absolute = (self.objects.vector(n) for _ in range(3))
-        self.xdot = self.objects.vector(n) if equations.implicit else None
+        self.xdot = self.objects.vector(n) if self.implicit else None
         self.x_data = self.objects.data(self.x, n)
         self.xdot_data = None if self.xdot is None else self.objects.data(self.xdot, n)
         self.absolute_data = self.objects.data(self.absolute, n)
@@ -102,6 +103,8 @@ class SolverMemory:
         self.call("SetInterpolantDegree", INTERPOLANT)
         self.call("SetMaxHnilWarns", -1)
         self.call("SetUserData", self.model.user_data)
+        if self.equations.implicit:
+            self.call("SetPostprocessStepFn", self.model.callback("ark_settle"))
 
     linear_solver = "none"  # which one there is
     superlu: Any = None  # where it is SciPy's, see `linear.SuperLU`
@@ -112,7 +115,7 @@ class SolverMemory:
         callback = self.model.callback
         connect = prepare(self, linear_solver, suffix) if self.method.implicit else None
         fixed_point = None if self.method.implicit else self.objects.fixed_point(self.x)
-        if e.implicit:
+        if self.implicit:
             handle = lib.IDACreate(self.objects.context)
         else:
             handle = lib.CVodeCreate(self.method.formula, self.objects.context)
@@ -130,7 +133,7 @@ class SolverMemory:
             connect()
         else:
             self.call("SetNonlinearSolver", fixed_point)
-        if e.implicit:
+        if self.implicit:
             self.differential_rows = self.objects.vector(self.size)
             rows = np.arange(self.size)
             self.objects.data(self.differential_rows, self.size)[:] = (rows < e.n_differential) | (rows >= e.n)

@@ -34,6 +34,10 @@ class SundialsMethod(Method):
         """Whether its steps are explicit, of compiled equations; sensitivities are then further states."""
         return bool(self.tables)
 
+    def takes(self, equations: Equations) -> bool:
+        """Whether it integrates these equations; explicit steps solve for algebraic variables that are few."""
+        return not equations.implicit or self is STIFF or (self.explicit and equations.reducible)
+
     def family(self, equations: Equations) -> str:
         """Prefix of the names of the library that carries it out."""
         return "ARKode" if self.explicit else "IDA" if equations.implicit else "CVode"
@@ -88,4 +92,4 @@ def chosen(options: Options) -> SundialsMethod:
 
 def method_of(equations: Equations, method: SundialsMethod) -> SundialsMethod:
     """The method for a mode, of runs by one method for explicit equations."""
-    return STIFF if equations.implicit else method
+    return method if method.takes(equations) else STIFF

@@ -56,6 +56,38 @@ static int flow(context *c, double t, const double *x, double *out) {
   return checked(c, out, c->n + c->n_integrals);
 }
 
+/* Of a small matrix, row by row: solutions in place of `columns` right-hand sides, also row by row; whether there are any. */
+static int solve_dense(double *a, double *b, integer n, integer columns) {
+  for (integer k = 0; k < n; k++) {
+    integer pivot = k;
+    for (integer i = k + 1; i < n; i++)
+      if (fabs(a[i * n + k]) > fabs(a[pivot * n + k])) pivot = i;
+    if (!(fabs(a[pivot * n + k]) > 0)) return 0;
+    if (pivot != k) {
+      for (integer j = 0; j < n; j++) {
+        const double kept = a[k * n + j];
+        a[k * n + j] = a[pivot * n + j], a[pivot * n + j] = kept;
+      }
+      for (integer j = 0; j < columns; j++) {
+        const double kept = b[k * columns + j];
+        b[k * columns + j] = b[pivot * columns + j], b[pivot * columns + j] = kept;
+      }
+    }
+    for (integer i = k + 1; i < n; i++) {
+      const double factor = a[i * n + k] / a[k * n + k];
+      if (factor == 0) continue;
+      for (integer j = k; j < n; j++) a[i * n + j] -= factor * a[k * n + j];
+      for (integer j = 0; j < columns; j++) b[i * columns + j] -= factor * b[k * columns + j];
+    }
+  }
+  for (integer k = n - 1; k >= 0; k--) {
+    for (integer i = k + 1; i < n; i++)
+      for (integer j = 0; j < columns; j++) b[k * columns + j] -= a[k * n + i] * b[i * columns + j];
+    for (integer j = 0; j < columns; j++) b[k * columns + j] /= a[k * n + k];
+  }
+  return 1;
+}
+
 /* ---- consistent points, and guards there ----
  *
  * A guard on algebraic variables, or next to constraints, is meant at the consistent point: x of the integrator is off by
@@ -64,12 +96,22 @@ static int flow(context *c, double t, const double *x, double *out) {
  * from `weigh`, whose result is kept as long as Newton's matrix. Determinants (`poles`) are taken at x as it stands,
  * because next to a singular matrix there is no consistent point. */
 
-/* The consistent point next to x, to rounding; RECOVERABLE where its corrections do not say that it is. */
-static int settle(context *c, double t, const double *x, const double **settled) {
-  double *next = c->settled, *other = next + c->n;
+/* How far a correction moves the algebraic variables, as a share of what they are there and at the start. */
+static double moved_by(const context *c, const double *start, const double *from, const double *to) {
+  double largest = DBL_MIN, share = 0;
+  for (integer i = c->n_differential; i < c->n; i++) largest = fmax(largest, fmax(fabs(start[i]), fabs(to[i])));
+  for (integer i = c->n_differential; i < c->n; i++)
+    share = fmax(share, fabs(to[i] - from[i]) / (fabs(start[i]) + fabs(to[i]) + SMALL_SHARE * largest));
+  return share;
+}
+
+/* The consistent point next to x, to rounding, by so many corrections at most; RECOVERABLE where they do not say that it
+ * is. Each may be at most a share of the one before. */
+static int settle_by(context *c, double t, const double *x, int most, double share, const double **settled) {
+  double *next = c->settled, *other = next + c->n, moved = HUGE_VAL;
   int converged = 0;
   *settled = x;
-  for (int k = 0; k < NEWTON_STEPS && !converged; k++) {
+  for (int k = 0; k < most && !converged; k++) {
     c->res[0] = next;
     if (evaluate(c, c->settle, t, *settled)) return FATAL;
     double largest[2] = {0, 0}; /* of the differential and of the algebraic variables */
@@ -81,10 +123,55 @@ static int settle(context *c, double t, const double *x, const double **settled)
       const double rounding = CORRECTED_ROUNDING * largest[i >= c->n_differential];
       converged = fabs(next[i] - (*settled)[i]) <= CORRECTED * fabs(next[i]) + dust + rounding;
     }
+    if (!converged && share < HUGE_VAL) {
+      const double before = moved;
+      moved = moved_by(c, x, *settled, next);
+      if (!(moved <= share * before)) return RECOVERABLE;
+    }
     *settled = next;
     next = other, other = next == c->settled ? c->settled + c->n : c->settled;
   }
   return converged ? 0 : RECOVERABLE;
+}
+
+static int settle(context *c, double t, const double *x, const double **settled) {
+  return settle_by(c, t, x, NEWTON_STEPS, HUGE_VAL, settled);
+}
+
+/* Where the algebraic variables are solved for at x, which is off by no more than a step moves them: on the same branch.
+ * Where the second correction is a quarter of the first, or less, a ball around x has this root and no other (Kantorovich;
+ * Deuflhard, Newton Methods for Nonlinear Problems, 2.1): else the step is to be shorter. */
+static int solved(context *c, double t, const double *x, const double **at) {
+  *at = x;
+  if (!c->solves) return 0;
+  const int flag = settle_by(c, t, x, MOST_CORRECTIONS, CONTRACTS, at);
+  if (flag == RECOVERABLE) c->unsolved++;
+  return flag;
+}
+
+/* dz along directions, from what `along` gives with dz = 0: -K_z^-1 times its algebraic rows, n_z x count row by row */
+static int algebraic_directions(const context *c, integer count, double *const *along, double *dz) {
+  const integer ny = c->n_differential, nz = c->n - ny;
+  double matrix[MOST_SOLVED * MOST_SOLVED] = {0};
+  for (integer j = 0; j < nz; j++) {
+    for (integer k = c->f_x.column[ny + j]; k < c->f_x.column[ny + j + 1]; k++)
+      if (c->f_x.row[k] >= ny) matrix[(c->f_x.row[k] - ny) * nz + j] += c->f_x.value[k];
+    for (integer i = 0; i < count; i++) dz[j * count + i] = -along[i][ny + j];
+  }
+  return nz <= MOST_SOLVED && solve_dense(matrix, dz, nz, count) ? 0 : RECOVERABLE;
+}
+
+/* and what dz adds to the rates of y and to those of the integrals */
+static void add_algebraic(const context *c, integer count, const double *dz, double *const *along) {
+  const integer ny = c->n_differential, nz = c->n - ny;
+  for (integer j = 0; j < nz; j++)
+    for (integer k = c->f_x.column[ny + j]; k < c->f_x.column[ny + j + 1]; k++)
+      for (integer i = 0; c->f_x.row[k] < ny && i < count; i++) along[i][c->f_x.row[k]] += c->f_x.value[k] * dz[j * count + i];
+  for (integer j = 0; j < c->n_integrals; j++)
+    for (integer k = c->g_x.column[j]; k < c->g_x.column[j + 1]; k++)
+      for (integer i = 0; c->g_x.row[k] >= ny && i < count; i++)
+        along[i][c->n + j] += c->g_x.value[k] * dz[(c->g_x.row[k] - ny) * count + i];
+  for (integer i = 0; i < count; i++) memset(along[i] + ny, 0, (size_t)nz * sizeof(double));
 }
 
 /* Guards, and where `rate` is given their rates, at the consistent point next to x, or at an x that is consistent. */
@@ -230,36 +317,4 @@ static int linearise_path(context *c, double clock) {
   const double t = fmax(c->origin + clock, c->earliest);
   const int flag = follow(c, t);
   return flag ? flag : linearise(c, t, c->interpolated);
-}
-
-/* Of a small matrix, row by row: solutions in place of `columns` right-hand sides, also row by row; whether there are any. */
-static int solve_dense(double *a, double *b, integer n, integer columns) {
-  for (integer k = 0; k < n; k++) {
-    integer pivot = k;
-    for (integer i = k + 1; i < n; i++)
-      if (fabs(a[i * n + k]) > fabs(a[pivot * n + k])) pivot = i;
-    if (!(fabs(a[pivot * n + k]) > 0)) return 0;
-    if (pivot != k) {
-      for (integer j = 0; j < n; j++) {
-        const double kept = a[k * n + j];
-        a[k * n + j] = a[pivot * n + j], a[pivot * n + j] = kept;
-      }
-      for (integer j = 0; j < columns; j++) {
-        const double kept = b[k * columns + j];
-        b[k * columns + j] = b[pivot * columns + j], b[pivot * columns + j] = kept;
-      }
-    }
-    for (integer i = k + 1; i < n; i++) {
-      const double factor = a[i * n + k] / a[k * n + k];
-      if (factor == 0) continue;
-      for (integer j = k; j < n; j++) a[i * n + j] -= factor * a[k * n + j];
-      for (integer j = 0; j < columns; j++) b[i * columns + j] -= factor * b[k * columns + j];
-    }
-  }
-  for (integer k = n - 1; k >= 0; k--) {
-    for (integer i = k + 1; i < n; i++)
-      for (integer j = 0; j < columns; j++) b[k * columns + j] -= a[k * n + i] * b[i * columns + j];
-    for (integer j = 0; j < columns; j++) b[k * columns + j] /= a[k * n + k];
-  }
-  return 1;
 }

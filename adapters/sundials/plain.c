@@ -31,25 +31,52 @@ static double column_norm(const sparse *a, integer n) {
   return norm;
 }
 
+/* The Jacobian of y' = f(y, z(y)), all entries: f_y - f_z K_z^-1 K_y; whether there is one, of few states. */
+static int reduce(const context *c, const sparse *out, integer *column, integer *row) {
+  const integer ny = c->n_differential, nz = c->n - ny;
+  const sparse *a = &c->state_jacobian;
+  double work[MOST_SOLVED * (MOST_SOLVED + FEW_STATES)];
+  const double *by_y = ny > FEW_STATES || nz > MOST_SOLVED ? 0 : algebraic_by_states(c, work);
+  if (!by_y) return 0;
+  for (integer k = 0; k <= ny; k++) column[k] = k * ny;
+  for (integer k = 0; k < ny * ny; k++) row[k] = k % ny, out->value[k] = 0;
+  for (integer j = 0; j < c->n; j++)
+    for (integer k = a->column[j]; k < a->column[j + 1]; k++) {
+      const integer i = a->row[k];
+      if (i >= ny) continue;
+      if (j < ny) out->value[j * ny + i] += a->value[k];
+      else
+        for (integer l = 0; l < ny; l++) out->value[l * ny + i] -= a->value[k] * by_y[(j - ny) * ny + l];
+    }
+  return 1;
+}
+
 /* Whether the Jacobian says, by a bound or of two variables by its eigenvalues, that explicit steps will do; see
  * dae_hybrid/stiffness.py */
 static int is_soft(context *c, double t, const double *x, double t_stop) {
   const sparse *a = &c->state_jacobian;
-  double rows = 0;
+  const integer n = c->n_differential;
+  integer column[FEW_STATES + 1], row[FEW_STATES * FEW_STATES];
+  double rows = 0, value[FEW_STATES * FEW_STATES];
+  const sparse reduced = {column, row, 0, value};
   c->res[0] = a->value;
   c->res[1] = c->integrand_jacobian.value;
   if (evaluate(c, c->jacobian, t, x) || !all_finite(a->value, a->column[c->n])) return 0;
-  const double columns = column_norm(a, c->n);
-  for (integer i = 0; i < c->n; i++) {
+  if (c->solves) {
+    if (!reduce(c, &reduced, column, row)) return 0;
+    a = &reduced;
+  }
+  const double columns = column_norm(a, n);
+  for (integer i = 0; i < n; i++) {
     double sum = 0;
-    for (integer k = 0; k < a->column[c->n]; k++) sum += a->row[k] == i ? fabs(a->value[k]) : 0;
+    for (integer k = 0; k < a->column[n]; k++) sum += a->row[k] == i ? fabs(a->value[k]) : 0;
     rows = fmax(rows, sum);
   }
   double ahead = t_stop - t;
   if (fmin(rows, columns) * ahead <= DECAYS) return 1;
   ahead = horizon(c, t, x, t_stop);
   if (fmin(rows, columns) * ahead <= DECAYS) return 1;
-  if (c->n != 2) return 0;
+  if (n != 2) return 0;
   double dense[4] = {0};
   for (integer j = 0; j < 2; j++) scatter_column(a, j, dense + 2 * j);
   return fastest_of_two(dense[0], dense[2], dense[1], dense[3]) * ahead <= DECAYS;
@@ -113,7 +140,7 @@ static int set_out(plain *v) {
   if (due->next < due->n && due->times[due->next] <= m->t0 + SAME_INSTANT * elapsed(m, m->t0)) return NOT_PLAIN;
   memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
-  if (v->watch && !first->implicit && !is_soft(c, m->t0, v->start, m->t1)) return NOT_PLAIN;
+  if (v->watch && !r->implicit && !is_soft(c, m->t0, v->start, m->t1)) return NOT_PLAIN;
   first->run = r;
   r->t = m->begun = m->t0;
   set_stop(m, r);
@@ -131,13 +158,13 @@ static int set_out(plain *v) {
     }
   }
   if (r->xdot && set_rates(r, xdot)) return FATAL;
-  if (first->implicit && m->n_directions && complete_directions(r)) return FATAL;
+  if (first->implicit && complete_directions(r, 0)) return FATAL;
   return dh_begin(r);
 }
 
 /* When to look at the steps again, after so many; what there was room for does not move that. */
 static void schedule_look(plain *v, integer taken) {
-  const integer due = taken + (v->watch && !v->stations[v->tables->at].implicit ? v->interval : BUDGET);
+  const integer due = taken + (v->watch && !v->runs[v->tables->at]->implicit ? v->interval : BUDGET);
   v->look = due < v->max_steps ? due : v->max_steps;
 }
 
@@ -145,17 +172,18 @@ static void schedule_look(plain *v, integer taken) {
 static int open_wanted(plain *v) {
   march *m = v->tables;
   const station *from = v->stations + m->at, *to = v->stations + m->wanted;
-  context *c = v->runs[m->wanted]->model;
+  run *r = v->runs[m->wanted];
+  context *c = r->model;
   event e;
   lay_out(m, from, to, m->records + m->used, &e);
   memcpy(c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
-  if (v->watch && !to->implicit && !is_soft(c, m->now, e.x_after, m->t1)) return 0;
-  if (!to->implicit) { /* a choice that is made is looked at again soon */
+  if (v->watch && !r->implicit && !is_soft(c, m->now, e.x_after, m->t1)) return 0;
+  if (!r->implicit) { /* a choice that is made is looked at again soon */
     v->interval = LOOK;
     schedule_look(v, m->steps + from->run->steps);
   }
-  v->stations[m->wanted].run = v->runs[m->wanted];
+  v->stations[m->wanted].run = r;
   m->wanted = -1;
   m->resumed = 1;
   return 1;
@@ -235,7 +263,7 @@ int dh_run(plain *v) {
     const double step = (r->t - v->before) / (double)(taken - v->taken);
     if (taken >= v->max_steps) return PAUSED;
     if (m->n_events == v->events && step < STARVED * fmax(fabs(r->t), m->t1 - m->begun)) return PAUSED;
-    if (v->watch && !v->stations[m->at].implicit && !is_soft(r->model, r->t, r->model->api->array(r->x), m->t1)) return PAUSED;
+    if (v->watch && !r->implicit && !is_soft(r->model, r->t, r->model->api->array(r->x), m->t1)) return PAUSED;
     v->taken = taken, v->events = m->n_events, v->before = r->t;
     v->interval = 2 * v->interval < MOST ? 2 * v->interval : MOST;
     schedule_look(v, taken);
@@ -266,9 +294,8 @@ static void measure_extents(const plain_adjoint *b) {
 #define NOTE(place, value) b->extent[place] = fmax(b->extent[place], fabs(value))
   for (integer i = 0; i < b->n_modes; i++) {
     const integer *slot = b->slots + i * b->widest;
-    const integer n = m->stations[i].n_y;
     for (integer k = 0; s->paths[i] && k < b->path_rows[i]; k++)
-      for (integer j = 0; j < n; j++) NOTE(slot[j], s->paths[i][k * (1 + n) + 1 + j]);
+      for (integer j = 0; j < m->stations[i].n_y; j++) NOTE(slot[j], s->paths[i][k * s->modes[i]->width + 1 + j]);
   }
   const double *begin = rates_begin(b);
   for (integer j = 0; j < m->stations[b->last].n_y; j++) {
@@ -334,7 +361,7 @@ static void set_tolerances(const plain_adjoint *b) {
     double *absolute = (double *)own->absolute, *of_totals = (double *)own->absolute_totals, least = rtol;
     own->rtol = rtol;
     own->steps = 0;
-    for (integer j = 0; j < n; j++) {
+    for (integer j = 0; j < m->stations[i].n_y; j++) {
       const double x = b->extent[slot[j]], floor = fmin(fmax(finer * m->stations[i].absolute[j] / x, ADJOINT_ROUNDING), rtol);
       least = fmin(least, floor);
       for (integer k = 0; k < s->n_components; k++) absolute[k * n + j] = b->costs[k] * (floor / x);
@@ -369,7 +396,7 @@ int dh_run_back(plain_adjoint *b) {
   explicit_adjoint *own = s->modes[b->last];
   context *c = own->model;
   const station *first = &m->stations[b->first], *last = &m->stations[b->last];
-  const integer ny = c->n, nm = m->n_memory, nf = m->n_functionals, count = s->n_wrt + nm;
+  const integer ny = last->n_y, nm = m->n_memory, nf = m->n_functionals, count = s->n_wrt + nm;
   for (integer i = 0; i < b->n_modes; i++)
     if (s->modes[i]) forget_counts(s->modes[i]->model);
   b->by_p = b->start + 2 * first->n_x + nm + 3 * first->n_guards;
@@ -377,7 +404,7 @@ int dh_run_back(plain_adjoint *b) {
   b->sizes_end = b->by_w + nf * (ny + nm + m->n_parameters + 1);
   b->weights_end = b->sizes_end + nf;
   b->rates_end = b->weights_end + nf;
-  b->integrals = b->rates_end + ny;
+  b->integrals = b->rates_end + c->n;
   b->memory = b->integrals + nf;
   measure_extents(b);
   if (measure_costs(b)) return FATAL;
@@ -388,12 +415,12 @@ int dh_run_back(plain_adjoint *b) {
   own->n_rows = b->path_rows[b->last] - b->path_row;
   memset(own->totals, 0, (size_t)(s->n_components * count) * sizeof(double));
   for (integer k = 0; k < s->n_components; k++)
-    for (integer j = 0; j < ny; j++) own->adjoint[k * ny + j] = b->by_w[j * nf + s->components[k]];
+    for (integer j = 0; j < ny; j++) own->adjoint[k * c->n + j] = b->by_w[j * nf + s->components[k]];
   int flag = dh_back_steps(own);
   if (flag) return flag;
   for (integer k = 0; k < s->n_components; k++) {
     double *adjoint = s->adjoint + k * s->marks_width, *totals = s->totals + k * s->n_wrt;
-    memcpy(adjoint, own->adjoint + k * ny, (size_t)ny * sizeof(double));
+    memcpy(adjoint, own->adjoint + k * c->n, (size_t)ny * sizeof(double));
     for (integer j = 0; j < nm; j++)
       adjoint[ny + j] = b->by_w[(ny + j) * nf + s->components[k]] + own->totals[k * count + s->n_wrt + j];
     for (integer j = 0; j < s->n_wrt; j++)

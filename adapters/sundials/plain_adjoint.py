@@ -26,7 +26,8 @@ PlainAdjoint = STRUCTS["plain_adjoint"]
 
 def table_back(network: Network, options: Options) -> Table | None:
     """The coefficients of the steps that adjoints of runs go back by, None where not all of them are explicit."""
-    return None if any(e.implicit for e in network.equations) else chosen(options).table(options)
+    method = chosen(options)
+    return method.table(options) if all(method.takes(e) for e in network.equations) else None
 
 
 def carry_back(

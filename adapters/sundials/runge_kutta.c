@@ -2,12 +2,20 @@
  *
  * ARKODE takes the steps and chooses their size. Its interpolant is of lower order than they are; a state within a step
  * is therefore the end of a shorter step from the same beginning, as accurate as the step itself. The state is
- * (x, q, s_1, .., s_d) with s_i = d(x, q) along direction i. */
+ * (x, q, s_1, .., s_d) with s_i = d(x, q) along direction i.
+ *
+ * Where there are algebraic variables, `flow` is x' = (f, -K_z^-1 (K_y f + K_t)), and they are solved for wherever it is
+ * evaluated: the steps are those of y' = f(y, z(y)), whose derivatives are those of the implicit function. What the steps
+ * make of z is where Newton's method begins, and whether it comes to the branch that was followed. Their derivatives are
+ * zero among the states, and are solved for where they are needed. */
 static int augmented(context *c, double t, const double *x, double *out) {
-  if (!c->n_directions) return flow(c, t, x, out);
-  const int flag = linearise_and(c, t, x, out);
-  if (!flag) along_all(c, 0, 0, x, out);
-  return flag;
+  const double *at;
+  int flag = solved(c, t, x, &at);
+  if (flag) return flag;
+  if (!c->n_directions) return flow(c, t, at, out);
+  flag = linearise_and(c, t, at, c->solves ? 0 : out);
+  if (!flag && c->solves) flag = flow(c, t, at, out);
+  return flag ? flag : along_all(c, 0, 0, x, out);
 }
 
 /* what the steps are combined by, element by element where vectors are short: SUNDIALS' loops over vectors cost more than
@@ -34,8 +42,8 @@ int dh_combination(int count, double *factors, vector *terms, vector sum) {
   return 0;
 }
 
-/* F alone */
-static int rates_of(context *c, double t, const double *x, double *out) {
+/* F alone, at a consistent point */
+static int rates_at(context *c, double t, const double *x, double *out) {
   c->flow_calls++;
   c->res[0] = out;
   c->res[1] = 0;
@@ -43,10 +51,16 @@ static int rates_of(context *c, double t, const double *x, double *out) {
   return checked(c, out, c->n);
 }
 
+static int rates_of(context *c, double t, const double *x, double *out) {
+  const double *at;
+  const int flag = solved(c, t, x, &at);
+  return flag ? flag : rates_at(c, t, at, out);
+}
+
 /* base + h * sum of weights_j K_j */
 static void combine(const double *base, double h, const double *weights, const double *stages, integer count,
                     integer size, double *out) {
-  memcpy(out, base, (size_t)size * sizeof(double));
+  if (out != base) memcpy(out, base, (size_t)size * sizeof(double));
   for (integer j = 0; j < count; j++) {
     const double factor = h * weights[j], *stage = stages + j * size;
     if (factor == 0) continue;
@@ -54,25 +68,36 @@ static void combine(const double *base, double h, const double *weights, const d
   }
 }
 
-/* the state at a time within the step, or x alone where size is n */
-static int part_of_step(run *r, double t, integer size, double *out) {
+/* a step from a state in its place, of x alone where size is n */
+static int step_from(run *r, double t, double h, integer size, double *x) {
   context *c = r->model;
   const explicit_step *s = r->step;
   const tableau *rk = &s->table;
-  const double h = t - s->begins;
-  if (t == s->begins || t == s->ends) {
-    memcpy(out, t == s->ends ? s->end : s->begin, (size_t)size * sizeof(double));
-    return 0;
-  }
   for (integer i = 0; i < rk->stages; i++) {
-    const double at = s->begins + rk->c[i] * h;
-    combine(s->begin, h, rk->a + i * rk->stages, s->stages, i, size, s->trial);
+    const double at = t + rk->c[i] * h;
+    combine(x, h, rk->a + i * rk->stages, s->stages, i, size, s->trial);
     const int flag = size == c->n ? rates_of(c, at, s->trial, s->stages + i * size)
                                   : augmented(c, at, s->trial, s->stages + i * size);
     if (flag) return flag;
   }
-  combine(s->begin, h, rk->b, s->stages, rk->stages, size, out);
+  combine(x, h, rk->b, s->stages, rk->stages, size, x);
   return 0;
+}
+
+/* The state at a time within the step, or x alone where size is n; in shorter steps where algebraic variables are not found
+ * otherwise. */
+static int part_of_step(run *r, double t, integer size, double *out) {
+  const explicit_step *s = r->step;
+  const int at_end = t == s->ends;
+  int flag = RECOVERABLE;
+  for (integer pieces = 1; flag == RECOVERABLE && pieces <= (r->model->solves ? MOST_PIECES : 1); pieces *= 4) {
+    const double h = (t - s->begins) / (double)pieces;
+    memcpy(out, at_end ? s->end : s->begin, (size_t)size * sizeof(double));
+    flag = 0;
+    for (integer k = 0; !flag && !at_end && h > 0 && k < pieces; k++)
+      flag = step_from(r, s->begins + (double)k * h, h, size, out);
+  }
+  return flag == RECOVERABLE ? UNCONVERGED : flag;
 }
 
 /* the step as a polynomial: t_n, h, order and the derivatives at t_n, as `record_dense` of the other methods */
@@ -94,6 +119,20 @@ static int record_polynomial(run *r, double *row) {
       for (int i = 0; i < NODES; i++) sum += s->to_derivatives[k * NODES + i] * at[i * c->n + j];
       row[3 + k * c->n + j] = scale * sum;
     }
+  return 0;
+}
+
+/* After a step: what its rates have made of z is to be what the equations say, to the accuracy of the step. */
+int dh_ark_settle(double t, vector y, void *data) {
+  context *c = data;
+  double *x = ARRAY(y);
+  const double *at;
+  const int flag = solved(c, t, x, &at);
+  for (integer i = c->n_differential; i < c->n; i++) {
+    const double allowed = APART * (c->absolute[i] + (c->rtol + SMALL_SHARE * CORRECTED) * fabs(x[i]));
+    if (flag || !(fabs(at[i] - x[i]) <= allowed)) c->parted = 1;
+    else x[i] = at[i];
+  }
   return 0;
 }
 

@@ -54,6 +54,7 @@ class SundialsIntegrator:
     capabilities = Capabilities(
         methods=(CHOICE, *METHODS.values()),
         algebraic=(CHOICE.name, STIFF.name),
+        reduced=(NONSTIFF.name,),
         roots=True,
         dense=True,
         forward=True,
@@ -336,7 +337,8 @@ class SundialsSession:
                 return found_by_steps
         kept = None if method.path.exact else task.path
         path = np.ascontiguousarray(self.integrate(forward).rows if kept is None else kept)
-        found = [self._back(task, method.adjoint or method, j, path) for j in range(k)]
+        back = STIFF if e.implicit else method.adjoint or method
+        found = [self._back(task, back, j, path) for j in range(k)]
         adjoints, integrals = (np.array([result[i] for result in found]) for i in range(2))
         samples = np.stack([result[2] for result in found], axis=1)
         return BackwardOutcome(adjoints, integrals[:, :n_wrt], integrals[:, n_wrt:], samples)

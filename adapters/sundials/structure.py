@@ -71,8 +71,8 @@ def structure_of(equations: Equations, *, backward: bool, wanted: str) -> Struct
     def make() -> Structure:
         pointers, rows = equations.functions["linearised"].pattern(2)  # F_x
         columns = np.repeat(np.arange(equations.n), np.diff(pointers))
-        ends = (columns, rows) if backward else (rows, columns)
-        return decide(equations.n, *ends, wanted, differential=equations.n_differential)
+        row, column = (columns, rows) if backward else (rows, columns)
+        return decide(equations.n, row, column, wanted, differential=equations.n_differential)
 
     found: Structure = kept(equations, ("structure", backward, wanted), make)
     return found

@@ -7,6 +7,8 @@
  *     nu_i    = F_x(Y_i)^T theta_i + h b_i g_x(Y_i)   = dG/dY_i
  *     dG/dx   = lambda + sum nu_i,     dG/dp += sum F_p(Y_i)^T theta_i + h b_i g_p(Y_i)
  *
+ * with the derivatives of y' = f(y, z(y)) where there are algebraic variables: then K has a theta, too, which is
+ * -K_z^-T (f_z^T theta_i + h b_i g_z), and F_x^T of all equations does the rest
  * (Hairer, Norsett, Wanner, Solving Ordinary Differential Equations I, II.6, differentiated and transposed; Sandu, On the
  * properties of Runge-Kutta discrete adjoints, 2006, eq. 7). It needs no interpolation of the solution, only its points.
  * The steps are those that the state needs. Where the adjoint moves faster, the weights of the embedded method tell, and the
@@ -31,9 +33,13 @@ static int linearise_stages(explicit_adjoint *s, double t, double h, const doubl
     sparse at[BLOCKS], *blocks[BLOCKS];
     at_stage(s, i, at);
     for (int b = 0; b < BLOCKS; b++) blocks[b] = &at[b];
+    const double *point, now = t + rk->c[i] * h;
+    double *slope = s->slopes + i * c->n;
     combine(x, h, rk->a + i * rk->stages, s->slopes, i, c->n, s->states);
     c->point_valid = 0;
-    const int flag = evaluate_linearised(c, t + rk->c[i] * h, s->states, s->slopes + i * c->n, blocks);
+    int flag = solved(c, now, s->states, &point);
+    if (!flag) flag = evaluate_linearised(c, now, point, c->solves ? 0 : slope, blocks);
+    if (!flag && c->solves) flag = rates_at(c, now, point, slope);
     if (flag) return flag;
   }
   return 0;
@@ -45,9 +51,26 @@ static void add_column_dots(const sparse *a, integer j, const double *v, integer
     for (integer i = 0; i < lanes; i++) out[i] += a->value[k] * v[a->row[k] * lanes + i];
 }
 
+/* Where the algebraic variables are solved for: theta of their equations, by which nu of these variables is zero. */
+static int transpose_algebraic(const explicit_adjoint *s, const sparse *f_x, double *theta, double *nu) {
+  const integer ny = s->model->n_differential, nz = s->model->n - ny, lanes = 2 * s->n_components;
+  double matrix[MOST_SOLVED * MOST_SOLVED] = {0}, *mu = theta + ny * lanes;
+  for (integer j = 0; j < nz; j++) {
+    double *own = mu + j * lanes;
+    for (integer e = 0; e < lanes; e++) own[e] = -nu[(ny + j) * lanes + e];
+    for (integer k = f_x->column[ny + j]; k < f_x->column[ny + j + 1]; k++) {
+      const integer row = f_x->row[k];
+      if (row >= ny) matrix[j * nz + row - ny] += f_x->value[k];
+      for (integer e = 0; row < ny && e < lanes; e++) own[e] -= f_x->value[k] * theta[row * lanes + e];
+    }
+  }
+  memset(nu + ny * lanes, 0, (size_t)(nz * lanes) * sizeof(double));
+  return solve_dense(matrix, mu, nz, lanes) ? 0 : RECOVERABLE;
+}
+
 /* All components back through a step: dG/dx before it, and what it adds to the integrals, in `found`. Each has two lanes,
  * side by side, for the weights of the method and of the embedded one. */
-static void transpose(const explicit_adjoint *s, double h) {
+static int transpose(const explicit_adjoint *s, double h) {
   context *c = s->model;
   const tableau *rk = &s->table;
   const integer n = c->n, stages = rk->stages, lanes = 2 * s->n_components;
@@ -82,7 +105,8 @@ static void transpose(const explicit_adjoint *s, double h) {
       for (integer j = 0; j < c->n_wrt; j++)
         for (integer e = 0; e < 2; e++) totals[j * lanes + 2 * k + e] += weights[e] * c->parameter_gradient[c->wrt[j]];
     }
-    for (integer j = 0; j < n; j++) add_column_dots(&at[0], j, theta, lanes, own + j * lanes);
+    if (c->solves && transpose_algebraic(s, &at[0], theta, own)) return RECOVERABLE;
+    for (integer j = 0; j < c->n_differential; j++) add_column_dots(&at[0], j, theta, lanes, own + j * lanes);
     for (integer j = 0; j < c->n_wrt; j++) add_column_dots(&at[1], c->wrt[j], theta, lanes, totals + j * lanes);
     for (integer j = 0; j < c->n_memory; j++) add_column_dots(&at[2], j, theta, lanes, totals + (c->n_wrt + j) * lanes);
   }
@@ -91,6 +115,7 @@ static void transpose(const explicit_adjoint *s, double h) {
       for (integer e = 0; e < 2; e++) out[j * lanes + 2 * k + e] = s->adjoint[k * n + j];
   for (integer i = 0; i < stages; i++)
     for (integer j = 0; j < n * lanes; j++) out[j] += nu[i * n * lanes + j];
+  return 0;
 }
 
 /* Whether what the weights of the embedded method give differs by no more than the tolerances. */
@@ -115,7 +140,7 @@ static int back_step(explicit_adjoint *s, double t, double h, const double *x, i
   int flag = linearise_stages(s, t, h, x), resolved = 1;
   if (flag) return flag;
   s->steps++;
-  transpose(s, h);
+  if (transpose(s, h)) return RECOVERABLE;
   for (integer k = 0; resolved && k < s->n_components; k++) resolved = is_resolved(s, k);
   if (resolved) {
     for (integer k = 0; k < s->n_components; k++) {
@@ -331,12 +356,12 @@ int dh_sweep(sweep *s) {
     own->n_rows = rows;
     memset(own->totals, 0, (size_t)(s->n_components * n_totals) * sizeof(double));
     for (integer k = 0; k < s->n_components; k++)
-      memcpy(own->adjoint + k * from->n_y, s->adjoint + k * s->marks_width, (size_t)from->n_y * sizeof(double));
+      memcpy(own->adjoint + k * c->n, s->adjoint + k * s->marks_width, (size_t)from->n_y * sizeof(double));
     flag = dh_back_steps(own);
     if (flag) return flag;
     for (integer k = 0; k < s->n_components; k++) {
       double *adjoint = s->adjoint + k * s->marks_width, *totals = own->totals + k * n_totals;
-      memcpy(adjoint, own->adjoint + k * from->n_y, (size_t)from->n_y * sizeof(double));
+      memcpy(adjoint, own->adjoint + k * c->n, (size_t)from->n_y * sizeof(double));
       for (integer j = 0; j < m->n_memory; j++) adjoint[from->n_y + j] += totals[s->n_wrt + j];
       for (integer j = 0; j < s->n_wrt; j++) s->totals[k * s->n_wrt + j] += totals[j];
     }

@@ -8,7 +8,6 @@ from typing import Any
 
 import casadi as ca
 
-
 #: coordinates up to which accelerations are solved for as expressions
 SMALL = 12
 
