@@ -132,7 +132,7 @@ class LinearCallbacks:
         linear.matrix[:] = 0.0
         jacobian = self._jacobian[self._places] if isinstance(self._jacobian, np.ndarray) else entries(self._jacobian)
         linear.matrix[structure.place] = scale * jacobian
-        linear.matrix[structure.diagonal] += shift
+        linear.matrix[structure.diagonal[: self.equations.n_differential]] += shift
         linear.struct.row_scale, linear.struct.corner = row_scale, corner
 
     def _assemble_explicit(self, gamma: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from cases import CASES, FORMS, P3, P4, Case
@@ -21,21 +21,16 @@ name = OURS
 
 @dataclass(frozen=True)
 class Row:
-    """A way to run it: options of `build` and of the call, and the problems it is for (default: all).
-
-    `prepared` runs are made ready by `dae_hybrid.prepare`.
-    """
+    """A way to run it: options of `build` and of the call, and the problems it is for (default: all)."""
 
     label: str
     build: Mapping[str, Any] = field(default_factory=dict)
     call: Mapping[str, Any] = field(default_factory=dict)
     only: tuple[str, ...] = ()
-    prepared: bool = False
 
 
 ROWS = (
     Row("auto"),
-    Row("auto, prepared", prepared=True),
     Row("adams", call={"method": "adams"}, only=("P1", "P2", "P3", "D1", "D2")),
     Row("bdf", call={"method": "bdf"}),
     Row("DAE as written", build={"eliminate": False}, only=("P2", "D1", "D2")),
@@ -120,17 +115,6 @@ def prepare(case: str, row: str, rtol: float, atol: float) -> Mapping[str, Task]
 
         return call
 
-    def prepared(analysis: Literal["forward", "adjoint"] | None) -> Task:
-        run = dh.prepare(system, span, functional=functional, derivatives=analysis, **options)
-
-        def answer(found: Any) -> Answer:
-            gradient = None if analysis is None else _floats(found.gradient[functional])
-            return Answer(float(np.squeeze(found.functionals[functional])), gradient, found.n_events)
-
-        return Task(checked(run), answer)
-
-    if chosen.prepared:
-        return {"solve": prepared(None), "forward": prepared("forward"), "adjoint": prepared("adjoint")}
     return {
         "solve": Task(
             checked(lambda: dh.simulate(system, span, **options)),

@@ -1,0 +1,192 @@
+"""How the cost of a build grows with guards, modes, measurements, nested terms and bodies.
+
+    python benchmarks/builds.py [--only NAME ...] [--largest N] [--write]
+
+Every model is built in a process of its own that finds nothing in the cache, and once more from the cache. CPU time of
+Python and of the C compiler, peak memory of both; the first call of `simulate` and later calls of all analyses. The
+exponent is that of the CPU time of the first build from the size above. `--write` puts the table into
+docs/large_systems.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import casadi as ca
+import numpy as np
+from measuring import exponent, least_ms, show
+
+import dae_hybrid as dh
+from dae_hybrid.mechanics import Index1, Mechanism
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "large_systems.md"
+OPTIONS: dict[str, Any] = {"rtol": 1e-6}
+TIMEOUT = 600
+
+
+def guards(n: int) -> dh.HybridSystem:
+    """One mode with many guards."""
+    m = dh.HybridModel("guards")
+    x, p = m.differential("x"), m.parameter("p", 1.0)
+    run = m.mode("run", ode={x: 1 - p * x})
+    for i in range(n):
+        m.transition(run, run, guard=x - 0.6 * (i + 1) / n, direction="rising", reset={x: x + 1e-3 / n})
+    m.initial(run, {x: 0.0})
+    m.functional("G", terminal=x)
+    return m.build()
+
+
+def ring(n: int) -> dh.HybridSystem:
+    """Modes in a ring."""
+    m = dh.HybridModel("ring")
+    x, p = m.differential("x"), m.parameter("p", 1.0)
+    modes = [m.mode(f"m{i}", ode={x: (20.5 + i) * p}) for i in range(n)]
+    for here, there in zip(modes, (*modes[1:], modes[0]), strict=True):
+        m.transition(here, there, guard=x - 1, direction="rising", reset={x: 0 * x})
+    m.initial(modes[0], {x: 0.0})
+    m.functional("G", terminal=x)
+    return m.build()
+
+
+def measurements(n: int) -> dh.HybridSystem:
+    """A sum of squares over many times."""
+    m = dh.HybridModel("measurements")
+    x, p = m.differential("x"), m.parameter("p", 1.0)
+    run = m.mode("run", ode={x: 1 - p * x})
+    m.initial(run, {x: 0.0})
+    times, data = np.linspace((0.0, 0.0), (1.0, 0.6), n + 2)[1:-1].T
+    m.functional("G", at_times={float(t): (x - d) ** 2 for t, d in zip(times, data, strict=True)})
+    return m.build()
+
+
+def nested(n: int) -> dh.HybridSystem:
+    """A chain of nested terms."""
+    m = dh.HybridModel("nested")
+    x, p = m.differential("x"), m.parameter("p", 1.0)
+    term = x
+    for _ in range(n):
+        term = ca.sin(term) / 2 + p * x
+    run = m.mode("run", ode={x: 1 - term})
+    m.initial(run, {x: 0.0})
+    m.functional("G", terminal=x)
+    return m.build()
+
+
+def _pendulum(n: int) -> Mechanism:
+    mech = Mechanism("pendulum")
+    mass, start = mech.parameter("mass", 1.0), {}
+    last = mech.ground(0.0, 0.0, "pivot")
+    for i in range(n):
+        point = mech.point(str(i))
+        mech.bar(last, point, length=1.0, mass=mass if i == n - 1 else 1.0)
+        start |= {point.x: float(i + 1), point.y: 0.0}
+        last = point
+    mech.gravity(9.81)
+    mech.initial(mech.mode("swing"), start)
+    mech.functional("G", terminal=last.x)
+    return mech
+
+
+def bars(n: int) -> dh.HybridSystem:
+    """A pendulum of bars, as it is built by default (index 2)."""
+    return _pendulum(n).build()
+
+
+def bars_index1(n: int) -> dh.HybridSystem:
+    """The same by accelerations."""
+    return _pendulum(n).build(Index1())
+
+
+PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridSystem], tuple[int, ...]]] = {
+    "guards": (guards, (25, 50, 100, 200)),
+    "ring": (ring, (25, 50, 100, 200)),
+    "measurements": (measurements, (100, 1_000, 10_000)),
+    "nested": (nested, (125, 250, 500, 1_000)),
+    "bars": (bars, (3, 6, 12, 25, 50, 100)),
+    "bars_index1": (bars_index1, (3, 6, 12, 25, 50, 100)),
+}
+HEADINGS = (
+    "model", "size", "Python, s", "compiler, s", "cached, s", "peak, MB", "exponent", "first simulate, ms",
+    "simulate, ms", "forward, ms", "adjoint, ms",
+)  # fmt: skip
+
+
+def measured(name: str, n: int) -> dict[str, float]:
+    """One build and its calls, in this process."""
+    start, make = time.process_time(), PROBLEMS[name][0]
+    system = make(n)
+    found = {"python": time.process_time() - start}
+    compiler = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found["compiler"] = compiler.ru_utime + compiler.ru_stime
+    found["peak"] = max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, compiler.ru_maxrss) / 1024
+    span = (0.0, 1.0)
+    start = time.process_time()
+    dh.simulate(system, span, **OPTIONS)
+    found["first"] = 1e3 * (time.process_time() - start)
+    for key, call in (
+        ("simulate", lambda: dh.simulate(system, span, **OPTIONS)),
+        ("forward", lambda: dh.forward_sensitivity(system, span, **OPTIONS)),
+        ("adjoint", lambda: dh.adjoint_gradient(system, span, "G", **OPTIONS)),
+    ):
+        found[key] = least_ms(call)
+    start = time.process_time()
+    make(n)
+    return found | {"cached": time.process_time() - start}
+
+
+def apart(name: str, n: int) -> dict[str, float]:
+    """The same in a process of its own, which finds the driver compiled and nothing else."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"DAE_HYBRID_CACHE": cache}
+        for size in (1, n):  # the first compiles what no model changes
+            child = [str(Path(__file__).resolve()), "--child", "ring" if size == 1 else name, str(size)]
+            command = [sys.executable, *child]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=True)
+    return json.loads(done.stdout)
+
+
+def table(names: Sequence[str], largest: int) -> list[list[str]]:
+    """A row for every size."""
+    rows = [list(HEADINGS)]
+    for name in names:
+        before: tuple[int, float] | None = None
+        for n in PROBLEMS[name][1]:
+            if n > largest:
+                break
+            found = apart(name, n)
+            cost = found["python"] + found["compiler"]
+            grown = "" if before is None else f"{exponent(before[1], cost, n / before[0]):.2f}"
+            before = n, cost
+            seconds = [f"{found[key]:.2f}" for key in ("python", "compiler", "cached")]
+            calls = [f"{found[key]:.3g}" for key in ("first", "simulate", "forward", "adjoint")]
+            rows.append([name, str(n), *seconds, f"{found['peak']:.0f}", grown, *calls])
+            print(*rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=PROBLEMS, default=list(PROBLEMS), metavar="NAME")
+    parser.add_argument("--largest", type=int, default=10**9, help="leave out larger sizes")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/large_systems.md")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        print(json.dumps(measured(given.child[0], int(given.child[1]))))
+        return
+    show(table(given.only, given.largest), PAGE if given.write else None, "builds")
+
+
+if __name__ == "__main__":
+    main()
