@@ -83,7 +83,7 @@ class ModeLowering:
         self.memory = model.of_kind("memory")
         self.parameters = model.of_kind("parameter")
         self.n = self.differential.size + self.algebraic.size
-        self.vectorised = is_vectorised(mode.everything)
+        self.vectorised = is_vectorised(mode.everything, [d.symbol for d in (*self.memory, *self.parameters)])
 
     def _rate_hash(self, declared: Declaration) -> int | None:
         rate = self.model.rates.get(declared.name)

@@ -33,8 +33,11 @@ def expanded(function: ca.Function) -> ca.Function:
         return function
 
 
-def is_vectorised(expression: ca.MX) -> bool:
-    """Whether much is done with few operations on vectors: such code is short, and as fast as element by element."""
+def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = ()) -> bool:
+    """Whether much is done with few operations on vectors: such code is short, and as fast as element by element.
+
+    What depends on the `held` symbols alone is computed once per segment and does not count.
+    """
     function = ca.Function("everything", ca.symvar(expression), [expression])
     operations = function.n_instructions()
     if function.sz_w() * operations <= LARGE:  # no result is large enough
@@ -42,7 +45,8 @@ def is_vectorised(expression: ca.MX) -> bool:
     own = [i for i in range(operations) if function.instruction_id(i) not in (ca.OP_INPUT, ca.OP_OUTPUT)]
     elements, many = sum(function.instruction_MX(i).nnz() for i in own), max(LARGE, VECTORISED * len(own))
     if many < elements < MOST_EXPANDED:  # of which more than a few may be zeros, copies and constants
-        elements = expanded(function).n_instructions()
+        rest = ca.extract_parametric([expression], ca.veccat(*held))[0] if held else [expression]
+        elements = expanded(ca.Function("rest", ca.symvar(rest[0]), rest)).n_instructions()
     return elements > many
 
 
