@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.errors import ChatteringError, DaeHybridError
 from dae_hybrid.firing import Firing
 from dae_hybrid.forward import Directions
 from dae_hybrid.instants import ACCURACY, SAME, SAME_TIME, Look, Point
@@ -180,7 +180,7 @@ def replay(
     if begin.guard and begin.rate:
         instant.slack = max(instant.slack, BESIDE * abs(begin.guard / begin.rate))
     records: list[EventRecord] = []
-    costs, firing = np.zeros(system.functionals.size), begin
+    costs, firing, left = np.zeros(system.functionals.size), begin, False
     if armed:
         instant.arrive(mode, t, at, armed=frozenset(mode.guarded))
     instant.sides.update(sides)
@@ -197,6 +197,10 @@ def replay(
             at, record = _not_passed(look, mode, reached, at, record)
         records.append(record)
         costs = costs + cost
+        here = mode is point[0] and close(at.x, x, SAME) and close(at.m, m, SAME)
+        if here and left and begin.transition.kind == "guard":
+            raise _chattering(records)
+        left = left or not here
         if record.target is None:
             return Outcome(mode, at, costs, records)
         kept = frozenset(mode.guarded) if mode is source else frozenset()
@@ -208,6 +212,17 @@ def replay(
         if following is None:
             return Outcome(mode, at, costs, records)
         firing = following
+
+
+def _chattering(records: Sequence[EventRecord]) -> ChatteringError:
+    """A transition has been undone, and is due again: nothing that is due later comes to its turn."""
+    names = dict.fromkeys(record.transition for record in records)
+    return ChatteringError(
+        f"Transitions follow each other without end: {' -> '.join(names)}.",
+        transition=records[0].transition,
+        mode=records[0].source,
+        time=records[0].time,
+    )
 
 
 def _not_passed(

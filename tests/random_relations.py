@@ -453,7 +453,7 @@ def _judge(drawn: Drawn, rtol: float, way: dict[str, Any], native: bool) -> tupl
                 continue
             if doubtful:
                 return f"DISAGREE G is off by {off:.1e} next to a jump, and nothing is said", stage
-            if drawn.gradient is None and not _within(got, drawn.sides):
+            if drawn.gradient is None and (drawn.sides is None or not _within(got, drawn.sides)):
                 return f"DISAGREE one side of a kink, and nothing is said: {got}, sides {drawn.sides}", stage
             if drawn.gradient is None:
                 continue  # its sides are one gradient to the accuracy that is asked for

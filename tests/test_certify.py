@@ -57,8 +57,8 @@ def wrong_transpose(monkeypatch: pytest.MonkeyPatch) -> None:
         return before + np.outer(c / self.rate, self.h_w), share, rest
 
     monkeypatch.setattr(transition_module.TransitionLinearisation, "backward", backward)
-    monkeypatch.setattr(SundialsSession, "sweep", lambda *_: None)  # or it would go back in compiled code
-    monkeypatch.setattr(SundialsSession, "back", lambda *_: None)
+    monkeypatch.setattr(SundialsSession, "sweep", lambda *_, **__: None)  # or it would go back in compiled code
+    monkeypatch.setattr(SundialsSession, "back", lambda *_, **__: None)
 
 
 def test_a_wrong_adjoint_is_refused_and_the_place_is_named(built: Any, models: Any, wrong_transpose: None) -> None:
@@ -402,7 +402,7 @@ def test_errors_of_the_analysis_carry_the_run(built: Any, models: Any, monkeypat
         raise dh.NonFiniteError("no")
 
     monkeypatch.setattr("dae_hybrid.setup.adjoint_analysis.gradient", fail)
-    monkeypatch.setattr("dae_hybrid.setup.Setup._back", lambda *_: None)
+    monkeypatch.setattr("dae_hybrid.setup.Setup._back", lambda *_, **__: None)
     with pytest.raises(dh.NonFiniteError) as caught:
         dh.adjoint_gradient(built(models.decay), (0, 1), "area")
     assert caught.value.trajectory.functionals["area"] > 0

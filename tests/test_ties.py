@@ -561,3 +561,30 @@ def test_a_reset_leaves_a_relation_at_its_threshold_where_it_was() -> None:
     for late, slope in ((-1e-3, -0.5), (1e-3, -2.0)):  # the rate at which x is taken on after the reset
         p = {"when": 0.25 + late}
         assert dh.forward_sensitivity(system, (0, 1), parameters=p).gradient["G"][1] == pytest.approx(slope, abs=1e-6)
+
+
+def undone(*, by_relation: bool) -> dh.HybridSystem:
+    """x falls to where a reset and a switch are due, and the switch has no sooner been made than it is undone."""
+    m = dh.HybridModel("undone")
+    a, b, x = m.parameter("a", 0.5), m.parameter("b", 0.5), m.differential("x")
+    if by_relation:
+        go = m.mode("go", ode={x: ca.if_else(x < b, 0.3, -0.4)})
+    else:
+        go, up = m.mode("go", ode={x: -0.4}), m.mode("up", ode={x: 0.3})
+        m.transition(up, go, guard=x - b, direction="rising", name="back")
+    m.transition(go, go, guard=x - a, direction="falling", reset={x: -0.2}, name="hit")
+    if not by_relation:
+        m.transition(go, up, guard=x - b, direction="falling", name="there")
+    m.initial(go, {x: 1.0})
+    m.functional("G", terminal=x)
+    return m.build()
+
+
+@pytest.mark.parametrize("by_relation", [True, False])
+@pytest.mark.parametrize("analysis", [dh.forward_sensitivity, dh.adjoint_gradient])
+def test_an_order_that_has_no_end_matters(by_relation: bool, analysis) -> None:
+    system = undone(by_relation=by_relation)
+    with pytest.warns(dh.DerivativeWarning, match="order matters.*without end"):
+        analysis(system, (0, 2))
+    with pytest.raises(dh.ChatteringError):
+        dh.simulate(system, (0, 2), parameters={"b": 0.5 + 1e-9})
