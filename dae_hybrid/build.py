@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
 
 import casadi as ca
 import numpy as np
@@ -22,6 +24,7 @@ from dae_hybrid.mode_build import ModeBuilder, to_compile
 from dae_hybrid.model import HybridModel
 from dae_hybrid.relations import with_relations
 from dae_hybrid.signals import SignalTable
+from dae_hybrid.symbolic import of_symbols, without_numbers
 from dae_hybrid.system import HybridSystem
 from dae_hybrid.transition_build import build_transition, check_parameters_only, of_parameters
 
@@ -111,30 +114,39 @@ def _signals(model: HybridModel, memory: Layout) -> tuple[SignalTable, ...]:
 
 
 def _measurements(model: HybridModel, functionals: Layout, builders: list[ModeBuilder]) -> tuple[Measurement, ...]:
-    found, known = [], dict[tuple[int, str], Kernel]()
+    found, shapes = [], dict[tuple[Any, ...], Callable[[int], Kernel]]()
     for functional in model.functionals.values():
+        label = f"measurement of functional '{functional.name}'"
         for when, value in functional.at_times:
-            what = f"measurement time of functional '{functional.name}'"
-            check_parameters_only(model, what, when)
-            time = of_parameters(model, "time", [when], [])
-            p = ca.MX.sym("p", time.numel_in(0))
-            at = time(p)
-            kernel = Kernel(ca.Function("time", [p], [ca.densify(v) for v in (at, ca.jacobian(at, p))]), [1])
-            label = f"measurement of functional '{functional.name}'"
-            make = partial(_measured, builders, label, value)
-            found.append(Measurement(functional.name, functionals[functional.name], kernel, make, known))
+            shape, data, numbers = without_numbers(value)
+            key = functional.name, of_symbols(shape)
+            if key not in shapes:
+                shapes[key] = cache(partial(_measured, builders, label, shape, data))
+            time = _time(model, f"measurement time of functional '{functional.name}'", when)
+            found.append(Measurement(functional.name, functionals[functional.name], time, shapes[key], numbers))
     return tuple(found)
 
 
-def _measured(builders: list[ModeBuilder], label: str, value: ca.MX, mode: int) -> Kernel:
+def _time(model: HybridModel, what: str, when: ca.MX) -> Kernel | float:
+    """A number, or a time and its derivative as a function of p."""
+    if when.is_constant():
+        return float(when.to_DM())
+    check_parameters_only(model, what, when)
+    time = of_parameters(model, "time", [when], [])
+    p = ca.MX.sym("p", time.numel_in(0))
+    at = time(p)
+    return Kernel(ca.Function("time", [p], [ca.densify(v) for v in (at, ca.jacobian(at, p))]), [1])
+
+
+def _measured(builders: list[ModeBuilder], label: str, shape: ca.MX, data: ca.MX, mode: int) -> Kernel:
     """The measured value and its derivative by u in a mode."""
     builder = builders[mode]
-    function = builder.stack("measured", [(f"{label} in mode '{builder.lowering.mode.name}'", value)])
+    function = builder.lowering.lower("measured", [(f"{label} in mode '{builder.lowering.mode.name}'", shape)], [data])
     s = symbols_for([function], builder.lowering.n, builder.nm, builder.np)
-    result = function(*s.point)
-    return Kernel(
-        ca.Function("measured", list(s.point), [ca.densify(v) for v in (result, ca.jacobian(result, s.u))]), [1]
-    )
+    numbers = s.kind.sym("data", data.numel())
+    result = ca.vertcat(*function.call([*s.point, numbers]))
+    outputs = [ca.densify(v) for v in (result, ca.jacobian(result, s.u))]
+    return Kernel(ca.Function("measured", [*s.point, numbers], outputs), [1])
 
 
 def _check_declarations(model: HybridModel) -> None:

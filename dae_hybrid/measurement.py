@@ -22,42 +22,34 @@ class Measurement:
 
     functional: str
     components: slice  # of all functionals
-    time: Kernel  # p -> time and its derivative by p
-    make: Callable[[int], Kernel] = field(repr=False)
-    known: dict[tuple[int, str], Kernel] = field(repr=False)  # of all measurements, by modes and contents
-    _made: dict[int, Kernel] = field(default_factory=dict, repr=False)
+    time: Kernel | float  # or p -> time and its derivative by p
+    of_mode: Callable[[int], Kernel] = field(repr=False)  # (t, x, m, p, data) -> value, and derivative by (x, m, p, t)
+    data: Array = field(repr=False)  # numbers in it; measurements that differ in them alone share their functions
 
-    def at(self, mode: int) -> Kernel:
-        """(t, x, m, p) -> value and its derivative by u = (x, m, p, t); made when the mode is first met.
-
-        Measurements of the same thing share one.
-        """
-        if mode not in self._made:
-            kernel = self.make(mode)
-            self._made[mode] = self.known.setdefault((mode, kernel.function.serialize()), kernel)
-        return self._made[mode]
+    def at(self, mode: int, t: float, x: Array, m: Array, p: Array) -> list[Array]:
+        """What is measured at a point of a mode, and its derivative by u = (x, m, p, t)."""
+        return self.of_mode(mode)(t, x, m, p, self.data)
 
     def value(self, record: MeasurementRecord, p: Array) -> list[Array]:
-        """What is measured at a point, and its derivative by u = (x, m, p, t)."""
-        return self.at(record.mode.index)(record.time, record.x, record.memory, p)
+        """The same at a record."""
+        return self.at(record.mode.index, record.time, record.x, record.memory, p)
 
     @cached_property
     def movable(self) -> bool:
         """Whether the time depends on the parameters."""
-        return bool(self.time.function.jac_sparsity(0, 0).nnz())
-
-    @cached_property
-    def _given(self) -> float:
-        """A time that does not depend on the parameters."""
-        return float(self.time(np.zeros(self.time.function.numel_in(0)))[0][0])
+        return isinstance(self.time, Kernel) and bool(self.time.function.jac_sparsity(0, 0).nnz())
 
     def when(self, p: Array) -> float:
         """The time."""
-        return float(self.time(p)[0][0]) if self.movable else self._given
+        return float(self.time(p)[0][0]) if isinstance(self.time, Kernel) else self.time
+
+    def time_by(self, p: Array) -> Array:
+        """Derivative of the time by p."""
+        return np.asarray(self.time(p)[1][0]) if isinstance(self.time, Kernel) else np.zeros(p.size)
 
     def moved(self, by_u: Array, record: MeasurementRecord, p: Array) -> Array:
         """Derivative of a value by p through its time, from that of the value by u = (x, m, p, t)."""
-        return np.outer(measurement_rate(by_u, record), self.time(p)[1][0])
+        return np.outer(measurement_rate(by_u, record), self.time_by(p))
 
 
 def measurement_rate(by_u: Array, record: MeasurementRecord) -> Array:
@@ -70,11 +62,12 @@ def measured(measurements: Sequence[Measurement], records: Sequence[MeasurementR
     """`Measurement.value` of records; of the same thing at many points in one call."""
     places: dict[Kernel, list[int]] = {}
     for i, record in enumerate(records):
-        places.setdefault(measurements[record.index].at(record.mode.index), []).append(i)
+        places.setdefault(measurements[record.index].of_mode(record.mode.index), []).append(i)
     found: list[list[Array]] = [[] for _ in records]
     for kernel, own in places.items():
         points = [records[i] for i in own]
         t, x, m = (np.array([getattr(r, name) for r in points]) for name in ("time", "x", "memory"))
-        for i, values in zip(own, kernel.over(t[:, None], x, m, p), strict=True):
+        data = np.array([measurements[r.index].data for r in points])
+        for i, values in zip(own, kernel.over(t[:, None], x, m, p, data), strict=True):
             found[i] = values
     return found

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import casadi as ca
+import numpy as np
+from numpy.typing import NDArray
 
 #: up to this many unknowns a linear system is solved symbolically, above by CasADi's sparse QR
 SYMBOLIC_SOLVE = 4
@@ -48,6 +50,25 @@ def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = ()) -> bool:
         rest = ca.extract_parametric([expression], ca.veccat(*held))[0] if held else [expression]
         elements = expanded(ca.Function("rest", ca.symvar(rest[0]), rest)).n_instructions()
     return elements > many
+
+
+def without_numbers(expression: ca.MX) -> tuple[ca.MX, ca.MX, NDArray[np.float64]]:
+    """An expression with a symbol in place of its numbers, that symbol, a column, and the numbers."""
+    function = ca.Function("f", ca.symvar(expression), [expression])
+    places = [k for k in range(function.n_instructions()) if function.instruction_id(k) == ca.OP_CONST]
+    constants = [function.instruction_MX(k) for k in places]
+    numbers = np.concatenate([np.zeros(0), *(np.array(c.to_DM().nonzeros()) for c in constants)])
+    column = ca.MX.sym("numbers", numbers.size)
+    pieces = ca.vertsplit(column, [0, *np.cumsum([c.nnz() for c in constants]).tolist()]) if constants else []
+    symbols = [ca.MX(c.sparsity(), piece) for c, piece in zip(constants, pieces, strict=True)]
+    return ca.graph_substitute(expression, constants, symbols) if constants else expression, column, numbers
+
+
+def of_symbols(expression: ca.MX) -> tuple[Any, ...]:
+    """What two expressions have in common that are one and the same function of the same symbols."""
+    symbols = ca.symvar(expression)
+    stated = ca.Function("f", symbols, [expression]).serialize()
+    return stated, tuple(s.__hash__() for s in symbols if s.name() != "numbers")
 
 
 def linear_solve(matrix: Any, right: Any) -> Any:

@@ -113,7 +113,7 @@ class _Ties:
 
     def _measured(self, record: MeasurementRecord, state: Array) -> Iterator[str]:
         t, measurement = record.time, self.system.measurements[record.index]
-        moves = measurement.time(self.p)[1][0] @ self.directions.directions
+        moves = measurement.time_by(self.p) @ self.directions.directions
         name = f"Functional '{measurement.functional}' is measured at t = {t:.12g}"
         for first, events in self._tied(t, moves):
             sides = [self._measure(record, side, moves) for side in self._sides(first, events)]
@@ -136,7 +136,7 @@ class _Ties:
     def _measure(self, record: MeasurementRecord, side: Side, moves: Array) -> Quantity:
         mode, t, x, m = side.point
         measurement = self.system.measurements[record.index]
-        value, by_u = measurement.at(mode.index)(t, x, m, self.p)
+        value, by_u = measurement.at(mode.index, t, x, m, self.p)
         xdot = mode.kernels["entry"](t, x, m, self.p)[0]
         rate = measurement_rate(by_u, MeasurementRecord(t, record.index, mode, x, xdot, m))
         derivative = self._along_u(by_u, side) + np.outer(rate, moves)

@@ -160,3 +160,26 @@ def test_equations_in_any_order_give_a_narrow_band(seed: int, solver: str) -> No
     np.testing.assert_allclose(found.gradient, dense.gradient, rtol=1e-5)
     kind = "band" if solver == "auto" else solver
     assert found.trajectory.statistics[f"{kind} factorisations"] > 0
+
+
+def test_measurements_that_differ_in_numbers_share_one_function() -> None:
+    m = dh.HybridModel("data")
+    p, q, x = m.parameter("p", 1.0), m.parameter("q", 0.4), m.differential("x")
+    run = m.mode("run", ode={x: 1 - p * x})
+    m.initial(run, {x: 0.0})
+    times, data = np.linspace(0.1, 0.9, 9), np.linspace(0.2, 0.6, 9)
+    terms = {
+        float(t): (x - d) ** 2 / (1 + d) + ca.if_else(x > 2 + d, 1.0, q * d) for t, d in zip(times, data, strict=True)
+    }
+    m.functional("G", at_times=terms | {0.95: x**3, q + 0.57: 2 * x})
+    system = m.build()
+    sol = dh.simulate(system, (0, 1), rtol=1e-10, atol=1e-12)
+    exact = 1 - np.exp(-times)
+    found = np.sum((exact - data) ** 2 / (1 + data) + 0.4 * data) + (1 - np.exp(-0.95)) ** 3 + 2 * (1 - np.exp(-0.97))
+    assert float(np.squeeze(sol.functionals["G"])) == pytest.approx(found, rel=1e-9)
+    assert len({id(measurement.of_mode(0)) for measurement in system.measurements}) == 3
+    fsa = dh.forward_sensitivity(system, (0, 1), rtol=1e-10, atol=1e-12)
+    asa = dh.adjoint_gradient(system, (0, 1), "G", rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(asa.gradient, fsa.gradient["G"], rtol=1e-8)
+    by_q = 0.0 + data.sum() + 2 * np.exp(-0.97)
+    assert fsa.gradient["G"][1] == pytest.approx(by_q, rel=1e-8)
