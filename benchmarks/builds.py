@@ -26,6 +26,10 @@ import casadi as ca
 import numpy as np
 from measuring import exponent, least_ms, show
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from growing import bars, guards, ring
+
 import dae_hybrid as dh
 from dae_hybrid.mechanics import Index1, Mechanism
 
@@ -34,31 +38,7 @@ OPTIONS: dict[str, Any] = {"rtol": 1e-6}
 TIMEOUT = 600
 
 
-def guards(n: int) -> dh.HybridSystem:
-    """One mode with many guards."""
-    m = dh.HybridModel("guards")
-    x, p = m.differential("x"), m.parameter("p", 1.0)
-    run = m.mode("run", ode={x: 1 - p * x})
-    for i in range(n):
-        m.transition(run, run, guard=x - 0.6 * (i + 1) / n, direction="rising", reset={x: x + 1e-3 / n})
-    m.initial(run, {x: 0.0})
-    m.functional("G", terminal=x)
-    return m.build()
-
-
-def ring(n: int) -> dh.HybridSystem:
-    """Modes in a ring."""
-    m = dh.HybridModel("ring")
-    x, p = m.differential("x"), m.parameter("p", 1.0)
-    modes = [m.mode(f"m{i}", ode={x: (20.5 + i) * p}) for i in range(n)]
-    for here, there in zip(modes, (*modes[1:], modes[0]), strict=True):
-        m.transition(here, there, guard=x - 1, direction="rising", reset={x: 0 * x})
-    m.initial(modes[0], {x: 0.0})
-    m.functional("G", terminal=x)
-    return m.build()
-
-
-def measurements(n: int) -> dh.HybridSystem:
+def measurements(n: int) -> dh.HybridModel:
     """A sum of squares over many times."""
     m = dh.HybridModel("measurements")
     x, p = m.differential("x"), m.parameter("p", 1.0)
@@ -66,10 +46,10 @@ def measurements(n: int) -> dh.HybridSystem:
     m.initial(run, {x: 0.0})
     times, data = np.linspace((0.0, 0.0), (1.0, 0.6), n + 2)[1:-1].T
     m.functional("G", at_times={float(t): (x - d) ** 2 for t, d in zip(times, data, strict=True)})
-    return m.build()
+    return m
 
 
-def nested(n: int) -> dh.HybridSystem:
+def nested(n: int) -> dh.HybridModel:
     """A chain of nested terms."""
     m = dh.HybridModel("nested")
     x, p = m.differential("x"), m.parameter("p", 1.0)
@@ -79,41 +59,17 @@ def nested(n: int) -> dh.HybridSystem:
     run = m.mode("run", ode={x: 1 - term})
     m.initial(run, {x: 0.0})
     m.functional("G", terminal=x)
-    return m.build()
+    return m
 
 
-def _pendulum(n: int) -> Mechanism:
-    mech = Mechanism("pendulum")
-    mass, start = mech.parameter("mass", 1.0), {}
-    last = mech.ground(0.0, 0.0, "pivot")
-    for i in range(n):
-        point = mech.point(str(i))
-        mech.bar(last, point, length=1.0, mass=mass if i == n - 1 else 1.0)
-        start |= {point.x: float(i + 1), point.y: 0.0}
-        last = point
-    mech.gravity(9.81)
-    mech.initial(mech.mode("swing"), start)
-    mech.functional("G", terminal=last.x)
-    return mech
-
-
-def bars(n: int) -> dh.HybridSystem:
-    """A pendulum of bars, as it is built by default (index 2)."""
-    return _pendulum(n).build()
-
-
-def bars_index1(n: int) -> dh.HybridSystem:
-    """The same by accelerations."""
-    return _pendulum(n).build(Index1())
-
-
-PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridSystem], tuple[int, ...]]] = {
-    "guards": (guards, (25, 50, 100, 200)),
-    "ring": (ring, (25, 50, 100, 200)),
-    "measurements": (measurements, (100, 1_000, 5_000)),
-    "nested": (nested, (125, 250, 500, 1_000)),
-    "bars": (bars, (3, 6, 12, 25, 50, 100)),
-    "bars_index1": (bars_index1, (3, 6, 12, 25, 50, 100)),
+#: what is stated, arguments of `build`, and sizes
+PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridModel | Mechanism], tuple[Any, ...], tuple[int, ...]]] = {
+    "guards": (guards, (), (25, 50, 100, 200)),
+    "ring": (ring, (), (25, 50, 100, 200)),
+    "measurements": (measurements, (), (100, 1_000, 5_000)),
+    "nested": (nested, (), (125, 250, 500, 1_000)),
+    "bars": (bars, (), (3, 6, 12, 25, 50, 100)),
+    "bars_index1": (bars, (Index1(),), (3, 6, 12, 25, 50, 100)),
 }
 HEADINGS = (
     "model", "size", "Python, s", "compiler, s", "cached, s", "peak, MB", "exponent", "first simulate, ms",
@@ -123,8 +79,8 @@ HEADINGS = (
 
 def measured(name: str, n: int) -> dict[str, float]:
     """One build and its calls, in this process."""
-    start, make = time.process_time(), PROBLEMS[name][0]
-    system = make(n)
+    start, (statement, arguments, _) = time.process_time(), PROBLEMS[name]
+    system = statement(n).build(*arguments)
     found = {"python": time.process_time() - start}
     compiler = resource.getrusage(resource.RUSAGE_CHILDREN)
     found["compiler"] = compiler.ru_utime + compiler.ru_stime
@@ -140,7 +96,7 @@ def measured(name: str, n: int) -> dict[str, float]:
     ):
         found[key] = least_ms(call)
     start = time.process_time()
-    make(n)
+    statement(n).build(*arguments)
     return found | {"cached": time.process_time() - start}
 
 
@@ -160,7 +116,7 @@ def table(names: Sequence[str], largest: int) -> list[list[str]]:
     rows = [list(HEADINGS)]
     for name in names:
         before: tuple[int, float] | None = None
-        for n in PROBLEMS[name][1]:
+        for n in PROBLEMS[name][2]:
             if n > largest:
                 break
             found = apart(name, n)

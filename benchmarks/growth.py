@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +20,10 @@ from typing import Any
 import casadi as ca
 import numpy as np
 from measuring import exponent, least_ms, show
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import growing
 
 import dae_hybrid as dh
 
@@ -78,18 +83,8 @@ def modulated(n: int) -> Problem:
 
 
 def sampled(n: int) -> Problem:
-    """A converter under a controller that samples: a clock, and a guard at the end of every pulse."""
-    m = dh.HybridModel("sampled")
-    gain, load = m.parameter("gain", 0.2), m.parameter("load", 1.0)
-    i, u, s = m.differential("i"), m.differential("u"), m.differential("s")
-    duty = m.memory("duty", initial=0.4)
-    on = m.mode("on", ode={i: 1 - u, u: i - u / load, s: 1})
-    off = m.mode("off", ode={i: -u, u: i - u / load, s: 1})
-    m.transition(on, off, guard=s - duty, direction="rising", name="open")
-    m.transition(off, on, every=1.0, reset={s: 0}, memory={duty: 0.4 + gain * (0.4 - u) / (1 + u**2)}, name="sample")
-    m.initial(on, {i: 0.0, u: 0.0, s: 0.0})
-    m.functional("G", integrand=(u - 0.4) ** 2)
-    return m, n / 2 + 0.2, {}
+    """A converter under a controller that samples."""
+    return growing.sampled(), n / 2 + 0.2, {}
 
 
 def decay(name: str) -> tuple[dh.HybridModel, Any, Any, Any]:
@@ -127,19 +122,8 @@ def implicit(n: int) -> Problem:
 
 
 def impacts(n: int) -> Problem:
-    """A pendulum in Cartesian coordinates that a wall throws back: index 2, impulses of the wall and of the rod."""
-    m = dh.HybridModel("impacts")
-    e, x, y, vx, vy = m.parameter("e", 1.0), *(m.differential(name) for name in ("x", "y", "vx", "vy"))
-    tension, mu, wall, rod = m.algebraic("tension"), m.algebraic("mu"), m.unknown("wall"), m.unknown("rod")
-    run = m.mode(
-        "run", ode={x: vx - x * mu, y: vy - y * mu, vx: -x * tension, vy: -1 - y * tension},
-        constraint=[(x**2 + y**2 - 1) / 2, x * vx + y * vy],
-    )  # fmt: skip
-    thrown = [m.post(vx) - vx - wall - x * rod, m.post(vy) - vy - y * rod, m.post(vx) + e * vx]
-    m.transition(run, run, guard=x, direction="falling", reset=thrown, name="impact")
-    m.initial(run, {x: math.sin(0.5), y: -math.cos(0.5), vx: 0.0, vy: 0.0})
-    m.functional("G", integrand=x**2)
-    return m, 1.01585 * math.pi * n, {}
+    """A pendulum on constraints that a wall throws back."""
+    return growing.impacts(), 1.01585 * math.pi * n, {}
 
 
 def jumps(n: int) -> Problem:

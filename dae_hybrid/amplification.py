@@ -16,7 +16,8 @@ import numpy as np
 from dae_hybrid.diagnostics import Check
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.integrator import Array
-from dae_hybrid.passages import fastest_passage
+from dae_hybrid.leg import Leg
+from dae_hybrid.passages import fastest_passage, fewest_steps, passage_of_leg
 from dae_hybrid.trajectory import Trajectory
 
 #: a functional that changes by so many times its size (no less than its absolute tolerance) when a parameter doubles is
@@ -32,6 +33,11 @@ CHAOS = "; of a chaotic motion neither a long run nor its derivatives can be had
 CHECK = "growth of perturbations"
 
 type Gradients = Mapping[str, Array]
+
+
+def path_passage(leg: Leg, rtol: float) -> tuple[float, float]:
+    """The fastest passage of a leg by its steps, as `lost_digits` asks for it."""
+    return passage_of_leg(leg, fewest_steps(LOST / rtol), sampled=False)
 
 
 def lost_digits(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dae_hybrid.amplification import path_passage
 from dae_hybrid.checkpoints import Checkpoint, Ledger
 from dae_hybrid.companion import Companion
 from dae_hybrid.dense import Redo
@@ -77,7 +78,7 @@ class Automaton:
         self.reopen, self.certify, self.keep_path = reopen, certify, keep_path
         self.instant = Instant(system, t_span, options, schedule)
         self.stops = Stops(system, t_span, parameters)
-        self.keep, self.ledger = keep, Ledger(bound, options.rtol)
+        self.keep, self.ledger = keep, Ledger(bound, partial(path_passage, rtol=options.rtol))
         self.parts: list[Part | Leg] = []
         self.gone = Counter[str]()  # what there was before the parts
         self.integrals, self.costs = np.zeros((2, system.functionals.size))

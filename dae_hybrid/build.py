@@ -24,7 +24,7 @@ from dae_hybrid.mode_build import ModeBuilder, to_compile
 from dae_hybrid.model import HybridModel
 from dae_hybrid.relations import with_relations
 from dae_hybrid.signals import SignalTable
-from dae_hybrid.symbolic import of_symbols, without_numbers
+from dae_hybrid.symbolic import without_numbers
 from dae_hybrid.system import HybridSystem
 from dae_hybrid.transition_build import build_transition, check_parameters_only, of_parameters
 
@@ -118,8 +118,8 @@ def _measurements(model: HybridModel, functionals: Layout, builders: list[ModeBu
     for functional in model.functionals.values():
         label = f"measurement of functional '{functional.name}'"
         for when, value in functional.at_times:
-            shape, data, numbers = without_numbers(value)
-            key = functional.name, of_symbols(shape)
+            stated, shape, data, numbers = without_numbers(value)
+            key = functional.name, *stated
             if key not in shapes:
                 shapes[key] = cache(partial(_measured, builders, label, shape, data))
             time = _time(model, f"measurement time of functional '{functional.name}'", when)

@@ -8,6 +8,7 @@ the rest is needed the leg is gone through once more, and has to come to the sam
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -70,11 +71,12 @@ def _end(leg: Leg) -> bytes:
 class Ledger:
     """The legs of a run, of which no more is kept than the bound, the latest ones.
 
-    `next` is the bound of the next one alone, `lets_go` says whether there was more.
+    `next` is the bound of the next one alone, `lets_go` says whether there was more, and `passage` gives the fastest
+    passage of a leg.
     """
 
-    def __init__(self, bound: Bound, rtol: float) -> None:
-        self.bound, self.next, self.rtol, self.lets_go = bound, bound, rtol, False
+    def __init__(self, bound: Bound, passage: Callable[[Leg], tuple[float, float]]) -> None:
+        self.bound, self.next, self.passage, self.lets_go = bound, bound, passage, False
         self.latest: tuple[int, Leg] | None = None  # the leg that has been made again, and which one it is
         self._size, self._count, self._kept = 0, 0, deque[tuple[Stretch, int]]()
 
@@ -143,10 +145,7 @@ class Stretch(Leg):
                 (kind.mode, kind.guard, name): self.values(kind, name) for kind in self.kinds for name in VALUES
             }
         if self.paths:
-            from dae_hybrid.amplification import LOST  # these need trajectories, which need legs
-            from dae_hybrid.passages import fewest_steps, passage_of_leg
-
-            kept["_passage"] = passage_of_leg(self, fewest_steps(LOST / ledger.rtol), sampled=False)
+            kept["_passage"] = ledger.passage(self)
         kept["_end"] = _end(self)
         gone = {"paths"} | ({"rows"} if bound.rows else set()) | ({"records", "offsets"} if bound.records else set())
         stays = {f.name for f in fields(Leg)} - gone

@@ -286,7 +286,7 @@ class ModeFunctions:
 
         def scale(s: Flat) -> list[Any]:
             k, by_u = self.algebraic_part(s), self.by_u(self.flow, s)[self.ny :, :]
-            by_z, terms = by_u[:, self.ny : self.lowering.n], ca.fabs(by_u) @ ca.fabs(s.u) + ca.fabs(k)
+            by_z, terms = by_u[:, self.ny : self.lowering.n], sizes_by(by_u, k, s.u)
             if self.nz > LARGE:  # instead of all of the inverse, what it makes of two combinations of signs
                 signs = ca.DM((-1.0) ** np.arange(self.nz))
                 found = linear_solve(by_z, ca.horzcat(terms, signs * terms))
@@ -377,7 +377,12 @@ class ModeFunctions:
 
 def term_sizes(values: Any, u: Any) -> Any:
     """Size of what each value is summed from, to first order: |dv/du| |u|. Rounding is a multiple of it."""
-    return ca.fabs(ca.jacobian(values, u)) @ ca.fabs(u) + ca.fabs(values)
+    return sizes_by(ca.jacobian(values, u), values, u)
+
+
+def sizes_by(by_u: Any, values: Any, u: Any) -> Any:
+    """The same, from the derivative by u."""
+    return ca.fabs(by_u) @ ca.fabs(u) + ca.fabs(values)
 
 
 def entry_sizes(matrix: Any, u: Any) -> Any:

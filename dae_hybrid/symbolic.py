@@ -52,23 +52,23 @@ def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = ()) -> bool:
     return elements > many
 
 
-def without_numbers(expression: ca.MX) -> tuple[ca.MX, ca.MX, NDArray[np.float64]]:
-    """An expression with a symbol in place of its numbers, that symbol, a column, and the numbers."""
-    function = ca.Function("f", ca.symvar(expression), [expression])
+def without_numbers(expression: ca.MX) -> tuple[tuple[Any, ...], ca.MX, ca.MX, NDArray[np.float64]]:
+    """An expression with a column of symbols in place of its numbers, that column, and the numbers.
+
+    Before them a key: those of one key are the same function of the same symbols and of their numbers.
+    """
+    symbols = ca.symvar(expression)
+    function = ca.Function("f", symbols, [expression])
     places = [k for k in range(function.n_instructions()) if function.instruction_id(k) == ca.OP_CONST]
     constants = [function.instruction_MX(k) for k in places]
     numbers = np.concatenate([np.zeros(0), *(np.array(c.to_DM().nonzeros()) for c in constants)])
     column = ca.MX.sym("numbers", numbers.size)
-    pieces = ca.vertsplit(column, [0, *np.cumsum([c.nnz() for c in constants]).tolist()]) if constants else []
-    symbols = [ca.MX(c.sparsity(), piece) for c, piece in zip(constants, pieces, strict=True)]
-    return ca.graph_substitute(expression, constants, symbols) if constants else expression, column, numbers
-
-
-def of_symbols(expression: ca.MX) -> tuple[Any, ...]:
-    """What two expressions have in common that are one and the same function of the same symbols."""
-    symbols = ca.symvar(expression)
-    stated = ca.Function("f", symbols, [expression]).serialize()
-    return stated, tuple(s.__hash__() for s in symbols if s.name() != "numbers")
+    if constants:
+        pieces = ca.vertsplit(column, [0, *np.cumsum([c.nnz() for c in constants]).tolist()])
+        named = [ca.MX(c.sparsity(), piece) for c, piece in zip(constants, pieces, strict=True)]
+        expression = ca.graph_substitute(expression, constants, named)
+    stated = ca.Function("f", [*symbols, column], [expression]).serialize()
+    return (stated, *(s.__hash__() for s in symbols)), expression, column, numbers
 
 
 def linear_solve(matrix: Any, right: Any) -> Any:

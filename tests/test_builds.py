@@ -7,54 +7,13 @@ from collections.abc import Callable
 import casadi as ca
 import numpy as np
 import pytest
+from growing import bars, guards, ring
 
 import dae_hybrid as dh
 import dae_hybrid.build
 from dae_hybrid.chunks import statements
 from dae_hybrid.codegen import generate
-from dae_hybrid.mechanics import Formulation, Index1, Index2, Mechanism, Penalty, kinematics
-
-
-def with_guards(n: int) -> dh.HybridModel:
-    m = dh.HybridModel("guards")
-    x, p = m.differential("x"), m.parameter("p", 1.0)
-    run = m.mode("run", ode={x: 1 - p * x})
-    for i in range(n):
-        m.transition(run, run, guard=x - 0.6 * (i + 1) / n, direction="rising", reset={x: x + 1e-3 * p / n})
-    m.initial(run, {x: 0.0})
-    m.functional("G", terminal=x**2)
-    return m
-
-
-def ring(n: int) -> dh.HybridModel:
-    m = dh.HybridModel("ring")
-    x, p = m.differential("x"), m.parameter("p", 1.0)
-    modes = [m.mode(f"m{i}", ode={x: (20.5 + i) * p}) for i in range(n)]
-    for here, there in zip(modes, (*modes[1:], modes[0]), strict=True):
-        m.transition(here, there, guard=x - 1, direction="rising", reset={x: 0 * x})
-    m.initial(modes[0], {x: 0.0})
-    return m
-
-
-def pendulum(n: int) -> Mechanism:
-    """Bars of length and mass one, held level at the start."""
-    mech = Mechanism("pendulum")
-    mass, g, start = mech.parameter("mass", 1.0), mech.parameter("g", 9.81), {}
-    last, energy = mech.ground(0.0, 0.0, "pivot"), 0
-    for i in range(n):
-        point = mech.point(str(i))
-        own = mass if i == n - 1 else 1.0
-        mech.bar(last, point, length=1.0, mass=own)
-        start |= {point.x: float(i + 1), point.y: 0.0}
-        (vx, vy), (wx, wy) = ((0.0, 0.0) if not i else (last.vx, last.vy)), (point.vx, point.vy)
-        height = (point.y + (last.y if i else 0.0)) / 2
-        energy += own * (g * height + (vx**2 + vx * wx + wx**2 + vy**2 + vy * wy + wy**2) / 6)
-        last = point
-    mech.gravity(g)
-    mech.initial(mech.mode("swing"), start)
-    mech.functional("x", terminal=last.x)
-    mech.functional("energy", terminal=energy)
-    return mech
+from dae_hybrid.mechanics import Formulation, Index1, Index2, Penalty, kinematics
 
 
 @pytest.fixture
@@ -82,11 +41,11 @@ def length(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], 
 @pytest.mark.parametrize(
     ("make", "n"),
     [
-        (lambda n: with_guards(n).build(), 20),
+        (lambda n: guards(n).build(), 20),
         (lambda n: ring(n).build(), 10),
-        (lambda n: pendulum(n).build(), 10),
-        (lambda n: pendulum(n).build(Index1(omega=1.0)), 10),
-        (lambda n: pendulum(n).build(Penalty()), 10),
+        (lambda n: bars(n).build(), 10),
+        (lambda n: bars(n).build(Index1(omega=1.0)), 10),
+        (lambda n: bars(n).build(Penalty()), 10),
     ],
     ids=["guards", "ring", "index 2", "index 1", "penalty"],
 )
@@ -96,9 +55,9 @@ def test_code_grows_linearly(length, make, n: int) -> None:
 
 
 def test_transitions_that_call_the_guards_of_their_modes_give_the_same(monkeypatch) -> None:
-    apart = with_guards(12).build()
+    apart = guards(12).build()
     monkeypatch.setattr("dae_hybrid.crossing_build.CALLED", 1000)
-    within = with_guards(12).build()
+    within = guards(12).build()
     for system in (apart, within):
         assert system.native
     one, other = (dh.forward_sensitivity(system, (0, 1.5), rtol=1e-8) for system in (apart, within))
@@ -112,33 +71,33 @@ def test_transitions_that_call_the_guards_of_their_modes_give_the_same(monkeypat
 
 @pytest.mark.parametrize("form", [Index1(), Index2(), Index2(positions=False)], ids=str)
 def test_a_large_mechanism_moves_as_a_small_one_does(monkeypatch, form: Formulation) -> None:
-    stated = pendulum(3)
+    stated = bars(3)
     solved = stated.build(form)
     monkeypatch.setattr(kinematics, "SMALL", 0)
-    as_stated = pendulum(3).build(form)
+    as_stated = bars(3).build(form)
     one, other = (dh.forward_sensitivity(s, (0, 1), rtol=1e-9, atol=1e-11) for s in (solved, as_stated))
-    np.testing.assert_allclose(other.functionals["x"], one.functionals["x"], rtol=1e-6)
-    np.testing.assert_allclose(other.gradient["x"], one.gradient["x"], rtol=1e-5)
+    np.testing.assert_allclose(other.functionals["G"], one.functionals["G"], rtol=1e-6)
+    np.testing.assert_allclose(other.gradient["G"], one.gradient["G"], rtol=1e-5)
 
 
 def test_a_pendulum_of_thirty_bars() -> None:
-    system = pendulum(30).build()
+    system = bars(30).build()
     assert system.native
     sol = dh.simulate(system, (0, 1), rtol=1e-8, atol=1e-10)
     assert sol.statistics["band factorisations"] > 0
     assert abs(float(sol.functionals["energy"])) < 1e-4  # of about 4000 that have become motion
     options = {"rtol": 1e-7, "atol": 1e-9}
     fsa = dh.forward_sensitivity(system, (0, 1), **options)
-    asa = dh.adjoint_gradient(system, (0, 1), "x", **options)
-    np.testing.assert_allclose(asa.gradient, fsa.gradient["x"], rtol=1e-4, atol=1e-6)
+    asa = dh.adjoint_gradient(system, (0, 1), "G", **options)
+    np.testing.assert_allclose(asa.gradient, fsa.gradient["G"], rtol=1e-4, atol=1e-6)
     step = 1e-3
     for i, name in enumerate(("mass", "g")):
         p = dict(zip(("mass", "g"), system.nominal, strict=True))
         ends = [
-            dh.simulate(system, (0, 1), parameters=p | {name: p[name] + s}, **options).functionals["x"]
+            dh.simulate(system, (0, 1), parameters=p | {name: p[name] + s}, **options).functionals["G"]
             for s in (-step, step)
         ]
-        assert float(np.diff(np.ravel(ends))[0]) / (2 * step) == pytest.approx(fsa.gradient["x"][i], rel=1e-3, abs=1e-5)
+        assert float(np.diff(np.ravel(ends))[0]) / (2 * step) == pytest.approx(fsa.gradient["G"][i], rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))

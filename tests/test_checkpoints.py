@@ -13,6 +13,7 @@ import casadi as ca
 import numpy as np
 import pytest
 from conftest import peak
+from growing import impacts, sampled
 from switched import thermostat
 
 import dae_hybrid as dh
@@ -33,37 +34,6 @@ def ball() -> tuple[dh.HybridModel, float]:
     m.initial(run, {x: 1.0, v: 0.0})
     m.functional("G", integrand=x**2, terminal=x * v, at_events={impact: v**2 / g}, at_times={5.0: x, 11.0: v})
     return m, 20.0
-
-
-def converter() -> tuple[dh.HybridModel, float]:
-    """A clock, a guard, and a memory that the controller writes."""
-    m = dh.HybridModel("converter")
-    gain, load = m.parameter("gain", 0.2), m.parameter("load", 1.0)
-    i, u, s = m.differential("i"), m.differential("u"), m.differential("s")
-    duty = m.memory("duty", initial=0.4)
-    on = m.mode("on", ode={i: 1 - u, u: i - u / load, s: 1})
-    off = m.mode("off", ode={i: -u, u: i - u / load, s: 1})
-    m.transition(on, off, guard=s - duty, direction="rising")
-    m.transition(off, on, every=1.0, reset={s: 0}, memory={duty: 0.4 + gain * (0.4 - u) / (1 + u**2)})
-    m.initial(on, {i: 0.0, u: 0.0, s: 0.0})
-    m.functional("G", integrand=(u - 0.4) ** 2)
-    return m, 20.2
-
-
-def pendulum() -> tuple[dh.HybridModel, float]:
-    """A pendulum in Cartesian coordinates that a wall throws back: its state is kept on constraints."""
-    m = dh.HybridModel("pendulum")
-    e, x, y, vx, vy = m.parameter("e", 1.0), *(m.differential(name) for name in ("x", "y", "vx", "vy"))
-    tension, mu, wall, rod = m.algebraic("tension"), m.algebraic("mu"), m.unknown("wall"), m.unknown("rod")
-    run = m.mode(
-        "run", ode={x: vx - x * mu, y: vy - y * mu, vx: -x * tension, vy: -1 - y * tension},
-        constraint=[(x**2 + y**2 - 1) / 2, x * vx + y * vy],
-    )  # fmt: skip
-    thrown = [m.post(vx) - vx - wall - x * rod, m.post(vy) - vy - y * rod, m.post(vx) + e * vx]
-    m.transition(run, run, guard=x, direction="falling", reset=thrown)
-    m.initial(run, {x: math.sin(0.5), y: -math.cos(0.5), vx: 0.0, vy: 0.0})
-    m.functional("G", integrand=x**2)
-    return m, 30.0
 
 
 def element() -> tuple[dh.HybridModel, float]:
@@ -94,8 +64,8 @@ CASES: dict[str, tuple[Callable[[], tuple[dh.HybridSystem, tuple[float, float]]]
     "hybrid ODE": (lambda: (hybrid_ode.system(), (0.0, 5.0)), ("auto", "adams", "bdf")),
     "reversals": (lambda: (menegotto_pinto.system(), menegotto_pinto.t_span), ("auto",)),
     "ball": (lambda: _built(*ball()), ("erk", "adams", "bdf")),
-    "converter": (lambda: _built(*converter()), ("erk", "adams", "bdf")),
-    "pendulum": (lambda: _built(*pendulum()), ("erk", "adams", "bdf")),
+    "converter": (lambda: _built(sampled(), 20.2), ("erk", "adams", "bdf")),
+    "pendulum": (lambda: _built(impacts(), 30.0), ("erk", "adams", "bdf")),
     "element": (lambda: _built(*element()), ("bdf",)),
     "driven": (lambda: _built(*driven()), ("erk", "bdf")),
 }

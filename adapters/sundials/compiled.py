@@ -44,9 +44,14 @@ WIDEST_PATH = 100_000
 
 def short_vectors() -> dict[str, int]:
     """Operations that are faster on short vectors, to the same bits, by the names of those they replace."""
-    library, name = loops(), "N_VLinearCombination_Serial"
-    library.dh_take_combination(ctypes.c_void_p(address(load(), name)))
-    return {name: address(library, "dh_combination")}
+    return _replacements("dh_take_combination", {"N_VLinearCombination_Serial": "dh_combination"})
+
+
+def _replacements(take: str, others: dict[str, str]) -> dict[str, int]:
+    """Operations of the driver by the names of SUNDIALS' own, which it is told to fall back on."""
+    library = loops()
+    getattr(library, take)(*(ctypes.c_void_p(address(load(), name)) for name in others))
+    return {name: address(library, other) for name, other in others.items()}
 
 
 class Model:
@@ -153,9 +158,8 @@ class Model:
 
     def norms(self) -> dict[str, int]:
         """Norms of the states by which the order suits sensitivities too, by the names of those they replace."""
-        library, others = loops(), {"N_VWrmsNorm_Serial": "dh_norm", "N_VWrmsNormMask_Serial": "dh_masked_norm"}
-        library.dh_take_norms(*(ctypes.c_void_p(address(load(), name)) for name in others))
-        return {name: address(library, other) for name, other in others.items()}
+        others = {"N_VWrmsNorm_Serial": "dh_norm", "N_VWrmsNormMask_Serial": "dh_masked_norm"}
+        return _replacements("dh_take_norms", others)
 
     linear: Any = None  # a `LinearSystem`, where Newton's matrix is not SUNDIALS' dense one
 

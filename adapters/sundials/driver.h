@@ -6,9 +6,10 @@
  *
  * A mode is the system  M x' = F(t, x, m, p)  with M = diag(1, .., 1, 0, .., 0): the first
  * `n_differential` rows are differential equations, the others 0 = F_i. CVODES serves it when all rows
- * are differential, IDAS otherwise; ARKODE takes explicit Runge-Kutta steps, for which sensitivities are further states, and
- * algebraic variables are solved for. `m` is the memory, constant between transitions. Integrands are integrated as further states q' = g behind x (measured: a third less work than SUNDIALS' quadratures on
- * small systems, under the same error control, and clear of a defect of Adams with quadrature sensitivities).
+ * are differential, IDAS otherwise; ARKODE takes explicit Runge-Kutta steps, for which sensitivities are further states,
+ * and algebraic variables are solved for. `m` is the memory, constant between transitions. Integrands are integrated as
+ * further states q' = g behind x (measured: a third less work than SUNDIALS' quadratures on small systems, under the same
+ * error control, and clear of a defect of Adams with quadrature sensitivities).
  * Python reads the constants and structs of this file (header.py), and puts those of its own rules before it
  * (dae_hybrid/native_constants.py).
  *

@@ -158,7 +158,7 @@ static int algebraic_directions(const context *c, integer count, double *const *
       if (c->f_x.row[k] >= ny) matrix[(c->f_x.row[k] - ny) * nz + j] += c->f_x.value[k];
     for (integer i = 0; i < count; i++) dz[j * count + i] = -along[i][ny + j];
   }
-  return nz <= MOST_SOLVED && solve_dense(matrix, dz, nz, count) ? 0 : RECOVERABLE;
+  return solve_dense(matrix, dz, nz, count) ? 0 : RECOVERABLE;
 }
 
 /* and what dz adds to the rates of y and to those of the integrals */

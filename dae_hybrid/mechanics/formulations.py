@@ -133,7 +133,7 @@ class Index2(Formulation):
     positions: bool = True
 
     def velocity_rates(self, motion: Motion) -> ca.MX:
-        """M^-1 (F - Phi_q^T lambda)."""
+        """v' of all coordinates, for given multipliers."""
         return motion.rates
 
     def closure(self, motion: Motion) -> ca.MX:

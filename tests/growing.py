@@ -1,0 +1,84 @@
+"""Systems that tests look at and benchmarks time, some of any size."""
+
+from __future__ import annotations
+
+import math
+
+import dae_hybrid as dh
+from dae_hybrid.mechanics import Mechanism
+
+
+def sampled() -> dh.HybridModel:
+    """A converter under a controller that samples: a clock, a guard at the end of every pulse, and a memory."""
+    m = dh.HybridModel("sampled")
+    gain, load = m.parameter("gain", 0.2), m.parameter("load", 1.0)
+    i, u, s = m.differential("i"), m.differential("u"), m.differential("s")
+    duty = m.memory("duty", initial=0.4)
+    on = m.mode("on", ode={i: 1 - u, u: i - u / load, s: 1})
+    off = m.mode("off", ode={i: -u, u: i - u / load, s: 1})
+    m.transition(on, off, guard=s - duty, direction="rising", name="open")
+    m.transition(off, on, every=1.0, reset={s: 0}, memory={duty: 0.4 + gain * (0.4 - u) / (1 + u**2)}, name="sample")
+    m.initial(on, {i: 0.0, u: 0.0, s: 0.0})
+    m.functional("G", integrand=(u - 0.4) ** 2)
+    return m
+
+
+def impacts() -> dh.HybridModel:
+    """A pendulum in Cartesian coordinates that a wall throws back: index 2, impulses of the wall and of the rod."""
+    m = dh.HybridModel("impacts")
+    e, x, y, vx, vy = m.parameter("e", 1.0), *(m.differential(name) for name in ("x", "y", "vx", "vy"))
+    tension, mu, wall, rod = m.algebraic("tension"), m.algebraic("mu"), m.unknown("wall"), m.unknown("rod")
+    run = m.mode(
+        "run", ode={x: vx - x * mu, y: vy - y * mu, vx: -x * tension, vy: -1 - y * tension},
+        constraint=[(x**2 + y**2 - 1) / 2, x * vx + y * vy],
+    )  # fmt: skip
+    thrown = [m.post(vx) - vx - wall - x * rod, m.post(vy) - vy - y * rod, m.post(vx) + e * vx]
+    m.transition(run, run, guard=x, direction="falling", reset=thrown, name="impact")
+    m.initial(run, {x: math.sin(0.5), y: -math.cos(0.5), vx: 0.0, vy: 0.0})
+    m.functional("G", integrand=x**2)
+    return m
+
+
+def guards(n: int) -> dh.HybridModel:
+    """One mode with many guards."""
+    m = dh.HybridModel("guards")
+    x, p = m.differential("x"), m.parameter("p", 1.0)
+    run = m.mode("run", ode={x: 1 - p * x})
+    for i in range(n):
+        m.transition(run, run, guard=x - 0.6 * (i + 1) / n, direction="rising", reset={x: x + 1e-3 * p / n})
+    m.initial(run, {x: 0.0})
+    m.functional("G", terminal=x**2)
+    return m
+
+
+def ring(n: int) -> dh.HybridModel:
+    """Modes in a ring."""
+    m = dh.HybridModel("ring")
+    x, p = m.differential("x"), m.parameter("p", 1.0)
+    modes = [m.mode(f"m{i}", ode={x: (20.5 + i) * p}) for i in range(n)]
+    for here, there in zip(modes, (*modes[1:], modes[0]), strict=True):
+        m.transition(here, there, guard=x - 1, direction="rising", reset={x: 0 * x})
+    m.initial(modes[0], {x: 0.0})
+    m.functional("G", terminal=x)
+    return m
+
+
+def bars(n: int) -> Mechanism:
+    """A pendulum of bars of length and mass one, held level at the start."""
+    mech = Mechanism("bars")
+    mass, g, start = mech.parameter("mass", 1.0), mech.parameter("g", 9.81), {}
+    last, energy = mech.ground(0.0, 0.0, "pivot"), 0
+    for i in range(n):
+        point = mech.point(str(i))
+        own = mass if i == n - 1 else 1.0
+        mech.bar(last, point, length=1.0, mass=own)
+        start |= {point.x: float(i + 1), point.y: 0.0}
+        (vx, vy), (wx, wy) = ((0.0, 0.0) if not i else (last.vx, last.vy)), (point.vx, point.vy)
+        height = (point.y + (last.y if i else 0.0)) / 2
+        energy += own * (g * height + (vx**2 + vx * wx + wx**2 + vy**2 + vy * wy + wy**2) / 6)
+        last = point
+    mech.gravity(g)
+    mech.initial(mech.mode("swing"), start)
+    mech.functional("G", terminal=last.x)
+    mech.functional("energy", terminal=energy)
+    return mech
