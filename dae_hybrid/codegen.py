@@ -33,6 +33,7 @@ from scipy.sparse import csc_array
 
 from dae_hybrid.cache import keep, load, open_cache, read
 from dae_hybrid.chunks import MOST, cut, is_long, shared_out, statements
+from dae_hybrid.dense_products import by_columns
 from dae_hybrid.errors import CompilerWarning, UnsupportedError
 
 FLAGS = ("-O2", "-fno-math-errno", "-fPIC", "-shared")
@@ -317,7 +318,7 @@ def generate(functions: Sequence[ca.Function], name: str = "model.c", *, in_work
     generator = ca.CodeGenerator(name, {"casadi_int": "long long int", "avoid_stack": in_work_vector})
     for function in functions:
         generator.add(function)
-    return _without_descriptions(str(generator.dump()), [function.name() for function in functions])
+    return _without_descriptions(by_columns(str(generator.dump())), [function.name() for function in functions])
 
 
 def _without_descriptions(source: str, names: Sequence[str]) -> str:

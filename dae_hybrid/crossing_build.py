@@ -57,9 +57,16 @@ def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]
         k, by_z, size = mode.closure.call([t, ca.vertcat(y[: mode.ny], z), m, p])
         outputs["solve"] = [k, by_z, ca.fabs(by_z), size]
     return {
-        key: expanded(ca.Function(f"m{mode.index}_{key}", [t, y, m, p, clock, z], [ca.densify(v) for v in values]))
+        key: _in_elements(
+            ca.Function(f"m{mode.index}_{key}", [t, y, m, p, clock, z], [ca.densify(v) for v in values]), mode
+        )
         for key, values in outputs.items()
     }
+
+
+def _in_elements(function: ca.Function, *modes: ModeBuilder) -> ca.Function:
+    """The function in SX form, unless equations of a mode stay operations on vectors."""
+    return function if any(mode.lowering.vectorised for mode in modes) else expanded(function)
 
 
 def has_slopes(transition: TransitionMap) -> bool:
@@ -105,7 +112,8 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
     direction = source.point_function("direction", lambda s: [source.direction(s)]) if source.nk else None
     outputs["tangent"].append(ca.MX(0, 0) if direction is None else direction(t, x, m, p))
     outputs["tangent"].append(_constraint_slopes(source, t, x, m, p)[:, :-1])
-    by_w = first_output(source.point_function("chain", lambda s: [source.chain(s)]), t, x, m, p)
+    s = source.solvable(source.symbols())
+    by_w = first_output(ca.Function("chain", list(s.point), [source.chain(s)]), t, x, m, p)
     if has_slopes(transition):
         y_u, y_xi, m_u, m_xi, phi_u, _, _, z_u, entries = kernels["linear"].function.call([t, x, m, xi, p])
         outputs["tangent"][1] = ca.vertcat(y_u, m_u) @ by_w
@@ -117,14 +125,14 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
     inputs = [t, y, m, p, clock, xi]
     called = len(source.guarded) + len(target.guarded) > CALLED
     if called:
-        point = expanded(ca.Function("point", inputs, point)).call(inputs)
+        point = _in_elements(ca.Function("point", inputs, point), source, target).call(inputs)
     x, x_after, m_after, *more = point
     before, after = source.entry.call([t, x, m, p]), target.entry.call([t, x_after, m_after, p])
     outputs["cross"] = [x, *before, x_after, m_after, *after, *more]
     found: dict[str, ca.Function] = {}
     for key, values in outputs.items():
         function = ca.Function(f"t{transition.index}_{key}", inputs, [ca.densify(v) for v in values])
-        found[key] = function if called and key == "cross" else expanded(function)
+        found[key] = function if called and key == "cross" else _in_elements(function, source, target)
     return found if "solve" not in found or sum(f.n_instructions() for f in found.values()) <= LONGEST else {}
 
 
