@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
 
 import casadi as ca
 
+from dae_hybrid.pullback import inlined
+
 #: functions that are called at every step
-HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch")
+HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch", "pullback")
+#: those of them that are looked through as operations on vectors
+VECTORISED = ("flow", "guards", "pullback")
 #: larger functions are left as they are: the integration is expensive enough, and so is looking through them
 LARGEST = 20_000
 
@@ -15,7 +21,9 @@ LARGEST = 20_000
 def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
     """The same functions with a further input c, and `constants`, which gives c from the inputs (t, x, m, p).
 
-    Common subexpressions are shared within each function. Only SX functions are rewritten; the others ignore c.
+    Common subexpressions are shared within each function. Functions that are not rewritten ignore c. A `pullback`
+    becomes two functions: `tape`, which gives what `flow` gives and intermediate results, and `pullback`, which takes
+    these behind c; there is none where it is not rewritten.
 
     Examples
     --------
@@ -26,24 +34,91 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
     >>> found["constants"](0, 0, 2, 3), found["flow"].n_in()
     (DM(-0.279415), 5)
     """
-    result = dict(functions)
-    hot = [key for key in HOT if key in functions and functions[key].is_a("SXFunction")]
-    hot = [key for key in hot if functions[key].n_nodes() <= LARGEST]
+    result = {key: function for key, function in functions.items() if key != "pullback"}
+    hot = {key: functions[key] for key in HOT if key in functions and functions[key].is_a("SXFunction")}
+    kind = ca.SX
+    if not hot:
+        kind = ca.MX
+        written = {key: inlined(functions[key]) for key in VECTORISED if key in functions}
+        hot = {key: function for key, function in written.items() if function is not None}
+    hot = {key: function for key, function in hot.items() if function.n_nodes() <= LARGEST}
     if not hot:
         return result
-    first = functions[hot[0]]
-    point = [ca.SX.sym(name, first.size1_in(i)) for i, name in enumerate("txmp")]
-    outputs = [(key, value) for key in hot for value in functions[key].call(point)]
-    rewritten, symbols, values = ca.extract_parametric([v for _, v in outputs], ca.vertcat(point[2], point[3]))
-    c = ca.SX.sym("c", len(symbols))
-    if symbols:
-        rewritten = ca.substitute(rewritten, list(symbols), ca.vertsplit(c))
+    first = next(iter(hot.values()))
+    point = [kind.sym(name, first.size1_in(i)) for i, name in enumerate("txmp")]
+    more = {key: [kind.sym(f"v{i}", f.size1_in(i)) for i in range(4, f.n_in())] for key, f in hot.items()}
+    outputs = [(key, value) for key, f in hot.items() for value in f.call([*point, *more[key]], True, False)]
+    rewritten, symbols, values = _extracted([value for _, value in outputs], [point[2], point[3]])
     if any(new.sparsity() != old.sparsity() for new, (_, old) in zip(rewritten, outputs, strict=True)):
         return result
-    for key in hot:
+    c, pieces = _column(kind, "c", values)
+    for key, f in hot.items():
         own = [new for (owner, _), new in zip(outputs, rewritten, strict=True) if owner == key]
-        result[key] = ca.Function(functions[key].name(), [*point, c], own if len(own) == 1 else ca.cse(own))
-    name = f"{first.name()}_constants"
-    held: ca.SX = ca.cse(ca.densify(ca.vertcat(*values)))
-    result["constants"] = ca.Function(name, point, [held])
+        if key == "pullback":
+            result |= _taped(f.name(), own, [*point, c], more[key], symbols, pieces)
+            continue
+        result[key] = ca.Function(f.name(), [*point, c], _named(own, symbols, pieces))
+    result["constants"] = ca.Function(f"{first.name()}_constants", point, [ca.cse(_stacked(kind, values))])
     return result
+
+
+def _taped(
+    name: str, values: list[Any], point: list[Any], vectors: list[Any], symbols: Sequence[Any], pieces: list[Any]
+) -> dict[str, ca.Function]:
+    """`tape` and `pullback`: what the products have in common, whatever is multiplied, and the rest."""
+    products, recorded, kept = _extracted(values[2:], [*point[:4], *symbols])
+    tape, places = _column(type(point[0]), "tape", kept)
+    given = [*values[:2], _stacked(type(point[0]), kept)]
+    products = _named(products, recorded, places)
+    return {
+        "tape": ca.Function(f"{name}_tape", point, _named(given, symbols, pieces)),
+        "pullback": ca.Function(name, [*point, tape, *vectors], _named(products, symbols, pieces)),
+    }
+
+
+def _extracted(values: list[Any], known: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Columns with symbols in place of what depends on known symbols alone, these symbols, and what they stand for."""
+    if isinstance(values[0], ca.SX):
+        found, symbols, parts = ca.extract_parametric(values, known)
+        return list(found), list(symbols), list(parts)
+    whole, symbols, parts = ca.extract_parametric(ca.cse(ca.vertcat(*values)), known)
+    pieces = [whole.dep(i) for i in range(whole.n_dep())] if whole.is_op(ca.OP_VERTCAT) else [whole]
+    columns = list[Any]()
+    for value in values:  # CasADi would make of a list a column that it splits again, number by number
+        own, missing = list[Any](), value.numel()
+        while missing > 0:
+            own.append(pieces.pop(0))
+            missing -= own[-1].numel()
+        if missing:
+            columns = list(ca.vertsplit(whole, _ends(values)))
+            break
+        columns.append(ca.vertcat(*own) if own else ca.MX(0, 1))
+    return columns, list(symbols), list(parts)
+
+
+def _ends(values: Sequence[Any]) -> list[int]:
+    """Where pieces of a column end, from zero on."""
+    return [0, *accumulate(value.nnz() for value in values)]
+
+
+def _named(values: Sequence[Any], symbols: Sequence[Any], pieces: list[Any]) -> list[Any]:
+    """Expressions with pieces of a column in place of symbols; common subexpressions are shared."""
+    found = ca.substitute(list(values), list(symbols), pieces) if symbols else list(values)
+    return found if len(found) == 1 else ca.cse(found)
+
+
+def _column(kind: Any, name: str, values: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """A column of symbols, and its pieces in the shapes of these values."""
+    ends = _ends(values)
+    column = kind.sym(name, ends[-1])
+    pieces = ca.vertsplit(column, ends) if values else []
+    if kind is ca.SX:  # numbers, each by itself
+        return column, pieces
+    return column, [kind(v.sparsity(), piece) for v, piece in zip(values, pieces, strict=True)]
+
+
+def _stacked(kind: Any, values: Sequence[Any]) -> Any:
+    """Such a column of these values."""
+    if kind is ca.MX:
+        values = [ca.vec(value if value.is_dense() else value.nz[:]) for value in values]
+    return ca.densify(ca.vertcat(kind(0, 1), *values))

@@ -124,8 +124,27 @@ static int directional(context *c, double t, const double *x, vector *s, vector 
   return flag ? flag : along_all(c, s, out, 0, 0);
 }
 
+/* The integrands of SR eq. 33 to 35 from a product. */
+static void integrands_of(const context *c, double *out) {
+  const double *by_p = c->product + c->n, *by_m = by_p + c->n_parameters;
+  for (integer i = 0; i < c->n_wrt; i++) out[i] = -by_p[c->wrt[i]];
+  for (integer i = 0; i < c->n_memory; i++) out[c->n_wrt + i] = -by_m[i];
+}
+
+/* A product at a time of the path. */
+static int product_on_path(context *c, double clock, const double *lambda, double weight) {
+  double t;
+  const int flag = record_path(c, clock, &t);
+  return flag ? flag : pull_back(c, t, c->interpolated, c->recorded, lambda, c->component, weight);
+}
+
 /* SR eq. 33 to 35: parameters first, then memory. The minus undoes the direction of integration. */
 static int adjoint_quadrature(context *c, double t, const double *lambda, double *out) {
+  if (c->pullback) {
+    const int off = product_on_path(c, t, lambda, 1);
+    if (!off) integrands_of(c, out);
+    return off;
+  }
   const int flag = linearise_path(c, t);
   if (flag) return flag;
   memset(c->parameter_gradient, 0, (size_t)c->n_parameters * sizeof(double));
@@ -146,15 +165,37 @@ static int adjoint(context *c, double t, const double *lambda, double sign, doub
   const int flag = adjoint_quadrature(c, t, lambda, c->integrands);
   if (flag) return flag;
   memset(out, 0, (size_t)c->n * sizeof(double));
-  scatter_column(&c->g_x, c->component, out);
-  for (integer j = 0; j < c->n; j++) out[j] = sign * (out[j] + column_dot(&c->f_x, j, lambda));
+  if (!c->pullback) scatter_column(&c->g_x, c->component, out);
+  for (integer j = 0; j < c->n; j++) out[j] = sign * (c->pullback ? c->product[j] : out[j] + column_dot(&c->f_x, j, lambda));
   out[c->n] = 0;
   for (integer i = 0; i < c->n_wrt + c->n_memory; i++) out[c->n] += c->weights[i] * c->integrands[i];
   return 0;
 }
 
+/* The same as `adjoint_jacobian`, each row of F_x and of the guide from one product: F_p and F_m would be larger by far. */
+static int jacobian_by_rows(context *c, double t, double sign, double cj, double *dense) {
+  const integer n = c->n, size = n + 1;
+  memset(c->vector, 0, (size_t)n * sizeof(double));
+  for (integer i = 0; i < n; i++) {
+    double *column = dense + i * size;
+    c->vector[i] = 1;
+    const int flag = product_on_path(c, t, c->vector, 0);
+    c->vector[i] = 0;
+    if (flag) return flag;
+    for (integer j = 0; j < n; j++) column[j] = sign * c->product[j];
+    integrands_of(c, c->integrands);
+    column[n] = 0;
+    for (integer k = 0; k < c->n_wrt + c->n_memory; k++) column[n] += c->weights[k] * c->integrands[k];
+  }
+  memset(dense + n * size, 0, (size_t)size * sizeof(double));
+  for (integer i = 0; i < c->n_differential; i++) dense[i * size + i] += cj;
+  dense[n * size + n] -= cj;
+  return 0;
+}
+
 static int adjoint_jacobian(context *c, double t, double sign, double cj, double *dense) {
   const integer n = c->n, size = n + 1;
+  if (c->pullback && c->n_wrt + c->n_memory > n) return jacobian_by_rows(c, t, sign, cj, dense);
   const int flag = linearise_path(c, t);
   if (flag) return flag;
   memset(dense, 0, (size_t)(size * size) * sizeof(double));

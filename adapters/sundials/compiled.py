@@ -80,6 +80,9 @@ class Model:
         self._scratch = [np.zeros(e.n), np.zeros(e.n_parameters), np.zeros(4 * e.n), np.zeros(2 * e.n)]
         self._latest = np.zeros(e.n_guards)
         self._held = np.zeros(e.compiled["constants"].function.size1_out(0) if "constants" in e.compiled else 0)
+        n_tape = e.compiled["tape"].function.size1_out(2) if "tape" in e.compiled else 0
+        sizes = (n_tape, e.n + e.n_parameters + e.n_memory, e.functionals.size, e.n)
+        self._products = {k: np.zeros(s) for k, s in zip(("recorded", "product", "selected", "vector"), sizes, strict=True)}
         n_off = e.compiled["sketch"].function.numel_out(1) if "sketch" in e.compiled else 0
         self._weighed = off, weights = np.zeros(n_off), np.zeros(n_off * e.n_guards if "weigh" in e.compiled else 0)
         self._patterns: list[Any] = []
@@ -105,6 +108,7 @@ class Model:
             moved=Sparse(*(array.ctypes.data for array in self._moved)), wrt=self.wrt.ctypes.data,
             weights=self.weights.ctypes.data, integrands=self._integrands.ctypes.data,
             state_jacobian=self._sparse("jacobian", 0), integrand_jacobian=self._sparse("jacobian", 1), **blocks,
+            n_tape=n_tape, **{name: array.ctypes.data for name, array in self._products.items()},
             n_poles=e.n_singularities, n_off=n_off, off=off.ctypes.data, guard_weights=weights.ctypes.data,
             settled=self._scratch[3].ctypes.data,
             zero_band=self.zero_band.ctypes.data, departure=self.departure.ctypes.data,
@@ -117,6 +121,11 @@ class Model:
         arrays = _compressed(column, row, np.zeros(max(row.size, 1)))
         self._patterns.append(arrays)
         return Sparse(*(array.ctypes.data for array in arrays))
+
+    @property
+    def uses_products(self) -> bool:
+        """Whether the adjoint of explicit steps multiplies by transposed derivatives without forming them."""
+        return bool(self.context.pullback) and not self.context.solves
 
     _spread: tuple[Array, Array] | None = None
 

@@ -125,6 +125,7 @@ typedef struct {                             /* compressed columns; the values l
 typedef struct {
   const sundials_api *api;
   casadi_function flow, jacobian, linearised, guards, rates, complete, constants;
+  casadi_function tape, pullback;            /* instead of `linearised` in an adjoint, where they are there */
   casadi_function sketch, settle, weigh, poles; /* instead of `guards`, where these need a consistent point; see model.c */
   const double **arg;
   double **res;
@@ -142,6 +143,10 @@ typedef struct {
   sparse state_jacobian, integrand_jacobian; /* F_x and, transposed, g_x; filled by `jacobian` */
   sparse f_x, f_p, f_m;                      /* filled together by `linearised` */
   sparse g_x, g_p, g_m;                      /* transposed: one column per integrand */
+  integer n_tape;
+  double *recorded;                          /* n_tape: what `tape` gives at the point */
+  double *product;                           /* n + n_parameters + n_memory: what `pullback` gives */
+  double *selected, *vector;                 /* n_functionals, all zero but within a call; n doubles of work */
   double *zero_band;                         /* per guard: |guard| at most this counts as zero until it has left */
   double *departure;                         /* sign with which it has to leave zero, 0 where unknown */
   double *latest;                            /* n_guards: guards as SUNDIALS has seen them last, and when */
@@ -160,7 +165,7 @@ typedef struct {
   integer interpolated_valid;
   integer component;                         /* which integrand the adjoint belongs to */
   double point_time;
-  integer point_valid;
+  integer point_valid;                       /* 1: of the blocks, 2: of the tape */
   integer flow_calls, jacobian_calls, linearised_calls, guard_calls, not_finite, returned;
   integer solves, unsolved, parted;          /* of explicit steps: whether algebraic variables are solved for; how often they
                                                 were not found; whether a step has left their branch */
@@ -351,7 +356,8 @@ typedef struct {                             /* the adjoint of explicit steps */
   double *totals;                            /* n_components x (n_wrt + n_memory): the integrals are added to it */
   double *states, *slopes;                   /* stages x n */
   double *nu, *theta;                        /* stages x n x 2 n_components; n x 2 n_components */
-  double *values;                            /* stages x nonzeros: the linearised equations at every stage */
+  double *values;                            /* stages x nonzeros: the linearised equations at every stage, or x and tape */
+  double *sums;                              /* 2 n_components x (n_parameters + n_memory), of products */
   double *found, *middle;                    /* (n + n_wrt + n_memory) x 2 n_components, (PARTS + 1) x n: work */
   const double *absolute, *absolute_totals;  /* tolerances of `adjoint` and of `totals` */
   integer nonzeros, steps, max_steps;

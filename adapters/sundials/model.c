@@ -247,8 +247,31 @@ static int linearise_and(context *c, double t, const double *x, double *out) {
 }
 
 static int linearise(context *c, double t, const double *x) {
-  if (c->point_valid && c->point_time == t && !memcmp(c->point, x, (size_t)c->n * sizeof(double))) return 0;
+  if (c->point_valid == 1 && c->point_time == t && !memcmp(c->point, x, (size_t)c->n * sizeof(double))) return 0;
   return linearise_and(c, t, x, 0);
+}
+
+/* F and, behind it, the integrands where `out` is given; and what products with transposed derivatives at the same point
+ * have in common */
+static int record_tape(context *c, double t, const double *x, double *out, double *tape) {
+  c->linearised_calls++;
+  c->res[0] = out;
+  c->res[1] = out && c->n_integrals ? out + c->n : 0;
+  c->res[2] = tape;
+  if (evaluate(c, c->tape, t, x)) return FATAL;
+  if (checked(c, tape, c->n_tape)) return RECOVERABLE;
+  return out ? checked(c, out, c->n + c->n_integrals) : 0;
+}
+
+/* In `product`: F_x^T v + weight g_x^T of a component, and the same by p and by m, at the point of a tape. */
+static int pull_back(context *c, double t, const double *x, const double *tape, const double *v, integer component,
+                     double weight) {
+  c->selected[component] = weight;
+  c->arg[5] = tape, c->arg[6] = v, c->arg[7] = c->selected;
+  c->res[0] = c->product, c->res[1] = c->product + c->n, c->res[2] = c->product + c->n + c->n_parameters;
+  const int flag = evaluate(c, c->pullback, t, x);
+  c->selected[component] = 0;
+  return flag ? flag : checked(c, c->product, c->n + c->n_parameters + c->n_memory);
 }
 
 /* of several vectors at once: each by itself would wait for one sum after the other */
@@ -317,4 +340,16 @@ static int linearise_path(context *c, double clock) {
   const double t = fmax(c->origin + clock, c->earliest);
   const int flag = follow(c, t);
   return flag ? flag : linearise(c, t, c->interpolated);
+}
+
+/* The tape at a time of the path, and where that is. */
+static int record_path(context *c, double clock, double *t) {
+  *t = fmax(c->origin + clock, c->earliest);
+  int flag = follow(c, *t);
+  if (flag || (c->point_valid == 2 && c->point_time == *t)) return flag;
+  c->point_valid = 0;
+  flag = record_tape(c, *t, c->interpolated, 0, c->recorded);
+  c->point_time = *t;
+  c->point_valid = flag ? 0 : 2;
+  return flag;
 }

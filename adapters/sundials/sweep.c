@@ -25,16 +25,26 @@ static void at_stage(const explicit_adjoint *s, integer i, sparse *at) {
   for (int b = 0; b < BLOCKS; values += shape[b]->column[columns[b]], b++) at[b] = *shape[b], at[b].value = values;
 }
 
-/* the linearised equations at every stage of a step */
+/* Whether the transposed derivatives are known by their products: not where they are those of y' = f(y, z(y)). */
+static int uses_products(const context *c) { return c->pullback && !c->solves; }
+
+/* the linearised equations at every stage of a step, or the points and what products there have in common */
 static int linearise_stages(explicit_adjoint *s, double t, double h, const double *x) {
   context *c = s->model;
   const tableau *rk = &s->table;
   for (integer i = 0; i < rk->stages; i++) {
     sparse at[BLOCKS], *blocks[BLOCKS];
-    at_stage(s, i, at);
-    for (int b = 0; b < BLOCKS; b++) blocks[b] = &at[b];
     const double *point, now = t + rk->c[i] * h;
     double *slope = s->slopes + i * c->n;
+    if (uses_products(c)) {
+      double *own = s->values + i * s->nonzeros;
+      combine(x, h, rk->a + i * rk->stages, s->slopes, i, c->n, own);
+      const int off = record_tape(c, now, own, slope, own + c->n);
+      if (off) return off;
+      continue;
+    }
+    at_stage(s, i, at);
+    for (int b = 0; b < BLOCKS; b++) blocks[b] = &at[b];
     combine(x, h, rk->a + i * rk->stages, s->slopes, i, c->n, s->states);
     c->point_valid = 0;
     int flag = solved(c, now, s->states, &point);
@@ -118,6 +128,42 @@ static int transpose(const explicit_adjoint *s, double h) {
   return 0;
 }
 
+static void add_to(double *restrict sum, const double *restrict v, integer n) {
+  for (integer i = 0; i < n; i++) sum[i] += v[i];
+}
+
+/* The same as `transpose` by products at the points of the stages, one for each lane. */
+static int transpose_by_products(const explicit_adjoint *s, double t, double h) {
+  context *c = s->model;
+  const tableau *rk = &s->table;
+  const integer n = c->n, stages = rk->stages, lanes = 2 * s->n_components, others = c->n_parameters + c->n_memory;
+  memset(s->sums, 0, (size_t)(lanes * others) * sizeof(double));
+  for (integer lane = 0; lane < lanes; lane++) {
+    const double *adjoint = s->adjoint + lane / 2 * n;
+    double *nu = s->nu + lane * stages * n, *sum = s->sums + lane * others, *out = s->found + lane;
+    for (integer i = stages - 1; i >= 0; i--) {
+      const double weight = h * (lane % 2 ? rk->d[i] : rk->b[i]), *point = s->values + i * s->nonzeros;
+      for (integer j = 0; j < n; j++) s->theta[j] = weight * adjoint[j];
+      for (integer l = i + 1; l < stages; l++)
+        for (integer j = 0; j < n; j++) s->theta[j] += h * rk->a[l * stages + i] * nu[l * n + j];
+      const int flag = pull_back(c, t + rk->c[i] * h, point, point + n, s->theta, s->components[lane / 2], weight);
+      if (flag) return flag;
+      memcpy(nu + i * n, c->product, (size_t)n * sizeof(double));
+      add_to(sum, c->product + n, others);
+    }
+    for (integer j = 0; j < n; j++) {
+      double total = adjoint[j];
+      for (integer i = 0; i < stages; i++) total += nu[i * n + j];
+      out[j * lanes] = total;
+    }
+    out += n * lanes;
+    for (integer j = 0; j < c->n_wrt; j++) out[j * lanes] = sum[c->wrt[j]];
+    out += c->n_wrt * lanes;
+    for (integer j = 0; j < c->n_memory; j++) out[j * lanes] = sum[c->n_parameters + j];
+  }
+  return 0;
+}
+
 /* Whether what the weights of the embedded method give differs by no more than the tolerances. */
 static int is_resolved(const explicit_adjoint *s, integer k) {
   const context *c = s->model;
@@ -140,7 +186,7 @@ static int back_step(explicit_adjoint *s, double t, double h, const double *x, i
   int flag = linearise_stages(s, t, h, x), resolved = 1;
   if (flag) return flag;
   s->steps++;
-  if (transpose(s, h)) return RECOVERABLE;
+  if (uses_products(c) ? transpose_by_products(s, t, h) : transpose(s, h)) return RECOVERABLE;
   for (integer k = 0; resolved && k < s->n_components; k++) resolved = is_resolved(s, k);
   if (resolved) {
     for (integer k = 0; k < s->n_components; k++) {
