@@ -32,7 +32,7 @@ REVERSED = "; simultaneous='reversed' gives the others"
 def is_suspicious(trajectory: Trajectory, reach: Reach) -> bool:
     """Whether anything falls on one instant, or on an end of the run, that may move."""
     look = Look(trajectory, reach)
-    if look.moving_at_start(np.eye(trajectory.parameters.size)) or look.near(look.start):
+    if look.moving_at_start() or look.near(look.start):
         return True
     if look.at_rest(look.end) or (not trajectory.ended_by_event and look.coming(look.end, [])) or is_beside(look):
         return True

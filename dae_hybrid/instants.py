@@ -416,12 +416,16 @@ class Look:
         touching = [index for index, _ in instant.touching(mode, t, at) if index not in moving]
         return [i for i in touching if (transition := self.system.transitions[i]).movable and not transition.is_kink]
 
-    def moving_at_start(self, directions: Array) -> list[int]:
-        """Transitions whose guards are zero at the start without firing, and move with the parameters."""
+    def moving_at_start(self, directions: Array | None = None) -> list[int]:
+        """Transitions whose guards are zero at the start without firing, and move with the parameters.
+
+        Along columns of directions, or with each parameter by itself.
+        """
         start = self.run.start
         open_ = self._undecided(start.mode, start.t, start.at, None)
         if not open_:
             return []
+        directions = np.eye(self.p.size) if directions is None else directions
         state = start.derivatives @ directions
         return [index for index in open_ if self.moves(index, *self.start, state, directions, None)]
 

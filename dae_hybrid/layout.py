@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class Layout:
 
     def labels(self) -> tuple[str, ...]:
         """One label per entry: ``x`` for scalars, ``x[0]``, ``x[1]``, ... for vectors."""
+        return self._labels
+
+    @cached_property
+    def _labels(self) -> tuple[str, ...]:
         return tuple(
             label
             for name, length in self.blocks

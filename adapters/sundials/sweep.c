@@ -128,6 +128,9 @@ static int transpose(const explicit_adjoint *s, double h) {
   return 0;
 }
 
+#if defined(__GNUC__) && !defined(__clang__)
+__attribute__((optimize("O3")))
+#endif
 static void add_to(double *restrict sum, const double *restrict v, integer n) {
   for (integer i = 0; i < n; i++) sum[i] += v[i];
 }
