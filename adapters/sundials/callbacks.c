@@ -134,8 +134,9 @@ static void integrands_of(const context *c, double *out) {
 /* A product at a time of the path. */
 static int product_on_path(context *c, double clock, const double *lambda, double weight) {
   double t;
-  const int flag = record_path(c, clock, &t);
-  return flag ? flag : pull_back(c, t, c->interpolated, c->recorded, lambda, c->component, weight);
+  int flag = record_path(c, clock, &t);
+  if (!flag) flag = pull_back(c, t, c->interpolated, c->recorded, lambda, c->component, weight);
+  return flag ? flag : checked(c, c->product + c->n, c->n_parameters + c->n_memory);
 }
 
 /* SR eq. 33 to 35: parameters first, then memory. The minus undoes the direction of integration. */

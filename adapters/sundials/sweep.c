@@ -154,6 +154,7 @@ static int transpose_by_products(const explicit_adjoint *s, double t, double h) 
       memcpy(nu + i * n, c->product, (size_t)n * sizeof(double));
       add_to(sum, c->product + n, others);
     }
+    if (checked(c, sum, others)) return RECOVERABLE;
     for (integer j = 0; j < n; j++) {
       double total = adjoint[j];
       for (integer i = 0; i < stages; i++) total += nu[i * n + j];
