@@ -8,7 +8,7 @@ from typing import Any
 
 import casadi as ca
 
-from dae_hybrid.pullback import inlined
+from dae_hybrid.pullback import inlined, parts_of
 
 #: functions that are called at every step
 HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch", "pullback")
@@ -22,8 +22,9 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
     """The same functions with a further input c, and `constants`, which gives c from the inputs (t, x, m, p).
 
     Common subexpressions are shared within each function. Functions that are not rewritten ignore c. A `pullback`
-    becomes two functions: `tape`, which gives what `flow` gives and intermediate results, and `pullback`, which takes
-    these behind c; there is none where it is not rewritten.
+    becomes `tape`, which gives what `flow` gives and intermediate results, and `pullback`, which takes these behind c
+    and gives the derivatives by x, m and p, the last in the parts of `parts_of`. There is neither where it is not
+    rewritten.
 
     Examples
     --------
@@ -69,7 +70,8 @@ def _taped(
     products, recorded, kept = _extracted(values[2:], [*point[:4], *symbols])
     tape, places = _column(type(point[0]), "tape", kept)
     given = [*values[:2], _stacked(type(point[0]), kept)]
-    products = _named(products, recorded, places)
+    by_x, by_p, by_m = _named(products, recorded, places)
+    products = [by_x, by_m, *(value for part in parts_of(by_p) for value in part)]
     return {
         "tape": ca.Function(f"{name}_tape", point, _named(given, symbols, pieces)),
         "pullback": ca.Function(name, [*point, tape, *vectors], _named(products, symbols, pieces)),

@@ -6,6 +6,8 @@ evaluations of F, however many parameters there are (Griewank and Walther, Evalu
 
 from __future__ import annotations
 
+from typing import Any
+
 import casadi as ca
 
 #: entries of F_x, F_p and F_m below which their product with a vector is not worth the attention
@@ -14,6 +16,8 @@ FEW_ENTRIES = 200
 MOST_INLINED = 5_000
 #: vectors that are multiplied at one point: the weights of a method and of its embedded one
 VECTORS = 2
+#: entries of an outer product from which on its factors are kept instead
+LEAST_OUTER = 64
 
 
 def inlined(function: ca.Function) -> ca.Function | None:
@@ -75,3 +79,35 @@ def pullback(name: str, function: ca.Function, linearised: ca.Function) -> ca.Fu
     outputs = ca.cse([ca.densify(value) for value in (*values, *products)])
     found = ca.Function(name, [*point, v, e], outputs)
     return found if VECTORS * operations(found) < operations(linearised) + 2 * VECTORS * entries else None
+
+
+def parts_of(values: Any) -> list[tuple[Any, ...]]:
+    """The parts of a column of expressions: columns, and for outer products a column and a row.
+
+    The derivatives by the weights of a layer are an outer product. The sum of such products at several points is a
+    product of two matrices, and takes a fraction of what they take one by one.
+
+    Examples
+    --------
+    >>> import casadi as ca
+    >>> from dae_hybrid.pullback import parts_of
+    >>> a, b, c = ca.MX.sym("a", 8), ca.MX.sym("b", 12), ca.MX.sym("c", 5)
+    >>> [tuple(value.shape for value in part) for part in parts_of(ca.vertcat(c, ca.vec(a @ b.T)))]
+    [((5, 1),), ((8, 1), (1, 12))]
+    """
+    stacked = isinstance(values, ca.MX) and values.is_op(ca.OP_VERTCAT)
+    pieces = [values.dep(i) for i in range(values.n_dep())] if stacked else [values]
+    return [_outer_product(piece) or (piece,) for piece in pieces]
+
+
+def _outer_product(piece: Any) -> tuple[Any, ...]:
+    """The column and the row that a matrix is the product of, where it is one of any size; else nothing."""
+    if not isinstance(piece, ca.MX) or piece.numel() < LEAST_OUTER:
+        return ()
+    while piece.is_op(ca.OP_RESHAPE):
+        piece = piece.dep(0)
+    if not piece.is_op(ca.OP_MTIMES) or not piece.dep(0).is_zero():
+        return ()
+    _, column, row = (piece.dep(i) for i in range(3))
+    outer = column.size2() == 1 and column.is_dense() and row.is_dense() and min(piece.shape) > 1
+    return (column, row) if outer else ()

@@ -126,7 +126,7 @@ static int directional(context *c, double t, const double *x, vector *s, vector 
 
 /* The integrands of SR eq. 33 to 35 from a product. */
 static void integrands_of(const context *c, double *out) {
-  const double *by_p = c->product + c->n, *by_m = by_p + c->n_parameters;
+  const double *by_p = c->by_parameters, *by_m = by_p + c->n_parameters;
   for (integer i = 0; i < c->n_wrt; i++) out[i] = -by_p[c->wrt[i]];
   for (integer i = 0; i < c->n_memory; i++) out[c->n_wrt + i] = -by_m[i];
 }
@@ -135,8 +135,8 @@ static void integrands_of(const context *c, double *out) {
 static int product_on_path(context *c, double clock, const double *lambda, double weight) {
   double t;
   int flag = record_path(c, clock, &t);
-  if (!flag) flag = pull_back(c, t, c->interpolated, c->recorded, lambda, c->component, weight);
-  return flag ? flag : checked(c, c->product + c->n, c->n_parameters + c->n_memory);
+  if (!flag) flag = pull_back(c, t, c->interpolated, c->recorded, lambda, c->component, weight, c->product);
+  return flag ? flag : sum_parts(c, c->product, 1, c->by_parameters);
 }
 
 /* SR eq. 33 to 35: parameters first, then memory. The minus undoes the direction of integration. */

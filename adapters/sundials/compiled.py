@@ -81,8 +81,10 @@ class Model:
         self._latest = np.zeros(e.n_guards)
         self._held = np.zeros(e.compiled["constants"].function.size1_out(0) if "constants" in e.compiled else 0)
         n_tape = e.compiled["tape"].function.size1_out(2) if "tape" in e.compiled else 0
-        sizes = (n_tape, e.n + e.n_parameters + e.n_memory, e.functionals.size, e.n)
-        self._products = {k: np.zeros(s) for k, s in zip(("recorded", "product", "selected", "vector"), sizes, strict=True)}
+        n_product, self._parts = _parts(e.compiled["pullback"].function) if n_tape else (0, np.zeros((0, 4), np.int64))
+        sizes = (n_tape, n_product, e.n_parameters + e.n_memory, e.functionals.size, e.n)
+        names = ("recorded", "product", "by_parameters", "selected", "vector")
+        self._products = {name: np.zeros(size if n_tape else 0) for name, size in zip(names, sizes, strict=True)}
         n_off = e.compiled["sketch"].function.numel_out(1) if "sketch" in e.compiled else 0
         self._weighed = off, weights = np.zeros(n_off), np.zeros(n_off * e.n_guards if "weigh" in e.compiled else 0)
         self._patterns: list[Any] = []
@@ -108,7 +110,8 @@ class Model:
             moved=Sparse(*(array.ctypes.data for array in self._moved)), wrt=self.wrt.ctypes.data,
             weights=self.weights.ctypes.data, integrands=self._integrands.ctypes.data,
             state_jacobian=self._sparse("jacobian", 0), integrand_jacobian=self._sparse("jacobian", 1), **blocks,
-            n_tape=n_tape, **{name: array.ctypes.data for name, array in self._products.items()},
+            n_tape=n_tape, n_product=n_product, n_parts=len(self._parts), parts=self._parts.ctypes.data,
+            **{name: array.ctypes.data for name, array in self._products.items()},
             n_poles=e.n_singularities, n_off=n_off, off=off.ctypes.data, guard_weights=weights.ctypes.data,
             settled=self._scratch[3].ctypes.data,
             zero_band=self.zero_band.ctypes.data, departure=self.departure.ctypes.data,
@@ -222,6 +225,22 @@ class Model:
         """Calls so far."""
         own = {name: int(getattr(self.context, name)) for name in COUNTERS}
         return own if self.linear is None else own | self.linear.counters()
+
+
+def _parts(pullback: Any) -> tuple[int, Indices]:
+    """How many numbers a compiled `pullback` gives, and of each part of its derivatives by p the integers of a `PART`.
+
+    Behind those by x and m every output that is a column is a part, or with the row behind it the factors of one.
+    """
+    shapes = [pullback.size_out(i) for i in range(pullback.n_out())]
+    place, begin, parts = shapes[0][0] + shapes[1][0], 0, list[tuple[int, int, int, int]]()
+    for (rows, columns), (following, row) in zip(shapes[2:], [*shapes[3:], (0, 0)], strict=True):
+        if columns > 1:  # the row of an outer product
+            continue
+        outer = row if following == 1 and row > 1 else 0
+        parts.append((begin, rows, outer, place))
+        begin, place = begin + rows * max(outer, 1), place + rows + outer
+    return place, np.array(parts, dtype=np.int64).reshape(-1, 4)
 
 
 def _compressed(column: Indices, row: Indices, value: Array) -> tuple[Indices, Indices, Indices, Array]:

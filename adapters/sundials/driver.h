@@ -46,6 +46,8 @@ enum { TOGETHER = 8 };                       /* directions that are gone along a
 enum { ABSOLUTE, FROM_END, FROM_START };     /* what the solver's time counts from, in an adjoint */
 #define COARSEST 1e-2                        /* share of an algebraic variable that its tolerance may become */
 enum { PROBES = 3 };                         /* perturbations of y that tell how far its errors reach */
+enum { PART = 4 };                           /* integers about a part of derivatives by p: no columns, a plain one, else the
+                                                product of a column and a row */
 enum { BLOCKS = 6 };                         /* of the linearised equations */
 enum { HISTORY = 3 };                        /* ends of steps whose guards are kept */
 /* of the turns of guards next to zero that are noted */
@@ -145,7 +147,10 @@ typedef struct {
   sparse g_x, g_p, g_m;                      /* transposed: one column per integrand */
   integer n_tape;
   double *recorded;                          /* n_tape: what `tape` gives at the point */
-  double *product;                           /* n + n_parameters + n_memory: what `pullback` gives */
+  integer n_product, n_parts;
+  double *product;                           /* n_product: what `pullback` gives, derivatives by x, m and parts of those by p */
+  const integer *parts;                      /* n_parts x PART: where each begins, its rows, its columns, its place in that */
+  double *by_parameters;                     /* n_parameters + n_memory: put together */
   double *selected, *vector;                 /* n_functionals, all zero but within a call; n doubles of work */
   double *zero_band;                         /* per guard: |guard| at most this counts as zero until it has left */
   double *departure;                         /* sign with which it has to leave zero, 0 where unknown */
@@ -357,7 +362,7 @@ typedef struct {                             /* the adjoint of explicit steps */
   double *states, *slopes;                   /* stages x n */
   double *nu, *theta;                        /* stages x n x 2 n_components; n x 2 n_components */
   double *values;                            /* stages x nonzeros: the linearised equations at every stage, or x and tape */
-  double *sums;                              /* 2 n_components x (n_parameters + n_memory), of products */
+  double *products, *sum;                    /* stages x n_product, n_parameters + n_memory */
   double *found, *middle;                    /* (n + n_wrt + n_memory) x 2 n_components, (PARTS + 1) x n: work */
   const double *absolute, *absolute_totals;  /* tolerances of `adjoint` and of `totals` */
   integer nonzeros, steps, max_steps;

@@ -1,3 +1,10 @@
+/* loops on long vectors, for which a compiler is to use operations on vectors */
+#if defined(__GNUC__) && !defined(__clang__)
+#define IN_VECTORS __attribute__((optimize("O3")))
+#else
+#define IN_VECTORS
+#endif
+
 /* ---- evaluating the model ---------------------------------------------------------------------- */
 
 static int all_finite(const double *values, integer n) {
@@ -266,16 +273,54 @@ static int record_tape(context *c, double t, const double *x, double *out, doubl
   return out ? checked(c, out, c->n + c->n_integrals) : 0;
 }
 
-/* In `product`: F_x^T v + weight g_x^T of a component, and the same by p and by m, at the point of a tape; of the two last
- * the caller sees to it that they are finite. */
+/* F_x^T v + weight g_x^T of a component, the same by m, and parts of the same by p, at the point of a tape, whose constants
+ * are those that are held. Of the two last the caller sees to it that they are finite. */
 static int pull_back(context *c, double t, const double *x, const double *tape, const double *v, integer component,
-                     double weight) {
+                     double weight, double *out) {
+  double **res = c->res;
   c->selected[component] = weight;
   c->arg[5] = tape, c->arg[6] = v, c->arg[7] = c->selected;
-  c->res[0] = c->product, c->res[1] = c->product + c->n, c->res[2] = c->product + c->n + c->n_parameters;
+  *res++ = out, *res++ = out + c->n;
+  for (const integer *part = c->parts; part < c->parts + PART * c->n_parts; part += PART) {
+    *res++ = out + part[3];
+    if (part[2]) *res++ = out + part[3] + part[1];
+  }
   const int flag = evaluate(c, c->pullback, t, x);
   c->selected[component] = 0;
-  return flag ? flag : checked(c, c->product, c->n);
+  return flag ? flag : checked(c, out, c->n);
+}
+
+/* z + the sum of products of columns and rows */
+IN_VECTORS static void add_outer(double *restrict z, const double *restrict left, const double *restrict right, integer apart,
+                                 integer rows, integer columns, integer count) {
+  for (integer j = 0; j < columns; j++, z += rows, right++) {
+    const double *a = left, *y = right;
+    integer k = 0;
+    for (; k + 4 <= count; k += 4, a += 4 * apart, y += 4 * apart) {
+      const double *b = a + apart, *c = b + apart, *d = c + apart;
+      const double y0 = y[0], y1 = y[apart], y2 = y[2 * apart], y3 = y[3 * apart];
+      for (integer i = 0; i < rows; i++) z[i] += (a[i] * y0 + b[i] * y1) + (c[i] * y2 + d[i] * y3);
+    }
+    for (; k < count; k++, a += apart, y += apart)
+      for (integer i = 0; i < rows; i++) z[i] += a[i] * y[0];
+  }
+}
+
+IN_VECTORS static void add_to(double *restrict sum, const double *restrict v, integer n) {
+  for (integer i = 0; i < n; i++) sum[i] += v[i];
+}
+
+/* The sum over several points of what `pull_back` gives by p, and behind it by m. */
+static int sum_parts(context *c, const double *products, integer count, double *sum) {
+  const integer others = c->n_parameters + c->n_memory;
+  memset(sum, 0, (size_t)others * sizeof(double));
+  for (const integer *part = c->parts; part < c->parts + PART * c->n_parts; part += PART) {
+    const double *first = products + part[3];
+    if (part[2]) add_outer(sum + part[0], first, first + part[1], c->n_product, part[1], part[2], count);
+    for (integer i = 0; !part[2] && i < count; i++) add_to(sum + part[0], first + i * c->n_product, part[1]);
+  }
+  for (integer i = 0; i < count; i++) add_to(sum + c->n_parameters, products + i * c->n_product + c->n, c->n_memory);
+  return checked(c, sum, others);
 }
 
 /* of several vectors at once: each by itself would wait for one sum after the other */

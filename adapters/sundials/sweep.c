@@ -128,42 +128,34 @@ static int transpose(const explicit_adjoint *s, double h) {
   return 0;
 }
 
-#if defined(__GNUC__) && !defined(__clang__)
-__attribute__((optimize("O3")))
-#endif
-static void add_to(double *restrict sum, const double *restrict v, integer n) {
-  for (integer i = 0; i < n; i++) sum[i] += v[i];
-}
-
 /* The same as `transpose` by products at the points of the stages, one for each lane. */
 static int transpose_by_products(const explicit_adjoint *s, double t, double h) {
   context *c = s->model;
   const tableau *rk = &s->table;
-  const integer n = c->n, stages = rk->stages, lanes = 2 * s->n_components, others = c->n_parameters + c->n_memory;
-  memset(s->sums, 0, (size_t)(lanes * others) * sizeof(double));
+  const integer n = c->n, stages = rk->stages, lanes = 2 * s->n_components;
   for (integer lane = 0; lane < lanes; lane++) {
     const double *adjoint = s->adjoint + lane / 2 * n;
-    double *nu = s->nu + lane * stages * n, *sum = s->sums + lane * others, *out = s->found + lane;
+    double *nu = s->nu + lane * stages * n, *out = s->found + lane;
     for (integer i = stages - 1; i >= 0; i--) {
       const double weight = h * (lane % 2 ? rk->d[i] : rk->b[i]), *point = s->values + i * s->nonzeros;
       for (integer j = 0; j < n; j++) s->theta[j] = weight * adjoint[j];
       for (integer l = i + 1; l < stages; l++)
         for (integer j = 0; j < n; j++) s->theta[j] += h * rk->a[l * stages + i] * nu[l * n + j];
-      const int flag = pull_back(c, t + rk->c[i] * h, point, point + n, s->theta, s->components[lane / 2], weight);
+      double *product = s->products + i * c->n_product;
+      const int flag = pull_back(c, t + rk->c[i] * h, point, point + n, s->theta, s->components[lane / 2], weight, product);
       if (flag) return flag;
-      memcpy(nu + i * n, c->product, (size_t)n * sizeof(double));
-      add_to(sum, c->product + n, others);
+      memcpy(nu + i * n, product, (size_t)n * sizeof(double));
     }
-    if (checked(c, sum, others)) return RECOVERABLE;
+    if (sum_parts(c, s->products, stages, s->sum)) return RECOVERABLE;
     for (integer j = 0; j < n; j++) {
       double total = adjoint[j];
       for (integer i = 0; i < stages; i++) total += nu[i * n + j];
       out[j * lanes] = total;
     }
     out += n * lanes;
-    for (integer j = 0; j < c->n_wrt; j++) out[j * lanes] = sum[c->wrt[j]];
+    for (integer j = 0; j < c->n_wrt; j++) out[j * lanes] = s->sum[c->wrt[j]];
     out += c->n_wrt * lanes;
-    for (integer j = 0; j < c->n_memory; j++) out[j * lanes] = sum[c->n_parameters + j];
+    for (integer j = 0; j < c->n_memory; j++) out[j * lanes] = s->sum[c->n_parameters + j];
   }
   return 0;
 }

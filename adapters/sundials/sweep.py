@@ -37,9 +37,10 @@ class DiscreteAdjoint:
         patterns = [e.functions["linearised"].pattern(2 + i)[1].size for i in range(len(BLOCKS))]
         stages, self._count = table.b.size, 0
         nonzeros = self.model.context.n_tape + e.n if self.model.uses_products else sum(patterns)
-        sizes = (e.n, stages * e.n, stages * max(nonzeros, 1), (PARTS + 1) * e.n)
+        products = (stages * self.model.context.n_product, e.n_parameters + e.n_memory)
+        sizes = (e.n, stages * e.n, stages * max(nonzeros, 1), (PARTS + 1) * e.n, *products)
         self._work = [np.zeros(size) for size in sizes]
-        names = ("states", "slopes", "values", "middle")
+        names = ("states", "slopes", "values", "middle", "products", "sum")
         self.struct = ExplicitAdjoint(
             model=self.model.user_data, table=table.struct, width=1 + e.n, nonzeros=nonzeros,
             **{name: work.ctypes.data for name, work in zip(names, self._work, strict=True)},
@@ -53,8 +54,7 @@ class DiscreteAdjoint:
         k, e = len(components), self.equations
         if k != self._count:
             self.adjoint, self.totals, self._count = np.zeros((k, e.n)), np.zeros((k, self.nq)), k
-            others = e.n_parameters + e.n_memory if self.model.uses_products else 0
-            sizes = (self.table.b.size * e.n, e.n, e.n + self.nq, others)
+            sizes = (self.table.b.size * e.n, e.n, e.n + self.nq)
             self._lanes = [np.zeros(2 * k * size) for size in sizes]
         self._components = np.array(components, dtype=np.int64)
         s = self.struct
@@ -62,7 +62,7 @@ class DiscreteAdjoint:
         self._tolerances = tuple(np.ascontiguousarray(v) for v in (tolerances.absolute, tolerances.integrals))
         s.absolute, s.absolute_totals = (v.ctypes.data for v in self._tolerances)
         s.adjoint, s.totals = self.adjoint.ctypes.data, self.totals.ctypes.data
-        s.nu, s.theta, s.found, s.sums = (work.ctypes.data for work in self._lanes)
+        s.nu, s.theta, s.found = (work.ctypes.data for work in self._lanes)
         s.steps, s.max_steps, s.rtol = 0, max_steps, tolerances.rtol
 
     def back(self, path: Array, memory: Array, adjoints: Array) -> int:
