@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import casadi as ca
 
 #: functions that are called at every step
-HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch")
+HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "partials", "guards", "sketch")
 #: larger functions are left as they are: the integration is expensive enough, and so is looking through them
 LARGEST = 20_000
 

@@ -16,6 +16,7 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import Flat, symbols_for
 from dae_hybrid.matrices import compact
 from dae_hybrid.mode_functions import ModeFunctions, term_sizes
+from dae_hybrid.products import products
 from dae_hybrid.system import ModeSystem
 
 #: guards times equations up to which what a look at the guards misses is weighed instead of solved for
@@ -55,6 +56,8 @@ class ModeBuilder(ModeFunctions):
         if self.reducible:
             named["reduced"] = [ca.densify(self.xdot(s)), g]
         functions = {key: ca.Function(f"m{self.index}_{key}", inputs, outputs) for key, outputs in named.items()}
+        if not self.nz:
+            functions |= products(f"m{self.index}", inputs, equations, g, functions["linearised"])
         for key, function in self._at_points(inputs, h, equations).items():
             w = symbols_for([function], state.numel(), self.nm, self.np)
             outputs = [ca.densify(o) for o in function.call(list(w.point))]  # MX drops entries that are always zero
@@ -262,11 +265,12 @@ class ModeBuilder(ModeFunctions):
 
 
 def to_compile(functions: dict[str, ca.Function]) -> dict[str, ca.Function]:
-    """What compiled code calls: where it has guards in pieces, these instead of the whole."""
-    if "sketch" not in functions:
-        return functions
-    kept = {key: function for key, function in functions.items() if key not in ("guards", "slopes")}
-    return kept | {"rates": functions["slopes"]}
+    """What compiled code calls: where it has guards in pieces, or products with Jacobians, these instead of the whole."""
+    unused = {"linearised"} if "partials" in functions else set[str]()
+    if "sketch" in functions:
+        functions = functions | {"rates": functions["slopes"]}
+        unused |= {"guards", "slopes"}
+    return {key: function for key, function in functions.items() if key not in unused}
 
 
 def dense_vectors(values: list[Any], matrices: list[int]) -> list[Any]:

@@ -82,8 +82,16 @@ static int root_values(context *c, double t, const double *x, double *out) {
 }
 
 /* F_x s + F_p dp + F_m dm, and the same of the integrands, for some directions from `first` on; SR eq. 5, 18, 25 */
-static void along(context *c, integer first, integer count, const double *const *s, double *const *out) {
+static int along(context *c, integer first, integer count, const double *const *s, double *const *out) {
   const double *dm[TOGETHER];
+  for (integer i = 0; c->partials && i < count; i++) {
+    const double *dp = c->parameter_directions + (first + i) * c->n_parameters;
+    double *of_integrals = c->n_integrals ? out[i] + c->n : 0;
+    if (tangent_product(c, c->point_time, c->point, c->partial, s[i], dp, c->memory_directions + (first + i) * c->n_memory,
+                        out[i], of_integrals))
+      return FATAL;
+  }
+  if (c->partials) return 0;
   for (integer i = 0; i < count; i++) {
     dm[i] = c->memory_directions + (first + i) * c->n_memory;
     memset(out[i], 0, (size_t)c->n * sizeof(double));
@@ -96,6 +104,7 @@ static void along(context *c, integer first, integer count, const double *const 
     for (integer j = 0; j < c->n_integrals; j++)
       out[i][c->n + j] = column_dot(&c->g_x, j, s[i]) + column_dot(&c->g_p, j, dp) + column_dot(&c->g_m, j, dm[i]);
   }
+  return 0;
 }
 
 /* The same for all of them: given as vectors, or each as a block behind the state, and its rates behind those. Where the
@@ -110,7 +119,7 @@ static int along_all(context *c, vector *s, vector *out, const double *state, do
       from[i] = s ? c->api->array(s[j]) : state + (j + 1) * size;
       to[i] = s ? c->api->array(out[j]) : rates + (j + 1) * size;
     }
-    along(c, first, count, from, to);
+    if (along(c, first, count, from, to)) return FATAL;
     double dz[MOST_SOLVED * TOGETHER];
     if (!c->solves) continue;
     if (algebraic_directions(c, count, to, dz)) return RECOVERABLE;
@@ -124,10 +133,31 @@ static int directional(context *c, double t, const double *x, vector *s, vector 
   return flag ? flag : along_all(c, s, out, 0, 0);
 }
 
+/* The products of `adjoint` and `adjoint_quadrature`, by x, m and p. */
+static int adjoint_product(context *c, const double *lambda, const double **found) {
+  double *out = c->product, *eta = out + c->n + c->n_memory + c->n_parameters;
+  memset(eta, 0, (size_t)c->n_functionals * sizeof(double));
+  eta[c->component] = 1;
+  *found = out;
+  return cotangent_product(c, c->point_time, c->point, c->partial, lambda, eta, out);
+}
+
+static void take_quadratures(const context *c, const double *product, double *out) {
+  const double *by_m = product + c->n, *by_p = by_m + c->n_memory;
+  for (integer i = 0; i < c->n_wrt; i++) out[i] = -by_p[c->wrt[i]];
+  for (integer i = 0; i < c->n_memory; i++) out[c->n_wrt + i] = -by_m[i];
+}
+
 /* SR eq. 33 to 35: parameters first, then memory. The minus undoes the direction of integration. */
 static int adjoint_quadrature(context *c, double t, const double *lambda, double *out) {
   const int flag = linearise_path(c, t);
   if (flag) return flag;
+  if (c->partials) {
+    const double *product;
+    if (adjoint_product(c, lambda, &product)) return FATAL;
+    take_quadratures(c, product, out);
+    return 0;
+  }
   memset(c->parameter_gradient, 0, (size_t)c->n_parameters * sizeof(double));
   scatter_column(&c->g_p, c->component, c->parameter_gradient);
   for (integer i = 0; i < c->n_wrt; i++)
@@ -143,29 +173,59 @@ static int adjoint_quadrature(context *c, double t, const double *lambda, double
  * to 35. SUNDIALS chooses the order by the states alone, and where lambda stands still the integrals would be summed at
  * order one; the guide is a state that moves as they do. */
 static int adjoint(context *c, double t, const double *lambda, double sign, double *out) {
-  const int flag = adjoint_quadrature(c, t, lambda, c->integrands);
-  if (flag) return flag;
-  memset(out, 0, (size_t)c->n * sizeof(double));
-  scatter_column(&c->g_x, c->component, out);
-  for (integer j = 0; j < c->n; j++) out[j] = sign * (out[j] + column_dot(&c->f_x, j, lambda));
+  if (c->partials) {
+    const double *product;
+    const int flag = linearise_path(c, t);
+    if (flag) return flag;
+    if (adjoint_product(c, lambda, &product)) return FATAL;
+    take_quadratures(c, product, c->integrands);
+    for (integer j = 0; j < c->n; j++) out[j] = sign * product[j];
+  } else {
+    const int flag = adjoint_quadrature(c, t, lambda, c->integrands);
+    if (flag) return flag;
+    memset(out, 0, (size_t)c->n * sizeof(double));
+    scatter_column(&c->g_x, c->component, out);
+    for (integer j = 0; j < c->n; j++) out[j] = sign * (out[j] + column_dot(&c->f_x, j, lambda));
+  }
   out[c->n] = 0;
   for (integer i = 0; i < c->n_wrt + c->n_memory; i++) out[c->n] += c->weights[i] * c->integrands[i];
   return 0;
 }
 
-static int adjoint_jacobian(context *c, double t, double sign, double cj, double *dense) {
-  const integer n = c->n, size = n + 1;
+/* F_x, and minus the weighted sum of the columns of F_p and F_m, which is the row of the guide */
+static int jacobian_on_path(context *c, double t, double *f_x, double *row) {
   const int flag = linearise_path(c, t);
   if (flag) return flag;
-  memset(dense, 0, (size_t)(size * size) * sizeof(double));
-  for (integer j = 0; j < n; j++)
-    for (integer k = c->f_x.column[j]; k < c->f_x.column[j + 1]; k++)
-      dense[c->f_x.row[k] * size + j] = sign * c->f_x.value[k];
+  if (c->partials) {
+    double *still = c->product + c->n, *dp = still + c->n;
+    c->res[0] = f_x, c->res[1] = 0;
+    if (evaluate(c, c->jacobian, c->point_time, c->point)) return FATAL;
+    if (checked(c, f_x, c->state_jacobian.column[c->n])) return RECOVERABLE;
+    memset(still, 0, (size_t)(c->n + c->n_parameters) * sizeof(double));
+    for (integer i = 0; i < c->n_wrt; i++) dp[c->wrt[i]] -= c->weights[i];
+    double *dm = dp + c->n_parameters;
+    for (integer i = 0; i < c->n_memory; i++) dm[i] = -c->weights[c->n_wrt + i];
+    return tangent_product(c, c->point_time, c->point, c->partial, still, dp, dm, row, 0);
+  }
+  if (f_x != c->f_x.value) memcpy(f_x, c->f_x.value, (size_t)c->f_x.column[c->n] * sizeof(double));
+  memset(row, 0, (size_t)c->n * sizeof(double));
   for (integer i = 0; i < c->n_wrt + c->n_memory; i++) {
     const sparse *a = i < c->n_wrt ? &c->f_p : &c->f_m;
     const integer j = i < c->n_wrt ? c->wrt[i] : i - c->n_wrt;
-    for (integer k = a->column[j]; k < a->column[j + 1]; k++) dense[a->row[k] * size + n] -= c->weights[i] * a->value[k];
+    for (integer k = a->column[j]; k < a->column[j + 1]; k++) row[a->row[k]] -= c->weights[i] * a->value[k];
   }
+  return 0;
+}
+
+static int adjoint_jacobian(context *c, double t, double sign, double cj, double *dense) {
+  const integer n = c->n, size = n + 1;
+  const sparse *f_x = c->partials ? &c->state_jacobian : &c->f_x;
+  const int flag = jacobian_on_path(c, t, f_x->value, c->product);
+  if (flag) return flag;
+  memset(dense, 0, (size_t)(size * size) * sizeof(double));
+  for (integer j = 0; j < n; j++)
+    for (integer k = f_x->column[j]; k < f_x->column[j + 1]; k++) dense[f_x->row[k] * size + j] = sign * f_x->value[k];
+  for (integer j = 0; j < n; j++) dense[j * size + n] = c->product[j];
   for (integer i = 0; i < c->n_differential; i++) dense[i * size + i] += cj;
   dense[n * size + n] -= cj;
   return 0;

@@ -84,6 +84,9 @@ class Model:
         self._weighed = off, weights = np.zeros(n_off), np.zeros(n_off * e.n_guards if "weigh" in e.compiled else 0)
         self._patterns: list[Any] = []
         blocks = {name: self._sparse("linearised", 2 + i) for i, name in enumerate(BLOCKS)}
+        n_partials = e.compiled["partials"].function.numel_out(2) if "partials" in e.compiled else 0
+        size = 2 * (e.n + e.n_parameters) + e.n_memory + e.functionals.size
+        self._products = np.zeros(n_partials), np.zeros(size)
         solves = family == "ARKode" and e.implicit
         functions = {name: e.compiled[name].address for name in (*FUNCTIONS, *OPTIONAL) if name in e.compiled}
         if solves:
@@ -105,6 +108,7 @@ class Model:
             moved=Sparse(*(array.ctypes.data for array in self._moved)), wrt=self.wrt.ctypes.data,
             weights=self.weights.ctypes.data, integrands=self._integrands.ctypes.data,
             state_jacobian=self._sparse("jacobian", 0), integrand_jacobian=self._sparse("jacobian", 1), **blocks,
+            n_partials=n_partials, partial=self._products[0].ctypes.data, product=self._products[1].ctypes.data,
             n_poles=e.n_singularities, n_off=n_off, off=off.ctypes.data, guard_weights=weights.ctypes.data,
             settled=self._scratch[3].ctypes.data,
             zero_band=self.zero_band.ctypes.data, departure=self.departure.ctypes.data,
@@ -113,7 +117,7 @@ class Model:
         )  # fmt: skip
 
     def _sparse(self, function: str, output: int) -> Sparse:
-        column, row = self.equations.compiled[function].pattern(output)
+        column, row = self.equations.functions[function].pattern(output)
         arrays = _compressed(column, row, np.zeros(max(row.size, 1)))
         self._patterns.append(arrays)
         return Sparse(*(array.ctypes.data for array in arrays))

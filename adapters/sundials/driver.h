@@ -125,6 +125,7 @@ typedef struct {                             /* compressed columns; the values l
 typedef struct {
   const sundials_api *api;
   casadi_function flow, jacobian, linearised, guards, rates, complete, constants;
+  casadi_function partials, tangent, cotangent; /* instead of `linearised`, where products with vectors are cheaper; see model.c */
   casadi_function sketch, settle, weigh, poles; /* instead of `guards`, where these need a consistent point; see model.c */
   const double **arg;
   double **res;
@@ -142,6 +143,9 @@ typedef struct {
   sparse state_jacobian, integrand_jacobian; /* F_x and, transposed, g_x; filled by `jacobian` */
   sparse f_x, f_p, f_m;                      /* filled together by `linearised` */
   sparse g_x, g_p, g_m;                      /* transposed: one column per integrand */
+  integer n_partials;
+  double *partial;                           /* n_partials: what `partials` gives beside F and g */
+  double *product;                           /* 2 n + 2 n_parameters + n_memory + n_functionals doubles of work */
   double *zero_band;                         /* per guard: |guard| at most this counts as zero until it has left */
   double *departure;                         /* sign with which it has to leave zero, 0 where unknown */
   double *latest;                            /* n_guards: guards as SUNDIALS has seen them last, and when */
@@ -350,8 +354,9 @@ typedef struct {                             /* the adjoint of explicit steps */
   double *adjoint;                           /* n_components x n: dG/dx, from the end to the start */
   double *totals;                            /* n_components x (n_wrt + n_memory): the integrals are added to it */
   double *states, *slopes;                   /* stages x n */
+  double *lane;                              /* 2 n + n_parameters + n_memory + n_functionals doubles of work */
   double *nu, *theta;                        /* stages x n x 2 n_components; n x 2 n_components */
-  double *values;                            /* stages x nonzeros: the linearised equations at every stage */
+  double *values;                            /* stages x nonzeros: the linearised equations, or partials, at every stage */
   double *found, *middle;                    /* (n + n_wrt + n_memory) x 2 n_components, (PARTS + 1) x n: work */
   const double *absolute, *absolute_totals;  /* tolerances of `adjoint` and of `totals` */
   integer nonzeros, steps, max_steps;

@@ -234,11 +234,45 @@ static int evaluate_linearised(context *c, double t, const double *x, double *ou
   return out ? checked(c, out, c->n + c->n_integrals) : 0;
 }
 
+/* Products with vectors instead of matrices, of equations that are explicit rates: `partials` gives F, g and what the
+ * products at a point have in common, `tangent` (F_x s + F_p dp + F_m dm) and the same of g, `cotangent`
+ * (F_x^T theta + g_x^T eta), and the same by m and by p; see dae_hybrid/products.py. */
+static int evaluate_partials(context *c, double t, const double *x, double *out, double *partial) {
+  c->linearised_calls++;
+  c->res[0] = out;
+  c->res[1] = out && c->n_integrals ? out + c->n : 0;
+  c->res[2] = partial;
+  if (evaluate(c, c->partials, t, x)) return FATAL;
+  if (checked(c, partial, c->n_partials)) return RECOVERABLE;
+  return out ? checked(c, out, c->n + c->n_integrals) : 0;
+}
+
+static void at_point(context *c, const double *t, const double *x, const double *partial) {
+  c->arg[0] = t, c->arg[1] = x, c->arg[2] = c->memory, c->arg[3] = c->parameters, c->arg[4] = partial;
+}
+
+static int tangent_product(context *c, double t, const double *x, const double *partial, const double *s, const double *dp,
+                           const double *dm, double *out, double *of_integrals) {
+  at_point(c, &t, x, partial);
+  c->arg[5] = s, c->arg[6] = dm, c->arg[7] = dp;
+  c->res[0] = out, c->res[1] = of_integrals;
+  return c->tangent(c->arg, c->res, c->iw, c->w, 0) ? FATAL : 0;
+}
+
+/* `out` are n, n_memory and n_parameters numbers */
+static int cotangent_product(context *c, double t, const double *x, const double *partial, const double *theta,
+                             const double *eta, double *out) {
+  at_point(c, &t, x, partial);
+  c->arg[5] = theta, c->arg[6] = eta;
+  c->res[0] = out, c->res[1] = out + c->n, c->res[2] = out + c->n + c->n_memory;
+  return c->cotangent(c->arg, c->res, c->iw, c->w, 0) ? FATAL : 0;
+}
+
 /* Newton iterations and quadratures come back to the same (t, x): evaluate once. */
 static int linearise_and(context *c, double t, const double *x, double *out) {
   sparse *const blocks[BLOCKS] = {&c->f_x, &c->f_p, &c->f_m, &c->g_x, &c->g_p, &c->g_m};
   c->point_valid = 0;
-  const int flag = evaluate_linearised(c, t, x, out, blocks);
+  const int flag = c->partials ? evaluate_partials(c, t, x, out, c->partial) : evaluate_linearised(c, t, x, out, blocks);
   if (flag) return flag;
   memcpy(c->point, x, (size_t)c->n * sizeof(double));
   c->point_time = t;

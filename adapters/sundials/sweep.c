@@ -25,19 +25,24 @@ static void at_stage(const explicit_adjoint *s, integer i, sparse *at) {
   for (int b = 0; b < BLOCKS; values += shape[b]->column[columns[b]], b++) at[b] = *shape[b], at[b].value = values;
 }
 
-/* the linearised equations at every stage of a step */
+/* the linearised equations at every stage of a step, or what products with them have in common */
 static int linearise_stages(explicit_adjoint *s, double t, double h, const double *x) {
   context *c = s->model;
   const tableau *rk = &s->table;
   for (integer i = 0; i < rk->stages; i++) {
+    const double *point, now = t + rk->c[i] * h;
+    double *slope = s->slopes + i * c->n, *state = s->states + i * c->n;
+    combine(x, h, rk->a + i * rk->stages, s->slopes, i, c->n, state);
+    c->point_valid = 0;
+    if (c->partials) {
+      const int flag = evaluate_partials(c, now, state, slope, s->values + i * s->nonzeros);
+      if (flag) return flag;
+      continue;
+    }
     sparse at[BLOCKS], *blocks[BLOCKS];
     at_stage(s, i, at);
     for (int b = 0; b < BLOCKS; b++) blocks[b] = &at[b];
-    const double *point, now = t + rk->c[i] * h;
-    double *slope = s->slopes + i * c->n;
-    combine(x, h, rk->a + i * rk->stages, s->slopes, i, c->n, s->states);
-    c->point_valid = 0;
-    int flag = solved(c, now, s->states, &point);
+    int flag = solved(c, now, state, &point);
     if (!flag) flag = evaluate_linearised(c, now, point, c->solves ? 0 : slope, blocks);
     if (!flag && c->solves) flag = rates_at(c, now, point, slope);
     if (flag) return flag;
@@ -68,9 +73,28 @@ static int transpose_algebraic(const explicit_adjoint *s, const sparse *f_x, dou
   return solve_dense(matrix, mu, nz, lanes) ? 0 : RECOVERABLE;
 }
 
+/* nu and the integrals' share of stage i, from theta, by products */
+static int transpose_stage(const explicit_adjoint *s, integer i, double t, const double *weights, double *own, double *totals) {
+  context *c = s->model;
+  const integer n = c->n, lanes = 2 * s->n_components;
+  double *theta = s->lane, *eta = theta + n, *out = eta + c->n_functionals;
+  const double *by_m = out + n, *by_p = by_m + c->n_memory;
+  memset(eta, 0, (size_t)c->n_functionals * sizeof(double));
+  for (integer lane = 0; lane < lanes; lane++) {
+    for (integer j = 0; j < n; j++) theta[j] = s->theta[j * lanes + lane];
+    eta[s->components[lane / 2]] = weights[lane % 2];
+    if (cotangent_product(c, t, s->states + i * n, s->values + i * s->nonzeros, theta, eta, out)) return FATAL;
+    eta[s->components[lane / 2]] = 0;
+    for (integer j = 0; j < n; j++) own[j * lanes + lane] = out[j];
+    for (integer j = 0; j < c->n_wrt; j++) totals[j * lanes + lane] += by_p[c->wrt[j]];
+    for (integer j = 0; j < c->n_memory; j++) totals[(c->n_wrt + j) * lanes + lane] += by_m[j];
+  }
+  return 0;
+}
+
 /* All components back through a step: dG/dx before it, and what it adds to the integrals, in `found`. Each has two lanes,
  * side by side, for the weights of the method and of the embedded one. */
-static int transpose(const explicit_adjoint *s, double h) {
+static int transpose(const explicit_adjoint *s, double t, double h) {
   context *c = s->model;
   const tableau *rk = &s->table;
   const integer n = c->n, stages = rk->stages, lanes = 2 * s->n_components;
@@ -79,8 +103,6 @@ static int transpose(const explicit_adjoint *s, double h) {
   for (integer i = stages - 1; i >= 0; i--) {
     const double weights[2] = {h * rk->b[i], h * rk->d[i]};
     double *own = nu + i * n * lanes;
-    sparse at[BLOCKS];
-    at_stage(s, i, at);
     for (integer k = 0; k < s->n_components; k++)
       for (integer j = 0; j < n; j++)
         for (integer e = 0; e < 2; e++) theta[j * lanes + 2 * k + e] = weights[e] * s->adjoint[k * n + j];
@@ -89,6 +111,13 @@ static int transpose(const explicit_adjoint *s, double h) {
       if (factor == 0) continue;
       for (integer j = 0; j < n * lanes; j++) theta[j] += factor * later[j];
     }
+    if (c->partials) {
+      const int flag = transpose_stage(s, i, t + rk->c[i] * h, weights, own, totals);
+      if (flag) return flag;
+      continue;
+    }
+    sparse at[BLOCKS];
+    at_stage(s, i, at);
     memset(own, 0, (size_t)(n * lanes) * sizeof(double));
     for (integer k = 0; k < s->n_components; k++) {
       const integer component = s->components[k];
@@ -140,7 +169,7 @@ static int back_step(explicit_adjoint *s, double t, double h, const double *x, i
   int flag = linearise_stages(s, t, h, x), resolved = 1;
   if (flag) return flag;
   s->steps++;
-  if (transpose(s, h)) return RECOVERABLE;
+  if (transpose(s, t, h)) return RECOVERABLE;
   for (integer k = 0; resolved && k < s->n_components; k++) resolved = is_resolved(s, k);
   if (resolved) {
     for (integer k = 0; k < s->n_components; k++) {

@@ -34,13 +34,15 @@ class DiscreteAdjoint:
         e = equations
         self.equations, self.table, self.nq = e, table, len(wrt) + e.n_memory
         self.model = Model(e, "ARKode", 0, 0, wrt)
-        patterns = [e.functions["linearised"].pattern(2 + i)[1].size for i in range(len(BLOCKS))]
+        nonzeros = sum(e.functions["linearised"].pattern(2 + i)[1].size for i in range(len(BLOCKS)))
+        nonzeros = self.model.context.n_partials or nonzeros
         stages, self._count = table.b.size, 0
-        sizes = (e.n, stages * e.n, stages * max(sum(patterns), 1), (PARTS + 1) * e.n)
+        lane = 2 * e.n + e.n_parameters + e.n_memory + e.functionals.size
+        sizes = (stages * e.n, stages * e.n, stages * max(nonzeros, 1), (PARTS + 1) * e.n, lane)
         self._work = [np.zeros(size) for size in sizes]
-        names = ("states", "slopes", "values", "middle")
+        names = ("states", "slopes", "values", "middle", "lane")
         self.struct = ExplicitAdjoint(
-            model=self.model.user_data, table=table.struct, width=1 + e.n, nonzeros=sum(patterns),
+            model=self.model.user_data, table=table.struct, width=1 + e.n, nonzeros=nonzeros,
             **{name: work.ctypes.data for name, work in zip(names, self._work, strict=True)},
         )  # fmt: skip
         self._library = loops()
