@@ -41,6 +41,10 @@ class Equations:
     flow           F, dense (n), and the integrands g, dense (n_functionals)
     jacobian       F_x and, transposed, g_x; sparse
     linearised     what `flow` gives, and F_x, F_p, F_m and, transposed, g_x, g_p, g_m; these sparse
+    partials       what `flow` gives, and what the products of its derivatives with vectors have in common at a point,
+                   dense; with the next two in place of `linearised` in compiled code, where they cost less
+    tangent        (t, x, m, p, partials, dx, dm, dp) -> F_x dx + F_m dm + F_p dp and the same of g, dense
+    cotangent      (t, x, m, p, partials, theta, eta) -> F_x^T theta + g_x^T eta, and the same by m and p, dense
     guards, rates  the guards and their total time derivatives along the flow (n_guards); behind the guards of
                    transitions stand quantities whose zeros end a run
     complete       x and x' that satisfy the equations to rounding, near the given x, and the last

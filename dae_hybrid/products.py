@@ -15,12 +15,12 @@ import casadi as ca
 import numpy as np
 
 #: entries of all derivatives, and per equation, from which on products are looked at
-MANY, FULL = 128, 8
+MANY, FULL = 200, 12
 #: operations that a sparse product takes for each entry, and an elementary function; directions that are compared for
 #: (measured: straight code does four to eight additions in the time that one entry is looked up and added)
 PER_ENTRY, PER_FUNCTION, DIRECTIONS = 6, 10, 2
 #: products have to be so much cheaper
-WORTH = 0.8
+WORTH = 0.6
 #: called functions that are written out
 MOST_CALLS = 50
 #: what takes about as long as an addition; of matrices also what moves numbers
@@ -102,7 +102,7 @@ def products(
     partials = kind.sym("partials", sum(s.nnz() for s in symbols))
     ends = np.cumsum([0, *(s.nnz() for s in symbols)]).tolist()
     restored = [kind(s.sparsity(), part) for s, part in zip(symbols, ca.vertsplit(partials, ends), strict=True)]
-    by_point: Any = ca.vertcat(kind(0, 1), *(v.nz[:] for v in values))
+    by_point: Any = ca.vertcat(kind(0, 1), *(ca.vec(v).nz[:] for v in values))
 
     def function(key: str, more: Sequence[Any], outputs: Sequence[Any]) -> ca.Function:
         found = list(outputs)

@@ -24,6 +24,7 @@ from dae_hybrid.matrices import hstack
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.numeric_input import MANY, as_mapping, in_order, real_array
 from dae_hybrid.options import Options
+from dae_hybrid.products import operations
 from dae_hybrid.segments import kept, kernel
 from dae_hybrid.signals import SignalTable, derivatives
 from dae_hybrid.tables import align
@@ -380,6 +381,12 @@ class HybridSystem(OfThisProcess):
             names = (", ".join(layout.names) for layout in (mode.differential, mode.algebraic))
             rows.append([mode.name, mode.formulation, *names, form])
         tables = [rows]
+        shared = [(mode.name, mode.equations.functions) for mode in self.modes if "tangent" in mode.equations.functions]
+        if shared:
+            head = ["mode", "derivatives by", "operations forward", "back", "of a Jacobian"]
+            by = ("tangent", "cotangent", "linearised")
+            counts = [[f"{operations(functions[key].function):,}" for key in by] for _, functions in shared]
+            tables.append([head, *([name, "products", *own] for (name, _), own in zip(shared, counts, strict=True))])
         lifted: dict[str, list[str]] = {}
         for transition in self.transitions:
             if transition.relation is not None:

@@ -23,9 +23,9 @@ GLANCES, HISTORY, TURN = (CONSTANTS[name] for name in ("GLANCES", "HISTORY", "TU
 Api, PythonApi, Sparse, Context, ExplicitStep, Run, BackwardRun = (
     STRUCTS[name] for name in ("sundials_api", "python_api", "sparse", "context", "explicit_step", "run", "backward")
 )
-FUNCTIONS = ("flow", "jacobian", "guards", "rates", "complete")
+FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
 #: what there is for some equations only
-OPTIONAL = ("linearised", "partials", "tangent", "cotangent", "constants", "sketch", "settle", "weigh", "poles")
+OPTIONAL = ("partials", "tangent", "cotangent", "constants", "sketch", "settle", "weigh", "poles")
 BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
 COUNTERS = ("flow_calls", "jacobian_calls", "linearised_calls", "guard_calls", "not_finite")
 
