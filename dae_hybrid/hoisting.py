@@ -8,12 +8,12 @@ from typing import Any
 
 import casadi as ca
 
-from dae_hybrid.pullback import inlined, parts_of
+from dae_hybrid.products import inlined, is_cheaper, parts_of
 
 #: functions that are called at every step
-HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch", "pullback")
+HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch", "pullback", "tangent")
 #: those of them that are looked through as operations on vectors
-VECTORISED = ("flow", "guards", "pullback")
+VECTORISED = ("flow", "guards", "pullback", "tangent")
 #: larger functions are left as they are: the integration is expensive enough, and so is looking through them
 LARGEST = 20_000
 
@@ -23,8 +23,8 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
 
     Common subexpressions are shared within each function. Functions that are not rewritten ignore c. A `pullback`
     becomes `tape`, which gives what `flow` gives and intermediate results, and `pullback`, which takes these behind c
-    and gives the derivatives by x, m and p, the last in the parts of `parts_of`. There is neither where it is not
-    rewritten.
+    and gives the derivatives by x, m and p, the last in the parts of `parts_of`; a `tangent` takes the same tape, and
+    then stands for `linearised`, where that costs more. There are none of them where they are not rewritten.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
     >>> found["constants"](0, 0, 2, 3), found["flow"].n_in()
     (DM(-0.279415), 5)
     """
-    result = {key: function for key, function in functions.items() if key != "pullback"}
+    result = {key: function for key, function in functions.items() if key not in ("pullback", "tangent")}
     hot = {key: functions[key] for key in HOT if key in functions and functions[key].is_a("SXFunction")}
     kind = ca.SX
     if not hot:
@@ -53,29 +53,54 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
     if any(new.sparsity() != old.sparsity() for new, (_, old) in zip(rewritten, outputs, strict=True)):
         return result
     c, pieces = _column(kind, "c", values)
+    multiplied: dict[str, tuple[str, list[Any], list[Any]]] = {}
     for key, f in hot.items():
         own = [new for (owner, _), new in zip(outputs, rewritten, strict=True) if owner == key]
-        if key == "pullback":
-            result |= _taped(f.name(), own, [*point, c], more[key], symbols, pieces)
+        if key in ("pullback", "tangent"):
+            multiplied[key] = f.name(), own, more[key]
             continue
         result[key] = ca.Function(f.name(), [*point, c], _named(own, symbols, pieces))
     result["constants"] = ca.Function(f"{first.name()}_constants", point, [ca.cse(_stacked(kind, values))])
+    if multiplied:
+        result |= _with_tape(multiplied, result, [*point, c], symbols, pieces)
+        if "tangent" in result:
+            del result["linearised"]
     return result
 
 
+def _with_tape(
+    multiplied: dict[str, tuple[str, list[Any], list[Any]]], others: Mapping[str, ca.Function], point: list[Any],
+    symbols: Sequence[Any], pieces: list[Any],
+) -> dict[str, ca.Function]:  # fmt: skip
+    """`tape`, `pullback` and, where it is worth it, `tangent`."""
+    if "tangent" in multiplied:
+        found = _taped(multiplied, point, symbols, pieces)
+        if is_cheaper(found, others["linearised"]):
+            return found
+    return _taped({"pullback": multiplied["pullback"]}, point, symbols, pieces)
+
+
 def _taped(
-    name: str, values: list[Any], point: list[Any], vectors: list[Any], symbols: Sequence[Any], pieces: list[Any]
+    multiplied: Mapping[str, tuple[str, list[Any], list[Any]]],
+    point: list[Any],
+    symbols: Sequence[Any],
+    pieces: list[Any],
 ) -> dict[str, ca.Function]:
-    """`tape` and `pullback`: what the products have in common, whatever is multiplied, and the rest."""
-    products, recorded, kept = _extracted(values[2:], [*point[:4], *symbols])
+    """`tape`, which gives what the products have in common, whatever is multiplied, and the rest of each of them."""
+    name, values, vectors = multiplied["pullback"]
+    along, rates, directions = multiplied.get("tangent", ("", [], []))
+    found, recorded, kept = _extracted([*values[2:], *rates], [*point[:4], *symbols])
     tape, places = _column(type(point[0]), "tape", kept)
     given = [*values[:2], _stacked(type(point[0]), kept)]
-    by_x, by_p, by_m = _named(products, recorded, places)
+    by_x, by_p, by_m, *rates = _named(found, recorded, places)
     products = [by_x, by_m, *(value for part in parts_of(by_p) for value in part)]
-    return {
+    result = {
         "tape": ca.Function(f"{name}_tape", point, _named(given, symbols, pieces)),
         "pullback": ca.Function(name, [*point, tape, *vectors], _named(products, symbols, pieces)),
     }
+    if rates:
+        result["tangent"] = ca.Function(along, [*point, tape, *directions], _named(rates, symbols, pieces))
+    return result
 
 
 def _extracted(values: list[Any], known: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:

@@ -16,7 +16,7 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import Flat, symbols_for
 from dae_hybrid.matrices import compact
 from dae_hybrid.mode_functions import ModeFunctions, term_sizes
-from dae_hybrid.pullback import pullback
+from dae_hybrid.products import products
 from dae_hybrid.system import ModeSystem
 
 #: guards times equations up to which what a look at the guards misses is weighed instead of solved for
@@ -56,9 +56,7 @@ class ModeBuilder(ModeFunctions):
         if self.reducible:
             named["reduced"] = [ca.densify(self.xdot(s)), g]
         functions = {key: ca.Function(f"m{self.index}_{key}", inputs, outputs) for key, outputs in named.items()}
-        transposed = pullback(f"m{self.index}_pullback", functions["flow"], functions["linearised"])
-        if transposed is not None:
-            functions["pullback"] = transposed
+        functions |= products(f"m{self.index}", functions["flow"], functions["linearised"], explicit=not self.nz)
         for key, function in self._at_points(inputs, h, equations).items():
             w = symbols_for([function], state.numel(), self.nm, self.np)
             outputs = [ca.densify(o) for o in function.call(list(w.point))]  # MX drops entries that are always zero

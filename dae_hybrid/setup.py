@@ -173,17 +173,22 @@ class Setup:
             more = {"parameter_directions": directions.directions.T, "scales": scales}
         options = self.options if max_steps is None else replace(self.options, max_steps=max_steps)
         t_eval = np.zeros(0) if self.t_eval is None and self.keep != "all" else self.t_eval
-        found, session = None, self.integrator.open(options, self.p, **more)
+        certify, found = for_adjoint or directions is not None, None
+        session = self.integrator.open(options, self.p, **more)
+        # derivatives are checked by the steps of one long segment, which outputs at given times do not show
+        keep_path = for_adjoint or (bool(more) and t_eval is not None and not self.system.transitions)
         schedule = Schedule(self.system, self.span[0], self.p)
         try:
             if self.keep != "final":
-                found = self._whole(session, options, directions, t_eval, schedule, for_adjoint=for_adjoint, **more)
+                found = self._whole(
+                    session, options, directions, t_eval, schedule, certify=certify, keep_path=keep_path, **more
+                )
             if found is not None:
                 found = found.thinned(self.keep)
             else:
                 found = Automaton(
                     self.system, session, self.p, self.span, t_eval, options, directions, self.open, schedule,
-                    certify=for_adjoint or directions is not None, keep_path=for_adjoint, keep=self.keep,
+                    certify=certify, keep_path=keep_path, keep=self.keep,
                     bound=self.bound if directions is None else UNBOUNDED,
                 ).run()  # fmt: skip
         finally:
@@ -198,12 +203,12 @@ class Setup:
 
     def _whole(
         self, session: Session, options: Options, directions: Directions | None, t_eval: Array | None,
-        schedule: Schedule, *, for_adjoint: bool,
+        schedule: Schedule, *, certify: bool, keep_path: bool,
         parameter_directions: Array | None = None, scales: Array | None = None,
     ) -> Trajectory | None:  # fmt: skip
         """The run, where the integrator carries it to its end."""
         errand = self.errand(
-            options, certify=for_adjoint or directions is not None, keep_path=for_adjoint,
+            options, certify=certify, keep_path=keep_path,
             directions=parameter_directions, scales=scales, t_eval=t_eval, schedule=schedule,
         )  # fmt: skip
         found = None if errand is None else cast(RunsWhole, session).run(self.system.network, errand)

@@ -24,6 +24,7 @@ from dae_hybrid.matrices import hstack
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.numeric_input import MANY, as_mapping, in_order, real_array
 from dae_hybrid.options import Options
+from dae_hybrid.products import operations
 from dae_hybrid.segments import kept, kernel
 from dae_hybrid.signals import SignalTable, derivatives
 from dae_hybrid.tables import align
@@ -380,6 +381,17 @@ class HybridSystem(OfThisProcess):
             names = (", ".join(layout.names) for layout in (mode.differential, mode.algebraic))
             rows.append([mode.name, mode.formulation, *names, form])
         tables = [rows]
+        products = [mode for mode in self.modes if "pullback" in mode.equations.compiled]
+        if products:
+            rows = [["mode", "directions by", "operations", "adjoint by", "operations", "of a Jacobian"]]
+            for mode in products:
+                own, whole = mode.equations.compiled, operations(mode.equations.functions["linearised"].function)
+                forward = own.get("tangent")
+                count = whole if forward is None else operations(forward.function)
+                back = operations(own["pullback"].function)
+                by = "Jacobian" if forward is None else "products"
+                rows.append([mode.name, by, f"{count:,}", "products", f"{back:,}", f"{whole:,}"])
+            tables.append(rows)
         lifted: dict[str, list[str]] = {}
         for transition in self.transitions:
             if transition.relation is not None:

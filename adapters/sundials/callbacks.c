@@ -82,8 +82,14 @@ static int root_values(context *c, double t, const double *x, double *out) {
 }
 
 /* F_x s + F_p dp + F_m dm, and the same of the integrands, for some directions from `first` on; SR eq. 5, 18, 25 */
-static void along(context *c, integer first, integer count, const double *const *s, double *const *out) {
+static int along(context *c, integer first, integer count, const double *const *s, double *const *out) {
   const double *dm[TOGETHER];
+  for (integer i = 0; c->tangent && i < count; i++) {
+    const double *dp = c->parameter_directions + (first + i) * c->n_parameters;
+    const double *own = c->memory_directions + (first + i) * c->n_memory;
+    if (push_forward(c, c->point_time, c->point, s[i], dp, own, out[i], c->n_integrals ? out[i] + c->n : 0)) return FATAL;
+  }
+  if (c->tangent) return 0;
   for (integer i = 0; i < count; i++) {
     dm[i] = c->memory_directions + (first + i) * c->n_memory;
     memset(out[i], 0, (size_t)c->n * sizeof(double));
@@ -96,6 +102,7 @@ static void along(context *c, integer first, integer count, const double *const 
     for (integer j = 0; j < c->n_integrals; j++)
       out[i][c->n + j] = column_dot(&c->g_x, j, s[i]) + column_dot(&c->g_p, j, dp) + column_dot(&c->g_m, j, dm[i]);
   }
+  return 0;
 }
 
 /* The same for all of them: given as vectors, or each as a block behind the state, and its rates behind those. Where the
@@ -110,7 +117,7 @@ static int along_all(context *c, vector *s, vector *out, const double *state, do
       from[i] = s ? c->api->array(s[j]) : state + (j + 1) * size;
       to[i] = s ? c->api->array(out[j]) : rates + (j + 1) * size;
     }
-    along(c, first, count, from, to);
+    if (along(c, first, count, from, to)) return FATAL;
     double dz[MOST_SOLVED * TOGETHER];
     if (!c->solves) continue;
     if (algebraic_directions(c, count, to, dz)) return RECOVERABLE;
@@ -194,20 +201,40 @@ static int jacobian_by_rows(context *c, double t, double sign, double cj, double
   return 0;
 }
 
-static int adjoint_jacobian(context *c, double t, double sign, double cj, double *dense) {
-  const integer n = c->n, size = n + 1;
-  if (c->pullback && c->n_wrt + c->n_memory > n) return jacobian_by_rows(c, t, sign, cj, dense);
+/* F_x, and minus the weighted sum of the columns of F_p and F_m, which is the row of the guide */
+static int jacobian_on_path(context *c, double t, double *f_x, double *guide) {
   const int flag = linearise_path(c, t);
   if (flag) return flag;
-  memset(dense, 0, (size_t)(size * size) * sizeof(double));
-  for (integer j = 0; j < n; j++)
-    for (integer k = c->f_x.column[j]; k < c->f_x.column[j + 1]; k++)
-      dense[c->f_x.row[k] * size + j] = sign * c->f_x.value[k];
+  if (c->tangent) {
+    double *still = c->vector + c->n, *dp = still + c->n, *dm = dp + c->n_parameters;
+    c->res[0] = f_x, c->res[1] = 0;
+    if (evaluate(c, c->jacobian, c->point_time, c->point)) return FATAL;
+    if (checked(c, f_x, c->state_jacobian.column[c->n])) return RECOVERABLE;
+    memset(still, 0, (size_t)(c->n + c->n_parameters) * sizeof(double));
+    for (integer i = 0; i < c->n_wrt; i++) dp[c->wrt[i]] -= c->weights[i];
+    for (integer i = 0; i < c->n_memory; i++) dm[i] = -c->weights[c->n_wrt + i];
+    return push_forward(c, c->point_time, c->point, still, dp, dm, guide, 0);
+  }
+  if (f_x != c->f_x.value) memcpy(f_x, c->f_x.value, (size_t)c->f_x.column[c->n] * sizeof(double));
+  memset(guide, 0, (size_t)c->n * sizeof(double));
   for (integer i = 0; i < c->n_wrt + c->n_memory; i++) {
     const sparse *a = i < c->n_wrt ? &c->f_p : &c->f_m;
     const integer j = i < c->n_wrt ? c->wrt[i] : i - c->n_wrt;
-    for (integer k = a->column[j]; k < a->column[j + 1]; k++) dense[a->row[k] * size + n] -= c->weights[i] * a->value[k];
+    for (integer k = a->column[j]; k < a->column[j + 1]; k++) guide[a->row[k]] -= c->weights[i] * a->value[k];
   }
+  return 0;
+}
+
+static int adjoint_jacobian(context *c, double t, double sign, double cj, double *dense) {
+  const integer n = c->n, size = n + 1;
+  const sparse *f_x = c->tangent ? &c->state_jacobian : &c->f_x;
+  if (c->pullback && !c->tangent && c->n_wrt + c->n_memory > n) return jacobian_by_rows(c, t, sign, cj, dense);
+  const int flag = jacobian_on_path(c, t, f_x->value, c->vector);
+  if (flag) return flag;
+  memset(dense, 0, (size_t)(size * size) * sizeof(double));
+  for (integer j = 0; j < n; j++)
+    for (integer k = f_x->column[j]; k < f_x->column[j + 1]; k++) dense[f_x->row[k] * size + j] = sign * f_x->value[k];
+  for (integer j = 0; j < n; j++) dense[j * size + n] = c->vector[j];
   for (integer i = 0; i < c->n_differential; i++) dense[i * size + i] += cj;
   dense[n * size + n] -= cj;
   return 0;

@@ -82,7 +82,8 @@ class Model:
         self._held = np.zeros(e.compiled["constants"].function.size1_out(0) if "constants" in e.compiled else 0)
         n_tape = e.compiled["tape"].function.size1_out(2) if "tape" in e.compiled else 0
         n_product, self._parts = _parts(e.compiled["pullback"].function) if n_tape else (0, np.zeros((0, 4), np.int64))
-        sizes = (n_tape, n_product, e.n_parameters + e.n_memory, e.functionals.size, e.n)
+        others = e.n_parameters + e.n_memory
+        sizes = (n_tape, n_product, others, e.functionals.size, 2 * e.n + others)
         names = ("recorded", "product", "by_parameters", "selected", "vector")
         self._products = {name: np.zeros(size if n_tape else 0) for name, size in zip(names, sizes, strict=True)}
         n_off = e.compiled["sketch"].function.numel_out(1) if "sketch" in e.compiled else 0
@@ -120,7 +121,7 @@ class Model:
         )  # fmt: skip
 
     def _sparse(self, function: str, output: int) -> Sparse:
-        column, row = self.equations.compiled[function].pattern(output)
+        column, row = self.equations.functions[function].pattern(output)
         arrays = _compressed(column, row, np.zeros(max(row.size, 1)))
         self._patterns.append(arrays)
         return Sparse(*(array.ctypes.data for array in arrays))

@@ -127,7 +127,7 @@ typedef struct {                             /* compressed columns; the values l
 typedef struct {
   const sundials_api *api;
   casadi_function flow, jacobian, linearised, guards, rates, complete, constants;
-  casadi_function tape, pullback;            /* instead of `linearised` in an adjoint, where they are there */
+  casadi_function tape, tangent, pullback;   /* instead of `linearised`, where they are there; see model.c */
   casadi_function sketch, settle, weigh, poles; /* instead of `guards`, where these need a consistent point; see model.c */
   const double **arg;
   double **res;
@@ -151,7 +151,8 @@ typedef struct {
   double *product;                           /* n_product: what `pullback` gives, derivatives by x, m and parts of those by p */
   const integer *parts;                      /* n_parts x PART: where each begins, its rows, its columns, its place in that */
   double *by_parameters;                     /* n_parameters + n_memory: put together */
-  double *selected, *vector;                 /* n_functionals, all zero but within a call; n doubles of work */
+  double *selected, *vector;                 /* n_functionals, all zero but within a call; 2 n + n_parameters + n_memory doubles
+                                                of work */
   double *zero_band;                         /* per guard: |guard| at most this counts as zero until it has left */
   double *departure;                         /* sign with which it has to leave zero, 0 where unknown */
   double *latest;                            /* n_guards: guards as SUNDIALS has seen them last, and when */

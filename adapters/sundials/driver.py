@@ -25,7 +25,7 @@ Api, PythonApi, Sparse, Context, ExplicitStep, Run, BackwardRun = (
 )
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
 #: what there is for some equations only
-OPTIONAL = ("constants", "tape", "pullback", "sketch", "settle", "weigh", "poles")
+OPTIONAL = ("constants", "tape", "tangent", "pullback", "sketch", "settle", "weigh", "poles")
 BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
 COUNTERS = ("flow_calls", "jacobian_calls", "linearised_calls", "guard_calls", "not_finite")
 

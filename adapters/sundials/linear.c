@@ -15,18 +15,7 @@ typedef struct {
 /* J at a point, and R; kept, because CVODES comes back to it with another gamma */
 static int keep_jacobian(context *c, double t, const double *x) {
   linear *l = c->linear;
-  if (l->backward) {
-    const int flag = linearise_path(c, t);
-    if (flag) return flag;
-    memcpy(l->jacobian, c->f_x.value, (size_t)l->n_entries * sizeof(double));
-    memset(l->rows, 0, (size_t)l->n * sizeof(double));
-    for (integer i = 0; i < c->n_wrt + c->n_memory; i++) {
-      const sparse *a = i < c->n_wrt ? &c->f_p : &c->f_m;
-      const integer j = i < c->n_wrt ? c->wrt[i] : i - c->n_wrt;
-      for (integer k = a->column[j]; k < a->column[j + 1]; k++) l->rows[a->row[k]] -= c->weights[i] * a->value[k];
-    }
-    return 0;
-  }
+  if (l->backward) return jacobian_on_path(c, t, l->jacobian, l->rows);
   for (integer j = 0; c->spread && j < c->n_differential; j++)
     c->spread_work[2 * (c->n + c->n_integrals) + j] = c->absolute[j] + c->rtol * fabs(x[j]);
   c->jacobian_calls++;

@@ -366,7 +366,7 @@ static int complete_directions(run *r, double *kept) {
     double *rate = c->api->array(r->sensitivity_rates ? r->sensitivity_rates[i] : r->work);
     const double *from[1] = {s};
     memset(s + ny, 0, (size_t)nz * sizeof(double));
-    along(c, i, 1, from, &rate);
+    if (along(c, i, 1, from, &rate)) return FATAL;
     if (algebraic_directions(c, 1, &rate, s + ny)) return FATAL;
     add_algebraic(c, 1, s + ny, &rate);
     memset(rate + c->n, 0, (size_t)c->n_integrals * sizeof(double));

@@ -244,11 +244,23 @@ static int evaluate_linearised(context *c, double t, const double *x, double *ou
   return out ? checked(c, out, c->n + c->n_integrals) : 0;
 }
 
-/* Newton iterations and quadratures come back to the same (t, x): evaluate once. */
+/* F and, behind it, the integrands where `out` is given; and what products of derivatives at the same point have in common */
+static int record_tape(context *c, double t, const double *x, double *out, double *tape) {
+  c->linearised_calls++;
+  c->res[0] = out;
+  c->res[1] = out && c->n_integrals ? out + c->n : 0;
+  c->res[2] = tape;
+  if (evaluate(c, c->tape, t, x)) return FATAL;
+  if (checked(c, tape, c->n_tape)) return RECOVERABLE;
+  return out ? checked(c, out, c->n + c->n_integrals) : 0;
+}
+
+/* Newton iterations and quadratures come back to the same (t, x): evaluate once, the blocks or, where directions take
+ * products, the tape. */
 static int linearise_and(context *c, double t, const double *x, double *out) {
   sparse *const blocks[BLOCKS] = {&c->f_x, &c->f_p, &c->f_m, &c->g_x, &c->g_p, &c->g_m};
   c->point_valid = 0;
-  const int flag = evaluate_linearised(c, t, x, out, blocks);
+  const int flag = c->tangent ? record_tape(c, t, x, out, c->recorded) : evaluate_linearised(c, t, x, out, blocks);
   if (flag) return flag;
   memcpy(c->point, x, (size_t)c->n * sizeof(double));
   c->point_time = t;
@@ -261,16 +273,12 @@ static int linearise(context *c, double t, const double *x) {
   return linearise_and(c, t, x, 0);
 }
 
-/* F and, behind it, the integrands where `out` is given; and what products with transposed derivatives at the same point
- * have in common */
-static int record_tape(context *c, double t, const double *x, double *out, double *tape) {
-  c->linearised_calls++;
-  c->res[0] = out;
-  c->res[1] = out && c->n_integrals ? out + c->n : 0;
-  c->res[2] = tape;
-  if (evaluate(c, c->tape, t, x)) return FATAL;
-  if (checked(c, tape, c->n_tape)) return RECOVERABLE;
-  return out ? checked(c, out, c->n + c->n_integrals) : 0;
+/* F_x s + F_p dp + F_m dm at the point of a tape, and the same of the integrands where they are wanted */
+static int push_forward(context *c, double t, const double *x, const double *s, const double *dp, const double *dm,
+                        double *out, double *of_integrals) {
+  c->arg[5] = c->recorded, c->arg[6] = s, c->arg[7] = dm, c->arg[8] = dp;
+  c->res[0] = out, c->res[1] = of_integrals;
+  return evaluate(c, c->tangent, t, x) ? FATAL : 0;
 }
 
 /* F_x^T v + weight g_x^T of a component, the same by m, and parts of the same by p, at the point of a tape, whose constants
