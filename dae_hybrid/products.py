@@ -1,8 +1,8 @@
 """Products of derivatives with vectors, for equations whose Jacobians cost more.
 
-Forward analysis needs F_x s + F_p dp + F_m dm for a few directions, an adjoint F_x^T v, F_p^T v and F_m^T v. Algorithmic
-differentiation in forward and in reverse mode gives either at a small multiple of the cost of F, however many entries
-the Jacobians have (Griewank and Walther, Evaluating Derivatives, 2nd ed., 2008, sections 3.2, 3.3 and 4.2).
+Forward analysis needs F_x s + F_p dp + F_m dm for a few directions, an adjoint F_x^T v, F_p^T v and F_m^T v.
+Algorithmic differentiation in forward and in reverse mode gives either at a small multiple of the cost of F, however many
+entries the Jacobians have (Griewank and Walther, Evaluating Derivatives, 2nd ed., 2008, sections 3.2, 3.3 and 4.2).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ FEW_ENTRIES = 200
 FULL = 12
 #: vectors that are multiplied at one point: directions; the weights of a method and of its embedded one
 VECTORS = 2
-#: operations that a sparse product takes for each entry (measured: straight code does four to eight additions in the time
-#: in which one entry is looked up and added), and an elementary function
+#: operations that a sparse product takes for each entry (measured: straight code does four to eight additions in the
+#: time in which one entry is looked up and added), and an elementary function
 PER_ENTRY, PER_FUNCTION = 6, 10
 #: share of the cost of a Jacobian that products with directions may have
 WORTH = 0.6
@@ -31,7 +31,8 @@ LEAST_OUTER = 64
 CHEAP = frozenset((
     ca.OP_MTIMES, ca.OP_CALL, ca.OP_DOT, ca.OP_HORZCAT, ca.OP_VERTCAT, ca.OP_DIAGCAT, ca.OP_HORZSPLIT, ca.OP_VERTSPLIT,
     ca.OP_DIAGSPLIT, ca.OP_RESHAPE, ca.OP_TRANSPOSE, ca.OP_SUBREF, ca.OP_GETNONZEROS, ca.OP_SETNONZEROS,
-    ca.OP_ADDNONZEROS, ca.OP_PROJECT, ca.OP_HORZREPMAT, ca.OP_HORZREPSUM, ca.OP_ASSIGN, ca.OP_ADD, ca.OP_SUB, ca.OP_MUL, ca.OP_DIV, ca.OP_NEG, ca.OP_SQ, ca.OP_TWICE, ca.OP_INV, ca.OP_FABS,
+    ca.OP_ADDNONZEROS, ca.OP_PROJECT, ca.OP_HORZREPMAT, ca.OP_HORZREPSUM, ca.OP_ASSIGN, ca.OP_ADD, ca.OP_SUB,
+    ca.OP_MUL, ca.OP_DIV, ca.OP_NEG, ca.OP_SQ, ca.OP_TWICE, ca.OP_INV, ca.OP_FABS,
     ca.OP_FMIN, ca.OP_FMAX, ca.OP_LT, ca.OP_LE, ca.OP_EQ, ca.OP_NE, ca.OP_NOT, ca.OP_AND, ca.OP_OR, ca.OP_IF_ELSE_ZERO,
     ca.OP_SIGN, ca.OP_SQRT,
 ))  # fmt: skip
@@ -94,7 +95,7 @@ def products(name: str, function: ca.Function, linearised: ca.Function, *, expli
     """`pullback` and `tangent` of `function`, which gives F and g; see `Equations`.
 
     `linearised` gives their derivatives besides. There is no `pullback` where products with its matrices are cheaper,
-    and `tangent` only beside it and where the equations are `explicit` rates with many entries; whether its products are
+    and `tangent` only beside it, where the equations are `explicit` rates with many entries; whether its products are
     cheaper is known when it is hoisted.
     """
     entries = _entries(linearised)
