@@ -17,9 +17,10 @@ from dae_hybrid.crews import by_crews, by_single_calls
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.fleet import DONE, Outcomes
 from dae_hybrid.integrator import Array
+from dae_hybrid.registry import for_call
 from dae_hybrid.sets import Table, as_columns, read_table, side_by_side
 from dae_hybrid.starts import Starts
-from dae_hybrid.system import HybridSystem, check_built
+from dae_hybrid.system import HybridSystem
 
 #: by more parameters than so many times the components of functionals gradient=True is by the adjoint
 MANY = 4
@@ -92,7 +93,7 @@ def batch(
     >>> found.functionals["G"].round(4), found.gradient["G"].shape, found.n_events, found.ok
     (array([20.0291, 19.6144]), (2, 1), array([3, 1]), array([ True,  True]))
     """
-    check_built(system)
+    system = for_call(system, adapter, options)
     sets = read_table("parameters", parameters, system.parameters, system.nominal)
     starts, values = None, None
     if x0 is not None:

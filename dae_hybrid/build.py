@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import casadi as ca
 import numpy as np
 
 from dae_hybrid.bounds import with_bounds
 from dae_hybrid.branch_build import branch_table
-from dae_hybrid.codegen import Kernel, NativeFunction, compile_functions
+from dae_hybrid.codegen import Kernel, NativeFunction, begin_functions, bound, compile_functions
+from dae_hybrid.compiler import Compilation, begin
 from dae_hybrid.crossing_build import crossing_functions, is_plain, network, point_functions
 from dae_hybrid.ends_build import end_functions, ends_of, starts_and_ends_plainly
-from dae_hybrid.errors import ModelError
+from dae_hybrid.errors import AdapterError, ModelError
 from dae_hybrid.hoisting import hoisted
 from dae_hybrid.initial_build import build_initial
+from dae_hybrid.integrator import HasLoops
+from dae_hybrid.journey import Network
+from dae_hybrid.later import Later
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import ModeLowering, symbols_for
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.mode_build import ModeBuilder, to_compile
 from dae_hybrid.model import HybridModel
+from dae_hybrid.progress import Parts
 from dae_hybrid.relations import with_relations
 from dae_hybrid.signals import SignalTable
 from dae_hybrid.symbolic import without_numbers
-from dae_hybrid.system import HybridSystem
+from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.transition_build import build_transition, check_parameters_only, of_parameters
 
+#: by the kind of what has them, its number, and their names
+ByOwner = dict[str, dict[int, dict[str, NativeFunction]]]
 
-def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: bool, kinks: bool) -> HybridSystem:
+
+def build_system(
+    model: HybridModel, *, native: bool | Literal["later"], eliminate: bool, direct: bool, kinks: bool, parts: Parts
+) -> HybridSystem:
     """See `HybridModel.build`."""
     _check_declarations(model)
+    parts.begin("equations")
     stated = with_bounds(model)
     model, assumed_smooth = with_relations(stated, kinks=kinks)
     lowerings = {name: ModeLowering(model, mode) for name, mode in model.modes.items()}
@@ -40,13 +54,16 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
     ]
     index_of = {name: i for i, name in enumerate(model.transitions)}
     mode_index = {name: i for i, name in enumerate(model.modes)}
+    parts.begin("transitions")
     transitions = tuple(
         build_transition(model, t, index_of[t.name], mode_index, lowerings, builders)
         for t in model.transitions.values()
     )
+    parts.begin("start")
     memory = Layout.of((d.name, d.size) for d in model.of_kind("memory"))
     signals = _signals(model, memory)
     initial = build_initial(model, mode_index, builders, signals)
+    parts.begin("functions of the integrator")
     named = {b.index: b.integrator_functions() for b in builders}
     wanted = {("mode", i): hoisted(to_compile(own)) for i, own in named.items()}
     measured = any(f.at_times for f in model.functionals.values())
@@ -57,28 +74,15 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
             wanted["end", 0] = end_functions(initial, builders)
         if measured or signals:
             wanted |= {("point", b.index): point_functions(b, turns=bool(signals)) for b in builders}
-    compiled, note = compile_functions(
-        {(*owner, key): f for owner, own in wanted.items() for key, f in own.items()}, native=native
-    )
-    functions: dict[str, dict[int, dict[str, NativeFunction]]] = {
-        "mode": {}, "transition": {}, "point": {}, "end": {0: {}},
-    }  # fmt: skip
-    for (kind, i, key), function in compiled.items():
-        functions[kind].setdefault(i, {})[key] = function
+    parts.begin("C text and compiler" if native is True else "functions")
+    together = {(*owner, key): f for owner, own in wanted.items() for key, f in own.items()}
+    compiled, note = compile_functions(together, native=native is True)
+    functions = _by_owner(compiled)
+    parts.begin("functions at points")
     modes = tuple(b.system(named[b.index], functions["mode"][b.index], index_of) for b in builders)
-    parameters = model.of_kind("parameter")
-    nominal = np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0)
-    nominal.flags.writeable = False
-    functionals = Layout.of((f.name, f.size) for f in model.functionals.values())
-    return HybridSystem(
-        name=model.name,
-        parameters=Layout.of((d.name, d.size) for d in parameters),
-        memory=memory,
-        functionals=functionals,
-        nominal=nominal,
-        modes=modes,
-        transitions=transitions,
-        network=network(
+
+    def connected(modes: tuple[ModeSystem, ...], functions: ByOwner) -> Network:
+        return network(
             modes,
             transitions,
             functions["transition"],
@@ -86,17 +90,65 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
             ends_of(initial, functions["end"][0]),
             measured=measured,
             signals=signals,
-        ),
+        )
+
+    parameters = model.of_kind("parameter")
+    nominal = np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0)
+    nominal.flags.writeable = False
+    functionals = Layout.of((f.name, f.size) for f in model.functionals.values())
+    system = HybridSystem(
+        name=model.name,
+        parameters=Layout.of((d.name, d.size) for d in parameters),
+        memory=memory,
+        functionals=functionals,
+        nominal=nominal,
+        modes=modes,
+        transitions=transitions,
+        network=connected(modes, functions),
         initial=initial,
         signals=signals,
         measurements=_measurements(model, functionals, builders),
-        native=all(f.address is not None for f in compiled.values()),
+        compiled=all(f.address is not None for f in compiled.values()),
         note=note,
         assumed_smooth=assumed_smooth,
         branches=branch_table(stated, model, builders),
         frozen={d.name: None if d.of is None else d.of.name for d in model.of_kind("memory")},
         labels={d.name: f"{d.name} [{d.unit}]" if d.unit else d.name for d in model.declarations.values()},
     )
+    if native != "later":
+        return system
+    parts.begin("C text")
+    library, note = begin_functions(together, apart=True)
+
+    def finish(library: ctypes.CDLL) -> HybridSystem:
+        functions = _by_owner(bound(together, library))
+        own = tuple(
+            replace(mode, equations=replace(mode.equations, compiled=functions["mode"][mode.index], kept={}))
+            for mode in modes
+        )
+        return replace(system, modes=own, network=connected(own, functions), compiled=True)
+
+    later = Later(replace(system, note=note), library, _loops(), finish)
+    return later.current() if later.is_done else replace(system, later=later)
+
+
+def _by_owner(compiled: Mapping[Any, NativeFunction]) -> ByOwner:
+    """Functions by the kind of their owner, its number and their name."""
+    found: ByOwner = {"mode": {}, "transition": {}, "point": {}, "end": {0: {}}}
+    for (kind, i, key), function in compiled.items():
+        found[kind].setdefault(i, {})[key] = function
+    return found
+
+
+def _loops() -> list[Compilation]:
+    """The library of the default integrator, which no model changes, on its way."""
+    from dae_hybrid.registry import BUILT_IN, adapter_class
+
+    with suppress(AdapterError):
+        kind = adapter_class(next(iter(BUILT_IN)))
+        if isinstance(kind, HasLoops):
+            return [begin(kind.loops(), apart=True)]
+    return []
 
 
 def _signals(model: HybridModel, memory: Layout) -> tuple[SignalTable, ...]:

@@ -45,7 +45,7 @@ class Case:
         strict: bool, duality: bool | float, options: Mapping[str, Any], starts: Starts | None = None,
     ) -> None:  # fmt: skip
         self.setup = Setup(system, t_span, None, t_eval, adapter, options, analysis or "simulate")
-        self.system, self.analysis, self.starts = system, analysis, starts
+        self.system, self.analysis, self.starts = self.setup.system, analysis, starts
         self.setup.conditions(strict=strict)
         self.setup.allowed(duality)
         self.names = functional_names(system, functional)

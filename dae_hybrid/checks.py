@@ -15,7 +15,8 @@ from dae_hybrid.errors import AssumptionError, DaeHybridError, OptionError
 from dae_hybrid.integrator import Array
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.options import Options
-from dae_hybrid.system import HybridSystem, check_built
+from dae_hybrid.registry import for_call
+from dae_hybrid.system import HybridSystem
 from dae_hybrid.tables import align
 
 
@@ -106,7 +107,7 @@ def check_gradient(
     >>> check.difference("forward", "adjoint") < 1e-7
     True
     """
-    check_built(system)
+    system = for_call(system, adapter, options)  # differences of runs by one engine
     relative = _relative_step(step, options)
     name = system.functional_name(functional)
     common: dict[str, Any] = {"adapter": adapter, **options}

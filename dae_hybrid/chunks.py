@@ -17,6 +17,12 @@ import casadi as ca
 LONG, STATEMENTS = 15_000, 500
 #: statements of one file from which on it is not compiled at all: a core takes 20 s for them (measured with gcc)
 MOST = 175_000
+#: rounds of a loop up to which it is as good as its statements one after the other
+SHORT = 16
+_LOOP = re.compile(r"\bfor \(\w+=0[^;]*; \w+<(\w+);[^)]*\) *([^\n]*)")
+_MOVE = re.compile(r"casadi_(?:copy|clear|fill)\([^;\n]*?, (\d+)[,)]")
+#: what copies and clears consist of
+_MOVES = ("*x++ = 0;", "*y++ = *x++;", "*y++ = 0.;")
 _CALL = re.compile(r"=[a-z]\w*\(")
 _HEAD = re.compile(
     r"static int (\w+)\(const casadi_real\*\* arg, casadi_real\*\* res, casadi_int\* iw, casadi_real\* w, int mem\) \{"
@@ -33,6 +39,14 @@ def is_long(text: str) -> bool:
 def statements(text: str) -> int:
     """How many statements a text has, more or less; a compiler takes twice as long for one that calls a function."""
     return text.count(";\n") + len(_CALL.findall(text))
+
+
+def is_straight(text: str) -> bool:
+    """Whether a text is nothing but statements, without loops of more than a few rounds."""
+    if any(int(size) > SHORT for size in _MOVE.findall(text)):
+        return False
+    loops = (rest in _MOVES or (end.isdigit() and int(end) <= SHORT) for end, rest in _LOOP.findall(text))
+    return text.count("for (") == len(_LOOP.findall(text)) and all(loops) and "while (" not in text
 
 
 def cut(text: str) -> str:

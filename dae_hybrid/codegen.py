@@ -8,22 +8,9 @@ shared library, kept in the user's cache under a hash of its source, compiler, f
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import platform
 import re
-import shlex
-import shutil
-import subprocess
-import sys
-import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import casadi as ca
@@ -31,16 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
-from dae_hybrid.cache import keep, load, open_cache, read
 from dae_hybrid.chunks import MOST, cut, is_long, shared_out, statements
+from dae_hybrid.compiler import Compilation, Finished, begin, warn_once
 from dae_hybrid.dense_products import by_columns
-from dae_hybrid.errors import CompilerWarning, UnsupportedError
+from dae_hybrid.errors import UnsupportedError
 
-FLAGS = ("-O2", "-fno-math-errno", "-fPIC", "-shared")
-#: long texts are compiled file by file, and with less effort: their loops are few, and their statements straight
-SEPARATE = ("-O1", "-fno-math-errno", "-fPIC", "-c")
 MOST_FILES = 8
-COMPILE_TIMEOUT = 600.0
 #: a function of CasADi's C text that says something about another one, which is called `name`
 DESCRIPTION = re.compile(
     r"^CASADI_SYMBOL_EXPORT [^\n(]*?(?P<name>\w+?)_(?:checkout|release|incref|decref|n_in|n_out|default_in|name_in|"
@@ -163,146 +146,6 @@ class NativeFunction(OfThisProcess):
         return np.array(column, dtype=np.int64), np.array(row, dtype=np.int64)
 
 
-_warned: set[str] = set()
-
-
-def _warn_once(what: str, consequence: str) -> None:
-    subject = what.partition(" (")[0]
-    if subject not in _warned:
-        warnings.warn(f"{what}{consequence}", CompilerWarning, stacklevel=3)
-        _warned.add(subject)
-
-
-@cache
-def find_compiler() -> tuple[str, ...] | None:
-    """Command of the C compiler: ``$CC``, ``cc``, ``gcc``, ``clang`` or the ziglang wheel; None without one."""
-    if given := os.environ.get("CC", "").strip():
-        return _words(given)
-    for name in ("cc", "gcc", "clang"):
-        if path := shutil.which(name):
-            return (path,)
-    if find_spec("ziglang") is None:  # the extra [compiler]
-        return None
-    return (sys.executable, "-m", "ziglang", "cc")
-
-
-def _words(command: str) -> tuple[str, ...]:
-    """A command as a shell would read it: a path with spaces stands in quotes, or is all there is."""
-    if shutil.which(command):
-        return (command,)
-    try:
-        return tuple(shlex.split(command, posix=os.name == "posix"))
-    except ValueError:  # a quote that is not closed: the first word is named when it cannot be run
-        return tuple(command.split())
-
-
-@cache
-def _compiler_identity(command: tuple[str, ...]) -> str:
-    try:
-        done = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, errors="replace", timeout=60, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return " ".join(command)
-    return " ".join(command) + "\n" + done.stdout
-
-
-@cache
-def _machine() -> str:
-    """What a compiler may tune for: in a home that machines share, "native" means something else on each."""
-    try:
-        first = Path("/proc/cpuinfo").read_text(errors="replace").partition("\n\n")[0].splitlines()
-    except OSError:
-        return platform.platform() + platform.processor()
-    return "\n".join([platform.platform(), *(x for x in first if x.startswith(("model name", "flags", "Features")))])
-
-
-_loaded: dict[str, ctypes.CDLL] = {}
-
-
-def compile_source(*sources: str) -> ctypes.CDLL | None:
-    """Compile C texts, one file each, into a loaded shared library, or take it from the cache.
-
-    Returns None, after one `CompilerWarning`, when there is no working compiler.
-    """
-    command = find_compiler()
-    if command is None:
-        _warn_once("No C compiler found", ": models run interpreted, slower. Install gcc or dae-hybrid[compiler].")
-        return None
-    identity = "\n".join([*sources, _compiler_identity(command), *FLAGS, *SEPARATE, _machine()])
-    key = hashlib.sha256(identity.encode()).hexdigest()[:40]
-    if key not in _loaded:
-        try:
-            _loaded[key] = _from_cache(command, sources, key + ".so")
-        except (OSError, subprocess.SubprocessError) as reason:
-            _warn_once(f"The C compiler failed ({reason})", ": models run interpreted, slower.")
-            return None
-    return _loaded[key]
-
-
-def _from_cache(command: Sequence[str], sources: Sequence[str], name: str) -> ctypes.CDLL:
-    """The library from its entry; without a usable one compiled, loaded and, where that is possible, kept."""
-    directory: Path | None = None
-    try:
-        directory = open_cache()
-    except (OSError, RuntimeError) as reason:
-        _warn_of_cache(reason)
-    else:
-        kept = read(directory / name)
-        if kept is not None:
-            with suppress(OSError):  # sound, but made where other system libraries are
-                return load(kept, directory)
-    built = _compile(command, sources)
-    library = load(built, directory)
-    if directory is not None:
-        try:
-            keep(directory / name, built)
-        except OSError as reason:
-            _warn_of_cache(reason)
-    return library
-
-
-def _warn_of_cache(reason: Exception) -> None:
-    _warn_once(
-        f"The cache of compiled models cannot be used ({reason})",
-        "; this process compiles its own. Set DAE_HYBRID_CACHE to a writable directory of your own.",
-    )
-
-
-def _compile(command: Sequence[str], sources: Sequence[str]) -> bytes:
-    """Build in a scratch directory; failures are `OSError` or `subprocess.SubprocessError`."""
-    with tempfile.TemporaryDirectory(prefix="dae_hybrid-", ignore_cleanup_errors=True) as scratch:
-        texts, built = [Path(scratch) / f"model{i}.c" for i in range(len(sources))], Path(scratch) / "model.so"
-        for text, source in zip(texts, sources, strict=True):
-            text.write_text(source, encoding="utf-8")
-        if len(texts) > 1:  # the compiler runs outside of this process, one thread waits for each
-            objects = [text.with_suffix(".o") for text in texts]
-            with ThreadPoolExecutor(len(texts)) as pool:
-                pairs = zip(texts, objects, strict=True)
-                list(
-                    pool.map(lambda pair: _run(command, [*SEPARATE, "-o", str(pair[1]), str(pair[0])], pair[1]), pairs)
-                )
-            texts = objects
-        _run(command, [*FLAGS, "-o", str(built), *map(str, texts), "-lm"], built)
-        return built.read_bytes()
-
-
-def _run(command: Sequence[str], arguments: Sequence[str], built: Path) -> None:
-    done = subprocess.run(
-        [*command, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=COMPILE_TIMEOUT,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise OSError(f"'{' '.join(command)}' returned {done.returncode}: {done.stderr.strip()[:500]}")
-    if not built.is_file():
-        raise OSError(f"'{' '.join(command)}' wrote no library")
-
-
 def generate_files(functions: Sequence[ca.Function]) -> list[str]:
     """C texts of the functions: one, or where that is long several of short functions."""
     text = generate(functions)
@@ -338,16 +181,26 @@ def compile_functions[Key](
 
     They have no addresses when `native` is off, nothing compiles, or a compiler would be at work for minutes.
     """
-    library, note = None, ""
-    if native and functions:
-        texts = generate_files(list(functions.values()))
-        counts = [statements(text) for text in texts]
-        if max(counts) > MOST:
-            note = (
-                f"The equations are too long to compile, {sum(counts):,} statements of C in {len(texts)} files where "
-                f"{MOST:,} each are the limit: they run interpreted, slower"
-            )
-            _warn_once(note, ". State long sums and chains with vectors (size=), or pass native=False to build().")
-        else:
-            library = compile_source(*texts)
-    return {key: NativeFunction(function, library) for key, function in functions.items()}, note
+    compilation, note = begin_functions(functions) if native else (Finished(None), "")
+    return bound(functions, compilation.result()), note
+
+
+def begin_functions(functions: Mapping[Any, ca.Function], *, apart: bool = False) -> tuple[Compilation, str]:
+    """Their library on its way, see `begin`, and why there is none where they are too long for that."""
+    if not functions:
+        return Finished(None), ""
+    texts = generate_files(list(functions.values()))
+    counts = [statements(text) for text in texts]
+    if max(counts) <= MOST:
+        return begin(*texts, apart=apart), ""
+    note = (
+        f"The equations are too long to compile, {sum(counts):,} statements of C in {len(texts)} files where "
+        f"{MOST:,} each are the limit: they run interpreted, slower"
+    )
+    warn_once(note, ". State long sums and chains with vectors (size=), or pass native=False to build().")
+    return Finished(None), note
+
+
+def bound[Key](functions: Mapping[Key, ca.Function], library: ctypes.CDLL | None) -> dict[Key, NativeFunction]:
+    """The functions, with their addresses in a library."""
+    return {key: NativeFunction(function, library) for key, function in functions.items()}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -306,6 +306,15 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Give back what the session holds."""
+
+
+@runtime_checkable
+class HasLoops(Protocol):
+    """What drives compiled equations with compiled loops of its own."""
+
+    @staticmethod
+    def loops() -> str:
+        """Their C text, which no model changes."""
 
 
 class RunsWhole(Session, Protocol):

@@ -41,12 +41,15 @@ class Method:
         Lowest and highest value of ``max_order=``; None leaves them to the adapter.
     path : Path
         How its path is kept and gone back.
+    compiled : bool
+        Needs compiled equations.
     """
 
     name: str
     implicit: bool = True
     orders: tuple[int, int] | None = None
     path: Path = POLYNOMIALS
+    compiled: bool = False
 
     @classmethod
     def of(cls, given: Method | str) -> Method:

@@ -13,6 +13,7 @@ from dae_hybrid.declarations import DIRECTIONS, Declaration, Direction, Function
 from dae_hybrid.errors import ModelError
 from dae_hybrid.expressions import checked_name, equation_rows, expression, free_name, items, labelled, matrix
 from dae_hybrid.numeric_input import shown
+from dae_hybrid.progress import Parts, Report
 from dae_hybrid.symbols import Symbols
 
 if TYPE_CHECKING:
@@ -403,17 +404,24 @@ class HybridModel(Symbols):
     def build(
         self,
         *,
-        native: bool = True,
+        native: bool | Literal["later"] = True,
         eliminate: bool = True,
         index2: Literal["reduced", "direct"] = "reduced",
         kinks: Literal["integrate", "events"] = "integrate",
+        progress: Report = False,
     ) -> HybridSystem:
         """Check the model, differentiate it and compile it.
 
         Parameters
         ----------
-        native : bool
-            Compile to machine code (default). False runs the same functions interpreted.
+        native : {True, False, "later"}
+            Compile to machine code (default). False runs the same functions interpreted. With ``"later"`` compilers
+            work in the background: runs are interpreted until they are done, and `HybridSystem.wait` waits for them.
+            A run is carried out as it was begun, and its `diagnostics` say where it was interpreted. What fails in the
+            background is said when the next run begins, as a `CompilerWarning`.
+        progress : bool or callable
+            True writes to stderr what is being done, and how long it took; a callable is given every part and its
+            seconds, ``progress(part, seconds)``. What compilers do in the background is no part of it.
         eliminate : bool
             Substitute algebraic variables that their equations give explicitly (default), so that the mode
             is integrated as an ODE. False integrates it as the DAE that was written. Results have the same form.
@@ -435,16 +443,21 @@ class HybridModel(Symbols):
         """
         from dae_hybrid.build import build_system
 
-        for what, value in (("native", native), ("eliminate", eliminate)):
-            if not isinstance(value, bool):
-                raise ModelError(f"{what} must be True or False, got {shown(value)}.")
+        if not isinstance(native, bool) and not (isinstance(native, str) and native == "later"):
+            raise ModelError(f"native must be True, False or 'later', got {shown(native)}.")
+        if not isinstance(eliminate, bool):
+            raise ModelError(f"eliminate must be True or False, got {shown(eliminate)}.")
+        if not isinstance(progress, bool) and not callable(progress):
+            raise ModelError(f"progress must be True, False or a function, got {shown(progress)}.")
         if not isinstance(index2, str) or index2 not in ("reduced", "direct"):
             raise ModelError(f"index2 must be 'reduced' or 'direct', got {index2!r}.")
         if not isinstance(kinks, str) or kinks not in ("integrate", "events"):
             raise ModelError(f"kinks must be 'integrate' or 'events', got {kinks!r}.")
-        return build_system(
-            self, native=native, eliminate=eliminate, direct=index2 == "direct", kinks=kinks == "events"
-        )
+        with Parts(f"build '{self.name}'", progress) as parts:
+            return build_system(
+                self, native=native, eliminate=eliminate, direct=index2 == "direct", kinks=kinks == "events",
+                parts=parts,
+            )  # fmt: skip
 
     def _transition(self, key: Any, functional: str) -> str:
         name = key if isinstance(key, str) else getattr(key, "name", None)

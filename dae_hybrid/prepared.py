@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, Unpack
@@ -66,16 +66,19 @@ def prepare(
     """
     check_built(system)
     analysis = check_analysis("derivatives", derivatives, "None, 'forward' or 'adjoint'")
-    return Prepared(Case(system, t_span, functional, analysis, wrt, t_eval, adapter, strict, duality, options))
+
+    def case() -> Case:
+        return Case(system, t_span, functional, analysis, wrt, t_eval, adapter, strict, duality, options)
+
+    return Prepared(system, case)
 
 
 class Prepared:
     """A call that waits for its parameters; made by `prepare`."""
 
-    def __init__(self, case: Case) -> None:
-        self._case, self._shape = case, (case.system.parameters.size,)
-        self._idle: list[_Seat] = []
-        self._is_left = case.fleet is None  # to single calls, all of them
+    def __init__(self, system: HybridSystem, make: Callable[[], Case]) -> None:
+        self._system, self._make, self._shape = system, make, (system.parameters.size,)
+        self._work = _Work(make())
 
     def __call__(self, parameters: Parameters = None) -> Run:
         """Carry out a run.
@@ -97,31 +100,48 @@ class Prepared:
         if type(parameters) is np.ndarray and parameters.dtype == np.float64 and parameters.shape == self._shape:
             p = parameters
         else:
-            p = self._case.system.parameter_vector(parameters)
+            p = self._system.parameter_vector(parameters)
+        work = self._work
+        if work.case.system is not self._system.current():  # whose code has come since
+            work = self._work = _Work(self._make())
+        return work.run(p)
+
+    def __repr__(self) -> str:
+        case = self._work.case
+        what = {None: "simulation", "forward": "forward analysis", "adjoint": "adjoint analysis"}[case.analysis]
+        span = case.setup.span
+        return f"<Prepared {what} of '{case.system.name}' from {span[0]:g} to {span[1]:g}>"
+
+
+class _Work:
+    """The runs of a case, one at a time on every thread."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._idle: list[_Seat] = []
+        self._is_left = case.fleet is None  # to single calls, all of them
+
+    def run(self, p: Array) -> Run:
+        """One run."""
         if self._is_left:
             return self._singly(p)
         try:
             seat = self._idle.pop()
         except IndexError:
-            crew = self._case.crew()
+            crew = self.case.crew()
             if crew is None:
                 self._is_left = True
                 return self._singly(p)
-            seat = _Seat(self._case, crew)
+            seat = _Seat(self.case, crew)
         found = seat.run(p)
         self._idle.append(seat)
         return self._singly(p) if found is None else found
 
     def _singly(self, p: Array) -> Run:
-        single, case = self._case.single(p.copy()), self._case
+        single, case = self.case.single(p.copy()), self.case
         out = case.outcomes(1)
         take_over(case, single, 0, out, {})
         return _run_of(case, p, out, single)
-
-    def __repr__(self) -> str:
-        what = {None: "simulation", "forward": "forward analysis", "adjoint": "adjoint analysis"}[self._case.analysis]
-        span = self._case.setup.span
-        return f"<Prepared {what} of '{self._case.system.name}' from {span[0]:g} to {span[1]:g}>"
 
 
 class _Seat:

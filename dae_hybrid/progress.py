@@ -1,15 +1,69 @@
-"""A line on the terminal that says what a slow run is doing."""
+"""What slow work is doing, and for how long: a line on the terminal for runs, the parts of a build."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
 DELAY = 1.0  # seconds: a faster run shows nothing
 PERIOD = 0.2
+#: False is silent, True writes to stderr, a function is given every part and its seconds
+type Report = bool | Callable[[str, float], object]
+
+
+class Parts:
+    """Reports the parts of a piece of work, one after the other, each when it is done.
+
+    Examples
+    --------
+    >>> from dae_hybrid.progress import Parts
+    >>> with Parts("build", lambda part, seconds: print(part)) as parts:
+    ...     parts.begin("modes")
+    ...     parts.begin("transitions")
+    modes
+    transitions
+    """
+
+    def __init__(self, title: str, report: Report) -> None:
+        self._title, self._report = title, report
+        self._part: str | None = None
+        self._start = self._since = time.perf_counter()
+
+    def begin(self, part: str) -> None:
+        """End the part before, and begin this one."""
+        self._end()
+        self._part, self._since = part, time.perf_counter()
+        self._write(f"{self._title}: {part} ...")
+
+    def _end(self) -> None:
+        part, self._part = self._part, None
+        if part is None:
+            return
+        seconds = time.perf_counter() - self._since
+        self._write(f" {seconds:.2f} s\n")
+        if callable(self._report):
+            self._report(part, seconds)
+
+    def _write(self, text: str) -> None:
+        if self._report is True:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    def __enter__(self) -> Parts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._write(" failed\n")
+            return
+        self._end()
+        self._write(f"{self._title}: {time.perf_counter() - self._start:.2f} s in all\n")
 
 
 class Progress:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from dae_hybrid.errors import AdapterError, DaeHybridError, OptionError, UnsupportedError
 from dae_hybrid.initial_value import SteppedIntegrator
@@ -12,7 +13,7 @@ from dae_hybrid.integrator import Capabilities, Integrator
 from dae_hybrid.method import Method
 from dae_hybrid.options import Options
 from dae_hybrid.stepped import SteppedPort
-from dae_hybrid.system import HybridSystem
+from dae_hybrid.system import HybridSystem, check_built
 from dae_hybrid.tables import align
 
 #: entry points of this group are adapters of other packages
@@ -136,6 +137,17 @@ def find_integrator(name: str) -> Integrator:
 
 def _other_than(name: str) -> str:
     return f"Other adapters: {', '.join(other for other in adapter_names() if other != name)}."
+
+
+def for_call(system: object, adapter: str, options: Mapping[str, Any]) -> HybridSystem:
+    """What carries out a call: waited for, where its code comes later and the method needs it."""
+    found = check_built(system)
+    if found.later is None and (later := cast(HybridSystem, system).later) is not None and not later.is_done:
+        method = adapter_class(adapter).capabilities.named.get(str(options.get("method")))
+        if method is not None and method.compiled:
+            later.wait(None)
+            return later.current()
+    return found
 
 
 # -- refusals -----------------------------------------------------------------------------------------------

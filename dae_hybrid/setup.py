@@ -23,12 +23,12 @@ from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, RunsWhole, Session
 from dae_hybrid.journey import UNBOUNDED, Alarms, Errand
 from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
-from dae_hybrid.registry import Analysis, check_capabilities, find_integrator, registered
+from dae_hybrid.registry import Analysis, check_capabilities, find_integrator, for_call, registered
 from dae_hybrid.resolution import LATITUDE, RETRIES, ROUGH, STEPS, finer
 from dae_hybrid.schedule import Schedule
 from dae_hybrid.segments import is_unresolved
 from dae_hybrid.straight import trajectory_of
-from dae_hybrid.system import HybridSystem, check_built
+from dae_hybrid.system import HybridSystem
 from dae_hybrid.trajectory import Trajectory
 
 Parameters = Mapping[str, ArrayLike] | ArrayLike | None
@@ -53,12 +53,11 @@ class Setup:
         self, system: HybridSystem, t_span: Sequence[float], parameters: Parameters, t_eval: ArrayLike | None,
         adapter: str, options: Mapping[str, Any], analysis: Analysis = "simulate", keep: Keep = "all",
     ) -> None:  # fmt: skip
-        check_built(system)
+        self.system, self.keep, self.bound = for_call(system, adapter, options), keep, UNBOUNDED
         check_keep(keep, t_eval)
-        self.system, self.keep, self.bound = system, keep, UNBOUNDED
         self.span = check_time_span(t_span)
         self.t_eval = check_times(t_eval, self.span)
-        self.p = system.parameter_vector(parameters)
+        self.p = self.system.parameter_vector(parameters)
         self._choose(adapter, options, analysis)
         self.integrator: Integrator = find_integrator(adapter)
 

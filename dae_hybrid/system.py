@@ -33,6 +33,7 @@ from dae_hybrid.transition import TransitionLinearisation, TransitionMap, clock
 if TYPE_CHECKING:
     from dae_hybrid.branches import BranchTable
     from dae_hybrid.initial import InitialMap
+    from dae_hybrid.later import Later
     from dae_hybrid.records import EventRecord, KnotRecord
 
 
@@ -213,7 +214,7 @@ class HybridSystem(OfThisProcess):
     modes : tuple of ModeSystem
     transitions : tuple of TransitionMap
     native : bool
-        Whether the functions are compiled to machine code.
+        Whether a call that is made now is carried out by functions that are compiled to machine code.
     """
 
     name: str
@@ -227,12 +228,49 @@ class HybridSystem(OfThisProcess):
     initial: InitialMap
     signals: tuple[SignalTable, ...]
     measurements: tuple[Measurement, ...]
-    native: bool
+    compiled: bool
     branches: BranchTable  # relations that are no events
     assumed_smooth: tuple[str, ...]  # expressions whose relations do not become events
     note: str  # why the functions are not compiled, where they are too long for that
     frozen: Mapping[str, str | None]  # memory to the variable it is of, None for general memory
     labels: Mapping[str, str]  # "name [unit]" or description, for plots
+    later: Later | None = None  # what has the code when the compiler is done
+
+    @property
+    def native(self) -> bool:
+        """See the attributes."""
+        return self.current().compiled
+
+    def current(self) -> HybridSystem:
+        """What carries out a call that is made now: this system, or where its code comes later what there is of it.
+
+        A failure of the compiler is said here.
+        """
+        return self if self.later is None else self.later.current()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the compiler of ``build(native="later")``.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most.
+
+        Returns
+        -------
+        bool
+            `native`: False where the compiler has failed, is still at work, or was not asked.
+
+        Examples
+        --------
+        >>> from dae_hybrid.problems import hybrid_ode
+        >>> system = hybrid_ode.model().build(native="later")
+        >>> system.wait()
+        True
+        """
+        if self.later is not None:
+            self.later.wait(timeout)
+        return self.native
 
     def parameter_vector(self, given: Mapping[str, ArrayLike] | ArrayLike | None) -> Array:
         """Nominal values overlaid with `given`: by name, or all values in order of declaration.
@@ -419,13 +457,14 @@ class HybridSystem(OfThisProcess):
         )
 
 
-def check_built(system: object) -> None:
-    """Refuse anything that is not a built system."""
+def check_built(system: object) -> HybridSystem:
+    """What carries out a call on this system; anything that is not a built one is refused."""
     if not isinstance(system, HybridSystem):
         raise OptionError(
             f"The first argument must be a built HybridSystem, got {type(system).__name__}.",
             remedy="Call build() on the model first.",
         )
+    return system.current()
 
 
 def _numbers(what: str, value: Any, labels: Sequence[str]) -> Array:

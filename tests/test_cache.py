@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid import cache, codegen
+from dae_hybrid import cache
+from dae_hybrid import compiler as cc
 from dae_hybrid.adapters.sundials import driver
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
@@ -31,7 +32,8 @@ def fresh(monkeypatch: Any, tmp_path: Path) -> Iterator[Path]:
     """An empty cache of compiled models and no memory of compilers, libraries or warnings."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("DAE_HYBRID_CACHE", str(directory))
-    monkeypatch.setattr(codegen, "FLAGS", ("-O0", *codegen.FLAGS[1:]))  # sooner done
+    for flags in ("FLAGS", "STRAIGHT"):
+        monkeypatch.setattr(cc, flags, ("-O0", *cc.FLAGS[1:]))  # sooner done
     forget()
     yield directory
     forget()
@@ -43,14 +45,14 @@ def contents(fresh: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name != cache.MARKER] if folder.is_dir() else []
 
 
-CACHED = (codegen.find_compiler, codegen._compiler_identity, driver.driver)
+CACHED = (cc.find_compiler, cc._compiler_identity, driver.driver)
 
 
 def forget() -> None:
     for function in CACHED:
         function.cache_clear()
-    codegen._loaded.clear()
-    codegen._warned.clear()
+    cc._loaded.clear()
+    cc._warned.clear()
 
 
 def check_ball(system: dh.HybridSystem, *, native: bool) -> None:
@@ -61,15 +63,15 @@ def check_ball(system: dh.HybridSystem, *, native: bool) -> None:
 def compiled_again(models: Any, monkeypatch: Any) -> int:
     """How many libraries a model needs compiled now, as in a new process."""
     forget()
-    count, compile_ = 0, codegen._compile
+    count, compile_ = 0, cc._compile
 
-    def counting(*arguments: Any) -> bytes:
+    def counting(*arguments: Any, **options: Any) -> bytes:
         nonlocal count
         count += 1
-        return compile_(*arguments)
+        return compile_(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(codegen, "_compile", counting)
+        patch.setattr(cc, "_compile", counting)
         check_ball(models.ball().build(), native=True)
     return count
 
@@ -102,12 +104,12 @@ def test_the_cache_is_private(fresh: Path, models: Any) -> None:
 
 
 def test_compiler_options_in_cc(fresh: Path, models: Any, monkeypatch: Any) -> None:
-    compiler = codegen.find_compiler()
+    compiler = cc.find_compiler()
     if compiler is None:
         pytest.skip("no compiler")
     monkeypatch.setenv("CC", " ".join([*compiler, "-DNOTHING=1"]))
     assert compiled_again(models, monkeypatch) == 2
-    assert codegen.find_compiler() == (*compiler, "-DNOTHING=1")
+    assert cc.find_compiler() == (*compiler, "-DNOTHING=1")
     monkeypatch.setenv("CC", " ".join([*compiler, "-DNOTHING=2"]))
     assert compiled_again(models, monkeypatch) == 2
 
@@ -119,7 +121,7 @@ def test_compiler_options_in_cc(fresh: Path, models: Any, monkeypatch: Any) -> N
 def test_a_compiler_whose_path_has_spaces(
     command: str, options: str, fresh: Path, models: Any, monkeypatch: Any, tmp_path: Path
 ) -> None:
-    compiler = codegen.find_compiler()
+    compiler = cc.find_compiler()
     if compiler is None:
         pytest.skip("no compiler")
     path = tmp_path / "my compilers" / "it's cc" if "'" not in command else tmp_path / "my compilers" / "cc"
@@ -128,7 +130,7 @@ def test_a_compiler_whose_path_has_spaces(
     path.chmod(0o700)
     monkeypatch.setenv("CC", command.format(path, str(path).replace(" ", "\\ ").replace("'", "\\'")) + options)
     assert compiled_again(models, monkeypatch) == 2
-    found = codegen.find_compiler()
+    found = cc.find_compiler()
     assert found is not None
     assert found[0] == str(path)
     assert len(found) == (2 if options else 1)
@@ -137,22 +139,22 @@ def test_a_compiler_whose_path_has_spaces(
 @pytest.mark.parametrize("command", ["'/nowhere/cc", '""', "/no where/cc"])
 def test_a_compiler_command_that_cannot_be_run(command: str, fresh: Path, models: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("CC", command)
-    codegen.find_compiler.cache_clear()
+    cc.find_compiler.cache_clear()
     with pytest.warns(dh.CompilerWarning, match="compiler failed"):
         check_ball(models.ball().build(), native=False)
 
 
 def test_a_blank_compiler_command_is_none_at_all(fresh: Path, models: Any, monkeypatch: Any) -> None:
-    found = codegen.find_compiler()
+    found = cc.find_compiler()
     monkeypatch.setenv("CC", "  ")
-    codegen.find_compiler.cache_clear()
-    assert codegen.find_compiler() == found
+    cc.find_compiler.cache_clear()
+    assert cc.find_compiler() == found
 
 
 @pytest.mark.parametrize("what", ["_machine", "FLAGS"])
 def test_what_is_compiled_anew(what: str, fresh: Path, models: Any, monkeypatch: Any) -> None:
     assert compiled_again(models, monkeypatch) == 2
-    monkeypatch.setattr(codegen, what, (lambda: "another") if what == "_machine" else (*codegen.FLAGS, "-O1"))
+    monkeypatch.setattr(cc, what, (lambda: "another") if what == "_machine" else (*cc.FLAGS, "-O1"))
     assert compiled_again(models, monkeypatch) == 2
 
 
@@ -169,7 +171,7 @@ def test_where_the_cache_is(monkeypatch: Any, tmp_path: Path) -> None:
 
 
 def test_no_compiler(fresh: Path, models: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(codegen, "find_compiler", lambda: None)
+    monkeypatch.setattr(cc, "find_compiler", lambda: None)
     with pytest.warns(dh.CompilerWarning, match="No C compiler") as caught:
         check_ball(models.ball().build(), native=False)
     assert len(caught) == 1
@@ -181,7 +183,7 @@ def test_no_compiler(fresh: Path, models: Any, monkeypatch: Any) -> None:
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: Any) -> Callable[[str], Path]:
     """Make a compiler of shell commands: $out is what it has to write, $real the arguments of a real one."""
-    real = codegen.find_compiler()
+    real = cc.find_compiler()
     if real is None or os.name != "posix":
         pytest.skip("no compiler, or no shell")
 
@@ -191,7 +193,7 @@ def compiler(tmp_path: Path, monkeypatch: Any) -> Callable[[str], Path]:
         path.write_text(f'#!/bin/sh\nreal="{" ".join(real)} $*"\n{found}\n[ "$out" ] || exit 0\n{commands}\n')
         path.chmod(0o700)
         monkeypatch.setenv("CC", str(path))
-        codegen.find_compiler.cache_clear()
+        cc.find_compiler.cache_clear()
         return path
 
     return make
@@ -226,13 +228,13 @@ def test_a_compiler_that_fails(commands: str, fresh: Path, models: Any, compiler
 
 def test_a_compiler_that_is_not_there(fresh: Path, models: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
-    codegen.find_compiler.cache_clear()
+    cc.find_compiler.cache_clear()
     with pytest.warns(dh.CompilerWarning, match="compiler failed"):
         check_ball(models.ball().build(), native=False)
 
 
 def test_a_compiler_that_hangs(fresh: Path, models: Any, compiler: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(codegen, "COMPILE_TIMEOUT", 0.2)
+    monkeypatch.setattr(cc, "COMPILE_TIMEOUT", 0.2)
     compiler("exec sleep 20")
     with pytest.warns(dh.CompilerWarning, match="timed out"):
         check_ball(models.ball().build(), native=False)
@@ -242,7 +244,7 @@ def test_no_room_for_temporary_files(fresh: Path, models: Any, monkeypatch: Any)
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(codegen.tempfile, "TemporaryDirectory", full)
+    monkeypatch.setattr(cc.tempfile, "TemporaryDirectory", full)
     with pytest.warns(dh.CompilerWarning, match="No space left"):
         check_ball(models.ball().build(), native=False)
 

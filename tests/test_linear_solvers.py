@@ -13,7 +13,7 @@ from scipy.sparse import csc_array
 from scipy.sparse.linalg import splu
 
 import dae_hybrid as dh
-from dae_hybrid import chunks, codegen
+from dae_hybrid import chunks, codegen, compiler
 from dae_hybrid.adapters.sundials import structure
 from dae_hybrid.adapters.sundials.library import load
 from dae_hybrid.adapters.sundials.linear import RECOVERABLE, SuperLU
@@ -413,13 +413,13 @@ def test_long_texts_are_cut_and_say_the_same(monkeypatch: Any) -> None:
     monkeypatch.setattr(chunks, "STATEMENTS", 50)
     monkeypatch.setattr(codegen.os, "cpu_count", lambda: 3)
     texts: list[str] = []
-    compile_ = codegen._compile
+    compile_ = compiler._compile
 
-    def listening(command: Any, sources: Any) -> bytes:
+    def listening(command: Any, sources: Any, **options: Any) -> bytes:
         texts.extend(sources)
-        return compile_(command, sources)
+        return compile_(command, sources, **options)
 
-    monkeypatch.setattr(codegen, "_compile", listening)
+    monkeypatch.setattr(compiler, "_compile", listening)
     built = elements(80).build()
     assert built.native
     assert len(texts) in (0, 3)  # none where they come from the cache
@@ -431,7 +431,7 @@ def test_long_texts_are_cut_and_say_the_same(monkeypatch: Any) -> None:
 def test_a_long_text_that_does_not_compile(monkeypatch: Any) -> None:
     monkeypatch.setenv("CC", "false")
     with pytest.raises(OSError, match="returned 1"):
-        codegen._compile(("false",), ("int a;", "int b;"))
+        compiler._compile(("false",), ("int a;", "int b;"))
 
 
 # -- size --------------------------------------------------------------------------------------------------------

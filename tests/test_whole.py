@@ -20,7 +20,7 @@ import dae_hybrid as dh
 from dae_hybrid.adapters.sundials.course import Course
 from dae_hybrid.adapters.sundials.header import CONSTANTS, STRUCTS, source
 from dae_hybrid.adapters.sundials.session import SundialsSession
-from dae_hybrid.codegen import compile_source
+from dae_hybrid.compiler import compile_source
 from dae_hybrid.leg import HEADER
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
 from dae_hybrid.transition import GRAZING

@@ -66,6 +66,7 @@ ERK = SundialsMethod(
     implicit=False,
     orders=(2, 9),
     path=POINTS,
+    compiled=True,
     tables={
         2: "ARKODE_HEUN_EULER_2_1_2",
         3: "ARKODE_BOGACKI_SHAMPINE_4_2_3",

@@ -35,6 +35,7 @@ from .choice import Choice
 from .course import Course
 from .driver import statistics_of
 from .forward import Forward
+from .header import source
 from .library import load
 from .march import Marcher
 from .memory import taken
@@ -66,6 +67,11 @@ class SundialsIntegrator:
 
     def __init__(self) -> None:
         load()
+
+    @staticmethod
+    def loops() -> str:
+        """See `dae_hybrid.integrator.HasLoops.loops`."""
+        return source()
 
     def open(
         self,

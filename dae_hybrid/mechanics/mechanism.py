@@ -15,6 +15,7 @@ from dae_hybrid.mechanics.declared import Constraint, Coordinate, Event, Impact,
 from dae_hybrid.mechanics.formulations import Formulation
 from dae_hybrid.mechanics.planar import Link, Planar
 from dae_hybrid.model import HybridModel
+from dae_hybrid.progress import Report
 from dae_hybrid.symbols import Symbols
 
 if TYPE_CHECKING:
@@ -376,10 +377,13 @@ class Mechanism(Symbols, Planar):
         self,
         formulation: Formulation | None = None,
         *,
-        native: bool = True,
+        native: bool | Literal["later"] = True,
         eliminate: bool = True,
         index2: Literal["reduced", "direct"] = "reduced",
         kinks: Literal["integrate", "events"] = "integrate",
+        progress: Report = False,
     ) -> HybridSystem:
         """Lower to a formulation and build; the other arguments and errors are those of `HybridModel.build`."""
-        return self.model(formulation).build(native=native, eliminate=eliminate, index2=index2, kinks=kinks)
+        return self.model(formulation).build(
+            native=native, eliminate=eliminate, index2=index2, kinks=kinks, progress=progress
+        )
