@@ -9,7 +9,7 @@ import casadi as ca
 #: functions that are called at every step
 HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch")
 #: larger functions are left as they are: the integration is expensive enough, and so is looking through them
-LARGEST = 20_000
+LARGEST = 100_000
 
 
 def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
