@@ -17,6 +17,8 @@ import pybamm
 import dae_hybrid as dh
 
 CURRENT, CAPACITY = "Current variable [A]", "Nominal cell capacity [A.h]"
+#: the integral of |I|, on which nothing depends: at rest its rate has no derivative by the current
+UNUSED = "Throughput capacity [A.h]"
 #: what steps hold and are ended by
 REPORTED = {"voltage": "Voltage [V]", "current": "Current [A]"}
 #: further than what a step may be ended by ever gets from its limit [V, A, s]
@@ -82,13 +84,17 @@ def model_from_pybamm(
     m = dh.HybridModel(model.name)
     inputs = {key: m.parameter(name, nominal[key]) for key, name in names.items()}
     start = cell.concatenated_initial_conditions.evaluate(inputs=nominal).ravel()
-    y, z = m.differential("y", size=n), m.algebraic("z", size=n_z, guess=start[n:])
-    state = ca.vertcat(y, z)
+    unused = [part[0].start for variable, part in cell.y_slices.items() if variable.name == UNUSED]
+    kept = [i for i in range(n) if i not in unused]
+    y, z = m.differential("y", size=len(kept)), m.algebraic("z", size=n_z, guess=start[n:])
+    whole = ca.MX(n, 1)
+    whole[kept] = y
+    state = ca.vertcat(whole, z)
 
     def lowered(symbol: Any) -> ca.MX:
         return with_smooth_signs(symbol.to_casadi(m.time, state, inputs=inputs))
 
-    rates, equations = lowered(cell.concatenated_rhs), lowered(cell.concatenated_algebraic)
+    rates, equations = without(lowered(cell.concatenated_rhs), unused), lowered(cell.concatenated_algebraic)
     reported = {key: lowered(cell.get_processed_variable(name)) for key, name in REPORTED.items()}
     others = [i for i in range(n_z) if i != place[0]]
 
@@ -112,8 +118,17 @@ def model_from_pybamm(
             m.transition(cell_mode, None, guard=guard - far * left**2, direction="rising", name="end")
             guard, update = guard - far * dh.smooth(left < 0.5), update | {left: left - 1}
         m.transition(cell_mode, cell_mode, guard=guard, direction="rising", memory=update, name=f"end of {step.name}")
-    m.initial(cell_mode, {y: lowered(cell.concatenated_initial_conditions)[:n]})
+    m.initial(cell_mode, {y: lowered(cell.concatenated_initial_conditions)[kept]})
     return m, reported
+
+
+def without(column: ca.MX, rows: Sequence[int]) -> ca.MX:
+    """A column that is put together of parts, without those that are these rows."""
+    if not rows:
+        return column
+    parts = [column.dep(i) for i in range(column.n_dep())]
+    ends = np.cumsum([part.numel() for part in parts])
+    return ca.vertcat(*(part for part, end in zip(parts, ends, strict=True) if part.numel() > 1 or end - 1 not in rows))
 
 
 def with_smooth_signs(expression: ca.MX) -> ca.MX:
