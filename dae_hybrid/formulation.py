@@ -171,7 +171,7 @@ def solve_algebraic(
                     z, (residual, jacobian, size) = trial, new
                     break
                 damping /= 2
-                if damping < LEAST_DAMPING or not damped:
+                if damping < LEAST_DAMPING or not damped or zero():
                     return zero()
         return zero()
 

@@ -15,7 +15,7 @@ HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch"
 #: those of them that are looked through as operations on vectors
 VECTORISED = ("flow", "guards", "pullback", "tangent")
 #: larger functions are left as they are: the integration is expensive enough, and so is looking through them
-LARGEST = 20_000
+LARGEST = 100_000
 
 
 def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:

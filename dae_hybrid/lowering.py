@@ -83,7 +83,8 @@ class ModeLowering:
         self.memory = model.of_kind("memory")
         self.parameters = model.of_kind("parameter")
         self.n = self.differential.size + self.algebraic.size
-        self.vectorised = is_vectorised(mode.everything, [d.symbol for d in (*self.memory, *self.parameters)])
+        held, by = [d.symbol for d in (*self.memory, *self.parameters)], [d.symbol for d in self.variables]
+        self.vectorised = is_vectorised(mode.everything, held, by)
 
     def _rate_hash(self, declared: Declaration) -> int | None:
         rate = self.model.rates.get(declared.name)

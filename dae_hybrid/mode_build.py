@@ -17,6 +17,7 @@ from dae_hybrid.lowering import Flat, symbols_for
 from dae_hybrid.matrices import compact
 from dae_hybrid.mode_functions import ModeFunctions, term_sizes
 from dae_hybrid.products import products
+from dae_hybrid.symbolic import jacobian
 from dae_hybrid.system import ModeSystem
 
 #: guards times equations up to which what a look at the guards misses is weighed instead of solved for
@@ -43,7 +44,7 @@ class ModeBuilder(ModeFunctions):
         if self.explicit is not None and self.poles:
             h = ca.vertcat(h, poles)
         if self.explicit is None:
-            by, integrands_by = ([ca.jacobian(v, w) for w in (state, s.p, s.m)] for v in (equations, g))
+            by, integrands_by = ([jacobian(v, w) for w in (state, s.p, s.m)] for v in (equations, g))
         else:
             by, integrands_by = self._by_implicit_functions(s)
         integrands_by = [matrix.T for matrix in integrands_by]
@@ -103,7 +104,7 @@ class ModeBuilder(ModeFunctions):
                 found["guards"] = self._with_singularities(guards, "guards")
                 found["rates"] = self._with_singularities(found["rates"], "rates")
             return found
-        along = ca.jacobian(h, state) @ equations + ca.jacobian(h, t)
+        along = jacobian(h, state) @ equations + jacobian(h, t)
         return {
             "complete": ca.Function("complete", [t, state, m, p], [state, equations, ca.densify(0 * state[:0, :])]),
             "rates": ca.Function("rates", [t, state, m, p], [ca.densify(along)]),
@@ -159,10 +160,10 @@ class ModeBuilder(ModeFunctions):
         k = self.invariant_part(s)
         phi, g, equations = self.terminals(*s.point), self.integrands(*s.point), self.flow(*s.point)
         outputs = {
-            "closure_by_u": ([compact(ca.jacobian(self.algebraic_part(s), s.u))], [0]),
-            "terminal": ([phi, ca.densify(ca.jacobian(phi, s.u))], [1]),
-            "adjoint_point": ([compact(ca.jacobian(equations, s.x)), ca.densify(ca.jacobian(g, s.x))], [0, 1]),
-            "flow_by_u": ([compact(ca.jacobian(equations, s.u))], [0]),
+            "closure_by_u": ([compact(jacobian(self.algebraic_part(s), s.u))], [0]),
+            "terminal": ([phi, ca.densify(jacobian(phi, s.u))], [1]),
+            "adjoint_point": ([compact(jacobian(equations, s.x)), ca.densify(jacobian(g, s.x))], [0, 1]),
+            "flow_by_u": ([compact(jacobian(equations, s.u))], [0]),
         }
         found = {
             key: Kernel(ca.Function(key, list(s.point), dense_vectors(values, matrices)), matrices)
@@ -172,7 +173,7 @@ class ModeBuilder(ModeFunctions):
         if self.explicit is not None or self.nk:
             found["landing"] = Kernel(self.landing)
         if self.nk:
-            by_u = ca.jacobian(k, s.u)
+            by_u = jacobian(k, s.u)
             values = [ca.densify(k), compact(by_u), ca.densify(term_sizes(k, s.u))]
             sizes = ca.Function("invariants", list(s.point), values)
             found["invariants"] = Kernel(sizes, [1])
@@ -185,7 +186,7 @@ class ModeBuilder(ModeFunctions):
         """k and k_z of the algebraic equations, and the size of the terms of k."""
         s = self.symbols()
         k = self.algebraic_part(s)
-        outputs = [k, compact(ca.jacobian(k, s.x)[:, self.ny :]), term_sizes(k, s.u)]
+        outputs = [k, compact(jacobian(k, s.x)[:, self.ny :]), term_sizes(k, s.u)]
         return ca.Function("closure", list(s.point), dense_vectors(outputs, [1]))
 
     def _solved(self) -> dict[str, Any]:
@@ -199,7 +200,7 @@ class ModeBuilder(ModeFunctions):
             derivative = self.chain(s)[: self.lowering.n, :n_w]
             if not self.nk:
                 return [derivative]
-            k_u = ca.jacobian(self.invariant_part(s), s.u)
+            k_u = jacobian(self.invariant_part(s), s.u)
             n = self.lowering.n
             moved = s.kind(ca.DM.eye(n_w))
             moved[:ny, :] -= self.direction(s) @ ca.horzcat(k_u[:, :ny], k_u[:, n : n + self.nm + self.np])

@@ -16,7 +16,7 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import Flat, ModeLowering, symbols_for
 from dae_hybrid.matrices import LARGE
 from dae_hybrid.model import HybridModel
-from dae_hybrid.symbolic import ELIMINATED, SYMBOLIC_SOLVE, WATCHED, linear_solve
+from dae_hybrid.symbolic import ELIMINATED, SYMBOLIC_SOLVE, WATCHED, jacobian, linear_solve
 
 TINY = float(np.finfo(float).tiny)
 NEWTON_STEPS = 3  # from the integrator's tolerance to rounding
@@ -65,7 +65,7 @@ class ModeFunctions:
         given = self.stack("given", [(f"{kind} equations {where}", rows) for kind, rows in kinds])
         s = symbols_for([f, given], lowering.n, self.nm, self.np)
         rates, rows = f(*s.point), given(*s.point)
-        by_x = ca.jacobian(rows, s.x)
+        by_x = jacobian(rows, s.x)
         stated_by_z = by_x[:, ny:].sparsity()
         with_z = set(stated_by_z.row())
         for i, label in enumerate(labels):
@@ -84,9 +84,9 @@ class ModeFunctions:
         #: places of the algebraic variables that equations without constraints determine
         self.index1 = tuple(by_index1) if len(by_index1) == len(index1) else ()
         self.constraint_labels = tuple(labels[i] for i in index2)
-        hidden = by_x[index2, :ny] @ rates + ca.jacobian(rows[index2, :], s.t) if index2 else s.kind(0, 1)
+        hidden = by_x[index2, :ny] @ rates + jacobian(rows[index2, :], s.t) if index2 else s.kind(0, 1)
         closure = ca.vertcat(rows[index1, :] if index1 else s.kind(0, 1), hidden)
-        by_z = ca.jacobian(closure, s.x)[:, ny:]
+        by_z = jacobian(closure, s.x)[:, ny:]
         names = [labels[i] for i in index1] + [f"the time derivative of {labels[i]}" for i in index2]
         check_structure(mode.name, lowering.algebraic.labels(), names, self.nk, by_z.sparsity())
         if lowering.implicit:
@@ -120,7 +120,7 @@ class ModeFunctions:
         s = self.symbols()
         found = None
         if s.kind is ca.SX:
-            by_z = ca.jacobian(self.algebraic_part(s), s.x)[:, self.ny :]
+            by_z = jacobian(self.algebraic_part(s), s.x)[:, self.ny :]
             found = singularities(by_z, ca.vertcat(s.t, s.x), ELIMINATED, WATCHED)
         if found is None:
             self.unwatched = True
@@ -184,11 +184,11 @@ class ModeFunctions:
     def by_u(self, function: ca.Function, s: Flat) -> Any:
         """Derivative of what a function gives by u; in MX form a call of its expressions, which all share."""
         if not function.is_a("SXFunction"):
-            return ca.jacobian(function(*s.point), s.u)
+            return jacobian(function(*s.point), s.u)
         key = function.name()
         if key not in self._slopes:
             own = symbols_for([function], self.lowering.n, self.nm, self.np)
-            self._slopes[key] = ca.Function(f"{key}_by_u", list(own.point), [ca.jacobian(function(*own.point), own.u)])
+            self._slopes[key] = ca.Function(f"{key}_by_u", list(own.point), [jacobian(function(*own.point), own.u)])
         return self._slopes[key](*s.point)
 
     def by_z(self, s: Flat) -> Any:
@@ -349,17 +349,17 @@ class ModeFunctions:
         ny, nk = self.ny, self.nk
         adjoint, e = s.kind.sym("L", ny), s.kind.sym("e", self.integrands.numel_out(0))
         equations, g = self.flow(*s.point), self.integrands(*s.point)
-        f_x, g_x = ca.jacobian(equations, s.x), ca.jacobian(g, s.x)
+        f_x, g_x = jacobian(equations, s.x), jacobian(g, s.x)
         mu = -linear_solve(f_x[ny:, ny:].T, g_x[:, ny:].T @ e + f_x[:ny, ny:].T @ adjoint)
         rate = -(f_x[:ny, :ny].T @ adjoint + f_x[ny:, :ny].T @ mu + g_x[:, :ny].T @ e)
         xdot = self.xdot(s)
         along = ((s.x, xdot), (s.t, s.kind(1)), (adjoint, rate))
         mu_rate = sum((ca.jtimes(mu, v, of_v) for v, of_v in along[1:]), ca.jtimes(mu, *along[0]))
-        k_y = ca.jacobian(self.invariant_part(s), s.x)[:, :ny]
+        k_y = jacobian(self.invariant_part(s), s.x)[:, :ny]
         zeta, zeta_rate = mu[self.nz - nk :, :], mu_rate[self.nz - nk :, :]
         lam = adjoint + k_y.T @ zeta
         multiplier = ca.vertcat(mu[: self.nz - nk, :], -zeta_rate)
-        stated_x = ca.jacobian(self.stated(*s.point), s.x)[:, :ny]
+        stated_x = jacobian(self.stated(*s.point), s.x)[:, :ny]
         lam_rate = -(stated_x.T @ ca.vertcat(lam, multiplier) + g_x[:, :ny].T @ e)
         return ca.Function(
             "multipliers", [*s.point, adjoint, e], [ca.densify(v) for v in (lam, multiplier, zeta, lam_rate)]
@@ -377,7 +377,7 @@ class ModeFunctions:
 
 def term_sizes(values: Any, u: Any) -> Any:
     """Size of what each value is summed from, to first order: |dv/du| |u|. Rounding is a multiple of it."""
-    return sizes_by(ca.jacobian(values, u), values, u)
+    return sizes_by(jacobian(values, u), values, u)
 
 
 def sizes_by(by_u: Any, values: Any, u: Any) -> Any:

@@ -313,6 +313,10 @@ def _points(run: Trajectory, segment: Segment) -> tuple[Array, Array]:
     if not is_short and isinstance(segment.interpolate, Redo) and segment.interpolate.task.t_eval is not None:
         t = np.linspace(segment.t_start, segment.t_end, LOOKS)[1:-1]
         x = segment.dense(t)
+    else:  # what rests does so for longer than between two of these
+        spacing = SHARE / 2 * (segment.t_end - segment.t_start)
+        chosen = np.unique((t - segment.t_start) // spacing, return_index=True)[1]
+        t, x = t[chosen], x[chosen]
     t = np.concatenate(([segment.t_start], t, [segment.t_end]))
     return t, np.vstack((segment.x_start, x, segment.x_end))
 
@@ -328,15 +332,21 @@ def _stays(run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x
     """Which kinks a run is at, and keeps to by its rates, at times in segments of one mode: (n_times, n_kinks)."""
     mode, options = owners[0].mode, run.options
     m, duration = np.array([s.memory for s in owners]), np.array([s.t_end - s.t_start for s in owners])
-    p = np.tile(run.parameters[:, None], t.size)
-    xdot = np.array(mode.kernels["entry"].function(t[None], x.T, m.T, p)[0]).T
     largest = np.maximum(np.abs(x), run.largest(mode))  # a state next to zero has the errors of what it has been
     allowed = np.hstack((np.zeros((t.size, 1)), options.allowed(mode.variables, largest), options.rtol * np.abs(m)))
-    rates = np.hstack((np.ones((t.size, 1)), xdot, np.zeros_like(m)))
-    columns = kinks.near(t[None], x.T, m.T, p, allowed.T, rates.T)
-    arguments, known, moving, terms = (np.array(column).T for column in columns)
-    slow = np.abs(moving) <= np.maximum(ZERO * terms, known / (SHARE * duration[:, None]))
-    return np.asarray((np.abs(arguments) <= known) & slow)
+
+    def near(at: NDArray[np.intp], rates: Array) -> tuple[Array, ...]:
+        point = t[None, at], x[at].T, m[at].T, np.tile(run.parameters[:, None], at.size)
+        return tuple(np.array(column).T for column in kinks.near(*point, allowed[at].T, rates.T))
+
+    arguments, known, *_ = near(np.arange(t.size), np.zeros_like(allowed))
+    stays = np.abs(arguments) <= known
+    if (at := np.flatnonzero(stays.any(axis=1))).size:  # rates are wanted there alone
+        point = t[None, at], x[at].T, m[at].T, np.tile(run.parameters[:, None], at.size)
+        xdot = np.array(mode.kernels["entry"].function(*point)[0]).T
+        _, _, moving, terms = near(at, np.hstack((np.ones((at.size, 1)), xdot, np.zeros_like(m[at]))))
+        stays[at] &= np.abs(moving) <= np.maximum(ZERO * terms, known[at] / (SHARE * duration[at, None]))
+    return np.asarray(stays)
 
 
 def _weights(

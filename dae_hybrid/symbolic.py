@@ -18,6 +18,8 @@ WATCHED = 8
 #: equations of more elementary operations stay in MX form where one operation of theirs stands for so many of them
 #: (measured: their code takes a second to compile, and runs no faster than loops from about there on)
 LARGE, VECTORISED = 500, 8
+#: statements of C that an operation on vectors takes, and elements up to which their text is worth comparing with
+STATEMENTS, MOST_WRITTEN = 5, 30_000
 #: elements up to which expressions are expanded to see how many operations they really are
 MOST_EXPANDED = 200_000
 
@@ -35,21 +37,94 @@ def expanded(function: ca.Function) -> ca.Function:
         return function
 
 
-def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = ()) -> bool:
+def jacobian(values: Any, by: Any) -> Any:
+    """Derivative of a column by a column; the few rows that depend on much are differentiated apart from the others.
+
+    CasADi's coloured products take as many directions as the fullest row has entries, where all else is sparse too.
+
+    Examples
+    --------
+    >>> import casadi as ca
+    >>> from dae_hybrid.symbolic import jacobian
+    >>> x = ca.MX.sym("x", 1000)
+    >>> arrow = ca.vertcat(ca.sin(x), ca.sumsqr(x))
+    >>> one, other = (ca.Function("f", [x], [j(arrow, x)]) for j in (jacobian, ca.jacobian))
+    >>> one.n_instructions() < other.n_instructions() / 50
+    True
+    """
+    full = _full_rows(ca.jacobian_sparsity(values, by)) if values.numel() > 1 and by.numel() > 1 else []
+    if not full:
+        return ca.jacobian(values, by)
+    own = sorted(set(range(values.numel())) - set(full))
+    parts = ca.vertcat(*(ca.jacobian(values[rows], by) for rows in (own, full)))
+    return parts[np.argsort([*own, *full]).tolist(), :]
+
+
+def directions(pattern: ca.Sparsity) -> int:
+    """How many directional derivatives give a Jacobian of this pattern, as `jacobian` takes them."""
+    full = _full_rows(pattern)
+    rest = pattern.sub(sorted(set(range(pattern.size1())) - set(full)), list(range(pattern.size2())))[0]
+    return len(full) + min(int(p.uni_coloring(p.T).size2()) for p in (rest, rest.T))
+
+
+def _full_rows(pattern: ca.Sparsity) -> list[int]:
+    """Rows without which the others take much fewer directions; none where there are no such rows."""
+    counts = np.bincount(np.array(pattern.row(), dtype=int), minlength=pattern.size1())
+    order = np.argsort(-counts, kind="stable")
+    needed = np.arange(counts.size) + counts[order]  # one for each of the fullest rows, and as many as the next one has
+    k = int(np.argmin(needed))
+    return sorted(order[:k].tolist()) if 2 * needed[k] < needed[0] else []
+
+
+def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = (), by: Sequence[ca.MX] = ()) -> bool:
     """Whether much is done with few operations on vectors: such code is short, and as fast as element by element.
 
-    What depends on the `held` symbols alone is computed once per segment and does not count.
+    What depends on the `held` symbols alone is computed once per segment and does not count. The Jacobian by the
+    symbols `by` takes the operations once more for every direction, and the elements a few times more whatever the
+    directions: where that makes the longer text, elements it is.
     """
     function = ca.Function("everything", ca.symvar(expression), [expression])
-    operations = function.n_instructions()
-    if function.sz_w() * operations <= LARGE:  # no result is large enough
+    if function.sz_w() * function.n_instructions() <= LARGE:  # no result is large enough
         return False
-    own = [i for i in range(operations) if function.instruction_id(i) not in (ca.OP_INPUT, ca.OP_OUTPUT)]
-    elements, many = sum(function.instruction_MX(i).nnz() for i in own), max(LARGE, VECTORISED * len(own))
+    own, elements = operations(function)
+    many = max(LARGE, VECTORISED * own)
     if many < elements < MOST_EXPANDED:  # of which more than a few may be zeros, copies and constants
         rest = ca.extract_parametric([expression], ca.veccat(*held))[0] if held else [expression]
         elements = expanded(ca.Function("rest", ca.symvar(rest[0]), rest)).n_instructions()
+    if many < elements < MOST_WRITTEN and by:
+        point = ca.veccat(*by)
+        needed = directions(ca.jacobian_sparsity(expression, point)) if point.numel() > 1 else 1
+        many = max(many, own * STATEMENTS * needed)
     return elements > many
+
+
+def operations(function: ca.Function) -> tuple[int, int]:
+    """How many operations on vectors a function of MX has, and on how many elements; those of what it calls included.
+
+    Examples
+    --------
+    >>> import casadi as ca
+    >>> from dae_hybrid.symbolic import operations
+    >>> x = ca.MX.sym("x", 10)
+    >>> called = ca.Function("called", [x], [ca.exp(ca.sin(x))])
+    >>> operations(ca.Function("f", [x], [x + called(x)]))
+    (3, 30)
+    """
+    if function.is_a("SXFunction"):
+        return function.n_instructions(), function.n_instructions()
+    if not function.is_a("MXFunction"):
+        return 1, 1
+    own = elements = 0
+    for k in range(function.n_instructions()):
+        operation = function.instruction_id(k)
+        if operation in (ca.OP_INPUT, ca.OP_OUTPUT):
+            continue
+        if operation == ca.OP_CALL:
+            inner = operations(function.instruction_MX(k).which_function())
+            own, elements = own + inner[0], elements + inner[1]
+        else:
+            own, elements = own + 1, elements + function.instruction_MX(k).nnz()
+    return own, elements
 
 
 def without_numbers(expression: ca.MX) -> tuple[tuple[Any, ...], ca.MX, ca.MX, NDArray[np.float64]]:
