@@ -19,12 +19,12 @@ from contextlib import suppress
 import casadi as ca
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from scipy.sparse import csc_array, csr_matrix, issparse
+from scipy.sparse import csc_array, csr_array, csr_matrix, issparse
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from dae_hybrid.errors import ConsistencyError, FormulationError
 from dae_hybrid.integrator import Array
-from dae_hybrid.matrices import Factors, Matrix, dense, is_finite, row_maxima, solve
+from dae_hybrid.matrices import Factors, Matrix, dense, independent_rows, is_finite, row_maxima, solve
 
 #: singular values below this, relative to the size of what was summed to form the matrix, are zero
 RANK_TOLERANCE = 1e-11
@@ -384,8 +384,9 @@ def closed_by_continuity(matrix: Matrix, size: Matrix, algebraic: slice = slice(
     cancels = (relative <= RANK_TOLERANCE) & (scale > 0)
     if np.any(~cancels & (relative < DOUBTFUL_TOLERANCE)):
         raise np.linalg.LinAlgError(f"rows of relative size {relative} leave it undecided")
-    if issparse(matrix) and not cancels.any() and matrix.shape[0] == n:
-        if reciprocal_condition(matrix) <= RANK_TOLERANCE:
+    if issparse(matrix) and not cancels.any():
+        matrix = csr_array(matrix)[scale > 0]
+        if reciprocal_condition(matrix[independent_rows(matrix)]) <= RANK_TOLERANCE:
             raise np.linalg.LinAlgError("the equations are singular")
         return np.zeros((0, n))
     matrix, size = dense(matrix), dense(size)
