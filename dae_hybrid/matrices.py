@@ -31,10 +31,13 @@ Matrix = Any
 
 def compact(value: Any) -> Any:
     """A symbolic matrix with all its entries where it is small or full, else with those that it has."""
+    return ca.densify(value) if is_dense(value) else value
+
+
+def is_dense(value: Any) -> bool:
+    """Whether a symbolic matrix is small or full."""
     rows, columns = value.shape
-    if min(rows, columns) <= LARGE or value.nnz() > FULL * rows * columns:
-        return ca.densify(value)
-    return value
+    return bool(min(rows, columns) <= LARGE or value.nnz() > FULL * rows * columns)
 
 
 def compacted(function: ca.Function) -> ca.Function:
