@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy.sparse import csc_array, issparse
 
-from dae_hybrid.errors import ConsistencyError, UnsupportedError
+from dae_hybrid.errors import ConsistencyError
+from dae_hybrid.excess import Excess, Reached, constraint_rows, refuse_excess
 from dae_hybrid.failures import refuse_not_finite
 from dae_hybrid.formulation import RANK_TOLERANCE, closed_by_continuity, refuse_multiple_root, solve_linear
 from dae_hybrid.integrator import Array
-from dae_hybrid.matrices import LARGE, row_maxima, vstack
+from dae_hybrid.matrices import independent_rows, row_maxima, vstack
 from dae_hybrid.operators import Operator, below, of, solution
 from dae_hybrid.options import Options
 
@@ -27,12 +28,8 @@ if TYPE_CHECKING:
     from dae_hybrid.system import ModeSystem
     from dae_hybrid.transition import TransitionMap
 
-#: states below this share of the largest are zero where only a scale is wanted
-NEGLIGIBLE = 1e-3
 #: algebraic variables beyond this multiple of what their tolerances are made for are enormous
 ENORMOUS = 1e6
-#: an equation too many whose derivative is below this share of its terms is satisfied
-EXCESS_TOLERANCE = 1e-7
 
 
 class ArrivalDerivative(NamedTuple):
@@ -40,19 +37,6 @@ class ArrivalDerivative(NamedTuple):
 
     jump: Any
     xi: Any
-
-
-class Reached(NamedTuple):
-    """Derivatives where an event fires, by (w-, p) before the first event of its instant.
-
-    `state` is that of w- at fixed time, `tau` that of the time of the event before, None where there is none; `first`
-    is the first event and `source` the mode that it left.
-    """
-
-    state: Array
-    tau: Array | None
-    first: EventRecord
-    source: ModeSystem
 
 
 def arrival_derivative(
@@ -82,18 +66,39 @@ def arrival_derivative(
     linear = transition.kernels["linear"](t, x, m, xi, p)
     what = f"transition '{transition.name}'"
     refuse_not_finite(what, (by_w, *linear[:6]), mode=source.name, transition=transition.name, time=t)
+    if isinstance(by_w, Operator) or issparse(linear[5]):
+        jump, dxi, excess = _by_products(
+            transition, target, t, by_w if isinstance(by_w, Operator) else of(by_w), linear
+        )
+    else:
+        jump, dxi, excess = _by_entries(transition, target, t, by_w, linear)
+    if transition.conditions:
+        by_u = transition.kernels["conditions"](t, x, m, p)[1]
+        excess.append(Excess(by_u @ by_w, abs(by_u) @ abs(by_w)))
+    others = [i for i in range(len(target.invariants)) if i not in transition.helping]
+    if others:
+        excess.append(constraint_rows(target, event, p, jump, others))
+    if any(part.rows.shape[0] for part in excess):
+        reached = None if earlier is None else earlier()
+        refuse_excess(transition, source, target, event, p, excess, when, flow_minus, reached)
+    return ArrivalDerivative(jump, dxi)
+
+
+def _by_entries(
+    transition: TransitionMap, target: ModeSystem, t: float, by_w: Array, linear: list[Any]
+) -> tuple[Array, Array, list[Excess]]:
+    """(y+, m+) and xi by (w-, p, t), and the equations that are too many."""
     y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u, entries = linear
-    if isinstance(by_w, Operator) or issparse(phi_xi):
-        return _by_products(transition, target, t, by_w, linear)
     right, right_size = -phi_u @ by_w, abs(phi_u) @ abs(by_w)
     # equations without unknowns are conditions on what was before
     bare = (row_maxima(entries) == 0.0) & (row_maxima(phi_xi_size) == 0.0)
-    excess, sizes = -right[bare], right_size[bare]
+    excess = [Excess(-right[bare], right_size[bare])]
     phi_xi, phi_xi_size, entries, right, right_size = (
         rows[~bare] for rows in (phi_xi, phi_xi_size, entries, right, right_size)
     )
-    dxi = np.zeros((xi.size, right.shape[1]))
-    if xi.size:
+    count = phi_xi.shape[1]
+    dxi = np.zeros((count, right.shape[1]))
+    if count:
         z = transition.z(target)
         try:
             kept = closed_by_continuity(phi_xi, phi_xi_size, z)
@@ -106,48 +111,38 @@ def arrival_derivative(
             )
         except np.linalg.LinAlgError as reason:
             raise undetermined(transition, target, t, f"{reason}") from None
-        if len(matrix) > xi.size:
-            excess, sizes = np.vstack((excess, left)), np.vstack((sizes, terms))
-    jump = np.vstack((y_u @ by_w + y_xi @ dxi, m_u @ by_w + m_xi @ dxi))
-    if transition.conditions:
-        by_u = transition.kernels["conditions"](t, x, m, p)[1]
-        excess, sizes = np.vstack((excess, by_u @ by_w)), np.vstack((sizes, abs(by_u) @ abs(by_w)))
-    others = [i for i in range(len(target.invariants)) if i not in transition.helping]
-    if others:
-        rows, row_sizes = (values[others] for values in _constraint_rows(target, event, p, jump))
-        excess, sizes = np.vstack((excess, rows)), np.vstack((sizes, row_sizes))
-    if len(excess):
-        reached = None if earlier is None else earlier()
-        _refuse_excess(transition, source, target, event, p, excess, sizes, when, flow_minus, reached)
-    return ArrivalDerivative(jump, dxi)
+        if len(matrix) > count:
+            excess.append(Excess(left, terms))
+    return np.vstack((y_u @ by_w + y_xi @ dxi, m_u @ by_w + m_xi @ dxi)), dxi, excess
 
 
 def _by_products(
-    transition: TransitionMap, target: ModeSystem, t: float, by_w: Any, linear: list[Any]
-) -> ArrivalDerivative:
-    """The same where there are many algebraic variables, whose derivatives would fill a matrix."""
+    transition: TransitionMap, target: ModeSystem, t: float, by_w: Operator, linear: list[Any]
+) -> tuple[Operator, Operator, list[Excess]]:
+    """The same of many unknowns, whose derivatives would fill a matrix: one sparse factorisation, and products."""
     y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u, _ = linear
-    z = transition.z(target)
-    if transition.helping or target.invariants or not transition.simple:
-        raise UnsupportedError(
-            f"Derivatives through the reset of transition '{transition.name}', with more than {LARGE} algebraic "
-            "variables, are not supported.",
-            transition=transition.name,
-            mode=target.name,
-            remedy="Give an explicit reset, or eliminate the algebraic variables.",
-        )
-    by_w = by_w if isinstance(by_w, Operator) else of(by_w)
-    if not transition.labels:
-        return ArrivalDerivative(below(of(y_u) @ by_w, of(m_u) @ by_w), np.zeros((0, by_w.shape[1])))
-    try:
-        kept = csc_array(closed_by_continuity(phi_xi, phi_xi_size, z))
-        decided = row_maxima(phi_xi) > RANK_TOLERANCE * row_maxima(phi_xi_size)
-        matrix = vstack((csc_array(phi_xi)[decided], kept))
-        dxi = solution(matrix, vstack((csc_array(phi_u)[decided], -(kept[:, z] @ csc_array(z_u))))) @ by_w
-    except np.linalg.LinAlgError as reason:
-        raise undetermined(transition, target, t, f"{reason}") from None
+    z, phi_u, phi_xi, phi_xi_size = transition.z(target), csc_array(phi_u), csc_array(phi_xi), csc_array(phi_xi_size)
+    dxi, excess = of(np.zeros((0, by_w.shape[1]))), [Excess(of(phi_u) @ by_w, of(abs(phi_u)) @ abs(by_w))]
+    if transition.labels:
+        try:
+            kept = csc_array(closed_by_continuity(phi_xi, phi_xi_size, z))
+            matrix, right = vstack((phi_xi, kept)), vstack((phi_u, -(kept[:, z] @ csc_array(z_u))))
+            decided = row_maxima(phi_xi) > RANK_TOLERANCE * row_maxima(phi_xi_size)
+            candidates = np.flatnonzero(np.concatenate((decided, np.ones(kept.shape[0], dtype=bool))))
+            rows = candidates[independent_rows(matrix[candidates])]
+            dxi = solution(matrix[rows], right[rows]) @ by_w
+        except np.linalg.LinAlgError as reason:
+            raise undetermined(transition, target, t, f"{reason}") from None
+        rest = np.setdiff1d(np.arange(matrix.shape[0]), rows)
+        sizes = vstack((phi_xi_size, abs(kept)))
+        excess = [
+            Excess(
+                of(right[rest]) @ by_w + of(matrix[rest]) @ dxi,
+                of(abs(right[rest])) @ abs(by_w) + of(sizes[rest]) @ abs(dxi),
+            )
+        ]
     y, m = (of(direct) @ by_w + of(through) @ dxi for direct, through in ((y_u, y_xi), (m_u, m_xi)))
-    return ArrivalDerivative(below(y, m), dxi)
+    return below(y, m), dxi, excess
 
 
 def undetermined(transition: TransitionMap, target: ModeSystem, t: float, reason: str) -> ConsistencyError:
@@ -161,68 +156,6 @@ def undetermined(transition: TransitionMap, target: ModeSystem, t: float, reason
         remedy="Check reset=, memory= and the equations of the target mode: the matrix of SR eq. 4 or 17 is singular. "
         "In an impact, constraints depend on each other there, or what it gives values to follows from them.",
     )
-
-
-def _constraint_rows(target: ModeSystem, event: EventRecord, p: Array, jump: Array) -> tuple[Array, Array]:
-    """The target's constraints after the transition by (w-, p, t), and the size of their terms."""
-    ny, n, nm = target.differential.size, target.variables.size, event.memory_plus.size
-    k_u = target.kernels["invariants"](event.time, event.x_plus, event.memory_plus, p)[1]
-    by_after, direct = np.hstack((k_u[:, :ny], k_u[:, n : n + nm])), k_u[:, n + nm :]
-    rows, sizes = by_after @ jump, abs(by_after) @ abs(jump)
-    columns = slice(jump.shape[1] - direct.shape[1], None)
-    rows[:, columns] += direct
-    sizes[:, columns] += abs(direct)
-    return rows, sizes
-
-
-def _refuse_excess(
-    transition: TransitionMap,
-    source: ModeSystem,
-    target: ModeSystem,
-    event: EventRecord,
-    p: Array,
-    excess: Array,
-    sizes: Array,
-    when: Array | None,
-    flow_minus: Array,
-    reached: Reached | None,
-) -> None:
-    """Equations that neighbouring arrivals do not satisfy."""
-    nw = flow_minus.size
-    drift, drift_size = excess[:, :nw] @ flow_minus + excess[:, -1], sizes[:, :nw] @ abs(flow_minus) + sizes[:, -1]
-    rows, sizes, first = excess[:, :-1], sizes[:, :-1], event
-    if reached is not None:
-        _, tau, first, source = reached
-        both = np.vstack((reached.state, np.eye(p.size, reached.state.shape[1], reached.state.shape[1] - p.size)))
-        rows, sizes, when = rows @ both, sizes @ abs(both), tau if when is None else when @ both
-    # relative changes: derivatives by quantities of any size are compared
-    w = np.abs(np.concatenate((first.x_minus[: source.differential.size], first.memory_minus)))
-    w = np.maximum(w, NEGLIGIBLE * w.max(initial=0.0))  # a guard may hold a state at zero
-    scale = np.concatenate((w, np.abs(p), [1.0]))
-    scale = np.where(scale > 0, scale, 1.0)
-    if when is None:
-        rows, sizes = np.hstack((rows, drift[:, None])), np.hstack((sizes, drift_size[:, None]))
-    else:
-        rows, sizes = rows + np.outer(drift, when), sizes + np.outer(drift_size, abs(when))
-        scale = scale[:-1]
-    rows, sizes = rows * scale, sizes * scale
-    if source.invariants:
-        held = source.onto_constraints(event.time, first.x_minus, first.memory_minus, p)[1]
-        if when is None:
-            held = np.hstack((held, np.zeros((len(held), 1))))
-        held = held * scale
-        rows = rows - np.linalg.lstsq(held.T, rows.T, rcond=None)[0].T @ held
-    left = abs(rows).max(axis=1, initial=0.0)
-    if np.any(left > EXCESS_TOLERANCE * sizes.max(axis=1, initial=0.0)):
-        raise ConsistencyError(
-            "The values after the transition satisfy the target's constraints at these parameters, but not at others "
-            f"(derivative {left.max():.3g}): no derivative exists.",
-            transition=transition.name,
-            mode=target.name,
-            time=event.time,
-            variables=target.differential.names,
-            remedy="Give a reset that always leads onto the constraint: equations with post(), or project=.",
-        )
 
 
 def refuse_singular_entry(

@@ -233,12 +233,15 @@ def blocks(pattern: ca.Sparsity) -> list[tuple[list[int], list[int]]]:
 
 def by_substitution(k: ca.SX, z: ca.SX) -> tuple[ca.SX, list[int], list[int]]:
     """z as far as single equations give it, and the equations and variables that are left."""
-    unsolved, equations, solution = list(range(z.numel())), list(range(k.numel())), ca.SX(z)
+    unsolved, equations, solution = dict.fromkeys(range(z.numel())), list(range(k.numel())), ca.SX(z)
     jumps = has_jumps(k)
     while unsolved:
         pattern = ca.jacobian(ca.substitute(k, z, solution), z)
+        used: list[list[int]] = [[] for _ in range(k.numel())]
+        for i, j in zip(*pattern.sparsity().get_triplet(), strict=True):
+            used[i].append(j)
         for i in equations:
-            left = [j for j in unsolved if pattern.sparsity().has_nz(i, j)]
+            left = [j for j in used[i] if j in unsolved]
             if len(left) != 1:
                 continue
             factor = ca.simplify(pattern[i, left[0]])
@@ -251,8 +254,8 @@ def by_substitution(k: ca.SX, z: ca.SX) -> tuple[ca.SX, list[int], list[int]]:
             value = ca.substitute(row, z[j], 0) / -float(factor)
             solution = ca.substitute(solution, z[j], value)
             equations.remove(i)
-            unsolved.remove(j)
+            del unsolved[j]
             break
         else:
             break
-    return solution, equations, unsolved
+    return solution, equations, list(unsolved)

@@ -19,12 +19,12 @@ from contextlib import suppress
 import casadi as ca
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from scipy.sparse import csc_array, csr_matrix, issparse
+from scipy.sparse import csc_array, csr_array, csr_matrix, issparse
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from dae_hybrid.errors import ConsistencyError, FormulationError
 from dae_hybrid.integrator import Array
-from dae_hybrid.matrices import Factors, Matrix, dense, is_finite, row_maxima, solve
+from dae_hybrid.matrices import Factors, Matrix, dense, independent_rows, is_finite, row_maxima, solve
 
 #: singular values below this, relative to the size of what was summed to form the matrix, are zero
 RANK_TOLERANCE = 1e-11
@@ -47,6 +47,8 @@ CORRECTIONS = 8
 UNSETTLED = 0.1
 #: of Newton's method: steps, how far they are shortened, and what of the unknowns the last one may still change
 MOST_STEPS = 50
+#: full steps that are tried first where the equations are many
+FULL_STEPS = 8
 LEAST_DAMPING = 1e-6
 STEP_ROUNDINGS = 4.0
 #: up to this size a singular matrix is taken apart to name what is wrong
@@ -147,10 +149,10 @@ def solve_algebraic(
             np.where(fixed, residual, 0.0) if conflict else residual, size, reason, equations, mode, variables, time
         )
 
-    def iterate(*, damped: bool) -> bool:
+    def iterate(*, damped: bool, most: int = MOST_STEPS) -> bool:
         """Newton's method from where it is; whether it has converged."""
         nonlocal z, residual, jacobian, size
-        for _ in range(MOST_STEPS):
+        for _ in range(most):
             if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
                 break
             step = _newton_step(jacobian, residual)
@@ -169,17 +171,25 @@ def solve_algebraic(
                 new = evaluate(trial)
                 if np.all(np.isfinite(new[0])) and (not damped or float(np.abs(new[0]).max()) < norm):
                     z, (residual, jacobian, size) = trial, new
+                    if not damped and float(np.abs(residual).max()) > norm / 2 and zero():
+                        return True
                     break
                 damping /= 2
                 if damping < LEAST_DAMPING or not damped or zero():
                     return zero()
         return zero()
 
+    # equations that are linear in some unknowns and quadratic in these (velocities, then accelerations) are solved by
+    # full steps, on a way through larger residuals; many equations of that kind take damped ones very long
+    if issparse(jacobian):
+        with suppress(ConsistencyError):
+            if iterate(damped=False, most=FULL_STEPS):
+                return z
+        z = start.copy()
+        residual, jacobian, size = evaluate(z)
     if iterate(damped=True):
         return z
     error = fail()
-    # equations that are linear in some unknowns and quadratic in these (velocities, then accelerations) are solved by
-    # full steps, on a way through larger residuals
     z = start.copy()
     residual, jacobian, size = evaluate(z)
     with suppress(ConsistencyError):
@@ -221,9 +231,10 @@ def _reaches_root(z: Array, fixed: Array, evaluate: Callable[[Array], tuple[Arra
 def _newton_step(jacobian: Array, residual: Array) -> Array | None:
     """The step, None where the matrix is singular."""
     rows, columns = jacobian.shape
-    if rows == columns:
+    if rows == columns or issparse(jacobian):
         try:
-            return np.asarray(-solve(jacobian, residual))
+            own = slice(None) if rows == columns else independent_rows(jacobian)
+            return np.asarray(-solve(jacobian[own], residual[own]))
         except np.linalg.LinAlgError:
             return None
     try:
@@ -248,14 +259,16 @@ def solve_linear(matrix: Array, right: Array, right_size: Array) -> tuple[Array,
     scale = _row_sizes(matrix)
     rows, columns = matrix.shape
     right, right_size = dense(right) / scale, dense(right_size) / scale
-    if issparse(matrix):
-        matrix = csc_array(matrix / scale) if rows == columns else dense(matrix) / scale
-    else:
-        matrix = matrix / scale
-    if rows == columns:
-        if reciprocal_condition(matrix) <= RANK_TOLERANCE:
+    matrix = csc_array(matrix / scale) if issparse(matrix) else matrix / scale
+    if rows == columns or (issparse(matrix) and columns):
+        own = slice(None) if rows == columns else independent_rows(matrix)
+        if reciprocal_condition(matrix[own]) <= RANK_TOLERANCE:
             raise np.linalg.LinAlgError("their matrix is singular")
-        return solve(matrix, right), np.zeros_like(right), np.ones_like(right)
+        solution = solve(matrix[own], right[own])
+        if rows == columns:
+            return solution, np.zeros_like(right), np.ones_like(right)
+        terms = abs(matrix) @ abs(solution) + right_size
+        return solution, matrix @ solution - right, np.broadcast_to(terms.max(axis=0), terms.shape)
     if not columns:
         return np.zeros((0, right.shape[1])), -right, right_size
     solution, _, rank, _ = np.linalg.lstsq(matrix, right, rcond=RANK_TOLERANCE)
@@ -384,8 +397,9 @@ def closed_by_continuity(matrix: Matrix, size: Matrix, algebraic: slice = slice(
     cancels = (relative <= RANK_TOLERANCE) & (scale > 0)
     if np.any(~cancels & (relative < DOUBTFUL_TOLERANCE)):
         raise np.linalg.LinAlgError(f"rows of relative size {relative} leave it undecided")
-    if issparse(matrix) and not cancels.any() and matrix.shape[0] == n:
-        if reciprocal_condition(matrix) <= RANK_TOLERANCE:
+    if issparse(matrix) and not cancels.any():
+        matrix = csr_array(matrix)[scale > 0]
+        if reciprocal_condition(matrix[independent_rows(matrix)]) <= RANK_TOLERANCE:
             raise np.linalg.LinAlgError("the equations are singular")
         return np.zeros((0, n))
     matrix, size = dense(matrix), dense(size)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from scipy.sparse import issparse
 
-from dae_hybrid.arrival import EXCESS_TOLERANCE
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.errors import ConsistencyError, NonFiniteError
+from dae_hybrid.excess import EXCESS_TOLERANCE
 from dae_hybrid.failures import SUSPECTS, refuse_not_finite, said
 from dae_hybrid.formulation import (
     RANK_TOLERANCE,

@@ -6,14 +6,16 @@ wherever its structure leaves most of it empty. Both know ``@``, ``abs`` and sli
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import casadi as ca
 import numpy as np
+from scipy.linalg import qr
 from scipy.sparse import csc_array, csr_array, eye_array, issparse
 from scipy.sparse import hstack as sparse_hstack
 from scipy.sparse import vstack as sparse_vstack
-from scipy.sparse.csgraph import connected_components
+from scipy.sparse.csgraph import connected_components, min_weight_full_bipartite_matching
 from scipy.sparse.linalg import LinearOperator, onenormest, splu
 
 from dae_hybrid.integrator import Array
@@ -29,10 +31,13 @@ Matrix = Any
 
 def compact(value: Any) -> Any:
     """A symbolic matrix with all its entries where it is small or full, else with those that it has."""
+    return ca.densify(value) if is_dense(value) else value
+
+
+def is_dense(value: Any) -> bool:
+    """Whether a symbolic matrix is small or full."""
     rows, columns = value.shape
-    if min(rows, columns) <= LARGE or value.nnz() > FULL * rows * columns:
-        return ca.densify(value)
-    return value
+    return bool(min(rows, columns) <= LARGE or value.nnz() > FULL * rows * columns)
 
 
 def compacted(function: ca.Function) -> ca.Function:
@@ -95,6 +100,42 @@ def solve(matrix: Matrix, right: Any) -> Any:
     if not issparse(matrix):
         return np.linalg.solve(matrix, dense(right))
     return Factors(matrix).solve(dense(right))
+
+
+def independent_rows(matrix: Matrix) -> Array:
+    """As many rows of a sparse matrix as it has columns, in order, that make it regular where there are such.
+
+    Raises `np.linalg.LinAlgError` where there are not enough rows.
+    """
+    rows, columns = matrix.shape
+    if rows < columns:
+        raise np.linalg.LinAlgError(f"{rows} equations are left for {columns} values")
+    if rows == columns:
+        return np.arange(rows)
+    largest = row_maxima(matrix)
+    scaled = csr_array(matrix / np.where(largest > 0, largest, 1.0)[:, None])
+    scaled.eliminate_zeros()
+    weights = scaled.copy()
+    weights.data = 1 - np.log(abs(scaled.data))  # of all ways the one whose product is the largest
+    with suppress(ValueError, np.linalg.LinAlgError):
+        chosen = np.sort(min_weight_full_bipartite_matching(weights)[0])
+        Factors(scaled[chosen])
+        return chosen
+    return np.sort(qr(dense(scaled).T, mode="r", pivoting=True)[1][:columns])
+
+
+def onto_null_space(matrix: Matrix, vectors: Array) -> Array:
+    """The part of every column of `vectors` that a matrix makes nothing of."""
+    if issparse(matrix):
+        largest = row_maxima(matrix)
+        rows = csc_array(matrix / np.where(largest > 0, largest, 1.0)[:, None])
+        with suppress(np.linalg.LinAlgError):
+            factors = Factors(rows @ rows.T)
+            for _ in range(2):  # the second removes what rounding has left
+                vectors = vectors - rows.T @ factors.solve(rows @ vectors)
+            return vectors
+    matrix = dense(matrix)
+    return np.asarray(vectors - np.linalg.lstsq(matrix, matrix @ vectors, rcond=None)[0])
 
 
 def sign_of_determinant(matrix: Matrix) -> float:

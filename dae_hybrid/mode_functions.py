@@ -14,7 +14,7 @@ from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.formulation import check_structure
 from dae_hybrid.layout import Layout
 from dae_hybrid.lowering import Flat, ModeLowering, symbols_for
-from dae_hybrid.matrices import LARGE
+from dae_hybrid.matrices import LARGE, is_dense
 from dae_hybrid.model import HybridModel
 from dae_hybrid.symbolic import ELIMINATED, SYMBOLIC_SOLVE, WATCHED, jacobian, linear_solve
 
@@ -386,7 +386,12 @@ def sizes_by(by_u: Any, values: Any, u: Any) -> Any:
 
 
 def entry_sizes(matrix: Any, u: Any) -> Any:
-    """Size of what each entry of a matrix is summed from; an entry far below it is zero but for cancellation."""
+    """Size of what each entry of a matrix is summed from; an entry far below it is zero but for cancellation.
+
+    Of sparse matrices nothing: see `formulation.refuse_multiple_root`.
+    """
+    if not is_dense(matrix):
+        return type(matrix)(*matrix.shape)
     if min(matrix.shape) > LARGE:  # those that there are
         return type(matrix)(matrix.sparsity(), term_sizes(matrix.nz[:], u))
     return ca.reshape(term_sizes(ca.vec(ca.densify(matrix)), u), *matrix.shape)

@@ -10,6 +10,7 @@ from dae_hybrid import (
     dense,
     event_accuracy,
     events,
+    excess,
     failures,
     formulation,
     grazing,
@@ -30,10 +31,11 @@ from dae_hybrid import (
 NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     adjoint: ("SETTLED", "SMALLEST", ("ROUNDING", "ADJOINT_ROUNDING"), ("FEW", "FEW_SEGMENTS"), ("LOOKS", "ENDS")),
     amplification: (("LARGE", "GROWN_LARGE"), ("LOST", "DIGITS_LOST")),
-    arrival: ("ENORMOUS", "EXCESS_TOLERANCE", ("NEGLIGIBLE", "LEAST_SHARE")),
+    arrival: ("ENORMOUS",),
     automaton: ("RECENT",),
     dense: ("DENSE_COLUMNS",),
     event_accuracy: ("AMPLIFIED", "UNSEEN", "LOOKED_AT"),
+    excess: ("EXCESS_TOLERANCE", ("NEGLIGIBLE", "LEAST_SHARE")),
     events: (
         "ZERO_ROUNDINGS", "RESIDUE", "SAME_INSTANT", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST", "WIDEST",
         ("TOGETHER", "ONE_INSTANT"),

@@ -12,15 +12,15 @@ import casadi as ca
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dae_hybrid.arrival import Reached
 from dae_hybrid.codegen import Kernel, OfThisProcess, densified
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.errors import OptionError, ParameterError
+from dae_hybrid.excess import Reached
 from dae_hybrid.formulation import EPS
 from dae_hybrid.integrator import Array, Equations, Turn
 from dae_hybrid.journey import Network
 from dae_hybrid.layout import Layout
-from dae_hybrid.matrices import hstack
+from dae_hybrid.matrices import Matrix, hstack
 from dae_hybrid.measurement import Measurement
 from dae_hybrid.numeric_input import MANY, as_mapping, in_order, real_array
 from dae_hybrid.options import Options
@@ -188,11 +188,15 @@ class ModeSystem(OfThisProcess):
 
         D with zero rows for the memory (n_w, n_k), and (k_w, k_p) (n_k, n_w + n_p).
         """
-        ny, n = self.differential.size, self.variables.size
+        by_w = self.constraint_slopes(t, x, m, p)
+        direction = np.zeros((self.differential.size + m.size, by_w.shape[0]))
+        direction[: self.differential.size] = self.kernels["direction"](t, x, m, p)[0]
+        return direction, by_w
+
+    def constraint_slopes(self, t: float, x: Array, m: Array, p: Array) -> Matrix:
+        """(k_w, k_p) of the constraints of index 2, (n_k, n_w + n_p)."""
         by_u = self.kernels["invariants"](t, x, m, p)[1]
-        direction = np.zeros((ny + m.size, by_u.shape[0]))
-        direction[:ny] = self.kernels["direction"](t, x, m, p)[0]
-        return direction, hstack((by_u[:, :ny], by_u[:, n:-1]))
+        return hstack((by_u[:, : self.differential.size], by_u[:, self.variables.size : -1]))
 
     @cached_property
     def variables(self) -> Layout:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import casadi as ca
+
 import dae_hybrid as dh
-from dae_hybrid.mechanics import Mechanism
+from dae_hybrid.mechanics import Mechanism, Restitution
 
 
 def sampled() -> dh.HybridModel:
@@ -63,11 +65,14 @@ def ring(n: int) -> dh.HybridModel:
     return m
 
 
-def bars(n: int) -> Mechanism:
-    """A pendulum of bars of length and mass one, held level at the start."""
+def bars(n: int, *, contacts: bool = False) -> Mechanism:
+    """A pendulum of bars of length and mass one, held level at the start.
+
+    With contacts its tip bounces off the ground, and its second joint has a stop; `work` is what that does.
+    """
     mech = Mechanism("bars")
     mass, g, start = mech.parameter("mass", 1.0), mech.parameter("g", 9.81), {}
-    last, energy = mech.ground(0.0, 0.0, "pivot"), 0
+    last, energy, points = mech.ground(0.0, 0.0, "pivot"), 0, []
     for i in range(n):
         point = mech.point(str(i))
         own = mass if i == n - 1 else 1.0
@@ -77,8 +82,23 @@ def bars(n: int) -> Mechanism:
         height = (point.y + (last.y if i else 0.0)) / 2
         energy += own * (g * height + (vx**2 + vx * wx + wx**2 + vy**2 + vy * wy + wy**2) / 6)
         last = point
+        points.append(point)
     mech.gravity(g)
-    mech.initial(mech.mode("swing"), start)
+    swing = mech.mode("swing")
+    mech.initial(swing, start)
+    if contacts:
+        e, (first, second, *_) = mech.parameter("e", 0.9), points
+        across = first.x * (second.y - first.y) - first.y * (second.x - first.x)  # sine of the angle between two bars
+        impact = Restitution(e)
+        ground = mech.event(swing, swing, guard=last.y + 2, direction="falling", impact=impact, name="ground")
+        stop = mech.event(swing, swing, guard=0.1 - across, direction="falling", impact=impact, name="stop")
+        speeds = {ground: last.vy, stop: sum(-ca.jacobian(across, p.position) @ p.velocity for p in (first, second))}
+        after = {s: mech.post(s) for p in points for s in (p.vx, p.vy)}
+        work = {}
+        for event, speed in speeds.items():
+            later = ca.graph_substitute(speed, list(after), list(after.values()))
+            work[event] = mech.impulse(event) * (speed + later) / 2
+        mech.functional("work", at_events=work)
     mech.functional("G", terminal=last.x)
     mech.functional("energy", terminal=energy)
     return mech
