@@ -18,8 +18,10 @@ from dae_hybrid.fleet import Crew, Fleet, Outcomes, RunsMany
 from dae_hybrid.integrator import Array
 from dae_hybrid.resolution import integrated
 from dae_hybrid.results import ForwardSensitivity, Gradient
+from dae_hybrid.schedule import Schedule
 from dae_hybrid.setup import Setup
 from dae_hybrid.system import HybridSystem
+from dae_hybrid.timetable import Timetable
 from dae_hybrid.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -86,8 +88,10 @@ class Case:
             columns = setup.columns(self.indices)
             directions, scales = np.ascontiguousarray(columns.T), setup.scales(columns)
         certify, back = self.analysis is not None, self.analysis == "adjoint"
+        schedule = Schedule(system, setup.span[0], setup.p, setup.span[1])
         errand = setup.errand(
-            setup.options, certify=certify, keep_path=back, t_eval=setup.t_eval, directions=directions, scales=scales
+            setup.options, certify=certify, keep_path=back, t_eval=setup.t_eval, directions=directions, scales=scales,
+            schedule=schedule,
         )  # fmt: skip
         origin = None if self.starts is None else self.starts.origin
         if errand is None or (self.starts is not None and origin is None):
@@ -96,7 +100,8 @@ class Case:
         of = self.names if back else system.functionals.names
         parts = tuple(tuple(range(system.functionals[n].start, system.functionals[n].stop)) for n in of if certify)
         n_start = 0 if self.starts is None else self.starts.size
-        return Fleet(errand, self.indices, parts, integrated(system), origin, n_start, self._certify)
+        timetable = Timetable(system, setup.span) if any(system.network.timed) else None
+        return Fleet(errand, self.indices, parts, integrated(system), origin, n_start, self._certify, timetable)
 
     @cached_property
     def looser(self) -> Case:
@@ -212,9 +217,8 @@ def _size(part: slice) -> int:
 
 
 def _ends_say_all(system: HybridSystem) -> bool:
-    """Whether functionals are what they are at the end of a run, and nothing but guards interrupts it."""
-    given = any(transition.kind != "guard" for transition in system.transitions)
-    return not (given or system.network.charges or system.measurements or system.signals)
+    """Whether functionals are what they are at the end of a run, and nothing but transitions interrupts it."""
+    return not (system.measurements or system.signals)
 
 
 def _is_judged_by_numbers(system: HybridSystem) -> bool:

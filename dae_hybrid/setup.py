@@ -174,7 +174,7 @@ class Setup:
         options = self.options if max_steps is None else replace(self.options, max_steps=max_steps)
         t_eval = np.zeros(0) if self.t_eval is None and self.keep != "all" else self.t_eval
         found, session = None, self.integrator.open(options, self.p, **more)
-        schedule = Schedule(self.system, self.span[0], self.p)
+        schedule = Schedule(self.system, self.span[0], self.p, self.span[1])
         try:
             if self.keep != "final":
                 found = self._whole(session, options, directions, t_eval, schedule, for_adjoint=for_adjoint, **more)

@@ -58,6 +58,68 @@ def test_to_the_last_bit(name: str, gradient: str | None, built: Any, models: An
             assert found.statistics["native"] >= 3, (method, found)
 
 
+@cache
+def clocked() -> dh.HybridSystem:
+    """Times and periods that are parameters, with what events at them cost, beside a guard."""
+    m = dh.HybridModel("clocked")
+    a, period, at = m.parameter("a", 1.0), m.parameter("period", 0.3), m.parameter("at", 0.47)
+    x, n = m.differential("x"), m.memory("n", initial=0)
+    on, off = m.mode("on", ode={x: a * m.time - x}), m.mode("off", ode={x: -x})
+    tick = m.transition(on, on, every=period, reset={x: x + 0.1 * a}, memory={n: n + 1}, name="tick")
+    m.transition(on, off, at=at, name="once")
+    back = m.transition(off, on, guard=x - 0.1 * a, direction="falling", name="back")
+    m.transition(on, on, at=2.123, reset={x: 0.9 * x}, name="fixed")
+    m.initial(on, {x: 0.2})
+    m.functional("G", integrand=x**2, terminal=n + x, at_events={tick: x**2 * period, back: m.time * a})
+    m.functional("H", terminal=a * x)
+    return m.build()
+
+
+@pytest.mark.parametrize("gradient", [None, *ANALYSES])
+@pytest.mark.parametrize("method", ["auto", "bdf"])
+def test_time_events_and_their_costs(gradient: str | None, method: str) -> None:
+    rows = np.concatenate((sets(clocked(), 6), [[1.0, np.nan, 0.47], [1.0, 0.0, 0.47], [1.0, -0.3, 0.47]]))
+    for t_eval in (None, np.linspace(0.0, 3.0, 7)):
+        found = agree(clocked(), (0.0, 3.0), rows, gradient, method=method, t_eval=t_eval, **TIGHT)
+        kinds = [type(error) for error in found.errors[6:]]
+        assert kinds == [dh.ParameterError, dh.NonFiniteError, dh.NonFiniteError]
+        assert (found.n_events[:6] > 8).all()
+        assert found.native[:6].all() == (gradient != "adjoint" or method == "auto")
+
+
+def test_more_periods_than_are_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of times are made for as many runs as memory allows, and as long as runs need them."""
+    monkeypatch.setattr("dae_hybrid.timetable.LISTED", 3000)
+    m = dh.HybridModel("counting")
+    k, period, x = m.parameter("k", 1.0), m.parameter("period", 0.01), m.differential("x")
+    run = m.mode("run", ode={x: -k * x})
+    m.transition(run, run, every=period, reset={x: x + 0.01})
+    m.initial(run, {x: 1.0})
+    m.functional("G", terminal=x)
+    found = agree(m.build(), (0.0, 12.0), np.array([[1.0, 0.0101], [1.1, 0.0083], [0.9, 0.51]]), "adjoint", **TIGHT)
+    assert found.n_events.tolist() == [1188, 1445, 23]
+    assert found.native.all()
+
+
+@pytest.mark.parametrize("gradient", ANALYSES)
+def test_times_next_to_each_other(gradient: str) -> None:
+    """Where a time is next to a guard's zero, to another one or to the end, it is looked at more closely."""
+    m = dh.HybridModel("meeting")
+    a, b, x = m.parameter("a", 1.0), m.parameter("b", 1.5), m.differential("x")
+    one, two, three = (m.mode(name, ode={x: rate}) for name, rate in (("one", 1.0), ("two", -1.0), ("three", 2.0 * a)))
+    m.transition(one, two, at=a)
+    m.transition(one, three, guard=x - 1, direction="rising")
+    m.transition(two, three, at=b)
+    m.transition(two, three, guard=x + 0.5, direction="falling")
+    m.initial(one, {x: 0.0})
+    m.functional("G", integrand=x, terminal=x)
+    system = m.build()
+    for rows in (beside([1.0, 1.5], 0), beside([0.7, 1.9], 1), beside([0.7, 0.7], 1), beside([0.9, 2.0], 1)):
+        found = agree(system, (0.0, 2.0), rows, gradient, **TIGHT)
+        assert not found.native[:5].any()
+        assert found.native.any()
+
+
 @pytest.mark.parametrize("gradient", [None, *ANALYSES])
 def test_times_and_measurements(gradient: str | None) -> None:
     found = agree(pulses(), (0.0, 1.0), sets(pulses(), 4), gradient, **TIGHT)

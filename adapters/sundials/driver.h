@@ -416,6 +416,9 @@ typedef struct {                             /* many runs, one after the other, 
   integer *events, *begins;                  /* 2 n_transitions; n_modes: work */
   double *largest, *marks;                   /* `widest`; `room`: work */
   const double *given;                       /* n_given numbers for every run: parameters, and initial values */
+  const alarms *listed;                      /* by mode; null without time events; with times from run `first` on, */
+  const double *listed_until;                /* until when they are complete; NaN where they are not known */
+  integer first, is_shared;                  /* whether both are those of all runs */
   integer *outcomes, *n_events, *n_steps, *modes; /* of every run: whether it is done; events; steps; the last mode */
   double *times, *ends, *values, *gradients; /* when it ended; widest + n_memory; all functionals; n_components x n_wrt */
   double *outputs;                           /* n_t x (widest + n_memory) */
