@@ -79,7 +79,7 @@ class Case:
     def fleet(self) -> Fleet | None:
         """The runs, where an integrator may carry them out by itself."""
         setup, system = self.setup, self.system
-        if not isinstance(setup.integrator, RunsMany) or not _ends_say_all(system):
+        if not isinstance(setup.integrator, RunsMany) or system.signals:
             return None
         if self.analysis is not None and (self._checks_duality or not _is_judged_by_numbers(system)):
             return None
@@ -100,7 +100,8 @@ class Case:
         of = self.names if back else system.functionals.names
         parts = tuple(tuple(range(system.functionals[n].start, system.functionals[n].stop)) for n in of if certify)
         n_start = 0 if self.starts is None else self.starts.size
-        timetable = Timetable(system, setup.span) if any(system.network.timed) else None
+        is_timed = any(system.network.timed) or system.measurements
+        timetable = Timetable(system, setup.span) if is_timed else None
         return Fleet(errand, self.indices, parts, integrated(system), origin, n_start, self._certify, timetable)
 
     @cached_property
@@ -214,11 +215,6 @@ def functional_names(system: HybridSystem, functional: str | Sequence[str] | Non
 
 def _size(part: slice) -> int:
     return int(part.stop - part.start)
-
-
-def _ends_say_all(system: HybridSystem) -> bool:
-    """Whether functionals are what they are at the end of a run, and nothing but transitions interrupts it."""
-    return not (system.measurements or system.signals)
 
 
 def _is_judged_by_numbers(system: HybridSystem) -> bool:

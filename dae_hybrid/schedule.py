@@ -17,14 +17,14 @@ from dae_hybrid.transition import TransitionMap, clock
 if TYPE_CHECKING:
     from dae_hybrid.system import HybridSystem, ModeSystem
 
-#: ticks of a clock that are listed at once: so many, or as many as a run has, up to
+#: ticks of a clock that are listed at once where a run has no known end, or more than so many
 TICKS, MOST_TICKS = 1000, 100_000
 
 
 def ticks_within(period: float, duration: float) -> int:
-    """How many ticks of a clock are listed at once for what is left of a run."""
-    left = duration / period if period > 0 else 0.0
-    return TICKS if left < TICKS - 2 or not left < MOST_TICKS - 2 else int(left) + 2
+    """How many ticks of a clock are listed at once for what is left of a run: some more than it has."""
+    left = duration / period if period > 0 else np.inf
+    return int(left) + 3 if left < MOST_TICKS else TICKS
 
 
 class Schedule:

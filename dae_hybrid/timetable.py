@@ -1,14 +1,15 @@
-"""When time events are due in many runs that differ in their parameters."""
+"""When time events and measurements are due in many runs that differ in their parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dae_hybrid.integrator import Array
-from dae_hybrid.journey import Alarms
+from dae_hybrid.journey import MEASURES, Alarms
 from dae_hybrid.schedule import ticks_within
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Listed(NamedTuple):
 
 
 class Timetable:
-    """The time events of all runs of a system over one span."""
+    """The time events and measurements of all runs of a system over one span."""
 
     def __init__(self, system: HybridSystem, span: tuple[float, float]) -> None:
         self._system, self._span = system, span
@@ -65,6 +66,11 @@ class Timetable:
             times.append(when)
             links.append(np.full(1, link))
             counts.append(np.zeros(1, np.int64))
+        ends = self._system.network.ends
+        if ends is not None and ends.measured:
+            times.append(np.tile([t for t, _ in ends.waiting], (len(p), 1)))
+            links.append(np.full(len(ends.waiting), len(mode.guarded) + len(mode.timed) + MEASURES))
+            counts.append(np.array([i for _, i in ends.waiting]))
         for link, transition in [pair for pair in own if pair[1].kind == "every"]:
             ticks = np.arange(1, 1 + self._ticks(transition, p))
             when = self._times(transition, p, ticks)
@@ -77,7 +83,7 @@ class Timetable:
         order = np.argsort(every, axis=1, kind="stable")
         return Alarms(np.take_along_axis(every, order, axis=1), of[order], after[order])
 
-    def _times(self, transition: TransitionMap, p: Array, counts: Array) -> Array:
+    def _times(self, transition: TransitionMap, p: Array, counts: NDArray[Any]) -> Array:
         """The times of a transition after so many periods, (N, n)."""
         rows = np.repeat(p, counts.size, axis=0).T
         clocks = np.vstack((np.full(rows.shape[1], self._span[0]), np.tile(counts, len(p))))
@@ -91,4 +97,4 @@ class Timetable:
     def _most(self, p: Array) -> int:
         """How many numbers a run needs at most."""
         timed = [self._system.transitions[i] for mode in self._system.modes for i in mode.timed]
-        return sum(self._ticks(t, p) if t.kind == "every" else 1 for t in timed)
+        return len(self._system.measurements) + sum(self._ticks(t, p) if t.kind == "every" else 1 for t in timed)

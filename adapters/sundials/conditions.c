@@ -82,9 +82,9 @@ static const link *link_of(const march *m, integer i) {
   return &m->stations[(integer)record[MODE_AT]].links[(integer)record[GUARD_AT]];
 }
 
-/* Whether a time is next to one at which something else is due in a mode; what is due at that very time is what happened,
- * but for measurements. */
-static int is_beside_alarm(const march *m, integer mode, double t, double near) {
+/* Whether the time of an event, or the end, is next to one at which something else is due in a mode; what is due at that very
+ * time is what happened. Measurements are next to events. */
+static int is_beside_alarm(const march *m, integer mode, double t, double near, int is_event) {
   const alarms *own = &m->schedule[mode];
   integer low = 0, high = own->n;
   while (low < high) {
@@ -93,7 +93,7 @@ static int is_beside_alarm(const march *m, integer mode, double t, double near) 
     else high = middle;
   }
   for (; low < own->n && own->times[low] <= t + near; low++)
-    if (own->times[low] != t || stays(&m->stations[mode].links[own->links[low]])) return 1;
+    if (stays(&m->stations[mode].links[own->links[low]]) ? is_event : own->times[low] != t) return 1;
   return 0;
 }
 
@@ -110,10 +110,10 @@ static int stands_apart(const batch *b) {
     if (stays(link_of(m, i))) continue;
     if (!(own - before > fmax(near, near_before)) || !(m->t_end - own > near)) return 0;
     for (integer k = 0; k < v->n_modes; k++)
-      if (is_beside_alarm(m, k, own, near)) return 0;
+      if (is_beside_alarm(m, k, own, near, 1)) return 0;
     before = own, near_before = near;
   }
-  if (is_beside_alarm(m, m->at, t, WIDEST * m->rtol * elapsed(m, t))) return 0;
+  if (is_beside_alarm(m, m->at, t, WIDEST * m->rtol * elapsed(m, t), 0)) return 0;
   for (integer j = 0; j < last->n_guards; j++)
     if (fabs(h[j]) <= ONE_INSTANT * m->rtol * elapsed(m, t) * fabs(rate[j]) + CLOSE_TO_ZERO * size[j]) return 0;
   return 1;
