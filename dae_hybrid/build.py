@@ -66,13 +66,14 @@ def build_system(
     parts.begin("functions of the integrator")
     named = {b.index: b.integrator_functions() for b in builders}
     wanted = {("mode", i): hoisted(to_compile(own)) for i, own in named.items()}
-    measured = any(f.at_times for f in model.functionals.values())
+    functionals = Layout.of((f.name, f.size) for f in model.functionals.values())
+    measurements = _measurements(model, functionals, builders)
     if native:
         plain = [t for t in transitions if is_plain(t, builders)]
         wanted |= {("transition", t.index): crossing_functions(t, builders) for t in plain}
-        if starts_and_ends_plainly(model, initial, builders):
-            wanted["end", 0] = end_functions(initial, builders)
-        if measured or signals:
+        if starts_and_ends_plainly(measurements, initial, builders):
+            wanted["end", 0] = end_functions(initial, builders, measurements)
+        if measurements or signals:
             wanted |= {("point", b.index): point_functions(b, turns=bool(signals)) for b in builders}
     parts.begin("C text and compiler" if native is True else "functions")
     together = {(*owner, key): f for owner, own in wanted.items() for key, f in own.items()}
@@ -87,15 +88,14 @@ def build_system(
             transitions,
             functions["transition"],
             functions["point"],
-            ends_of(initial, functions["end"][0]),
-            measured=measured,
+            ends_of(initial, functions["end"][0], measurements, len(modes)),
+            measured=bool(measurements),
             signals=signals,
         )
 
     parameters = model.of_kind("parameter")
     nominal = np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0)
     nominal.flags.writeable = False
-    functionals = Layout.of((f.name, f.size) for f in model.functionals.values())
     system = HybridSystem(
         name=model.name,
         parameters=Layout.of((d.name, d.size) for d in parameters),
@@ -107,7 +107,7 @@ def build_system(
         network=connected(modes, functions),
         initial=initial,
         signals=signals,
-        measurements=_measurements(model, functionals, builders),
+        measurements=measurements,
         compiled=all(f.address is not None for f in compiled.values()),
         note=note,
         assumed_smooth=assumed_smooth,

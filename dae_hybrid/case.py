@@ -18,8 +18,10 @@ from dae_hybrid.fleet import Crew, Fleet, Outcomes, RunsMany
 from dae_hybrid.integrator import Array
 from dae_hybrid.resolution import integrated
 from dae_hybrid.results import ForwardSensitivity, Gradient
+from dae_hybrid.schedule import Schedule
 from dae_hybrid.setup import Setup
 from dae_hybrid.system import HybridSystem
+from dae_hybrid.timetable import Timetable
 from dae_hybrid.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ class Case:
     def fleet(self) -> Fleet | None:
         """The runs, where an integrator may carry them out by itself."""
         setup, system = self.setup, self.system
-        if not isinstance(setup.integrator, RunsMany) or not _ends_say_all(system):
+        if not isinstance(setup.integrator, RunsMany) or system.signals:
             return None
         if self.analysis is not None and (self._checks_duality or not _is_judged_by_numbers(system)):
             return None
@@ -86,8 +88,10 @@ class Case:
             columns = setup.columns(self.indices)
             directions, scales = np.ascontiguousarray(columns.T), setup.scales(columns)
         certify, back = self.analysis is not None, self.analysis == "adjoint"
+        schedule = Schedule(system, setup.span[0], setup.p, setup.span[1])
         errand = setup.errand(
-            setup.options, certify=certify, keep_path=back, t_eval=setup.t_eval, directions=directions, scales=scales
+            setup.options, certify=certify, keep_path=back, t_eval=setup.t_eval, directions=directions, scales=scales,
+            schedule=schedule,
         )  # fmt: skip
         origin = None if self.starts is None else self.starts.origin
         if errand is None or (self.starts is not None and origin is None):
@@ -96,7 +100,9 @@ class Case:
         of = self.names if back else system.functionals.names
         parts = tuple(tuple(range(system.functionals[n].start, system.functionals[n].stop)) for n in of if certify)
         n_start = 0 if self.starts is None else self.starts.size
-        return Fleet(errand, self.indices, parts, integrated(system), origin, n_start, self._certify)
+        is_timed = any(system.network.timed) or system.measurements
+        timetable = Timetable(system, setup.span) if is_timed else None
+        return Fleet(errand, self.indices, parts, integrated(system), origin, n_start, self._certify, timetable)
 
     @cached_property
     def looser(self) -> Case:
@@ -209,12 +215,6 @@ def functional_names(system: HybridSystem, functional: str | Sequence[str] | Non
 
 def _size(part: slice) -> int:
     return int(part.stop - part.start)
-
-
-def _ends_say_all(system: HybridSystem) -> bool:
-    """Whether functionals are what they are at the end of a run, and nothing but guards interrupts it."""
-    given = any(transition.kind != "guard" for transition in system.transitions)
-    return not (given or system.network.charges or system.measurements or system.signals)
 
 
 def _is_judged_by_numbers(system: HybridSystem) -> bool:

@@ -86,7 +86,9 @@ class Witness(Directions):
                 taken = taken + gained
                 time, gained = next(measured)
             before = leg.state_derivatives(event["before"], event["source"]) @ self.combination
-            costs = event["costs_before"].reshape(self.count, leg.n_integrals) if leg.n_integrals else earlier
+            costs = earlier
+            if leg.n_integrals:
+                costs = self.given + event["costs_before"].reshape(self.count, leg.n_integrals)
             if event["gained"].size:
                 costs = costs + event["gained"].reshape(costs.shape)
             self.seen.append((event["time"], before, self.combination @ (costs + taken)))

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import casadi as ca
+import numpy as np
 
 from dae_hybrid.codegen import NativeFunction
-from dae_hybrid.crossing_build import LARGEST, first_output
+from dae_hybrid.crossing_build import LARGEST, LONGEST, first_output
+from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.initial import InitialMap
-from dae_hybrid.journey import Ends
+from dae_hybrid.journey import Ends, Measured
 from dae_hybrid.lowering import Flat
+from dae_hybrid.measurement import Measurement
 from dae_hybrid.mode_build import ModeBuilder
-from dae_hybrid.model import HybridModel
-from dae_hybrid.symbolic import SYMBOLIC_SOLVE
+from dae_hybrid.symbolic import SYMBOLIC_SOLVE, expanded
+from dae_hybrid.transition import CLOCK
+
+NONE = np.zeros(0)
+#: so many functions for measurements, of all modes, are compiled
+MOST_MEASURED = 32
 
 
-def starts_and_ends_plainly(model: HybridModel, initial: InitialMap, builders: Sequence[ModeBuilder]) -> bool:
-    """Whether runs start at values that are given explicitly, and only transitions and the end interrupt them."""
-    if initial.explicit is None or initial.signals or any(f.at_times for f in model.functionals.values()):
+def starts_and_ends_plainly(
+    measurements: Sequence[Measurement], initial: InitialMap, builders: Sequence[ModeBuilder]
+) -> bool:
+    """Whether runs start at values that are given explicitly, and no signals interrupt them.
+
+    Times of measurements are to be numbers.
+    """
+    if initial.explicit is None or initial.signals or not all(isinstance(m.time, float) for m in measurements):
+        return False
+    if len(_shapes(measurements)) * len(builders) > MOST_MEASURED:
         return False
     if any(b.lowering.n + b.nm > LARGEST or b.nk or b.poles or b.nz > SYMBOLIC_SOLVE for b in builders):
         return False
     return builders[initial.mode].nz <= 1  # whose equation is solved for it: a matrix of rank one
 
 
-def end_functions(initial: InitialMap, builders: Sequence[ModeBuilder]) -> dict[str, ca.Function]:
-    """`origin`, and `final` with the number of the mode; see `Ends`."""
+def _shapes(measurements: Sequence[Measurement]) -> list[Callable[[int], Any]]:
+    """What measurements are functions of, each once."""
+    return list(dict.fromkeys(measurement.of_mode for measurement in measurements))
+
+
+def end_functions(
+    initial: InitialMap, builders: Sequence[ModeBuilder], measurements: Sequence[Measurement]
+) -> dict[str, ca.Function]:
+    """`origin`, `final` with the number of the mode, and `measured` with those of a shape and a mode; see `Ends`.
+
+    None where those of measurements are too long to be worth their compilation.
+    """
     if initial.explicit is None or initial.exact is None:
         raise AssertionError("the start is explicit")
     first = builders[initial.mode]
@@ -43,10 +68,28 @@ def end_functions(initial: InitialMap, builders: Sequence[ModeBuilder]) -> dict[
         point, final = [t, x, m, p], mode.point_function("final", partial(_final, mode))
         named[f"final{mode.index}"] = [t, y, m, p], [x, *mode.entry.call(point), *final.call(point)]
     # not expanded: what is put together from numbers elsewhere must not be simplified across its parts here
-    return {
+    found = {
         key: ca.Function(f"end_{key}", inputs, [ca.densify(v) for v in outputs])
         for key, (inputs, outputs) in named.items()
     }
+    for i, of_mode in enumerate(_shapes(measurements)):
+        for mode, y in zip(builders, states, strict=True):
+            with suppress(DaeHybridError):  # it has no value in this mode
+                found[f"measured{i}_{mode.index}"] = own = _measured(of_mode, mode, y, f"end_measured{i}_{mode.index}")
+                if own.n_instructions() > LONGEST:
+                    return {}
+    return found
+
+
+def _measured(of_mode: Callable[[int], Any], mode: ModeBuilder, y: ca.MX, name: str) -> ca.Function:
+    """What is measured in a mode, and its derivatives by (y, m, p, t)."""
+    function = of_mode(mode.index).function
+    t, m, p, clock = (ca.MX.sym(k, v) for k, v in zip("tmpc", (1, mode.nm, mode.np, CLOCK), strict=True))
+    data = ca.MX.sym("data", function.size1_in(4))
+    x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
+    value, by_u = function.call([t, x, m, p, data])
+    by_w = by_u @ first_output(mode.point_function("chain", lambda s: [mode.chain(s)]), t, x, m, p)
+    return expanded(ca.Function(name, [t, y, m, p, clock, data], [ca.densify(v) for v in (value, by_w)]))
 
 
 def _final(mode: ModeBuilder, s: Flat) -> list[Any]:
@@ -57,9 +100,18 @@ def _final(mode: ModeBuilder, s: Flat) -> list[Any]:
     return [values, by_u, by_u @ mode.chain(s), size, ca.fabs(ca.jacobian(integrands, s.x)) @ ca.fabs(s.x)]
 
 
-def ends_of(initial: InitialMap, functions: Mapping[str, NativeFunction]) -> Ends | None:
+def ends_of(
+    initial: InitialMap, functions: Mapping[str, NativeFunction], measurements: Sequence[Measurement], n_modes: int
+) -> Ends | None:
     """The compiled functions, None where there are none."""
     if not functions or any(f.address is None for f in functions.values()):
         return None
-    final = [function for name, function in functions.items() if name != "origin"]
-    return Ends(initial.mode, functions["origin"], tuple(final))
+    final = [function for name, function in functions.items() if name.startswith("final")]
+    shapes = {shape: i for i, shape in enumerate(_shapes(measurements))}
+    by_mode = {
+        shape: tuple(functions.get(f"measured{i}_{mode}") for mode in range(n_modes)) for shape, i in shapes.items()
+    }
+    measured = (
+        Measured(m.when(NONE), by_mode[m.of_mode], np.array(m.data, dtype=float), m.components) for m in measurements
+    )
+    return Ends(initial.mode, functions["origin"], tuple(final), tuple(measured))

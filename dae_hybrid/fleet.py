@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dae_hybrid.codegen import NativeFunction
 from dae_hybrid.integrator import Array, Integrator
 from dae_hybrid.journey import Errand, Network
+from dae_hybrid.timetable import Timetable
 
 type Integers = NDArray[np.int64]
 
@@ -22,7 +23,8 @@ class Fleet(NamedTuple):
     forward analysis and with `keep_path` where they come from the adjoint. `wrt` are the parameters of the gradients,
     `components` for every functional which components it has. `integrated` says of every component of all functionals
     whether anything but its terminal value moves it. `origin` is that of `Ends` for parameters with `n_start` initial
-    values behind them. Without `certify` gradients are wanted whatever their conditions.
+    values behind them. Without `certify` gradients are wanted whatever their conditions. Time events are due by the
+    `timetable`, where there are any.
     """
 
     errand: Errand
@@ -32,6 +34,7 @@ class Fleet(NamedTuple):
     origin: NativeFunction | None = None
     n_start: int = 0
     certify: bool = True
+    timetable: Timetable | None = None
 
     @property
     def n_given(self) -> int:

@@ -20,7 +20,7 @@ from dae_hybrid.integrator import Array, SegmentOutcome
 from dae_hybrid.journey import Straight
 from dae_hybrid.leg import Leg
 from dae_hybrid.matrices import column
-from dae_hybrid.measurement import measured
+from dae_hybrid.measurement import measured, measured_at_ends
 from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.system import HybridSystem, ModeSystem
 from dae_hybrid.trajectory import Trajectory
@@ -48,7 +48,8 @@ class Directions:
         self.costs = np.zeros((count, self.system.functionals.size))
         self._gained: Array | float = 0.0  # costs of events that the integrator has carried out since, and
         self.gains: list[tuple[float, Array]] = []  # what measurements among them have added, and when
-        self.measured: list[Array] = []  # dw at every measurement
+        self._measured_states: list[Array] = []
+        self.given: Array | float = 0.0  # what measurements at the start of a whole run have added
         self._turned: list[Leg | tuple[Array, Array]] = []  # dw before and after every knot
         self._whole: tuple[Start, Straight] | None = None  # a run that is gone through when that is asked for
         self._crossed: list[Leg | tuple[Array, Array, Array]] = []  # dt, dw before and after
@@ -138,7 +139,7 @@ class Directions:
         self._crossed.append(leg)
         self._turned.append(leg)
         self.gains = self._measure_in(leg)
-        self._gained = leg.gained_directions + sum(gained for _, gained in self.gains)
+        self._gained = self.given + leg.gained_directions + sum(gained for _, gained in self.gains)
         event, mode = leg.last
         self.state, self._mode = leg.state_derivatives(event["after"], mode), self.system.modes[mode]
         if leg.n_integrals:
@@ -151,7 +152,7 @@ class Directions:
         for record, state, (_, by_u) in zip(records, leg.measured_derivatives(), values, strict=True):
             self.state, gained = state, np.zeros_like(self.costs)
             gained[:, self.system.measurements[record.index].components] = self._measured(record, by_u).T
-            self.measured.append(self.state)
+            self._measured_states.append(self.state)
             found.append((record.time, gained))
         return found
 
@@ -167,12 +168,19 @@ class Directions:
             return {}
         start, run = self._whole
         leg, _, outcome = run.pieces
-        self._crossed = []  # those who became these directions may share the list, and have gone through the run
-        self._turned = []
+        # those who became these directions may share the lists, and have gone through the run
+        self._crossed, self._turned, self._measured_states = [], [], []
+        self.costs, (at_start, at_end) = np.zeros_like(self.costs), measured_at_ends(self.system, run)
         self.start(start)
+        for record in at_start:
+            self.measure(record)
+        self.given = self._gained = self.costs
         if leg is not None:
             self.absorb(leg)
-        return self.advance(outcome, run.end.x, run.end.m)
+        found = self.advance(outcome, run.end.x, run.end.m)
+        for record in at_end:
+            self.measure(record)
+        return found
 
     def _each(self) -> list[tuple[Array, Array, Array]]:
         """dt, dw before and after every event."""
@@ -191,6 +199,12 @@ class Directions:
     def sides(self) -> list[tuple[Array, Array]]:
         """dw before and after every event."""
         return [(before, after) for _, before, after in self._each()]
+
+    @property
+    def measured(self) -> list[Array]:
+        """dw at every measurement."""
+        _ = self._last
+        return self._measured_states
 
     @property
     def turned(self) -> list[tuple[Array, Array]]:
@@ -212,7 +226,7 @@ class Directions:
         self.costs = self.costs.copy()
         measurement = self.system.measurements[record.index]
         self.costs[:, measurement.components] += self._measured(record, measurement.value(record, self.p)[1]).T
-        self.measured.append(self.state)
+        self._measured_states.append(self.state)
 
     def _measured(self, record: MeasurementRecord, by_u: Array) -> Array:
         """The derivatives of what is measured, (k, d), from those by u = (x, m, p, t)."""

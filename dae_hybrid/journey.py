@@ -70,9 +70,22 @@ class Link:
 MEASURES, TURNS = 0, 1
 
 
+class Measured(NamedTuple):
+    """A measurement: its time, a function for every mode that it has a value in, the numbers in it, and of what it is.
+
+    The functions have the inputs ``(t, x, m, p, clock, data)``, with the integrator's x or (y, z), and give the value
+    and its derivatives by (y, m, p, t), dense.
+    """
+
+    time: float
+    of_mode: tuple[NativeFunction | None, ...]
+    data: Array
+    components: slice  # of all functionals
+
+
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """The start and the end of runs, for an integrator that carries them out by itself.
+    """The start and the end of runs, and all measurements, for an integrator that carries runs out by itself.
 
     The functions have the inputs ``(t, x, m, p)``, with the integrator's x, and dense outputs:
 
@@ -89,6 +102,16 @@ class Ends:
     mode: int
     origin: NativeFunction
     final: tuple[NativeFunction, ...]
+    measured: tuple[Measured, ...] = ()
+
+    @cached_property
+    def waiting(self) -> list[tuple[float, int]]:
+        """The times of the measurements in order, and which they are."""
+        return sorted((own.time, i) for i, own in enumerate(self.measured))
+
+    def is_measured_within(self, span: tuple[float, float]) -> bool:
+        """Whether no measurement is outside of a run."""
+        return not self.measured or span[0] <= self.waiting[0][0] <= self.waiting[-1][0] <= span[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,7 +321,7 @@ class Straight:
     those of the end. `integrals` are those of the functionals, `values` their values and `gradient` (n_functionals, d)
     their derivatives by the directions. `statistics` are those of a session, `rested` says by transition whether its
     guard stayed at zero, if any did, `is_certified` whether no event needs a closer look. `turns` are as in
-    `Session.turns`. `left` is the integrator's.
+    `Session.turns`, `n_events` is how many events there were. `left` is the integrator's.
     """
 
     errand: Errand
@@ -314,6 +337,7 @@ class Straight:
     rested: NDArray[np.int64] | None
     is_certified: bool
     turns: list[tuple[Equations, Turn]]
+    n_events: int
     left: Left = field(repr=False)
 
     @cached_property

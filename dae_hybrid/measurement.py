@@ -11,9 +11,11 @@ import numpy as np
 
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.integrator import Array
+from dae_hybrid.records import MeasurementRecord
 
 if TYPE_CHECKING:
-    from dae_hybrid.records import MeasurementRecord
+    from dae_hybrid.journey import Straight
+    from dae_hybrid.system import HybridSystem
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,3 +73,15 @@ def measured(measurements: Sequence[Measurement], records: Sequence[MeasurementR
         for i, values in zip(own, kernel.over(t[:, None], x, m, p, data), strict=True):
             found[i] = values
     return found
+
+
+def measured_at_ends(system: HybridSystem, run: Straight) -> tuple[list[MeasurementRecord], list[MeasurementRecord]]:
+    """The measurements at the start and at the end of a whole run; those in between are in its leg."""
+    ends, t0, points = system.network.ends, run.errand.span[0], (run.start, run.end)
+    modes = system.modes[system.initial.mode], system.modes[run.mode]
+    waiting = [] if ends is None else ends.waiting
+    at_start, at_end = (
+        [MeasurementRecord(t, i, mode, at.x, at.xdot, at.m) for when, i in waiting if when == t]
+        for t, mode, at in zip((t0, run.t), modes, points, strict=True)
+    )
+    return at_start, at_end

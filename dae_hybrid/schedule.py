@@ -17,15 +17,21 @@ from dae_hybrid.transition import TransitionMap, clock
 if TYPE_CHECKING:
     from dae_hybrid.system import HybridSystem, ModeSystem
 
-#: ticks of a clock that are listed at once
-TICKS = 1000
+#: ticks of a clock that are listed at once where a run has no known end, or more than so many
+TICKS, MOST_TICKS = 1000, 100_000
+
+
+def ticks_within(period: float, duration: float) -> int:
+    """How many ticks of a clock are listed at once for what is left of a run: some more than it has."""
+    left = duration / period if period > 0 else np.inf
+    return int(left) + 3 if left < MOST_TICKS else TICKS
 
 
 class Schedule:
-    """The time events of a run that began at `start`; the times of `at=` are evaluated once, and sorted by mode."""
+    """The time events of a run that began at `start` and may go on to `end`; times of `at=` are evaluated once."""
 
-    def __init__(self, system: HybridSystem, start: float, p: Array) -> None:
-        self.system, self.start, self.p = system, start, p
+    def __init__(self, system: HybridSystem, start: float, p: Array, end: float = np.inf) -> None:
+        self.system, self.start, self.p, self.end = system, start, p, end
         self._once: dict[int, tuple[list[float], list[TransitionMap]]] = {}
         self._alarms: tuple[Alarms, ...] = ()
         self._until = np.inf
@@ -91,8 +97,9 @@ class Schedule:
 
     def _ticks(self, transition: TransitionMap, t: float) -> tuple[NDArray[np.int64], Array]:
         """After how many periods a transition comes from a time on, and when."""
-        first = max(1, int((t - self.start) // (self.time(transition, 1) - self.start)))
-        counts = np.arange(first, first + TICKS)
+        period = self.time(transition, 1) - self.start
+        first = max(1, int((t - self.start) // period))
+        counts = np.arange(first, first + ticks_within(period, self.end - t))
         clocks = np.vstack((np.full(counts.size, self.start), counts))
         p = np.tile(self.p[:, None], counts.size)
         return counts, np.array(transition.kernels["time"].function(p, clocks))[0]

@@ -21,7 +21,7 @@ from dae_hybrid.events import TOGETHER
 from dae_hybrid.failures import STARVED
 from dae_hybrid.forward import Directions
 from dae_hybrid.integrator import Array, Integrator, RunsWhole, Session
-from dae_hybrid.journey import UNBOUNDED, Alarms, Errand
+from dae_hybrid.journey import UNBOUNDED, Alarms, Ends, Errand
 from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
 from dae_hybrid.registry import Analysis, check_capabilities, find_integrator, for_call, registered
 from dae_hybrid.resolution import LATITUDE, RETRIES, ROUGH, STEPS, finer
@@ -176,7 +176,7 @@ class Setup:
         session = self.integrator.open(options, self.p, **more)
         # derivatives are checked by the steps of one long segment, which outputs at given times do not show
         keep_path = for_adjoint or (bool(more) and t_eval is not None and not self.system.transitions)
-        schedule = Schedule(self.system, self.span[0], self.p)
+        schedule = Schedule(self.system, self.span[0], self.p, self.span[1])
         try:
             if self.keep != "final":
                 found = self._whole(
@@ -218,13 +218,13 @@ class Setup:
         directions: Array | None = None, scales: Array | None = None, schedule: Schedule | None = None,
     ) -> Errand | None:  # fmt: skip
         """The run as one that an integrator may begin by itself; None where it may not."""
-        able = self.integrator.capabilities.whole and options.native_events
-        if not able or self.system.network.ends is None or is_unresolved(*self.span):
+        able, ends = self.integrator.capabilities.whole and options.native_events, self.system.network.ends
+        if not able or ends is None or is_unresolved(*self.span) or not ends.is_measured_within(self.span):
             return None
         alarms, until = tuple[Alarms, ...](), np.inf
-        if schedule is not None and any(self.system.network.timed):
+        if schedule is not None and (any(self.system.network.timed) or ends.measured):
             try:
-                alarms, until = schedule.alarms(self.span[0], [], None)
+                alarms, until = self._alarms(schedule, ends)
             except NonFiniteError:  # of a mode that may never be entered
                 return None
         slack = TOGETHER * options.rtol if certify else 0.0
@@ -232,6 +232,17 @@ class Setup:
             options, self.p, self.span, t_eval, directions, scales, certify, slack, keep_path, alarms, until,
             self.bound if directions is None else UNBOUNDED,
         )  # fmt: skip
+
+    def _alarms(self, schedule: Schedule, ends: Ends) -> tuple[tuple[Alarms, ...], float]:
+        """What is due in a whole run; where that are measurements alone, it is the same in the next one."""
+        network = self.system.network
+        if any(network.timed):
+            return schedule.alarms(self.span[0], ends.waiting, None)
+        span, found = network.kept.get("measured", (None, None))
+        if found is None or span != self.span:
+            found = schedule.alarms(self.span[0], ends.waiting, None)
+            network.kept["measured"] = self.span, found
+        return cast(tuple[tuple[Alarms, ...], float], found)
 
     def scales(self, directions: Array) -> Array:
         """How many times each direction fits into the parameters: |p_i| for that of p_i alone."""

@@ -13,10 +13,11 @@ from dae_hybrid.initial import Start
 from dae_hybrid.integrator import Array
 from dae_hybrid.journey import Straight
 from dae_hybrid.leg import Leg
+from dae_hybrid.measurement import measured_at_ends
 from dae_hybrid.method import Method
 from dae_hybrid.parts import Expansion, Parts
 from dae_hybrid.system import HybridSystem
-from dae_hybrid.trajectory import Segment, Trajectory
+from dae_hybrid.trajectory import Part, Segment, Trajectory
 
 
 def trajectory_of(system: HybridSystem, found: Straight, companion: Companion | None, reopen: Any) -> Trajectory:
@@ -42,7 +43,7 @@ def trajectory_of(system: HybridSystem, found: Straight, companion: Companion | 
             {name: scalar(found.values[system.functionals[name]]) for name in system.functionals.names}
         ),
         sampled=errand.t_eval is not None and errand.t_eval.size > 0,
-        statistics=MappingProxyType(found.statistics | {"native_events": found.statistics["segments"] - 1}),
+        statistics=MappingProxyType(found.statistics | {"native_events": found.n_events}),
         notes=() if found.rested is None else tuple(resting(system, found.rested)),
         start=start,
         final=(found.t, found.mode, found.end.x, found.end.m),
@@ -52,7 +53,7 @@ def trajectory_of(system: HybridSystem, found: Straight, companion: Companion | 
 
 def _parts(
     system: HybridSystem, found: Straight, p: Array, reopen: Any, kept: dict[str, Any]
-) -> tuple[Segment] | tuple[Leg, Segment]:
+) -> tuple[Part | Leg, ...]:
     (leg, task, outcome), end = found.pieces, found.end
     begin, how = (found.start.x, found.start.xdot), Method.of(outcome.method)
     if leg is not None:
@@ -65,4 +66,5 @@ def _parts(
         outcome.rows[:, 0], outcome.rows[:, 1 : 1 + task.equations.n], Redo(reopen, task, found.t, how.name),
         path=outcome.path, **kept,
     )  # fmt: skip
-    return (segment,) if leg is None else (leg, segment)
+    at_start, at_end = measured_at_ends(system, found)
+    return (*at_start, *(() if leg is None else (leg,)), segment, *at_end)

@@ -10,6 +10,7 @@ from functools import cache
 from threading import Timer
 from typing import Any
 
+import casadi as ca
 import numpy as np
 import pytest
 from batches import agree, sets
@@ -58,11 +59,163 @@ def test_to_the_last_bit(name: str, gradient: str | None, built: Any, models: An
             assert found.statistics["native"] >= 3, (method, found)
 
 
+@cache
+def clocked() -> dh.HybridSystem:
+    """Times and periods that are parameters, with what events at them cost, beside a guard."""
+    m = dh.HybridModel("clocked")
+    a, period, at = m.parameter("a", 1.0), m.parameter("period", 0.3), m.parameter("at", 0.47)
+    x, n = m.differential("x"), m.memory("n", initial=0)
+    on, off = m.mode("on", ode={x: a * m.time - x}), m.mode("off", ode={x: -x})
+    tick = m.transition(on, on, every=period, reset={x: x + 0.1 * a}, memory={n: n + 1}, name="tick")
+    m.transition(on, off, at=at, name="once")
+    back = m.transition(off, on, guard=x - 0.1 * a, direction="falling", name="back")
+    m.transition(on, on, at=2.123, reset={x: 0.9 * x}, name="fixed")
+    m.initial(on, {x: 0.2})
+    m.functional("G", integrand=x**2, terminal=n + x, at_events={tick: x**2 * period, back: m.time * a})
+    m.functional("H", terminal=a * x)
+    return m.build()
+
+
+@pytest.mark.parametrize("gradient", [None, *ANALYSES])
+@pytest.mark.parametrize("method", ["auto", "bdf"])
+def test_time_events_and_their_costs(gradient: str | None, method: str) -> None:
+    rows = np.concatenate((sets(clocked(), 6), [[1.0, np.nan, 0.47], [1.0, 0.0, 0.47], [1.0, -0.3, 0.47]]))
+    for t_eval in (None, np.linspace(0.0, 3.0, 7)):
+        found = agree(clocked(), (0.0, 3.0), rows, gradient, method=method, t_eval=t_eval, **TIGHT)
+        kinds = [type(error) for error in found.errors[6:]]
+        assert kinds == [dh.ParameterError, dh.NonFiniteError, dh.NonFiniteError]
+        assert (found.n_events[:6] > 8).all()
+        assert found.native[:6].all() == (gradient != "adjoint" or method == "auto")
+
+
+def test_more_periods_than_are_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of times are made for as many runs as memory allows, and as long as runs need them."""
+    monkeypatch.setattr("dae_hybrid.timetable.LISTED", 3000)
+    m = dh.HybridModel("counting")
+    k, period, x = m.parameter("k", 1.0), m.parameter("period", 0.01), m.differential("x")
+    run = m.mode("run", ode={x: -k * x})
+    m.transition(run, run, every=period, reset={x: x + 0.01})
+    m.initial(run, {x: 1.0})
+    m.functional("G", terminal=x)
+    found = agree(m.build(), (0.0, 12.0), np.array([[1.0, 0.0101], [1.1, 0.0083], [0.9, 0.51]]), "adjoint", **TIGHT)
+    assert found.n_events.tolist() == [1188, 1445, 23]
+    assert found.native.all()
+
+
+@pytest.mark.parametrize("gradient", ANALYSES)
+def test_times_next_to_each_other(gradient: str) -> None:
+    """Where a time is next to a guard's zero, to another one or to the end, it is looked at more closely."""
+    m = dh.HybridModel("meeting")
+    a, b, x = m.parameter("a", 1.0), m.parameter("b", 1.5), m.differential("x")
+    one, two, three = (m.mode(name, ode={x: rate}) for name, rate in (("one", 1.0), ("two", -1.0), ("three", 2.0 * a)))
+    m.transition(one, two, at=a)
+    m.transition(one, three, guard=x - 1, direction="rising")
+    m.transition(two, three, at=b)
+    m.transition(two, three, guard=x + 0.5, direction="falling")
+    m.initial(one, {x: 0.0})
+    m.functional("G", integrand=x, terminal=x)
+    system = m.build()
+    for rows in (beside([1.0, 1.5], 0), beside([0.7, 1.9], 1), beside([0.7, 0.7], 1), beside([0.9, 2.0], 1)):
+        found = agree(system, (0.0, 2.0), rows, gradient, **TIGHT)
+        assert not found.native[:5].any()
+        assert found.native.any()
+
+
 @pytest.mark.parametrize("gradient", [None, *ANALYSES])
 def test_times_and_measurements(gradient: str | None) -> None:
     found = agree(pulses(), (0.0, 1.0), sets(pulses(), 4), gradient, **TIGHT)
     assert found.ok.all()
+    assert found.native.all()
     assert (found.n_events > 2).all()
+
+
+@cache
+def calibrated(of_time: str = "given") -> dh.HybridSystem:
+    """Measurements of two modes with an algebraic variable and memory, at the start, on the way, and at the end."""
+    m = dh.HybridModel("calibrated")
+    k, s, late = m.parameter("k", 0.7), m.parameter("s", 1.3), m.parameter("late", 0.37)
+    x, v, n, z = m.differential("x"), m.differential("v"), m.memory("n", initial=0.5), m.algebraic("z")
+    ode = {x: v, v: -k * x - 0.1 * z}
+    fast, slow = (m.mode(f"m{c}", ode=ode, algebraic=[z - (c * v + s) / (1 + 0.1 * x**2)]) for c in (1, 2))
+    m.transition(fast, slow, guard=x, direction="falling", reset={v: -0.9 * v}, memory={n: n + s})
+    m.transition(slow, fast, every=late, name="tick")
+    m.initial(fast, {x: s, v: 0.2 * k})
+    times = [0.0, 0.0, 0.3, 1.1, 1.1, 4.2, 6.7, 8.0]
+    data = np.cos(times) + 0.1
+    shift = late if of_time == "moves" else 0.0
+    pairs = list(zip(times, data.tolist(), strict=True))
+    m.functional(
+        "G", integrand=x**2, terminal=x * v, at_times=[(t + shift * (t == 1.1), (x - y) ** 2 + n * z) for t, y in pairs]
+    )
+    m.functional("H", at_times=[(t, ca.vertcat(x * s, z)) for t in times[2:]])
+    return m.build()
+
+
+@pytest.mark.parametrize("gradient", [None, *ANALYSES])
+@pytest.mark.parametrize("method", ["auto", "bdf"])
+def test_measurements(gradient: str | None, method: str) -> None:
+    system = calibrated()
+    for t_eval in (None, np.linspace(0.0, 8.0, 9)):
+        found = agree(system, (0.0, 8.0), sets(system, 5), gradient, method=method, t_eval=t_eval, **TIGHT)
+        assert found.native.all() == (gradient != "adjoint" or method == "auto")
+    agree(system, (0.0, 7.5), sets(system, 2), gradient, **TIGHT)
+
+
+@pytest.mark.parametrize("gradient", ANALYSES)
+def test_measurements_are_those_of_events_in_python(gradient: str) -> None:
+    """Values and gradients by compiled code beside those of the automaton, and by both analyses."""
+    system, rows = calibrated(), sets(calibrated(), 2)
+    found = dh.batch(system, (0.0, 8.0), parameters=rows, gradient=gradient, **TIGHT)
+    other = dh.batch(
+        system, (0.0, 8.0), parameters=rows, gradient=gradient, duality=True, **TIGHT | {"native_events": False}
+    )
+    assert found.native.all()
+    np.testing.assert_allclose(found.values, other.values, rtol=1e-6)
+    np.testing.assert_allclose(found.gradients, other.gradients, rtol=1e-5, atol=1e-6)
+    single = dh.forward_sensitivity(system, (0.0, 8.0), duality=True, **TIGHT)
+    assert single.trajectory.statistics["native_events"] == len(single.trajectory.events)
+    assert all(check.passed for check in single.duality.values())
+
+
+def test_measurements_that_compiled_code_leaves(built: Any) -> None:
+    system = calibrated("moves")
+    found = agree(system, (0.0, 8.0), sets(system, 2), "forward", **TIGHT)
+    assert not found.native.any()
+    assert found.ok.all()
+    found = dh.batch(calibrated(), (0.0, 6.0), parameters=sets(calibrated(), 2), gradient="adjoint", **TIGHT)
+    assert [type(error) for error in found.errors] == [dh.OptionError] * 2
+
+
+@pytest.mark.parametrize("gradient", ANALYSES)
+def test_measurements_next_to_events(gradient: str) -> None:
+    m = dh.HybridModel("beside")
+    a, x = m.parameter("a", 1.0), m.differential("x")
+    one, two = m.mode("one", ode={x: 1.0}), m.mode("two", ode={x: -2.0 * a})
+    m.transition(one, two, guard=x - a, direction="rising", reset={x: x + 0.1})
+    m.initial(one, {x: 0.0})
+    m.functional("G", at_times={1.0: x**2, 1.7: x})
+    rows = beside([1.0], 0)
+    found = agree(m.build(), (0.0, 1.7), rows, gradient, **TIGHT)
+    assert not found.native[:5].any()
+    assert found.native.any()
+
+
+@pytest.mark.parametrize("gradient", ANALYSES)
+def test_the_closed_form_of_measurements(gradient: str) -> None:
+    """y = y0 exp(-k t), measured at 0, 0.5, ..., 2."""
+    m = dh.HybridModel("measured decay")
+    k, y0, y = m.parameter("k", 0.7), m.parameter("y0", 2.0), m.differential("y")
+    m.initial(m.mode("run", ode={y: -k * y}), {y: y0})
+    times = np.arange(5) / 2
+    m.functional("G", at_times=[(t, (y - 1 / (1 + t)) ** 2) for t in times])
+    ks = np.linspace(0.5, 1.5, 4)
+    found = dh.batch(m.build(), (0, 2), parameters={"k": ks}, gradient=gradient, rtol=1e-10, atol=1e-13)
+    e = np.exp(-np.outer(ks, times))
+    off = 2 * e - 1 / (1 + times)
+    assert found.native.all()
+    np.testing.assert_allclose(found.functionals["G"], (off**2).sum(axis=1), rtol=1e-8)
+    exact = np.stack(((-4 * times * e * off).sum(axis=1), (2 * e * off).sum(axis=1)), axis=1)
+    np.testing.assert_allclose(found.gradient["G"], exact, rtol=1e-7)
 
 
 @pytest.mark.parametrize("gradient", ANALYSES)

@@ -312,7 +312,7 @@ def test_systems_that_are_not_plain(what: str) -> None:
             a = m.mode("a", ode={x: v, v: -k * x})
         if what == "end":
             m.transition(a, None, guard=x, direction="falling")
-        more: dict[str, Any] = {"at_times": [(0.6, v)]} if what == "measurement" else {}
+        more: dict[str, Any] = {"at_times": [(0.3 * k, v)]} if what == "measurement" else {}
         m.functional("G", integrand=x**2, **more)
         m.initial(a, {x: 1.0, v: 0.0})
         return 0.0, 4.0

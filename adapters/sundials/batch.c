@@ -122,6 +122,19 @@ static int was_interrupted(const batch *b) {
   return 0;
 }
 
+/* When the time events of a run are due; whether all of them are known. */
+static int set_alarms(const batch *b) {
+  march *m = b->run->tables;
+  const integer row = b->is_shared ? 0 : b->next - b->first;
+  if (!b->listed) return 1;
+  for (integer i = 0; i < b->run->n_modes; i++) {
+    m->schedule[i] = b->listed[i];
+    m->schedule[i].times += row * b->listed[i].n;
+  }
+  m->t_stop = m->t1;
+  return b->listed_until[row] > m->t1;
+}
+
 /* One run; 0, or why it stopped. */
 static int carry_out(batch *b) {
   plain *v = b->run;
@@ -131,7 +144,7 @@ static int carry_out(batch *b) {
   b->outcomes[place] = LEFT_OUT;
   if (b->stage == TO_BEGIN) {
     memcpy(parameters, b->given + place * n, (size_t)n * sizeof(double));
-    if (!all_finite(parameters, n)) return 0;
+    if (!all_finite(parameters, n) || !set_alarms(b)) return 0;
     if (b->resolutions && !set_scales(b)) return FATAL;
     v->under_way = 0;
     b->stage = UNDER_WAY;

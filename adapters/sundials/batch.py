@@ -14,6 +14,7 @@ from dae_hybrid.fleet import Fleet, Outcomes
 from dae_hybrid.integrator import Array
 from dae_hybrid.journey import Network
 from dae_hybrid.passages import fewest_steps
+from dae_hybrid.timetable import Listed
 
 from .compiled import Model
 from .driver import PAUSED, ROWS_FULL, address, loops
@@ -46,6 +47,8 @@ class Crew:
             for v in (fleet.integrated, fleet.wrt, [c for own in fleet.components for c in own])
         ]
         self._aims: tuple[Array, Outcomes] | None = None
+        self._alarms = (STRUCTS["alarms"] * len(network.equations))()
+        self._listed: tuple[int, Listed] | None = None
         self._make()
 
     def _make(self) -> None:
@@ -116,6 +119,27 @@ class Crew:
 
     def run(self, begin: int, end: int) -> None:
         """See `dae_hybrid.fleet.Crew.run`."""
+        timetable = self._fleet.timetable
+        if timetable is None or self._aims is None:
+            self._run(begin, end)
+            return
+        for first, last, listed in timetable.listed(self._aims[0][begin:end, : self._fleet.errand.parameters.size]):
+            self._listed = begin + first, listed
+            self._list(*self._listed)
+            self._run(begin + first, begin + last)
+            if self.struct.stopped:
+                return
+
+    def _list(self, first: int, listed: Listed) -> None:
+        """When time events are due, in runs from one on."""
+        s = self.struct
+        for own, (times, links, counts) in zip(self._alarms, listed.alarms, strict=True):
+            own.n, own.next = times.shape[1], 0
+            own.times, own.links, own.counts = times.ctypes.data, links.ctypes.data, counts.ctypes.data
+        s.listed, s.listed_until = ctypes.addressof(self._alarms), listed.until.ctypes.data
+        s.first, s.is_shared = first, listed.until.size == 1
+
+    def _run(self, begin: int, end: int) -> None:
         s = self.struct
         s.next, s.until, s.stage = begin, end, 0
         while (status := self._library.dh_batch(self._reference)) and status != PAUSED:
@@ -141,6 +165,8 @@ class Crew:
             self._make()
             if self._aims is not None:
                 self.aim(*self._aims)
+            if self._listed is not None:
+                self._list(*self._listed)
         else:
             self._tell()
         s = self.struct

@@ -77,20 +77,43 @@ static int starts_clear(const batch *b) {
   return 1;
 }
 
-/* Whether no event is next to another one, or to the end, and no guard is on its way through zero there (`Look.is_sure`,
- * `Look.coming`); what rests at the end has been seen by `arrive`. */
+static const link *link_of(const march *m, integer i) {
+  const double *record = m->records + m->offsets[i];
+  return &m->stations[(integer)record[MODE_AT]].links[(integer)record[GUARD_AT]];
+}
+
+/* Whether the time of an event, or the end, is next to one at which something else is due in a mode; what is due at that very
+ * time is what happened. Measurements are next to events. */
+static int is_beside_alarm(const march *m, integer mode, double t, double near, int is_event) {
+  const alarms *own = &m->schedule[mode];
+  integer low = 0, high = own->n;
+  while (low < high) {
+    const integer middle = (low + high) / 2;
+    if (own->times[middle] < t - near) low = middle + 1;
+    else high = middle;
+  }
+  for (; low < own->n && own->times[low] <= t + near; low++)
+    if (stays(&m->stations[mode].links[own->links[low]]) ? is_event : own->times[low] != t) return 1;
+  return 0;
+}
+
+/* Whether no event is next to another one, to another time that is given, or to the end, and nothing is on its way there
+ * (`Look.is_sure`, `Look.coming`); what rests at the end has been seen by `arrive`. */
 static int stands_apart(const batch *b) {
   const plain *v = b->run;
   const march *m = v->tables;
   const station *last = v->stations + m->at;
   const double *h = v->end + 2 * last->n_x, *rate = h + last->n_guards, *size = rate + last->n_guards, t = m->stations[m->at].run->t;
-  double before = -HUGE_VAL;
+  double before = -HUGE_VAL, near_before = 0;
   for (integer i = 0; i < m->n_events; i++) {
     const double own = m->records[m->offsets[i]], near = WIDEST * m->rtol * elapsed(m, own);
-    const double after = i + 1 < m->n_events ? m->records[m->offsets[i + 1]] : m->t_end;
-    if (!(own - before > near) || !(after - own > near)) return 0;
-    before = own;
+    if (stays(link_of(m, i))) continue;
+    if (!(own - before > fmax(near, near_before)) || !(m->t_end - own > near)) return 0;
+    for (integer k = 0; k < v->n_modes; k++)
+      if (is_beside_alarm(m, k, own, near, 1)) return 0;
+    before = own, near_before = near;
   }
+  if (is_beside_alarm(m, m->at, t, WIDEST * m->rtol * elapsed(m, t), 0)) return 0;
   for (integer j = 0; j < last->n_guards; j++)
     if (fabs(h[j]) <= ONE_INSTANT * m->rtol * elapsed(m, t) * fabs(rate[j]) + CLOSE_TO_ZERO * size[j]) return 0;
   return 1;
@@ -119,14 +142,12 @@ static int times_known(const batch *b) {
   const double span = m->stations[m->at].run->t - m->t0;
   const station *from;
   memset(b->events, 0, (size_t)(2 * v->n_transitions) * sizeof(integer));
-#define LINK_OF(i, at) (&(at)->links[(integer)m->records[m->offsets[i] + GUARD_AT]])
+  for (integer i = 0; i < m->n_events; i++)
+    if (!stays(link_of(m, i))) count[link_of(m, i)->transition]++;
   for (integer i = 0; i < m->n_events; i++) {
-    from = &m->stations[(integer)m->records[m->offsets[i] + MODE_AT]];
-    count[LINK_OF(i, from)->transition]++;
-  }
-  for (integer i = 0; i < m->n_events; i++) {
+    const link *l = link_of(m, i);
+    if (stays(l)) continue;
     const event e = part_of(m, i, &from);
-    const link *l = LINK_OF(i, from);
     const integer own = seen[l->transition]++, most = count[l->transition] - 1;
     int chosen = 0;
     for (integer k = 0; k < LOOKED_AT; k++) chosen |= own == most * k / (LOOKED_AT - 1);
@@ -139,7 +160,6 @@ static int times_known(const batch *b) {
     if (accuracy <= asked * fmin(rate, known)) continue;
     if (!(accuracy <= asked * rate) || !(accuracy * fastest(from->run->model, head[TIME_AT], e.x, e.memory) <= rate)) return 0;
   }
-#undef LINK_OF
   return 1;
 }
 
@@ -265,9 +285,9 @@ static int is_resolved_well(const batch *b) {
       const double *row = at->run->rows + k * width;
       note_sizes(m, at, row + 1, row + 1 + n, n, &of_states, found);
     }
-    if (i == m->n_events || !r->n_eval) continue;
+    if (i == m->n_events || !r->n_eval || stays(link_of(m, i))) continue;
     const event e = part_of(m, i, &from);
-    const station *to = &m->stations[from->links[(integer)m->records[m->offsets[i] + GUARD_AT]].target];
+    const station *to = &m->stations[link_of(m, i)->target];
     note_sizes(m, from, e.x, e.before, from->n_y + m->n_memory, &of_states, found);
     note_sizes(m, to, e.x_after, e.after, to->n_y + m->n_memory, &of_states, found);
   }

@@ -243,6 +243,39 @@ static int charges_of(march *m, const station *from, const link *l, double t, co
   return 0;
 }
 
+/* What is measured at a point of a mode, in `cost`, with its derivatives by (w, p, t); whether all that is wanted is finite. */
+static int look_measured(march *m, integer mode, integer which, double t, const double *x, const double *memory) {
+  const measuring *own = m->measured + which;
+  const integer width = m->stations[mode].n_y + m->n_memory + m->n_parameters + 1;
+  double *res[2] = {m->cost, m->cost + own->count};
+  m->xi = own->data;
+  if (!own->of_mode[mode] || call(m, own->of_mode[mode], t, x, memory, res, 2)) return 0;
+  return all_finite(m->cost, own->count * (m->certify ? 1 + width : 1));
+}
+
+/* Takes a measurement at a point of the mode that is under way, with its derivatives along the directions; whether it could
+ * be taken. */
+static int take_measured(march *m, integer which, double t, const double *x, const double *memory) {
+  const station *at = &m->stations[m->at];
+  const run *r = at->run;
+  const context *c = r->model;
+  const integer nw = at->n_y + m->n_memory;
+  if (!look_measured(m, m->at, which, t, x, memory)) return 0;
+  const measuring *own = m->measured + which;
+  const double *by = m->cost + own->count;
+  for (integer k = 0; k < own->count; k++) m->taken[own->first + k] += m->cost[k];
+  for (integer i = 0; i < m->n_directions; i++) {
+    const double *s = c->api->array(r->sensitivities[i]), *dm = c->memory_directions + i * m->n_memory;
+    const double *dp = m->directions + i * m->n_parameters;
+    double *taken = m->taken_directions + i * m->n_functionals + own->first;
+    for (integer j = 0; j < nw + m->n_parameters; j++) {
+      const double along = j < at->n_y ? s[j] : j < nw ? dm[j - at->n_y] : dp[j - nw];
+      for (integer k = 0; along != 0 && k < own->count; k++) taken[k] += by[j * own->count + k] * along;
+    }
+  }
+  return 1;
+}
+
 /* Directions before an event are those of states on the constraints of its mode, */
 static void land_directions(const march *m, const station *from, const crossing *c, const event *e) {
   const integer nf = from->n_y + m->n_memory, nk = from->n_held;

@@ -296,6 +296,12 @@ typedef struct {                             /* when time events of a mode are d
   integer n, next;
 } alarms;
 
+typedef struct {                             /* a measurement: `Measured` in dae_hybrid/journey.py */
+  const casadi_function *of_mode;
+  const double *data;
+  integer first, count;                      /* components of the functionals */
+} measuring;
+
 typedef struct {                             /* parts of an event's record */
   double *x, *xdot, *guards, *x_after, *memory_after, *xdot_after, *guards_after, *xi, *open, *memory, *integrals, *tau, *before,
       *after, *costs_before, *costs_after, *gained, *completed; /* of every direction dz after and the rates of dy, of implicit
@@ -312,6 +318,8 @@ typedef struct {
   const double *xi;                          /* what has been solved for */
   double *cost;                              /* of one event: those of all functionals, and their derivatives by (w, p, t) */
   double *gained, *gained_directions;        /* costs of all events, and their derivatives along every direction */
+  const measuring *measured;                 /* null where what is measured is left to Python; */
+  double *taken, *taken_directions;          /* else, of all measurements, the same as of events */
   const double *parameters, *directions;
   double *bands, *entered;                   /* bands and departures of the guards where the segment under way began; the same
                                                 where an event leads to, which may not be carried out */
@@ -340,8 +348,9 @@ typedef struct {                             /* a run from its start to its end,
   run *const *runs;                          /* by mode */
   casadi_function origin;                    /* the start, and the end by mode: `Ends` in dae_hybrid/journey.py */
   const casadi_function *final;
-  double *start, *end;                       /* what they give; behind the end the rates of what is integrated, integrals,
-                                                memory, and the gradient by every direction */
+  double *start, *end;                       /* what they give; behind the start the derivatives of what is measured there,
+                                                by (y, m, p, t), if anything is; behind the end the rates of what is
+                                                integrated, integrals, memory, and the gradient by every direction */
   double *by_u;                              /* work: derivatives of the terminal values by u */
   integer *counted;                          /* by mode: its counters when the run began */
   integer mode, n_modes, n_transitions, max_steps;
@@ -393,8 +402,8 @@ typedef struct {                             /* the adjoint of a whole run, see 
   const casadi_function *final;              /* as in `plain` */
   const integer *slots;                      /* n_modes x widest: where the extents of variables of one name stand */
   const integer *path_rows;                  /* by mode */
-  const double *start, *end;                 /* as in `plain`; of them: */
-  const double *by_p, *by_w, *sizes_end, *weights_end, *rates_end, *integrals, *memory;
+  const double *start, *end;                 /* as in `plain`; of them, `at_start` where anything is measured: */
+  const double *by_p, *at_start, *by_w, *sizes_end, *weights_end, *rates_end, *integrals, *memory;
   double *extent, *costs;                    /* n_slots + n_memory; n_components + 2 n_functionals: work */
   integer n_modes, n_slots, widest, first, last, path_row;
   double moved;                              /* how long the last segment is */
@@ -428,6 +437,9 @@ typedef struct {                             /* many runs, one after the other, 
   integer *events, *begins;                  /* 2 n_transitions; n_modes: work */
   double *largest, *marks;                   /* `widest`; `room`: work */
   const double *given;                       /* n_given numbers for every run: parameters, and initial values */
+  const alarms *listed;                      /* by mode; null without time events; with times from run `first` on, */
+  const double *listed_until;                /* until when they are complete; NaN where they are not known */
+  integer first, is_shared;                  /* whether both are those of all runs */
   integer *outcomes, *n_events, *n_steps, *modes; /* of every run: whether it is done; events; steps; the last mode */
   double *times, *ends, *values, *gradients; /* when it ended; widest + n_memory; all functionals; n_components x n_wrt */
   double *outputs;                           /* n_t x (widest + n_memory) */

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from ctypes import byref
+from ctypes import byref, c_void_p
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dae_hybrid.codegen import NativeFunction
 from dae_hybrid.integrator import Array, SegmentTask
 from dae_hybrid.journey import MEASURES, TURNS, Alarms, Journey, Knots, Network
 from dae_hybrid.leg import AT, Leg, layout_of
@@ -23,7 +24,8 @@ from .header import CONSTANTS, STRUCTS
 RECENT, NONE, NO_TRANSITION = CONSTANTS["RECENT"], np.zeros(0), -1
 #: records of so many numbers are given away instead of copied
 LARGE = 100_000
-LinkStruct, Station, AlarmsStruct, MarchStruct = (STRUCTS[name] for name in ("link", "station", "alarms", "march"))
+LinkStruct, Station, AlarmsStruct = (STRUCTS[name] for name in ("link", "station", "alarms"))
+Measuring, MarchStruct = STRUCTS["measuring"], STRUCTS["march"]
 
 
 def rates_of(completed: Array, ny: int, n: int) -> Array:
@@ -31,6 +33,11 @@ def rates_of(completed: Array, ny: int, n: int) -> Array:
     rates = np.zeros((len(completed), n))
     rates[:, :ny] = completed[:, n - ny :]
     return rates
+
+
+def _by_mode(functions: tuple[NativeFunction | None, ...]) -> Any:
+    """Addresses of functions."""
+    return (c_void_p * len(functions))(*(None if f is None else f.address for f in functions))
 
 
 class Marcher:
@@ -56,6 +63,7 @@ class Marcher:
         functions = [f for x in every for f in (x.cross, x.tangent, x.cost, x.begin, x.solve) if f is not None]
         if network.ends is not None:
             functions += [network.ends.origin, *network.ends.final]
+            functions += [f for measured in network.ends.measured for f in measured.of_mode if f is not None]
         sizes = np.max([f.work_sizes for f in functions], axis=0)
         kinds = (np.intp, np.intp, np.int64, float)
         self._work = [np.zeros(max(int(s), 16), kind) for s, kind in zip(sizes, kinds, strict=True)]
@@ -71,7 +79,8 @@ class Marcher:
         self._scratch = [np.zeros(max(e.n for e in network.equations) + 4 * most), np.zeros(largest), np.zeros(largest)]
         self._solving = np.zeros(unknowns * (10 + 6 * unknowns))
         self._slopes = np.zeros(unknowns * (widest + first.n_memory + first.n_parameters + 1))
-        self._gained = np.zeros((1 + n_directions, first.functionals.size))
+        self._gained, self._sampled = np.zeros((2, 1 + n_directions, first.functionals.size))
+        self._measured: Any = None
         self._records, self._offsets, self._given_away = np.zeros(256), np.zeros(16, dtype=np.int64), False
         self.struct = MarchStruct(
             stations=ctypes.addressof(self.stations),
@@ -79,6 +88,7 @@ class Marcher:
             **{name: v.ctypes.data for name, v in zip(("work", "tangent", "cost"), self._scratch, strict=True)},
             solving=self._solving.ctypes.data, slopes=self._slopes.ctypes.data, n_unknowns=network.n_unknowns,
             gained=self._gained.ctypes.data, gained_directions=self._gained[1:].ctypes.data,
+            taken=self._sampled.ctypes.data, taken_directions=self._sampled[1:].ctypes.data,
             bands=self._bands.ctypes.data, entered=self._entered.ctypes.data, schedule=ctypes.addressof(self._schedule),
             n_memory=first.n_memory, n_parameters=first.n_parameters, n_functionals=first.functionals.size,
             n_integrals=self.n_integrals, n_directions=n_directions, charges=network.charges,
@@ -107,6 +117,17 @@ class Marcher:
                     setattr(links[i], name, getattr(link, name))
                 _, links[i].width = layout_of(network, mode, link.target, self.n_integrals, self.n_directions)
         return links
+
+    def measure(self, *, by_itself: bool) -> None:
+        """Whether measurements are taken here, or left to the core."""
+        ends = self.network.ends
+        if by_itself and self._measured is None and ends is not None and ends.measured:
+            functions = {own: _by_mode(own) for own in dict.fromkeys(given.of_mode for given in ends.measured)}
+            self._measured = functions, (Measuring * len(ends.measured))()
+            for own, given in zip(self._measured[1], ends.measured, strict=True):
+                own.of_mode, own.data = ctypes.addressof(functions[given.of_mode]), given.data.ctypes.data
+                own.first, own.count = given.components.start, given.components.stop - given.components.start
+        self.struct.measured = ctypes.addressof(self._measured[1]) if by_itself and self._measured else None
 
     def tell(self, journey: Journey, options: Options, parameters: Array) -> None:
         """What stays as it is along a run."""
@@ -225,6 +246,11 @@ class Marcher:
     def n_events(self) -> int:
         """How many transitions have been carried out."""
         return int(self.struct.n_events)
+
+    @property
+    def n_passed(self) -> int:
+        """How many of them are no transitions: measurements, and knots."""
+        return int(self.struct.n_passed)
 
     @property
     def wanted(self) -> int:

@@ -106,6 +106,47 @@ static int look_at_start(const march *m, const station *first, context *c, const
   return 1;
 }
 
+/* The derivatives of what has been measured, by (w, p, t), are added to those of all functionals. */
+static void add_derivatives(const march *m, const station *at, integer which, double *derivatives) {
+  const measuring *own = m->measured + which;
+  const integer width = at->n_y + m->n_memory + m->n_parameters + 1;
+  for (integer j = 0; j < width; j++)
+    for (integer k = 0; k < own->count; k++)
+      derivatives[j * m->n_functionals + own->first + k] += m->cost[(1 + j) * own->count + k];
+}
+
+/* Takes the measurements at the start, with their derivatives; whether nothing else is due there. */
+static int measure_start(plain *v, double *derivatives) {
+  march *m = v->tables;
+  alarms *due = &m->schedule[v->mode];
+  const station *first = v->stations + v->mode;
+  const integer width = first->n_y + m->n_memory + m->n_parameters + 1;
+  if (m->measured) memset(derivatives, 0, (size_t)(m->n_functionals * width) * sizeof(double));
+  for (; due->next < due->n && due->times[due->next] <= m->t0 + SAME_INSTANT * elapsed(m, m->t0); due->next++) {
+    const integer which = due->counts[due->next];
+    if (due->times[due->next] != m->t0 || !first->links[due->links[due->next]].measures || !m->measured) return 0;
+    if (!take_measured(m, which, m->t0, v->start, first->run->model->memory)) return 0;
+    add_derivatives(m, first, which, derivatives);
+  }
+  return 1;
+}
+
+/* The same at the end, where the derivatives are added to those of the terminal values. */
+static int measure_end(plain *v, double *derivatives) {
+  march *m = v->tables;
+  const alarms *due = &m->schedule[m->at];
+  const station *last = v->stations + m->at;
+  const double t = last->run->t;
+  for (integer i = due->next; i < due->n && due->times[i] - t <= SAME_INSTANT * elapsed(m, t); i++) {
+    const integer which = due->counts[i];
+    if (due->times[i] != t || !last->links[due->links[i]].measures || !m->measured) return 0;
+    if (!look_measured(m, m->at, which, t, v->end, last->run->model->memory)) return 0;
+    for (integer k = 0; k < m->measured[which].count; k++) m->taken[m->measured[which].first + k] += m->cost[k];
+    add_derivatives(m, last, which, derivatives);
+  }
+  return 1;
+}
+
 /* The first segment begins. */
 static int set_out(plain *v) {
   march *m = v->tables;
@@ -126,8 +167,9 @@ static int set_out(plain *v) {
   }
   memset(m->ranges, 0, (size_t)v->n_transitions * sizeof(double));
   memset(m->gained, 0, (size_t)((1 + m->n_directions) * m->n_functionals) * sizeof(double));
+  memset(m->taken, 0, (size_t)((1 + m->n_directions) * m->n_functionals) * sizeof(double));
   memset(m->rested, 0, (size_t)v->n_transitions * sizeof(integer));
-  m->used = m->n_events = m->steps = m->failures = m->newton_failures = m->row = m->path_row = m->full = m->resumed = 0;
+  m->used = m->n_events = m->n_passed = m->steps = m->failures = m->newton_failures = m->row = m->path_row = m->full = m->resumed = 0;
   m->n_times = 0;
   m->kept = 0;
   m->wanted = -1;
@@ -136,14 +178,11 @@ static int set_out(plain *v) {
   if (!all_finite(v->start, h + ng - v->start)) return NOT_PLAIN;
   if (!all_finite(by_p, nw * m->n_parameters)) return NOT_PLAIN;
   if (!look_at_start(m, first, c, h)) return NOT_PLAIN;
-  const alarms *due = &m->schedule[v->mode];
-  if (due->next < due->n && due->times[due->next] <= m->t0 + SAME_INSTANT * elapsed(m, m->t0)) return NOT_PLAIN;
   memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
   if (v->watch && !r->implicit && !is_soft(c, m->t0, v->start, m->t1)) return NOT_PLAIN;
   first->run = r;
   r->t = m->begun = m->t0;
-  set_stop(m, r);
   r->first_step = m->began_with = m->first_step;
   memcpy(c->api->array(r->x), v->start, (size_t)c->n * sizeof(double));
   memset(c->api->array(r->x) + c->n, 0, (size_t)m->n_integrals * sizeof(double));
@@ -159,6 +198,8 @@ static int set_out(plain *v) {
   }
   if (r->xdot && set_rates(r, xdot)) return FATAL;
   if (first->implicit && complete_directions(r, 0)) return FATAL;
+  if (!measure_start(v, by_p + nw * m->n_parameters)) return NOT_PLAIN;
+  set_stop(m, r);
   return dh_begin(r);
 }
 
@@ -200,19 +241,22 @@ static int arrive(plain *v) {
   double *xdot = v->end + nx, *h = xdot + nx, *values = h + 3 * ng, *by_w = values + nf, *size = by_w + nf * width;
   double *res[10] = {v->end, xdot, h, h + ng, h + 2 * ng, values, v->by_u, by_w, size, size + nf};
   if (r->n_eval && r->next_eval < r->n_eval) return NOT_PLAIN;
-  const alarms *due = &m->schedule[m->at];
-  if (due->next < due->n && due->times[due->next] - r->t <= SAME_INSTANT * elapsed(m, r->t)) return NOT_PLAIN;
   if (call(m, v->final[m->at], r->t, r->completed, c->memory, res, 10)) return FATAL;
+  if (!measure_end(v, by_w)) return NOT_PLAIN;
   const double *integrals = c->api->array(r->x) + c->n;
   double *rates = size + 2 * nf, *own = rates + c->n, *memory = own + nf, *gradient = memory + m->n_memory;
-  for (integer i = 0; i < nf; i++) own[i] = (i < m->n_integrals ? integrals[i] : 0) + m->gained[i], values[i] += own[i];
+  for (integer i = 0; i < nf; i++) {
+    own[i] = (i < m->n_integrals ? integrals[i] : 0) + m->gained[i] + m->taken[i];
+    values[i] += own[i];
+  }
   if (!all_finite(v->end, h + ng - v->end) || !all_finite(values, nf)) return NOT_PLAIN;
   memcpy(rates, r->completed + c->n, (size_t)c->n * sizeof(double));
   memcpy(memory, c->memory, (size_t)m->n_memory * sizeof(double));
   for (integer i = 0; i < m->n_directions; i++, gradient += nf) {
     const double *s = c->api->array(r->sensitivities[i]), *dm = c->memory_directions + i * m->n_memory;
     const double *dp = m->directions + i * m->n_parameters, *column = by_w;
-    for (integer k = 0; k < nf; k++) gradient[k] = (k < m->n_integrals ? s[c->n + k] : 0) + m->gained_directions[i * nf + k];
+    for (integer k = 0; k < nf; k++)
+      gradient[k] = (k < m->n_integrals ? s[c->n + k] : 0) + m->gained_directions[i * nf + k] + m->taken_directions[i * nf + k];
     for (integer j = 0; j < width - 1; j++, column += nf) {
       const integer ny = last->n_y, nw = ny + m->n_memory;
       const double along = j < ny ? s[j] : j < nw ? dm[j - ny] : dp[j - nw];
@@ -400,6 +444,7 @@ int dh_run_back(plain_adjoint *b) {
   for (integer i = 0; i < b->n_modes; i++)
     if (s->modes[i]) forget_counts(s->modes[i]->model);
   b->by_p = b->start + 2 * first->n_x + nm + 3 * first->n_guards;
+  b->at_start = b->by_p + (first->n_y + nm) * m->n_parameters;
   b->by_w = b->end + 2 * last->n_x + 3 * last->n_guards + nf;
   b->sizes_end = b->by_w + nf * (ny + nm + m->n_parameters + 1);
   b->weights_end = b->sizes_end + nf;
@@ -429,6 +474,7 @@ int dh_run_back(plain_adjoint *b) {
   flag = dh_sweep(s);
   if (flag) return flag;
   const integer nw = first->n_y + nm;
+  if (m->measured) add_measured(s, nw, 0, nf, nf, b->at_start);
   for (integer k = 0; k < s->n_components; k++)
     for (integer j = 0; j < s->n_wrt; j++)
       for (integer i = 0; i < nw; i++) s->totals[k * s->n_wrt + j] += s->adjoint[k * s->marks_width + i] * b->by_p[s->wrt[j] * nw + i];

@@ -39,7 +39,7 @@ def method_of_runs(network: Network, errand: Errand) -> SundialsMethod | None:
     """The method of explicit equations by which runs are begun, None where they cannot be."""
     if network.ends is None or not all(is_native(e) and not e.unwatched for e in network.equations):
         return None
-    if any(network.timed) and not errand.alarms:
+    if (any(network.timed) or network.ends.measured) and not errand.alarms:
         return None
     method, wanted = chosen(errand.options), errand.options.linear_solver
     newton = (e for e in network.equations if method_of(e, method).implicit)
@@ -87,7 +87,8 @@ class Runner:
         n_p, nf = e[0].n_parameters, e[0].functionals.size
         own, d = shapes[ends.mode], n_directions
         self._n_w, self._n_directions = own.n_w, d
-        self._of_start = _slices(own.n, own.n_memory, own.n, *3 * [own.n_guards], own.n_w * n_p)
+        of_measured = nf * (own.n_w + n_p + 1) if ends.measured else 0
+        self._of_start = _slices(own.n, own.n_memory, own.n, *3 * [own.n_guards], own.n_w * n_p, of_measured)
         self._of_end = [
             _slices(k.n, k.n, *3 * [k.n_guards], nf, nf * (k.n_w + n_p + 3), k.n_integrated, nf, k.n_memory, nf * d)
             for k in shapes
@@ -108,6 +109,7 @@ class Runner:
             counted=self._counted.ctypes.data, mode=ends.mode, n_modes=count, n_transitions=len(network.directions),
         )  # fmt: skip
         self._library = loops()
+        self.marcher.measure(by_itself=True)
 
     def _tell(self, errand: Errand) -> None:
         """Everything but the parameters."""
@@ -135,6 +137,7 @@ class Runner:
         self._parameters[:] = errand.parameters
         self._tell(errand)
         s.under_way, self.paused = 0, None
+        self.marcher.measure(by_itself=True)
         status = self.advance()
         for memory in self.memories:
             memory.model.raise_pending()
@@ -176,6 +179,7 @@ class Runner:
     def hand_over(self, journey: Journey, options: Options) -> None:
         """The run that has paused goes on as part of a journey."""
         journey.ranges[:], journey.rested[:] = self._ranges, self._rested
+        self.marcher.measure(by_itself=False)
         self.marcher.tell(journey, options, self._parameters)
 
     def advance(self) -> int:
@@ -202,7 +206,7 @@ class Runner:
         if any(path is None for path in left.paths.values()):
             self._told = None  # they are to be kept again
         left.start.flags.writeable = left.end.flags.writeable = False
-        x, m, xdot, guards, rates, sizes, by_p = (left.start[part] for part in self._of_start)
+        x, m, xdot, guards, rates, sizes, by_p, _ = (left.start[part] for part in self._of_start)
         end_x, end_xdot, end_guards, end_rates, end_sizes, values, _, _, integrals, memory_end, gradient = (
             left.end[part] for part in self._of_end[mode]
         )
@@ -220,6 +224,7 @@ class Runner:
             statistics=statistics_of(counts), rested=self._rested.copy() if s.resting else None,
             is_certified=not s.doubtful, left=left,
             turns=[(own.equations, turn) for own in self.memories for turn in own.stepper.take_turns()],
+            n_events=marcher.n_events - marcher.n_passed,
         )  # fmt: skip
 
 

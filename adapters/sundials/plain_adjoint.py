@@ -56,6 +56,7 @@ class Returner:
             raise AssertionError("the network has neither a start nor an end")
         self.network, self.wrt, self.components = network, wrt, components
         self.marcher = Marcher(network, 0)
+        self.marcher.measure(by_itself=True)
         self.own = [DiscreteAdjoint(mode, wrt, table) for mode in e]
         slots = {name: i for i, name in enumerate(dict.fromkeys(n for mode in e for n in mode.variables.labels()))}
         self._widest, nm, nf = max(mode.n for mode in e), e[0].n_memory, e[0].functionals.size

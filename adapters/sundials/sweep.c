@@ -255,6 +255,17 @@ static int back_across(sweep *s, const station *from, const station *to, const l
   return 0;
 }
 
+/* Adds what a measurement of a mode, of so many numbers from one of the functionals on, contributes by (w, p, t) to an adjoint
+ * and to dG/dp. */
+static void add_measured(const sweep *s, integer nw, integer first, integer count, integer stride, const double *by) {
+  for (integer k = 0; k < s->n_components; k++) {
+    const integer own = s->components[k] - first;
+    if (own < 0 || own >= count) continue;
+    for (integer j = 0; j < nw; j++) s->adjoint[k * s->marks_width + j] += by[j * stride + own];
+    for (integer j = 0; j < s->n_wrt; j++) s->totals[k * s->n_wrt + j] += by[(nw + s->wrt[j]) * stride + own];
+  }
+}
+
 /* How long a backward step may be that starts within each step of a path; see dae_hybrid/segments.py */
 static void longest_steps(const double *path, integer rows, integer width, double *out) {
   const double begin = path[0] - path[1];
@@ -358,7 +369,12 @@ int dh_sweep(sweep *s) {
     lay_out(m, from, to, record, &e);
     const integer row = s->marks_width + s->n_wrt;
     int flag = 0;
-    if (l->measures) {
+    if (l->measures && m->measured) {
+      const integer which = (integer)record[COUNT_AT];
+      const measuring *taken = m->measured + which;
+      if (!look_measured(m, mode, which, record[TIME_AT], e.x, e.memory)) return FATAL;
+      add_measured(s, from->n_y + m->n_memory, taken->first, taken->count, taken->count, m->cost + taken->count);
+    } else if (l->measures) {
       const double *gained = s->measured + --measured * s->n_components * row;
       for (integer k = 0; k < s->n_components; k++, gained += row) {
         for (integer j = 0; j < from->n_y + m->n_memory; j++) s->adjoint[k * s->marks_width + j] += gained[j];
