@@ -106,7 +106,9 @@ def model_from_pybamm(
     begun, setting = m.memory("begun", initial=0.0), m.memory("setting", initial=settings[0])
     by_voltage = m.memory("by_voltage", initial=holds[0])
     capacity = float(values[CAPACITY])  # by which PyBaMM scales its own equation
-    control = by_voltage * (reported["voltage"] - setting) + (1 - by_voltage) * (reported["current"] - setting) / capacity
+    control = (
+        by_voltage * (reported["voltage"] - setting) + (1 - by_voltage) * (reported["current"] - setting) / capacity
+    )
     cell_mode = m.mode("cell", ode={y: rates}, algebraic=[ca.vertcat(equations[others, 0], control)])
     quantities = {**{key: dh.smooth(value) for key, value in reported.items()}, "time": m.time - begun}
     for i, step in enumerate(steps):
@@ -137,5 +139,7 @@ def with_smooth_signs(expression: ca.MX) -> ca.MX:
     PyBaMM compares exchange current densities with zero, to divide by them; they are positive.
     """
     function = ca.Function("f", ca.symvar(expression), [expression])
-    nodes = [function.instruction_MX(k) for k in range(function.n_instructions()) if function.instruction_id(k) == ca.OP_LE]
+    nodes = [
+        function.instruction_MX(k) for k in range(function.n_instructions()) if function.instruction_id(k) == ca.OP_LE
+    ]
     return ca.graph_substitute(expression, nodes, [dh.smooth(node) for node in nodes]) if nodes else expression

@@ -425,15 +425,15 @@ class HybridSystem(OfThisProcess):
         tables = [rows]
         products = [mode for mode in self.modes if "pullback" in mode.equations.compiled]
         if products:
-            rows = [["mode", "directions by", "operations", "adjoint by", "operations", "of a Jacobian"]]
+            counts = [["mode", "directions by", "operations", "adjoint by", "operations", "of a Jacobian"]]
             for mode in products:
-                own, whole = mode.equations.compiled, operations(mode.equations.functions["linearised"].function)
-                forward = own.get("tangent")
+                compiled, whole = mode.equations.compiled, operations(mode.equations.functions["linearised"].function)
+                forward = compiled.get("tangent")
                 count = whole if forward is None else operations(forward.function)
-                back = operations(own["pullback"].function)
+                back = operations(compiled["pullback"].function)
                 by = "Jacobian" if forward is None else "products"
-                rows.append([mode.name, by, f"{count:,}", "products", f"{back:,}", f"{whole:,}"])
-            tables.append(rows)
+                counts.append([mode.name, by, f"{count:,}", "products", f"{back:,}", f"{whole:,}"])
+            tables.append(counts)
         lifted: dict[str, list[str]] = {}
         for transition in self.transitions:
             if transition.relation is not None:

@@ -83,9 +83,9 @@ class Model:
         n_tape = e.compiled["tape"].function.size1_out(2) if "tape" in e.compiled else 0
         n_product, self._parts = _parts(e.compiled["pullback"].function) if n_tape else (0, np.zeros((0, 4), np.int64))
         others = e.n_parameters + e.n_memory
-        sizes = (n_tape, n_product, others, e.functionals.size, 2 * e.n + others)
-        names = ("recorded", "product", "by_parameters", "selected", "vector")
-        self._products = {name: np.zeros(size if n_tape else 0) for name, size in zip(names, sizes, strict=True)}
+        lengths = {"recorded": n_tape, "product": n_product, "by_parameters": others}
+        lengths |= {"selected": e.functionals.size, "vector": 2 * e.n + others}
+        self._products = {name: np.zeros(size if n_tape else 0) for name, size in lengths.items()}
         n_off = e.compiled["sketch"].function.numel_out(1) if "sketch" in e.compiled else 0
         self._weighed = off, weights = np.zeros(n_off), np.zeros(n_off * e.n_guards if "weigh" in e.compiled else 0)
         self._patterns: list[Any] = []
