@@ -37,7 +37,7 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
     """
     result = {key: function for key, function in functions.items() if key not in ("pullback", "tangent")}
     hot = {key: functions[key] for key in HOT if key in functions and functions[key].is_a("SXFunction")}
-    kind = ca.SX
+    kind: Any = ca.SX
     if not hot:
         kind = ca.MX
         written = {key: inlined(functions[key]) for key in VECTORISED if key in functions}

@@ -102,7 +102,7 @@ def products(name: str, function: ca.Function, linearised: ca.Function, *, expli
     plain = inlined(function) if entries >= FEW_ENTRIES else None
     if plain is None:
         return {}
-    kind = ca.SX if plain.is_a("SXFunction") else ca.MX
+    kind: Any = ca.SX if plain.is_a("SXFunction") else ca.MX
     point = [kind.sym(key, plain.size1_in(i)) for i, key in enumerate("txmp")]
     v, e = (kind.sym(key, plain.size1_out(i)) for i, key in enumerate("ve"))
     values = plain.call(point, True, False)
