@@ -11,22 +11,23 @@ import numpy as np
 
 from dae_hybrid.bounds import with_bounds
 from dae_hybrid.branch_build import branch_table
+from dae_hybrid.builders import Builders
 from dae_hybrid.codegen import Kernel, NativeFunction, compile_functions
-from dae_hybrid.crossing_build import crossing_functions, is_plain, network, point_functions
+from dae_hybrid.crossing_build import network, point_functions
 from dae_hybrid.ends_build import end_functions, ends_of, starts_and_ends_plainly
 from dae_hybrid.errors import ModelError
 from dae_hybrid.hoisting import hoisted
 from dae_hybrid.initial_build import build_initial
 from dae_hybrid.layout import Layout
-from dae_hybrid.lowering import ModeLowering, symbols_for
+from dae_hybrid.lowering import symbols_for
 from dae_hybrid.measurement import Measurement
-from dae_hybrid.mode_build import ModeBuilder, to_compile
+from dae_hybrid.mode_build import to_compile, with_numbers_apart
 from dae_hybrid.model import HybridModel
 from dae_hybrid.relations import with_relations
 from dae_hybrid.signals import SignalTable
 from dae_hybrid.symbolic import without_numbers
 from dae_hybrid.system import HybridSystem
-from dae_hybrid.transition_build import build_transition, check_parameters_only, of_parameters
+from dae_hybrid.transition_build import check_parameters_only, of_parameters
 
 
 def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: bool, kinks: bool) -> HybridSystem:
@@ -34,29 +35,20 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
     _check_declarations(model)
     stated = with_bounds(model)
     model, assumed_smooth = with_relations(stated, kinks=kinks)
-    lowerings = {name: ModeLowering(model, mode) for name, mode in model.modes.items()}
-    builders = [
-        ModeBuilder(model, lowerings[name], i, eliminate=eliminate, direct=direct) for i, name in enumerate(model.modes)
-    ]
-    index_of = {name: i for i, name in enumerate(model.transitions)}
-    mode_index = {name: i for i, name in enumerate(model.modes)}
-    transitions = tuple(
-        build_transition(model, t, index_of[t.name], mode_index, lowerings, builders)
-        for t in model.transitions.values()
-    )
+    builders = Builders(model, eliminate=eliminate, direct=direct)
+    transitions = builders.transitions()
     memory = Layout.of((d.name, d.size) for d in model.of_kind("memory"))
     signals = _signals(model, memory)
-    initial = build_initial(model, mode_index, builders, signals)
-    named = {b.index: b.integrator_functions() for b in builders}
-    wanted = {("mode", i): hoisted(to_compile(own)) for i, own in named.items()}
+    initial = build_initial(model, builders, signals)
+    named = {i: b.integrator_functions() for i, b in builders.units.items()}
+    wanted = {("mode", i): with_numbers_apart(hoisted(to_compile(own)), builders.units[i]) for i, own in named.items()}
     measured = any(f.at_times for f in model.functionals.values())
     if native:
-        plain = [t for t in transitions if is_plain(t, builders)]
-        wanted |= {("transition", t.index): crossing_functions(t, builders) for t in plain}
+        wanted |= {("transition", kind): own for kind, own in transitions.crossings().items()}
         if starts_and_ends_plainly(model, initial, builders):
             wanted["end", 0] = end_functions(initial, builders)
         if measured or signals:
-            wanted |= {("point", b.index): point_functions(b, turns=bool(signals)) for b in builders}
+            wanted |= {("point", i): point_functions(b, turns=bool(signals)) for i, b in builders.units.items()}
     compiled, note = compile_functions(
         {(*owner, key): f for owner, own in wanted.items() for key, f in own.items()}, native=native
     )
@@ -65,7 +57,7 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
     }  # fmt: skip
     for (kind, i, key), function in compiled.items():
         functions[kind].setdefault(i, {})[key] = function
-    modes = tuple(b.system(named[b.index], functions["mode"][b.index], index_of) for b in builders)
+    modes = builders.modes(named, functions["mode"])
     parameters = model.of_kind("parameter")
     nominal = np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0)
     nominal.flags.writeable = False
@@ -77,13 +69,14 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
         functionals=functionals,
         nominal=nominal,
         modes=modes,
-        transitions=transitions,
+        transitions=tuple(transitions.all),
         network=network(
             modes,
-            transitions,
-            functions["transition"],
-            functions["point"],
-            ends_of(initial, functions["end"][0]),
+            transitions.all,
+            [functions["transition"].get(kind) for kind in transitions.kind],
+            [functions["point"].get(unit, {}) for unit in builders.unit],
+            transitions.numbers,
+            ends_of(initial, functions["end"][0], builders.unit),
             measured=measured,
             signals=signals,
         ),
@@ -113,7 +106,7 @@ def _signals(model: HybridModel, memory: Layout) -> tuple[SignalTable, ...]:
     return tuple(tables)
 
 
-def _measurements(model: HybridModel, functionals: Layout, builders: list[ModeBuilder]) -> tuple[Measurement, ...]:
+def _measurements(model: HybridModel, functionals: Layout, builders: Builders) -> tuple[Measurement, ...]:
     found, shapes = [], dict[tuple[Any, ...], Callable[[int], Kernel]]()
     for functional in model.functionals.values():
         label = f"measurement of functional '{functional.name}'"
@@ -138,11 +131,11 @@ def _time(model: HybridModel, what: str, when: ca.MX) -> Kernel | float:
     return Kernel(ca.Function("time", [p], [ca.densify(v) for v in (at, ca.jacobian(at, p))]), [1])
 
 
-def _measured(builders: list[ModeBuilder], label: str, shape: ca.MX, data: ca.MX, mode: int) -> Kernel:
+def _measured(builders: Builders, label: str, shape: ca.MX, data: ca.MX, mode: int) -> Kernel:
     """The measured value and its derivative by u in a mode."""
-    builder = builders[mode]
-    function = builder.lowering.lower("measured", [(f"{label} in mode '{builder.lowering.mode.name}'", shape)], [data])
-    s = symbols_for([function], builder.lowering.n, builder.nm, builder.np)
+    unit, lowering = builders.units[builders.unit[mode]], builders.lowering(mode)
+    function = lowering.lower("measured", [(f"{label} in mode '{lowering.mode.name}'", shape)], [data])
+    s = symbols_for([function], lowering.n, unit.nm, unit.np)
     numbers = s.kind.sym("data", data.numel())
     result = ca.vertcat(*function.call([*s.point, numbers]))
     outputs = [ca.densify(v) for v in (result, ca.jacobian(result, s.u))]

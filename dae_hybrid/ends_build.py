@@ -8,6 +8,7 @@ from typing import Any
 
 import casadi as ca
 
+from dae_hybrid.builders import Builders
 from dae_hybrid.codegen import NativeFunction
 from dae_hybrid.crossing_build import LARGEST, first_output
 from dae_hybrid.initial import InitialMap
@@ -16,37 +17,45 @@ from dae_hybrid.lowering import Flat
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
 from dae_hybrid.symbolic import SYMBOLIC_SOLVE
+from dae_hybrid.transition import CLOCK
 
 
-def starts_and_ends_plainly(model: HybridModel, initial: InitialMap, builders: Sequence[ModeBuilder]) -> bool:
+def starts_and_ends_plainly(model: HybridModel, initial: InitialMap, builders: Builders) -> bool:
     """Whether runs start at values that are given explicitly, and only transitions and the end interrupt them."""
     if initial.explicit is None or initial.signals or any(f.at_times for f in model.functionals.values()):
         return False
-    if any(b.lowering.n + b.nm > LARGEST or b.nk or b.poles or b.nz > SYMBOLIC_SOLVE for b in builders):
+    units = builders.units
+    if any(b.lowering.n + b.nm > LARGEST or b.nk or b.poles or b.nz > SYMBOLIC_SOLVE for b in units.values()):
         return False
-    return builders[initial.mode].nz <= 1  # whose equation is solved for it: a matrix of rank one
+    return units[builders.unit[initial.mode]].nz <= 1  # whose equation is solved for it: a matrix of rank one
 
 
-def end_functions(initial: InitialMap, builders: Sequence[ModeBuilder]) -> dict[str, ca.Function]:
-    """`origin`, and `final` with the number of the mode; see `Ends`."""
+def end_functions(initial: InitialMap, builders: Builders) -> dict[str, ca.Function]:
+    """`origin`, and `final` with the number of the unit; see `Ends`."""
     if initial.explicit is None or initial.exact is None:
         raise AssertionError("the start is explicit")
-    first = builders[initial.mode]
+    first = builders.own(initial.mode)
     t, m, p = (ca.MX.sym(k, v) for k, v in zip("tmp", (1, first.nm, first.np), strict=True))
-    states = [ca.MX.sym("x", b.ny if b.explicit is not None else b.lowering.n) for b in builders]
     given = [t, ca.MX.zeros(first.nm), p]
     start = initial.explicit.function.call(given)
     by_p = initial.exact.function.call(given)[1]
-    named = {"origin": ([t, states[initial.mode], m, p], [*start, *first.entry.call([t, *start, p]), by_p])}
-    for mode, y in zip(builders, states, strict=True):
+    named = {"origin": ([t, _state(first), m, p], [*start, *first.entry.call([t, *start, p]), by_p])}
+    for mode in builders.units.values():
+        y, numbers = _state(mode), ca.MX.sym("numbers", mode.numbers)
         x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
-        point, final = [t, x, m, p], mode.point_function("final", partial(_final, mode))
-        named[f"final{mode.index}"] = [t, y, m, p], [x, *mode.entry.call(point), *final.call(point)]
+        point, final = [t, x, m, ca.vertcat(p, numbers)], mode.point_function("final", partial(_final, mode))
+        behind = [ca.MX.sym("clock", CLOCK), ca.MX.sym("xi", 0), numbers] if mode.numbers else []
+        named[f"final{mode.index}"] = [t, y, m, p, *behind], [x, *mode.entry.call(point), *final.call(point)]
     # not expanded: what is put together from numbers elsewhere must not be simplified across its parts here
     return {
         key: ca.Function(f"end_{key}", inputs, [ca.densify(v) for v in outputs])
         for key, (inputs, outputs) in named.items()
     }
+
+
+def _state(mode: ModeBuilder) -> ca.MX:
+    """A symbol for the integrator's state."""
+    return ca.MX.sym("x", mode.ny if mode.explicit is not None else mode.lowering.n)
 
 
 def _final(mode: ModeBuilder, s: Flat) -> list[Any]:
@@ -57,9 +66,8 @@ def _final(mode: ModeBuilder, s: Flat) -> list[Any]:
     return [values, by_u, by_u @ mode.chain(s), size, ca.fabs(ca.jacobian(integrands, s.x)) @ ca.fabs(s.x)]
 
 
-def ends_of(initial: InitialMap, functions: Mapping[str, NativeFunction]) -> Ends | None:
-    """The compiled functions, None where there are none."""
+def ends_of(initial: InitialMap, functions: Mapping[str, NativeFunction], units: Sequence[int]) -> Ends | None:
+    """The compiled functions, those of every mode by its unit; None where there are none."""
     if not functions or any(f.address is None for f in functions.values()):
         return None
-    final = [function for name, function in functions.items() if name != "origin"]
-    return Ends(initial.mode, functions["origin"], tuple(final))
+    return Ends(initial.mode, functions["origin"], tuple(functions[f"final{unit}"] for unit in units))
