@@ -49,9 +49,7 @@ class Family[Name: Hashable]:
         return list(ca.substitute(list(self.expressions), list(self.symbols), new))
 
 
-def families[Name: Hashable](
-    given: Mapping[Name, tuple[Hashable, Sequence[ca.MX]]], least: int
-) -> list[Family[Name]]:
+def families[Name: Hashable](given: Mapping[Name, tuple[Hashable, Sequence[ca.MX]]], least: int) -> list[Family[Name]]:
     """Members with the same key and expressions that differ in numbers alone, where there are at least so many.
 
     Examples
@@ -165,7 +163,9 @@ class OfMember[V](Mapping[str, V]):
         return key in self._family
 
 
-def kernels_of(family: Mapping[str, Kernel], places: Callable[[str], int | None], numbers: Array) -> Mapping[str, Kernel]:
+def kernels_of(
+    family: Mapping[str, Kernel], places: Callable[[str], int | None], numbers: Array
+) -> Mapping[str, Kernel]:
     """Kernels of a family as those of a member; `places` says which input of each are the parameters."""
 
     def of(key: str, kernel: Kernel) -> Kernel:

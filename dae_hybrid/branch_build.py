@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import batched
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import casadi as ca
@@ -11,14 +10,11 @@ import numpy as np
 
 from dae_hybrid.branches import Branches, BranchTable
 from dae_hybrid.builders import Builders
-from dae_hybrid.discontinuities import are_smooth, margin
+from dae_hybrid.discontinuities import are_smooth, margin, unsmooth
 from dae_hybrid.jump import Jump, event_costs
 from dae_hybrid.model import HybridModel
 from dae_hybrid.records import EventRecord
 from dae_hybrid.resting import Kinks
-
-#: so many expressions are looked through at a time
-MANY = 500
 
 
 def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) -> BranchTable:
@@ -29,18 +25,18 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
     functionals = stated.functionals.values()
 
     transitions = {}
-    acting = _unsmooth({name: _values(stated, name) for name in model.transitions if name in stated.transitions})
+    acting = unsmooth({name: _values(stated, name) for name in model.transitions if name in stated.transitions})
     for i, name in enumerate(model.transitions):
         if name in acting and (found := _of_transition(stated, model, name, builders, fixed)) is not None:
             transitions[i] = found
     measured = [(f.name, when, value) for f in functionals for when, value in f.at_times]
-    unsmooth_values = _unsmooth({i: [value] for i, (_, _, value) in enumerate(measured)})
+    evaluated = unsmooth({i: [value] for i, (_, _, value) in enumerate(measured)})
     measurements = {
         i: _measured(
             f"a measurement of functional '{name}'", value, builders, fixed if ca.symvar(when) else fixed | time
         )
         for i, (name, when, value) in enumerate(measured)
-        if i in unsmooth_values and Branches("", [value], builders.lowering(0).lower, fixed | time)
+        if i in evaluated and Branches("", [value], builders.lowering(0).lower, fixed | time)
     }
     ends, constants, equations, quiet = {}, {}, {}, set[int]()
     at_end = fixed if any(t.target is None for t in stated.transitions.values()) else fixed | time
@@ -69,12 +65,12 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
             moving,
         )
     stated_guards = {name: _guard(stated, model, name, moving) for name in model.transitions}
-    unsmooth = _unsmooth({name: [guard] for name, guard in stated_guards.items() if guard is not None})
+    guarding = unsmooth({name: [guard] for name, guard in stated_guards.items() if guard is not None})
     guards = {}
     for i, (name, t) in enumerate(model.transitions.items()):
-        if name in unsmooth:
+        if name in guarding:
             lower = builders.lowering(builders.index[t.source.name]).lower
-            guards[i] = Branches(f"the guard of '{name}'", unsmooth[name], lower, fixed, moving, kinks=True)
+            guards[i] = Branches(f"the guard of '{name}'", guarding[name], lower, fixed, moving, kinks=True)
     start = None
     if stated.start is not None:
         own = stated.start
@@ -106,15 +102,6 @@ def _guard(stated: HybridModel, model: HybridModel, name: str, moving: set[int])
 
 def _measured(what: str, value: ca.MX, builders: Builders, fixed: set[int]) -> Callable[[int], Branches]:
     return lambda mode: Branches(what, [value], builders.lowering(mode).lower, fixed)
-
-
-def _unsmooth[Key](expressions: Mapping[Key, list[ca.MX]]) -> dict[Key, list[ca.MX]]:
-    """Those in which relations may be, looked for in many at a time."""
-    found: dict[Key, list[ca.MX]] = {}
-    for some in batched(expressions.items(), MANY):
-        if not are_smooth([value for _, values in some for value in values]):
-            found.update((key, values) for key, values in some if not are_smooth(values))
-    return found
 
 
 def _values(stated: HybridModel, name: str) -> list[ca.MX]:

@@ -76,6 +76,7 @@ def build_system(model: HybridModel, *, native: bool, eliminate: bool, direct: b
             [functions["transition"].get(kind) for kind in transitions.kind],
             [functions["point"].get(unit, {}) for unit in builders.unit],
             transitions.numbers,
+            transitions.slopes(),
             ends_of(initial, functions["end"][0], builders.unit),
             measured=measured,
             signals=signals,

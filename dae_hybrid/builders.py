@@ -11,7 +11,7 @@ import numpy as np
 
 from dae_hybrid.alike import Family, families, kernels_of
 from dae_hybrid.codegen import Array, NativeFunction
-from dae_hybrid.crossing_build import crossing_functions, is_plain
+from dae_hybrid.crossing_build import crossing_functions, has_slopes, is_plain
 from dae_hybrid.declarations import Transition
 from dae_hybrid.lowering import ModeLowering
 from dae_hybrid.mode_build import ModeBuilder, of_member
@@ -173,12 +173,14 @@ class Builders:
             numbers = [self.numbers[self.index[transition.source.name]]]
             if transition.target is not None and not is_loop:
                 numbers.append(self.numbers[self.index[transition.target.name]])
-            found.add(transition, kind, np.concatenate((*numbers, np.zeros(0) if family is None else family.numbers[k])))
+            found.add(
+                transition, kind, np.concatenate((*numbers, np.zeros(0) if family is None else family.numbers[k]))
+            )
         return found
 
 
 class Transitions:
-    """The transitions of a model: what is `built`, by the first that has its functions, and for each of `all` that kind.
+    """The transitions of a model: what is `built`, by the first that has its functions, and that `kind` for `all`.
 
     `numbers` are behind the parameters of the functions.
     """
@@ -200,6 +202,11 @@ class Transitions:
         self.kind.append(kind)
         self.numbers.append(numbers)
         self.all.append(own)
+
+    def slopes(self) -> list[bool]:
+        """Whether they have slopes."""
+        found = {kind: has_slopes(own) for kind, own in self.built.items() if own.target is not None}
+        return [found.get(kind, False) for kind in self.kind]
 
     def crossings(self) -> dict[int, dict[str, ca.Function]]:
         """The functions of those that are plain, by kind."""

@@ -171,6 +171,7 @@ def network(
     functions: Sequence[Mapping[str, NativeFunction] | None],
     points: Sequence[Mapping[str, NativeFunction]],
     numbers: Sequence[Array],
+    slopes: Sequence[bool],
     ends: Ends | None,
     *,
     measured: bool,
@@ -178,8 +179,8 @@ def network(
 ) -> Network:
     """The modes' equations, what leads from one to the other, and where runs start and end.
 
-    `functions` are those of transitions, with their `numbers`, and `points` those of modes where nothing happens:
-    measurements need them, and knots.
+    `functions` are those of transitions, with their `numbers` and whether they have `slopes`; `points` are those of
+    modes where nothing happens: measurements need them, and knots.
     """
 
     def link(index: int) -> Link | None:
@@ -190,7 +191,7 @@ def network(
             target=transition.target,
             unknowns=len(transition.labels) if "solve" in own else 0,
             simple=transition.simple,
-            slopes=has_slopes(transition),
+            slopes=slopes[index],
             others=len(modes[transition.target].invariants) - len(transition.helping),
             numbers=numbers[index],
             **own,
@@ -204,9 +205,7 @@ def network(
         if not closes:
             return Link(own["cross"], None, index, numbers=own_numbers)
         solve = own["solve"]
-        return Link(
-            own["cross"], None, index, solve=solve, unknowns=solve.function.size1_out(0), numbers=own_numbers
-        )
+        return Link(own["cross"], None, index, solve=solve, unknowns=solve.function.size1_out(0), numbers=own_numbers)
 
     return Network(
         equations=tuple(mode.equations for mode in modes),
