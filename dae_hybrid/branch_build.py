@@ -42,7 +42,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
     at_end = fixed if any(t.target is None for t in stated.transitions.values()) else fixed | time
     terminal = [f.terminal for f in functionals if f.terminal is not None]
     integrands = [f.integrand for f in functionals if f.integrand is not None]
-    measured_when = [when for _, when, _ in measured if ca.symvar(when)]
+    measured_when = [when for _, when, _ in measured if not when.is_constant() and ca.symvar(when)]
     for i, name in enumerate(builders.names):
         timed = [trigger for t in builders.outgoing[i] for trigger in (t.at, t.every) if trigger is not None]
         if builders.unit[i] in quiet and not timed:

@@ -24,8 +24,8 @@ from dae_hybrid.measurement import Measurement
 from dae_hybrid.mode_build import to_compile, with_numbers_apart
 from dae_hybrid.model import HybridModel
 from dae_hybrid.relations import with_relations
+from dae_hybrid.shapes import shapes_of
 from dae_hybrid.signals import SignalTable
-from dae_hybrid.symbolic import without_numbers
 from dae_hybrid.system import HybridSystem
 from dae_hybrid.transition_build import check_parameters_only, of_parameters
 
@@ -108,16 +108,16 @@ def _signals(model: HybridModel, memory: Layout) -> tuple[SignalTable, ...]:
 
 
 def _measurements(model: HybridModel, functionals: Layout, builders: Builders) -> tuple[Measurement, ...]:
-    found, shapes = [], dict[tuple[Any, ...], Callable[[int], Kernel]]()
+    found = []
     for functional in model.functionals.values():
-        label = f"measurement of functional '{functional.name}'"
-        for when, value in functional.at_times:
-            stated, shape, data, numbers = without_numbers(value)
-            key = functional.name, *stated
-            if key not in shapes:
-                shapes[key] = cache(partial(_measured, builders, label, shape, data))
-            time = _time(model, f"measurement time of functional '{functional.name}'", when)
-            found.append(Measurement(functional.name, functionals[functional.name], time, shapes[key], numbers))
+        label, what = (f"measurement{time} of functional '{functional.name}'" for time in ("", " time"))
+        of_mode: dict[Any, Callable[[int], Kernel]] = {}
+        stated = shapes_of([value for _, value in functional.at_times])
+        for (when, _), (shape, numbers) in zip(functional.at_times, stated, strict=True):
+            if shape.key not in of_mode:
+                of_mode[shape.key] = cache(partial(_measured, builders, label, shape.expression, shape.column))
+            time, components = _time(model, what, when), functionals[functional.name]
+            found.append(Measurement(functional.name, components, time, of_mode[shape.key], numbers))
     return tuple(found)
 
 
