@@ -7,35 +7,36 @@ structure: 0, 1, 2, 1/2, and exponents.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from typing import Any
 
 import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen import Array, Kernel, NativeFunction
+from dae_hybrid.shapes import POWERS, in_elements, written_out
 
 #: of so many instructions expressions are not looked through
 LONGEST = 1000
 #: numbers by which CasADi simplifies
 STRUCTURAL = frozenset((0.0, 1.0, 2.0, 0.5))
-_POWERS = frozenset((ca.OP_POW, ca.OP_CONSTPOW))
 
 
 @dataclass(frozen=True, eq=False)
 class Family[Name: Hashable]:
     """Members whose expressions differ in numbers alone.
 
-    `numbers` has a row for each member, of those numbers that are not the same in all; `symbols` are all of them.
+    `numbers` has a row for each member, of those numbers that are not the same in all.
     """
 
     members: tuple[Name, ...]
     numbers: Array
-    expressions: tuple[ca.MX, ...]
-    symbols: tuple[ca.MX, ...]
-    values: tuple[float | None, ...]  # of the symbols that all have in common
+    values: tuple[float | None, ...]  # of all numbers, those that all members have in common
+    write: Callable[[ca.MX], list[ca.MX]]  # the expressions with a column of all numbers
 
     @property
     def size(self) -> int:
@@ -45,8 +46,7 @@ class Family[Name: Hashable]:
     def stated(self, column: ca.MX) -> list[ca.MX]:
         """The expressions with the entries of a column for the numbers that differ."""
         entries = iter(ca.vertsplit(column) if column.numel() else ())
-        new = [next(entries) if value is None else ca.MX(value) for value in self.values]
-        return list(ca.substitute(list(self.expressions), list(self.symbols), new))
+        return self.write(ca.vertcat(*(next(entries) if value is None else ca.MX(value) for value in self.values)))
 
 
 def families[Name: Hashable](given: Mapping[Name, tuple[Hashable, Sequence[ca.MX]]], least: int) -> list[Family[Name]]:
@@ -59,29 +59,47 @@ def families[Name: Hashable](given: Mapping[Name, tuple[Hashable, Sequence[ca.MX
     >>> x = ca.MX.sym("x")
     >>> found = families({n: ("rate", [-0.1 * n * x]) for n in (3, 4)} | {"other": ("rate", [-x])}, least=2)
     >>> found[0].members, found[0].numbers.ravel(), found[0].stated(ca.MX.sym("k"))
-    ((3, 4), array([-0.3, -0.4]), [MX((k*x))])
+    ((3, 4), array([-0.3, -0.4]), [MX(shape(x, k){0})])
     """
-    groups: dict[Any, list[tuple[Name, list[ca.MX], list[ca.MX], list[float]]]] = {}
-    counts: dict[Hashable, int] = {}
-    for key, _ in given.values():
-        counts[key] = counts.get(key, 0) + 1
-    for name, (key, expressions) in given.items():
-        if counts[key] >= least and (found := _without_numbers(expressions)) is not None:
-            stated, *own = found
-            groups.setdefault((key, stated), []).append((name, *own))
+    counts = Counter(key for key, _ in given.values())
+    many = {name: one for name, one in given.items() if counts[one[0]] >= least}
+    every = [value for _, expressions in many.values() for value in expressions]
+    symbols = ca.symvar(ca.veccat(ca.MX(0, 1), *every))
+    found = iter(in_elements(symbols, every, structural=STRUCTURAL))
+    groups: dict[Any, list[tuple[Name, Array, Callable[[ca.MX], list[ca.MX]]]]] = {}
+    for name, (key, expressions) in many.items():
+        parts = [part for part in islice(found, len(expressions)) if part is not None]
+        if len(parts) == len(expressions):
+            stated: Any = tuple(own for own, _ in parts)
+            numbers = np.concatenate([np.zeros(0), *(own for _, own in parts)])
+            write = partial(_from_elements, symbols, stated, [own.size for _, own in parts])
+        elif (other := _without_numbers(expressions)) is not None:
+            stated, lifted, own_symbols, numbers = other
+            write = partial(_substituted, lifted, own_symbols)
+        else:
+            continue
+        groups.setdefault((key, stated), []).append((name, numbers, write))
     return [_family(group) for group in groups.values() if len(group) >= least]
 
 
-def _family[Name: Hashable](group: list[tuple[Name, list[ca.MX], list[ca.MX], list[float]]]) -> Family[Name]:
-    numbers = np.array([own for *_, own in group]).reshape(len(group), -1)
+def _from_elements(symbols: list[ca.MX], stated: Sequence[Any], sizes: Sequence[int], column: ca.MX) -> list[ca.MX]:
+    pieces = ca.vertsplit(column, np.cumsum([0, *sizes]).tolist()) if sizes else []
+    return [written_out(own, symbols, piece) for own, piece in zip(stated, pieces, strict=True)]
+
+
+def _substituted(expressions: list[ca.MX], symbols: list[ca.MX], column: ca.MX) -> list[ca.MX]:
+    return list(ca.substitute(expressions, symbols, ca.vertsplit(column) if symbols else []))
+
+
+def _family[Name: Hashable](group: list[tuple[Name, Array, Callable[[ca.MX], list[ca.MX]]]]) -> Family[Name]:
+    numbers = np.array([own for _, own, _ in group]).reshape(len(group), -1)
     differ = (numbers != numbers[0]).any(axis=0)
-    _, expressions, symbols, first = group[0]
-    values = tuple(None if other else value for value, other in zip(first, differ.tolist(), strict=True))
-    members = tuple(name for name, *_ in group)
-    return Family(members, np.ascontiguousarray(numbers[:, differ]), tuple(expressions), tuple(symbols), values)
+    _, first, write = group[0]
+    values = tuple(None if other else value for value, other in zip(first.tolist(), differ.tolist(), strict=True))
+    return Family(tuple(name for name, *_ in group), np.ascontiguousarray(numbers[:, differ]), values, write)
 
 
-def _without_numbers(expressions: Sequence[ca.MX]) -> tuple[Any, list[ca.MX], list[ca.MX], list[float]] | None:
+def _without_numbers(expressions: Sequence[ca.MX]) -> tuple[Any, list[ca.MX], list[ca.MX], Array] | None:
     """Structure, expressions with a symbol for every number, these symbols, and the numbers; None of long ones."""
     inputs = ca.symvar(ca.veccat(*expressions))
     function = ca.Function("f", inputs, expressions)
@@ -93,7 +111,7 @@ def _without_numbers(expressions: Sequence[ca.MX]) -> tuple[Any, list[ca.MX], li
         op = function.instruction_id(k)
         if op == ca.OP_CONST:
             places.append(function.instruction_MX(k))
-        elif op in _POWERS:
+        elif op in POWERS:
             exponents.add(function.instruction_MX(k).dep(1).__hash__())
     places = [c for c in places if c.numel() == c.nnz() == 1 and c.__hash__() not in exponents]
     numbers = [float(c.to_DM()) for c in places]
@@ -102,7 +120,7 @@ def _without_numbers(expressions: Sequence[ca.MX]) -> tuple[Any, list[ca.MX], li
     symbols = [ca.MX.sym("number") for _ in places]
     found = list(ca.graph_substitute(list(expressions), places, symbols)) if places else list(expressions)
     stated = ca.Function("f", [*inputs, *symbols], found).serialize()
-    return (stated, *(s.__hash__() for s in inputs)), found, symbols, numbers
+    return (stated, *(s.__hash__() for s in inputs)), found, symbols, np.array(numbers)
 
 
 def closed(function: ca.Function, place: int, numbers: Array) -> ca.Function:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
 
 import casadi as ca
@@ -11,8 +12,9 @@ import numpy as np
 from dae_hybrid.codegen import Array
 from dae_hybrid.symbolic import without_numbers
 
-#: so many expressions are looked through at a time
-MANY = 1000
+#: so many expressions are looked through at a time, of so many instructions each
+MANY, LONGEST = 1000, 100
+POWERS = frozenset((ca.OP_POW, ca.OP_CONSTPOW))
 
 
 class Shape(NamedTuple):
@@ -38,32 +40,41 @@ def shapes_of(values: Sequence[ca.MX]) -> list[tuple[Shape, Array]]:
     (True, array([0.3]), array([0.4]))
     """
     symbols = ca.symvar(ca.veccat(ca.MX(0, 1), *values))
-    together: list[tuple[Any, Array] | None] = [None] * len(values)
-    if len(values) > 1 and all(value.is_scalar() for value in values):
-        some = (ca.Function("values", symbols, values[i : i + MANY]) for i in range(0, len(values), MANY))
-        together = [found for function in some for found in _in_elements(function)]
     shared = dict[Any, Shape]()
     found = []
-    for value, own in zip(values, together, strict=True):
+    for value, own in zip(values, in_elements(symbols, values), strict=True):
         if own is None:
             key, expression, column, numbers = without_numbers(value)
             shape = shared.setdefault(key, Shape(key, expression, column))
         else:
             key, numbers = own
             if key not in shared:
-                shared[key] = _written_out(key, symbols, numbers.size)
+                column = ca.MX.sym("numbers", numbers.size)
+                shared[key] = Shape(key, written_out(key, symbols, column), column)
             shape = shared[key]
         found.append((shape, numbers))
     return found
 
 
-def _in_elements(function: ca.Function) -> list[tuple[Any, Array] | None]:
-    """Of every output the operations that it takes, and the numbers in them; None of one that uses those of others.
+def in_elements(
+    symbols: Sequence[ca.MX], values: Sequence[ca.MX], *, structural: Set[float] = frozenset()
+) -> list[tuple[Any, Array] | None]:
+    """Of every expression the operations that it takes, and the numbers in them.
 
-    The key is a sequence of operations with their operands: the place of an operation before it, of an input, or of a
-    number.
+    The operations come with their operands: the place of an operation before it, of an entry of the symbols, or of a
+    number; the `structural` ones, whatever their sign, and exponents if there are any, are operands themselves. None
+    of what is no scalar, long, or uses operations of others.
     """
+    if len(values) < 2 or not all(value.is_scalar() for value in values):
+        return [None] * len(values)
+    some = (ca.Function("values", symbols, values[i : i + MANY]) for i in range(0, len(values), MANY))
+    return [found for function in some for found in _in_elements(function, structural)]
+
+
+def _in_elements(function: ca.Function, structural: Set[float]) -> list[tuple[Any, Array] | None]:
     none: list[tuple[Any, Array] | None] = [None] * function.n_out()
+    if function.n_instructions() > LONGEST * function.n_out():
+        return none
     try:
         flat = function.expand()
     except RuntimeError:
@@ -79,9 +90,13 @@ def _in_elements(function: ca.Function) -> list[tuple[Any, Array] | None]:
             known[flat.instruction_output(k)[0]] = ("input", *flat.instruction_input(k))
         else:
             operands = []
-            for place in flat.instruction_input(k):
+            for i, place in enumerate(flat.instruction_input(k)):
                 value = known[place]
-                if isinstance(value, float):
+                if isinstance(value, float) and (
+                    abs(value) in structural or (structural and i == 1 and op in POWERS) or not math.isfinite(value)
+                ):
+                    operands.append(("value", value))
+                elif isinstance(value, float):
                     operands.append(("number", len(numbers)))
                     numbers.append(value)
                 elif isinstance(value, int):
@@ -99,12 +114,14 @@ def _in_elements(function: ca.Function) -> list[tuple[Any, Array] | None]:
     return found
 
 
-def _written_out(key: Any, symbols: Sequence[ca.MX], size: int) -> Shape:
-    """The expression that a key describes."""
+def written_out(key: Any, symbols: Sequence[ca.MX], column: ca.MX) -> ca.MX:
+    """The expression of these operations with a column for its numbers."""
     inputs = [ca.SX.sym("x", *s.shape) for s in symbols]
-    numbers, results = ca.SX.sym("numbers", size), list[ca.SX]()
+    numbers, results = ca.SX.sym("numbers", column.numel()), list[ca.SX]()
 
-    def operand(kind: str, *place: int) -> ca.SX:
+    def operand(kind: str, *place: Any) -> ca.SX:
+        if kind == "value":
+            return ca.SX(place[0])
         if kind == "input":
             return inputs[place[0]].nz[place[1]]
         return numbers[place[0]] if kind == "number" else results[place[0]]
@@ -117,6 +134,5 @@ def _written_out(key: Any, symbols: Sequence[ca.MX], size: int) -> Shape:
             results.append(ca.SX.unary(op, operands[0]))
         else:
             results.append(ca.SX.binary(op, operands[0], operands[1]))
-    column = ca.MX.sym("numbers", size)
-    function = ca.Function("shape", [*inputs, numbers], [results[-1]])
-    return Shape(key, function(*symbols, column), column)
+    found: ca.MX = ca.Function("shape", [*inputs, numbers], [results[-1]])(*symbols, column)
+    return found
