@@ -2,7 +2,7 @@
 
 Functions that are made of such expressions take the numbers behind the parameters, and no derivative is taken by them.
 A number that all members of a family have in common stays where it is, and so does one that may decide about the
-structure: 0, 1, 2, 1/2, and exponents.
+structure: zero, what CasADi simplifies by (1, 2, 1/2), and exponents.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def families[Name: Hashable](given: Mapping[Name, tuple[Hashable, Sequence[ca.MX
     many = {name: one for name, one in given.items() if counts[one[0]] >= least}
     every = [value for _, expressions in many.values() for value in expressions]
     symbols = ca.symvar(ca.veccat(ca.MX(0, 1), *every))
-    found = iter(in_elements(symbols, every, structural=STRUCTURAL))
+    found = iter(in_elements(symbols, every, structural=frozenset((0.0,))))
     groups: dict[Any, list[tuple[Name, Array, Callable[[ca.MX], list[ca.MX]]]]] = {}
     for name, (key, expressions) in many.items():
         parts = [part for part in islice(found, len(expressions)) if part is not None]

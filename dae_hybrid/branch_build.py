@@ -48,8 +48,8 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
         if builders.unit[i] in quiet and not timed:
             continue  # modes that are alike have the same relations
         lowering, mode, unlifted = builders.lowering(i), model.modes[name], stated.modes[name]
-        own = (_guard(stated, model, t.name, moving) for t in builders.outgoing[i])
-        triggers = [*timed, *(guard for guard in own if guard is not None)]
+        guarded = (_guard(stated, model, t.name, moving) for t in builders.outgoing[i])
+        triggers = [*timed, *(guard for guard in guarded if guard is not None)]
         parts = [mode.everything, *integrands, *(when for when in triggers if ca.symvar(when)), *measured_when]
         rates = [unlifted.ode[n] if n in unlifted.ode else model.rates[n] for n in lowering.differential.names]
         ends[i] = Branches("a terminal value", terminal, lowering.lower, at_end)

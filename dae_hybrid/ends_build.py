@@ -34,23 +34,30 @@ def end_functions(initial: InitialMap, builders: Builders) -> dict[str, ca.Funct
     """`origin`, and `final` with the number of the unit; see `Ends`."""
     if initial.explicit is None or initial.exact is None:
         raise AssertionError("the start is explicit")
-    first = builders.own(initial.mode)
+    first = builders.units[builders.unit[initial.mode]]
     t, m, p = (ca.MX.sym(k, v) for k, v in zip("tmp", (1, first.nm, first.np), strict=True))
     given = [t, ca.MX.zeros(first.nm), p]
     start = initial.explicit.function.call(given)
     by_p = initial.exact.function.call(given)[1]
-    named = {"origin": ([t, _state(first), m, p], [*start, *first.entry.call([t, *start, p]), by_p])}
+    behind, whole = _numbers(first, p)
+    named = {"origin": ([t, _state(first), m, p, *behind], [*start, *first.entry.call([t, *start, whole]), by_p])}
     for mode in builders.units.values():
-        y, numbers = _state(mode), ca.MX.sym("numbers", mode.numbers)
+        y, (behind, whole) = _state(mode), _numbers(mode, p)
         x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
-        point, final = [t, x, m, ca.vertcat(p, numbers)], mode.point_function("final", partial(_final, mode))
-        behind = [ca.MX.sym("clock", CLOCK), ca.MX.sym("xi", 0), numbers] if mode.numbers else []
+        point, final = [t, x, m, whole], mode.point_function("final", partial(_final, mode))
         named[f"final{mode.index}"] = [t, y, m, p, *behind], [x, *mode.entry.call(point), *final.call(point)]
     # not expanded: what is put together from numbers elsewhere must not be simplified across its parts here
     return {
         key: ca.Function(f"end_{key}", inputs, [ca.densify(v) for v in outputs])
         for key, (inputs, outputs) in named.items()
     }
+
+
+def _numbers(mode: ModeBuilder, p: ca.MX) -> tuple[list[ca.MX], ca.MX]:
+    """Further inputs, up to the numbers of a mode, and the parameters with these behind them."""
+    numbers = ca.MX.sym("numbers", mode.numbers)
+    behind = [ca.MX.sym("clock", CLOCK), ca.MX.sym("xi", 0), numbers] if mode.numbers else []
+    return behind, ca.vertcat(p, numbers) if mode.numbers else p
 
 
 def _state(mode: ModeBuilder) -> ca.MX:

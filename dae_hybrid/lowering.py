@@ -8,7 +8,7 @@ stay MX where they contain something that cannot be expanded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import casadi as ca
@@ -34,7 +34,7 @@ class Flat:
     x: Any
     m: Any
     p: Any
-    numbers: int = 0
+    numbers: int = field(default=0, kw_only=True)
 
     @property
     def point(self) -> tuple[Any, Any, Any, Any]:
