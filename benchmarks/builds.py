@@ -1,11 +1,11 @@
-"""How the cost of a build grows with guards, modes, measurements, nested terms and bodies.
+"""How the cost of a build grows with guards, modes, transitions, measurements, nested terms and bodies.
 
     python benchmarks/builds.py [--only NAME ...] [--largest N] [--write]
 
 Every model is built in a process of its own that finds nothing in the cache, and once more from the cache. CPU time of
 Python and of the C compiler, peak memory of both; the first call of `simulate` and later calls of all analyses. The
 exponent is that of the CPU time of the first build from the size above. `--write` puts the table into
-docs/large_systems.md.
+docs/large_systems.md, where rows of other models than those measured stay as they are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from measuring import exponent, least_ms, show
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from growing import bars, guards, ring
+from growing import bars, exits, guards, ring
 
 import dae_hybrid as dh
 from dae_hybrid.mechanics import Index1, Mechanism
@@ -64,9 +65,10 @@ def nested(n: int) -> dh.HybridModel:
 
 #: what is stated, arguments of `build`, and sizes
 PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridModel | Mechanism], tuple[Any, ...], tuple[int, ...]]] = {
-    "guards": (guards, (), (25, 50, 100, 200)),
-    "ring": (ring, (), (25, 50, 100, 200)),
-    "measurements": (measurements, (), (100, 1_000, 5_000)),
+    "guards": (guards, (), (25, 50, 100, 200, 400)),
+    "ring": (ring, (), (25, 50, 100, 200, 500, 1_000, 2_000)),
+    "exits": (exits, (), (100, 500, 2_000)),
+    "measurements": (measurements, (), (100, 1_000, 5_000, 20_000, 100_000)),
     "nested": (nested, (), (125, 250, 500, 1_000)),
     "bars": (bars, (), (3, 6, 12, 25, 50, 100)),
     "bars_index1": (bars, (Index1(),), (3, 6, 12, 25, 50, 100)),
@@ -130,6 +132,21 @@ def table(names: Sequence[str], largest: int) -> list[list[str]]:
     return rows
 
 
+def written(page: Path) -> list[list[str]]:
+    """The rows that stand in the page."""
+    lines = page.read_text(encoding="utf-8").partition("<!-- builds: begin")[2].partition("<!-- builds: end")[0]
+    _, _, dashes, *rows = lines.splitlines()
+    spans = [found.span() for found in re.finditer("-+", dashes)]
+    return [[row[begin:end].strip() for begin, end in spans] for row in rows if row.strip()]
+
+
+def sorted_by_model(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Headings, and the rows in the order of `PROBLEMS`."""
+    headings, *others = map(list, rows)
+    order = {name: i for i, name in enumerate(PROBLEMS)}
+    return [headings, *sorted(others, key=lambda row: order[row[0]])]
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -141,7 +158,10 @@ def main() -> None:
     if given.child:
         print(json.dumps(measured(given.child[0], int(given.child[1]))))
         return
-    show(table(given.only, given.largest), PAGE if given.write else None, "builds")
+    rows = table(given.only, given.largest)
+    if given.write:
+        rows = sorted_by_model([*rows, *(row for row in written(PAGE) if row[0] not in given.only)])
+    show(rows, PAGE if given.write else None, "builds")
 
 
 if __name__ == "__main__":

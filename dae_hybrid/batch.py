@@ -260,7 +260,7 @@ class Batch:
             return rows[:, : mode.variables.size]
         of_run, of_time = np.nonzero(here)
         times, m, p = np.asarray(self.t)[of_time], rows[:, rows.shape[1] - nm :], self.parameters[of_run]
-        return np.asarray(mode.solved(times[None, :], states.T, m.T, p.T)).reshape(mode.variables.size, len(rows)).T
+        return np.asarray(mode.solved()(times[None, :], states.T, m.T, p.T)).reshape(mode.variables.size, len(rows)).T
 
     def single(self, i: int) -> Single:
         """The single call of run i: a `Trajectory`, a `ForwardSensitivity`, or `Gradient` by name of the functional.

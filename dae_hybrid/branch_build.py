@@ -9,16 +9,15 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.branches import Branches, BranchTable
-from dae_hybrid.declarations import Transition
-from dae_hybrid.discontinuities import margin
+from dae_hybrid.builders import Builders
+from dae_hybrid.discontinuities import are_smooth, margin, unsmooth
 from dae_hybrid.jump import Jump, event_costs
-from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
 from dae_hybrid.records import EventRecord
 from dae_hybrid.resting import Kinks
 
 
-def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[ModeBuilder]) -> BranchTable:
+def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) -> BranchTable:
     """The table of a model as it was stated; in `model` its relations are events."""
     fixed, time = _fixed(stated, model), {stated.time.__hash__()}
     moving = {d.symbol.__hash__() for d in stated.declarations.values() if d.kind in ("differential", "algebraic")}
@@ -26,56 +25,60 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Sequence[Mod
     functionals = stated.functionals.values()
 
     transitions = {}
+    acting = unsmooth({name: _values(stated, name) for name in model.transitions if name in stated.transitions})
     for i, name in enumerate(model.transitions):
-        if name in stated.transitions and (found := _of_transition(stated, model, name, builders, fixed)) is not None:
+        if name in acting and (found := _of_transition(stated, model, name, builders, fixed)) is not None:
             transitions[i] = found
     measured = [(f.name, when, value) for f in functionals for when, value in f.at_times]
+    evaluated = unsmooth({i: [value] for i, (_, _, value) in enumerate(measured)})
     measurements = {
         i: _measured(
             f"a measurement of functional '{name}'", value, builders, fixed if ca.symvar(when) else fixed | time
         )
         for i, (name, when, value) in enumerate(measured)
-        if Branches("", [value], builders[0].lowering.lower, fixed | time)
+        if i in evaluated and Branches("", [value], builders.lowering(0).lower, fixed | time)
     }
-    ends, constants, equations = {}, {}, {}
+    ends, constants, equations, quiet = {}, {}, {}, set[int]()
     at_end = fixed if any(t.target is None for t in stated.transitions.values()) else fixed | time
-    for builder in builders:
-        mode, lower = builder.lowering.mode, builder.lowering.lower
-        terminal = [f.terminal for f in functionals if f.terminal is not None]
-        ends[builder.index] = Branches("a terminal value", terminal, lower, at_end)
-        parts = [mode.everything, *(f.integrand for f in functionals if f.integrand is not None)]
-        outgoing = {name: t for name, t in model.transitions.items() if t.source.name == mode.name}
-        triggers = [trigger for t in outgoing.values() for trigger in (t.at, t.every) if trigger is not None]
-        triggers += [guard for name in outgoing if (guard := _guard(stated, model, name, moving)) is not None]
-        parts += [when for when in (*triggers, *(when for _, when, _ in measured)) if ca.symvar(when)]
-        constants[builder.index] = Branches(f"mode '{mode.name}'", parts, lower, fixed, moving)
-        unlifted = stated.modes[mode.name]
-        equations[builder.index] = Kinks(
-            f"mode '{mode.name}'",
-            [
-                unlifted.ode[name] if name in unlifted.ode else model.rates[name]
-                for name in builder.lowering.differential.names
-            ],
+    terminal = [f.terminal for f in functionals if f.terminal is not None]
+    integrands = [f.integrand for f in functionals if f.integrand is not None]
+    measured_when = [when for _, when, _ in measured if not when.is_constant() and ca.symvar(when)]
+    for i, name in enumerate(builders.names):
+        timed = [trigger for t in builders.outgoing[i] for trigger in (t.at, t.every) if trigger is not None]
+        if builders.unit[i] in quiet and not timed:
+            continue  # modes that are alike have the same relations
+        lowering, mode, unlifted = builders.lowering(i), model.modes[name], stated.modes[name]
+        guarded = (_guard(stated, model, t.name, moving) for t in builders.outgoing[i])
+        triggers = [*timed, *(guard for guard in guarded if guard is not None)]
+        parts = [mode.everything, *integrands, *(when for when in triggers if ca.symvar(when)), *measured_when]
+        rates = [unlifted.ode[n] if n in unlifted.ode else model.rates[n] for n in lowering.differential.names]
+        ends[i] = Branches("a terminal value", terminal, lowering.lower, at_end)
+        constants[i] = Branches(f"mode '{name}'", parts, lowering.lower, fixed, moving)
+        if builders.is_shared(i) and are_smooth([*terminal, *parts, *rates]):
+            quiet.add(builders.unit[i])
+        equations[i] = Kinks(
+            f"mode '{name}'",
+            rates,
             [ca.MX.zeros(f.size) if f.integrand is None else f.integrand for f in functionals],
             [unlifted.residual, unlifted.algebraic, unlifted.constraint],
-            lower,
+            lowering.lower,
             moving,
         )
-    numbers = {name: i for i, name in enumerate(model.transitions)}
-    lowerings = {b.lowering.mode.name: b.lowering.lower for b in builders}
-    guards = {
-        numbers[name]: Branches(f"the guard of '{name}'", [guard], lowerings[t.source.name], fixed, moving, kinks=True)
-        for name, t in model.transitions.items()
-        if (guard := _guard(stated, model, name, moving)) is not None
-    }
+    stated_guards = {name: _guard(stated, model, name, moving) for name in model.transitions}
+    guarding = unsmooth({name: [guard] for name, guard in stated_guards.items() if guard is not None})
+    guards = {}
+    for i, (name, t) in enumerate(model.transitions.items()):
+        if name in guarding:
+            lower = builders.lowering(builders.index[t.source.name]).lower
+            guards[i] = Branches(f"the guard of '{name}'", guarding[name], lower, fixed, moving, kinks=True)
     start = None
     if stated.start is not None:
         own = stated.start
         values = [*own.values.values(), own.equations]
         values += [ca.MX(d.initial) for d in stated.of_kind("memory") if d.initial is not None]
         values += [d.signal.values for d in stated.of_kind("memory") if d.signal is not None]
-        builder = next(b for b in builders if b.lowering.mode.name == own.mode.name)
-        start = Branches("the initial values", values, builder.lowering.lower, fixed | time)
+        lowering = builders.lowering(builders.index[own.mode.name])
+        start = Branches("the initial values", values, lowering.lower, fixed | time)
     return BranchTable(
         transitions,
         measurements,
@@ -97,8 +100,15 @@ def _guard(stated: HybridModel, model: HybridModel, name: str, moving: set[int])
     return guard if found is None else found
 
 
-def _measured(what: str, value: ca.MX, builders: Sequence[ModeBuilder], fixed: set[int]) -> Callable[[int], Branches]:
-    return lambda mode: Branches(what, [value], builders[mode].lowering.lower, fixed)
+def _measured(what: str, value: ca.MX, builders: Builders, fixed: set[int]) -> Callable[[int], Branches]:
+    return lambda mode: Branches(what, [value], builders.lowering(mode).lower, fixed)
+
+
+def _values(stated: HybridModel, name: str) -> list[ca.MX]:
+    """What a transition evaluates."""
+    transition = stated.transitions[name]
+    values = [*transition.reset.values(), *transition.memory.values(), transition.equations]
+    return values + [value for _, value in event_costs(stated, name)]
 
 
 def _fixed(stated: HybridModel, model: HybridModel) -> set[int]:
@@ -119,21 +129,18 @@ def _fixed(stated: HybridModel, model: HybridModel) -> set[int]:
 
 
 def _of_transition(
-    stated: HybridModel, model: HybridModel, name: str, builders: Sequence[ModeBuilder], fixed: set[int]
+    stated: HybridModel, model: HybridModel, name: str, builders: Builders, fixed: set[int]
 ) -> tuple[Branches, Callable[[EventRecord], list[Any]]] | None:
-    transition: Transition = stated.transitions[name]
-    values = [*transition.reset.values(), *transition.memory.values(), transition.equations]
-    values += [value for _, value in event_costs(stated, name)]
-    if not Branches("", values, builders[0].lowering.lower, fixed):
+    transition, values = stated.transitions[name], _values(stated, name)
+    if not Branches("", values, builders.lowering(0).lower, fixed):
         return None
-    modes = {b.lowering.mode.name: b for b in builders}
-    source, target, jump = modes[transition.source.name], transition.target, None
+    source, target, jump = builders.lowering(builders.index[transition.source.name]), transition.target, None
     if target is not None:
-        jump = Jump(model, model.transitions[name], source.lowering, modes[target.name])
+        jump = Jump(model, model.transitions[name], source, builders.own(builders.index[target.name]))
     extra = [] if jump is None else [*jump.posts, *(d.symbol for d in jump.unknowns), *jump.post_rates]
 
     def lower(what: str, rows: Sequence[tuple[str, ca.MX]]) -> ca.Function:
-        return source.lowering.lower(what, rows, extra)
+        return source.lower(what, rows, extra)
 
     def more(event: EventRecord) -> list[Any]:
         if jump is None:

@@ -14,9 +14,10 @@ import numpy as np
 
 from dae_hybrid.bounds import with_bounds
 from dae_hybrid.branch_build import branch_table
+from dae_hybrid.builders import Builders
 from dae_hybrid.codegen import Kernel, NativeFunction, begin_functions, bound, compile_functions
 from dae_hybrid.compiler import Compilation, begin
-from dae_hybrid.crossing_build import crossing_functions, is_plain, network, point_functions
+from dae_hybrid.crossing_build import network, point_functions
 from dae_hybrid.ends_build import end_functions, ends_of, starts_and_ends_plainly
 from dae_hybrid.errors import AdapterError, ModelError
 from dae_hybrid.hoisting import hoisted
@@ -25,16 +26,16 @@ from dae_hybrid.integrator import HasLoops
 from dae_hybrid.journey import Network
 from dae_hybrid.later import Later
 from dae_hybrid.layout import Layout
-from dae_hybrid.lowering import ModeLowering, symbols_for
+from dae_hybrid.lowering import symbols_for
 from dae_hybrid.measurement import Measurement
-from dae_hybrid.mode_build import ModeBuilder, to_compile
+from dae_hybrid.mode_build import to_compile, with_numbers_apart
 from dae_hybrid.model import HybridModel
 from dae_hybrid.progress import Parts
 from dae_hybrid.relations import with_relations
+from dae_hybrid.shapes import shapes_of
 from dae_hybrid.signals import SignalTable
-from dae_hybrid.symbolic import without_numbers
 from dae_hybrid.system import HybridSystem, ModeSystem
-from dae_hybrid.transition_build import build_transition, check_parameters_only, of_parameters
+from dae_hybrid.transition_build import check_parameters_only, of_parameters
 
 #: by the kind of what has them, its number, and their names
 ByOwner = dict[str, dict[int, dict[str, NativeFunction]]]
@@ -48,47 +49,40 @@ def build_system(
     parts.begin("equations")
     stated = with_bounds(model)
     model, assumed_smooth = with_relations(stated, kinks=kinks)
-    lowerings = {name: ModeLowering(model, mode) for name, mode in model.modes.items()}
-    builders = [
-        ModeBuilder(model, lowerings[name], i, eliminate=eliminate, direct=direct) for i, name in enumerate(model.modes)
-    ]
-    index_of = {name: i for i, name in enumerate(model.transitions)}
-    mode_index = {name: i for i, name in enumerate(model.modes)}
+    builders = Builders(model, eliminate=eliminate, direct=direct)
     parts.begin("transitions")
-    transitions = tuple(
-        build_transition(model, t, index_of[t.name], mode_index, lowerings, builders)
-        for t in model.transitions.values()
-    )
+    transitions = builders.transitions()
     parts.begin("start")
     memory = Layout.of((d.name, d.size) for d in model.of_kind("memory"))
     signals = _signals(model, memory)
-    initial = build_initial(model, mode_index, builders, signals)
+    initial = build_initial(model, builders, signals)
     parts.begin("functions of the integrator")
-    named = {b.index: b.integrator_functions() for b in builders}
-    wanted = {("mode", i): hoisted(to_compile(own)) for i, own in named.items()}
+    named = {i: b.integrator_functions() for i, b in builders.units.items()}
+    wanted = {("mode", i): with_numbers_apart(hoisted(to_compile(own)), builders.units[i]) for i, own in named.items()}
     functionals = Layout.of((f.name, f.size) for f in model.functionals.values())
     measurements = _measurements(model, functionals, builders)
     if native:
-        plain = [t for t in transitions if is_plain(t, builders)]
-        wanted |= {("transition", t.index): crossing_functions(t, builders) for t in plain}
+        wanted |= {("transition", kind): own for kind, own in transitions.crossings().items()}
         if starts_and_ends_plainly(measurements, initial, builders):
             wanted["end", 0] = end_functions(initial, builders, measurements)
         if measurements or signals:
-            wanted |= {("point", b.index): point_functions(b, turns=bool(signals)) for b in builders}
+            wanted |= {("point", i): point_functions(b, turns=bool(signals)) for i, b in builders.units.items()}
     parts.begin("C text and compiler" if native is True else "functions")
     together = {(*owner, key): f for owner, own in wanted.items() for key, f in own.items()}
     compiled, note = compile_functions(together, native=native is True)
     functions = _by_owner(compiled)
     parts.begin("functions at points")
-    modes = tuple(b.system(named[b.index], functions["mode"][b.index], index_of) for b in builders)
+    modes = builders.modes(named, functions["mode"])
 
     def connected(modes: tuple[ModeSystem, ...], functions: ByOwner) -> Network:
         return network(
             modes,
-            transitions,
-            functions["transition"],
-            functions["point"],
-            ends_of(initial, functions["end"][0], measurements, len(modes)),
+            transitions.all,
+            [functions["transition"].get(kind) for kind in transitions.kind],
+            [functions["point"].get(unit, {}) for unit in builders.unit],
+            transitions.numbers,
+            transitions.slopes(),
+            ends_of(initial, functions["end"][0], measurements, builders.unit),
             measured=bool(measurements),
             signals=signals,
         )
@@ -103,7 +97,7 @@ def build_system(
         functionals=functionals,
         nominal=nominal,
         modes=modes,
-        transitions=transitions,
+        transitions=tuple(transitions.all),
         network=connected(modes, functions),
         initial=initial,
         signals=signals,
@@ -123,7 +117,9 @@ def build_system(
     def finish(library: ctypes.CDLL) -> HybridSystem:
         functions = _by_owner(bound(together, library))
         own = tuple(
-            replace(mode, equations=replace(mode.equations, compiled=functions["mode"][mode.index], kept={}))
+            replace(
+                mode, equations=replace(mode.equations, compiled=functions["mode"][builders.unit[mode.index]], kept={})
+            )
             for mode in modes
         )
         return replace(system, modes=own, network=connected(own, functions), compiled=True)
@@ -165,17 +161,17 @@ def _signals(model: HybridModel, memory: Layout) -> tuple[SignalTable, ...]:
     return tuple(tables)
 
 
-def _measurements(model: HybridModel, functionals: Layout, builders: list[ModeBuilder]) -> tuple[Measurement, ...]:
-    found, shapes = [], dict[tuple[Any, ...], Callable[[int], Kernel]]()
+def _measurements(model: HybridModel, functionals: Layout, builders: Builders) -> tuple[Measurement, ...]:
+    found = []
     for functional in model.functionals.values():
-        label = f"measurement of functional '{functional.name}'"
-        for when, value in functional.at_times:
-            stated, shape, data, numbers = without_numbers(value)
-            key = functional.name, *stated
-            if key not in shapes:
-                shapes[key] = cache(partial(_measured, builders, label, shape, data))
-            time = _time(model, f"measurement time of functional '{functional.name}'", when)
-            found.append(Measurement(functional.name, functionals[functional.name], time, shapes[key], numbers))
+        label, what = (f"measurement{time} of functional '{functional.name}'" for time in ("", " time"))
+        of_mode: dict[Any, Callable[[int], Kernel]] = {}
+        stated = shapes_of([value for _, value in functional.at_times])
+        for (when, _), (shape, numbers) in zip(functional.at_times, stated, strict=True):
+            if shape.key not in of_mode:
+                of_mode[shape.key] = cache(partial(_measured, builders, label, shape.expression, shape.column))
+            time, components = _time(model, what, when), functionals[functional.name]
+            found.append(Measurement(functional.name, components, time, of_mode[shape.key], numbers))
     return tuple(found)
 
 
@@ -190,11 +186,11 @@ def _time(model: HybridModel, what: str, when: ca.MX) -> Kernel | float:
     return Kernel(ca.Function("time", [p], [ca.densify(v) for v in (at, ca.jacobian(at, p))]), [1])
 
 
-def _measured(builders: list[ModeBuilder], label: str, shape: ca.MX, data: ca.MX, mode: int) -> Kernel:
+def _measured(builders: Builders, label: str, shape: ca.MX, data: ca.MX, mode: int) -> Kernel:
     """The measured value and its derivative by u in a mode."""
-    builder = builders[mode]
-    function = builder.lowering.lower("measured", [(f"{label} in mode '{builder.lowering.mode.name}'", shape)], [data])
-    s = symbols_for([function], builder.lowering.n, builder.nm, builder.np)
+    unit, lowering = builders.units[builders.unit[mode]], builders.lowering(mode)
+    function = lowering.lower("measured", [(f"{label} in mode '{lowering.mode.name}'", shape)], [data])
+    s = symbols_for([function], lowering.n, unit.nm, unit.np)
     numbers = s.kind.sym("data", data.numel())
     result = ca.vertcat(*function.call([*s.point, numbers]))
     outputs = [ca.densify(v) for v in (result, ca.jacobian(result, s.u))]

@@ -7,7 +7,8 @@ from typing import Any
 
 import casadi as ca
 
-from dae_hybrid.codegen import NativeFunction
+from dae_hybrid.alike import apart
+from dae_hybrid.codegen import Array, NativeFunction
 from dae_hybrid.journey import Ends, Link, Network
 from dae_hybrid.lowering import Flat
 from dae_hybrid.mode_build import ModeBuilder
@@ -26,11 +27,11 @@ CALLED = 16
 LARGEST_POINT = 1000
 
 
-def is_plain(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> bool:
+def is_plain(transition: TransitionMap, source: ModeBuilder, target: ModeBuilder | None) -> bool:
     """Whether the point after a transition is given explicitly, or by as many equations as it has unknowns."""
-    if transition.target is None or transition.projects or transition.conditions:
+    if target is None or transition.projects or transition.conditions:
         return False
-    ends = builders[transition.source], builders[transition.target]
+    ends = source, target
     small = all(b.lowering.n + b.nm <= LARGEST and b.nz <= SYMBOLIC_SOLVE and not (b.direct and b.nk) for b in ends)
     unknowns = len(transition.labels)
     square = transition.kernels["after"].function.size1_out(2) == unknowns <= LARGEST
@@ -40,7 +41,7 @@ def is_plain(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> bool
 def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
     """Symbols (t, x, m, p) with the integrator's x, and (y, z)."""
     n = mode.ny if mode.explicit is not None else mode.lowering.n
-    given = [ca.MX.sym(key, size) for key, size in zip("tymp", (1, n, mode.nm, mode.np), strict=True)]
+    given = [ca.MX.sym(key, size) for key, size in zip("tymp", (1, n, mode.nm, mode.np + mode.numbers), strict=True)]
     y = given[1]
     return given, y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, *given))
 
@@ -56,12 +57,13 @@ def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]
     if turns and mode.explicit is None and 0 < mode.nz <= SYMBOLIC_SOLVE:
         k, by_z, size = mode.closure.call([t, ca.vertcat(y[: mode.ny], z), m, p])
         outputs["solve"] = [k, by_z, ca.fabs(by_z), size]
-    return {
+    found = {
         key: _in_elements(
             ca.Function(f"m{mode.index}_{key}", [t, y, m, p, clock, z], [ca.densify(v) for v in values]), mode
         )
         for key, values in outputs.items()
     }
+    return _with_numbers_apart(found, mode)
 
 
 def _in_elements(function: ca.Function, *modes: ModeBuilder) -> ca.Function:
@@ -81,11 +83,13 @@ def solves(transition: TransitionMap, target: ModeBuilder) -> bool:
     return bool(transition.labels) and (target.explicit is None or has_slopes(transition))
 
 
-def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder]) -> dict[str, ca.Function]:
+def crossing_functions(
+    transition: TransitionMap, source: ModeBuilder, target: ModeBuilder | None
+) -> dict[str, ca.Function]:
     """The functions of a plain transition; see `Link`. None where they are too long to be worth their compilation."""
-    if transition.target is None:
+    if target is None:
         raise AssertionError("a plain transition has a target")
-    source, target, kernels = builders[transition.source], builders[transition.target], transition.kernels
+    kernels = transition.kernels
     (t, y, m, p), x = _point(source)
     xi, clock = ca.MX.sym("xi", len(transition.labels)), ca.MX.sym("clock", CLOCK)
     outputs: dict[str, list[ca.MX]] = {}
@@ -133,7 +137,15 @@ def crossing_functions(transition: TransitionMap, builders: Sequence[ModeBuilder
     for key, values in outputs.items():
         function = ca.Function(f"t{transition.index}_{key}", inputs, [ca.densify(v) for v in values])
         found[key] = function if called and key == "cross" else _in_elements(function, source, target)
-    return found if "solve" not in found or sum(f.n_instructions() for f in found.values()) <= LONGEST else {}
+    short = "solve" not in found or sum(f.n_instructions() for f in found.values()) <= LONGEST
+    return _with_numbers_apart(found, source) if short else {}
+
+
+def _with_numbers_apart(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str, ca.Function]:
+    """The functions with the numbers of a family as their last input, instead of behind the parameters."""
+    if not mode.numbers:
+        return functions
+    return {key: apart(function, 3, mode.numbers, 6) for key, function in functions.items()}
 
 
 def _open(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:
@@ -164,8 +176,10 @@ def first_output(function: ca.Function, *arguments: ca.MX) -> ca.MX:
 def network(
     modes: Sequence[ModeSystem],
     transitions: Sequence[TransitionMap],
-    functions: Mapping[int, Mapping[str, NativeFunction]],
-    points: Mapping[int, Mapping[str, NativeFunction]],
+    functions: Sequence[Mapping[str, NativeFunction] | None],
+    points: Sequence[Mapping[str, NativeFunction]],
+    numbers: Sequence[Array],
+    slopes: Sequence[bool],
     ends: Ends | None,
     *,
     measured: bool,
@@ -173,29 +187,33 @@ def network(
 ) -> Network:
     """The modes' equations, what leads from one to the other, and where runs start and end.
 
-    `points` are the functions of modes where nothing happens; measurements need them, and knots.
+    `functions` are those of transitions, with their `numbers` and whether they have `slopes`; `points` are those of
+    modes where nothing happens: measurements need them, and knots.
     """
 
     def link(index: int) -> Link | None:
-        own, transition = functions.get(index), transitions[index]
+        own, transition = functions[index], transitions[index]
         if own is None or transition.target is None or any(f.address is None for f in own.values()):
             return None
         return Link(
             target=transition.target,
             unknowns=len(transition.labels) if "solve" in own else 0,
             simple=transition.simple,
-            slopes=has_slopes(transition),
+            slopes=slopes[index],
             others=len(modes[transition.target].invariants) - len(transition.helping),
+            numbers=numbers[index],
             **own,
         )
 
     def stays(index: int, *, turns: bool) -> Link | None:
-        own, closes = points.get(index, {}), turns and modes[index].equations.implicit
+        own, closes = points[index], turns and modes[index].equations.implicit
         if not own or any(f.address is None for f in own.values()) or (closes and "solve" not in own):
             return None
+        own_numbers = modes[index].equations.numbers
         if not closes:
-            return Link(own["cross"], None, index)
-        return Link(own["cross"], None, index, solve=own["solve"], unknowns=own["solve"].function.size1_out(0))
+            return Link(own["cross"], None, index, numbers=own_numbers)
+        solve = own["solve"]
+        return Link(own["cross"], None, index, solve=solve, unknowns=solve.function.size1_out(0), numbers=own_numbers)
 
     return Network(
         equations=tuple(mode.equations for mode in modes),

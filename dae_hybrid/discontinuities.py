@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
+from itertools import batched
 from typing import Any
 
 import casadi as ca
@@ -27,6 +28,8 @@ from dae_hybrid.errors import ModelError
 
 #: an operation of CasADi that changes nothing: the mark of `smooth`
 SMOOTH = ca.OP_LIFT
+#: so many expressions are looked through at a time
+MANY = 500
 
 
 def smooth(expression: Any) -> Any:
@@ -95,6 +98,15 @@ def without_folds(expressions: Sequence[ca.MX]) -> list[ca.MX]:
 def are_smooth(expressions: Sequence[ca.MX]) -> bool:
     """Whether expressions have neither discontinuous nodes, nor marks, nor calls in which such nodes may be."""
     return not instructions(_symbols(expressions), expressions, ALL | {SMOOTH, ca.OP_CALL})
+
+
+def unsmooth[Key](expressions: Mapping[Key, Sequence[ca.MX]]) -> dict[Key, Sequence[ca.MX]]:
+    """Those that are not `are_smooth`, looked for in many at a time."""
+    found: dict[Key, Sequence[ca.MX]] = {}
+    for some in batched(expressions.items(), MANY):
+        if not are_smooth([value for _, values in some for value in values]):
+            found.update((key, values) for key, values in some if not are_smooth(values))
+    return found
 
 
 def _symbols(expressions: Sequence[ca.MX]) -> list[ca.MX]:

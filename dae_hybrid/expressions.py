@@ -119,6 +119,8 @@ def matrix(what: str, value: Any) -> ca.MX:
     """A dense CasADi expression of any shape from a number, an array or an expression."""
     if isinstance(value, ca.SX):
         raise ModelError(f"{what} is a CasADi SX expression; the symbols of a model are MX.")
+    if type(value) is float and math.isfinite(value):
+        return ca.MX(value)
     try:
         if isinstance(value, list | tuple) and any(isinstance(v, ca.MX) for v in value):
             value = ca.vertcat(*value)
@@ -130,17 +132,18 @@ def matrix(what: str, value: Any) -> ca.MX:
         ) from reason
     if result.is_constant() and not all(math.isfinite(v) for v in np.asarray(ca.evalf(result)).ravel()):
         raise ModelError(f"{what} must be finite, got {value!r}.")
-    return ca.densify(result)
+    return result if result.is_dense() else ca.densify(result)
 
 
 def expression(what: str, value: Any, size: int | None) -> ca.MX:
     """A dense column; a scalar stands for all `size` entries."""
-    column = ca.vec(matrix(what, value))
+    found = matrix(what, value)
+    column = found if found.is_column() else ca.vec(found)
     if size is not None and column.numel() != size:
         if column.numel() != 1:
             raise ModelError(f"{what} has {column.numel()} entries, expected {size}.")
         column = ca.repmat(column, size, 1)
-    return ca.densify(column)
+    return column if column.is_dense() else ca.densify(column)
 
 
 def equation_rows(what: str, given: Any) -> Rows:

@@ -9,6 +9,7 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
+from dae_hybrid.builders import Builders
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.declarations import Initial
 from dae_hybrid.elimination import by_substitution
@@ -29,15 +30,13 @@ from dae_hybrid.transition_build import check_parameters_only
 MOST_EXPLICIT = 8
 
 
-def build_initial(
-    model: HybridModel, mode_index: dict[str, int], builders: list[ModeBuilder], signals: tuple[SignalTable, ...]
-) -> InitialMap:
+def build_initial(model: HybridModel, builders: Builders, signals: tuple[SignalTable, ...]) -> InitialMap:
     """The initial map of a model whose declarations have been checked."""
     initial = model.start
     if initial is None:
         raise AssertionError("no initial mode")
-    index = mode_index[initial.mode.name]
-    builder = builders[index]
+    index = builders.index[initial.mode.name]
+    builder = builders.own(index)
     lowering, layout = builder.lowering, builder.lowering.differential
     _check_names(initial, builder)
     given = [name for name in layout.names if name in initial.values]

@@ -84,6 +84,8 @@ class Equations:
     constrained: bool = False  # whether the solution stays on constraints of the differential variables alone
     #: places of the algebraic variables that are known to be no multipliers of constraints
     tested: tuple[int, ...] = ()
+    #: in which they differ from those that share their functions: a further input of what is compiled, behind c
+    numbers: Array = field(default_factory=lambda: np.zeros(0), repr=False)
     #: where an adapter keeps what it built for these equations, by a key of its own
     kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 

@@ -64,6 +64,7 @@ class Link:
     simple: bool = True  # they are z after and nothing else
     slopes: bool = False  # derivatives depend on theirs
     others: int = 0  # constraints after it that are not among what is solved
+    numbers: Array = field(default_factory=lambda: np.zeros(0))  # a further input, behind all others
 
 
 #: which of the links behind those of transitions

@@ -46,8 +46,8 @@ AT = {name: i for i, name in enumerate(HEADER)}
 
 def parts_of(network: Network, source: int, target: int, n_integrals: int, n_directions: int) -> dict[str, int]:
     """Names and sizes of the parts of a record behind its head."""
-    e, ng = network.equations, [len(guarded) for guarded in network.guarded]
-    nx, ny, nm = network.sizes, [own.n_differential for own in e], e[0].n_memory
+    e, ng = network.equations, {i: len(network.guarded[i]) for i in (source, target)}
+    nx, ny, nm = network.sizes, {i: e[i].n_differential for i in (source, target)}, e[0].n_memory
     return {
         "x": nx[source],
         "xdot": nx[source],

@@ -8,7 +8,7 @@ stay MX where they contain something that cannot be expanded.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import casadi as ca
@@ -24,13 +24,17 @@ from dae_hybrid.symbolic import expanded, is_vectorised, kind_for
 
 @dataclass(frozen=True)
 class Flat:
-    """Flat symbols of one type (SX or MX) for one mode."""
+    """Flat symbols of one type (SX or MX) for one mode.
+
+    The last entries of p may be `numbers` in which modes that share their functions differ; see `dae_hybrid.alike`.
+    """
 
     kind: Any
     t: Any
     x: Any
     m: Any
     p: Any
+    numbers: int = field(default=0, kw_only=True)
 
     @property
     def point(self) -> tuple[Any, Any, Any, Any]:
@@ -38,15 +42,21 @@ class Flat:
         return self.t, self.x, self.m, self.p
 
     @property
+    def parameters(self) -> Any:
+        """p without numbers."""
+        return self.p[: self.p.numel() - self.numbers, :] if self.numbers else self.p
+
+    @property
     def u(self) -> Any:
-        """(x, m, p, t) as one column."""
-        return ca.vertcat(self.x, self.m, self.p, self.t)
+        """(x, m, p, t) as one column, without numbers."""
+        return ca.vertcat(self.x, self.m, self.parameters, self.t)
 
 
 def symbols_for(functions: Sequence[ca.Function], n: int, nm: int, np_: int, suffix: str = "") -> Flat:
-    """Flat of the kind that suits the functions."""
-    kind = kind_for(functions)
-    return Flat(kind, *(kind.sym(name + suffix, size) for name, size in zip("txmp", (1, n, nm, np_), strict=True)))
+    """Flat of the kind that suits the functions of (t, x, m, p, ...); what their p has beyond `np_` are numbers."""
+    kind, size = kind_for(functions), functions[0].size1_in(3)
+    symbols = (kind.sym(name + suffix, s) for name, s in zip("txmp", (1, n, nm, size), strict=True))
+    return Flat(kind, *symbols, numbers=size - np_)
 
 
 class ModeLowering:
@@ -57,9 +67,10 @@ class ModeLowering:
     for k_z. Their adjoint is SR eq. 12 with L = -F_y'^T lambda as a state of its own, whose index stays one.
     """
 
-    def __init__(self, model: HybridModel, mode: Mode) -> None:
+    def __init__(self, model: HybridModel, mode: Mode, numbers: ca.MX | None = None) -> None:
         self.model = model
         self.mode = mode
+        self.numbers = [] if numbers is None else [numbers]  # symbols behind the parameters
         used = {s.__hash__() for s in ca.symvar(mode.everything)}
         self.implicit = [
             d for d in model.of_kind("differential") if d.name not in mode.ode and self._rate_hash(d) in used
@@ -111,20 +122,21 @@ class ModeLowering:
         values = [e for _, e in expressions]
         if rates:
             values = ca.substitute(values, rates, flows)
-        own = [self.model.time, *(d.symbol for d in (*self.variables, *self.memory, *self.parameters))]
+        own = [self.model.time, *(d.symbol for d in (*self.variables, *self.memory, *self.parameters)), *self.numbers]
         inputs = [*own, *extra]
         self._check_symbols([(what, value) for (what, _), value in zip(expressions, values, strict=True)], inputs)
         function = ca.Function(name, inputs, values)
         function = without_marks(function if self.vectorised else expanded(function))
         kind = kind_for([function])
-        sizes = (self.n, sum(d.size for d in self.memory), sum(d.size for d in self.parameters))
+        behind = [s.numel() for s in self.numbers]
+        sizes = (self.n, sum(d.size for d in self.memory), sum((*(d.size for d in self.parameters), *behind)))
         t = kind.sym("t")
         x, m, p = (kind.sym(key, size) for key, size in zip("xmp", sizes, strict=True))
         more = [kind.sym(f"extra{i}", s.numel()) for i, s in enumerate(extra)]
         named = [
             piece
-            for flat, group in ((x, self.variables), (m, self.memory), (p, self.parameters))
-            for piece in split(flat, [d.size for d in group])
+            for flat, group, more_of_it in ((x, self.variables, []), (m, self.memory, []), (p, self.parameters, behind))
+            for piece in split(flat, [*(d.size for d in group), *more_of_it])
         ]
         results = function.call([t, *named, *more])
         return ca.Function(name, [t, x, m, p, *more], [ca.densify(r) for r in results])

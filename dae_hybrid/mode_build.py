@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.codegen import Kernel, NativeFunction
+from dae_hybrid.alike import apart, closed, functions_of, kernels_of
+from dae_hybrid.codegen import Array, Kernel, NativeFunction
 from dae_hybrid.elimination import solve_in_blocks
 from dae_hybrid.integrator import Equations
 from dae_hybrid.layout import Layout
@@ -22,6 +24,8 @@ from dae_hybrid.system import ModeSystem
 
 #: guards times equations up to which what a look at the guards misses is weighed instead of solved for
 WEIGHED = 100_000
+#: which input of a mode's functions are the parameters
+P = 3
 
 
 class ModeBuilder(ModeFunctions):
@@ -44,7 +48,7 @@ class ModeBuilder(ModeFunctions):
         if self.explicit is not None and self.poles:
             h = ca.vertcat(h, poles)
         if self.explicit is None:
-            by, integrands_by = ([jacobian(v, w) for w in (state, s.p, s.m)] for v in (equations, g))
+            by, integrands_by = ([jacobian(v, w) for w in (state, s.parameters, s.m)] for v in (equations, g))
         else:
             by, integrands_by = self._by_implicit_functions(s)
         integrands_by = [matrix.T for matrix in integrands_by]
@@ -57,7 +61,8 @@ class ModeBuilder(ModeFunctions):
         if self.reducible:
             named["reduced"] = [ca.densify(self.xdot(s)), g]
         functions = {key: ca.Function(f"m{self.index}_{key}", inputs, outputs) for key, outputs in named.items()}
-        functions |= products(f"m{self.index}", functions["flow"], functions["linearised"], explicit=not self.nz)
+        if not self.numbers:
+            functions |= products(f"m{self.index}", functions["flow"], functions["linearised"], explicit=not self.nz)
         for key, function in self._at_points(inputs, h, equations).items():
             w = symbols_for([function], state.numel(), self.nm, self.np)
             outputs = [ca.densify(o) for o in function.call(list(w.point))]  # MX drops entries that are always zero
@@ -136,7 +141,8 @@ class ModeBuilder(ModeFunctions):
         def values(s: Flat) -> list[Any]:
             return [self.singular(s) if name == "guards" else self.singular_rates(s)]
 
-        point = [ca.MX.sym(k, v) for k, v in zip("txmp", (1, self.lowering.n, self.nm, self.np), strict=True)]
+        n_p = self.np + self.numbers
+        point = [ca.MX.sym(k, v) for k, v in zip("txmp", (1, self.lowering.n, self.nm, n_p), strict=True)]
         both = ca.vertcat(function(*point), self.point_function("determinants", values)(*point))
         return ca.Function(name, point, [both])
 
@@ -191,8 +197,7 @@ class ModeBuilder(ModeFunctions):
 
     def _solved(self) -> dict[str, Any]:
         """x at outputs, and its derivative by (y, m, p), made when it is asked for; see `ModeSystem`."""
-        n = self.lowering.n if self.explicit is None else self.ny
-        t, state, m, p = (ca.MX.sym(k, v) for k, v in zip(("t", "x", "m", "p"), (1, n, self.nm, self.np), strict=True))
+        t, state, m, p = self._state_point()
         x = self.consistent(t, state, m, p)[0]
         ny, n_w = self.ny, self.ny + self.nm + self.np
 
@@ -211,7 +216,8 @@ class ModeBuilder(ModeFunctions):
             derivative = self.point_function("by_w", by_w)
             return ca.Function("solved_by_w", [t, state, m, p], [derivative(t, x, m, p)])
 
-        return {"solved": ca.Function("solved", [t, state, m, p], [x]), "solved_by_w": solved_by_w}
+        solved = ca.Function("solved", [t, state, m, p], [x])
+        return {"solved": lambda: solved, "solved_by_w": solved_by_w}
 
     def _in_words(self) -> str:
         if not self.nz:
@@ -221,9 +227,13 @@ class ModeBuilder(ModeFunctions):
         return "implicit, index 0 or 1" if self.lowering.implicit else "Hessenberg index 1"
 
     def system(
-        self, functions: dict[str, ca.Function], compiled: dict[str, NativeFunction], index_of: dict[str, int]
+        self,
+        functions: dict[str, ca.Function],
+        compiled: dict[str, NativeFunction],
+        guarded: tuple[int, ...],
+        timed: tuple[int, ...],
     ) -> ModeSystem:
-        """The finished mode."""
+        """The finished mode, with the numbers of its transitions."""
         lowering = self.lowering
         variables = Layout.of((d.name, d.size) for d in lowering.variables)
         equations = Equations(
@@ -252,8 +262,8 @@ class ModeBuilder(ModeFunctions):
             differential=lowering.differential,
             algebraic=lowering.algebraic,
             equations=equations,
-            guarded=tuple(index_of[t.name] for t in self.guarded),
-            timed=tuple(index_of[t.name] for t in self.outgoing if t.guard is None),
+            guarded=guarded,
+            timed=timed,
             guess=np.array(lowering.guess, dtype=float),
             kernels=self.kernels(),
             formulation=self._in_words(),
@@ -264,12 +274,41 @@ class ModeBuilder(ModeFunctions):
         )
 
 
+def of_member(
+    family: ModeSystem, name: str, index: int, guarded: tuple[int, ...], timed: tuple[int, ...], numbers: Array
+) -> ModeSystem:
+    """A mode that has the functions of a family, with its own numbers behind the parameters."""
+    e = family.equations
+
+    def completed(function: Callable[[], ca.Function]) -> Callable[[], ca.Function]:
+        return cache(lambda: closed(function(), P, numbers))
+
+    return replace(
+        family,
+        name=name,
+        index=index,
+        guarded=guarded,
+        timed=timed,
+        equations=replace(e, name=name, functions=functions_of(e.functions, P, numbers), numbers=numbers, kept={}),
+        kernels=kernels_of(family.kernels, lambda _: P, numbers),
+        solved=completed(family.solved),
+        solved_by_w=completed(family.solved_by_w),
+    )
+
+
 def to_compile(functions: dict[str, ca.Function]) -> dict[str, ca.Function]:
     """What compiled code calls: where it has guards in pieces, these instead of the whole."""
     if "sketch" not in functions:
         return functions
     kept = {key: function for key, function in functions.items() if key not in ("guards", "slopes")}
     return kept | {"rates": functions["slopes"]}
+
+
+def with_numbers_apart(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str, ca.Function]:
+    """The functions to compile, with the numbers of a family as an input behind c."""
+    if not mode.numbers:
+        return functions
+    return {key: apart(function, P, mode.numbers, 5) for key, function in functions.items()}
 
 
 def dense_vectors(values: list[Any], matrices: list[int]) -> list[Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import casadi as ca
 import numpy as np
 
+from dae_hybrid.declarations import Transition
 from dae_hybrid.dependence import refuse_dependent_equations
 from dae_hybrid.elimination import singularities, solve_explicitly
 from dae_hybrid.errors import FormulationError, ModelError
@@ -26,12 +28,17 @@ class ModeFunctions:
     """The equations of one mode as functions of (t, x, m, p), and what follows from them."""
 
     def __init__(
-        self, model: HybridModel, lowering: ModeLowering, index: int, *, eliminate: bool, direct: bool
+        self,
+        model: HybridModel,
+        lowering: ModeLowering,
+        index: int,
+        outgoing: Sequence[Transition],
+        *,
+        eliminate: bool,
+        direct: bool,
     ) -> None:
         self.model, self.lowering, self.index = model, lowering, index
-        mode = lowering.mode
-        self.outgoing = [t for t in model.transitions.values() if t.source is mode]
-        self.guarded = [t for t in self.outgoing if t.guard is not None]
+        self.guarded = [t for t in outgoing if t.guard is not None]
         functionals = list(model.functionals.values())
         guards = [(f"guard of transition '{t.name}'", t.guard) for t in self.guarded]
         integrands = [(f"integrand of functional '{f.name}'", self._part(f.integrand, f.size)) for f in functionals]
@@ -39,6 +46,7 @@ class ModeFunctions:
         self.ny, self.nz = lowering.differential.size, lowering.algebraic.size
         self.nm = sum(d.size for d in lowering.memory)
         self.np = sum(d.size for d in lowering.parameters)
+        self.numbers = sum(s.numel() for s in lowering.numbers)  # behind the parameters
         self.direct = direct
         self._slopes: dict[str, ca.Function] = {}
         self._formulate()
@@ -90,7 +98,7 @@ class ModeFunctions:
         names = [labels[i] for i in index1] + [f"the time derivative of {labels[i]}" for i in index2]
         check_structure(mode.name, lowering.algebraic.labels(), names, self.nk, by_z.sparsity())
         if lowering.implicit:
-            nominal = np.concatenate([np.zeros(0), *(d.start for d in lowering.parameters)])
+            nominal = np.concatenate([*(d.start for d in lowering.parameters), np.zeros(self.numbers)])
             matrix = ca.Function("by_z", list(s.point), [ca.densify(by_z)])
             refuse_dependent_equations(mode.name, matrix, lowering.algebraic.labels(), names, nominal)
         k = rows[index2, :] if index2 else s.kind(0, 1)
@@ -219,7 +227,7 @@ class ModeFunctions:
         """Flat of a kind in which the mode's algebraic equations can be solved."""
         if self.nz <= SYMBOLIC_SOLVE or s.kind is ca.MX:
             return s
-        return Flat(ca.MX, *(ca.MX.sym(n, getattr(s, n).numel()) for n in "txmp"))
+        return Flat(ca.MX, *(ca.MX.sym(n, getattr(s, n).numel()) for n in "txmp"), numbers=s.numbers)
 
     def point_function(self, name: str, outputs: Any) -> ca.Function:
         """A function of (t, x, m, p); `outputs(s)` are evaluated on symbols that its linear solves allow."""
@@ -323,7 +331,7 @@ class ModeFunctions:
     def _state_point(self) -> list[ca.MX]:
         """Symbols for (t, state, m, p)."""
         n = self.ny if self.explicit is not None else self.lowering.n
-        return [ca.MX.sym(k, v) for k, v in zip("txmp", (1, n, self.nm, self.np), strict=True)]
+        return [ca.MX.sym(k, v) for k, v in zip("txmp", (1, n, self.nm, self.np + self.numbers), strict=True)]
 
     @cached_property
     def landing(self) -> ca.Function:

@@ -21,7 +21,7 @@ from typing import Any
 import casadi as ca
 
 from dae_hybrid.declarations import Declaration, Functional, Mode, Relation, Transition
-from dae_hybrid.discontinuities import Discontinuities, are_smooth, margin
+from dae_hybrid.discontinuities import Discontinuities, are_smooth, margin, unsmooth
 from dae_hybrid.discontinuous_nodes import JUMPS, KINKS, RELATIONS, Node, bare
 from dae_hybrid.errors import ModelError
 from dae_hybrid.expressions import free_name
@@ -43,6 +43,8 @@ def with_relations(model: HybridModel, *, kinks: bool) -> tuple[HybridModel, tup
     ModelError
         A discontinuity cannot be lifted; the error names it, and what to state instead.
     """
+    if not unsmooth(_stated(model)):
+        return model, ()
     lifting = _Lifting(model, JUMPS | KINKS if kinks else JUMPS)
     modes = {name: lifting.mode(mode) for name, mode in model.modes.items()}
     functionals = {name: lifting.functional(f) for name, f in model.functionals.items()}
@@ -69,6 +71,13 @@ def with_relations(model: HybridModel, *, kinks: bool) -> tuple[HybridModel, tup
         for transition in lifting.transitions(mode, found.transitions):
             found.transitions[transition.name] = transition
     return found, spared
+
+
+def _stated(model: HybridModel) -> dict[Any, list[ca.MX]]:
+    """What is evaluated between transitions."""
+    found: dict[Any, list[ca.MX]] = {("mode", name): [mode.everything] for name, mode in model.modes.items()}
+    found |= {("guard", name): [t.guard] for name, t in model.transitions.items() if t.guard is not None}
+    return found | {("G", f.name): [f.integrand] for f in model.functionals.values() if f.integrand is not None}
 
 
 @dataclass(eq=False)

@@ -78,8 +78,8 @@ class ModeSystem(OfThisProcess):
     kernels: Mapping[str, Kernel]
     formulation: str  # in words
     explicit: ca.Function | None  # z as a function of (t, y, m, p), where the integrator sees y only
-    solved: ca.Function  # x from (t, integrator's state, m, p), consistent
-    solved_by_w: Callable[[], ca.Function]  # makes the function for its derivative by (y, m, p)
+    solved: Callable[[], ca.Function]  # makes the function for x from (t, integrator's state, m, p), consistent
+    solved_by_w: Callable[[], ca.Function]  # and that for its derivative by (y, m, p)
     invariants: tuple[str, ...]  # names of the constraints that the state is kept on
     fragile: bool  # whether [F_y' | F_z] could become singular, as far as the structure says
 
@@ -152,7 +152,7 @@ class ModeSystem(OfThisProcess):
         """`solved` of so many rows at once."""
 
         def make() -> Kernel:
-            function = densified(self.solved)
+            function = densified(self.solved())
             with suppress(RuntimeError):  # what solves equations by iteration cannot be written out
                 function = function.expand()
             return Kernel(function.map("rows", "serial", count, [3], []))

@@ -11,7 +11,7 @@ from dae_hybrid.declarations import Transition
 from dae_hybrid.errors import ModelError
 from dae_hybrid.jump import Jump, cost_kernel, event_costs
 from dae_hybrid.layout import Layout
-from dae_hybrid.lowering import ModeLowering, split, symbols_for
+from dae_hybrid.lowering import split, symbols_for
 from dae_hybrid.matrices import LARGE, compact
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.model import HybridModel
@@ -21,17 +21,40 @@ from dae_hybrid.transition import CLOCK, TransitionMap
 LONGEST_TEXT = 80
 
 
+def parameters_of(kernel: str) -> int | None:
+    """Which input of a transition's kernel are the parameters with the numbers behind them; None without numbers."""
+    return {"time": None, "tangent": 5, "after": 4, "linear": 4, "cost": 4}.get(kernel, 3)
+
+
+def as_stated(model: HybridModel, transition: Transition, index: int, mode_index: dict[str, int]) -> dict[str, Any]:
+    """What is said of a transition besides its functions: fields of `TransitionMap`."""
+    return {
+        "name": transition.name,
+        "index": index,
+        "source": mode_index[transition.source.name],
+        "target": None if transition.target is None else mode_index[transition.target.name],
+        "direction": transition.direction,
+        "on_entry": transition.on_entry,
+        "surface": _text(transition.guard),
+        "refusal": transition.refusal,
+        "bound": transition.bound,
+        "becomes": transition.becomes,
+        "jumps": transition.jumps,
+        "relation": transition.relation,
+        "keeps": _keeps_its_guard(model, transition),
+    }
+
+
 def build_transition(
     model: HybridModel,
     transition: Transition,
     index: int,
     mode_index: dict[str, int],
-    lowerings: dict[str, ModeLowering],
-    builders: list[ModeBuilder],
+    source_builder: ModeBuilder,
+    target: ModeBuilder | None,
 ) -> TransitionMap:
     """One transition of the built system; see `TransitionMap` for its kernels."""
-    name = transition.name
-    source = lowerings[transition.source.name]
+    name, source = transition.name, source_builder.lowering
     kind = "guard" if transition.guard is not None else "at" if transition.at is not None else "every"
     clock = ca.MX.sym("clock", CLOCK)
     schedule = ca.MX(0) if transition.at is None else transition.at
@@ -41,8 +64,6 @@ def build_transition(
         check_parameters_only(model, f"{kind} of transition '{name}'", schedule, clock)
     guard = transition.guard if transition.guard is not None else model.time - schedule
     trigger = source.lower("trigger", [(f"trigger of transition '{name}'", guard)], [clock])
-    source_builder = builders[mode_index[transition.source.name]]
-    target = None if transition.target is None else builders[mode_index[transition.target.name]]
     jump = None if target is None else Jump(model, transition, source, target)
     kernels = {"tangent": _tangent(trigger, source_builder, jump)}
     if jump is None and (cost := _costs_at_the_end(model, transition, source_builder)) is not None:
@@ -52,12 +73,7 @@ def build_transition(
     if jump is not None:
         kernels |= jump.kernels()
     return TransitionMap(
-        name=name,
-        index=index,
-        source=mode_index[transition.source.name],
-        target=None if transition.target is None else mode_index[transition.target.name],
-        direction=transition.direction,
-        on_entry=transition.on_entry,
+        **as_stated(model, transition, index, mode_index),
         kind=kind,
         kernels=kernels,
         free=() if jump is None else tuple(jump.free),
@@ -68,15 +84,8 @@ def build_transition(
         equations=() if jump is None else jump.equation_labels,
         conditions=() if jump is None else jump.condition_labels,
         movable=_is_movable(trigger),
-        surface=_text(transition.guard),
         projects=jump is not None and bool(transition.project),
-        refusal=transition.refusal,
         clock=kernels["time"].function.serialize() if kind == "every" else "",
-        bound=transition.bound,
-        becomes=transition.becomes,
-        jumps=transition.jumps,
-        relation=transition.relation,
-        keeps=_keeps_its_guard(model, transition),
     )
 
 

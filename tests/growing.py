@@ -65,6 +65,21 @@ def ring(n: int) -> dh.HybridModel:
     return m
 
 
+def exits(n: int) -> dh.HybridModel:
+    """Modes in a ring with five ways out of each, to the next ones and with other thresholds and resets."""
+    m = dh.HybridModel("exits")
+    x, y, p = m.differential("x"), m.differential("y"), m.parameter("p", 1.0)
+    modes = [m.mode(f"m{i}", ode={x: (20.3 + 10 * i / n) * p, y: 1.5 - (0.31 + i / n) * y}) for i in range(n)]
+    for i in range(n):
+        for k in range(5):
+            threshold, kept = 1.03 + 0.13 * ((i + k) % 5) + 0.1 * i / n, 0.11 + 0.1 * k
+            there = modes[(i + 1 + k) % n]
+            m.transition(modes[i], there, guard=x - threshold * p, direction="rising", reset={x: kept * y})
+    m.initial(modes[0], {x: 0.0, y: 1.0})
+    m.functional("G", integrand=x * y, terminal=y)
+    return m
+
+
 def bars(n: int, *, contacts: bool = False) -> Mechanism:
     """A pendulum of bars of length and mass one, held level at the start.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import casadi as ca
 import numpy as np
 import pytest
-from growing import bars, guards, ring
+from growing import bars, exits, guards, ring
 
 import dae_hybrid as dh
 import dae_hybrid.build
@@ -38,16 +38,140 @@ def length(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], 
     return of
 
 
+@pytest.fixture
+def functions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many functions every build hands to the compiler."""
+    found: list[int] = []
+    compile_functions = dae_hybrid.build.compile_functions
+
+    def look(functions: dict[object, ca.Function], *, native: bool) -> object:
+        found.append(len(functions))
+        return compile_functions(functions, native=native)
+
+    monkeypatch.setattr(dae_hybrid.build, "compile_functions", look)
+    return found
+
+
+def unshared(monkeypatch: pytest.MonkeyPatch, model: dh.HybridModel, **options: bool) -> dh.HybridSystem:
+    """A model built as if nothing in it were alike."""
+    with monkeypatch.context() as patch:
+        patch.setattr("dae_hybrid.builders.FEW", 10**9)
+        return model.build(**options)
+
+
+def diverse() -> dh.HybridModel:
+    """Modes of two structures with memory, measurements, a clock and numbers of every kind, and one of its own."""
+    m = dh.HybridModel("diverse")
+    x, y, p = m.differential("x"), m.differential("y"), m.parameter("p", 1.2)
+    counted, last = m.memory("counted", initial=0.3), m.memory("last", of=x, initial=0.0)
+    modes = [m.mode(f"up{i}", ode={x: (2 + 0.3 * i) * p, y: x ** (2 + i % 2) - 0.7 * y}) for i in range(5)]
+    modes += [m.mode(f"down{i}", ode={x: 2.9 + 0.1 * i - p * y, y: (0.5, 0.6)[i % 2] * x - y}) for i in range(5)]
+    own = m.mode("own", ode={x: 3 - 0.1 * x, y: ca.sin(y)})
+    ring = [*modes, own]
+    for i, (here, there) in enumerate(zip(ring, (*ring[1:], ring[0]), strict=True)):
+        m.transition(
+            here, there, guard=x - last - (0.31 + 0.02 * i) * p, direction="rising", reset={y: (0.9 - 0.03 * i) * y},
+            memory={counted: (0.2 + 0.05 * i) * counted + 0.1 * x},
+        )  # fmt: skip
+        m.transition(here, here, every=1.7, reset={x: x - 0.2})
+    m.initial(modes[0], {x: 0.1 * p, y: 0.2})
+    data = {float(t): (x - 0.4 * t) ** 2 + counted for t in np.linspace(0.13, 1.9, 9)}
+    m.functional("G", integrand=y, terminal=x * y + counted, at_times=data)
+    m.functional("H", terminal=x)
+    return m
+
+
+@pytest.mark.parametrize("make", [ring, exits], ids=["ring", "exits"])
+def test_modes_that_are_alike_share_their_functions(functions, make) -> None:
+    few, many = make(12).build(), make(24).build()
+    assert functions[1] == functions[0]
+    compiled = {id(f) for mode in many.modes for f in mode.equations.compiled.values()}
+    assert len(compiled) == len(few.modes[0].equations.compiled)
+    assert len({f.address for links in many.network.links for f in (x and x.cross for x in links) if f}) < 10
+    assert [mode.name for mode in many.modes] == [f"m{i}" for i in range(24)]
+    assert [t.surface for t in many.transitions[:2]] == [str(t.guard) for t in make(24).transitions.values()][:2]
+
+
+def test_other_numbers_need_no_compilation(monkeypatch) -> None:
+    texts = []
+
+    def look(functions: dict[object, ca.Function], *, native: bool) -> object:
+        texts.append(generate(list(functions.values())))
+        return compile_functions(functions, native=False)
+
+    compile_functions = dae_hybrid.build.compile_functions
+    monkeypatch.setattr(dae_hybrid.build, "compile_functions", look)
+    for rate in (0.3, 0.4):
+        m = dh.HybridModel("rates")
+        x = m.differential("x")
+        modes = [m.mode(f"m{i}", ode={x: 1.3 + rate * (i + 1)}) for i in range(5)]
+        for i, (here, there) in enumerate(zip(modes, (*modes[1:], modes[0]), strict=True)):
+            m.transition(here, there, guard=x - 1.1 - rate * (i + 1), reset={x: 0.0})
+        m.initial(modes[0], {x: 0.0})
+        m.build()
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
+def test_a_ring_of_modes_that_share_their_functions(native) -> None:
+    """In mode k the state grows at the rate (20.5 + k) p, from 0 to 1."""
+    system = ring(8).build(native=native)
+    rates, begun, k = 20.5 + np.arange(8), 0.0, 0
+    while begun + 1 / rates[k % 8] < 1.0:
+        begun, k = begun + 1 / rates[k % 8], k + 1
+    fsa = dh.forward_sensitivity(system, (0, 1), rtol=1e-10, atol=1e-12)
+    asa = dh.adjoint_gradient(system, (0, 1), "G", rtol=1e-10, atol=1e-12)
+    assert len(fsa.events) == k
+    assert [event.source for event in fsa.events] == [f"m{i % 8}" for i in range(k)]
+    np.testing.assert_allclose([event.time for event in fsa.events], np.cumsum(1 / rates[np.arange(k) % 8]), rtol=1e-9)
+    assert float(fsa.functionals["G"]) == pytest.approx(rates[k % 8] * (1 - begun), rel=1e-7)
+    for gradient in (fsa.gradient["G"], asa.gradient):
+        np.testing.assert_allclose(gradient, [rates[k % 8]], rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("make", "way"),
+    [
+        (lambda: exits(9), {}),
+        (lambda: guards(9), {}),
+        (diverse, {}),
+        (diverse, {"native": False}),
+        (diverse, {"adapter": "scipy"}),
+    ],
+    ids=["exits", "guards", "compiled", "interpreted", "scipy"],
+)
+def test_what_shares_functions_gives_what_it_would_alone(monkeypatch, make, way) -> None:
+    built = {key: value for key, value in way.items() if key == "native"}
+    options = {"rtol": 1e-8, "atol": 1e-10} | {key: value for key, value in way.items() if key == "adapter"}
+    shared, alone = make().build(**built), unshared(monkeypatch, make(), **built)
+    one, other = (dh.forward_sensitivity(system, (0, 2), **options) for system in (shared, alone))
+    assert len(one.events) == len(other.events) > 5
+    assert [e.transition for e in one.events] == [e.transition for e in other.events]
+    np.testing.assert_allclose([e.time for e in one.events], [e.time for e in other.events], rtol=1e-9)
+    np.testing.assert_allclose(one.gradient["G"], other.gradient["G"], rtol=1e-6)
+    asa, alone_asa = (dh.adjoint_gradient(system, (0, 2), "G", **options) for system in (shared, alone))
+    np.testing.assert_allclose(asa.value, alone_asa.value, rtol=1e-9)
+    np.testing.assert_allclose(asa.gradient, alone_asa.gradient, rtol=1e-6)
+    np.testing.assert_allclose(asa.gradient, one.gradient["G"], rtol=1e-5)
+
+
+def test_modes_that_share_their_functions_go_in_batches() -> None:
+    system, values = exits(9).build(), np.linspace(0.9, 1.1, 3)
+    found = dh.batch(system, (0, 1), parameters={"p": values}, gradient="adjoint", rtol=1e-8)
+    for i, value in enumerate(values):
+        alone = dh.forward_sensitivity(system, (0, 1), parameters={"p": value}, rtol=1e-8)
+        np.testing.assert_allclose(found.gradient["G"][i], alone.gradient["G"], rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("make", "n"),
     [
         (lambda n: guards(n).build(), 20),
-        (lambda n: ring(n).build(), 10),
         (lambda n: bars(n).build(), 10),
         (lambda n: bars(n).build(Index1(omega=1.0)), 10),
         (lambda n: bars(n).build(Penalty()), 10),
     ],
-    ids=["guards", "ring", "index 2", "index 1", "penalty"],
+    ids=["guards", "index 2", "index 1", "penalty"],
 )
 def test_code_grows_linearly(length, make, n: int) -> None:
     small, large = length(lambda: make(n)), length(lambda: make(2 * n))

@@ -105,7 +105,7 @@ class Model:
             n=e.n, n_differential=e.n_differential, n_functionals=e.functionals.size, n_integrals=n_integrals,
             n_memory=e.n_memory, n_parameters=e.n_parameters, n_guards=e.n_guards, n_directions=n_directions,
             n_wrt=len(wrt),
-            parameters=self.parameters.ctypes.data, memory=self.memory.ctypes.data,
+            parameters=self.parameters.ctypes.data, memory=self.memory.ctypes.data, numbers=e.numbers.ctypes.data if e.numbers.size else None,
             parameter_directions=self.parameter_directions.ctypes.data,
             memory_directions=self.memory_directions.ctypes.data,
             moved=Sparse(*(array.ctypes.data for array in self._moved)), wrt=self.wrt.ctypes.data,

@@ -36,7 +36,7 @@ static stretch stretch_of(const march *m, integer i) {
 static const double *guard_derivatives(march *m, const link *l, double t, const double *x, const double *memory) {
   double *res[13] = {m->tangent};
   m->xi = 0; /* guards do not depend on what is solved for */
-  return l->tangent && !call(m, l->tangent, t, x, memory, res, 13) ? m->tangent : 0;
+  return l->tangent && !call(m, l->tangent, l->numbers, t, x, memory, res, 13) ? m->tangent : 0;
 }
 
 /* The tolerance of a guard by those of the states. */

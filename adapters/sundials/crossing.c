@@ -3,14 +3,15 @@
  * The functions of a link at a point, the unknowns of its arrival by Newton's method, and their derivatives by the
  * implicit function theorem. The rules are those of dae_hybrid/transition.py, formulation.py and arrival.py, wherever it
  * is clear what they say; else the transition is left to the automaton. */
-static int call(march *m, casadi_function function, double t, const double *x, const double *memory, double **res,
-                int count) {
+static int call(march *m, casadi_function function, const double *numbers, double t, const double *x,
+                const double *memory, double **res, int count) {
   m->arg[0] = &t;
   m->arg[1] = x;
   m->arg[2] = memory;
   m->arg[3] = m->parameters;
   m->arg[4] = m->clock;
   m->arg[5] = m->xi;
+  m->arg[6] = numbers;
   for (int i = 0; i < count; i++) m->res[i] = res[i];
   return function(m->arg, m->res, m->iw, m->w, 0) ? FATAL : 0;
 }
@@ -108,7 +109,7 @@ static trial lay_out_trial(double *at, integer n) {
 static int try_unknowns(march *m, const link *l, double t, const double *x, const double *memory, const trial *at) {
   double *res[4] = {at->phi, at->by_xi, at->by_xi_size, at->size};
   m->xi = at->xi;
-  if (call(m, l->solve, t, x, memory, res, 4)) return 0;
+  if (call(m, l->solve, l->numbers, t, x, memory, res, 4)) return 0;
   for (integer i = 0; i < l->unknowns; i++) /* terms without a finite size leave exact zeros */
     if (!isfinite(at->size[i])) at->size[i] = fabs(at->phi[i]);
   return 1;
@@ -168,7 +169,7 @@ static int solve_arrival(march *m, const link *l, double t, const double *x, con
   const integer n = l->unknowns, one = 3 * n + 2 * n * n;
   trial at = lay_out_trial(m->solving, n), next = lay_out_trial(m->solving + one, n);
   double *work = m->solving + 2 * one, *res[2] = {at.xi, next.xi};
-  if (call(m, l->begin, t, x, memory, res, 2) || !try_unknowns(m, l, t, x, memory, &at)) return 0;
+  if (call(m, l->begin, l->numbers, t, x, memory, res, 2) || !try_unknowns(m, l, t, x, memory, &at)) return 0;
   if (negligible(at.phi, at.size, n, RESIDUAL_ROUNDINGS)) {
     if (l->simple) return 1;
   } else {
@@ -208,7 +209,7 @@ static int differentiate_arrival(march *m, const station *from, const station *t
   double *res[13] = {c->h, c->jump, c->flow, c->g, c->flow_after, c->g_after, c->by_after, c->direct, c->onto, c->held,
                      phi_w, through, own};
   m->xi = unknowns_of(to, l, e);
-  if (call(m, l->tangent, t, x, e->memory, res, n ? 13 : 10) || !all_finite(m->tangent, end - m->tangent)) return 0;
+  if (call(m, l->tangent, l->numbers, t, x, e->memory, res, n ? 13 : 10) || !all_finite(m->tangent, end - m->tangent)) return 0;
   if (!n) return 1;
   const trial at = lay_out_trial(m->solving, n);
   memcpy(at.xi, m->xi, (size_t)n * sizeof(double));
@@ -236,7 +237,7 @@ static int differentiate_arrival(march *m, const station *from, const station *t
 static int charges_of(march *m, const station *from, const link *l, double t, const double *x, const double *memory) {
   const integer nk = m->n_functionals, width = from->n_y + m->n_memory + m->n_parameters + 1;
   double *by = m->cost + nk, *by_xi = by + nk * width, *res[3] = {m->cost, by, by_xi};
-  if (call(m, l->cost, t, x, memory, res, l->slopes ? 3 : 2)) return FATAL;
+  if (call(m, l->cost, l->numbers, t, x, memory, res, l->slopes ? 3 : 2)) return FATAL;
   for (integer k = 0; l->slopes && k < width; k++)
     for (integer j = 0; j < l->unknowns; j++)
       for (integer i = 0; i < nk; i++) by[k * nk + i] += by_xi[j * nk + i] * m->slopes[k * l->unknowns + j];
@@ -249,7 +250,7 @@ static int look_measured(march *m, integer mode, integer which, double t, const 
   const integer width = m->stations[mode].n_y + m->n_memory + m->n_parameters + 1;
   double *res[2] = {m->cost, m->cost + own->count};
   m->xi = own->data;
-  if (!own->of_mode[mode] || call(m, own->of_mode[mode], t, x, memory, res, 2)) return 0;
+  if (!own->of_mode[mode] || call(m, own->of_mode[mode], 0, t, x, memory, res, 2)) return 0;
   return all_finite(m->cost, own->count * (m->certify ? 1 + width : 1));
 }
 

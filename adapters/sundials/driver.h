@@ -134,7 +134,7 @@ typedef struct {
   integer *iw;
   double *w;
   integer n, n_differential, n_functionals, n_integrals, n_memory, n_parameters, n_guards, n_directions, n_wrt;
-  const double *parameters;
+  const double *parameters, *numbers;        /* numbers: in which this mode differs from those that share its functions */
   double *memory;
   const double *parameter_directions;        /* n_parameters x n_directions, column by column */
   double *memory_directions;                 /* n_memory x n_directions */
@@ -272,6 +272,7 @@ typedef struct {                             /* an adjoint, integrated back alon
 typedef struct {                             /* what follows where a guard crosses, or a time comes */
   casadi_function cross, tangent, cost;      /* none where that is never plain, and where nothing is charged; see march.c */
   casadi_function begin, solve;              /* of what is solved for after it; see crossing.c */
+  const double *numbers;                     /* in which it differs from those that share its functions */
   integer target, transition, index, direction, width;
   integer clock;                             /* of time events: what they have in common that tick together; else -1 */
   integer measures, turns;                   /* nothing happens: the point is recorded, for a measurement; a knot of signals */
@@ -287,7 +288,7 @@ typedef struct {                             /* a mode */
   integer n_x, n_y, n_z, n_guards, implicit, fragile, n_held; /* whether matrices of its equations may become singular; how
                                                 many constraints it is kept on */
   const link *links;                         /* n_guards, and those of time events behind them */
-  const double *absolute;                    /* absolute tolerances of (y, z) */
+  const double *absolute, *numbers;          /* absolute tolerances of (y, z); numbers of its functions */
 } station;
 
 typedef struct {                             /* when time events of a mode are due: one after the other */

@@ -325,7 +325,7 @@ static int fire(march *m) {
   double *res[13] = {e.x, e.xdot, e.guards, e.guards + ng, e.guards + 2 * ng, e.x_after, e.memory_after, e.xdot_after,
                      e.guards_after, e.guards_after + nt, e.guards_after + 2 * nt, e.open, m->cost};
   if (l->unknowns && !solve_arrival(m, l, t, x, c->memory)) return 0;
-  if (call(m, l->cross, t, x, c->memory, res, 13)) return 0;
+  if (call(m, l->cross, l->numbers, t, x, c->memory, res, 13)) return 0;
   if (!all_finite(e.x, (e.guards + 3 * ng) - e.x) || !all_finite(e.x_after, e.xi - e.x_after)) return 0;
   if (!lands(m, to, &e, m->cost)) return 0;
   if (l->unknowns && !l->simple) memcpy(e.xi, m->xi, (size_t)l->unknowns * sizeof(double));
@@ -459,7 +459,7 @@ static int make_record(march *m, const station *at, const link *l, integer count
 static int look_at(march *m, const link *l, double t, const double *given, const double *memory, double *x, double *xdot,
                    double *guards, integer n) {
   double *res[5] = {x, xdot, guards, guards + n, guards + 2 * n};
-  return !call(m, l->cross, t, given, memory, res, 5) && all_finite(x, guards + 3 * n - x);
+  return !call(m, l->cross, l->numbers, t, given, memory, res, 5) && all_finite(x, guards + 3 * n - x);
 }
 
 /* The record of a point where the mode goes on is complete but for what changes there. */

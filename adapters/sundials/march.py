@@ -58,6 +58,7 @@ class Marcher:
                 implicit=e.implicit, fragile=e.is_fragile, n_held=network.constraints[i],
                 n_guards=len(network.guarded[i]),
                 links=ctypes.addressof(links), absolute=self._absolute[i].ctypes.data,
+                numbers=e.numbers.ctypes.data,
             )  # fmt: skip
         every = [x for links in network.links for x in links if x is not None]
         functions = [f for x in every for f in (x.cross, x.tangent, x.cost, x.begin, x.solve) if f is not None]
@@ -110,6 +111,7 @@ class Marcher:
                 links[i].waits, links[i].toggles = network.waits[transition], network.toggles[transition]
                 links[i].jumps, links[i].keeps = network.jumps[transition], network.keeps[transition]
             if link is not None:
+                links[i].numbers = link.numbers.ctypes.data
                 for name in ("cross", "tangent", "cost", "begin", "solve"):
                     function = getattr(link, name)
                     setattr(links[i], name, None if function is None else function.address)

@@ -39,6 +39,7 @@ static int evaluate(context *c, casadi_function function, double t, const double
   c->arg[1] = x;
   c->arg[2] = c->memory;
   c->arg[3] = c->parameters;
+  if (c->numbers) c->arg[5] = c->numbers; /* else functions of products have other inputs there */
   if (!c->held_valid && c->constants) {
     double *wanted[8];
     memcpy(wanted, c->res, sizeof wanted);

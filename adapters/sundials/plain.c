@@ -174,7 +174,7 @@ static int set_out(plain *v) {
   m->kept = 0;
   m->wanted = -1;
   m->at = v->mode;
-  if (call(m, v->origin, m->t0, v->start, v->start, res, 7)) return FATAL;
+  if (call(m, v->origin, first->numbers, m->t0, v->start, v->start, res, 7)) return FATAL;
   if (!all_finite(v->start, h + ng - v->start)) return NOT_PLAIN;
   if (!all_finite(by_p, nw * m->n_parameters)) return NOT_PLAIN;
   if (!look_at_start(m, first, c, h)) return NOT_PLAIN;
@@ -241,7 +241,7 @@ static int arrive(plain *v) {
   double *xdot = v->end + nx, *h = xdot + nx, *values = h + 3 * ng, *by_w = values + nf, *size = by_w + nf * width;
   double *res[10] = {v->end, xdot, h, h + ng, h + 2 * ng, values, v->by_u, by_w, size, size + nf};
   if (r->n_eval && r->next_eval < r->n_eval) return NOT_PLAIN;
-  if (call(m, v->final[m->at], r->t, r->completed, c->memory, res, 10)) return FATAL;
+  if (call(m, v->final[m->at], m->stations[m->at].numbers, r->t, r->completed, c->memory, res, 10)) return FATAL;
   if (!measure_end(v, by_w)) return NOT_PLAIN;
   const double *integrals = c->api->array(r->x) + c->n;
   double *rates = size + 2 * nf, *own = rates + c->n, *memory = own + nf, *gradient = memory + m->n_memory;
@@ -378,7 +378,7 @@ static int measure_costs(const plain_adjoint *b) {
       const station *from = &m->stations[(integer)record[MODE_AT]];
       event e;
       lay_out(m, from, &m->stations[from->links[(integer)record[GUARD_AT]].target], record, &e);
-      if (call(m, b->final[(integer)record[MODE_AT]], record[0], e.x, e.memory, res, 10)) return FATAL;
+      if (call(m, b->final[(integer)record[MODE_AT]], from->numbers, record[0], e.x, e.memory, res, 10)) return FATAL;
       found = weights;
     }
     for (integer k = 0; k < m->n_functionals; k++)
