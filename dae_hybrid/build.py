@@ -116,11 +116,10 @@ def build_system(
 
     def finish(library: ctypes.CDLL) -> HybridSystem:
         functions = _by_owner(bound(together, library))
+        compiled = [functions["mode"][unit] for unit in builders.unit]
         own = tuple(
-            replace(
-                mode, equations=replace(mode.equations, compiled=functions["mode"][builders.unit[mode.index]], kept={})
-            )
-            for mode in modes
+            replace(mode, equations=replace(mode.equations, compiled=f, kept={}))
+            for mode, f in zip(modes, compiled, strict=True)
         )
         return replace(system, modes=own, network=connected(own, functions), compiled=True)
 

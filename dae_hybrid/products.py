@@ -2,7 +2,7 @@
 
 Forward analysis needs F_x s + F_p dp + F_m dm for a few directions, an adjoint F_x^T v, F_p^T v and F_m^T v.
 Algorithmic differentiation in forward and in reverse mode gives either at a small multiple of the cost of F, however
-many entries the Jacobians have (Griewank and Walther, Evaluating Derivatives, 2nd ed., 2008, sections 3.2, 3.3 and 4.2).
+many entries the Jacobians have (Griewank and Walther, Evaluating Derivatives, 2nd ed., 2008, sections 3.2 to 4.2).
 """
 
 from __future__ import annotations
