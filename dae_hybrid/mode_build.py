@@ -265,7 +265,7 @@ class ModeBuilder(ModeFunctions):
 
 
 def to_compile(functions: dict[str, ca.Function]) -> dict[str, ca.Function]:
-    """What compiled code calls: where it has guards in pieces, or products with Jacobians, these instead of the whole."""
+    """What compiled code calls: where it has guards in pieces, or products of derivatives, these instead."""
     unused = {"linearised"} if "partials" in functions else set[str]()
     if "sketch" in functions:
         functions = functions | {"rates": functions["slopes"]}
