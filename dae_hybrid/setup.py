@@ -163,16 +163,15 @@ class Setup:
         error = run.statistics.get("sensitivity_error")
         if error is None and steps:
             raise UnsupportedError(
-                f"Adapter {self.integrator.name!r} does not report the errors of sensitivities that it leaves out of its "
-                "error test.",
+                f"Adapter {self.integrator.name!r} does not report the errors of sensitivities that it does not test.",
                 remedy="Leave sensitivity_error_control out.",
             )
         said = []
         if error is not None and error > UNTESTED_ERROR * steps:
             said.append(
                 "Sensitivities are left out of the error test, and their local errors are "
-                f"{error / steps:.1e} tolerances in a step on average: derivatives may be off by {error * rtol:.1e} of their size. Leave "
-                "sensitivity_error_control on, or tighten rtol."
+                f"{error / steps:.1e} tolerances in a step on average: derivatives may be off by {error * rtol:.1e} of "
+                "their size. Leave sensitivity_error_control on, or tighten rtol."
             )
         better = finer(run, directions, scales, rtol, at_times=self.t_eval is not None)
         if better is not None:
@@ -193,8 +192,8 @@ class Setup:
         """What is to be said of directions whose sensitivities no run resolves."""
         return (
             f"The derivatives by {self._names(directions, short)} are not resolved: the states change by no more than "
-            f"their absolute tolerance when these parameters change by {', '.join(f'{s:.1e}' for s in scales[short])}, and a run at "
-            f"finer tolerances failed ({error.message})."
+            f"their absolute tolerance when these parameters change by "
+            f"{', '.join(f'{s:.1e}' for s in scales[short])}, and a run at finer tolerances failed ({error.message})."
         )
 
     def _run(
