@@ -42,6 +42,7 @@ class RunOptions(TypedDict, total=False):
     simultaneous: Simultaneous
     on_zeno: OnZeno
     sensitivity_method: SensitivityMethod
+    sensitivity_error_control: bool
     suppress_algebraic: bool
     linear_solver: LinearSolver
     preconditioner: Preconditioner | None

@@ -115,6 +115,12 @@ class Options:
         the step at hand (SciPy's `csc_array`, in the order of the mode's variables; an adjoint's is transposed) and
         returns a function that solves with an approximation of it, such as ``pyamg``'s or
         ``lambda matrix: scipy.sparse.linalg.spilu(matrix).solve``. Called again when the step has changed.
+    sensitivity_error_control : bool
+        Choose steps by the errors of sensitivities, too (default; SUNDIALS' ``CVodeSetSensErrCon`` and
+        ``IDASetSensErrCon``). With False they follow the states alone: forward analysis takes fewer steps, and no test
+        has seen its derivatives. Their local errors, in tolerances, are added up instead:
+        ``statistics["sensitivity_error"]`` is that sum, and a `ConditionWarning` says where it is more than a hundred
+        for every step, or where a derivative is next to its absolute tolerance. Needs compiled equations.
     suppress_algebraic : bool
         Leave (implicit) algebraic variables out of the error test. By default they are in it, to the accuracy to
         which the tolerances of the state determine them, but no finer than their own. Without the test steps follow
@@ -140,6 +146,7 @@ class Options:
     simultaneous: Simultaneous = "declared"
     on_zeno: OnZeno = "raise"
     sensitivity_method: SensitivityMethod = "staggered"
+    sensitivity_error_control: bool = True
     suppress_algebraic: bool = False
     linear_solver: LinearSolver = "auto"
     preconditioner: Preconditioner | None = None
@@ -163,7 +170,7 @@ class Options:
             raise OptionError(f"method must be a string, got {self.method!r}.")
         for name, legal in CHOICES.items():
             _choice(name, getattr(self, name), legal)
-        for name in ("suppress_algebraic", "native_events"):
+        for name in ("sensitivity_error_control", "suppress_algebraic", "native_events"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}.")
         if self.preconditioner is not None and not callable(self.preconditioner):

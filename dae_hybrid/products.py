@@ -29,12 +29,12 @@ MOST_INLINED = 5_000
 LEAST_OUTER = 64
 #: what takes about as long as an addition; of matrices also what moves numbers
 CHEAP = frozenset((
-    ca.OP_MTIMES, ca.OP_CALL, ca.OP_DOT, ca.OP_HORZCAT, ca.OP_VERTCAT, ca.OP_DIAGCAT, ca.OP_HORZSPLIT, ca.OP_VERTSPLIT,
-    ca.OP_DIAGSPLIT, ca.OP_RESHAPE, ca.OP_TRANSPOSE, ca.OP_SUBREF, ca.OP_GETNONZEROS, ca.OP_SETNONZEROS,
-    ca.OP_ADDNONZEROS, ca.OP_PROJECT, ca.OP_HORZREPMAT, ca.OP_HORZREPSUM, ca.OP_ASSIGN, ca.OP_ADD, ca.OP_SUB,
-    ca.OP_MUL, ca.OP_DIV, ca.OP_NEG, ca.OP_SQ, ca.OP_TWICE, ca.OP_INV, ca.OP_FABS,
-    ca.OP_FMIN, ca.OP_FMAX, ca.OP_LT, ca.OP_LE, ca.OP_EQ, ca.OP_NE, ca.OP_NOT, ca.OP_AND, ca.OP_OR, ca.OP_IF_ELSE_ZERO,
-    ca.OP_SIGN, ca.OP_SQRT,
+    ca.OP_MTIMES, ca.OP_CALL, ca.OP_DOT, ca.OP_HORZCAT, ca.OP_VERTCAT, ca.OP_DIAGCAT, ca.OP_HORZSPLIT,
+    ca.OP_VERTSPLIT, ca.OP_DIAGSPLIT, ca.OP_RESHAPE, ca.OP_TRANSPOSE, ca.OP_SUBREF, ca.OP_GETNONZEROS,
+    ca.OP_SETNONZEROS, ca.OP_ADDNONZEROS, ca.OP_PROJECT, ca.OP_HORZREPMAT, ca.OP_HORZREPSUM, ca.OP_ASSIGN, ca.OP_ADD,
+    ca.OP_SUB, ca.OP_MUL, ca.OP_DIV, ca.OP_NEG, ca.OP_SQ, ca.OP_TWICE, ca.OP_INV, ca.OP_FABS, ca.OP_FMIN, ca.OP_FMAX,
+    ca.OP_LT, ca.OP_LE, ca.OP_EQ, ca.OP_NE, ca.OP_NOT, ca.OP_AND, ca.OP_OR, ca.OP_IF_ELSE_ZERO, ca.OP_SIGN,
+    ca.OP_SQRT,
 ))  # fmt: skip
 FREE = frozenset((ca.OP_INPUT, ca.OP_OUTPUT, ca.OP_CONST, ca.OP_PARAMETER))
 

@@ -199,6 +199,11 @@ def check_capabilities(name: str, system: HybridSystem, options: Options, analys
             f"Adapter {name!r} has no {analysis} sensitivity analysis.",
             remedy=f"Use {_with(lambda other: bool(getattr(other, analysis)))}.",
         )
+    if analysis == "forward" and issubclass(kind, SteppedIntegrator) and not options.sensitivity_error_control:
+        raise UnsupportedError(
+            f"Adapter {name!r} has no sensitivity_error_control=False: sensitivities are states like others.",
+            remedy=f"Leave it out, or use {_with(lambda other: other.forward)}.",
+        )
     if issubclass(kind, SteppedIntegrator):
         kind.check(options)
 

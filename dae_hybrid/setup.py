@@ -36,6 +36,8 @@ Parameters = Mapping[str, ArrayLike] | ArrayLike | None
 DIRECT_RTOL = 1e-11
 #: how often a guard may be looked at in a run because of its resolution
 LOOKS = 1e8
+#: local errors of sensitivities, in tolerances and in a step on average, that may go unsaid where no test limits them
+UNTESTED_ERROR = 100
 #: a witness may take so many times as many steps as the run, or another direction is tried, up to so many
 LONGER, DIRECTIONS = 20, 4
 #: no relative tolerance is made larger
@@ -133,6 +135,9 @@ class Setup:
             return self._run(directions, max_steps, for_adjoint=for_adjoint)
         scales = self.scales(directions.directions)
         found = self._run(directions, max_steps, scales, for_adjoint=for_adjoint)
+        if not self.options.sensitivity_error_control:
+            directions.conditions.doubts += self._untested(found, directions, scales)
+            return found
         accuracy = self.options.rtol
         for _ in range(RETRIES):
             better = finer(found, directions, scales, accuracy, at_times=self.t_eval is not None)
@@ -151,16 +156,43 @@ class Setup:
                 directions.become(trial)
         return found
 
+    def _untested(self, run: Trajectory, directions: Directions, scales: Array) -> list[str]:
+        """What is to be said of sensitivities that steps were not chosen by."""
+        steps, rtol = run.statistics["steps"], self.options.rtol
+        error = run.statistics.get("sensitivity_error")
+        if error is None and steps:
+            raise UnsupportedError(
+                f"Adapter {self.integrator.name!r} does not report the errors of sensitivities that it does not test.",
+                remedy="Leave sensitivity_error_control out.",
+            )
+        said = []
+        if error is not None and error > UNTESTED_ERROR * steps:
+            said.append(
+                "Sensitivities are left out of the error test, and their local errors are "
+                f"{error / steps:.1e} tolerances in a step on average: derivatives may be off by {error * rtol:.1e} of "
+                "their size. Leave sensitivity_error_control on, or tighten rtol."
+            )
+        better = finer(run, directions, scales, rtol, at_times=self.t_eval is not None)
+        if better is not None:
+            said.append(
+                f"The derivatives by {self._names(directions, better > scales)} are next to their absolute tolerances, "
+                "and have been left out of the error test: they may have no digits. Leave sensitivity_error_control on."
+            )
+        return said
+
+    def _names(self, directions: Directions, chosen: NDArray[np.bool_]) -> str:
+        """Parameters that some of the directions move."""
+        labels = self.system.parameters.labels()
+        return ", ".join(labels[i] for i in np.flatnonzero(directions.directions[:, chosen].any(axis=1)))
+
     def _unresolved(
         self, directions: Directions, short: NDArray[np.bool_], scales: Array, error: IntegrationError
     ) -> str:
         """What is to be said of directions whose sensitivities no run resolves."""
-        labels = self.system.parameters.labels()
-        of = [labels[i] for i in np.flatnonzero(directions.directions[:, short].any(axis=1))]
         return (
-            f"The derivatives by {', '.join(of)} are not resolved: the states change by no more than their absolute "
-            f"tolerance when these parameters change by {', '.join(f'{s:.1e}' for s in scales[short])}, and a run at "
-            f"finer tolerances failed ({error.message})."
+            f"The derivatives by {self._names(directions, short)} are not resolved: the states change by no more than "
+            f"their absolute tolerance when these parameters change by "
+            f"{', '.join(f'{s:.1e}' for s in scales[short])}, and a run at finer tolerances failed ({error.message})."
         )
 
     def _run(
@@ -219,6 +251,7 @@ class Setup:
     ) -> Errand | None:  # fmt: skip
         """The run as one that an integrator may begin by itself; None where it may not."""
         able, ends = self.integrator.capabilities.whole and options.native_events, self.system.network.ends
+        able = able and (directions is None or options.sensitivity_error_control)
         if not able or ends is None or is_unresolved(*self.span) or not ends.is_measured_within(self.span):
             return None
         alarms, until = tuple[Alarms, ...](), np.inf

@@ -254,8 +254,21 @@ int dh_cv_jac(double t, vector y, vector fy, void *jac, void *data, vector a, ve
 
 int dh_cv_root(double t, vector y, double *out, void *data) { return root_values(data, t, ARRAY(y), out); }
 
+/* CVODES overwrites what it has predicted when a step is complete. */
+static int keep_prediction(const context *c) {
+  const integer size = c->n + c->n_integrals;
+  vector *predicted, *s, *rates;
+  double t, gamma, rl;
+  void *data;
+  if (c->api->cvode_sens_system(c->memory_of, &t, &predicted, &s, &gamma, &rl, &rates, &data)) return FATAL;
+  for (integer i = 0; i < c->n_directions; i++)
+    memcpy(c->predicted + i * size, c->api->array(predicted[i]), (size_t)size * sizeof(double));
+  return 0;
+}
+
 int dh_cv_sens(int ns, double t, vector y, vector ydot, vector *s, vector *sdot, void *data, vector a, vector b) {
   (void)ns, (void)ydot, (void)a, (void)b;
+  if (((context *)data)->memory_of && keep_prediction(data)) return FATAL;
   return directional(data, t, ARRAY(y), s, sdot);
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -19,6 +20,7 @@ from .driver import (
     HISTORY,
     OPTIONAL,
     ROWS_FULL,
+    SENSITIVITY_ERROR,
     TURN,
     BackwardRun,
     Context,
@@ -40,6 +42,8 @@ WIDE = 10_000
 LARGEST_PATH = 2**28
 #: numbers in a row of a path, beyond which it would soon be too long
 WIDEST_PATH = 100_000
+#: that a sum of errors is said to be
+LARGEST_ERROR = 1e18
 
 
 def short_vectors() -> dict[str, int]:
@@ -152,6 +156,21 @@ class Model:
         """Take parameters from an array of others."""
         self.parameters, self.context.parameters = parameters, parameters.ctypes.data
 
+    def forget_errors(self) -> None:
+        """Begin the sum of what sensitivities are off by."""
+        self.context.sensitivity_error = 0.0
+
+    def leave_out(self, memory: int | None, absolute: Array, rtol: float) -> None:
+        """Look at the errors of sensitivities, which the error test leaves out; their tolerances (d, n + n_integrals).
+
+        None for those that are in it.
+        """
+        c = self.context
+        c.memory_of = memory
+        self._left_out = absolute.copy(), np.zeros(absolute.size)
+        c.sensitivity_absolute, c.predicted = (own.ctypes.data for own in self._left_out)
+        c.sensitivity_rtol = rtol
+
     def carry(self, directions: Array) -> None:
         """Take over parameter directions, (n_directions, n_parameters)."""
         if np.array_equal(directions, self.parameter_directions):
@@ -226,6 +245,8 @@ class Model:
     def counters(self) -> dict[str, int]:
         """Calls so far."""
         own = {name: int(getattr(self.context, name)) for name in COUNTERS}
+        if self.context.memory_of:
+            own[SENSITIVITY_ERROR] = math.ceil(min(self.context.sensitivity_error, LARGEST_ERROR))
         return own if self.linear is None else own | self.linear.counters()
 
 

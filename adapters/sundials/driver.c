@@ -280,6 +280,40 @@ static int explicit_advance(run *r) {
   return status;
 }
 
+/* Local errors of sensitivities, in tolerances, of a step whose size was chosen without them: the largest of all directions
+ * is added to the sum of the run. Of multistep methods the error is the change from what was predicted over order + 1
+ * (Hairer, Norsett, Wanner, Solving Ordinary Differential Equations I, III.2, with constant steps), of Runge-Kutta methods
+ * the difference of the embedded pair. */
+static int add_sensitivity_error(const run *r) {
+  context *c = r->model;
+  const integer size = c->n + c->n_integrals;
+  vector *predicted = 0, *now = 0, *rate = 0, *before = 0;
+  double t, cj, largest = 0;
+  void *data;
+  int order = 0, flag;
+  if (r->step) flag = c->api->get_local_errors(r->memory, r->errors);
+  else flag = c->api->get_last_order(r->memory, &order);
+  if (!flag && r->implicit) flag = c->api->ida_sens_system(r->memory, &t, &predicted, &before, &now, &rate, &cj, &data);
+  else if (!flag && !r->step) flag = c->api->get_current_sens(r->memory, &now);
+  if (flag) return flag;
+  for (integer i = 0; i < c->n_directions; i++) {
+    const double *absolute = c->sensitivity_absolute + i * size;
+    const double *value = c->api->array(r->step ? r->sensitivities[i] : now[i]);
+    const double *from = r->step ? (double *)c->api->array(r->errors) + (i + 1) * size
+                         : r->implicit ? c->api->array(predicted[i]) : c->predicted + i * size;
+    double sum = 0;
+    for (integer j = 0; j < size; j++) {
+      const double error = r->step ? from[j] : (value[j] - from[j]) / (order + 1);
+      const double share = error / (absolute[j] + c->sensitivity_rtol * fabs(value[j]));
+      sum += share * share;
+    }
+    sum = sqrt(sum / (double)size);
+    if (!(sum <= largest)) largest = sum == sum ? sum : HUGE_VAL;
+  }
+  c->sensitivity_error += largest;
+  return 0;
+}
+
 /* Steps from r->t until the stop time, a root, a failure or the end of the budget (then call again). */
 int dh_advance(run *r) {
   const context *c = r->model;
@@ -292,6 +326,7 @@ int dh_advance(run *r) {
                                    : c->api->cvode(r->memory, r->t_stop, r->x, &r->t, ONE_STEP);
     if (status < 0) return status;
     r->steps++;
+    if (c->memory_of && add_sensitivity_error(r)) return FATAL;
     stuck = r->t == before ? stuck + 1 : 0; /* SUNDIALS would go on until its step underflows, and then for ever */
     if (stuck >= STUCK) return STALLED;
     if (r->record == RECORD_DENSE) {

@@ -98,6 +98,9 @@ typedef struct {
   int (*get_dky)(void *, double, int, vector);
   int (*get_sens_dky)(void *, double, int, vector *);
   int (*get_current_sens)(void *, vector **);
+  int (*cvode_sens_system)(void *, double *, vector **, vector **, double *, double *, vector **, void **);
+  int (*ida_sens_system)(void *, double *, vector **, vector **, vector **, vector **, double *, void **);
+  int (*get_local_errors)(void *, vector);
   int (*get_last_step)(void *, double *);
   int (*get_next_step)(void *, double *);
   int (*get_last_order)(void *, int *);
@@ -172,6 +175,10 @@ typedef struct {
   integer component;                         /* which integrand the adjoint belongs to */
   double point_time;
   integer point_valid;                       /* 1: of the blocks, 2: of the tape */
+  void *memory_of;                           /* SUNDIALS' memory, where sensitivities are left out of its error test: */
+  const double *sensitivity_absolute;        /* their absolute tolerances, n_directions x (n + n_integrals), */
+  double sensitivity_rtol, sensitivity_error; /* the relative one, and the sum of their local errors; see driver.c */
+  double *predicted;                         /* as many numbers: what a step was predicted to be, and work */
   integer flow_calls, jacobian_calls, linearised_calls, guard_calls, not_finite, returned;
   integer solves, unsolved, parted;          /* of explicit steps: whether algebraic variables are solved for; how often they
                                                 were not found; whether a step has left their branch */
@@ -222,6 +229,7 @@ typedef struct {
   context *model;
   void *memory;                              /* CVodeMem, IDAMem or ARKodeMem */
   vector x, xdot, work;
+  vector errors;                             /* of explicit steps, as large as x; where they are looked at */
   vector *sensitivities, *sensitivity_rates;
   double *completed;                         /* 2 n doubles and the n of the last Newton correction */
   double *guard_values;                      /* 2 n_guards doubles of work */

@@ -28,6 +28,8 @@ FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
 OPTIONAL = ("constants", "tape", "tangent", "pullback", "sketch", "settle", "weigh", "poles")
 BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
 COUNTERS = ("flow_calls", "jacobian_calls", "linearised_calls", "guard_calls", "not_finite")
+#: the name, among counters, of the sum of what sensitivities are off by, step by step, where no test limits that
+SENSITIVITY_ERROR = "sensitivity_error"
 
 
 #: names of statistics, SciPy's where SciPy has one, and of counters
@@ -69,10 +71,12 @@ def api(family: str) -> Any:
         "ARKode": {
             "cvode": "ARKodeEvolve", "cvode_reinit": "ARKodeReset", "set_first_step": "ARKodeSetInitStep",
             "get_next_step": "ARKodeGetCurrentStep", "erk_reinit": "ERKStepReInit",
+            "get_local_errors": "ARKodeGetEstLocalErrors",
         },
     }  # fmt: skip
     names = {
         "array": "N_VGetArrayPointer", "matrix": "SUNDenseMatrix_Data", "cvode": "CVode", "ida": "IDASolve",
+        "cvode_sens_system": "CVodeGetNonlinearSystemDataSens", "ida_sens_system": "IDAGetNonlinearSystemDataSens",
         "cvode_reinit": "CVodeReInit", "ida_reinit": "IDAReInit", "cvode_sens_reinit": "CVodeSensReInit",
         "ida_sens_reinit": "IDASensReInit", "set_stop_time": f"{family}SetStopTime",
         "set_max_step": f"{family}SetMaxStep",

@@ -67,7 +67,6 @@ class Forward(SolverMemory):
                 data[:] = 0.0
             start = (self.s, self.sdot) if self.implicit else (self.s,)
             self.call("SensInit", ns, self.corrector, self.model.callback(f"{self.prefix}_sens"), *start)
-            self.call("SetSensErrCon", 1)
             if sensitivity_solver is not None:
                 which = "Sim" if self.corrector == SIMULTANEOUS else "Stg"
                 self.call(f"SetNonlinearSolverSens{which}", sensitivity_solver)
@@ -101,12 +100,24 @@ class Forward(SolverMemory):
         blocks[0, n:] = options.absolute(self.equations.functionals)[: size - n]
         if scales is not None:
             blocks[1:] = blocks[0] / scales[:, None]
+            self._test_sensitivities(options, blocks[1:])
+            if not options.sensitivity_error_control:
+                blocks[1:] = UNTESTED
         share = len(blocks) ** -0.5
         self.absolute_data[:] *= share
         self.call("SVtolerances", options.rtol * share, self.absolute)
         self.model.test(self.absolute_data, options.rtol * share)
 
-    def _set_sensitivity_tolerances(self, rtol: float, scales: Array) -> None:
+    def _test_sensitivities(self, options: Options, absolute: Array) -> None:
+        """Whether steps are chosen by sensitivities, too; else their errors are added up."""
+        if options.sensitivity_error_control and not self._left_out:
+            return
+        self._left_out = not options.sensitivity_error_control
+        self.model.leave_out(self.memory if self._left_out else None, absolute, options.rtol)
+        if self._left_out and self.explicit and not self.stepper.run.errors:
+            self.stepper.run.errors = self.objects.vector(self.size)
+
+    def _set_sensitivity_tolerances(self, options: Options, scales: Array) -> None:
         """Those of the states in units of the parameters, and not by pbar, which IDASensReInit sets back to one.
 
         Derivatives of algebraic variables feel the errors of the states through second derivatives of the equations,
@@ -118,8 +129,11 @@ class Forward(SolverMemory):
             data[:] = self.absolute_data / scale
             if self.implicit:
                 data[e.n_differential : e.n] = UNTESTED
-        self.call("SensSVtolerances", rtol, self.s)
+        self.call("SensSVtolerances", options.rtol, self.s)
+        self.call("SetSensErrCon", int(options.sensitivity_error_control))
+        self._test_sensitivities(options, np.array(self.s_data))
 
+    _left_out = False  # whether sensitivities are not in the error test
     _suppressed = False  # with what it has been configured
     _scales: Array | None = None
 
@@ -128,6 +142,8 @@ class Forward(SolverMemory):
     ) -> None:
         """Apply options, parameters and directions of a run; whether algebraic variables stay out of the error test."""
         self.stepper.take_turns()  # of another run
+        if self._left_out:
+            self.model.forget_errors()
         told = options is self._configured and suppress == self._suppressed and _same(scales, self._scales)
         self.configure(options, parameters)
         e = self.equations
@@ -158,7 +174,7 @@ class Forward(SolverMemory):
             rows[e.n_differential + np.array(e.tested, dtype=int)] = not options.suppress_algebraic
             self.call("SetId", self.differential_rows)
         if scales is not None and self.s is not None:
-            self._set_sensitivity_tolerances(options.rtol, scales)
+            self._set_sensitivity_tolerances(options, scales)
 
     def prepare(self, task: SegmentTask) -> None:
         """What the segments of a task record."""

@@ -33,7 +33,7 @@ from .adjoint import Adjoint
 from .batch import Crew
 from .choice import Choice
 from .course import Course
-from .driver import statistics_of
+from .driver import SENSITIVITY_ERROR, statistics_of
 from .forward import Forward
 from .header import source
 from .library import load
@@ -177,9 +177,8 @@ class SundialsSession:
         counts = Counter(self.counts)
         for memory in self._leased.values():
             counts.update(self._since_lease(memory))
-        return statistics_of(counts) | {
-            name: count for name, count in counts.items() if name.endswith((" factorisations", " solutions"))
-        }
+        more = SENSITIVITY_ERROR, " factorisations", " solutions"
+        return statistics_of(counts) | {name: count for name, count in counts.items() if name.endswith(more)}
 
     def turns(self) -> list[tuple[Equations, Turn]]:
         """See `dae_hybrid.integrator.Session.turns`."""
@@ -301,6 +300,12 @@ class SundialsSession:
     def method_for(self, task: SegmentTask, steps: int, journey: Journey | None = None) -> SundialsMethod:
         """The method for a segment that begins after so many steps of the run."""
         e = task.equations
+        if self._directions is not None and not (self.options.sensitivity_error_control or is_native(e)):
+            raise UnsupportedError(
+                "sensitivity_error_control=False needs compiled equations, and these are not.",
+                mode=e.name,
+                remedy="Install a C compiler, build with native=True, or leave it out.",
+            )
         if journey is not None and journey.again is not None:
             return METHODS[journey.again.methods[journey.network.equations.index(e)].name]
         if not self.options.automatic:
