@@ -15,6 +15,9 @@ import casadi as ca
 #: statements of C text from which on it is cut; and into how many (measured on a reaction and diffusion taken apart
 #: into elements: 1,000 cells are 130,000 statements, and take 15 s instead of 35)
 LONG, STATEMENTS = 15_000, 500
+#: operations that are a file of their own where there are as many again, if they are straight statements (measured
+#: with gcc: two files of 2,000 take as much in all as one of 4,000, and half as long where there are cores for them)
+APART = 2_000
 #: statements of one file from which on it is not compiled at all: a core takes 20 s for them (measured with gcc)
 MOST = 175_000
 #: rounds of a loop up to which it is as good as its statements one after the other

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
-from dae_hybrid.chunks import MOST, cut, is_long, shared_out, statements
+from dae_hybrid.chunks import APART, LONG, MOST, cut, is_long, is_straight, shared_out, statements
 from dae_hybrid.compiler import Compilation, Finished, begin, warn_once
 from dae_hybrid.dense_products import by_columns
 from dae_hybrid.errors import UnsupportedError
@@ -147,11 +147,16 @@ class NativeFunction(OfThisProcess):
 
 
 def generate_files(functions: Sequence[ca.Function]) -> list[str]:
-    """C texts of the functions: one, or where that is long several of short functions."""
+    """C texts of the functions: one, several of straight statements, or where it is long several of short functions."""
+    files, load = min(os.cpu_count() or 1, MOST_FILES), sum(f.n_instructions() for f in functions)
+    if 2 * APART <= load < LONG and files > 1:
+        shares = shared_out(functions, min(files, load // APART))
+        texts = [generate(share, f"model{i}.c") for i, share in enumerate(shares)]
+        if all(map(is_straight, texts)):
+            return texts
     text = generate(functions)
     if not is_long(text):
         return [text]
-    files = min(os.cpu_count() or 1, MOST_FILES)
     shares = shared_out(functions, files)
     return [cut(generate(share, f"model{i}.c", in_work_vector=True)) for i, share in enumerate(shares)]
 

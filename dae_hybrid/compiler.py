@@ -329,7 +329,12 @@ def _run(command: Sequence[str], arguments: Sequence[str], built: Path, *, apart
             )  # fmt: skip
             shop.compilers[process] = apart
         late = threading.Event()
-        limit = threading.Timer(COMPILE_TIMEOUT, lambda: (late.set(), shop.kill(process)))
+
+        def expire() -> None:
+            late.set()
+            shop.kill(process)
+
+        limit = threading.Timer(COMPILE_TIMEOUT, expire)
         limit.daemon = True
         limit.start()
         try:

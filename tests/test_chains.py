@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid import codegen
+from dae_hybrid import codegen, compiler
 
 #: nodes that one link of the chain adds
 NODES = 3
@@ -41,7 +41,7 @@ def check(system: dh.HybridSystem) -> None:
 
 
 def test_what_is_too_long_to_compile_runs_interpreted_and_says_so(monkeypatch: Any) -> None:
-    monkeypatch.setattr(codegen, "_warned", set())
+    monkeypatch.setattr(compiler, "_warned", set())
     monkeypatch.setattr(codegen, "MOST", 4_000)
     with pytest.warns(dh.CompilerWarning, match="too long to compile, .* statements") as caught:
         system = model(3_000).build()

@@ -428,6 +428,41 @@ def test_long_texts_are_cut_and_say_the_same(monkeypatch: Any) -> None:
     np.testing.assert_array_equal(cut.gradient, whole.gradient)
 
 
+def test_straight_texts_in_several_files_say_the_same(monkeypatch: Any, models: Any) -> None:
+    whole = dh.adjoint_gradient(models.em().build(), (0, 1), "G", **TIGHT)
+    monkeypatch.setattr(codegen, "APART", 100)
+    monkeypatch.setattr(codegen.os, "cpu_count", lambda: 3)
+    sources: list[list[str]] = []
+    begin = codegen.begin
+
+    def listening(*texts: str, **options: Any) -> Any:
+        sources.append(list(texts))
+        return begin(*texts, **options)
+
+    monkeypatch.setattr(codegen, "begin", listening)
+    apart = dh.adjoint_gradient(models.em().build(), (0, 1), "G", **TIGHT)
+    assert [len(texts) for texts in sources] == [3]
+    np.testing.assert_array_equal(apart.gradient, whole.gradient)
+
+
+@pytest.mark.parametrize(
+    ("text", "straight"),
+    [
+        ("  a0=(a1+a2);\n", True),
+        ("  for (i=0, cs=w00; i<2; ++i) *rr++ = *cs++;\n", True),
+        ("  for (i=0; i<n; ++i) *x++ = 0;\n", True),
+        ("  casadi_copy(w0, 3, w1);\n", True),
+        ("  casadi_copy(w0, 300, w1);\n", False),
+        ("  casadi_clear(w0, 300);\n", False),
+        ("  for (i=0; i<200; ++i) *rr++ = *cs++ * *ss++;\n", False),
+        ("  for (i=0; i<n; ++i) *rr++ += *cs++;\n", False),
+        ("  while (i<n) ++i;\n", False),
+    ],
+)
+def test_texts_without_loops_are_straight(text: str, straight: bool) -> None:
+    assert chunks.is_straight(text) == straight
+
+
 def test_a_long_text_that_does_not_compile(monkeypatch: Any) -> None:
     monkeypatch.setenv("CC", "false")
     with pytest.raises(OSError, match="returned 1"):
