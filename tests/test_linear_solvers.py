@@ -334,7 +334,6 @@ def test_an_error_within_a_factorisation_reaches_the_caller(kind: str, monkeypat
     assert dh.simulate(fresh, (0, 1), linear_solver=kind, method="bdf").complete
 
 
-@pytest.mark.parametrize("room", ["enough", "too little"])
 def test_small_entries_on_the_diagonal_are_no_pivots() -> None:
     n = 20
     m = dh.HybridModel("pairs")
@@ -347,6 +346,7 @@ def test_small_entries_on_the_diagonal_are_no_pivots() -> None:
     np.testing.assert_allclose(sol["y"][-1], np.linspace(1.0, 2.0, n) * np.exp(-1), rtol=1e-7)
 
 
+@pytest.mark.parametrize("room", ["enough", "too little"])
 @pytest.mark.parametrize("make", [heat, network], ids=["CVODE", "IDA"])
 def test_compiled_code_factorises_what_fills_in_little(make: Any, room: str, monkeypatch: Any) -> None:
     from dae_hybrid.adapters.sundials import linear
