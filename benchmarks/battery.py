@@ -147,8 +147,8 @@ def measure(name: str) -> dict[str, Any]:
     _, again, compiling_again = measured(cell(name).build)
     wrt, span = list(NAMES.values()), (0.0, LATEST)
     calls = {
-        "simulate": partial(dh.simulate, system, span, t_eval=[0.0], **TIMED),
-        "adjoint": partial(dh.adjoint_gradient, system, span, "V", wrt=wrt, t_eval=[0.0], **TIMED),
+        "simulate": partial(dh.simulate, system, span, **TIMED),
+        "adjoint": partial(dh.adjoint_gradient, system, span, "V", wrt=wrt, **TIMED),
         "forward": partial(dh.forward_sensitivity, system, span, wrt=wrt, t_eval=[0.0], **TIMED),
     }
     changed = {"parameters": {"D_n": 3e-14, "discharge_value": 4.5, "hold_limit": -0.2}}
@@ -159,7 +159,7 @@ def measure(name: str) -> dict[str, Any]:
     sol = calls["simulate"]()
     gradients = {
         "differences": differences(name),
-        "adjoint": dh.adjoint_gradient(system, span, "V", wrt=wrt, t_eval=[0.0], **COMPARED).gradient,
+        "adjoint": dh.adjoint_gradient(system, span, "V", wrt=wrt, **COMPARED).gradient,
         "forward": dh.forward_sensitivity(system, span, wrt=wrt, t_eval=[0.0], **COMPARED).gradient["V"],
         "own": own_sensitivities(name),
     }
