@@ -17,7 +17,7 @@ from dae_hybrid.matrices import compact
 from dae_hybrid.mode_build import ModeBuilder
 from dae_hybrid.mode_functions import entry_sizes, term_sizes
 from dae_hybrid.model import HybridModel
-from dae_hybrid.symbolic import SYMBOLIC_SOLVE, kind_for
+from dae_hybrid.symbolic import jacobian, kind_for
 
 
 class Jump:
@@ -172,7 +172,7 @@ class Jump:
         """The target's constraints that contain what the reset leaves open; refuses too few equations."""
         target, name = self.target, self.transition.name
         s = target.symbols()
-        by_x = ca.jacobian(target.invariant_part(s), s.x)
+        by_x = jacobian(target.invariant_part(s), s.x)
         helping = tuple(sorted(set(by_x[:, self.free].sparsity().row()))) if self.free else ()
         rows, wanted = self.transition.equations.numel(), len(self.free) + self.nu
         if self.transition.project or (rows + len(helping) >= wanted and (wanted or not rows)):
@@ -196,8 +196,6 @@ class Jump:
         s = symbols_for(
             [*functions, self.target.flow, self.target.invariants], self.source.n, self.target.nm, self.target.np
         )
-        if self.n_xi > SYMBOLIC_SOLVE:
-            s = self.target.solvable(s)
         return s, s.kind.sym("xi", self.n_xi), s.kind.sym("m_after", self.target.nm)
 
     def start(self, s: Flat, *, continuous: bool = False) -> Any:
@@ -253,7 +251,7 @@ class Jump:
         metric = square_metric(self.metric(*s.point), count, s.kind, transition=self.transition.name)
         at = s.kind.sym("at", after.numel())
         k = self.target.invariants(s.t, at, m_after, s.p)
-        by_y = ca.substitute(ca.jacobian(k, at), at, after)[list(self.helping), self.free]
+        by_y = ca.substitute(jacobian(k, at), at, after)[list(self.helping), self.free]
         return metric @ (xi[:count, :] - self.values_given(s)[self.free, :]) - by_y.T @ xi[self.n_xi - self.nv :, :]
 
     def costs(self, s: Flat, xi: Any) -> Any:
@@ -267,8 +265,8 @@ class Jump:
     def phi_by_xi(self, s: Flat, xi: Any, m_after: Any) -> tuple[Any, Any, Any]:
         """Phi, dPhi/dxi with m+ following, and the size of the terms of that."""
         phi = self.phi(s, xi, m_after)
-        by_xi, by_m = ca.jacobian(phi, xi), ca.jacobian(phi, m_after)
-        m_xi = ca.jacobian(self.memory(s, xi), xi)
+        by_xi, by_m = jacobian(phi, xi), jacobian(phi, m_after)
+        m_xi = jacobian(self.memory(s, xi), xi)
         return phi, by_xi + by_m @ m_xi, ca.fabs(by_xi) + ca.fabs(by_m) @ ca.fabs(m_xi)
 
     def kernels(self) -> dict[str, Kernel]:
@@ -284,14 +282,14 @@ class Jump:
         outputs = [compact(e) if i in (3, 4) else ca.densify(e) for i, e in enumerate(outputs)]
         after = ca.Function("after", [t, x, m, xi, p], outputs)
         total = self.phi(s, xi, m_new)
-        self._check_rank(ca.jacobian(total, xi).sparsity())
+        self._check_rank(jacobian(total, xi).sparsity())
         z_before = ca.vertcat(*self.z_before.call(list(s.point)))
         y_new = self.after(s, xi)[: self.target.ny, :]
         linear = [
-            *(ca.jacobian(v, w) for v in (y_new, m_new, total) for w in (s.u, xi)),
+            *(jacobian(v, w) for v in (y_new, m_new, total) for w in (s.u, xi)),
             at_new[2],
-            ca.jacobian(z_before, s.u),
-            entry_sizes(ca.jacobian(total, xi), ca.vertcat(xi, s.u)),
+            jacobian(z_before, s.u),
+            entry_sizes(jacobian(total, xi), ca.vertcat(xi, s.u)),
         ]
         found = {
             "jump": Kernel(self._arrival(after)),
@@ -309,7 +307,7 @@ class Jump:
         """`conditions` of `TransitionMap`."""
         none = [s.kind(*self.t.size_in(i)) for i in range(4, self.t.n_in())]
         rows = self.t(*s.point, *none)[self.conditions, :]
-        outputs = [rows, ca.jacobian(rows, s.u), term_sizes(rows, s.u)]
+        outputs = [rows, jacobian(rows, s.u), term_sizes(rows, s.u)]
         return Kernel(ca.Function("conditions", list(s.point), [ca.densify(e) for e in outputs]), [1])
 
     def _check_rank(self, pattern: ca.Sparsity) -> None:
@@ -373,5 +371,5 @@ def event_costs(model: HybridModel, transition: str) -> list[tuple[str, ca.MX]]:
 
 def cost_kernel(s: Flat, xi: Any, cost: Any) -> Kernel:
     """`cost` of `TransitionMap`."""
-    outputs = [ca.densify(e) for e in (cost, ca.jacobian(cost, s.u), ca.jacobian(cost, xi))]
+    outputs = [ca.densify(e) for e in (cost, jacobian(cost, s.u), jacobian(cost, xi))]
     return Kernel(ca.Function("cost", [s.t, s.x, s.m, xi, s.p], outputs), [1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -325,11 +326,54 @@ def test_an_error_within_a_factorisation_reaches_the_caller(kind: str, monkeypat
         raise MemoryError("no room")
 
     fresh = heat(30).build()
+    monkeypatch.setattr(structure, "FEW_PRODUCTS", 0.0)  # SuperLU factorises
     with monkeypatch.context() as patch:
         patch.setattr(linear, "spilu" if kind == "krylov" else "splu", failing)
         with pytest.raises(MemoryError, match="no room"):
             dh.simulate(fresh, (0, 1), linear_solver=kind, method="bdf")
     assert dh.simulate(fresh, (0, 1), linear_solver=kind, method="bdf").complete
+
+
+def test_small_entries_on_the_diagonal_are_no_pivots() -> None:
+    n = 20
+    m = dh.HybridModel("pairs")
+    y, a, b = m.differential("y", size=n), m.algebraic("a", size=n), m.algebraic("b", size=n)
+    run = m.mode("run", ode={y: -a}, algebraic=[1e-14 * a + b - y, a + b - 2 * y])
+    m.initial(run, {y: np.linspace(1.0, 2.0, n)})
+    built = m.build(eliminate=False)
+    sol = dh.simulate(built, (0, 1), linear_solver="sparse", rtol=1e-9, atol=1e-12)
+    assert sol.statistics["sparse factorisations"] > 0
+    np.testing.assert_allclose(sol["y"][-1], np.linspace(1.0, 2.0, n) * np.exp(-1), rtol=1e-7)
+
+
+@pytest.mark.parametrize("room", ["enough", "too little"])
+@pytest.mark.parametrize("make", [heat, network], ids=["CVODE", "IDA"])
+def test_compiled_code_factorises_what_fills_in_little(make: Any, room: str, monkeypatch: Any) -> None:
+    from dae_hybrid.adapters.sundials import linear
+
+    called = []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        called.append(1)
+        return splu(*arguments, **options)
+
+    def run() -> Any:
+        asa = dh.adjoint_gradient(make(60).build(), (0, 1), "G", linear_solver="sparse", method="bdf", rtol=1e-8)
+        return asa.value, asa.gradient
+
+    monkeypatch.setattr(linear, "splu", counted)
+    if room == "too little":  # decided by patterns, found out by values
+        original = structure.sparse_structure
+        less = lambda pattern: (replace(original(pattern)[0], room=70), *original(pattern)[1:])
+        monkeypatch.setattr(structure, "sparse_structure", less)
+    found = run()
+    assert bool(called) == (room == "too little")
+    monkeypatch.setattr(structure, "FEW_PRODUCTS", 0.0)
+    called.clear()
+    value, gradient = run()
+    assert called
+    assert np.isclose(found[0], value, rtol=1e-6)
+    np.testing.assert_allclose(found[1], gradient, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("make", [heat, network], ids=["CVODE", "IDA"])

@@ -14,7 +14,7 @@
  * (dae_hybrid/native_constants.py).
  *
  * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), linear.c
- * (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c (the
+ * and sparse.c (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c (the
  * loops), crossing.c (what an event leads to), march.c and sweep.c (through plain events, and back), plain.c (runs from
  * their start), batch.c (many of them, by conditions.c). */
 #include <float.h>
@@ -196,6 +196,14 @@ typedef struct {
   double *spread_work;                       /* n_z x n; else 2 (n + n_integrals) + n_differential */
 } context;
 
+typedef struct {                             /* see sparse.c */
+  integer n, room;                           /* room for entries of L, and for those of U */
+  const int *column, *row;                   /* the pattern of the matrix, by columns */
+  double keeps;                              /* share of the largest entry down to which the diagonal is the pivot */
+  integer *l_column, *l_row, *u_column, *u_row, *pivot, *work;
+  double *l_value, *u_value, *x;
+} sparse_lu;
+
 typedef struct linear {                      /* see linear.c; the functions of the band are SUNDIALS' */
   context *model;
   integer n, border, backward, n_entries, n_matrix;
@@ -208,6 +216,7 @@ typedef struct linear {                      /* see linear.c; the functions of t
   integer (*factor_band)(double **, integer, integer, integer, integer, integer *);
   void (*solve_band)(double **, integer, integer, integer, integer *, double *);
   int (*factor)(void), (*solve)(void);       /* of Python: `matrix`, and `right` in place; null for a band */
+  sparse_lu *lu;                             /* a factorisation here, as long as it has room; else null */
   integer setups, solves;
 } linear;
 

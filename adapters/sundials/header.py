@@ -12,7 +12,7 @@ from dae_hybrid.native_constants import as_c
 
 #: the C text, one unit in this order
 PARTS = (
-    "driver.h", "model.c", "callbacks.c", "linear.c", "runge_kutta.c", "guards.c", "driver.c", "crossing.c",
+    "driver.h", "model.c", "callbacks.c", "sparse.c", "linear.c", "runge_kutta.c", "guards.c", "driver.c", "crossing.c",
     "march.c", "sweep.c", "plain.c", "conditions.c", "batch.c",
 )  # fmt: skip
 #: by value; a pointer, or a function, is an address

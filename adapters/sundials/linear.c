@@ -3,8 +3,8 @@
 /* Nothing depends on what is integrated beside x (integrals, or the guide of an adjoint), so that Newton's matrix is
  *     [ M  0 ]      M = scale J + shift E,  E = 1 on the differential rows
  *     [ R  d ]
- * with J = F_x forwards and its transpose backwards. M is factorised as a band or, by Python, as a sparse matrix; the
- * rows R follow by substitution, however dense they are. `place` says where each entry of F_x stands in the values of M,
+ * with J = F_x forwards and its transpose backwards. M is factorised as a band, as a sparse matrix in sparse.c or, where that
+ * fills in much, by Python; the rows R follow by substitution, however dense they are. `place` says where each entry of F_x stands in the values of M,
  * whatever their storage is. As a preconditioner (Krylov) the same matrix is solved with approximately. */
 
 /* what SUNDIALS' vectors and matrices begin with; Python checks that they do */
@@ -53,6 +53,11 @@ static void assemble_implicit(const context *c, double cj) { assemble(c, 1, c->l
 
 static int factorise(linear *l) {
   l->setups++;
+  if (l->lu) {
+    const int flag = factorise_sparse(l->lu, l->matrix);
+    if (flag != NO_ROOM) return flag;
+    l->lu = 0;
+  }
   if (l->factor) return l->factor();
   return l->factor_band(l->columns, l->n, l->upper, l->lower, l->stored, l->pivots) ? RECOVERABLE : 0;
 }
@@ -61,7 +66,9 @@ static int substitute(const context *c, double *x, const double *b) {
   linear *l = c->linear;
   l->solves++;
   for (integer i = 0; i < l->n; i++) l->right[i] = b[l->equations[i]];
-  if (l->factor) {
+  if (l->lu) {
+    solve_sparse(l->lu, l->right);
+  } else if (l->factor) {
     const int flag = l->solve();
     if (flag) return flag;
   } else {

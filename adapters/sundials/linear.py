@@ -1,4 +1,4 @@
-"""Newton's matrix of large systems: band, sparse (SuperLU) or Krylov, behind SUNDIALS' interface of linear solvers.
+"""Newton's matrix of large systems: band, sparse or Krylov, behind SUNDIALS' interface of linear solvers.
 
 SUNDIALS is given a matrix that it never looks into and a solver of our own; see linear.c. Their structs are known here
 by their layout, which is compared with SUNDIALS' own dense ones before anything is made.
@@ -40,7 +40,7 @@ PRECONDITION_RIGHT = 2  # the residual that is tested is the true one, whatever 
 KRYLOV, DROPPED, FILL = 20, 1e-4, 10.0
 #: of SuperLU: entries of the diagonal are kept as pivots down to this share of the largest
 PIVOT = 0.1
-Linear = STRUCTS["linear"]
+Linear, SparseLU = STRUCTS["linear"], STRUCTS["sparse_lu"]
 
 
 class _Matrix(Structure):
@@ -188,6 +188,8 @@ class LinearSystem:
             self.struct.factor, self.struct.solve = (
                 ctypes.cast(function, c_void_p).value for function in (self.superlu.factor, self.superlu.solve)
             )
+            if structure.kind == "sparse" and structure.room:
+                self._use_sparse()
         model.use(self)
 
     superlu: SuperLU | None = None
@@ -199,6 +201,18 @@ class LinearSystem:
         self.struct.columns = self._columns.ctypes.data
         self.struct.factor_band = ctypes.cast(lib.SUNDlsMat_bandGBTRF, c_void_p).value
         self.struct.solve_band = ctypes.cast(lib.SUNDlsMat_bandGBTRS, c_void_p).value
+
+    def _use_sparse(self) -> None:
+        """Compiled code factorises; SuperLU does where that finds no room, and without compiled code."""
+        s = self.structure
+        integers = {"l_column": s.n + 1, "u_column": s.n + 1, "l_row": s.room, "u_row": s.room, "pivot": s.n}
+        integers["work"] = 3 * s.n
+        self._factors = {name: np.zeros(size, dtype=np.int64) for name, size in integers.items()}
+        self._factors |= {name: np.zeros(size) for name, size in (("l_value", s.room), ("u_value", s.room), ("x", s.n))}
+        self._factors |= {"column": s.pointers, "row": s.rows}
+        addresses = {name: array.ctypes.data for name, array in self._factors.items()}
+        self._lu = SparseLU(n=s.n, room=s.room, keeps=PIVOT, **addresses)
+        self.struct.lu = ctypes.addressof(self._lu)
 
     def counters(self) -> dict[str, int]:
         """Factorisations and solutions so far, under the name of their kind."""

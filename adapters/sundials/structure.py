@@ -27,6 +27,8 @@ DENSE_BELOW = 12
 DENSE_COST = (8e-12, 4e-9)
 BAND_COST = (60e-9, 0.25e-9, 2e-9)
 SPARSE_COST = (60e-6, 60e-9, 0.4e-9)
+#: up to so many products to an entry of the factors a sparse matrix is factorised entry by entry, in compiled code
+FEW_PRODUCTS = 50.0
 #: a quicker way has to be so much quicker than the dense one
 WORTH = 0.9
 
@@ -52,6 +54,7 @@ class Structure:
     lower: int = 0
     pointers: NDArray[np.int32] | None = None
     rows: NDArray[np.int32] | None = None
+    room: int = 0  # entries of the factors; zero where they have so many that dense blocks of them are worth while
 
     @property
     def stored(self) -> int:
@@ -200,6 +203,7 @@ def sparse_structure(pattern: Pattern) -> tuple[Structure, float, float]:
     structure = pattern.structure(
         "sparse", place, np.argsort(position), size=len(unique),
         pointers=np.concatenate(([0], np.cumsum(counts))).astype(np.int32), rows=(unique % n).astype(np.int32),
+        room=int(fill) + n if products <= FEW_PRODUCTS * fill else 0,
     )  # fmt: skip
     return structure, fill, products
 

@@ -1,0 +1,89 @@
+/* ---- Sparse LU factorisation ------------------------------------------------------------------------ */
+
+/* P A = L U, column by column (Gilbert and Peierls 1988): every column is solved for with the part of L that is there,
+ * within the pattern that a depth-first search finds. The columns come in the order that fills in least; rows are chosen
+ * by size, the diagonal one as long as it is not small against the largest. For matrices whose factors fill in little:
+ * there are no dense blocks to speak of. */
+
+enum { NO_ROOM = 2 };                           /* L or U has more entries than there is room for */
+
+/* rows that column k of the solution may have entries in, from `first` on in `found`, in an order of elimination */
+static integer reach(sparse_lu *f, integer k) {
+  integer first = f->n, *found = f->work, *next = found + f->n, *mark = next + f->n;
+  for (integer a = f->column[k]; a < f->column[k + 1]; a++) {
+    if (mark[f->row[a]] == k + 1) continue;
+    integer depth = 0;
+    found[0] = f->row[a];
+    while (depth >= 0) {
+      const integer i = found[depth], j = f->pivot[i];
+      if (mark[i] != k + 1) {
+        mark[i] = k + 1;
+        next[depth] = j < 0 ? 0 : f->l_column[j] + 1;
+      }
+      const integer end = j < 0 ? 0 : f->l_column[j + 1];
+      integer down = -1;
+      while (next[depth] < end && down < 0) {
+        const integer below = f->l_row[next[depth]++];
+        if (mark[below] != k + 1) down = below;
+      }
+      if (down >= 0) found[++depth] = down;
+      else found[--first] = i, depth--;
+    }
+  }
+  return first;
+}
+
+static int factorise_sparse(sparse_lu *f, const double *values) {
+  const integer n = f->n, *found = f->work;
+  integer in_l = 0, in_u = 0;
+  double *x = f->x;
+  for (integer i = 0; i < n; i++) f->pivot[i] = -1, x[i] = 0;
+  memset(f->work + 2 * n, 0, (size_t)n * sizeof(integer));
+  for (integer k = 0; k < n; k++) {
+    const integer first = reach(f, k);
+    if (in_l + n - first + 1 > f->room || in_u + n - first + 1 > f->room) return NO_ROOM;
+    f->l_column[k] = in_l, f->u_column[k] = in_u;
+    for (integer a = f->column[k]; a < f->column[k + 1]; a++) x[f->row[a]] = values[a];
+    double largest = -1;
+    integer chosen = -1;
+    for (integer q = first; q < n; q++) {
+      const integer i = found[q], j = f->pivot[i];
+      if (!(fabs(x[i]) <= DBL_MAX)) return RECOVERABLE;
+      if (j < 0) {
+        if (fabs(x[i]) > largest) largest = fabs(x[i]), chosen = i;
+        continue;
+      }
+      const double value = x[i];
+      f->u_row[in_u] = j, f->u_value[in_u++] = value;
+      for (integer a = f->l_column[j] + 1; a < f->l_column[j + 1]; a++) x[f->l_row[a]] -= f->l_value[a] * value;
+    }
+    if (largest <= 0) return RECOVERABLE;
+    if (f->pivot[k] < 0 && fabs(x[k]) >= f->keeps * largest) chosen = k;
+    const double pivot = x[chosen];
+    f->u_row[in_u] = k, f->u_value[in_u++] = pivot;
+    f->pivot[chosen] = k;
+    f->l_row[in_l] = chosen, f->l_value[in_l++] = 1;
+    for (integer q = first; q < n; q++) {
+      const integer i = found[q];
+      if (f->pivot[i] < 0) f->l_row[in_l] = i, f->l_value[in_l++] = x[i] / pivot;
+      x[i] = 0;
+    }
+    f->l_column[k + 1] = in_l, f->u_column[k + 1] = in_u;
+  }
+  for (integer a = 0; a < in_l; a++) f->l_row[a] = f->pivot[f->l_row[a]];
+  return 0;
+}
+
+/* in place */
+static void solve_sparse(const sparse_lu *f, double *b) {
+  double *x = f->x;
+  for (integer i = 0; i < f->n; i++) x[f->pivot[i]] = b[i];
+  for (integer k = 0; k < f->n; k++)
+    for (integer a = f->l_column[k] + 1; a < f->l_column[k + 1]; a++) x[f->l_row[a]] -= f->l_value[a] * x[k];
+  for (integer k = f->n - 1; k >= 0; k--) {
+    const integer last = f->u_column[k + 1] - 1;
+    x[k] /= f->u_value[last];
+    for (integer a = f->u_column[k]; a < last; a++) x[f->u_row[a]] -= f->u_value[a] * x[k];
+  }
+  memcpy(b, x, (size_t)f->n * sizeof(double));
+}
