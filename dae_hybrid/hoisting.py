@@ -8,7 +8,8 @@ from typing import Any
 
 import casadi as ca
 
-from dae_hybrid.pullback import inlined, parts_of
+from dae_hybrid.pullback import inlined, operations, parts_of
+from dae_hybrid.symbolic import expanded
 
 #: functions that are called at every step
 HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch", "pullback")
@@ -16,6 +17,8 @@ HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch"
 VECTORISED = ("flow", "guards", "pullback")
 #: larger functions are left as they are: the integration is expensive enough, and so is looking through them
 LARGEST = 20_000
+#: operations up to which one by one they are quicker than on vectors, and soon compiled
+SHORT = 1_000
 
 
 def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
@@ -60,7 +63,8 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
             continue
         result[key] = ca.Function(f.name(), [*point, c], _named(own, symbols, pieces))
     result["constants"] = ca.Function(f"{first.name()}_constants", point, [ca.cse(_stacked(kind, values))])
-    return result
+    rewritten_keys = [key for key in (*hot, "tape") if key in result and kind is ca.MX]
+    return result | {key: expanded(result[key]) for key in rewritten_keys if operations(result[key]) <= SHORT}
 
 
 def _taped(

@@ -18,6 +18,8 @@ WATCHED = 8
 #: equations of more elementary operations stay in MX form where one operation of theirs stands for so many of them
 #: (measured: their code takes a second to compile, and runs no faster than loops from about there on)
 LARGE, VECTORISED = 500, 8
+#: with matrix products among them, whose derivatives by the entries of the matrix make long texts, from here on
+LARGE_PRODUCTS = 250
 #: elements up to which expressions are expanded to see how many operations they really are
 MOST_EXPANDED = 200_000
 
@@ -42,10 +44,12 @@ def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = ()) -> bool:
     """
     function = ca.Function("everything", ca.symvar(expression), [expression])
     operations = function.n_instructions()
-    if function.sz_w() * operations <= LARGE:  # no result is large enough
+    if function.sz_w() * operations <= LARGE_PRODUCTS:  # no result is large enough
         return False
     own = [i for i in range(operations) if function.instruction_id(i) not in (ca.OP_INPUT, ca.OP_OUTPUT)]
-    elements, many = sum(function.instruction_MX(i).nnz() for i in own), max(LARGE, VECTORISED * len(own))
+    products = any(function.instruction_id(i) == ca.OP_MTIMES for i in own)
+    elements = sum(function.instruction_MX(i).nnz() for i in own)
+    many = max(LARGE_PRODUCTS if products else LARGE, VECTORISED * len(own))
     if many < elements < MOST_EXPANDED:  # of which more than a few may be zeros, copies and constants
         rest = ca.extract_parametric([expression], ca.veccat(*held))[0] if held else [expression]
         elements = expanded(ca.Function("rest", ca.symvar(rest[0]), rest)).n_instructions()
