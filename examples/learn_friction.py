@@ -15,18 +15,18 @@ import dae_hybrid as dh
 
 HIDDEN, NOISE, DECAY = 30, 0.01, 1e-4
 SPAN, TIMES = (0.0, 8.0), np.linspace(0.1, 8.0, 80)
-UNSEEN = {"x0": 0.4, "drive": 3.0}
+UNSEEN = {"x0": 0.4, "drive": 8.0}
 OPTIONS = {"rtol": 1e-6, "atol": 1e-8}
 
 
 def mass(friction, more=None, data=None) -> dh.HybridModel:
-    """A mass on a spring with a wall at x = -0.6; `friction` is a function of the velocity."""
+    """A mass on a spring with a wall at x = -0.5; `friction` is a function of the velocity."""
     m = dh.HybridModel("mass")
-    x0, drive, e = m.parameter("x0", 1.0), m.parameter("drive", 2.0), m.parameter("e", 0.8)
+    x0, drive, e = m.parameter("x0", 1.0), m.parameter("drive", 6.0), m.parameter("e", 0.8)
     x, v = m.differential("x"), m.differential("v")
     given = {} if more is None else more(m)
     free = m.mode("free", ode={x: v, v: -9 * x + drive * ca.cos(2 * m.time) - friction(v, **given)})
-    m.transition(free, free, guard=x + 0.6, direction="falling", reset={v: -e * v})
+    m.transition(free, free, guard=x + 0.5, direction="falling", reset={v: -e * v})
     m.initial(free, {x: x0, v: 0.0})
     if data is not None:
         m.functional("misfit", at_times={t: ((x - d) / NOISE) ** 2 / len(TIMES) for t, d in zip(TIMES, data, strict=True)})
@@ -74,7 +74,7 @@ def main(iterations: int = 80) -> dict[str, float]:
     chosen = dict(zip(learnt, np.split(best.x, places), strict=True))
 
     unseen = dh.simulate(truth, SPAN, parameters=UNSEEN, t_eval=TIMES, **OPTIONS)
-    found = {"weights": float(first.size), "calls": float(best.nfev), "impacts": float(len(unseen.events))}
+    found = {"weights": float(first.size), "calls": float(best.nfev), "impacts seen": float(len(seen.events)), "impacts unseen": float(len(unseen.events))}
     for name, values in (("before", {}), ("after", chosen)):
         for kind, exact, changed in (("seen", seen, {}), ("unseen", unseen, UNSEEN)):
             tried = dh.simulate(system, SPAN, parameters=values | changed, t_eval=TIMES, **OPTIONS)
