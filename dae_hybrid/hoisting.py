@@ -8,7 +8,8 @@ from typing import Any
 
 import casadi as ca
 
-from dae_hybrid.products import inlined, is_cheaper, parts_of
+from dae_hybrid.products import inlined, is_cheaper, operations, parts_of
+from dae_hybrid.symbolic import expanded
 
 #: functions that are called at every step
 HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch", "pullback", "tangent")
@@ -16,6 +17,8 @@ HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch"
 VECTORISED = ("flow", "guards", "pullback", "tangent")
 #: larger functions are left as they are: the integration is expensive enough, and so is looking through them
 LARGEST = 100_000
+#: operations up to which one by one they are quicker than on vectors, and soon compiled
+SHORT = 1_000
 
 
 def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
@@ -65,7 +68,8 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
         result |= _with_tape(multiplied, result, [*point, c], symbols, pieces)
         if "tangent" in result:
             del result["linearised"]
-    return result
+    short = [key for key in (*hot, "tape") if kind is ca.MX and key in result and operations(result[key]) <= SHORT]
+    return result | {key: expanded(result[key]) for key in short}
 
 
 def _with_tape(

@@ -20,6 +20,8 @@ WATCHED = 8
 LARGE, VECTORISED = 500, 8
 #: statements of C that an operation on vectors takes, and elements up to which their text is worth comparing with
 STATEMENTS, MOST_WRITTEN = 5, 30_000
+#: with matrix products among them, whose derivatives by the entries of the matrix make long texts, from here on
+LARGE_PRODUCTS = 250
 #: elements up to which expressions are expanded to see how many operations they really are
 MOST_EXPANDED = 200_000
 
@@ -84,10 +86,11 @@ def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = (), by: Sequence[ca
     directions: where that makes the longer text, elements it is.
     """
     function = ca.Function("everything", ca.symvar(expression), [expression])
-    if function.sz_w() * function.n_instructions() <= LARGE:  # no result is large enough
+    if function.sz_w() * function.n_instructions() <= LARGE_PRODUCTS:  # no result is large enough
         return False
-    own, elements = operations(function)
-    many = max(LARGE, VECTORISED * own)
+    products = any(function.instruction_id(i) == ca.OP_MTIMES for i in range(function.n_instructions()))
+    own, elements = vector_operations(function)
+    many = max(LARGE_PRODUCTS if products else LARGE, VECTORISED * own)
     if many < elements < MOST_EXPANDED:  # of which more than a few may be zeros, copies and constants
         rest = ca.extract_parametric([expression], ca.veccat(*held))[0] if held else [expression]
         elements = expanded(ca.Function("rest", ca.symvar(rest[0]), rest)).n_instructions()
@@ -98,16 +101,16 @@ def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = (), by: Sequence[ca
     return elements > many
 
 
-def operations(function: ca.Function) -> tuple[int, int]:
+def vector_operations(function: ca.Function) -> tuple[int, int]:
     """How many operations on vectors a function of MX has, and on how many elements; those of what it calls included.
 
     Examples
     --------
     >>> import casadi as ca
-    >>> from dae_hybrid.symbolic import operations
+    >>> from dae_hybrid.symbolic import vector_operations
     >>> x = ca.MX.sym("x", 10)
     >>> called = ca.Function("called", [x], [ca.exp(ca.sin(x))])
-    >>> operations(ca.Function("f", [x], [x + called(x)]))
+    >>> vector_operations(ca.Function("f", [x], [x + called(x)]))
     (3, 30)
     """
     if function.is_a("SXFunction"):
@@ -120,7 +123,7 @@ def operations(function: ca.Function) -> tuple[int, int]:
         if operation in (ca.OP_INPUT, ca.OP_OUTPUT):
             continue
         if operation == ca.OP_CALL:
-            inner = operations(function.instruction_MX(k).which_function())
+            inner = vector_operations(function.instruction_MX(k).which_function())
             own, elements = own + inner[0], elements + inner[1]
         else:
             own, elements = own + 1, elements + function.instruction_MX(k).nnz()

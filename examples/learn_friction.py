@@ -1,0 +1,95 @@
+"""A friction force that nobody has stated, learnt from one noisy trajectory: a network within a hybrid system.
+
+A driven mass on a spring hits a wall, which throws it back. The friction between mass and ground is a network of 1,050
+weights, found by L-BFGS-B from the adjoint gradient. What it has learnt is tried on a run that it has not seen, with
+another start and another drive.
+"""
+
+from __future__ import annotations
+
+import casadi as ca
+import numpy as np
+from scipy.optimize import minimize
+
+import dae_hybrid as dh
+
+HIDDEN, NOISE, DECAY = 30, 0.01, 1e-4
+SPAN, TIMES = (0.0, 8.0), np.linspace(0.1, 8.0, 80)
+UNSEEN = {"x0": 0.4, "drive": 8.0}
+OPTIONS = {"rtol": 1e-6, "atol": 1e-8}
+
+
+def mass(friction, more=None, data=None) -> dh.HybridModel:
+    """A mass on a spring with a wall at x = -0.5; `friction` is a function of the velocity."""
+    m = dh.HybridModel("mass")
+    x0, drive, e = m.parameter("x0", 1.0), m.parameter("drive", 6.0), m.parameter("e", 0.8)
+    x, v = m.differential("x"), m.differential("v")
+    given = {} if more is None else more(m)
+    free = m.mode("free", ode={x: v, v: -9 * x + drive * ca.cos(2 * m.time) - friction(v, **given)})
+    m.transition(free, free, guard=x + 0.5, direction="falling", reset={v: -e * v})
+    m.initial(free, {x: x0, v: 0.0})
+    if data is not None:
+        m.functional(
+            "misfit", at_times={t: ((x - d) / NOISE) ** 2 / len(TIMES) for t, d in zip(TIMES, data, strict=True)}
+        )
+    return m
+
+
+def stribeck(v):
+    """What nature does: friction that drops as sliding sets in, and viscous drag."""
+    return (0.5 + 0.5 * ca.exp(-((v / 0.4) ** 2))) * ca.tanh(v / 0.1) + 0.2 * v
+
+
+def weights(m: dh.HybridModel) -> dict[str, ca.MX]:
+    """The parameters of two hidden layers: matrices are vectors, column by column."""
+    rng, h = np.random.default_rng(1), HIDDEN
+    return {
+        "inner": ca.reshape(m.parameter("inner", rng.normal(size=2 * h)), h, 2),
+        "b": m.parameter("b", rng.normal(size=h)),
+        "middle": ca.reshape(m.parameter("middle", rng.normal(size=h * h) / np.sqrt(h)), h, h),
+        "c": m.parameter("c", np.zeros(h)),
+        "outer": ca.reshape(m.parameter("outer", rng.normal(size=h) / h), 1, h),
+    }
+
+
+def network(v, inner, b, middle, c, outer):
+    """Two layers of tanh."""
+    return outer @ ca.tanh(middle @ ca.tanh(inner @ ca.vertcat(v, 3 * v) + b) + c)
+
+
+def main(iterations: int = 80) -> dict[str, float]:
+    truth = mass(stribeck).build()
+    seen = dh.simulate(truth, SPAN, t_eval=TIMES, **OPTIONS)
+    data = seen["x"] + NOISE * np.random.default_rng(0).normal(size=len(TIMES))
+
+    system = mass(network, weights, data).build()
+    learnt = ["inner", "b", "middle", "c", "outer"]
+    first = np.concatenate([system.nominal[system.parameters[name]] for name in learnt])
+    places = np.cumsum([system.parameters[name].stop - system.parameters[name].start for name in learnt])[:-1]
+    run = dh.prepare(system, SPAN, derivatives="adjoint", functional="misfit", wrt=learnt, t_eval=TIMES[-1:], **OPTIONS)
+
+    def loss(theta):
+        found = run(dict(zip(learnt, np.split(theta, places), strict=True)))
+        return found.functionals["misfit"] + DECAY * theta @ theta, found.gradient["misfit"] + 2 * DECAY * theta
+
+    best = minimize(loss, first, jac=True, method="L-BFGS-B", options={"maxiter": iterations})
+    chosen = dict(zip(learnt, np.split(best.x, places), strict=True))
+
+    unseen = dh.simulate(truth, SPAN, parameters=UNSEEN, t_eval=TIMES, **OPTIONS)
+    found = {
+        "weights": float(first.size),
+        "calls": float(best.nfev),
+        "impacts seen": float(len(seen.events)),
+        "impacts unseen": float(len(unseen.events)),
+    }
+    for name, values in (("before", {}), ("after", chosen)):
+        for kind, exact, changed in (("seen", seen, {}), ("unseen", unseen, UNSEEN)):
+            tried = dh.simulate(system, SPAN, parameters=values | changed, t_eval=TIMES, **OPTIONS)
+            found[f"{kind} {name}"] = float(np.sqrt(np.mean((tried["x"] - exact["x"]) ** 2)))
+    for name, value in found.items():
+        print(f"{name:14} {value:.4g}")
+    return found
+
+
+if __name__ == "__main__":
+    main()
