@@ -57,6 +57,7 @@ class Marcher:
         functions = [f for x in every for f in (x.cross, x.tangent, x.cost, x.begin, x.solve) if f is not None]
         if network.ends is not None:
             functions += [network.ends.origin, *network.ends.final]
+        functions = list({id(f): f for f in functions}.values())  # modes that are alike have the same
         sizes = np.max([f.work_sizes for f in functions], axis=0)
         kinds = (np.intp, np.intp, np.int64, float)
         self._work = [np.zeros(max(int(s), 16), kind) for s, kind in zip(sizes, kinds, strict=True)]
