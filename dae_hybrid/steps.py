@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -68,6 +69,7 @@ class Step:
         return np.concatenate(([self.t1, h, COEFFICIENTS - 1.0], scaled.ravel()))
 
 
+@cache
 def end_derivatives() -> Array:
     """Values at the nodes of a step of length one to the derivatives 0 to 7 at its end, (8, 8)."""
     rows, c = [], _FROM_VALUES

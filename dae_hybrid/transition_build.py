@@ -83,7 +83,7 @@ def build_transition(
         helping=() if jump is None else jump.helping,
         equations=() if jump is None else jump.equation_labels,
         conditions=() if jump is None else jump.condition_labels,
-        movable=_is_movable(trigger),
+        movable=_is_movable(trigger, source_builder.np),
         projects=jump is not None and bool(transition.project),
         clock=kernels["time"].function.serialize() if kind == "every" else "",
     )
@@ -108,9 +108,10 @@ def _text(guard: ca.MX | None) -> str:
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
 
 
-def _is_movable(trigger: ca.Function) -> bool:
-    """Whether the time of a transition depends on anything but time."""
-    return any(trigger.jac_sparsity(0, i).nnz() for i in (1, 2, 3))
+def _is_movable(trigger: ca.Function, n_parameters: int) -> bool:
+    """Whether the time of a transition depends on anything but time and numbers."""
+    by_p = any(column < n_parameters for column in trigger.jac_sparsity(0, 3).get_col())
+    return by_p or any(trigger.jac_sparsity(0, i).nnz() for i in (1, 2))
 
 
 def _costs_at_the_end(model: HybridModel, transition: Transition, source: ModeBuilder) -> Kernel | None:

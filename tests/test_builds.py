@@ -112,6 +112,22 @@ def test_other_numbers_need_no_compilation(monkeypatch) -> None:
     assert texts[0] == texts[1]
 
 
+def test_numbers_do_not_move_what_happens_at_a_time() -> None:
+    m = dh.HybridModel("times")
+    x, p = m.differential("x"), m.parameter("p", 1.0)
+    modes = [m.mode(f"m{i}", ode={x: (1.3 + 0.4 * i) * p}) for i in range(5)]
+    for i, (here, there) in enumerate(zip(modes, (*modes[1:], modes[0]), strict=True)):
+        m.transition(here, there, guard=m.time - (0.13 + 0.11 * i), direction="rising")
+    m.initial(modes[0], {x: 0.0})
+    m.functional("G", terminal=x)
+    system = m.build()
+    assert len({id(mode.equations.compiled["flow"]) for mode in system.modes}) == 1
+    assert not any(transition.movable for transition in system.transitions)
+    fsa = dh.forward_sensitivity(system, (0, 0.5), rtol=1e-10)
+    np.testing.assert_allclose(fsa.gradient["G"], [1.3 * 0.13 + 0.11 * (1.7 + 2.1 + 2.5) + 0.04 * 2.9], rtol=1e-9)
+    np.testing.assert_allclose(fsa.event_time_sensitivity, 0.0, atol=1e-15)
+
+
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 def test_a_ring_of_modes_that_share_their_functions(native) -> None:
     """In mode k the state grows at the rate (20.5 + k) p, from 0 to 1."""

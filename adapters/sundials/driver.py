@@ -110,6 +110,7 @@ def loops() -> ctypes.CDLL:
     return library
 
 
+@cache
 def address(library: ctypes.CDLL, name: str) -> int:
     """Address of an exported function."""
     value = ctypes.cast(getattr(library, name), c_void_p).value

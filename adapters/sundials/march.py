@@ -65,6 +65,7 @@ class Marcher:
         if network.ends is not None:
             functions += [network.ends.origin, *network.ends.final]
             functions += [f for measured in network.ends.measured for f in measured.of_mode if f is not None]
+        functions = list({id(f): f for f in functions}.values())  # modes that are alike have the same
         sizes = np.max([f.work_sizes for f in functions], axis=0)
         kinds = (np.intp, np.intp, np.int64, float)
         self._work = [np.zeros(max(int(s), 16), kind) for s, kind in zip(sizes, kinds, strict=True)]
