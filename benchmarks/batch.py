@@ -69,6 +69,35 @@ def net(width: int = 50) -> dh.HybridSystem:
     return m.build()
 
 
+def calibration(count: int = 50) -> dh.HybridSystem:
+    """A damped oscillator with a stop, measured so many times: the sum of squares of what it misses."""
+    m = dh.HybridModel("calibration")
+    k, c, e, x0 = (m.parameter(name, value) for name, value in (("k", 4.0), ("c", 0.3), ("e", 0.8), ("x0", 1.0)))
+    x, v = m.differential("x"), m.differential("v")
+    run = m.mode("run", ode={x: v, v: -k * x - c * v})
+    m.transition(run, run, guard=x + 0.5, direction="falling", reset={v: -e * v})
+    m.initial(run, {x: x0, v: 0.0})
+    times = np.linspace(0.0, 10.0, count)
+    m.functional("G", at_times=[(t, (x - np.cos(1.9 * t)) ** 2) for t in times.tolist()])
+    return m.build()
+
+
+def clock() -> dh.HybridSystem:
+    """A lag under a controller that looks at it once in a period, a parameter; looking costs."""
+    m = dh.HybridModel("clock")
+    period, gain, x, u = (
+        m.parameter("period", 0.0997),
+        m.parameter("gain", 2.0),
+        m.differential("x"),
+        m.memory("u", initial=1.0),
+    )
+    run = m.mode("run", ode={x: u - x})
+    tick = m.transition(run, run, every=period, memory={u: gain * (ca.sin(m.time) - x)})
+    m.initial(run, {x: 0.0})
+    m.functional("G", integrand=(x - ca.sin(m.time)) ** 2, at_events={tick: 1e-3 * u**2})
+    return m.build()
+
+
 def again(count: int, call: Call) -> None:
     """So many calls."""
     for _ in range(count):
@@ -117,6 +146,8 @@ def batches(repeats: int) -> list[list[str]]:
     problems = [
         ("10,000 bouncing balls", system, P3.span, {"parameters": balls}),
         ("32 starts, 203 parameters", relay, (0.0, 10.0), {"x0": rng.uniform(-0.3, 0.3, (32, 2))}),
+        ("1,000 calibrations, 50 data", calibration(), (0.0, 10.0), {"parameters": {"k": rng.uniform(3.0, 5.0, 1000)}}),
+        ("1,000 clocks, 50 ticks", clock(), (0.0, 5.0), {"parameters": {"period": rng.uniform(0.09, 0.1, 1000)}}),
         ("200 hysteretic oscillators", em, em_hysteresis.t_span, {"parameters": {"ka": np.linspace(300, 330, 200)}}),
     ]
     for title, own, span, given in problems:
@@ -172,7 +203,7 @@ class Processes:
     """Processes that each make the same batch on one thread when they are told to: what the machine can do at most."""
 
     def __init__(self, count: int) -> None:
-        command = [sys.executable, "-P", __file__, "--count", str(count), "--on-command"]
+        command = [sys.executable, __file__, "--count", str(count), "--on-command"]
         self._processes = [Popen(command, stdin=PIPE, stdout=PIPE, text=True) for _ in range(2)]
         self.cpu = 0.0  # seconds of all of them
 
