@@ -1,6 +1,6 @@
 """What runs cost in a batch and through prepared calls, beside single calls and a pool of threads.
 
-    python benchmarks/batch.py [--repeats 3] [--write]
+    python benchmarks/batch.py [--repeats 3] [--only threads] [--write]
 
 CPU time, and wall time where threads are compared: a machine that does other things shows in wall times, not in CPU
 times. Of everything that is compared the repeats take turns, and the least of each counts. ``--write`` puts the tables
@@ -190,12 +190,13 @@ def threads(repeats: int, count: int) -> list[list[str]]:
             calls[f"batches on 1 in processes, {n}"] = partial(processes.run, n)
         wall = least(calls, repeats, time.perf_counter)
         cpu = least(calls, repeats, lambda: time.process_time() + processes.cpu)
-    rows = [["EM gradients", "wall, ms each", "CPU, ms each", "rate beside the same on one"]]
-    for name, seconds in wall.items():
-        done = count * (int(name[-1]) if "processes" in name else 1)
-        alone = wall[f"{name[:-1]}1"] / count
-        each = [1e3 * s / done for s in (seconds, cpu[name])]
-        rows.append([name, *(f"{ms:.2f}" for ms in each), f"{1e3 * alone / each[0]:.2f}"])
+    rows = [["EM gradients", "wall, ms each", "CPU, ms each", "rate beside one", "CPU beside one"]]
+    for name in wall:
+        done, one = count * (int(name[-1]) if "processes" in name else 1), f"{name[:-1]}1"
+        each = [clock[name] / done for clock in (wall, cpu)]
+        alone = [clock[one] / count for clock in (wall, cpu)]
+        ratios = f"{alone[0] / each[0]:.2f}", f"{each[1] / alone[1]:.2f}"
+        rows.append([name, *(f"{1e3 * seconds:.2f}" for seconds in each), *ratios])
     return rows
 
 
@@ -240,16 +241,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--count", type=int, default=200, help="gradients of the table of threads")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/batches.md")
+    parser.add_argument("--only", nargs="+", choices=("prepared", "batches", "threads"), help="make these tables alone")
     parser.add_argument("--on-command", action="store_true", help="make a batch for every line that is read")
     arguments = parser.parse_args()
     if arguments.on_command:
         on_command(arguments.count)
         return
-    tables = {
-        "prepared": prepared(arguments.repeats),
-        "batches": batches(arguments.repeats),
-        "threads": threads(arguments.repeats, arguments.count),
+    makers: dict[str, Callable[[], list[list[str]]]] = {
+        "prepared": partial(prepared, arguments.repeats),
+        "batches": partial(batches, arguments.repeats),
+        "threads": partial(threads, arguments.repeats, arguments.count),
     }
+    tables = {name: makers[name]() for name in arguments.only or makers}
     texts = {name: "\n".join(align(rows, left=range(2 if name != "threads" else 1))) for name, rows in tables.items()}
     print("\n\n".join(texts.values()))
     if arguments.write:
