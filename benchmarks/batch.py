@@ -1,6 +1,6 @@
 """What runs cost in a batch and through prepared calls, beside single calls and a pool of threads.
 
-    python benchmarks/batch.py [--repeats 3] [--write]
+    python benchmarks/batch.py [--repeats 3] [--only threads] [--write]
 
 CPU time, and wall time where threads are compared: a machine that does other things shows in wall times, not in CPU
 times. Of everything that is compared the repeats take turns, and the least of each counts. ``--write`` puts the tables
@@ -69,6 +69,35 @@ def net(width: int = 50) -> dh.HybridSystem:
     return m.build()
 
 
+def calibration(count: int = 50) -> dh.HybridSystem:
+    """A damped oscillator with a stop, measured so many times: the sum of squares of what it misses."""
+    m = dh.HybridModel("calibration")
+    k, c, e, x0 = (m.parameter(name, value) for name, value in (("k", 4.0), ("c", 0.3), ("e", 0.8), ("x0", 1.0)))
+    x, v = m.differential("x"), m.differential("v")
+    run = m.mode("run", ode={x: v, v: -k * x - c * v})
+    m.transition(run, run, guard=x + 0.5, direction="falling", reset={v: -e * v})
+    m.initial(run, {x: x0, v: 0.0})
+    times = np.linspace(0.0, 10.0, count)
+    m.functional("G", at_times=[(t, (x - np.cos(1.9 * t)) ** 2) for t in times.tolist()])
+    return m.build()
+
+
+def clock() -> dh.HybridSystem:
+    """A lag under a controller that looks at it once in a period, a parameter; looking costs."""
+    m = dh.HybridModel("clock")
+    period, gain, x, u = (
+        m.parameter("period", 0.0997),
+        m.parameter("gain", 2.0),
+        m.differential("x"),
+        m.memory("u", initial=1.0),
+    )
+    run = m.mode("run", ode={x: u - x})
+    tick = m.transition(run, run, every=period, memory={u: gain * (ca.sin(m.time) - x)})
+    m.initial(run, {x: 0.0})
+    m.functional("G", integrand=(x - ca.sin(m.time)) ** 2, at_events={tick: 1e-3 * u**2})
+    return m.build()
+
+
 def again(count: int, call: Call) -> None:
     """So many calls."""
     for _ in range(count):
@@ -117,6 +146,8 @@ def batches(repeats: int) -> list[list[str]]:
     problems = [
         ("10,000 bouncing balls", system, P3.span, {"parameters": balls}),
         ("32 starts, 203 parameters", relay, (0.0, 10.0), {"x0": rng.uniform(-0.3, 0.3, (32, 2))}),
+        ("1,000 calibrations, 50 data", calibration(), (0.0, 10.0), {"parameters": {"k": rng.uniform(3.0, 5.0, 1000)}}),
+        ("1,000 clocks, 50 ticks", clock(), (0.0, 5.0), {"parameters": {"period": rng.uniform(0.09, 0.1, 1000)}}),
         ("200 hysteretic oscillators", em, em_hysteresis.t_span, {"parameters": {"ka": np.linspace(300, 330, 200)}}),
     ]
     for title, own, span, given in problems:
@@ -159,12 +190,13 @@ def threads(repeats: int, count: int) -> list[list[str]]:
             calls[f"batches on 1 in processes, {n}"] = partial(processes.run, n)
         wall = least(calls, repeats, time.perf_counter)
         cpu = least(calls, repeats, lambda: time.process_time() + processes.cpu)
-    rows = [["EM gradients", "wall, ms each", "CPU, ms each", "rate beside the same on one"]]
-    for name, seconds in wall.items():
-        done = count * (int(name[-1]) if "processes" in name else 1)
-        alone = wall[f"{name[:-1]}1"] / count
-        each = [1e3 * s / done for s in (seconds, cpu[name])]
-        rows.append([name, *(f"{ms:.2f}" for ms in each), f"{1e3 * alone / each[0]:.2f}"])
+    rows = [["EM gradients", "wall, ms each", "CPU, ms each", "rate beside one", "CPU beside one"]]
+    for name in wall:
+        done, one = count * (int(name[-1]) if "processes" in name else 1), f"{name[:-1]}1"
+        each = [clock[name] / done for clock in (wall, cpu)]
+        alone = [clock[one] / count for clock in (wall, cpu)]
+        ratios = f"{alone[0] / each[0]:.2f}", f"{each[1] / alone[1]:.2f}"
+        rows.append([name, *(f"{1e3 * seconds:.2f}" for seconds in each), *ratios])
     return rows
 
 
@@ -172,7 +204,7 @@ class Processes:
     """Processes that each make the same batch on one thread when they are told to: what the machine can do at most."""
 
     def __init__(self, count: int) -> None:
-        command = [sys.executable, "-P", __file__, "--count", str(count), "--on-command"]
+        command = [sys.executable, __file__, "--count", str(count), "--on-command"]
         self._processes = [Popen(command, stdin=PIPE, stdout=PIPE, text=True) for _ in range(2)]
         self.cpu = 0.0  # seconds of all of them
 
@@ -209,16 +241,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--count", type=int, default=200, help="gradients of the table of threads")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/batches.md")
+    parser.add_argument("--only", nargs="+", choices=("prepared", "batches", "threads"), help="make these tables alone")
     parser.add_argument("--on-command", action="store_true", help="make a batch for every line that is read")
     arguments = parser.parse_args()
     if arguments.on_command:
         on_command(arguments.count)
         return
-    tables = {
-        "prepared": prepared(arguments.repeats),
-        "batches": batches(arguments.repeats),
-        "threads": threads(arguments.repeats, arguments.count),
+    makers: dict[str, Callable[[], list[list[str]]]] = {
+        "prepared": partial(prepared, arguments.repeats),
+        "batches": partial(batches, arguments.repeats),
+        "threads": partial(threads, arguments.repeats, arguments.count),
     }
+    tables = {name: makers[name]() for name in arguments.only or makers}
     texts = {name: "\n".join(align(rows, left=range(2 if name != "threads" else 1))) for name, rows in tables.items()}
     print("\n\n".join(texts.values()))
     if arguments.write:

@@ -200,9 +200,11 @@ class Leg:
         modes, links = (self.column(name).astype(int) for name in ("mode", "guard"))
         most = max(map(len, self.network.links))
         keys, found = modes * most + links, []
-        for key in np.unique(keys).tolist():
+        own, counts = np.unique(keys, return_counts=True)
+        places = np.split(np.argsort(keys, kind="stable"), np.cumsum(counts)[:-1])
+        for key, those in zip(own.tolist(), places, strict=True):
             head = self._head({}, 0, *divmod(key, most))
-            found.append(Kind(head.mode, head.guard, head.target, head.layout, np.flatnonzero(keys == key)))
+            found.append(Kind(head.mode, head.guard, head.target, head.layout, those))
         return tuple(found)
 
     def values(self, kind: Kind, name: str, which: Any = ALL) -> Array:

@@ -55,7 +55,10 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     ),
     segments: ("SHORTEST", "CONVERGED", "SOLVES", "LONGER"),
     steps: (("COEFFICIENTS", "NODES"),),
-    stiffness: ("DECAYS", "LOOK", "MOST", "EVENTS_AHEAD", "FEW_GUARDS"),
+    stiffness: (
+        "DECAYS", "LOOK", "MOST", "EVENTS_AHEAD", "FEW_GUARDS", ("SHARE", "TRIAL_SHARE"),
+        ("ACCURATE", "ACCURATE_ORDER"),
+    ),
     symbolic: (("SYMBOLIC_SOLVE", "MOST_SOLVED"),),
     system: (("SLACK", "LANDED"),),
     transition: ("DRIFT_ROUNDINGS", "KNOWN", "GRAZING"),

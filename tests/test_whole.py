@@ -292,6 +292,24 @@ def test_a_guard_at_zero_at_the_end() -> None:
     refused(make)
 
 
+@pytest.mark.parametrize("rates", [[1.4], [0.5, 1.4], [0.5, 1.0, 1.4]])
+def test_many_decays_that_steps_resolve(rates: list[float]) -> None:
+    """Explicit steps that are short for their accuracy go on by themselves, however many times something decays."""
+    m = dh.HybridModel("lags")
+    xs = [m.differential(f"x{i}") for i in range(len(rates))]
+    k = m.parameter("k", 1.0)
+    flows = {x: r * (k * ca.cos(np.pi * m.time) - x) for x, r in zip(xs, rates, strict=True)}
+    m.initial(m.mode("run", ode=flows), dict.fromkeys(xs, 0.0))
+    m.functional("G", terminal=xs[-1], at_times={100.0: xs[0] ** 2})
+    system = m.build()
+    run = dh.simulate(system, (0, 500), rtol=1e-8, atol=1e-10)
+    assert run.parts.whole is not None
+    assert {segment.method for segment in run.segments} == {"erk"}
+    other = dh.simulate(system, (0, 500), rtol=1e-8, atol=1e-10, native_events=False)
+    assert {segment.method for segment in other.segments} == {"erk"}
+    assert run.functionals["G"] == pytest.approx(other.functionals["G"], rel=1e-6)
+
+
 @pytest.mark.parametrize("what", ["measurement", "signal", "implicit", "index 2", "end", "stiff"])
 def test_systems_that_are_not_plain(what: str) -> None:
     def make(m: dh.HybridModel) -> tuple[float, float]:

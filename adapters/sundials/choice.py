@@ -29,6 +29,12 @@ CHEAPER = 0.5
 SETTLE, SELDOM = 500, 2000
 
 
+def reach_of(options: Options, nonstiff: SundialsMethod) -> float:
+    """The longest stable explicit step times the rate of the fastest decay, at these tolerances."""
+    ratio = options.rtol / MEASURED
+    return nonstiff.reach(options) * float(ratio ** (FINER if ratio < 1 else LOOSER))
+
+
 class Choice:
     """Of one run, whose `steps` so far its callers count."""
 
@@ -64,15 +70,11 @@ class Choice:
         allowed = self._options.allowed(e.variables, task.x0)
         left = task.t_stop - task.t0
         step = min(accurate_step(e, *here, allowed, left), self._options.max_step or left)
-        return not rate * step <= BOUND * self._reach(nonstiff) or not self._arrives(left, step)
+        return not rate * step <= BOUND * reach_of(self._options, nonstiff) or not self._arrives(left, step)
 
     def _arrives(self, left: float, step: float) -> bool:
         """Whether steps get to the end within their limit; else only those that may grow will do."""
         return left <= step * self._options.max_steps
-
-    def _reach(self, nonstiff: SundialsMethod) -> float:
-        ratio = self._options.rtol / MEASURED
-        return nonstiff.reach(self._options) * float(ratio ** (FINER if ratio < 1 else LOOSER))
 
     def resume(self, memories: Iterable[Forward], stretch: tuple[float, int, int], look: tuple[int, int]) -> None:
         """Go on with the methods of these memories from a look at a time, after some steps."""
@@ -125,7 +127,7 @@ class Choice:
         self, e: Equations, t: float, x: Array, m: Array, t_stop: float, step: float, steps: int
     ) -> bool:
         key = id(e)
-        reach = self._reach(self._nonstiff[key])
+        reach = reach_of(self._options, self._nonstiff[key])
         if self._methods[key] is STIFF:
             rate = decay_rate(e, t, x, m, self._p)
             fastest = max(rate, self._rates.get(key, rate))  # at either end of the steps since the last look

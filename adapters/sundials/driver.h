@@ -376,6 +376,7 @@ typedef struct {                             /* a run from its start to its end,
   integer look, interval, taken, events;     /* after so many steps, so many since; steps and events at the look before, */
   integer resting, doubtful;                 /* whether any guard stayed at zero; how many events need a closer look */
   double before;                             /* time of the look before */
+  double reach, longest;                     /* rate of a decay times the step, up to which steps stay explicit; `max_step`, or 0 */
   integer counts[COUNTED];
 } plain;
 

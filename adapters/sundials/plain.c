@@ -51,9 +51,9 @@ static int reduce(const context *c, const sparse *out, integer *column, integer 
   return 1;
 }
 
-/* Whether the Jacobian says, by a bound or of two variables by its eigenvalues, that explicit steps will do; see
- * dae_hybrid/stiffness.py */
-static int is_soft(context *c, double t, const double *x, double t_stop) {
+/* A bound on the rate of the fastest decay, of one or two variables the rate; 0 where little is left to decay; see
+ * `stiff_rate` in dae_hybrid/stiffness.py */
+static double decay_bound(context *c, double t, const double *x, double t_stop) {
   const sparse *a = &c->state_jacobian;
   const integer n = c->n_differential;
   integer column[FEW_STATES + 1], row[FEW_STATES * FEW_STATES];
@@ -61,9 +61,9 @@ static int is_soft(context *c, double t, const double *x, double t_stop) {
   const sparse reduced = {column, row, 0, value};
   c->res[0] = a->value;
   c->res[1] = c->integrand_jacobian.value;
-  if (evaluate(c, c->jacobian, t, x) || !all_finite(a->value, a->column[c->n])) return 0;
+  if (evaluate(c, c->jacobian, t, x) || !all_finite(a->value, a->column[c->n])) return HUGE_VAL;
   if (c->solves) {
-    if (!reduce(c, &reduced, column, row)) return 0;
+    if (!reduce(c, &reduced, column, row)) return HUGE_VAL;
     a = &reduced;
   }
   const double columns = column_norm(a, n);
@@ -72,14 +72,45 @@ static int is_soft(context *c, double t, const double *x, double t_stop) {
     for (integer k = 0; k < a->column[n]; k++) sum += a->row[k] == i ? fabs(a->value[k]) : 0;
     rows = fmax(rows, sum);
   }
-  double ahead = t_stop - t;
-  if (fmin(rows, columns) * ahead <= DECAYS) return 1;
+  double rate = fmin(rows, columns), ahead = t_stop - t;
+  if (rate * ahead <= DECAYS) return 0;
   ahead = horizon(c, t, x, t_stop);
-  if (fmin(rows, columns) * ahead <= DECAYS) return 1;
-  if (n != 2) return 0;
-  double dense[4] = {0};
-  for (integer j = 0; j < 2; j++) scatter_column(a, j, dense + 2 * j);
-  return fastest_of_two(dense[0], dense[2], dense[1], dense[3]) * ahead <= DECAYS;
+  if (n <= 2 && rate * ahead > DECAYS) {
+    double dense[4] = {0};
+    for (integer j = 0; j < n; j++) scatter_column(a, j, dense + 2 * j);
+    rate = n == 1 ? fmax(0, -dense[0]) : fastest_of_two(dense[0], dense[2], dense[1], dense[3]);
+  }
+  return rate * ahead <= DECAYS ? 0 : rate;
+}
+
+/* A step within which explicit equations change by no more than high orders resolve; see `accurate_step` in
+ * dae_hybrid/stiffness.py. 0 where that is not known. */
+static double accurate_step(const march *m, const station *at, context *c, double t, const double *x, double span) {
+  double rate[FEW_STATES], moved[FEW_STATES], after[FEW_STATES], allowed[FEW_STATES], sizes[2] = {0, 0}, largest = 0;
+  if (c->solves || c->n > FEW_STATES || rates_at(c, t, x, rate)) return 0;
+  c->flow_calls--; /* not one of the solver's */
+  for (integer j = 0; j < c->n; j++) {
+    allowed[j] = at->absolute[j] + m->rtol * fabs(x[j]);
+    sizes[0] = fmax(sizes[0], fabs(x[j]) / allowed[j]);
+    sizes[1] = fmax(sizes[1], fabs(rate[j]) / allowed[j]);
+  }
+  double probe = sizes[0] > 0 && sizes[1] > 0 ? fmin(TRIAL_SHARE * sizes[0] / sizes[1], span) : 0;
+  if (probe == 0) probe = TRIAL_SHARE * TRIAL_SHARE * TRIAL_SHARE * span;
+    for (integer j = 0; j < c->n; j++) moved[j] = x[j] + probe * rate[j];
+  if (rates_at(c, t + probe, moved, after)) return 0;
+  c->flow_calls--;
+  for (integer j = 0; j < c->n; j++) largest = fmax(largest, fabs(after[j] - rate[j]) / allowed[j]);
+  largest = fmax(sizes[1], largest / probe);
+  return largest > 0 ? pow(TRIAL_SHARE / largest, 1.0 / ACCURATE_ORDER) : HUGE_VAL;
+}
+
+/* Whether a mode in which a segment begins is not stiff beyond doubt; the rules are those of choice.py. */
+static int begins_soft(const plain *v, const station *at, context *c, double t, const double *x) {
+  const march *m = v->tables;
+  const double rate = decay_bound(c, t, x, m->t1), left = m->t1 - t;
+  if (rate == 0) return 1;
+  const double step = fmin(accurate_step(m, at, c, t, x, left), v->longest > 0 ? v->longest : left);
+  return rate * step <= v->reach && left <= step * (double)v->max_steps;
 }
 
 static integer counter(const context *c, int which) {
@@ -180,7 +211,7 @@ static int set_out(plain *v) {
   if (!look_at_start(m, first, c, h)) return NOT_PLAIN;
   memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
-  if (v->watch && !r->implicit && !is_soft(c, m->t0, v->start, m->t1)) return NOT_PLAIN;
+  if (v->watch && !r->implicit && !begins_soft(v, first, c, m->t0, v->start)) return NOT_PLAIN;
   first->run = r;
   r->t = m->begun = m->t0;
   r->first_step = m->began_with = m->first_step;
@@ -219,7 +250,7 @@ static int open_wanted(plain *v) {
   lay_out(m, from, to, m->records + m->used, &e);
   memcpy(c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
-  if (v->watch && !r->implicit && !is_soft(c, m->now, e.x_after, m->t1)) return 0;
+  if (v->watch && !r->implicit && !begins_soft(v, to, c, m->now, e.x_after)) return 0;
   if (!r->implicit) { /* a choice that is made is looked at again soon */
     v->interval = LOOK;
     schedule_look(v, m->steps + from->run->steps);
@@ -307,7 +338,10 @@ int dh_run(plain *v) {
     const double step = (r->t - v->before) / (double)(taken - v->taken);
     if (taken >= v->max_steps) return PAUSED;
     if (m->n_events == v->events && step < STARVED * fmax(fabs(r->t), m->t1 - m->begun)) return PAUSED;
-    if (v->watch && !r->implicit && !is_soft(r->model, r->t, r->model->api->array(r->x), m->t1)) return PAUSED;
+    if (v->watch && !r->implicit) {
+      const double rate = decay_bound(r->model, r->t, r->model->api->array(r->x), m->t1);
+      if (rate != 0 && !(rate * step <= v->reach)) return PAUSED;
+    }
     v->taken = taken, v->events = m->n_events, v->before = r->t;
     v->interval = 2 * v->interval < MOST ? 2 * v->interval : MOST;
     schedule_look(v, taken);

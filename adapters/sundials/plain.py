@@ -18,6 +18,7 @@ from dae_hybrid.options import Options
 from dae_hybrid.transition import Arrival
 
 from . import compiled
+from .choice import BOUND, reach_of
 from .compiled import WIDE
 from .driver import COUNTERS, FINISHED, NOT_PLAIN, ROWS_FULL, driver, loops, statistics_of
 from .forward import Forward
@@ -75,7 +76,7 @@ class Runner:
         ends, e = network.ends, network.equations
         if ends is None:
             raise AssertionError("the network has neither a start nor an end")
-        self.network, count = network, len(e)
+        self.network, self._method, count = network, method, len(e)
         self.marcher = Marcher(network, n_directions)
         methods = tuple(method_of(own, method) for own in e)
         self.memories = [
@@ -128,6 +129,7 @@ class Runner:
         )
         self.marcher.set_alarms(errand.alarms)
         self.struct.max_steps, self.struct.watch = options.max_steps, options.automatic
+        self.struct.reach, self.struct.longest = BOUND * reach_of(options, self._method), options.max_step or 0.0
         if all(memory.stepper.run.width < WIDE for memory in self.memories):  # else rows are given away
             self._told = errand
 
