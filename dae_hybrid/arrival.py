@@ -19,7 +19,7 @@ from dae_hybrid.excess import Excess, Reached, constraint_rows, refuse_excess
 from dae_hybrid.failures import refuse_not_finite
 from dae_hybrid.formulation import RANK_TOLERANCE, closed_by_continuity, refuse_multiple_root, solve_linear
 from dae_hybrid.integrator import Array
-from dae_hybrid.matrices import independent_rows, row_maxima, vstack
+from dae_hybrid.matrices import dense, independent_rows, row_maxima, vstack
 from dae_hybrid.operators import Operator, below, of, solution
 from dae_hybrid.options import Options
 
@@ -66,7 +66,7 @@ def arrival_derivative(
     linear = transition.kernels["linear"](t, x, m, xi, p)
     what = f"transition '{transition.name}'"
     refuse_not_finite(what, (by_w, *linear[:6]), mode=source.name, transition=transition.name, time=t)
-    if isinstance(by_w, Operator) or issparse(linear[5]):
+    if isinstance(by_w, Operator) or any(map(issparse, (by_w, *linear))):
         jump, dxi, excess = _by_products(
             transition, target, t, by_w if isinstance(by_w, Operator) else of(by_w), linear
         )
@@ -120,7 +120,8 @@ def _by_products(
     transition: TransitionMap, target: ModeSystem, t: float, by_w: Operator, linear: list[Any]
 ) -> tuple[Operator, Operator, list[Excess]]:
     """The same of many unknowns, whose derivatives would fill a matrix: one sparse factorisation, and products."""
-    y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u, _ = linear
+    y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u, entries = linear
+    few = not (transition.simple or issparse(phi_xi))
     z, phi_u, phi_xi, phi_xi_size = transition.z(target), csc_array(phi_u), csc_array(phi_xi), csc_array(phi_xi_size)
     dxi, excess = of(np.zeros((0, by_w.shape[1]))), [Excess(of(phi_u) @ by_w, of(abs(phi_u)) @ abs(by_w))]
     if transition.labels:
@@ -130,6 +131,8 @@ def _by_products(
             decided = row_maxima(phi_xi) > RANK_TOLERANCE * row_maxima(phi_xi_size)
             candidates = np.flatnonzero(np.concatenate((decided, np.ones(kept.shape[0], dtype=bool))))
             rows = candidates[independent_rows(matrix[candidates])]
+            if few:
+                refuse_multiple_root(dense(matrix[rows]), np.vstack((entries, dense(kept)))[rows])
             dxi = solution(matrix[rows], right[rows]) @ by_w
         except np.linalg.LinAlgError as reason:
             raise undetermined(transition, target, t, f"{reason}") from None
