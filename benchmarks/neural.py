@@ -11,6 +11,7 @@ at rtol 1e-6 over 20 units of time. `--write` puts the table into docs/large_sys
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -52,7 +53,7 @@ def switching(n: int, push: str, size: int) -> dh.HybridModel:
         layers = int(push.partition(" ")[0])
         hidden = size // (2 * n) if layers == 1 else round(np.sqrt(n**2 + size)) - n
         force, widths = x, [n, *[hidden] * layers, n]
-        for i, (columns, rows) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+        for i, (columns, rows) in enumerate(itertools.pairwise(widths)):
             w = m.parameter(f"w{i}", 0.5 * rng.normal(size=rows * columns) / np.sqrt(columns))
             force = ca.reshape(w, rows, columns) @ force
             force = ca.tanh(force) if i < layers else force

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 import casadi as ca
@@ -32,7 +33,7 @@ def falling(n: int) -> Mechanism:
     mech = Mechanism("falling")
     height, g, e = mech.parameter("height", 1.3), mech.parameter("g", 9.81), mech.parameter("e", 0.6)
     points = [mech.point(str(i)) for i in range(n + 1)]
-    for one, other in zip(points[:-1], points[1:], strict=True):
+    for one, other in itertools.pairwise(points):
         mech.bar(one, other, length=1.0, mass=1.0)
     mech.gravity(g)
     fall, tip = mech.mode("fall"), points[-1]

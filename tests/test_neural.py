@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import casadi as ca
 import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.codegen import compile_source
+from dae_hybrid.compiler import Compilation, Finished, compile_source
 from dae_hybrid.dense_products import by_columns
 from dae_hybrid.hoisting import hoisted
-from dae_hybrid.pullback import inlined, operations, parts_of, pullback
+from dae_hybrid.products import inlined, operations, parts_of, products
 
 OPTIONS = {"rtol": 1e-9, "atol": 1e-11}
 SPAN = (0.0, 3.0)
@@ -23,7 +25,7 @@ def network(sizes: tuple[int, ...], *, shared: bool = False, components: int = 1
     x, gain = m.differential("x", size=n), m.parameter("gain", 0.3)
     past = m.memory("past", of=x, initial=np.linspace(1.0, 0.5, n))
     value = x - 0.1 * past
-    for i, (columns, rows) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for i, (columns, rows) in enumerate(itertools.pairwise(sizes)):
         w = ca.reshape(m.parameter(f"w{i}", rng.normal(size=rows * columns) / np.sqrt(columns)), rows, columns)
         value = w @ value + m.parameter(f"b{i}", 0.1 * rng.normal(size=rows))
         if i < len(sizes) - 2:
@@ -67,11 +69,11 @@ def test_forward_adjoint_and_differences_agree(method: str) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_products_give_what_matrices_give(method: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"method": method, "rtol": 1e-6, "atol": 1e-8}
-    products = network((4, 20, 20, 4), shared=shared, components=2).build()
-    found = dh.adjoint_gradient(products, SPAN, "G", **options)
-    monkeypatch.setattr("dae_hybrid.mode_build.pullback", lambda *_: None)
+    by_products = network((4, 20, 20, 4), shared=shared, components=2).build()
+    found = dh.adjoint_gradient(by_products, SPAN, "G", **options)
+    monkeypatch.setattr("dae_hybrid.mode_build.products", lambda *_, **__: {})
     matrices = network((4, 20, 20, 4), shared=shared, components=2).build()
-    assert compiled_with_products(products)
+    assert compiled_with_products(by_products)
     assert not compiled_with_products(matrices)
     expected = dh.adjoint_gradient(matrices, SPAN, "G", **options)
     np.testing.assert_allclose(found.gradient, expected.gradient, rtol=1e-10, atol=1e-12)
@@ -110,9 +112,12 @@ def test_a_linear_system_of_many_parameters_needs_no_tape() -> None:
 
 def test_weights_are_no_texts_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
     statements: list[int] = []
-    monkeypatch.setattr(
-        "dae_hybrid.codegen.compile_source", lambda *texts: statements.append(sum(t.count(";\n") for t in texts))
-    )
+
+    def count(*texts: str, apart: bool = False) -> Compilation:
+        statements.append(sum(text.count(";\n") for text in texts))
+        return Finished(None)
+
+    monkeypatch.setattr("dae_hybrid.codegen.begin", count)
     for hidden in (40, 400):
         network((4, hidden, 4)).build()
     assert statements[1] <= statements[0]
@@ -133,7 +138,7 @@ def test_what_depends_on_parameters_alone_is_taken_out_of_operations_on_vectors(
     np.testing.assert_allclose(found, by_rate / (1200 * np.sqrt(system.nominal)), rtol=1e-6)
 
 
-def test_a_pullback_is_a_product_with_transposed_derivatives() -> None:
+def test_products_are_those_with_derivatives_and_transposed_ones() -> None:
     t, x, m, p = (ca.MX.sym(k, n) for k, n in zip("txmp", (1, 3, 2, 400), strict=True))
     rates = ca.reshape(p[:210], 3, 70)[:, :3] @ ca.sin(x) + m[0] * p[200:203] + ca.sum1(p) * x
     inner = ca.Function("inner", [t, x, m, p], [rates, ca.sumsqr(x) * p[7] + t])
@@ -142,14 +147,18 @@ def test_a_pullback_is_a_product_with_transposed_derivatives() -> None:
     by = [ca.jacobian(v, w) for v in values for w in (s[1], s[3], s[2])]
     whole = ca.Function("linearised", list(s), [*values, *by[:3], *(b.T for b in by[3:])])
     function = ca.Function("flow", list(s), values)
-    found = pullback("pullback", function, whole)
-    assert found is not None
+    made = products("own", function, whole, explicit=True)
+    found, tangent = made["pullback"], made["tangent"]
     rng = np.random.default_rng(0)
     point, v, e = [rng.normal(size=k) for k in (1, 3, 2, 400)], rng.normal(size=3), 0.7
     outputs = [np.array(o).ravel() for o in found(*point, v, e)]
     matrices = [np.array(o) for o in whole(*point)]
     for product, f, g in zip(outputs[2:], matrices[2:5], matrices[5:], strict=True):
         np.testing.assert_allclose(product, f.T @ v + g.ravel() * e, rtol=1e-12, atol=1e-13)
+    dx, dm, dp = (rng.normal(size=k) for k in (3, 2, 400))
+    df, dg = (np.array(o).ravel() for o in tangent(*point, dx, dm, dp))
+    np.testing.assert_allclose(df, matrices[2] @ dx + matrices[3] @ dp + matrices[4] @ dm, rtol=1e-12)
+    np.testing.assert_allclose(dg, sum(g.T @ d for g, d in zip(matrices[5:], (dx, dp, dm), strict=True)), rtol=1e-12)
     split = hoisted({"flow": function, "pullback": found})
     c = split["constants"](*point)
     f, g, tape = split["tape"](*point, c)
@@ -165,7 +174,7 @@ def test_few_entries_are_left_to_matrices() -> None:
     values = [ca.sin(x) * p[0], x[0]]
     by = [ca.jacobian(values[0], w) for w in (x, p, m)] + [ca.jacobian(values[1], w).T for w in (x, p, m)]
     flow, whole = ca.Function("flow", [t, x, m, p], values), ca.Function("whole", [t, x, m, p], [*values, *by])
-    assert pullback("pullback", flow, whole) is None
+    assert products("own", flow, whole, explicit=True) == {}
 
 
 def test_outer_products_are_found_and_nothing_else() -> None:
