@@ -88,9 +88,9 @@ class Model:
         n_tape = e.compiled["tape"].function.size1_out(2) if taped else 0  # none where all is linear
         n_product, self._parts = _parts(e.compiled["pullback"].function) if taped else (0, np.zeros((0, 4), np.int64))
         others = e.n_parameters + e.n_memory
-        lengths = {"recorded": n_tape, "product": n_product, "by_parameters": others}
-        lengths |= {"selected": e.functionals.size, "vector": 2 * e.n + others}
+        lengths = {"recorded": n_tape, "product": n_product, "by_parameters": others, "selected": e.functionals.size}
         self._products = {name: np.zeros(size if taped else 0) for name, size in lengths.items()}
+        self._products["vector"] = np.zeros(2 * e.n + others)
         n_off = e.compiled["sketch"].function.numel_out(1) if "sketch" in e.compiled else 0
         self._weighed = off, weights = np.zeros(n_off), np.zeros(n_off * e.n_guards if "weigh" in e.compiled else 0)
         self._patterns: list[Any] = []
