@@ -11,10 +11,13 @@ docs/large_systems.md, where rows of other models than those measured stay as th
 from __future__ import annotations
 
 import argparse
+import atexit
+import functools
 import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -104,13 +107,27 @@ def measured(name: str, n: int) -> dict[str, float]:
 
 def apart(name: str, n: int) -> dict[str, float]:
     """The same in a process of its own, which finds the driver compiled and nothing else."""
-    with tempfile.TemporaryDirectory() as cache:
-        environment = os.environ | {"DAE_HYBRID_CACHE": cache, "OPENBLAS_NUM_THREADS": "1"}
-        for size in (1, n):  # the first compiles what no model changes
-            child = [str(Path(__file__).resolve()), "--child", "ring" if size == 1 else name, str(size)]
-            command = [sys.executable, *child]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=True)
-    return json.loads(done.stdout)
+    with tempfile.TemporaryDirectory() as scratch:
+        cache = Path(scratch) / "cache"
+        shutil.copytree(driver_alone(), cache)
+        found: dict[str, float] = json.loads(in_a_process(cache, name, n))
+    return found
+
+
+@functools.cache
+def driver_alone() -> Path:
+    """A cache that holds what no model changes."""
+    scratch = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, scratch)
+    in_a_process(Path(scratch), "ring", 1)
+    return Path(scratch)
+
+
+def in_a_process(cache: Path, name: str, n: int) -> str:
+    """What a child prints."""
+    environment = os.environ | {"DAE_HYBRID_CACHE": str(cache), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", name, str(n)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout
 
 
 def table(names: Sequence[str], largest: int) -> list[list[str]]:

@@ -11,8 +11,10 @@ from growing import bars, exits, guards, ring
 
 import dae_hybrid as dh
 import dae_hybrid.build
+from dae_hybrid.adapters.sundials.forward import Forward
 from dae_hybrid.chunks import statements
 from dae_hybrid.codegen import generate
+from dae_hybrid.integrator import Equations
 from dae_hybrid.mechanics import Formulation, Index1, Index2, Penalty, kinematics
 
 
@@ -169,6 +171,25 @@ def test_what_shares_functions_gives_what_it_would_alone(monkeypatch, make, way)
     np.testing.assert_allclose(asa.value, alone_asa.value, rtol=1e-9)
     np.testing.assert_allclose(asa.gradient, alone_asa.gradient, rtol=1e-6)
     np.testing.assert_allclose(asa.gradient, one.gradient["G"], rtol=1e-5)
+
+
+def test_many_modes_make_their_memories_as_they_are_entered(monkeypatch) -> None:
+    entered, whole = (ring(12).build() for _ in range(2))
+    options = {"rtol": 1e-8, "atol": 1e-10}
+    one = dh.adjoint_gradient(whole, (0, 0.3), "G", **options)
+    made, make = set[str](), Forward.__init__
+
+    def look(self: Forward, equations: Equations, *arguments: object) -> None:
+        made.add(equations.name)
+        make(self, equations, *arguments)
+
+    monkeypatch.setattr("dae_hybrid.adapters.sundials.plain.MOST_MODES", 10)
+    monkeypatch.setattr(Forward, "__init__", look)
+    other = dh.adjoint_gradient(entered, (0, 0.3), "G", **options)
+    assert len(one.trajectory.events) == 6
+    assert made == {f"m{i}" for i in range(7)}
+    np.testing.assert_array_equal(one.gradient, other.gradient)
+    np.testing.assert_array_equal(one.value, other.value)
 
 
 def test_modes_that_share_their_functions_go_in_batches() -> None:
