@@ -167,8 +167,8 @@ def test_the_choice_is_shown(system: dh.HybridSystem) -> None:
 @pytest.mark.parametrize("method", ["erk", "bdf"])
 def test_outputs_at_given_times_take_one_run(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     m = dh.HybridModel("swing")
-    w, x, v = m.parameter("w", 1.0), m.differential("x"), m.differential("v")
-    m.initial(m.mode("run", ode={x: v, v: -(w**2) * x}), {x: 1.0, v: 0.0})
+    a, x, v = m.parameter("a", 1.0), m.differential("x"), m.differential("v")
+    m.initial(m.mode("run", ode={x: v, v: -x}), {x: a, v: 0.0})
     m.functional("G", terminal=x)
     built = m.build()
 
@@ -178,4 +178,4 @@ def test_outputs_at_given_times_take_one_run(method: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(Redo, "__call__", again)
     fsa = dh.forward_sensitivity(built, (0, 30), t_eval=[10.0, 30.0], method=method, rtol=1e-8, atol=1e-10)
     assert fsa.trajectory.statistics["steps"] > 80  # enough of them to be looked at
-    np.testing.assert_allclose(fsa["x"][:, 0], [-10 * np.sin(10), -30 * np.sin(30)], rtol=1e-4)
+    np.testing.assert_allclose(fsa["x"][:, 0], [np.cos(10), np.cos(30)], rtol=1e-4)
