@@ -1,6 +1,6 @@
 """What the C compiler takes and gives: builds, effort, and both engines beside each other.
 
-    python benchmarks/compiler.py [--write]
+    python benchmarks/compiler.py [--only TABLE ...] [--write]
 
 The EM oscillator and the loop around all models in processes of their own, from nothing and from the cache; texts of
 straight statements compiled by ``-O1`` and ``-O2``, with warm calls in pairs; interpreted and compiled runs at rtol
@@ -38,7 +38,7 @@ from dae_hybrid.tables import align
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "speed.md"
 OPTIONS: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-12}
-PAIRS = 200
+PAIRS = 100
 #: statement, span and functional
 MODELS: dict[str, tuple[Callable[[], dh.HybridModel], tuple[float, float], str]] = {
     "EM oscillator": (em_hysteresis.model, (0.0, 10.0), "G"),
@@ -139,9 +139,13 @@ def engines() -> list[list[str]]:
     return rows
 
 
+TABLES = {"first_builds": builds, "effort": effort, "engines": engines}
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=TABLES, default=list(TABLES), metavar="TABLE")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/speed.md")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -150,10 +154,10 @@ def main() -> None:
         return
     tables = {}
     with tempfile.TemporaryDirectory() as cache:
-        tables["first_builds"] = builds()
         os.environ["DAE_HYBRID_CACHE"] = cache
         dh.simulate(ball().build(), (0, 1))  # the loop
-        tables |= {"effort": effort(), "engines": engines()}
+        for name in given.only:
+            tables[name] = TABLES[name]()
     texts = {name: "\n".join(align(rows, left=(0,))) for name, rows in tables.items()}
     print(*texts.values(), sep="\n\n")
     if given.write:
