@@ -176,7 +176,7 @@ def measure(name: str) -> dict[str, Any]:
 def costs(found: list[dict[str, Any]]) -> str:
     """The table of costs."""
     wanted = 1 + len(NAMES) / 2
-    rows = [["", *(row["name"] for row in found), "aim, DFN"]]
+    rows = [["", *(row["name"] for row in found), "aim"]]
     lines: list[tuple[str, Callable[[dict[str, Any]], str], str]] = [
         ("differential, algebraic variables", lambda r: f"{r['states']}, {r['algebraic']}", ""),
         ("events", lambda r: f"{r['events']}", ""),

@@ -1,7 +1,7 @@
-"""A cell that PyBaMM has stated and discretised, as a `HybridModel`: one mode for every step of a charging protocol.
+"""A cell that PyBaMM has stated and discretised, as a `HybridModel`: one mode for all steps of a charging protocol.
 
 PyBaMM's equations are expressions of CasADi. The cell is taken with its voltage under control, where one algebraic
-equation sets the current: every step of the protocol has an equation of its own in its place.
+equation sets the current: in its place stands one that holds the current or the voltage, as memory says.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import casadi as ca
 import numpy as np
 import pybamm
+from scipy.sparse import eye_array
 
 import dae_hybrid as dh
 
@@ -69,6 +70,15 @@ def model_from_pybamm(
     ------
     ValueError
         The model has no equation for the current, or a mass matrix, or the last step is not ended by time.
+
+    Examples
+    --------
+    A rest and a discharge, once::
+
+        cell = pybamm.lithium_ion.SPMe({"operating mode": "voltage"})
+        values = pybamm.ParameterValues("Chen2020")
+        steps = [Step("rest", "current", 0.0, "time", 60.0), Step("discharge", "current", 5.0, "time", 600.0)]
+        m, reported = model_from_pybamm(cell, values, {"Cation transference number": "t_plus"}, steps, 1)
     """
     nominal = {key: float(parameter_values[key]) for key in names}
     values = parameter_values.copy()
@@ -78,6 +88,8 @@ def model_from_pybamm(
     cell = simulation.built_model
     n, n_z = cell.len_rhs, cell.len_alg
     place = [part[0].start - n for variable, part in cell.y_slices.items() if variable.name == CURRENT]
+    if (cell.mass_matrix.entries[:n, :n] - eye_array(n)).count_nonzero():
+        raise ValueError("The mass matrix of the model is not the identity.")
     if not place or steps[-1].until != "time":
         raise ValueError('Expected a model with {"operating mode": "voltage"}, and a last step that is ended by time.')
 
@@ -87,15 +99,19 @@ def model_from_pybamm(
     unused = [part[0].start for variable, part in cell.y_slices.items() if variable.name == UNUSED]
     kept = [i for i in range(n) if i not in unused]
     y, z = m.differential("y", size=len(kept)), m.algebraic("z", size=n_z, guess=start[n:])
-    whole = ca.MX(n, 1)
-    whole[kept] = y
+    whole, absent = ca.MX(n, 1), ca.MX.sym("absent")
+    whole[kept], whole[unused] = y, absent
     state = ca.vertcat(whole, z)
 
     def lowered(symbol: Any) -> ca.MX:
         return with_smooth_signs(symbol.to_casadi(m.time, state, inputs=inputs))
 
-    rates, equations = without(lowered(cell.concatenated_rhs), unused), lowered(cell.concatenated_algebraic)
-    reported = {key: lowered(cell.get_processed_variable(name)) for key, name in REPORTED.items()}
+    found = [without(lowered(cell.concatenated_rhs), unused), lowered(cell.concatenated_algebraic)]
+    found += [lowered(cell.get_processed_variable(name)) for name in REPORTED.values()]
+    if ca.jacobian_sparsity(ca.veccat(*found), absent).nnz():
+        raise ValueError(f"The equations depend on '{UNUSED}'.")
+    rates, equations, *values_reported = ca.substitute(found, [absent], [ca.MX(1, 1)])
+    reported = dict(zip(REPORTED, values_reported, strict=True))
     others = [i for i in range(n_z) if i != place[0]]
 
     # one mode for all steps, so that the cell is differentiated and compiled once: memory says which step it is in
@@ -106,9 +122,8 @@ def model_from_pybamm(
     begun, setting = m.memory("begun", initial=0.0), m.memory("setting", initial=settings[0])
     by_voltage = m.memory("by_voltage", initial=holds[0])
     capacity = float(values[CAPACITY])  # by which PyBaMM scales its own equation
-    control = (
-        by_voltage * (reported["voltage"] - setting) + (1 - by_voltage) * (reported["current"] - setting) / capacity
-    )
+    off = {key: value - setting for key, value in reported.items()}
+    control = by_voltage * off["voltage"] + (1 - by_voltage) * off["current"] / capacity
     cell_mode = m.mode("cell", ode={y: rates}, algebraic=[ca.vertcat(equations[others, 0], control)])
     quantities = {**{key: dh.smooth(value) for key, value in reported.items()}, "time": m.time - begun}
     for i, step in enumerate(steps):
@@ -139,7 +154,6 @@ def with_smooth_signs(expression: ca.MX) -> ca.MX:
     PyBaMM compares exchange current densities with zero, to divide by them; they are positive.
     """
     function = ca.Function("f", ca.symvar(expression), [expression])
-    nodes = [
-        function.instruction_MX(k) for k in range(function.n_instructions()) if function.instruction_id(k) == ca.OP_LE
-    ]
+    found = [k for k in range(function.n_instructions()) if function.instruction_id(k) == ca.OP_LE]
+    nodes = [node for node in map(function.instruction_MX, found) if node.dep(0).is_zero()]
     return ca.graph_substitute(expression, nodes, [dh.smooth(node) for node in nodes]) if nodes else expression
