@@ -14,7 +14,8 @@ static void product_by_columns(const casadi_real* restrict x, casadi_int rows, c
     const casadi_real* restrict y, casadi_real* restrict z) {
   casadi_int j, k = 0;
   for (; k + 4 <= columns; k += 4, x += 4*rows) {
-    const casadi_real *x1 = x + rows, *x2 = x1 + rows, *x3 = x2 + rows, y0 = y[k], y1 = y[k+1], y2 = y[k+2], y3 = y[k+3];
+    const casadi_real *x1 = x + rows, *x2 = x1 + rows, *x3 = x2 + rows;
+    const casadi_real y0 = y[k], y1 = y[k+1], y2 = y[k+2], y3 = y[k+3];
     for (j = 0; j < rows; ++j) z[j] = (((z[j] + x[j]*y0) + x1[j]*y1) + x2[j]*y2) + x3[j]*y3;
   }
   for (; k < columns; ++k, x += rows) for (j = 0; j < rows; ++j) z[j] += x[j]*y[k];

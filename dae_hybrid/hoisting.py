@@ -40,7 +40,7 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
     """
     result = {key: function for key, function in functions.items() if key != "pullback"}
     hot = {key: functions[key] for key in HOT if key in functions and functions[key].is_a("SXFunction")}
-    kind = ca.SX
+    kind: Any = ca.SX
     if not hot:
         kind = ca.MX
         written = {key: inlined(functions[key]) for key in VECTORISED if key in functions}
@@ -63,8 +63,8 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
             continue
         result[key] = ca.Function(f.name(), [*point, c], _named(own, symbols, pieces))
     result["constants"] = ca.Function(f"{first.name()}_constants", point, [ca.cse(_stacked(kind, values))])
-    rewritten_keys = [key for key in (*hot, "tape") if key in result and kind is ca.MX]
-    return result | {key: expanded(result[key]) for key in rewritten_keys if operations(result[key]) <= SHORT}
+    written_out = [key for key in (*hot, "tape") if key in result and kind is ca.MX]
+    return result | {key: expanded(result[key]) for key in written_out if operations(result[key]) <= SHORT}
 
 
 def _taped(

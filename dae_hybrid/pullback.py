@@ -70,14 +70,14 @@ def pullback(name: str, function: ca.Function, linearised: ca.Function) -> ca.Fu
     plain = inlined(function) if entries >= FEW_ENTRIES else None
     if plain is None:
         return None
-    kind = ca.SX if plain.is_a("SXFunction") else ca.MX
+    kind: Any = ca.SX if plain.is_a("SXFunction") else ca.MX
     point = [kind.sym(key, plain.size1_in(i)) for i, key in enumerate("txmp")]
     v, e = (kind.sym(key, plain.size1_out(i)) for i, key in enumerate("ve"))
     values = plain.call(point, True, False)
     both, along = ca.vertcat(*values), ca.vertcat(v, e)
     products = [ca.jtimes(both, point[i], along, True) for i in (1, 3, 2)]
     outputs = ca.cse([ca.densify(value) for value in (*values, *products)])
-    found = ca.Function(name, [*point, v, e], outputs)
+    found: ca.Function = ca.Function(name, [*point, v, e], outputs)
     return found if VECTORS * operations(found) < operations(linearised) + 2 * VECTORS * entries else None
 
 

@@ -29,7 +29,9 @@ def mass(friction, more=None, data=None) -> dh.HybridModel:
     m.transition(free, free, guard=x + 0.5, direction="falling", reset={v: -e * v})
     m.initial(free, {x: x0, v: 0.0})
     if data is not None:
-        m.functional("misfit", at_times={t: ((x - d) / NOISE) ** 2 / len(TIMES) for t, d in zip(TIMES, data, strict=True)})
+        m.functional(
+            "misfit", at_times={t: ((x - d) / NOISE) ** 2 / len(TIMES) for t, d in zip(TIMES, data, strict=True)}
+        )
     return m
 
 
@@ -74,7 +76,12 @@ def main(iterations: int = 80) -> dict[str, float]:
     chosen = dict(zip(learnt, np.split(best.x, places), strict=True))
 
     unseen = dh.simulate(truth, SPAN, parameters=UNSEEN, t_eval=TIMES, **OPTIONS)
-    found = {"weights": float(first.size), "calls": float(best.nfev), "impacts seen": float(len(seen.events)), "impacts unseen": float(len(unseen.events))}
+    found = {
+        "weights": float(first.size),
+        "calls": float(best.nfev),
+        "impacts seen": float(len(seen.events)),
+        "impacts unseen": float(len(unseen.events)),
+    }
     for name, values in (("before", {}), ("after", chosen)):
         for kind, exact, changed in (("seen", seen, {}), ("unseen", unseen, UNSEEN)):
             tried = dh.simulate(system, SPAN, parameters=values | changed, t_eval=TIMES, **OPTIONS)

@@ -83,9 +83,9 @@ class Model:
         taped = "tape" in e.compiled
         n_tape = e.compiled["tape"].function.size1_out(2) if taped else 0  # none where all is linear
         n_product, self._parts = _parts(e.compiled["pullback"].function) if taped else (0, np.zeros((0, 4), np.int64))
-        sizes = (n_tape, n_product, e.n_parameters + e.n_memory, e.functionals.size, e.n)
+        lengths = (n_tape, n_product, e.n_parameters + e.n_memory, e.functionals.size, e.n)
         names = ("recorded", "product", "by_parameters", "selected", "vector")
-        self._products = {name: np.zeros(size if taped else 0) for name, size in zip(names, sizes, strict=True)}
+        self._products = {name: np.zeros(size if taped else 0) for name, size in zip(names, lengths, strict=True)}
         n_off = e.compiled["sketch"].function.numel_out(1) if "sketch" in e.compiled else 0
         self._weighed = off, weights = np.zeros(n_off), np.zeros(n_off * e.n_guards if "weigh" in e.compiled else 0)
         self._patterns: list[Any] = []
