@@ -55,8 +55,8 @@ class Equations:
     reduced        x' and g at a consistent point, where the algebraic variables are few and can be solved for within a
                    right-hand side
     pullback       with inputs v (n) and e (n_functionals) behind the others: what `flow` gives, and F_x' v + g_x' e,
-                   F_p' v + g_p' e, F_m' v + g_m' e, dense; where products with those matrices take longer. Compiled,
-                   `tape` gives what `flow` gives and intermediate results, and `pullback` takes these, v and e
+                   F_p' v + g_p' e, F_m' v + g_m' e, dense; only where products with those matrices take longer.
+                   Compiled, it is two functions; see `hoisting.hoisted`
     tangent        with inputs dx, dm and dp behind the others: F_x dx + F_m dm + F_p dp and the same of g, dense.
                    Compiled, it takes the `tape` first, and is there instead of `linearised` where it is cheaper
     drift          how far the differential variables are from the constraints that the solution stays on

@@ -1,8 +1,10 @@
-"""Right-hand sides with networks: products with transposed derivatives, matrices that stay matrices, many parameters."""
+"""Right-hand sides with networks: products with transposed derivatives, matrices that stay matrices, many weights."""
 
 from __future__ import annotations
 
-import itertools
+import runpy
+from itertools import pairwise
+from pathlib import Path
 
 import casadi as ca
 import numpy as np
@@ -25,7 +27,7 @@ def network(sizes: tuple[int, ...], *, shared: bool = False, components: int = 1
     x, gain = m.differential("x", size=n), m.parameter("gain", 0.3)
     past = m.memory("past", of=x, initial=np.linspace(1.0, 0.5, n))
     value = x - 0.1 * past
-    for i, (columns, rows) in enumerate(itertools.pairwise(sizes)):
+    for i, (columns, rows) in enumerate(pairwise(sizes)):
         w = ca.reshape(m.parameter(f"w{i}", rng.normal(size=rows * columns) / np.sqrt(columns)), rows, columns)
         value = w @ value + m.parameter(f"b{i}", 0.1 * rng.normal(size=rows))
         if i < len(sizes) - 2:
@@ -216,3 +218,13 @@ def test_products_in_c_have_the_same_bits() -> None:
         found.append(out)
     assert found[0].any()
     np.testing.assert_array_equal(*found)
+
+
+def test_an_unknown_friction_force_is_learnt_and_holds_where_it_was_not_learnt() -> None:
+    path = Path(__file__).resolve().parent.parent / "examples" / "learn_friction.py"
+    example = runpy.run_path(str(path))
+    found = example["main"](iterations=25)
+    assert found["weights"] > 1000
+    assert min(found["impacts seen"], found["impacts unseen"]) >= 3
+    assert found["seen after"] < 0.3 * found["seen before"]
+    assert found["unseen after"] < 0.5 * found["unseen before"]
