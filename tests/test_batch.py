@@ -209,7 +209,9 @@ def test_the_closed_form_of_measurements(gradient: str) -> None:
     times = np.arange(5) / 2
     m.functional("G", at_times=[(t, (y - 1 / (1 + t)) ** 2) for t in times])
     ks = np.linspace(0.5, 1.5, 4)
-    found = dh.batch(m.build(), (0, 2), parameters={"k": ks}, gradient=gradient, rtol=1e-10, atol=1e-13)
+    found = dh.batch(
+        m.build(), (0, 2), parameters={"k": ks}, gradient=gradient, rtol=1e-10, atol=1e-13, native_events=True
+    )
     e = np.exp(-np.outer(ks, times))
     off = 2 * e - 1 / (1 + times)
     assert found.native.all()

@@ -302,7 +302,7 @@ def test_many_decays_that_steps_resolve(rates: list[float]) -> None:
     m.initial(m.mode("run", ode=flows), dict.fromkeys(xs, 0.0))
     m.functional("G", terminal=xs[-1], at_times={100.0: xs[0] ** 2})
     system = m.build()
-    run = dh.simulate(system, (0, 500), rtol=1e-8, atol=1e-10)
+    run = dh.simulate(system, (0, 500), rtol=1e-8, atol=1e-10, native_events=True)
     assert run.parts.whole is not None
     assert {segment.method for segment in run.segments} == {"erk"}
     other = dh.simulate(system, (0, 500), rtol=1e-8, atol=1e-10, native_events=False)

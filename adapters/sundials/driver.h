@@ -14,9 +14,9 @@
  * (dae_hybrid/native_constants.py).
  *
  * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), linear.c
- * and sparse.c (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c (the
- * loops), crossing.c (what an event leads to), march.c and sweep.c (through plain events, and back), plain.c (runs from
- * their start), batch.c (many of them, by conditions.c). */
+ * and sparse.c (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c
+ * (the loops), crossing.c (what an event leads to), march.c and sweep.c (through plain events, and back), stiffness.c
+ * (whether explicit steps will do), plain.c (runs from their start), batch.c (many of them, by conditions.c). */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
