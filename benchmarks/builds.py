@@ -66,6 +66,11 @@ def nested(n: int) -> dh.HybridModel:
     return m
 
 
+def chain(n: int) -> Mechanism:
+    """A pendulum of bars with ground under its tip and a stop in its second joint."""
+    return bars(n, contacts=True)
+
+
 #: what is stated, arguments of `build`, and sizes
 PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridModel | Mechanism], tuple[Any, ...], tuple[int, ...]]] = {
     "guards": (guards, (), (25, 50, 100, 200, 400)),
@@ -75,6 +80,8 @@ PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridModel | Mechanism], tuple[Any
     "nested": (nested, (), (125, 250, 500, 1_000)),
     "bars": (bars, (), (3, 6, 12, 25, 50, 100)),
     "bars_index1": (bars, (Index1(),), (3, 6, 12, 25, 50, 100)),
+    "contacts": (chain, (), (12, 20, 40, 100)),
+    "contacts_index1": (chain, (Index1(),), (12, 20, 40, 100)),
 }
 HEADINGS = (
     "model", "size", "Python, s", "compiler, s", "cached, s", "peak, MB", "exponent", "first simulate, ms",

@@ -66,6 +66,8 @@ def arrival_derivative(
     linear = transition.kernels["linear"](t, x, m, xi, p)
     what = f"transition '{transition.name}'"
     refuse_not_finite(what, (by_w, *linear[:6]), mode=source.name, transition=transition.name, time=t)
+    jump: Any
+    dxi: Any
     if isinstance(by_w, Operator) or any(map(issparse, (by_w, *linear))):
         jump, dxi, excess = _by_products(
             transition, target, t, by_w if isinstance(by_w, Operator) else of(by_w), linear

@@ -124,10 +124,9 @@ def _where_it_fires(given: Array, n_p: int, when: Array | None, flow: Array, rea
     The change of w- is that along the run: it includes what a change of the time makes of it.
     """
     if reached is None:
-        state = given[: flow.size]
-        shift = given[-1] if when is None else when @ given
-        by_p = given[flow.size : flow.size + n_p]
+        state, by_p, tau = given[: flow.size], given[flow.size : flow.size + n_p], given[-1]
     else:
-        state, by_p = reached.state @ given, given[given.shape[0] - n_p :]
-        shift = reached.tau @ given if when is None else when @ np.vstack((state, by_p))
+        assert reached.tau is not None
+        state, by_p, tau = reached.state @ given, given[given.shape[0] - n_p :], reached.tau @ given
+    shift = tau if when is None else when @ np.vstack((state, by_p))
     return np.vstack((state + np.outer(flow, shift), by_p, shift))

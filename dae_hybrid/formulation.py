@@ -47,8 +47,8 @@ CORRECTIONS = 8
 UNSETTLED = 0.1
 #: of Newton's method: steps, how far they are shortened, and what of the unknowns the last one may still change
 MOST_STEPS = 50
-#: full steps that are tried first where the equations are many
-FULL_STEPS = 8
+#: full steps that are tried first where there are more unknowns than this
+FULL_STEPS, MANY = 8, 40
 LEAST_DAMPING = 1e-6
 STEP_ROUNDINGS = 4.0
 #: up to this size a singular matrix is taken apart to name what is wrong
@@ -181,7 +181,7 @@ def solve_algebraic(
 
     # equations that are linear in some unknowns and quadratic in these (velocities, then accelerations) are solved by
     # full steps, on a way through larger residuals; many equations of that kind take damped ones very long
-    if issparse(jacobian):
+    if z.size > MANY:
         with suppress(ConsistencyError):
             if iterate(damped=False, most=FULL_STEPS):
                 return z

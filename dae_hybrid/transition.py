@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy.sparse import csc_array, issparse
 
-from dae_hybrid.arrival import Reached, arrival_derivative, refuse_singular_entry, undetermined
+from dae_hybrid.arrival import arrival_derivative, refuse_singular_entry, undetermined
 from dae_hybrid.codegen import Kernel
 from dae_hybrid.conditions import Conditions
 from dae_hybrid.declarations import Bound, Relation
 from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
+from dae_hybrid.excess import Reached
 from dae_hybrid.failures import SUSPECTS, refuse_not_finite, said
 from dae_hybrid.formulation import EPS, RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
 from dae_hybrid.integrator import Array

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
+from itertools import pairwise
 
 import casadi as ca
 import numpy as np
@@ -33,7 +33,7 @@ def falling(n: int) -> Mechanism:
     mech = Mechanism("falling")
     height, g, e = mech.parameter("height", 1.3), mech.parameter("g", 9.81), mech.parameter("e", 0.6)
     points = [mech.point(str(i)) for i in range(n + 1)]
-    for one, other in itertools.pairwise(points):
+    for one, other in pairwise(points):
         mech.bar(one, other, length=1.0, mass=1.0)
     mech.gravity(g)
     fall, tip = mech.mode("fall"), points[-1]
@@ -105,3 +105,35 @@ def test_products_give_what_entries_give(request: pytest.FixtureRequest, form: F
     request.getfixturevalue("everything_is_large")
     for one, other in zip(entries, found(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-9)
+
+
+def pairs(*, agree: bool) -> dh.HybridModel:
+    """120 pairs x = p y, y' = 2 / (1 + p) from 1/2, set to 1/5 at 1 by more equations than are needed."""
+    m, n = dh.HybridModel("pairs"), 120
+    p = m.parameter("p", 1.0)
+    x, y, z = m.differential("x", size=n), m.differential("y", size=n), m.algebraic("z", size=n)
+    run = m.mode("run", ode={x: 1 + z, y: 1 - z}, constraint=x - p * y)
+    reset = [m.post(x) - 0.2 * (p if agree else 1.0), m.post(y) - 0.2]
+    m.transition(run, run, guard=y[0] - 1, direction="rising", reset=reset, name="set")
+    m.initial(run, {y: 0.5 * np.ones(n)})
+    m.functional("G", terminal=y[n - 1])
+    return m
+
+
+@pytest.mark.parametrize("analysis", ["forward", "adjoint"])
+def test_more_equations_than_unknowns(analysis: str) -> None:
+    """y(1) = 2 / (1 + p) - 3 / 10; equations that agree at the nominal parameters only have no derivative."""
+
+    def gradient(system: dh.HybridSystem) -> np.ndarray:
+        if analysis == "forward":
+            return dh.forward_sensitivity(system, (0, 1), **TIGHT).gradient["G"]
+        return dh.adjoint_gradient(system, (0, 1), "G", **TIGHT).gradient
+
+    system = pairs(agree=True).build()
+    assert dh.simulate(system, (0, 1), **TIGHT).functionals["G"] == pytest.approx(0.7, rel=1e-8)
+    np.testing.assert_allclose(gradient(system), -0.5, rtol=1e-7)
+    system = pairs(agree=False).build()
+    assert dh.simulate(system, (0, 1), **TIGHT).functionals["G"] == pytest.approx(0.7, rel=1e-8)
+    with pytest.raises(dh.ConsistencyError, match="but not at others") as caught:
+        gradient(system)
+    assert caught.value.transition == "set"
