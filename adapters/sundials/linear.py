@@ -207,7 +207,7 @@ class LinearSystem:
         s = self.structure
         integers = {"l_column": s.n + 1, "u_column": s.n + 1, "l_row": s.room, "u_row": s.room, "pivot": s.n}
         integers["work"] = 3 * s.n
-        self._factors = {name: np.zeros(size, dtype=np.int64) for name, size in integers.items()}
+        self._factors: dict[str, Any] = {name: np.zeros(size, dtype=np.int64) for name, size in integers.items()}
         self._factors |= {name: np.zeros(size) for name, size in (("l_value", s.room), ("u_value", s.room), ("x", s.n))}
         self._factors |= {"column": s.pointers, "row": s.rows}
         addresses = {name: array.ctypes.data for name, array in self._factors.items()}
