@@ -1,1 +1,1 @@
-"""Adapters: each maps the port of `dae_hybrid.integrator` to one solver library."""
+"""Adapters: each maps the port of `dae_hybrid.port.integrator` to one solver library."""

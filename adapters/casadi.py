@@ -18,9 +18,10 @@ import numpy as np
 
 from dae_hybrid.adapters.multistep import ADAMS, ALGEBRAIC, BDF, FOR_ADJOINTS, METHODS
 from dae_hybrid.errors import IntegrationError, StepSizeError
-from dae_hybrid.failures import not_finite_equations
-from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
-from dae_hybrid.integrator import Array, Capabilities
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.failure_messages import not_finite_equations
+from dae_hybrid.port.integrator import Capabilities
+from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegrator
 
 #: intervals of a stretch, how many of them are a step, and points of the polynomial between them
 INTERVALS, STEP, WINDOW = 16, 4, 8

@@ -19,9 +19,10 @@ import numpy as np
 
 from dae_hybrid.adapters.multistep import ADAMS, ALGEBRAIC, BDF, FOR_ADJOINTS, METHODS
 from dae_hybrid.errors import AdapterError, IntegrationError, NonFiniteError, StepSizeError, UnsupportedError
-from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
-from dae_hybrid.integrator import Array, Capabilities
-from dae_hybrid.segments import is_short
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.integrator import Capabilities
+from dae_hybrid.port.segment_rules import is_short
+from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegrator
 
 #: what callbacks return, as SUNDIALS reads it
 DONE, RECOVERABLE, FATAL = 0, 1, -1

@@ -12,10 +12,11 @@ import numpy as np
 from scipy.integrate import BDF, DOP853, RK45, OdeSolver, Radau
 
 from dae_hybrid.errors import StepSizeError, UnsupportedError
-from dae_hybrid.initial_value import InitialValueProblem, SteppedIntegrator
-from dae_hybrid.integrator import Array, Capabilities
 from dae_hybrid.method import AUTO, Method
+from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
+from dae_hybrid.port.integrator import Capabilities
+from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegrator
 
 METHODS: dict[str, type[OdeSolver]] = {"dop853": DOP853, "rk45": RK45, "radau": Radau, "bdf": BDF}
 #: those that solve for their steps

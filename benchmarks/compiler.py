@@ -32,7 +32,7 @@ from conftest import ball, circuit
 from growing import ring
 
 import dae_hybrid as dh
-from dae_hybrid import compiler
+from dae_hybrid.codegen import compiler
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
 from dae_hybrid.tables import align
 

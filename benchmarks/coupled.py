@@ -17,7 +17,7 @@ import numpy as np
 from measuring import least_ms, show
 
 import dae_hybrid as dh
-from dae_hybrid import products
+from dae_hybrid.codegen import products
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "large_systems.md"
 OPTIONS: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10, "t_eval": [0.0, 10.0]}

@@ -26,17 +26,17 @@ from strip import strip
 
 import dae_hybrid as dh
 from dae_hybrid.adapters.sundials.compiled import Backward, Stepper
-from dae_hybrid.adapters.sundials.march import Marcher
-from dae_hybrid.adapters.sundials.plain import Runner
-from dae_hybrid.adapters.sundials.plain_adjoint import Returner
+from dae_hybrid.adapters.sundials.native_backward import NativeBackward
+from dae_hybrid.adapters.sundials.native_forward import NativeForward
+from dae_hybrid.adapters.sundials.native_loop import NativeLoop
 from dae_hybrid.adapters.sundials.sweep import DiscreteAdjoint, LegSweep
 from dae_hybrid.tables import markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
 NATIVE = (
-    (Runner, "advance"),
-    (Returner, "advance"),
-    (Marcher, "advance"),
+    (NativeForward, "advance"),
+    (NativeBackward, "advance"),
+    (NativeLoop, "advance"),
     (Stepper, "advance"),
     (Backward, "advance"),
     (LegSweep, "run"),

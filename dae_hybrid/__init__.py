@@ -8,16 +8,6 @@ from pathlib import Path as _Path
 
 import casadi as _casadi
 
-from dae_hybrid.api import adjoint_gradient as adjoint_gradient
-from dae_hybrid.api import forward_sensitivity as forward_sensitivity
-from dae_hybrid.api import simulate as simulate
-from dae_hybrid.batch import Batch as Batch
-from dae_hybrid.batch import batch as batch
-from dae_hybrid.checks import GradientCheck as GradientCheck
-from dae_hybrid.checks import check_gradient as check_gradient
-from dae_hybrid.diagnostics import Diagnostics as Diagnostics
-from dae_hybrid.discontinuities import smooth as smooth
-from dae_hybrid.duality import Duality as Duality
 from dae_hybrid.errors import AdapterError as AdapterError
 from dae_hybrid.errors import AssumptionError as AssumptionError
 from dae_hybrid.errors import BoundError as BoundError
@@ -43,28 +33,38 @@ from dae_hybrid.errors import StepLimitError as StepLimitError
 from dae_hybrid.errors import StepSizeError as StepSizeError
 from dae_hybrid.errors import UnsupportedError as UnsupportedError
 from dae_hybrid.errors import ZenoError as ZenoError
-from dae_hybrid.initial_value import InitialValueProblem as InitialValueProblem
-from dae_hybrid.initial_value import SteppedIntegrator as SteppedIntegrator
-from dae_hybrid.initial_value import Stepper as Stepper
-from dae_hybrid.integrator import Capabilities as Capabilities
-from dae_hybrid.jump_sensitivity import JumpSensitivity as JumpSensitivity
+from dae_hybrid.interface.api import adjoint_gradient as adjoint_gradient
+from dae_hybrid.interface.api import forward_sensitivity as forward_sensitivity
+from dae_hybrid.interface.api import simulate as simulate
+from dae_hybrid.interface.batch import Batch as Batch
+from dae_hybrid.interface.batch import batch as batch
+from dae_hybrid.interface.gradient_check import GradientCheck as GradientCheck
+from dae_hybrid.interface.gradient_check import check_gradient as check_gradient
+from dae_hybrid.interface.prepared import Prepared as Prepared
+from dae_hybrid.interface.prepared import Run as Run
+from dae_hybrid.interface.prepared import prepare as prepare
+from dae_hybrid.interface.registry import adapter_names as adapter_names
+from dae_hybrid.interface.registry import describe_adapters as describe_adapters
+from dae_hybrid.interface.registry import register_adapter as register_adapter
 from dae_hybrid.method import Method as Method
-from dae_hybrid.model import HybridModel as HybridModel
 from dae_hybrid.options import Options as Options
-from dae_hybrid.prepared import Prepared as Prepared
-from dae_hybrid.prepared import Run as Run
-from dae_hybrid.prepared import prepare as prepare
-from dae_hybrid.records import EventRecord as EventRecord
-from dae_hybrid.registry import adapter_names as adapter_names
-from dae_hybrid.registry import describe_adapters as describe_adapters
-from dae_hybrid.registry import register_adapter as register_adapter
-from dae_hybrid.results import EventSensitivity as EventSensitivity
-from dae_hybrid.results import ForwardSensitivity as ForwardSensitivity
-from dae_hybrid.results import Gradient as Gradient
-from dae_hybrid.solvability import Solvability as Solvability
-from dae_hybrid.system import HybridSystem as HybridSystem
-from dae_hybrid.trajectory import Segment as Segment
-from dae_hybrid.trajectory import Trajectory as Trajectory
+from dae_hybrid.port.integrator import Capabilities as Capabilities
+from dae_hybrid.port.records import EventRecord as EventRecord
+from dae_hybrid.sensitivity.duality import Duality as Duality
+from dae_hybrid.sensitivity.results import EventSensitivity as EventSensitivity
+from dae_hybrid.sensitivity.results import ForwardSensitivity as ForwardSensitivity
+from dae_hybrid.sensitivity.results import Gradient as Gradient
+from dae_hybrid.statement.discontinuities import smooth as smooth
+from dae_hybrid.statement.model import HybridModel as HybridModel
+from dae_hybrid.steppers.initial_value import InitialValueProblem as InitialValueProblem
+from dae_hybrid.steppers.initial_value import SteppedIntegrator as SteppedIntegrator
+from dae_hybrid.steppers.initial_value import Stepper as Stepper
+from dae_hybrid.system.system import HybridSystem as HybridSystem
+from dae_hybrid.trajectory.diagnostics import Diagnostics as Diagnostics
+from dae_hybrid.trajectory.jump_sensitivity import JumpSensitivity as JumpSensitivity
+from dae_hybrid.trajectory.solvability import Solvability as Solvability
+from dae_hybrid.trajectory.trajectory import Segment as Segment
+from dae_hybrid.trajectory.trajectory import Trajectory as Trajectory
 
 try:
     __version__ = _version("dae-hybrid")

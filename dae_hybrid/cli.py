@@ -19,16 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid import __version__, problems, registry, validation_figures, validation_report
-from dae_hybrid.api import simulate
+from dae_hybrid import __version__, problems
 from dae_hybrid.errors import DaeHybridError
-from dae_hybrid.plotting import save
+from dae_hybrid.interface import registry
+from dae_hybrid.interface.api import simulate
+from dae_hybrid.port.records import EventRecord
 from dae_hybrid.progress import Progress
-from dae_hybrid.records import EventRecord
-from dae_hybrid.reproduce import Reproduced, draw, reproduce, summary
+from dae_hybrid.report import validation_figures, validation_report
+from dae_hybrid.report.plotting import save
+from dae_hybrid.report.reproduce import Reproduced, draw, reproduce, summary
+from dae_hybrid.report.validate import Validation, ValidationError, validate
 from dae_hybrid.tables import align
-from dae_hybrid.trajectory import Trajectory
-from dae_hybrid.validate import Validation, ValidationError, validate
+from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: an event table wider than this is hard to read
 MOST_COLUMNS = 6

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dae_hybrid.trajectory import Trajectory
+    from dae_hybrid.trajectory.trajectory import Trajectory
 
 
 class DaeHybridError(Exception):

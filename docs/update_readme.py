@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from dae_hybrid.cli import main
-from dae_hybrid.registry import BUILT_IN, capability_table
+from dae_hybrid.interface.registry import BUILT_IN, capability_table
 from dae_hybrid.tables import markdown
 
 ROOT = Path(__file__).resolve().parent.parent

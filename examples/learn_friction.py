@@ -52,7 +52,7 @@ def weights(m: dh.HybridModel) -> dict[str, ca.MX]:
     }
 
 
-def network(v, inner, b, middle, c, outer):
+def graph(v, inner, b, middle, c, outer):
     """Two layers of tanh."""
     return outer @ ca.tanh(middle @ ca.tanh(inner @ ca.vertcat(v, 3 * v) + b) + c)
 
@@ -62,7 +62,7 @@ def main(iterations: int = 80) -> dict[str, float]:
     seen = dh.simulate(truth, SPAN, t_eval=TIMES, **OPTIONS)
     data = seen["x"] + NOISE * np.random.default_rng(0).normal(size=len(TIMES))
 
-    system = mass(network, weights, data).build()
+    system = mass(graph, weights, data).build()
     learnt = ["inner", "b", "middle", "c", "outer"]
     first = np.concatenate([system.nominal[system.parameters[name]] for name in learnt])
     places = np.cumsum([system.parameters[name].stop - system.parameters[name].start for name in learnt])[:-1]

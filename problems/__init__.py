@@ -9,7 +9,7 @@ t_span         the interval of the source
 reference()    values with their source and accuracy
 tolerances     where the source has results to reproduce: rtol and atol to do it at
 difference_step   the same: relative step of finite differences
-figures(result)   the same: its figures, of what `dae_hybrid.reproduce.reproduce` gives
+figures(result)   the same: its figures, of what `dae_hybrid.report.reproduce.reproduce` gives
 reproduce(...)    the same, where the results are of another shape: computes them
 mechanism()       for mechanical systems: the `dae_hybrid.mechanics.Mechanism` that the model is made of
 witness(...)   where ode15s has solved it too: what that says, beside the truth

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import dae_hybrid as dh
-from dae_hybrid import plotting
 from dae_hybrid.problems import em_hysteresis
+from dae_hybrid.report import plotting
 
 REFERENCE = {"linestyle": "none", "marker": "o", "markersize": 3.5, "markerfacecolor": "none", "color": "0.25"}
 SYMBOLS = {"ka": "k_a", "kb": "k_b", "alpha": r"\alpha", "beta": r"\beta"}

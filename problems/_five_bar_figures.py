@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dae_hybrid as dh
-from dae_hybrid import plotting
 from dae_hybrid.mechanics import Reduced, animate, constraint_residuals, draw_mechanism, places
 from dae_hybrid.problems import five_bar
 from dae_hybrid.problems._five_bar_results import FORMULATIONS, FiveBarReproduction
+from dae_hybrid.report import plotting
 
 Array = NDArray[np.float64]
 PARAMETERS = five_bar.PARAMETERS[:2]

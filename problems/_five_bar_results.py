@@ -14,7 +14,7 @@ import dae_hybrid as dh
 from dae_hybrid.mechanics import Index1, Index2, Penalty, Reduced, constraint_residuals
 from dae_hybrid.problems import five_bar
 from dae_hybrid.problems._reference import Exact
-from dae_hybrid.reproduce import WAYS, Entry, finite_differences
+from dae_hybrid.report.reproduce import WAYS, Entry, finite_differences
 from dae_hybrid.tables import align
 
 Array = NDArray[np.float64]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import dae_hybrid as dh
-from dae_hybrid import plotting
 from dae_hybrid.problems import hybrid_ode
+from dae_hybrid.report import plotting
 
 REFERENCE = {"linestyle": "none", "marker": "o", "markersize": 3.5, "markerfacecolor": "none", "color": "0.25"}
 

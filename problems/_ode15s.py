@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dae_hybrid.problems._reference import FOLDER, Array, Measured, Table, read_table
-from dae_hybrid.witness import Rows
+from dae_hybrid.report.external_solution import SolutionRows
 
 DATA = FOLDER / "serban_recuero"
 PROGRAM = "ode15s of GNU Octave 7.3 (its integrator is SUNDIALS IDA), RelTol 1e-8, AbsTol 1e-12"
@@ -13,11 +13,11 @@ POLISHED = "restarted at every event, event times polished by Newton's method"
 BARE = "restarted at every event, event times as its Events gives them"
 
 
-def rows(table: Table) -> Rows:
+def rows(table: Table) -> SolutionRows:
     """An event is where two rows have one time."""
     before = np.flatnonzero(np.diff(table["t"]) == 0)
     grid = np.setdiff1d(np.arange(len(table)), np.concatenate((before, before + 1)))
-    return Rows(grid, before, before + 1)
+    return SolutionRows(grid, before, before + 1)
 
 
 def read_hybrid_ode() -> Measured:

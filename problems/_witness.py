@@ -8,7 +8,7 @@ import numpy as np
 
 from dae_hybrid.problems._ode15s import rows
 from dae_hybrid.problems._reference import Array, Measured, Reference, Table
-from dae_hybrid.witness import Rows, Samples, Witness
+from dae_hybrid.report.external_solution import ExternalSolution, Samples, SolutionRows
 
 PARAMETERS = ("ka", "kb", "alpha", "beta")
 #: where the functional and its gradient come from
@@ -42,7 +42,7 @@ def closed_form(events: Table, t: Array) -> dict[str, Array]:
     return {"x": limit + (x - limit) * decay, "dx/dp": s * decay, "mode": 1.0 + above}
 
 
-def hybrid_ode_witness(reference: Reference) -> Witness:
+def hybrid_ode_witness(reference: Reference) -> ExternalSolution:
     """Section 5.1: the truth is known at every row."""
     measured, exact = reference.ode15s, reference.events
     t, where = measured.trajectory["t"], rows(measured.trajectory)
@@ -59,7 +59,7 @@ def hybrid_ode_witness(reference: Reference) -> Witness:
     modes = {"mode before": truth["mode"][where.before], "mode after": truth["mode"][where.after]}
     true_events = {**exact.take({"t": "t", "x": "x", "dt/dp": "dtdp"}).columns, **modes}
     of_functional = {"G": OWN_ODE_VALUE * reference.value, "dG/dp": OWN_ODE_GRADIENT}
-    return Witness(
+    return ExternalSolution(
         source=measured.source,
         truth=reference.source,
         modes={"below": 1.0, "above": 2.0},
@@ -84,10 +84,10 @@ _EVENTS = {
 }  # fmt: skip
 
 
-def em_hysteresis_witness(reference: Reference) -> Witness:
+def em_hysteresis_witness(reference: Reference) -> ExternalSolution:
     """Section 5.2: the truth is known at 20 times and at the events, there without sensitivities."""
     measured = reference.ode15s
-    return Witness(
+    return ExternalSolution(
         source=measured.source,
         truth=reference.source,
         modes={"loading": 1.0, "unloading": -1.0},
@@ -118,7 +118,7 @@ def _relative(table: Table) -> dict[str, float]:
     return {name: OWN_EM_RELATIVE * float(np.abs(v).max()) for name, v in table.columns.items() if "/d" in name}
 
 
-def _em_truth(reference: Reference, t: Array, where: Rows) -> dict[str, Array]:
+def _em_truth(reference: Reference, t: Array, where: SolutionRows) -> dict[str, Array]:
     known, events = reference.states.take(_STATES | _SENSITIVITIES), reference.events
     distance = np.abs(t[:, None] - reference.states["t"])
     at, row = np.nonzero(distance < 1e-9)
@@ -138,7 +138,9 @@ def _exact_modes(values: Mapping[str, Array]) -> dict[str, float]:
     return {name: 0.0 for name in values if name.startswith("mode")}
 
 
-def _along(t: Array, where: Rows, table: Table, truth: Mapping[str, Array], allowed: Mapping[str, float]) -> Samples:
+def _along(
+    t: Array, where: SolutionRows, table: Table, truth: Mapping[str, Array], allowed: Mapping[str, float]
+) -> Samples:
     places = [f"t = {time:g}" for time in t]
     for side, indices in (("before", where.before), ("after", where.after)):
         for i, row in enumerate(indices, 1):

@@ -20,9 +20,9 @@ import numpy as np
 
 import dae_hybrid as dh
 from dae_hybrid.errors import DaeHybridError, UnsupportedError
+from dae_hybrid.interface.registry import find_integrator
 from dae_hybrid.problems import load
-from dae_hybrid.registry import find_integrator
-from dae_hybrid.system import HybridSystem
+from dae_hybrid.system.system import HybridSystem
 
 #: an error may be this many relative tolerances, of the largest component (after up to 20 events and their resets)
 MULTIPLE = 300.0

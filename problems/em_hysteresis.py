@@ -56,10 +56,10 @@ import dae_hybrid as dh
 from dae_hybrid.problems._ode15s import DATA, read_em_hysteresis
 from dae_hybrid.problems._reference import Reference, read_table
 from dae_hybrid.problems._witness import em_hysteresis_witness
-from dae_hybrid.witness import Witness
+from dae_hybrid.report.external_solution import ExternalSolution
 
 if TYPE_CHECKING:
-    from dae_hybrid.reproduce import Reproduction
+    from dae_hybrid.report.reproduce import Reproduction
 
 #: the interval of the paper
 t_span = (0.0, 10.0)
@@ -175,7 +175,7 @@ def reference() -> Reference:
     )
 
 
-def witness(reference: Reference) -> Witness:
+def witness(reference: Reference) -> ExternalSolution:
     """What ode15s says of the run, beside the truth where there are 20 digits."""
     return em_hysteresis_witness(reference)
 

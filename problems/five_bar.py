@@ -47,7 +47,7 @@ import casadi as ca
 import numpy as np
 
 import dae_hybrid as dh
-from dae_hybrid.api import RunOptions
+from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.mechanics import Formulation, Mechanism, Restitution, VelocityJump
 from dae_hybrid.problems._reference import FOLDER, Exact, read_json
 
@@ -169,7 +169,7 @@ def printed() -> dict[str, list[str]]:
 
 
 def reproduce(name: str, title: str, stage: Callable[[str], None]) -> FiveBarReproduction:
-    """Everything of `reference` again, forward and adjoint; see `dae_hybrid.reproduce`."""
+    """Everything of `reference` again, forward and adjoint; see `dae_hybrid.report.reproduce`."""
     from dae_hybrid.problems import _five_bar_results as results
 
     return results.compute(name, title, stage)

@@ -41,10 +41,10 @@ import dae_hybrid as dh
 from dae_hybrid.problems._ode15s import DATA, read_hybrid_ode
 from dae_hybrid.problems._reference import Reference, Table, read_json
 from dae_hybrid.problems._witness import hybrid_ode_witness
-from dae_hybrid.witness import Witness
+from dae_hybrid.report.external_solution import ExternalSolution
 
 if TYPE_CHECKING:
-    from dae_hybrid.reproduce import Reproduction
+    from dae_hybrid.report.reproduce import Reproduction
 
 #: the interval of the paper
 t_span = (0.0, 5.0)
@@ -108,7 +108,7 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
 
 
-def witness(reference: Reference) -> Witness:
+def witness(reference: Reference) -> ExternalSolution:
     """What ode15s says of the run, beside the truth at every one of its rows."""
     return hybrid_ode_witness(reference)
 

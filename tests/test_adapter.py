@@ -20,7 +20,7 @@ import pytest
 
 import dae_hybrid as dh
 from dae_hybrid.adapters.sundials import interpreted, library
-from dae_hybrid.registry import find_integrator
+from dae_hybrid.interface.registry import find_integrator
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 

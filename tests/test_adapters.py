@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dae_hybrid as dh
-from dae_hybrid import registry
 from dae_hybrid.cli import main
+from dae_hybrid.interface import registry
+from dae_hybrid.numerics.step_polynomial import COEFFICIENTS, Step
 from dae_hybrid.problems import em_hysteresis, hybrid_ode, load
 from dae_hybrid.problems.conformance import CASES, ConformanceError, conformance, errors, slopes
-from dae_hybrid.steps import COEFFICIENTS, Step
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 HERE = importlib.util.find_spec("scikits_odes_sundials") is not None

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dae_hybrid as dh
-from dae_hybrid.records import EventRecord, MeasurementRecord
+from dae_hybrid.port.records import EventRecord, MeasurementRecord
 
 TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
 

@@ -13,7 +13,7 @@ import pytest
 from scipy.optimize import brentq
 
 import dae_hybrid as dh
-from dae_hybrid.mode_functions import NEWTON_STEPS
+from dae_hybrid.compile.mode_functions import NEWTON_STEPS
 
 SPAN = (0.0, 7.0)
 ODES = importlib.util.find_spec("scikits_odes_sundials") is not None

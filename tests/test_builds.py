@@ -10,12 +10,12 @@ import pytest
 from growing import bars, exits, guards, ring
 
 import dae_hybrid as dh
-import dae_hybrid.build
+import dae_hybrid.compile.pipeline
 from dae_hybrid.adapters.sundials.forward import Forward
-from dae_hybrid.chunks import statements
-from dae_hybrid.codegen import generate
-from dae_hybrid.integrator import Equations
+from dae_hybrid.codegen.kernels import generate
+from dae_hybrid.codegen.split_source import statements
 from dae_hybrid.mechanics import Formulation, Index1, Index2, Penalty, kinematics
+from dae_hybrid.port.integrator import Equations
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def length(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], 
             found.append(statements(generate(list(functions.values()))))
             raise Seen
 
-        monkeypatch.setattr(dae_hybrid.build, "compile_functions", look)
+        monkeypatch.setattr(dae_hybrid.compile.pipeline, "compile_functions", look)
         with pytest.raises(Seen):
             make()
         return found[0]
@@ -44,20 +44,20 @@ def length(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], 
 def functions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many functions every build hands to the compiler."""
     found: list[int] = []
-    compile_functions = dae_hybrid.build.compile_functions
+    compile_functions = dae_hybrid.compile.pipeline.compile_functions
 
     def look(functions: dict[object, ca.Function], *, native: bool) -> object:
         found.append(len(functions))
         return compile_functions(functions, native=native)
 
-    monkeypatch.setattr(dae_hybrid.build, "compile_functions", look)
+    monkeypatch.setattr(dae_hybrid.compile.pipeline, "compile_functions", look)
     return found
 
 
 def unshared(monkeypatch: pytest.MonkeyPatch, model: dh.HybridModel, **options: bool) -> dh.HybridSystem:
     """A model built as if nothing in it were alike."""
     with monkeypatch.context() as patch:
-        patch.setattr("dae_hybrid.builders.FEW", 10**9)
+        patch.setattr("dae_hybrid.compile.builders.FEW", 10**9)
         return model.build(**options)
 
 
@@ -89,7 +89,7 @@ def test_modes_that_are_alike_share_their_functions(functions, make) -> None:
     assert functions[1] == functions[0]
     compiled = {id(f) for mode in many.modes for f in mode.equations.compiled.values()}
     assert len(compiled) == len(few.modes[0].equations.compiled)
-    assert len({f.address for links in many.network.links for f in (x and x.cross for x in links) if f}) < 10
+    assert len({f.address for links in many.graph.links for f in (x and x.cross for x in links) if f}) < 10
     assert [mode.name for mode in many.modes] == [f"m{i}" for i in range(24)]
     assert [t.surface for t in many.transitions[:2]] == [str(t.guard) for t in make(24).transitions.values()][:2]
 
@@ -101,8 +101,8 @@ def test_other_numbers_need_no_compilation(monkeypatch) -> None:
         texts.append(generate(list(functions.values())))
         return compile_functions(functions, native=False)
 
-    compile_functions = dae_hybrid.build.compile_functions
-    monkeypatch.setattr(dae_hybrid.build, "compile_functions", look)
+    compile_functions = dae_hybrid.compile.pipeline.compile_functions
+    monkeypatch.setattr(dae_hybrid.compile.pipeline, "compile_functions", look)
     for rate in (0.3, 0.4):
         m = dh.HybridModel("rates")
         x = m.differential("x")
@@ -183,7 +183,7 @@ def test_many_modes_make_their_memories_as_they_are_entered(monkeypatch) -> None
         made.add(equations.name)
         make(self, equations, *arguments)
 
-    monkeypatch.setattr("dae_hybrid.adapters.sundials.plain.MOST_MODES", 10)
+    monkeypatch.setattr("dae_hybrid.adapters.sundials.native_forward.MOST_MODES", 10)
     monkeypatch.setattr(Forward, "__init__", look)
     other = dh.adjoint_gradient(entered, (0, 0.3), "G", **options)
     assert len(one.trajectory.events) == 6
@@ -217,7 +217,7 @@ def test_code_grows_linearly(length, make, n: int) -> None:
 
 def test_transitions_that_call_the_guards_of_their_modes_give_the_same(monkeypatch) -> None:
     apart = guards(12).build()
-    monkeypatch.setattr("dae_hybrid.crossing_build.CALLED", 1000)
+    monkeypatch.setattr("dae_hybrid.compile.native_transitions.CALLED", 1000)
     within = guards(12).build()
     for system in (apart, within):
         assert system.native

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid import cache
-from dae_hybrid import compiler as cc
 from dae_hybrid.adapters.sundials import driver
+from dae_hybrid.codegen import cache
+from dae_hybrid.codegen import compiler as cc
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 posix = pytest.mark.skipif(os.name != "posix", reason="owners, permissions and signals of POSIX")
@@ -737,7 +737,7 @@ def test_a_process_killed_before_each_step(step: str, fresh: Path, right: str) -
     script, killing = write_script(fresh), fresh.parent / "killing.py"
     killing.write_text(f"""
 import os, signal, pathlib, ctypes
-from dae_hybrid import cache
+from dae_hybrid.codegen import cache
 owner = {{"replace": pathlib.Path, "unlink": pathlib.Path, "CDLL": ctypes}}.get({step!r}, cache)
 setattr(owner, {step!r}, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
 {BUILD}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid import transition as transition_module
 from dae_hybrid.adapters.sundials.session import SundialsSession
+from dae_hybrid.system import transition_map as transition_module
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -375,8 +375,8 @@ def test_a_result_states_what_was_checked(built: Any, models: Any) -> None:
 
 def test_a_grazing_event_is_refused_or_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ceiling 1e-6 below the apex: with a coarse idea of grazing, that is grazing; dv/dh is g / v all the same."""
-    monkeypatch.setattr("dae_hybrid.transition.GRAZING", 1e-2)
-    monkeypatch.setattr("dae_hybrid.diagnostics.GRAZING", 1e-2)
+    monkeypatch.setattr("dae_hybrid.system.transition_map.GRAZING", 1e-2)
+    monkeypatch.setattr("dae_hybrid.trajectory.diagnostics.GRAZING", 1e-2)
     m = dh.HybridModel("grazing")
     h = m.parameter("h", 20 - 1e-6)
     y, v = m.differential("y"), m.differential("v")
@@ -401,8 +401,8 @@ def test_errors_of_the_analysis_carry_the_run(built: Any, models: Any, monkeypat
     def fail(*_: Any, **__: Any) -> Any:
         raise dh.NonFiniteError("no")
 
-    monkeypatch.setattr("dae_hybrid.setup.adjoint_analysis.gradient", fail)
-    monkeypatch.setattr("dae_hybrid.setup.Setup._back", lambda *_, **__: None)
+    monkeypatch.setattr("dae_hybrid.interface.runs.adjoint_analysis.gradient", fail)
+    monkeypatch.setattr("dae_hybrid.interface.runs.Setup._back", lambda *_, **__: None)
     with pytest.raises(dh.NonFiniteError) as caught:
         dh.adjoint_gradient(built(models.decay), (0, 1), "area")
     assert caught.value.trajectory.functionals["area"] > 0

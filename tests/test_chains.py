@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid import codegen, compiler
+from dae_hybrid.codegen import compiler
+from dae_hybrid.codegen import kernels as codegen
 
 #: nodes that one link of the chain adds
 NODES = 3

@@ -17,10 +17,10 @@ from growing import impacts, sampled
 from switched import thermostat
 
 import dae_hybrid as dh
-from dae_hybrid import checkpoints
-from dae_hybrid.checkpoints import Checkpoint, Stretch
-from dae_hybrid.leg import Leg
+from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.problems import em_hysteresis, hybrid_ode, menegotto_pinto
+from dae_hybrid.simulation import checkpoints
+from dae_hybrid.simulation.checkpoints import Checkpoint, Stretch
 
 SMALL: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10}
 
@@ -82,12 +82,12 @@ def short_legs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def again(monkeypatch: pytest.MonkeyPatch) -> list[Leg]:
+def again(monkeypatch: pytest.MonkeyPatch) -> list[RecordTable]:
     """The legs that have been gone through again."""
-    found: list[Leg] = []
+    found: list[RecordTable] = []
     once = Checkpoint.again
 
-    def counted(self: Checkpoint, leg: Leg, end: bytes) -> Leg:
+    def counted(self: Checkpoint, leg: RecordTable, end: bytes) -> RecordTable:
         found.append(leg)
         return once(self, leg, end)
 
@@ -100,7 +100,7 @@ def again(monkeypatch: pytest.MonkeyPatch) -> list[Leg]:
     ("case", "method"), [(case, method) for case, (_, methods) in CASES.items() for method in methods]
 )
 def test_a_gradient_is_the_same_to_the_last_bit_whatever_is_kept_on_the_way(
-    case: str, method: str, keep: Any, again: list[Leg]
+    case: str, method: str, keep: Any, again: list[RecordTable]
 ) -> None:
     system, span = CASES[case][0]()
     name = next(iter(system.functionals.names))
@@ -125,7 +125,7 @@ def test_a_gradient_is_the_same_to_the_last_bit_whatever_is_kept_on_the_way(
 
 
 @pytest.mark.parametrize("case", ["ball", "thermostat", "hysteresis", "converter"])
-def test_forward_analysis_agrees_with_an_adjoint_of_checkpoints(case: str, again: list[Leg]) -> None:
+def test_forward_analysis_agrees_with_an_adjoint_of_checkpoints(case: str, again: list[RecordTable]) -> None:
     system, span = CASES[case][0]()
     name = next(iter(system.functionals.names))
     found = dh.adjoint_gradient(system, span, name, adjoint_memory=1, duality=True, **SMALL)
@@ -140,13 +140,13 @@ def test_forward_analysis_agrees_with_an_adjoint_of_checkpoints(case: str, again
 
 
 @pytest.mark.parametrize("case", ["thermostat", "ball", "converter"])
-def test_a_run_is_carried_out_at_most_once_more(case: str, again: list[Leg]) -> None:
+def test_a_run_is_carried_out_at_most_once_more(case: str, again: list[RecordTable]) -> None:
     system, span = CASES[case][0]()
     dh.adjoint_gradient(system, span, keep="final", adjoint_memory=3000, **SMALL)
     assert len(set(map(id, again))) == len(again) > 3
 
 
-def test_a_run_that_is_not_long_keeps_all(again: list[Leg]) -> None:
+def test_a_run_that_is_not_long_keeps_all(again: list[RecordTable]) -> None:
     system, span = CASES["thermostat"][0]()
     found = dh.adjoint_gradient(system, span, **SMALL)
     assert not again
@@ -171,18 +171,18 @@ def test_a_part_that_is_not_the_same_again_is_refused(monkeypatch: pytest.Monkey
     system, span = CASES["ball"][0]()
     once = Checkpoint.again
 
-    def off(self: Checkpoint, leg: Leg, end: bytes) -> Leg:
+    def off(self: Checkpoint, leg: RecordTable, end: bytes) -> RecordTable:
         self.task.x0[0] = np.nextafter(self.task.x0[0], 2.0)
         return once(self, leg, end)
 
-    def elsewhere(self: Checkpoint, leg: Leg, end: bytes) -> Leg:
+    def elsewhere(self: Checkpoint, leg: RecordTable, end: bytes) -> RecordTable:
         self.task.x0[:] = 0.5
         return once(self, leg, end)
 
     for changed in (off, elsewhere):
         monkeypatch.setattr(Checkpoint, "again", changed)
         monkeypatch.setattr(
-            Checkpoint, "of", classmethod(lambda cls, reopen, task, journey: cls(reopen, _own(task), journey))
+            Checkpoint, "of", classmethod(lambda cls, reopen, task, context: cls(reopen, _own(task), context))
         )
         with pytest.raises(dh.CheckpointError, match="was not the same"):
             dh.adjoint_gradient(system, span, adjoint_memory=1, **SMALL)
@@ -206,7 +206,7 @@ def test_errors_on_the_way_are_as_ever() -> None:
 
 
 @pytest.mark.parametrize("keep", ["all", "final"])
-def test_what_a_run_has_kept_goes_with_it(keep: Any, again: list[Leg]) -> None:
+def test_what_a_run_has_kept_goes_with_it(keep: Any, again: list[RecordTable]) -> None:
     system, span = CASES["ball"][0]()
     gc.collect()
     gc.disable()

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid import cli, plotting, problems, progress
+from dae_hybrid import cli, problems, progress
 from dae_hybrid.cli import main
 from dae_hybrid.problems import em_hysteresis, five_bar, hybrid_ode
+from dae_hybrid.report import plotting
 
 FIGURES = {
     "hybrid_ode": ["hybrid_ode_fig2.png", "hybrid_ode_fig3.png"],

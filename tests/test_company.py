@@ -22,9 +22,10 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.adapters.sundials import compiled, driver, interpreted, march
-from dae_hybrid.adapters.sundials.plain import Runner
-from dae_hybrid.adapters.sundials.plain_adjoint import Returner
+from dae_hybrid.adapters.sundials import compiled, driver, interpreted
+from dae_hybrid.adapters.sundials import native_loop as march
+from dae_hybrid.adapters.sundials.native_backward import NativeBackward
+from dae_hybrid.adapters.sundials.native_forward import NativeForward
 from dae_hybrid.adapters.sundials.session import SundialsSession
 from dae_hybrid.adapters.sundials.sweep import DiscreteAdjoint
 
@@ -228,7 +229,8 @@ def long_runs(system: dh.HybridSystem, functional: str, step: float) -> dict[str
 
 
 LOOPS = (
-    compiled.Stepper, march.Marcher, compiled.Backward, interpreted.Stepper, interpreted.Backward, Runner, Returner,
+    compiled.Stepper, march.NativeLoop, compiled.Backward, interpreted.Stepper, interpreted.Backward, NativeForward,
+    NativeBackward,
 )  # fmt: skip
 
 
@@ -290,7 +292,7 @@ def test_interrupts(name: str, native: bool, models: Any) -> None:
     ("name", "method", "loop", "entered"),
     [
         ("oscillator", "adams", compiled.Backward, "begin"),
-        ("oscillator", "erk", Returner, "advance"),
+        ("oscillator", "erk", NativeBackward, "advance"),
         ("oscillator", "erk", DiscreteAdjoint, "back"),
         ("circuit", "auto", compiled.Backward, "begin"),
     ],

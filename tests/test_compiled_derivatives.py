@@ -18,7 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import dae_hybrid as dh
-from dae_hybrid.conditions import Conditions
+from dae_hybrid.system.derivative_conditions import Conditions
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=25)
 OPTIONS: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.symbolic import directions, is_vectorised, jacobian, operations
+from dae_hybrid.codegen.casadi_tools import directions, is_vectorised, jacobian, operations
 
 
 def arrow(x: Any) -> Any:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dae_hybrid.interface.registry import BUILT_IN, capability_table
 from dae_hybrid.problems.conformance import CASES
-from dae_hybrid.registry import BUILT_IN, capability_table
 from dae_hybrid.tables import markdown
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

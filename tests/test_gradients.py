@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.conditions import Conditions
+from dae_hybrid.system.derivative_conditions import Conditions
 
 EXACT = {"ball": (1.1638877209850786, -0.00234772681723926)}
 

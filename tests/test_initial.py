@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.elimination import is_affine
+from dae_hybrid.compile.elimination import is_affine
 from dae_hybrid.problems._reference import with_derivatives as derivatives
 
 ANALYSES = (

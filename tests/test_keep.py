@@ -12,7 +12,7 @@ from switched import thermostat
 
 import dae_hybrid as dh
 from dae_hybrid.problems import ball_on_rope, em_hysteresis
-from dae_hybrid.trajectory import Trajectory
+from dae_hybrid.trajectory.trajectory import Trajectory
 
 TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-12}
 TIMES = np.linspace(0, 3.5, 8)
@@ -102,8 +102,8 @@ def test_derivatives_are_kept_with_what_they_are_of() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"native_events": False}, {"method": "bdf"}, {"adapter": "scipy"}])
 def test_a_long_run_ends_the_same_whatever_is_kept(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dae_hybrid.automaton.STRETCH", 7)  # so often the compiled loop is left
-    monkeypatch.setattr("dae_hybrid.automaton.LATEST", 3)
+    monkeypatch.setattr("dae_hybrid.simulation.automaton.STRETCH", 7)  # so often the compiled loop is left
+    monkeypatch.setattr("dae_hybrid.simulation.automaton.LATEST", 3)
     system = thermostat(relations=False).build()
     full = dh.simulate(system, (0, 60), **more)
     assert full.n_events == len(full.events) > 30

@@ -10,8 +10,8 @@ import pytest
 from scipy.interpolate import CubicSpline
 
 import dae_hybrid as dh
-from dae_hybrid import stops
-from dae_hybrid.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.simulation import stop_times as stops
 
 KINDS = ("linear", "previous", "cubic")
 TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}

@@ -11,8 +11,8 @@ import pytest
 from growing import bars
 
 import dae_hybrid as dh
-from dae_hybrid import matrices
 from dae_hybrid.mechanics import Formulation, Index1, Index2, Mechanism, Penalty, Restitution
+from dae_hybrid.numerics import matrices
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -25,7 +25,7 @@ def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith("dae_hybrid.") and getattr(module, "LARGE", None) == large:
             monkeypatch.setattr(module, "LARGE", 2)
     monkeypatch.setattr(matrices, "FULL", 0.99)
-    monkeypatch.setattr("dae_hybrid.crossing_build.LARGEST", 0)
+    monkeypatch.setattr("dae_hybrid.compile.native_transitions.LARGEST", 0)
 
 
 def falling(n: int) -> Mechanism:

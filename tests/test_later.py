@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid import compiler as cc
 from dae_hybrid.adapters.sundials import driver
-from dae_hybrid.later import MEANWHILE
+from dae_hybrid.codegen import compiler as cc
+from dae_hybrid.system.later import MEANWHILE
 
 SPAN, TIGHT = (0, 3), {"rtol": 1e-9, "atol": 1e-12}
 HEIGHT = 0.06870746096576572

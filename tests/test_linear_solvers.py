@@ -14,10 +14,12 @@ from scipy.sparse import csc_array
 from scipy.sparse.linalg import splu
 
 import dae_hybrid as dh
-from dae_hybrid import chunks, codegen, compiler
 from dae_hybrid.adapters.sundials import structure
 from dae_hybrid.adapters.sundials.library import load
 from dae_hybrid.adapters.sundials.linear import RECOVERABLE, SuperLU
+from dae_hybrid.codegen import compiler
+from dae_hybrid.codegen import kernels as codegen
+from dae_hybrid.codegen import split_source as chunks
 
 TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-11, "method": "bdf"}
 OTHERS = ("band", "sparse", "krylov")

@@ -15,7 +15,7 @@ from random_systems import random_system
 import dae_hybrid as dh
 from dae_hybrid.adapters.sundials import compiled
 from dae_hybrid.adapters.sundials.session import SundialsSession
-from dae_hybrid.leg import Leg
+from dae_hybrid.port.record_table import RecordTable
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 METHODS = ["erk", "adams", "bdf"]
@@ -38,7 +38,7 @@ def both(call: Callable[[], Any]) -> tuple[Any, Any]:
 
 def legs(run: dh.Trajectory) -> int:
     """How many transitions an integrator has carried out by itself."""
-    return sum(item.count for item in run.parts.given if isinstance(item, Leg))
+    return sum(item.count for item in run.parts.given if isinstance(item, RecordTable))
 
 
 CASES: dict[str, tuple[str, tuple[float, float], str]] = {

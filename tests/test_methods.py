@@ -14,9 +14,9 @@ import pytest
 import dae_hybrid as dh
 from dae_hybrid.adapters.sundials import methods
 from dae_hybrid.adapters.sundials.session import SundialsIntegrator
+from dae_hybrid.interface.registry import adapter_class
 from dae_hybrid.method import AUTO
 from dae_hybrid.problems import em_hysteresis
-from dae_hybrid.registry import adapter_class
 
 CORE = Path(dh.__file__).parent
 

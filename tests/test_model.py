@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.model import HybridModel
+from dae_hybrid.statement.model import HybridModel
 
 NAN, INF = float("nan"), float("inf")
 

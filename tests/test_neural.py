@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.compiler import Compilation, Finished, compile_source
-from dae_hybrid.dense_products import by_columns
-from dae_hybrid.hoisting import hoisted
-from dae_hybrid.products import inlined, operations, parts_of, products
+from dae_hybrid.codegen.compiler import Compilation, Finished, compile_source
+from dae_hybrid.codegen.dense_products import by_columns
+from dae_hybrid.codegen.hoisting import hoisted
+from dae_hybrid.codegen.products import inlined, operations, parts_of, products
 
 OPTIONS = {"rtol": 1e-9, "atol": 1e-11}
 SPAN = (0.0, 3.0)
@@ -73,7 +73,7 @@ def test_products_give_what_matrices_give(method: str, shared: bool, monkeypatch
     options = {"method": method, "rtol": 1e-6, "atol": 1e-8}
     by_products = network((4, 20, 20, 4), shared=shared, components=2).build()
     found = dh.adjoint_gradient(by_products, SPAN, "G", **options)
-    monkeypatch.setattr("dae_hybrid.mode_build.products", lambda *_, **__: {})
+    monkeypatch.setattr("dae_hybrid.compile.mode_system.products", lambda *_, **__: {})
     matrices = network((4, 20, 20, 4), shared=shared, components=2).build()
     assert compiled_with_products(by_products)
     assert not compiled_with_products(matrices)
@@ -119,7 +119,7 @@ def test_weights_are_no_texts_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
         statements.append(sum(text.count(";\n") for text in texts))
         return Finished(None)
 
-    monkeypatch.setattr("dae_hybrid.codegen.begin", count)
+    monkeypatch.setattr("dae_hybrid.codegen.kernels.begin", count)
     for hidden in (40, 400):
         network((4, hidden, 4)).build()
     assert statements[1] <= statements[0]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
+from dae_hybrid.port.records import EventRecord
 from dae_hybrid.problems import ball_on_rope, em_hysteresis, hybrid_ode
-from dae_hybrid.records import EventRecord
-from dae_hybrid.trajectory import Segment, Trajectory
+from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
 TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-12}
 

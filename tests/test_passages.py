@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.passages import fastest_passage
 from dae_hybrid.problems.ivp_test_set import PROBLEMS
+from dae_hybrid.simulation.passages import fastest_passage
 
 GROWTH = "growth of perturbations"
 #: mu d x / d mu of van der Pol's oscillator at the end, by differences of runs at rtol=1e-13

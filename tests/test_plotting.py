@@ -10,9 +10,9 @@ import pytest
 from matplotlib.figure import Figure
 
 import dae_hybrid as dh
-from dae_hybrid import plotting
-from dae_hybrid.plotting import PlotError, adjoint_lines, new_figure, plot_trajectory, save, with_gaps
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
+from dae_hybrid.report import plotting
+from dae_hybrid.report.plotting import PlotError, adjoint_lines, new_figure, plot_trajectory, save, with_gaps
 
 
 @pytest.fixture(scope="module")

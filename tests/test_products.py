@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.dense import Redo
-from dae_hybrid.products import operations
+from dae_hybrid.codegen.products import operations
+from dae_hybrid.port.replay import SegmentReplay
 
 N, END, P = 14, 2.0, np.array([0.8, 1.3, 0.6, 1.7])
 LEVEL = 0.7
@@ -172,10 +172,10 @@ def test_outputs_at_given_times_take_one_run(method: str, monkeypatch: pytest.Mo
     m.functional("G", terminal=x)
     built = m.build()
 
-    def again(redo: Redo) -> None:
+    def again(replay: SegmentReplay) -> None:
         raise AssertionError("the run was carried out once more")
 
-    monkeypatch.setattr(Redo, "__call__", again)
+    monkeypatch.setattr(SegmentReplay, "__call__", again)
     fsa = dh.forward_sensitivity(built, (0, 30), t_eval=[10.0, 30.0], method=method, rtol=1e-8, atol=1e-10)
     assert fsa.trajectory.statistics["steps"] > 80  # enough of them to be looked at
     np.testing.assert_allclose(fsa["x"][:, 0], [np.cos(10), np.cos(30)], rtol=1e-4)

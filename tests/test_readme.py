@@ -11,7 +11,7 @@ import pytest
 
 from dae_hybrid import problems
 from dae_hybrid.problems import em_hysteresis
-from dae_hybrid.reproduce import reproduce, summary
+from dae_hybrid.report.reproduce import reproduce, summary
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

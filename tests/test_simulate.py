@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid import stiffness
+from dae_hybrid.port import stiffness
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 

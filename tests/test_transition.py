@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dae_hybrid as dh
-from dae_hybrid.conditions import Conditions
-from dae_hybrid.formulation import closed_by_continuity, solve_algebraic
-from dae_hybrid.transition import TransitionLinearisation, chain
+from dae_hybrid.numerics.algebraic import closed_by_continuity, solve_algebraic
+from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.system.transition_map import TransitionLinearisation, chain
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)
 numbers = st.floats(-3, 3, allow_subnormal=False)

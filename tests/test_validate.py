@@ -14,14 +14,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dae_hybrid import problems, validation_figures, validation_report
-from dae_hybrid import validate as module
+from dae_hybrid import problems
 from dae_hybrid.cli import main
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
 from dae_hybrid.problems._ode15s import rows
 from dae_hybrid.problems._witness import OWN_EM, OWN_ODE, closed_form
-from dae_hybrid.validate import compare, validate
-from dae_hybrid.witness import Samples
+from dae_hybrid.report import validate as module
+from dae_hybrid.report import validation_figures, validation_report
+from dae_hybrid.report.external_solution import Samples
+from dae_hybrid.report.validate import compare, validate
 
 NAMES = ("hybrid_ode", "em_hysteresis")
 PARAMETERS = ("ka", "kb", "alpha", "beta")

@@ -17,13 +17,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import dae_hybrid as dh
-from dae_hybrid.adapters.sundials.course import Course
 from dae_hybrid.adapters.sundials.header import CONSTANTS, STRUCTS, source
+from dae_hybrid.adapters.sundials.segment_loop import SegmentLoop
 from dae_hybrid.adapters.sundials.session import SundialsSession
-from dae_hybrid.compiler import compile_source
-from dae_hybrid.leg import HEADER
+from dae_hybrid.codegen.compiler import compile_source
+from dae_hybrid.port.record_table import HEADER
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
-from dae_hybrid.transition import GRAZING
+from dae_hybrid.system.transition_map import GRAZING
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 METHODS = ["auto", "erk", "adams", "bdf"]
@@ -395,7 +395,7 @@ def test_a_start_in_equilibrium_on_a_guard() -> None:
     for p in rng.uniform(0.1, 2.0, (20, 2)):
 
         def outcome(p: np.ndarray = p) -> Any:
-            system.network.kept.clear()
+            system.graph.kept.clear()
             try:
                 return dh.simulate(system, (0, 1e3), parameters=p, rtol=1e-6, max_steps=20_000).functionals["G"]
             except dh.DaeHybridError as error:
@@ -660,13 +660,13 @@ PAUSING: dict[str, tuple[Callable[[], dh.HybridModel], tuple[float, float]]] = {
 @contextmanager
 def counting_pauses() -> Iterator[list[int]]:
     """The statuses with which runs have paused and gone on in their sessions."""
-    found, take_over = [], Course._take_over
+    found, take_over = [], SegmentLoop._take_over
 
-    def noted(course: Course, runner: Any) -> None:
+    def noted(course: SegmentLoop, runner: Any) -> None:
         found.append(runner.paused)
         take_over(course, runner)
 
-    with patch.object(Course, "_take_over", noted):
+    with patch.object(SegmentLoop, "_take_over", noted):
         yield found
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.failures import is_starved, starved, step_limit
-from dae_hybrid.integrator import Array, BackwardTask, Equations, Tolerances
+from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
-from dae_hybrid.segments import longest_steps
+from dae_hybrid.port.failure_messages import is_starved, starved, step_limit
+from dae_hybrid.port.integrator import BackwardTask, Equations, Tolerances
+from dae_hybrid.port.segment_rules import longest_steps
 
 from .driver import PAUSED, STALLED
 from .memory import SolverMemory

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.amplification import LOST
-from dae_hybrid.fleet import Fleet, Outcomes
-from dae_hybrid.integrator import Array
-from dae_hybrid.journey import Network
-from dae_hybrid.passages import fewest_steps
-from dae_hybrid.timetable import Listed
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.native_batch import NativeBatch, Outcomes
+from dae_hybrid.port.native_plan import TransitionGraph
+from dae_hybrid.port.segment_rules import LOST, fewest_steps
+from dae_hybrid.port.timetable import Listed
 
 from .compiled import Model
 from .driver import PAUSED, ROWS_FULL, address, loops
@@ -23,8 +22,8 @@ from .header import CONSTANTS, STRUCTS
 from .library import load
 from .memory import UNTESTED
 from .methods import SundialsMethod
-from .plain import Runner
-from .plain_adjoint import Returner, table_back
+from .native_backward import NativeBackward, table_back
+from .native_forward import NativeForward
 
 Batch, Resolution, Returning = (STRUCTS[name] for name in ("batch", "resolution", "returning"))
 MARKS_FULL = CONSTANTS["MARKS_FULL"]
@@ -33,36 +32,38 @@ NAMES = {"done": "outcomes"}
 
 
 class Crew:
-    """Tables and memories for run after run, on one thread at a time; see `dae_hybrid.fleet.Crew`."""
+    """Tables and memories for run after run, on one thread at a time; see `dae_hybrid.port.native_batch.Crew`."""
 
-    def __init__(self, network: Network, fleet: Fleet, method: SundialsMethod) -> None:
-        if network.ends is not None and fleet.origin is not None:
-            network = replace(network, ends=replace(network.ends, origin=fleet.origin))
-        self._network, self._fleet, self._method = network, fleet, method
+    def __init__(self, graph: TransitionGraph, fleet: NativeBatch, method: SundialsMethod) -> None:
+        if graph.ends is not None and fleet.origin is not None:
+            graph = replace(graph, ends=replace(graph.ends, origin=fleet.origin))
+        self._graph, self._fleet, self._method = graph, fleet, method
         self._library = loops()
         self._library.dh_batch.restype = c_int
-        self._absolute = fleet.errand.options.absolute(network.equations[0].functionals)
+        self._absolute = fleet.request.options.absolute(graph.equations[0].functionals)
         self._chosen = [
             np.array(v, dtype=np.int64)
             for v in (fleet.integrated, fleet.wrt, [c for own in fleet.components for c in own])
         ]
         self._aims: tuple[Array, Outcomes] | None = None
-        self._alarms = (STRUCTS["alarms"] * len(network.equations))()
+        self._alarms = (STRUCTS["alarms"] * len(graph.equations))()
         self._listed: tuple[int, Listed] | None = None
         self._make()
 
     def _make(self) -> None:
         """Tables and memories."""
-        network, fleet, errand = self._network, self._fleet, self._fleet.errand
-        d = 0 if errand.directions is None else len(errand.directions)
-        self._runner = runner = Runner(network, errand.options, self._method, d)
+        graph, fleet, request = self._graph, self._fleet, self._fleet.request
+        d = 0 if request.directions is None else len(request.directions)
+        self._runner = runner = NativeForward(graph, request.options, self._method, d)
         self._parameters = np.zeros(fleet.n_given)  # the initial values stand behind those that the runner knows
-        runner._parameters = self._parameters[: errand.parameters.size]
+        runner._parameters = self._parameters[: request.parameters.size]
         for memory in runner.memories:
             memory.model.share(runner._parameters)
-        by = fleet.components if errand.keep_path else ()
-        table = table_back(network, errand.options)
-        self._back = [] if table is None else [Returner(network, errand.options, table, fleet.wrt, own) for own in by]
+        by = fleet.components if request.keep_path else ()
+        table = table_back(graph, request.options)
+        self._back = (
+            [] if table is None else [NativeBackward(graph, request.options, table, fleet.wrt, own) for own in by]
+        )
         self._models: list[Model] = [memory.model for memory in runner.memories]
         self._models += [own.model for back in self._back for own in back.own]
         modes = [(c_void_p * len(x.own))(*(ctypes.addressof(own.struct) for own in x.own)) for x in self._back]
@@ -71,8 +72,8 @@ class Crew:
             *(Returning(ctypes.addressof(back.struct), ctypes.addressof(own)) for back, own in pairs)
         )
         integrated, wrt, components = (own.ctypes.data for own in self._chosen)
-        widest, n_t = max(network.sizes), 0 if errand.t_eval is None else errand.t_eval.size
-        counts = 2 * len(network.directions), len(network.sizes)
+        widest, n_t = max(graph.sizes), 0 if request.t_eval is None else request.t_eval.size
+        counts = 2 * len(graph.directions), len(graph.sizes)
         self._work = np.zeros(d), np.zeros(d), *(np.zeros(count, np.int64) for count in counts), np.zeros(widest)
         work = zip(("scales", "found", "events", "begins", "largest"), self._work, strict=True)
         self._kept = modes
@@ -81,7 +82,7 @@ class Crew:
             **{name: array.ctypes.data for name, array in work},
             integrated=integrated, wrt=wrt, components=components, absolute=self._absolute.ctypes.data,
             n_wrt=len(fleet.wrt), n_components=self._chosen[2].size, n_given=fleet.n_given, n_t=n_t, widest=widest,
-            fewest_steps=fewest_steps(LOST / errand.options.rtol), differentiates=errand.certify,
+            fewest_steps=fewest_steps(LOST / request.options.rtol), differentiates=request.certify,
             certify=fleet.certify,
         )  # fmt: skip
         self._reference = byref(self.struct)
@@ -90,21 +91,21 @@ class Crew:
 
     def _tell(self) -> None:
         """Everything but the parameters."""
-        runner, errand = self._runner, self._fleet.errand
-        if errand.certify and errand.t_eval is not None:  # its steps are looked at, and outputs are none
-            errand = errand._replace(keep_path=True)
+        runner, request = self._runner, self._fleet.request
+        if request.certify and request.t_eval is not None:  # its steps are looked at, and outputs are none
+            request = request._replace(keep_path=True)
         runner._told = None
-        runner._tell(errand)
+        runner._tell(request)
         for back in self._back:
-            back._tell(errand)
-        if errand.directions is not None:
+            back._tell(request)
+        if request.directions is not None:
             self._work[0][:] = 0.0
-            self._resolutions = [_Resolved(memory, errand.options) for memory in runner.memories]
+            self._resolutions = [_Resolved(memory, request.options) for memory in runner.memories]
             self._structs = (Resolution * len(self._resolutions))(*(own.struct for own in self._resolutions))
             self.struct.resolutions = ctypes.addressof(self._structs)
 
     def aim(self, given: Array, out: Outcomes) -> None:
-        """See `dae_hybrid.fleet.Crew.aim`."""
+        """See `dae_hybrid.port.native_batch.Crew.aim`."""
         if self.struct.stopped:
             self._tell()
         self._aims, s = (given, out), self.struct
@@ -113,17 +114,17 @@ class Crew:
             setattr(s, NAMES.get(own.name, own.name), getattr(out, own.name).ctypes.data)
 
     def stop(self) -> None:
-        """See `dae_hybrid.fleet.Crew.stop`."""
+        """See `dae_hybrid.port.native_batch.Crew.stop`."""
         self.struct.stopped = 1
         self._runner.struct.max_steps = 0  # of the run that is under way
 
     def run(self, begin: int, end: int) -> None:
-        """See `dae_hybrid.fleet.Crew.run`."""
+        """See `dae_hybrid.port.native_batch.Crew.run`."""
         timetable = self._fleet.timetable
         if timetable is None or self._aims is None:
             self._run(begin, end)
             return
-        for first, last, listed in timetable.listed(self._aims[0][begin:end, : self._fleet.errand.parameters.size]):
+        for first, last, listed in timetable.listed(self._aims[0][begin:end, : self._fleet.request.parameters.size]):
             self._listed = begin + first, listed
             self._list(*self._listed)
             self._run(begin + first, begin + last)
@@ -144,10 +145,10 @@ class Crew:
         s.next, s.until, s.stage = begin, end, 0
         while (status := self._library.dh_batch(self._reference)) and status != PAUSED:
             if status == ROWS_FULL:
-                if not self._runner.marcher.make_room():
-                    self._runner.memories[self._runner.marcher.mode].stepper.enlarge()
+                if not self._runner.loop.make_room():
+                    self._runner.memories[self._runner.loop.mode].stepper.enlarge()
             elif status == MARKS_FULL:
-                size = 2 * self._runner.marcher.n_events * s.n_components * (self._back[0].width + s.n_wrt)
+                size = 2 * self._runner.loop.n_events * s.n_components * (self._back[0].width + s.n_wrt)
                 self._marks = np.zeros(size)
                 s.marks, s.room = self._marks.ctypes.data, size
             else:

@@ -1,17 +1,18 @@
 """The choice of ``method="auto"`` for every mode of a run: where it is first entered, and again along the way.
 
 Explicit steps h are stable up to r h = `reach`, where r is the rate of the fastest decay. A mode turns to the implicit
-method where its steps come near to that, with enough left to decay (`dae_hybrid.stiffness`), and it turns back where
-implicit steps are so short, for their accuracy or from event to event, that explicit ones can be as long.
+method where its steps come near to that, with enough left to decay (`dae_hybrid.port.stiffness`), and it turns back
+where implicit steps are so short, for their accuracy or from event to event, that explicit ones can be as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dae_hybrid.integrator import Array, Equations, SegmentTask
+from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
-from dae_hybrid.stiffness import LOOK, MOST, accurate_step, decay_rate, stiff_rate
+from dae_hybrid.port.integrator import Equations, SegmentTask
+from dae_hybrid.port.stiffness import LOOK, MOST, accurate_step, decay_rate, stiff_rate
 
 from .forward import Forward
 from .methods import STIFF, SundialsMethod

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.integrator import Array, Equations, Turn
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.crossings import Turn
+from dae_hybrid.port.integrator import Equations
 
 from .driver import (
     BLOCKS,
@@ -316,7 +318,7 @@ class Stepper(_Loop):
             completed=self.completed.ctypes.data,
             guard_values=self._guard_values.ctypes.data,
             roots=self._roots.ctypes.data,
-            glances=self._glances.ctypes.data,
+            samples=self._glances.ctypes.data,
             history=self._history.ctypes.data,
             band=self._band.ctypes.data,
             noise=self._noise.ctypes.data,

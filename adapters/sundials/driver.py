@@ -8,7 +8,7 @@ from ctypes import POINTER, c_int, c_void_p
 from functools import cache
 from typing import Any
 
-from dae_hybrid.compiler import compile_source
+from dae_hybrid.codegen.compiler import compile_source
 
 from .header import CONSTANTS, STRUCTS, source
 from .library import load

@@ -12,7 +12,7 @@ from dae_hybrid.errors import (
     StepLimitError,
     StepSizeError,
 )
-from dae_hybrid.failures import SUSPECTS, not_finite_equations
+from dae_hybrid.port.failure_messages import SUSPECTS, not_finite_equations
 
 _NEAR = "Check the equations near this point."
 _BLOW_UP = "or a solution that blows up."

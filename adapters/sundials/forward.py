@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.codegen import Kernel, densified
-from dae_hybrid.integrator import Array, Equations, Record, SegmentTask
+from dae_hybrid.codegen.kernels import Kernel, densified
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.step_polynomial import COEFFICIENTS
 from dae_hybrid.options import Options
-from dae_hybrid.steps import COEFFICIENTS
+from dae_hybrid.port.integrator import Equations, Record, SegmentTask
 
 from .compiled import WIDEST_PATH
 from .library import SIMULTANEOUS, STAGGERED

@@ -8,7 +8,7 @@ from ctypes import Structure, c_double, c_int, c_int64, c_long, c_void_p
 from importlib.resources import files
 from typing import Any
 
-from dae_hybrid.native_constants import as_c
+from dae_hybrid.interface.native_constants import as_c
 
 #: the C text, one unit in this order
 PARTS = (
@@ -26,7 +26,7 @@ def source() -> str:
 
 
 def _text(part: str) -> str:
-    return files("dae_hybrid.adapters.sundials").joinpath(part).read_text()
+    return files("dae_hybrid.adapters.sundials").joinpath("native", part).read_text()
 
 
 def _constants(text: str) -> dict[str, Any]:

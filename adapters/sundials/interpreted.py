@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.codegen import Kernel
-from dae_hybrid.dense import Interpolant
-from dae_hybrid.integrator import Array, Equations
-from dae_hybrid.matrices import Matrix, column, compacted, dense, hstack, vstack
+from dae_hybrid.codegen.kernels import Kernel
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.matrices import Matrix, column, compacted, dense, hstack, vstack
+from dae_hybrid.port.integrator import Equations
+from dae_hybrid.port.replay import Interpolant
 
 from .driver import BLOCKS, COUNTERS, FUNCTIONS
 from .header import CONSTANTS
@@ -25,7 +26,7 @@ from .interpreted_linear import IDENTITIES, SIGNATURES, TYPES, LinearCallbacks, 
 from .interpreted_loop import Backward as Backward
 from .interpreted_loop import Stepper as Stepper
 from .library import load
-from .unraisable import caught
+from .signal_handlers import caught
 
 RECOVERABLE, FATAL, SOLVES, CONVERGED, POLISH, NEGLIGIBLE, LESS_EXACT = (
     CONSTANTS[name] for name in ("RECOVERABLE", "FATAL", "SOLVES", "CONVERGED", "POLISH", "NEGLIGIBLE", "LESS_EXACT")

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.integrator import Array, Equations
-from dae_hybrid.matrices import Matrix, dense, entries
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.matrices import Matrix, dense, entries
+from dae_hybrid.port.integrator import Equations
 
 from .header import CONSTANTS
 

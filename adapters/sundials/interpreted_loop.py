@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dae_hybrid.failures import unresolved_guard
-from dae_hybrid.integrator import Array, Turn
-from dae_hybrid.scan import Glance, Pace, Scan, Turns, is_calm
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.crossings import GuardSample, Pace, Scan, Turn, Turns, is_calm
+from dae_hybrid.port.failure_messages import unresolved_guard
 
 from .driver import FOUND_ROOT, PAUSED, REACHED_STOP, SINGULAR, STALLED, STUCK
 from .header import CONSTANTS
@@ -235,9 +235,9 @@ class Stepper:
         self.model.calls["guard_calls"] += 1
         return np.where(np.abs(values) <= self._band, 0.0, values)
 
-    def _glance(self, t: float, *, here: bool = False) -> Glance:
+    def _glance(self, t: float, *, here: bool = False) -> GuardSample:
         values = self._guards(t, here=here)
-        return Glance(t, values, self.model.evaluate("rates", t, self._vectors["x" if here else "work"])[0])
+        return GuardSample(t, values, self.model.evaluate("rates", t, self._vectors["x" if here else "work"])[0])
 
     def _is_calm(self) -> bool:
         times, values = zip(*self._past, strict=True)
@@ -260,7 +260,7 @@ class Stepper:
             self._get("GetRootInfo", found)
             self.root = next((i for i, f in enumerate(found) if f), e.n_guards - 1)
             end.values[[bool(f) for f in found]] = 0.0
-        start = Glance(begin, self._before, self._glance(begin).rates)
+        start = GuardSample(begin, self._before, self._glance(begin).rates)
         self._turns.between(start, end)
         scan = Scan(
             np.array(e.directions), self._band, np.zeros(e.n_guards), self._glance,
@@ -268,7 +268,7 @@ class Stepper:
             e.n_singularities,
         )  # fmt: skip
         self._before = end.after(start).values
-        end = Glance(end.t, self._before, end.rates)
+        end = GuardSample(end.t, self._before, end.rates)
         crossing = scan.first(start, end, e.resolution, self._pace) if self.t > begin else None
         if returned is not None and crossing is None:
             # it has left in its direction, and its way back is none of its transition's business

@@ -18,13 +18,13 @@ from scipy.sparse import csc_array
 from scipy.sparse.linalg import spilu, splu
 
 from dae_hybrid.errors import AdapterError, OptionError
-from dae_hybrid.integrator import Array
+from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Preconditioner
 
 from . import structure as structures
 from .header import CONSTANTS, STRUCTS
 from .library import INSTALL, Objects
-from .unraisable import caught
+from .signal_handlers import caught
 
 MATRIX_OPERATIONS = (
     "getid", "clone", "destroy", "zero", "copy", "scaleadd", "scaleaddi", "matvecsetup", "matvec", "transposed",

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.failures import unresolved_guard
-from dae_hybrid.integrator import Array, Equations
+from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
+from dae_hybrid.port.failure_messages import unresolved_guard
+from dae_hybrid.port.integrator import Equations
 
 from .flags import integration_error
 from .library import Objects, load

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dae_hybrid.integrator import Equations
 from dae_hybrid.method import AUTO, POINTS, Method
 from dae_hybrid.options import Options
+from dae_hybrid.port.integrator import Equations
 
 from .library import ADAMS as CV_ADAMS
 from .library import BDF as CV_BDF

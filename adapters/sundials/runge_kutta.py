@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.integrator import Array
-from dae_hybrid.steps import COEFFICIENTS, NODES, end_derivatives
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.step_polynomial import COEFFICIENTS, NODES, end_derivatives
 
 from .driver import ExplicitStep
 from .header import STRUCTS

@@ -10,9 +10,10 @@ from typing import Any, get_args
 import numpy as np
 
 from dae_hybrid.errors import IntegrationError, StepSizeError, UnsupportedError
-from dae_hybrid.fleet import Fleet
-from dae_hybrid.integrator import (
-    Array,
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.crossings import Turn
+from dae_hybrid.options import LinearSolver, Options
+from dae_hybrid.port.integrator import (
     BackwardOutcome,
     BackwardTask,
     Capabilities,
@@ -20,33 +21,39 @@ from dae_hybrid.integrator import (
     SegmentOutcome,
     SegmentTask,
     Tolerances,
-    Turn,
 )
-from dae_hybrid.journey import Errand, Journey, LegAdjoint, Network, Passage, Straight, StraightAdjoint
-from dae_hybrid.leg import Leg
-from dae_hybrid.multipliers import ROUNDED
-from dae_hybrid.options import LinearSolver, Options
-from dae_hybrid.segments import is_short, standing_still
+from dae_hybrid.port.native_batch import NativeBatch
+from dae_hybrid.port.native_plan import (
+    NativeGradient,
+    NativeRun,
+    RunContext,
+    RunRequest,
+    SegmentRun,
+    TableAdjoint,
+    TransitionGraph,
+)
+from dae_hybrid.port.record_table import RecordTable
+from dae_hybrid.port.segment_rules import ROUNDED, is_short, standing_still
 
 from . import compiled, driver, interpreted
 from .adjoint import Adjoint
 from .batch import Crew
 from .choice import Choice
-from .course import Course
 from .driver import SENSITIVITY_ERROR, statistics_of
 from .forward import Forward
 from .header import source
 from .library import load
-from .march import Marcher
 from .memory import taken
 from .methods import CHOICE, INTERPRETED, METHODS, NONSTIFF, STIFF, SundialsMethod
-from .plain import Head, Runner, carry_out, is_native, method_of_runs
-from .plain_adjoint import carry_back, table_back
+from .native_backward import carry_back, table_back
+from .native_forward import Head, NativeForward, carry_out, is_native, method_of_runs
+from .native_loop import NativeLoop
+from .segment_loop import SegmentLoop
 from .sweep import DiscreteAdjoint, LegSweep
 
 
 class SundialsIntegrator:
-    """CVODES and IDAS behind the port of `dae_hybrid.integrator`.
+    """CVODES and IDAS behind the port of `dae_hybrid.port.integrator`.
 
     Raises `AdapterError` where SUNDIALS cannot be loaded.
     """
@@ -70,7 +77,7 @@ class SundialsIntegrator:
 
     @staticmethod
     def loops() -> str:
-        """See `dae_hybrid.integrator.HasLoops.loops`."""
+        """See `dae_hybrid.port.integrator.HasLoops.loops`."""
         return source()
 
     def open(
@@ -82,16 +89,16 @@ class SundialsIntegrator:
         scales: Array | None = None,
         wrt: Sequence[int] = (),
     ) -> SundialsSession:
-        """See `dae_hybrid.integrator.Integrator.open`."""
+        """See `dae_hybrid.port.integrator.Integrator.open`."""
         return SundialsSession(options, parameters, parameter_directions, scales, tuple(wrt))
 
-    def crew(self, network: Network, fleet: Fleet) -> Crew | None:
-        """See `dae_hybrid.fleet.RunsMany.crew`."""
-        options = fleet.errand.options
-        method = method_of_runs(network, fleet.errand)
-        if method is None or (fleet.errand.keep_path and table_back(network, options) is None):
+    def crew(self, graph: TransitionGraph, fleet: NativeBatch) -> Crew | None:
+        """See `dae_hybrid.port.native_batch.RunsMany.crew`."""
+        options = fleet.request.options
+        method = method_of_runs(graph, fleet.request)
+        if method is None or (fleet.request.keep_path and table_back(graph, options) is None):
             return None
-        return Crew(network, fleet, method)
+        return Crew(graph, fleet, method)
 
 
 class SundialsSession:
@@ -106,11 +113,11 @@ class SundialsSession:
         self.counts: Counter[str] = Counter()
         self._base: dict[int, dict[str, int]] = {}
         self._turns: list[tuple[Equations, Turn]] = []
-        self._marchers: dict[int, Marcher] = {}
+        self._marchers: dict[int, NativeLoop] = {}
         self.tested: set[int] = set()  # equations whose multipliers are in the error test
         self._head: Head | None = None  # a run that has paused; its memories and tables may be those of this session
         self.choice = Choice(options, parameters)
-        self.since_look = 0  # steps since steps were looked at, before a leg that goes over into another one
+        self.since_look = 0  # steps since steps were looked at, before a record table that goes over into another one
 
     # -- memories -------------------------------------------------------------------------------------
 
@@ -167,10 +174,10 @@ class SundialsSession:
             if memory.pool is not None:
                 memory.pool.append(memory)
         while self._marchers:
-            _, marcher = self._marchers.popitem()
-            marcher.rest()
-            if marcher.pool is not None:
-                marcher.pool.append(marcher)
+            _, loop = self._marchers.popitem()
+            loop.rest()
+            if loop.pool is not None:
+                loop.pool.append(loop)
 
     def statistics(self) -> dict[str, int]:
         """Counters, in SciPy's names where SciPy has one."""
@@ -181,7 +188,7 @@ class SundialsSession:
         return statistics_of(counts) | {name: count for name, count in counts.items() if name.endswith(more)}
 
     def turns(self) -> list[tuple[Equations, Turn]]:
-        """See `dae_hybrid.integrator.Session.turns`."""
+        """See `dae_hybrid.port.integrator.Session.turns`."""
         for (_, purpose), memory in self._leased.items():
             if purpose[0] == "forward":
                 self._turns += [(memory.equations, turn) for turn in memory.stepper.take_turns()]
@@ -189,57 +196,63 @@ class SundialsSession:
 
     # -- forwards -------------------------------------------------------------------------------------
 
-    def run(self, network: Network, errand: Errand) -> Straight | None:
-        """See `dae_hybrid.integrator.RunsWhole.run`."""
-        found, self._head = carry_out(network, errand)
+    def run(self, graph: TransitionGraph, request: RunRequest) -> NativeRun | None:
+        """See `dae_hybrid.port.integrator.RunsWhole.run`."""
+        found, self._head = carry_out(graph, request)
         return found
 
     def back(
-        self, network: Network, run: Straight, components: tuple[int, ...], wrt: tuple[int, ...], *, marked: bool
-    ) -> StraightAdjoint | None:
-        """See `dae_hybrid.integrator.RunsWhole.back`."""
-        return carry_back(network, run, components, wrt, marked=marked)
+        self,
+        graph: TransitionGraph,
+        run: NativeRun,
+        components: tuple[int, ...],
+        wrt: tuple[int, ...],
+        *,
+        marked: bool,
+    ) -> NativeGradient | None:
+        """See `dae_hybrid.port.integrator.RunsWhole.back`."""
+        return carry_back(graph, run, components, wrt, marked=marked)
 
-    def _adopt(self, task: SegmentTask) -> Runner | None:
+    def _adopt(self, task: SegmentTask) -> NativeForward | None:
         """The run that has paused, where this is the task that it began with; it goes on in this session."""
         head = self._head
         if head is None or head.adopted or not head.runner.began_with(task):
             return None
-        runner, count = head.runner, head.runner.marcher.n_directions
+        runner, count = head.runner, head.runner.loop.n_directions
         for mode, memory in enumerate(runner.memories):
             self._leased[id(memory.equations), self._forward(memory.method, count)] = memory
             self._base[id(memory)] = runner.counted(mode)
         if self.options.automatic:
             self.choice.resume(runner.visited.values(), runner.stretch, runner.look)
-        self._marchers[count] = runner.marcher
+        self._marchers[count] = runner.loop
         head.adopted = True
         return runner
 
     def integrate(self, task: SegmentTask) -> SegmentOutcome:
-        """See `dae_hybrid.integrator.Session.integrate`."""
+        """See `dae_hybrid.port.integrator.Session.integrate`."""
         passage = self._pass(task, None)
         if passage.outcome is None:
             raise passage.error or AssertionError("neither outcome nor error")
         return passage.outcome
 
-    def march(self, task: SegmentTask, journey: Journey) -> Passage:
-        """See `dae_hybrid.integrator.Session.march`."""
-        if not self._can_march(task, journey):
+    def march(self, task: SegmentTask, context: RunContext) -> SegmentRun:
+        """See `dae_hybrid.port.integrator.Session.march`."""
+        if not self._can_march(task, context):
             return self._pass(task, None)
-        if journey.again is not None:
-            self.tested |= {id(journey.network.equations[mode]) for mode in journey.again.tested}
-        if journey.t_eval is not None:
-            task = replace(task, t_eval=journey.t_eval, record="steps" if journey.t_eval.size else "nothing")
-        return self._pass(task, journey)
+        if context.again is not None:
+            self.tested |= {id(context.graph.equations[mode]) for mode in context.again.tested}
+        if context.t_eval is not None:
+            task = replace(task, t_eval=context.t_eval, record="steps" if context.t_eval.size else "nothing")
+        return self._pass(task, context)
 
-    def _pass(self, task: SegmentTask, journey: Journey | None) -> Passage:
+    def _pass(self, task: SegmentTask, context: RunContext | None) -> SegmentRun:
         """One way forward; where steps have become too small once more, in another way, from where that began."""
         self.counts["segments"] += 1
-        method = METHODS[task.method] if task.method else self.method_for(task, self.counts["steps"], journey)
+        method = METHODS[task.method] if task.method else self.method_for(task, self.counts["steps"], context)
         if is_short(task.t0, task.t_stop):
-            mode = 0 if journey is None else journey.mode
-            return Passage(None, mode, task, standing_still(task, method))
-        passage = self._go(task, method, journey)
+            mode = 0 if context is None else context.mode
+            return SegmentRun(None, mode, task, standing_still(task, method))
+        passage = self._go(task, method, context)
         while isinstance(passage.error, IntegrationError):
             _advise(passage.error, passage.task.equations)
             if not isinstance(passage.error, StepSizeError):
@@ -247,16 +260,16 @@ class SundialsSession:
             other = self._other_way(passage.task, passage.error.method)
             if other is None:
                 break
-            passage = replace(self._go(passage.task, other, None), leg=passage.leg, mode=passage.mode)
+            passage = replace(self._go(passage.task, other, None), table=passage.table, mode=passage.mode)
         return passage
 
-    def _go(self, task: SegmentTask, method: SundialsMethod, journey: Journey | None) -> Passage:
-        marcher: Marcher | None = None
-        runner = None if journey is None else self._adopt(task)
-        if journey is not None:
+    def _go(self, task: SegmentTask, method: SundialsMethod, context: RunContext | None) -> SegmentRun:
+        loop: NativeLoop | None = None
+        runner = None if context is None else self._adopt(task)
+        if context is not None:
             count = 0 if task.sensitivities is None else len(task.sensitivities)
-            marcher = self._marcher(journey.network, count)
-        course = Course(self, task, method, marcher, journey, runner)
+            loop = self._marcher(context.graph, count)
+        course = SegmentLoop(self, task, method, loop, context, runner)
         try:
             passage = course.run()
         except BaseException:
@@ -268,17 +281,17 @@ class SundialsSession:
             self._discard(next(purpose for purpose, memory in self._leased.items() if memory is course.memory))
         return passage
 
-    def _can_march(self, task: SegmentTask, journey: Journey) -> bool:
-        if task.record == "dense" or any(e.unwatched for e in journey.network.equations):
+    def _can_march(self, task: SegmentTask, context: RunContext) -> bool:
+        if task.record == "dense" or any(e.unwatched for e in context.graph.equations):
             return False
-        links = journey.network.links[journey.mode]
+        links = context.graph.links[context.mode]
         return self._head is not None or (any(link is not None for link in links) and driver.driver() is not None)
 
-    def _marcher(self, network: Network, n_directions: int) -> Marcher:
+    def _marcher(self, graph: TransitionGraph, n_directions: int) -> NativeLoop:
         if n_directions not in self._marchers:
-            idle = network.kept.setdefault(("sundials", n_directions), [])
-            marcher = self._marchers[n_directions] = taken(idle, lambda: Marcher(network, n_directions))
-            marcher.pool = idle
+            idle = graph.kept.setdefault(("sundials", n_directions), [])
+            loop = self._marchers[n_directions] = taken(idle, lambda: NativeLoop(graph, n_directions))
+            loop.pool = idle
         return self._marchers[n_directions]
 
     def _other_way(self, task: SegmentTask, method: SundialsMethod) -> SundialsMethod | None:
@@ -297,7 +310,7 @@ class SundialsSession:
         self.choice.keep_implicit(e)
         return STIFF
 
-    def method_for(self, task: SegmentTask, steps: int, journey: Journey | None = None) -> SundialsMethod:
+    def method_for(self, task: SegmentTask, steps: int, context: RunContext | None = None) -> SundialsMethod:
         """The method for a segment that begins after so many steps of the run."""
         e = task.equations
         if self._directions is not None and not (self.options.sensitivity_error_control or is_native(e)):
@@ -306,8 +319,8 @@ class SundialsSession:
                 mode=e.name,
                 remedy="Install a C compiler, build with native=True, or leave it out.",
             )
-        if journey is not None and journey.again is not None:
-            return METHODS[journey.again.methods[journey.network.equations.index(e)].name]
+        if context is not None and context.again is not None:
+            return METHODS[context.again.methods[context.graph.equations.index(e)].name]
         if not self.options.automatic:
             method = METHODS[self.options.method]
             if method.explicit and not is_native(e):
@@ -333,7 +346,7 @@ class SundialsSession:
     # -- backwards ------------------------------------------------------------------------------------
 
     def backward(self, task: BackwardTask) -> BackwardOutcome:
-        """See `dae_hybrid.integrator.Session.backward`."""
+        """See `dae_hybrid.port.integrator.Session.backward`."""
         self.counts["segments"] += 1
         forward, k = task.forward, len(task.components)
         e, n_wrt = forward.equations, len(self._wrt)
@@ -375,18 +388,18 @@ class SundialsSession:
         return found
 
     def sweep(
-        self, leg: Leg, adjoints: Array, total: Array, components: tuple[int, ...],
+        self, table: RecordTable, adjoints: Array, total: Array, components: tuple[int, ...],
         tolerances: Callable[[int], Tolerances], measured: Array, *, marked: bool,
-    ) -> LegAdjoint | None:  # fmt: skip
-        """See `dae_hybrid.integrator.Session.sweep`."""
-        modes = sorted(leg.methods)
-        if any(mode not in leg.paths for mode in modes):
+    ) -> TableAdjoint | None:  # fmt: skip
+        """See `dae_hybrid.port.integrator.Session.sweep`."""
+        modes = sorted(table.methods)
+        if any(mode not in table.paths for mode in modes):
             return None
-        marcher = self._marcher(leg.network, leg.n_directions)
-        marcher.look_back(self.parameters, leg.begin)
+        loop = self._marcher(table.graph, table.n_directions)
+        loop.look_back(self.parameters, table.begin)
         discrete, integrated = {}, {}
         for mode in modes:
-            e, method = leg.network.equations[mode], METHODS[leg.methods[mode].name]
+            e, method = table.graph.equations[mode], METHODS[table.methods[mode].name]
             if method.explicit:
                 discrete[mode] = self._discrete(e, method, components, tolerances(mode))
                 continue
@@ -395,15 +408,15 @@ class SundialsSession:
                 memory.use(tolerances(mode), j)
         left = self.options.max_steps - self.counts["steps"]
         precision = self.options.rtol / ROUNDED
-        sweep = LegSweep(marcher, leg, discrete, integrated, self._wrt, components, marked=marked)
+        sweep = LegSweep(loop, table, discrete, integrated, self._wrt, components, marked=marked)
         found, steps = sweep.run(adjoints, total, measured, precision, left)
         for mode, memories in integrated.items():
             if found is None:
                 for j in range(len(memories)):
-                    purpose = ("adjoint", METHODS[leg.methods[mode].name], self._wrt, j)
-                    self._discard((id(leg.network.equations[mode]), purpose))
+                    purpose = ("adjoint", METHODS[table.methods[mode].name], self._wrt, j)
+                    self._discard((id(table.graph.equations[mode]), purpose))
         self.counts["steps"] += steps
-        self.counts["segments"] += leg.count
+        self.counts["segments"] += table.count
         return found
 
     def _back(self, task: BackwardTask, method: SundialsMethod, j: int, path: Array) -> tuple[Array, Array, Array]:

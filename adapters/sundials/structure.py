@@ -15,8 +15,8 @@ from scipy.sparse import csc_array, csr_array
 from scipy.sparse.csgraph import min_weight_full_bipartite_matching, reverse_cuthill_mckee
 from scipy.sparse.linalg import splu
 
-from dae_hybrid.integrator import Equations
-from dae_hybrid.segments import kept
+from dae_hybrid.port.integrator import Equations
+from dae_hybrid.port.segment_rules import kept
 
 Indices = NDArray[np.int64]
 

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from dae_hybrid.failures import not_finite_derivatives
-from dae_hybrid.integrator import Array, Equations, Tolerances
-from dae_hybrid.journey import LegAdjoint
-from dae_hybrid.leg import Leg
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.failure_messages import not_finite_derivatives
+from dae_hybrid.port.integrator import Equations, Tolerances
+from dae_hybrid.port.native_plan import TableAdjoint
+from dae_hybrid.port.record_table import RecordTable
 
 from .adjoint import Adjoint
 from .compiled import Model
 from .driver import BLOCKS, loops
 from .header import CONSTANTS, STRUCTS
-from .march import Marcher
+from .native_loop import NativeLoop
 from .runge_kutta import Table
 
 PARTS, UNRESOLVED = CONSTANTS["PARTS"], CONSTANTS["UNRESOLVED"]
@@ -78,39 +79,42 @@ class DiscreteAdjoint:
 
 
 class LegSweep:
-    """Back through a leg; `discrete` by mode where its steps are explicit, else one memory for every component."""
+    """The adjoint back through a record table.
+
+    `discrete`, by mode, where its steps are explicit; else one memory for every component.
+    """
 
     def __init__(
-        self, marcher: Marcher, leg: Leg, discrete: dict[int, DiscreteAdjoint], integrated: dict[int, list[Adjoint]],
-        wrt: tuple[int, ...], components: tuple[int, ...], *, marked: bool,
+        self, loop: NativeLoop, table: RecordTable, discrete: dict[int, DiscreteAdjoint], integrated: dict[int,
+        list[Adjoint]], wrt: tuple[int, ...], components: tuple[int, ...], *, marked: bool,
     ) -> None:  # fmt: skip
         self.marks: Array | None
-        self.leg, self.wrt, self.components = leg, wrt, components
-        self._discrete, self._integrated, self._marcher = discrete, integrated, marcher
-        e, k, count = leg.network.equations, len(components), len(leg.network.equations)
-        self.width = leg.width
+        self.table, self.wrt, self.components = table, wrt, components
+        self._discrete, self._integrated, self._marcher = discrete, integrated, loop
+        e, k, count = table.graph.equations, len(components), len(table.graph.equations)
+        self.width = table.width
         self._wrt, self._components = (np.array(v, dtype=np.int64) for v in (wrt, components))
         self.adjoint, self.marks = np.zeros((k, self.width)), None
         if marked:
-            self.marks = np.zeros((leg.count, k, self.width + len(wrt)))
-        longest = max((len(path) for path in leg.paths.values()), default=0)
+            self.marks = np.zeros((table.count, k, self.width + len(wrt)))
+        longest = max((len(path) for path in table.paths.values()), default=0)
         self._work, self._longest = np.zeros(self.width + e[0].n_parameters + 1), np.zeros(longest)
         self._modes: Any = (POINTER(ExplicitAdjoint) * count)()
         self._memories: Any = (c_void_p * (count * k))()
         self._paths: Any = (c_void_p * count)()
-        for mode, path in leg.paths.items():
+        for mode, path in table.paths.items():
             self._paths[mode] = path.ctypes.data
         for mode, own in discrete.items():
             self._modes[mode] = ctypes.pointer(own.struct)
         for mode, memories in integrated.items():
             for j, memory in enumerate(memories):
-                memory.model.follow(leg.paths[mode], components[j])
+                memory.model.follow(table.paths[mode], components[j])
                 memory.loop.run.max_step = memory.options.max_step or np.inf
                 self._memories[mode * k + j] = ctypes.addressof(memory.loop.run)
 
     def run(
         self, adjoints: Array, total: Array, measured: Array, precision: float, max_steps: int
-    ) -> tuple[LegAdjoint | None, int]:
+    ) -> tuple[TableAdjoint | None, int]:
         """From dG/d(y, m) (k, n_w) after it, and dG/dp; None where an integration fails, and the steps of integrations.
 
         `precision` is that of the adjoints that an integration starts with, `measured` what measurements add to them.
@@ -118,7 +122,7 @@ class LegSweep:
         self.adjoint[:, : adjoints.shape[1]], totals = adjoints, total.copy()
         addresses = {
             name: value.ctypes.data for name, value in (
-                ("offsets", self.leg.offsets), ("records", self.leg.records), ("wrt", self._wrt),
+                ("offsets", self.table.offsets), ("records", self.table.records), ("wrt", self._wrt),
                 ("components", self._components), ("adjoint", self.adjoint), ("totals", totals),
                 ("measured", measured), ("work", self._work), ("longest", self._longest),
             )
@@ -126,9 +130,9 @@ class LegSweep:
         struct = SweepStruct(
             tables=ctypes.addressof(self._marcher.struct), modes=ctypes.addressof(self._modes),
             integrated=ctypes.addressof(self._memories), paths=ctypes.addressof(self._paths),
-            n_events=self.leg.count, n_measured=len(measured), n_components=len(self.components), n_wrt=len(self.wrt),
+            n_events=self.table.count, n_measured=len(measured), n_components=len(self.components), n_wrt=len(self.wrt),
             marks_width=self.width, marks=None if self.marks is None else self.marks.ctypes.data,
-            begin=self.leg.task.t0, precision=2.0 ** np.floor(-np.log2(precision)), steps=0, max_steps=max_steps,
+            begin=self.table.task.t0, precision=2.0 ** np.floor(-np.log2(precision)), steps=0, max_steps=max_steps,
             **addresses,
         )  # fmt: skip
         flag = loops().dh_sweep(byref(struct))
@@ -138,12 +142,12 @@ class LegSweep:
             model.leave()
         for model in models:
             model.raise_pending()
-        e = self.leg.network.equations
+        e = self.table.graph.equations
         if flag:
-            mode = int(self.leg.column("mode")[struct.failed])
+            mode = int(self.table.column("mode")[struct.failed])
             if mode in self._integrated or flag == UNRESOLVED:
                 return None, struct.steps
-            raise not_finite_derivatives(mode=e[mode].name, time=float(self.leg.column("time")[struct.failed]))
-        before = self.adjoint[:, : e[self.leg.mode].n_differential + e[self.leg.mode].n_memory]
+            raise not_finite_derivatives(mode=e[mode].name, time=float(self.table.column("time")[struct.failed]))
+        before = self.adjoint[:, : e[self.table.mode].n_differential + e[self.table.mode].n_memory]
         steps = struct.steps + sum(own.struct.steps for own in self._discrete.values())
-        return LegAdjoint(before, totals, self.marks, self.width), steps
+        return TableAdjoint(before, totals, self.marks, self.width), steps

@@ -11,10 +11,10 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.errors import FormulationError
-from dae_hybrid.integrator import Array
 from dae_hybrid.mechanics.declared import Start
 from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.kinematics import Motion
+from dae_hybrid.numerics.arrays import Array
 
 #: singular values of Phi_q, its rows of length one, below this are zero
 RANK = 1e-8

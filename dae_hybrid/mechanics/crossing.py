@@ -10,12 +10,12 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import expression
 from dae_hybrid.mechanics.declared import Continuous, Event, Impact, Inelastic, Restitution, VelocityJump
 from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.formulations import Formulation, Index2, Penalty
 from dae_hybrid.mechanics.reduction import Partition
-from dae_hybrid.model import HybridModel
+from dae_hybrid.statement.expressions import expression
+from dae_hybrid.statement.model import HybridModel
 
 #: at so many places expressions are looked at to see whether they are one, and what is zero there
 PLACES, NOTHING = 3, 1e-10

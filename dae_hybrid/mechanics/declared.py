@@ -8,8 +8,8 @@ from typing import Any
 
 import casadi as ca
 
-from dae_hybrid.declarations import Direction, OnEntry, Statement
 from dae_hybrid.errors import ModelError
+from dae_hybrid.statement.declarations import Direction, OnEntry, Statement
 
 
 @dataclass(frozen=True, eq=False)

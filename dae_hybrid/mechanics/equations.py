@@ -7,9 +7,9 @@ from functools import cached_property
 import casadi as ca
 import numpy as np
 
+from dae_hybrid.compile.lowering import split
 from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
-from dae_hybrid.lowering import split
 from dae_hybrid.mechanics.declared import Constraint, Share
 from dae_hybrid.mechanics.kinematics import Motion
 from dae_hybrid.mechanics.mechanism import Mechanism

@@ -10,12 +10,12 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.errors import OptionError, UnsupportedError
-from dae_hybrid.integrator import Array
 from dae_hybrid.layout import Layout
 from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.kinematics import Motion, partition_function
 from dae_hybrid.mechanics.mechanism import Mechanism
-from dae_hybrid.trajectory import Trajectory
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.trajectory.trajectory import Trajectory
 
 BLOCKS = ("Q_dep", "Q_dof", "V_dep", "V_dof", "Gamma", "Z")
 

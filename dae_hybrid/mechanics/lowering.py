@@ -9,9 +9,7 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.declarations import Declaration
 from dae_hybrid.errors import ModelError, OptionError
-from dae_hybrid.integrator import Array
 from dae_hybrid.mechanics.configuration import Configuration
 from dae_hybrid.mechanics.crossing import Crossing
 from dae_hybrid.mechanics.equations import EquationsOfMotion
@@ -19,7 +17,9 @@ from dae_hybrid.mechanics.formulations import Formulation, Index2, Penalty, Redu
 from dae_hybrid.mechanics.kinematics import Motion, partition_function
 from dae_hybrid.mechanics.mechanism import Mechanism
 from dae_hybrid.mechanics.reduction import Partition, selection_of
-from dae_hybrid.model import HybridModel
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.statement.declarations import Declaration
+from dae_hybrid.statement.model import HybridModel
 
 #: share of its value at the start that the determinant of the constraints' directions may fall to
 SINGULAR = 1e-6

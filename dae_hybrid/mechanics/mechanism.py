@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import casadi as ca
 
-from dae_hybrid.declarations import Direction, OnEntry
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import checked_name, expression, free_name, items
 from dae_hybrid.mechanics.declared import Constraint, Coordinate, Event, Impact, Restitution, Share, Start, VelocityJump
 from dae_hybrid.mechanics.formulations import Formulation
 from dae_hybrid.mechanics.planar import Link, Planar
-from dae_hybrid.model import HybridModel
 from dae_hybrid.progress import Report
-from dae_hybrid.symbols import Symbols
+from dae_hybrid.statement.declarations import Direction, OnEntry
+from dae_hybrid.statement.expressions import checked_name, expression, free_name, items
+from dae_hybrid.statement.model import HybridModel
+from dae_hybrid.statement.symbols import Symbols
 
 if TYPE_CHECKING:
-    from dae_hybrid.system import HybridSystem
+    from dae_hybrid.system.system import HybridSystem
 
 
 @dataclass(eq=False)

@@ -9,14 +9,14 @@ import casadi as ca
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dae_hybrid import plotting
 from dae_hybrid.errors import OptionError
-from dae_hybrid.integrator import Array
 from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.mechanism import Mechanism
 from dae_hybrid.mechanics.planar import Point
 from dae_hybrid.numeric_input import real_array
-from dae_hybrid.trajectory import Side, Trajectory
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.report import plotting
+from dae_hybrid.trajectory.trajectory import Side, Trajectory
 
 BAR = {"color": "tab:blue", "linewidth": 3.0, "solid_capstyle": "round"}
 SPRING = {"color": "tab:orange", "linewidth": 1.0, "linestyle": "--"}

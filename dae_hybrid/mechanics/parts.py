@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import casadi as ca
 
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import checked_name, expression, matrix
 from dae_hybrid.mechanics.declared import Constraint, Inertia, Share
+from dae_hybrid.statement.expressions import checked_name, expression, matrix
 
 if TYPE_CHECKING:
     from dae_hybrid.mechanics.mechanism import Mechanism

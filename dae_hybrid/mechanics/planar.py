@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import casadi as ca
 
-from dae_hybrid.declarations import Statement
 from dae_hybrid.errors import ModelError
-from dae_hybrid.expressions import expression
 from dae_hybrid.mechanics.parts import Parts
+from dae_hybrid.statement.declarations import Statement
+from dae_hybrid.statement.expressions import expression
 
 
 @dataclass(frozen=True, eq=False)

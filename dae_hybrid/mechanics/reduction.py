@@ -9,9 +9,9 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.errors import ModelError
-from dae_hybrid.integrator import Array
 from dae_hybrid.mechanics.kinematics import Motion, partition_function, quality_function, spd_solve
-from dae_hybrid.model import HybridModel
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.statement.model import HybridModel
 
 #: share of its determinant that a choice of coordinates may lose before another one is made
 WORN = 0.1

@@ -1,0 +1,184 @@
+/* ---- many runs, one after the other -----------------------------------------------------------------------------
+ *
+ * Every run is one of `dh_run` (plain.c), with the adjoints of `dh_run_back`, and has to be to the last bit what a single call
+ * returns; the conditions of derivatives are those of conditions.c. */
+enum { LEFT_OUT, DONE, STEEP };              /* outcomes, see `Outcomes` in dae_hybrid/port/native_batch.py */
+enum { TO_BEGIN, UNDER_WAY, ARRIVED };       /* stages */
+
+/* Tells the memories how sensitivities are scaled, by the parameters (`Setup.scales`); whether they took it. */
+static int set_scales(batch *b) {
+  const plain *v = b->run;
+  const march *m = v->tables;
+  int same = 1;
+  for (integer i = 0; b->resolutions && i < m->n_directions; i++) {
+    const double p = m->parameters[b->wrt[i]], size = p != 0 ? fmax(fabs(p), SMALLEST) : 1, scale = 1 / (1 / size);
+    same &= scale == b->scales[i];
+    b->scales[i] = scale;
+  }
+  if (same) return 1;
+  for (integer k = 0; k < v->n_modes; k++) {
+    const resolution *own = b->resolutions + k;
+    const run *r = v->runs[k];
+    for (integer i = 0; i < m->n_directions; i++) {
+      double *values = own->values ? own->values + (i + 1) * own->block : r->model->api->array(r->sensitivities[i]);
+      for (integer j = 0; j < own->block; j++) {
+        const double absolute = own->of_states[j] / b->scales[i] * own->share;
+        values[j] = j < own->n_tested || j >= r->model->n ? absolute : own->untested;
+      }
+    }
+    if (own->tell(r->memory, own->rtol, own->values ? own->absolute : (vector)r->sensitivities) < 0) {
+      memset(b->scales, 0, (size_t)m->n_directions * sizeof(double));
+      return 0;
+    }
+  }
+  return 1;
+}
+
+/* The outputs at given times, one after the other; whether there is one for each time. */
+static int put_out(const batch *b, integer place) {
+  const march *m = b->run->tables;
+  const integer width = b->widest + m->n_memory;
+  double *out = b->outputs + place * b->n_t * width;
+  integer *modes = b->output_modes + place * b->n_t, count = 0;
+  for (integer i = 0; i <= m->n_events; i++) {
+    const stretch own = stretch_of(m, i);
+    const run *r = m->stations[own.mode].run;
+    for (integer k = own.row; k < own.row_end; k++, count++, out += width) {
+      if (count == b->n_t) return 0;
+      modes[count] = own.mode;
+      memcpy(out, r->rows + k * r->width + 1, (size_t)r->model->n * sizeof(double));
+      memcpy(out + b->widest, own.memory, (size_t)m->n_memory * sizeof(double));
+    }
+  }
+  return count == b->n_t;
+}
+
+/* What a run has come to. */
+static void hand_out(const batch *b, integer place, const double *values) {
+  const plain *v = b->run;
+  const march *m = v->tables;
+  const run *r = m->stations[m->at].run;
+  double *end = b->ends + place * (b->widest + m->n_memory);
+  memcpy(end, v->end, (size_t)v->stations[m->at].n_x * sizeof(double));
+  memcpy(end + b->widest, r->model->memory, (size_t)m->n_memory * sizeof(double));
+  memcpy(b->values + place * m->n_functionals, values, (size_t)m->n_functionals * sizeof(double));
+  b->times[place] = r->t;
+  b->modes[place] = m->at;
+  b->n_events[place] = m->n_events - m->n_passed;
+  b->n_steps[place] = m->steps + r->steps;
+}
+
+/* The adjoint of a run that has arrived; 0, or SUNDIALS' return code. */
+static int go_back(const batch *b, const returning *back, double *gradient) {
+  const plain *v = b->run;
+  const march *m = v->tables;
+  plain_adjoint *a = back->adjoint;
+  sweep *s = a->back;
+  memcpy((double *)s->tables->parameters, m->parameters, (size_t)m->n_parameters * sizeof(double));
+  for (integer i = 0; i < v->n_modes; i++) {
+    const run *own = v->stations[i].run;
+    s->modes[i] = own ? back->modes[i] : 0;
+    ((const double **)s->paths)[i] = own ? own->path : 0;
+    ((integer *)a->path_rows)[i] = own ? own->n_path : 0;
+  }
+  s->n_events = m->n_events;
+  s->begin = m->t0;
+  s->marks = b->marks;
+  s->offsets = m->offsets;
+  s->records = m->records;
+  a->start = v->start;
+  a->end = v->end;
+  a->last = m->at;
+  a->path_row = m->path_row;
+  a->moved = m->stations[m->at].run->t - (m->n_events ? m->records[m->offsets[m->n_events - 1]] : m->t0);
+  const int flag = dh_run_back(a);
+  if (!flag) memcpy(gradient, s->totals, (size_t)(s->n_components * s->n_wrt) * sizeof(double));
+  return flag;
+}
+
+/* The gradients of a run that has arrived, and its outcome. */
+static int differentiate_run(const batch *b, const double *values, double *gradients) {
+  const plain *v = b->run;
+  const march *m = v->tables;
+  if (b->certify && !needs_no_look(b)) return LEFT_OUT;
+  const station *last = v->stations + m->at;
+  const integer nf = m->n_functionals, width = last->n_y + m->n_memory + m->n_parameters + 1;
+  const double *along = values + nf * (1 + width + 3) + m->stations[m->at].run->model->n + m->n_memory; /* see `arrive` */
+  for (integer i = 0; i < m->n_directions; i++)
+    for (integer k = 0; k < b->n_components; k++)
+      gradients[k * b->n_wrt + i] = along[i * m->n_functionals + b->components[k]];
+  if (m->n_directions && !is_resolved_well(b)) return LEFT_OUT;
+  double *own = gradients;
+  for (integer i = 0; i < b->n_back; own += b->back[i].adjoint->back->n_components * b->n_wrt, i++)
+    if (go_back(b, b->back + i, own)) return LEFT_OUT;
+  return !b->certify || is_moderate(b, values, gradients) ? DONE : STEEP;
+}
+
+/* Whether a signal handler has raised on the way back. */
+static int was_interrupted(const batch *b) {
+  for (integer i = 0; i < b->n_back; i++)
+    for (integer k = 0; k < b->run->n_modes; k++)
+      if (b->back[i].modes[k]->model->raised) return 1;
+  return 0;
+}
+
+/* When the time events of a run are due; whether all of them are known. */
+static int set_alarms(const batch *b) {
+  march *m = b->run->tables;
+  const integer row = b->is_shared ? 0 : b->next - b->first;
+  if (!b->listed) return 1;
+  for (integer i = 0; i < b->run->n_modes; i++) {
+    m->schedule[i] = b->listed[i];
+    m->schedule[i].times += row * b->listed[i].n;
+  }
+  m->t_stop = m->t1;
+  return b->listed_until[row] > m->t1;
+}
+
+/* One run; 0, or why it stopped. */
+static int carry_out(batch *b) {
+  plain *v = b->run;
+  march *m = v->tables;
+  const integer place = b->next, n = b->n_given;
+  double *parameters = (double *)m->parameters;
+  b->outcomes[place] = LEFT_OUT;
+  if (b->stage == TO_BEGIN) {
+    memcpy(parameters, b->given + place * n, (size_t)n * sizeof(double));
+    if (!all_finite(parameters, n) || !set_alarms(b)) return 0;
+    if (b->resolutions && !set_scales(b)) return FATAL;
+    v->under_way = 0;
+    b->stage = UNDER_WAY;
+  }
+  if (b->stage == UNDER_WAY) {
+    const int status = dh_run(v);
+    if (status != FINISHED) return status;
+    b->stage = ARRIVED;
+  }
+  if (b->n_back && m->n_events * b->n_components * (b->back->adjoint->back->marks_width + b->n_wrt) > b->room) return MARKS_FULL;
+  for (integer i = 0; i < v->n_modes; i++)
+    if (b->n_back && v->stations[i].run && !v->runs[i]->path) return NOT_PLAIN;
+  const station *last = v->stations + m->at;
+  const double *values = v->end + 2 * last->n_x + 3 * last->n_guards;
+  if (b->n_t && !put_out(b, place)) return 0;
+  int outcome = DONE;
+  if (b->differentiates) outcome = differentiate_run(b, values, b->gradients + place * b->n_components * b->n_wrt);
+  if (outcome == LEFT_OUT) return was_interrupted(b) ? NOT_PLAIN : 0;
+  hand_out(b, place, values);
+  b->outcomes[place] = outcome;
+  return 0;
+}
+
+/* Runs from `next` on; 0 where they are over. Else it has to be called again: when there is more room, or, from the next run
+ * on, when the tables and memories have been told anew (NOT_PLAIN), or others are there (`broken`). PAUSED: it was stopped. */
+int dh_batch(batch *b) {
+  for (; b->next < b->until; b->next++, b->stage = TO_BEGIN) {
+    if (b->stopped) return PAUSED;
+    const int status = carry_out(b);
+    if (status == ROWS_FULL || status == MARKS_FULL) return status;
+    if (status) {
+      b->broken = status < 0;
+      return NOT_PLAIN;
+    }
+  }
+  return 0;
+}

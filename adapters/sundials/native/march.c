@@ -1,0 +1,628 @@
+/* ---- through segment after segment ---------------------------------------------------------------------------
+ *
+ * Where a guard crosses, or the time of a time event, a measurement or a knot has come, and nothing is special about it,
+ * it is carried out here, as the automaton would do it: the rules are those of dae_hybrid/simulation/event_logic.py, the derivatives those
+ * of dae_hybrid/system/transition_map.py, knots are those of dae_hybrid/simulation/stop_times.py. Anything that is not plain (another guard near zero,
+ * values that are not finite, equations to be solved, events that accumulate, ...) is left as it stands, for the automaton to
+ * go on from there. */
+static double elapsed(const march *m, double t) { return fmax(fabs(t), t - m->t0); }
+
+static double duration(const march *m, double t) { return fmax(fabs(t), m->t1 - m->t0); }
+
+/* within which a guard is zero to rounding */
+static double band_of(const march *m, double h, double size, double rate, double t) {
+  const double rounding = size + fabs(rate) * elapsed(m, t);
+  return ZERO_ROUNDINGS * DBL_EPSILON * (isfinite(rounding) ? rounding : fabs(h)) + DBL_MIN;
+}
+
+/* Whether intervals between events shrink, by one ratio and for some time, as if they were to accumulate soon; the
+ * automaton looks closer. */
+static int accumulates(const march *m, double t) {
+  if (m->n_times < ZENO_INTERVALS) return 0;
+  double least = HUGE_VAL, most = 0, later = t - m->recent[0];
+  for (integer i = 1; i < ZENO_INTERVALS; i++) {
+    const double earlier = m->recent[i - 1] - m->recent[i], ratio = later / earlier;
+    if (!(later <= ZENO_RATIO * earlier)) return 0;
+    least = fmin(least, ratio), most = fmax(most, ratio), later = earlier;
+  }
+  const double last = t - m->recent[0], before = m->recent[0] - m->recent[1];
+  return most <= 2 * least && !(last * last / (before - last) > FAR * ZENO_REST * (t - m->t0));
+}
+
+/* the parts of an event's record, one after the other; mirrored in leg.py */
+static integer lay_out(const march *m, const station *from, const station *to, double *record, event *e) {
+  double *at = record + HEADER;
+#define PART(name, size) e->name = at, at += (size)
+  PART(x, from->n_x);
+  PART(xdot, from->n_x);
+  PART(guards, 3 * from->n_guards);
+  PART(x_after, to->n_x);
+  PART(memory_after, m->n_memory);
+  PART(xdot_after, to->n_x);
+  PART(guards_after, 3 * to->n_guards);
+  PART(xi, m->n_unknowns);
+  PART(open, to->fragile ? to->n_z * to->n_y : 0);
+  PART(memory, m->n_memory);
+  PART(integrals, m->n_integrals);
+  PART(tau, m->n_directions);
+  PART(before, m->n_directions * (from->n_y + m->n_memory));
+  PART(after, m->n_directions * (to->n_y + m->n_memory));
+  PART(costs_before, m->n_directions * m->n_integrals);
+  PART(costs_after, m->n_directions * m->n_integrals);
+  PART(gained, m->charges ? m->n_directions * m->n_functionals : 0);
+  PART(completed, to->implicit ? m->n_directions * (to->n_y + to->n_z) : 0);
+#undef PART
+  return at - record;
+}
+
+static int stays(const link *l) { return l->measures || l->turns; }
+
+/* Whether no other time event is near, of the mode before an event and of that after it. What ticks together ticks once;
+ * measurements may be at one time, that of a knot, too. */
+static int no_other_alarm(const march *m, integer mode, double t, const link *own) {
+  const double instant = SAME_INSTANT * elapsed(m, t), near = fmax(instant, m->slack * elapsed(m, t));
+  alarms *before = &m->schedule[m->at], *after = &m->schedule[own->target];
+  for (integer i = before->next; i < before->n && before->times[i] - t <= near; i++) {
+    const link *other = &m->stations[m->at].links[before->links[i]];
+    const int together = other == own || (own->turns && other->measures);
+    if (before->times[i] == t ? !together : !(stays(own) && stays(other) && before->times[i] - t > instant)) return 0;
+  }
+  if (after == before) return 1;
+  while (after->next < after->n && after->times[after->next] < t - near) after->next++;
+  for (integer i = after->next; i < after->n && after->times[i] - t <= near; i++)
+    if (after->times[i] != t || own->clock < 0 || m->stations[mode].links[after->links[i]].clock != own->clock) return 0;
+  return 1;
+}
+
+/* When the segment has to stop that begins in the mode; outputs at the end of the run belong to it. */
+static void set_stop(const march *m, run *r) {
+  alarms *own = &m->schedule[m->at];
+  const double instant = SAME_INSTANT * elapsed(m, r->t);
+  while (own->next < own->n && own->times[own->next] <= r->t + instant) own->next++;
+  r->t_stop = own->next < own->n ? fmin(own->times[own->next], m->t_stop) : m->t_stop;
+  r->closed_end = r->t_stop >= m->t_end;
+}
+
+/* whether the guards of the mode before are as they should be: the one that crosses, if any, alone at zero, and no other one
+ * past it since the step began */
+static int one_alone(const march *m, const station *from, integer index, double t, const event *e) {
+  const double *h = e->guards, *rate = h + from->n_guards, *size = rate + from->n_guards;
+  const double *begun = from->run->history + from->run->model->n_guards;
+  for (integer j = 0; j < from->n_guards; j++) {
+    const int meets = from->run->model->zero_band[j] == 0 && (double)from->links[j].direction * h[j] >= 0;
+    if (index >= 0 && j != index && meets && begun[j] * h[j] < 0) return 0;
+    const double width = band_of(m, h[j], size[j], rate[j], t) + m->slack * elapsed(m, t) * fabs(rate[j]);
+    if (j != index && fabs(h[j]) <= width) return 0;
+  }
+  return 1;
+}
+
+/* Whether the guard of a transition and its rate are zero to the accuracy of the state where a mode is entered: it may be
+ * at rest there, see dae_hybrid/simulation/departure.py. `decided` is whether none but its own is next to zero, to that accuracy, where
+ * a neighbouring run would meet it. */
+static int may_rest(march *m, const station *from, const station *to, integer own, double t, const event *e, int *decided) {
+  context *c = to->run->model;
+  const integer n = c->n_guards;
+  const double *h = e->guards_after, *rate = h + to->n_guards;
+  double *x = m->work, *moved = x + c->n;
+  int rests = 0, failed = 0;
+  if (to->n_guards <= (own >= 0)) return 0;
+  memcpy(c->memory, e->memory_after, (size_t)m->n_memory * sizeof(double));
+  c->held_valid = 0;
+  for (int side = 0; side < 2 && !failed; side++) {
+    for (integer i = 0; i < c->n; i++) {
+      const double angle = 1.0 + 2.4 * (double)i, allowed = to->absolute[i] + m->rtol * fabs(e->x_after[i]);
+      x[i] = e->x_after[i] + allowed * (side ? sin(angle) : cos(angle));
+    }
+    failed = guards_and_rates(c, t, x, moved + side * 2 * n);
+  }
+  if (from == to) memcpy(c->memory, e->memory, (size_t)m->n_memory * sizeof(double)); /* it is not entered yet */
+  c->held_valid = 0;
+  if (failed) return 1;
+  for (integer j = 0; j < to->n_guards; j++) {
+    const double *one = moved + j, *other = one + 2 * n, reach = hypot(one[0] - h[j], other[0] - h[j]);
+    const int meets = (double)to->links[j].direction * rate[j] >= 0 || !to->links[j].waits;
+    if (j != own && meets && fabs(h[j]) <= BESIDE * reach) *decided = 0;
+    rests |= fabs(h[j]) <= KNOWN * reach && fabs(rate[j]) <= KNOWN * hypot(one[n] - rate[j], other[n] - rate[j]);
+  }
+  return rests;
+}
+
+/* Looks at the guards of the mode that is entered, and sets what the next segment needs to know of them; whether nothing
+ * fires or is past its threshold. `decided`: none is zero that a neighbouring run would meet. */
+static int enter(march *m, const station *from, const station *to, integer index, double t, const event *e,
+                 int *decided) {
+  const double *h = e->guards_after, *rate = h + to->n_guards, *size = rate + to->n_guards;
+  const double *h0 = e->guards, *rate0 = h0 + from->n_guards, *size0 = rate0 + from->n_guards;
+  double *band = m->entered, *departure = band + to->run->model->n_guards;
+  memset(band, 0, (size_t)(2 * to->run->model->n_guards) * sizeof(double));
+  *decided = 1;
+  if (may_rest(m, from, to, from == to ? index : -1, t, e, decided) && from != to) return 0;
+  for (integer j = 0; j < to->n_guards; j++) {
+    const int own = from == to && j == index;
+    const double rounding = band_of(m, h[j], size[j], rate[j], t), towards = (double)to->links[j].direction * rate[j];
+    const double width = own ? fmax(rounding, RESIDUE * fabs(h0[j])) : rounding; /* as close to zero as it was found */
+    if (fabs(h[j]) <= width) {
+      const int moving = fabs(rate[j]) * duration(m, t) > width;
+      if (!moving && (to->links[j].jumps || !to->links[j].waits)) return 0;
+      band[j] = width;
+      departure[j] = moving ? sign_of(rate[j]) : 0;
+      if (moving && towards > 0 && (!own || to->links[j].toggles)) return 0;
+      if (moving && !own && from == to && to->links[j].direction == 0) return 0;
+      const int kept = own && moving && to->links[j].keeps; /* a neighbouring run finds it at zero, too */
+      if (!kept && (towards >= 0 || !(to->links[j].waits || (own && to->links[j].toggles)))) *decided = 0;
+    } else if (!own && from == to && to->links[j].jumps && h[j] * h0[j] < 0) {
+      return 0;
+    } else if (!own && (double)to->links[j].direction * h[j] > 0) { /* its own reset may move a guard on */
+      const double before = from == to ? band_of(m, h0[j], size0[j], rate0[j], t) : 0;
+      if (from != to || !((double)to->links[j].direction * h0[j] > before)) return 0;
+    }
+  }
+  return 1;
+}
+
+/* Derivatives across the event, SR eq. 6 and 28; whether they exist. Where they are to be relied on, `clean` says that the
+ * crossing is deep enough for the accuracy of the run. */
+static int differentiate(march *m, const station *from, const station *to, const link *l, double t, const event *e,
+                         double *clean) {
+  const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
+  const run *r = from->run;
+  crossing found;
+  if (!differentiate_arrival(m, from, to, l, t, r->model->api->array(r->x), e, &found)) return 0;
+  const double *h = found.h, *jump = found.jump, *flow = found.flow, *g = found.g, *flow_after = found.flow_after,
+               *g_after = found.g_after;
+  double rate = h[width - 1];
+  for (integer j = 0; j < nf; j++) rate += h[j] * flow[j];
+  if (rate == 0 || fabs(rate) <= GRAZING * m->ranges[l->transition] / duration(m, t)) return 0;
+  if (!keeps_constraints(m, from, to, l, e, &found, rate)) return 0;
+  land_directions(m, from, &found, e);
+  *clean = 1;
+  double apart = BESIDE * m->rtol * elapsed(m, t); /* in time, from other guards */
+  if (l->clock < 0) { /* a parabola through the rate a moment before says how deep the guard goes beyond zero */
+    const double moment = BEFORE * (m->t_end - m->t0);
+    double accuracy = 0, *x = m->work;
+    context *c = r->model;
+    for (integer j = 0; j < from->n_y; j++) accuracy += fabs(h[j]) * (from->absolute[j] + m->rtol * fabs(e->x[j]));
+    for (integer j = 0; j < c->n; j++) x[j] = e->x[j] - moment * e->xdot[j];
+    c->res[0] = x + c->n;
+    if (evaluate(c, c->rates, t - moment, x)) return 0;
+    const double bend = fabs(e->guards[from->n_guards + l->index] - x[c->n + l->index]) / moment;
+    const double own = e->guards[from->n_guards + l->index], depth = bend > 0 ? own * own / (2 * bend) : HUGE_VAL;
+    if (!(depth > SHALLOW * accuracy)) *clean = 0;
+    apart = fmax(apart, BESIDE * accuracy / fabs(own));
+  }
+  for (integer j = 0; j < from->n_guards; j++)
+    if (j != l->index && fabs(e->guards[j]) <= apart * fabs(e->guards[from->n_guards + j])) *clean = 0;
+  const sparse *dp = &r->model->moved;
+  for (integer i = 0; i < m->n_directions; i++) {
+    const double *w = e->before + i * nf;
+    double *after = e->after + i * nt, tau = 0;
+    for (integer j = 0; j < nf; j++) tau += h[j] * w[j];
+    for (integer q = dp->column[i]; q < dp->column[i + 1]; q++) tau += h[nf + dp->row[q]] * dp->value[q];
+    e->tau[i] = tau = -tau / rate;
+    for (integer k = 0; k < nt; k++) after[k] = (jump[(width - 1) * nt + k] - flow_after[k]) * tau;
+    for (integer j = 0; j < nf; j++)
+      for (integer k = 0; k < nt; k++) after[k] += jump[j * nt + k] * (w[j] + flow[j] * tau);
+    for (integer q = dp->column[i]; q < dp->column[i + 1]; q++)
+      for (integer k = 0; k < nt; k++) after[k] += jump[(nf + dp->row[q]) * nt + k] * dp->value[q];
+    for (integer j = 0; j < m->n_integrals; j++) {
+      const double *own = (const double *)r->model->api->array(r->sensitivities[i]) + r->model->n;
+      e->costs_before[i * m->n_integrals + j] = own[j];
+      e->costs_after[i * m->n_integrals + j] = own[j] + (g[j] - g_after[j]) * tau;
+    }
+    if (!all_finite(after, nt)) return 0;
+  }
+  return 1;
+}
+
+/* What an event costs, and what that does to the functionals; whether it is finite. After `differentiate`. */
+static int charge(march *m, const station *from, const station *to, const link *l, double t, const event *e) {
+  const integer nk = m->n_functionals, nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
+  const run *r = from->run;
+  const double *by = m->cost + nk, *flow = m->tangent + width + nt * width;
+  m->xi = unknowns_of(to, l, e);
+  if (charges_of(m, from, l, t, r->model->api->array(r->x), e->memory) || !all_finite(m->cost, nk * (1 + width))) return 0;
+  for (integer k = 0; k < nk; k++) m->gained[k] += m->cost[k];
+  const sparse *dp = &r->model->moved;
+  for (integer i = 0; i < m->n_directions; i++) {
+    const double *w = e->before + i * nf;
+    for (integer k = 0; k < nk; k++) {
+      double sum = by[(width - 1) * nk + k] * e->tau[i];
+      for (integer j = 0; j < nf; j++) sum += by[j * nk + k] * (w[j] + flow[j] * e->tau[i]);
+      for (integer q = dp->column[i]; q < dp->column[i + 1]; q++) sum += by[(nf + dp->row[q]) * nk + k] * dp->value[q];
+      m->gained_directions[i * nk + k] += sum;
+    }
+  }
+  return 1;
+}
+
+/* Whether the algebraic variables after an event are determined to the accuracy of the state; see
+ * dae_hybrid/system/reinitialisation.py, `refuse_singular_entry` */
+static int determined(const march *m, const station *to, const event *e) {
+  for (integer i = 0; i < to->n_z; i++) {
+    const double z = fabs(e->x_after[to->n_y + i]), own = to->absolute[to->n_y + i] / m->rtol;
+    double open_to = 0;
+    for (integer j = 0; j < to->n_y; j++)
+      open_to += fabs(e->open[j * to->n_z + i]) * (to->absolute[j] + m->rtol * fabs(e->x_after[j]));
+    if (!isfinite(open_to) || (!(open_to <= z) && !(z <= ENORMOUS * fmax(own, 1)))) return 0;
+  }
+  return 1;
+}
+
+/* Whether an event leads onto the constraints after it, to the accuracy of the state, before it is moved onto them by so
+ * much. */
+static int lands(const march *m, const station *to, const event *e, const double *moved) {
+  for (integer i = 0; to->n_held && i < to->n_y; i++)
+    if (!(moved[i] <= LANDED * (to->absolute[i] + m->rtol * fabs(e->x_after[i])))) return 0;
+  return 1;
+}
+
+/* Whether a guard that has been found crosses as it should. */
+static int crosses(const march *m, const run *r, const link *l) {
+  const integer root = l->index, n = r->model->n_guards;
+  const double rate = r->guard_values[n + root];
+  if (rate == 0 || (double)l->direction * rate < 0 || r->history[n + root] * rate > 0) return 0; /* through infinity, or more than once */
+  return !accumulates(m, r->t);
+}
+
+/* What a segment ends with goes into a record: integrals, the derivatives of (y, m), and what events have cost so far. */
+static void note_end(const march *m, const station *at, const event *e) {
+  const run *r = at->run;
+  const context *c = r->model;
+  const integer size = at->n_y + m->n_memory;
+  memcpy(e->integrals, c->api->array(r->x) + c->n, (size_t)m->n_integrals * sizeof(double));
+  for (integer i = 0; i < m->n_directions; i++) {
+    memcpy(e->before + i * size, c->api->array(r->sensitivities[i]), (size_t)at->n_y * sizeof(double));
+    memcpy(e->before + i * size + at->n_y, c->memory_directions + i * m->n_memory, (size_t)m->n_memory * sizeof(double));
+  }
+  if (m->charges) memcpy(e->gained, m->gained_directions, (size_t)(m->n_directions * m->n_functionals) * sizeof(double));
+}
+
+/* Outputs that rounding alone puts before an event, or a knot, show what is after it. */
+static void retract(const march *m, run *r) {
+  while (r->n_eval && r->n_rows > m->row && r->t - r->t_eval[r->next_eval - 1] <= SAME_INSTANT * elapsed(m, r->t))
+    r->next_eval--, r->n_rows--;
+}
+
+/* Whether there is room for so many records of a link; `full` if not. */
+static int has_room(march *m, const link *l, integer count) {
+  if (m->used + count * l->width <= m->capacity && m->n_events + count <= m->room) return 1;
+  m->full = count;
+  return 0;
+}
+
+/* Goes on behind what has been recorded of a segment. */
+static void go_behind(march *m, const run *before, const run *r) {
+  m->kept += (double)((before->n_path - m->path_row) * before->path_width);
+  if (m->counts_rows) m->kept += (double)((before->n_rows - m->row) * before->width);
+  m->row = r->n_rows;
+  m->path_row = r->n_path;
+}
+
+/* Carries out the transition that is due at the end of a segment, where that is plain; 1 if so, and 0 if not. */
+static int fire(march *m) {
+  const station *from = &m->stations[m->at];
+  run *r = from->run;
+  context *c = r->model;
+  const double t = r->t;
+  const link *l = &from->links[m->exit];
+  const int timed = l->clock >= 0;
+  if (!l->cross || m->n_events - m->n_passed >= m->max_events || !(timed || crosses(m, r, l))) return 0;
+  const integer own = timed ? -1 : l->index;
+  const double value = timed ? 0 : r->guard_values[own], rate = timed ? 1 : r->guard_values[c->n_guards + own];
+  const double since = m->n_times ? m->recent[0] : m->t0;
+  const double instant = SAME_INSTANT * elapsed(m, t);
+  if (!(t - m->begun > instant) || !(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t)))) return 0;
+  if (!no_other_alarm(m, l->target, t, l)) return 0;
+  m->clock[1] = timed ? (double)m->schedule[m->at].counts[m->schedule[m->at].next] : 0;
+  const station *to = &m->stations[l->target];
+  if (!has_room(m, l, 1)) return 0;
+  double *record = m->records + m->used;
+  event e;
+  if (lay_out(m, from, to, record, &e) != l->width) return 0;
+  double *x = c->api->array(r->x);
+  const integer ng = from->n_guards, nt = to->n_guards;
+  double *res[13] = {e.x, e.xdot, e.guards, e.guards + ng, e.guards + 2 * ng, e.x_after, e.memory_after, e.xdot_after,
+                     e.guards_after, e.guards_after + nt, e.guards_after + 2 * nt, e.open, m->cost};
+  if (l->unknowns && !solve_arrival(m, l, t, x, c->memory)) return 0;
+  if (call(m, l->cross, l->numbers, t, x, c->memory, res, 13)) return 0;
+  if (!all_finite(e.x, (e.guards + 3 * ng) - e.x) || !all_finite(e.x_after, e.xi - e.x_after)) return 0;
+  if (!lands(m, to, &e, m->cost)) return 0;
+  if (l->unknowns && !l->simple) memcpy(e.xi, m->xi, (size_t)l->unknowns * sizeof(double));
+  if (!to->run) {
+    m->wanted = l->target, m->now = t;
+    return 0;
+  }
+  if (to->fragile && !determined(m, to, &e)) return 0;
+  int decided = 1;
+  memcpy(e.memory, c->memory, (size_t)m->n_memory * sizeof(double));
+  if (!one_alone(m, from, own, t, &e) || !enter(m, from, to, own, t, &e, &decided)) return 0;
+  note_end(m, from, &e);
+  double clean = 0;
+  if (m->certify && !differentiate(m, from, to, l, t, &e, &clean)) return 0;
+  if (l->cost && !charge(m, from, to, l, t, &e)) return 0;
+  retract(m, r);
+  const double apart = fmin(t - since, t - m->t0);
+  if (!decided || !(apart > m->slack * elapsed(m, t))) clean = 0;
+  const double header[HEADER] = {t, (double)m->at, (double)m->exit, value, rate,
+                                 m->ranges[l->transition] / duration(m, t), (double)m->row, (double)r->n_rows,
+                                 m->began_with, clean, (double)r->steps, (double)r->n_path, m->clock[1], r->t_stop};
+  memcpy(record, header, sizeof header);
+  m->offsets[m->n_events++] = m->used;
+  m->used += l->width;
+  return 1;
+}
+
+/* Of implicit equations: the derivatives of the algebraic variables that go with those of y and m, and the rates of those
+ * of y, as IDA takes its first step from them. Both are kept in a record, where there is one. */
+static int complete_directions(run *r, double *kept) {
+  context *c = r->model;
+  const integer ny = c->n_differential, nz = c->n - ny;
+  if (!c->n_directions) return 0;
+  c->point_valid = c->held_valid = 0;
+  if (nz > MOST_SOLVED || linearise(c, r->t, c->api->array(r->x))) return FATAL;
+  for (integer i = 0; i < c->n_directions; i++) {
+    double *s = c->api->array(r->sensitivities[i]);
+    double *rate = c->api->array(r->sensitivity_rates ? r->sensitivity_rates[i] : r->work);
+    const double *from[1] = {s};
+    memset(s + ny, 0, (size_t)nz * sizeof(double));
+    if (along(c, i, 1, from, &rate)) return FATAL;
+    if (algebraic_directions(c, 1, &rate, s + ny)) return FATAL;
+    add_algebraic(c, 1, s + ny, &rate);
+    memset(rate + c->n, 0, (size_t)c->n_integrals * sizeof(double));
+    if (!all_finite(s, c->n) || !all_finite(rate, ny)) return FATAL;
+    if (!kept) continue;
+    memcpy(kept, s + ny, (size_t)nz * sizeof(double));
+    memcpy(kept + nz, rate, (size_t)ny * sizeof(double));
+    kept += c->n;
+  }
+  return 0;
+}
+
+/* IDA takes its first step from the rates, those of the integrals too */
+static int set_rates(run *r, const double *xdot) {
+  context *c = r->model;
+  double *rates = c->api->array(r->work), *own = c->api->array(r->xdot);
+  c->held_valid = 0;
+  if (flow(c, r->t, c->api->array(r->x), rates)) return FATAL;
+  c->flow_calls--; /* not one of the solver's */
+  memcpy(own, xdot, (size_t)c->n * sizeof(double));
+  memcpy(own + c->n, rates + c->n, (size_t)c->n_integrals * sizeof(double));
+  return 0;
+}
+
+/* The solver stands where an event, or a knot, has led to. */
+static int place(march *m) {
+  const station *from = &m->stations[m->at];
+  const run *before = from->run;
+  const link *l = &from->links[m->exit];
+  const station *to = &m->stations[l->target];
+  run *r = to->run;
+  context *c = r->model;
+  event e;
+  lay_out(m, from, to, m->records + m->used - l->width, &e);
+  for (integer j = 0; j < from->n_guards; j++)
+    if (before->model->zero_band[j] != 0) m->rested[from->links[j].transition] = 1;
+  memcpy(m->bands, m->entered, (size_t)(2 * c->n_guards) * sizeof(double));
+  memcpy(c->zero_band, m->bands, (size_t)c->n_guards * sizeof(double));
+  memcpy(c->departure, m->bands + c->n_guards, (size_t)c->n_guards * sizeof(double));
+  for (integer j = 0; j < to->n_guards; j++) {
+    double *range = &m->ranges[to->links[j].transition];
+    *range = fmax(*range, fabs(e.guards_after[j]));
+  }
+  if (!l->turns) {
+    memmove(m->recent + 1, m->recent, (RECENT - 1) * sizeof(double));
+    m->recent[0] = before->t;
+    if (m->n_times < RECENT) m->n_times++;
+  }
+  m->steps += before->steps;
+  m->failures += before->error_test_failures;
+  m->newton_failures += before->newton_failures;
+  r->t = before->t;
+  r->next_eval = before->next_eval;
+  r->first_step = m->first_step > 0 ? m->first_step : r->step ? before->next_step : 0;
+  m->begun = r->t;
+  go_behind(m, before, r);
+  m->at = l->target;
+  memcpy(c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
+  memcpy(c->api->array(r->x), e.x_after, (size_t)c->n * sizeof(double));
+  memcpy(c->api->array(r->x) + c->n, e.integrals, (size_t)m->n_integrals * sizeof(double));
+  if (r->xdot && set_rates(r, e.xdot_after)) return FATAL;
+  for (integer i = 0; i < m->n_directions; i++) {
+    double *s = c->api->array(r->sensitivities[i]);
+    const double *w = e.after + i * (to->n_y + m->n_memory);
+    memcpy(s, w, (size_t)to->n_y * sizeof(double));
+    memcpy(s + c->n, e.costs_after + i * m->n_integrals, (size_t)m->n_integrals * sizeof(double));
+    memcpy(c->memory_directions + i * m->n_memory, w + to->n_y, (size_t)m->n_memory * sizeof(double));
+  }
+  return to->implicit ? complete_directions(r, e.completed) : 0;
+}
+
+/* The segment begins where the solver has been placed. */
+static int begin(march *m) {
+  run *r = m->stations[m->at].run;
+  set_stop(m, r);
+  if (!(m->first_step > 0)) r->first_step = fmin(r->first_step, r->t_stop - r->t);
+  m->began_with = r->first_step;
+  return dh_begin(r);
+}
+
+/* The parts of the record of a point where the mode goes on, the first of so many; whether there is room for them. */
+static int make_record(march *m, const station *at, const link *l, integer count, event *e) {
+  if (!has_room(m, l, count)) return 0;
+  double *record = m->records + m->used;
+  memset(record, 0, (size_t)l->width * sizeof(double));
+  return lay_out(m, at, at, record, e) == l->width;
+}
+
+/* A point of a mode: what is at the integrator's x with a memory, finite. */
+static int look_at(march *m, const link *l, double t, const double *given, const double *memory, double *x, double *xdot,
+                   double *guards, integer n) {
+  double *res[5] = {x, xdot, guards, guards + n, guards + 2 * n};
+  return !call(m, l->cross, l->numbers, t, given, memory, res, 5) && all_finite(x, guards + 3 * n - x);
+}
+
+/* The record of a point where the mode goes on is complete but for what changes there. */
+static void note_point(march *m, const station *at, const link *l, const event *e) {
+  const run *r = at->run;
+  const context *c = r->model;
+  alarms *own = &m->schedule[m->at];
+  memcpy(e->memory, c->memory, (size_t)m->n_memory * sizeof(double));
+  note_end(m, at, e);
+  for (integer i = 0; i < m->n_directions; i++)
+    memcpy(e->costs_before + i * m->n_integrals, (double *)c->api->array(r->sensitivities[i]) + c->n,
+           (size_t)m->n_integrals * sizeof(double));
+  memcpy(e->after, e->before, (size_t)(m->n_directions * (at->n_y + m->n_memory)) * sizeof(double));
+  memcpy(e->costs_after, e->costs_before, (size_t)(m->n_directions * m->n_integrals) * sizeof(double));
+  const double header[HEADER] = {r->t, (double)m->at, (double)m->exit, 0, 1, 0, (double)m->row, (double)r->n_rows,
+                                 m->began_with, 1, (double)r->steps, (double)r->n_path, (double)own->counts[own->next], r->t_stop};
+  memcpy(m->records + m->used, header, sizeof header);
+  m->offsets[m->n_events++] = m->used;
+  m->n_passed++;
+  m->used += l->width;
+  own->next++;
+}
+
+/* Records the point of a measurement at the end of a segment, where nothing else is near; 1 if so, and 0 if not. */
+static int measure(march *m) {
+  const station *at = &m->stations[m->at];
+  const run *r = at->run;
+  const context *c = r->model;
+  const double t = r->t, instant = SAME_INSTANT * elapsed(m, t);
+  const link *l = &at->links[m->exit];
+  event e;
+  if (!l->cross || (t != m->begun && !(t - m->begun > instant))) return 0;
+  if (!(m->t_stop - t > fmax(instant, m->slack * elapsed(m, t))) || !no_other_alarm(m, m->at, t, l)) return 0;
+  if (!make_record(m, at, l, 1, &e)) return 0;
+  if (!look_at(m, l, t, c->api->array(r->x), c->memory, e.x, e.xdot, e.guards, at->n_guards)) return 0;
+  if (!one_alone(m, at, -1, t, &e)) return 0;
+  const alarms *own = &m->schedule[m->at];
+  if (m->measured && !take_measured(m, own->counts[own->next], t, e.x, c->memory)) return 0;
+  note_point(m, at, l, &e);
+  memcpy(e.x_after, e.x, (size_t)at->n_x * sizeof(double));
+  memcpy(e.memory_after, e.memory, (size_t)m->n_memory * sizeof(double));
+  memcpy(e.xdot_after, e.xdot, (size_t)at->n_x * sizeof(double));
+  memcpy(e.guards_after, e.guards, (size_t)(3 * at->n_guards) * sizeof(double));
+  if (at->implicit && complete_directions(at->run, e.completed)) return 0;
+  go_behind(m, r, r);
+  return 1;
+}
+
+/* The algebraic variables after a knot, from those before it. */
+static int close_algebraic(march *m, const station *at, const link *l, double t, double *x, const double *memory) {
+  const integer n = at->n_z, one = 3 * n + 2 * n * n;
+  trial now = lay_out_trial(m->solving, n), next = lay_out_trial(m->solving + one, n);
+  memcpy(now.xi, x + at->n_y, (size_t)n * sizeof(double));
+  if (!try_unknowns(m, l, t, x, memory, &now)) return 0;
+  if (!iterate(m, l, t, x, memory, &now, &next, m->solving + 2 * one)) return 0;
+  memcpy(x + at->n_y, now.xi, (size_t)n * sizeof(double));
+  return 1;
+}
+
+/* Signals take their next coefficients at a knot, where no guard is near zero or changes its sign; 1 if so, and 0 if not.
+ * Measurements at its time are to follow. */
+static int turn(march *m) {
+  const station *at = &m->stations[m->at];
+  run *r = at->run;
+  context *c = r->model;
+  const double t = r->t, instant = SAME_INSTANT * elapsed(m, t);
+  const link *l = &at->links[m->exit];
+  const alarms *own = &m->schedule[m->at];
+  const integer n = at->n_guards, knot = own->counts[own->next], size = at->n_y + m->n_memory;
+  integer count = 1;
+  event e;
+  if (!l->cross || !(t - m->begun > instant) || !(m->t_stop - t > instant) || !no_other_alarm(m, m->at, t, l)) return 0;
+  while (own->next + count < own->n && own->times[own->next + count] == t) count++;
+  if (!make_record(m, at, l, count, &e)) return 0;
+  double *x = m->work;
+  memcpy(x, c->api->array(r->x), (size_t)c->n * sizeof(double));
+  if (!look_at(m, l, t, x, c->memory, e.x, e.xdot, e.guards, n)) return 0;
+  memcpy(e.memory_after, c->memory, (size_t)m->n_memory * sizeof(double));
+  for (integer j = 0; j < m->n_entries; j++) e.memory_after[m->entries[j]] = m->knots[knot * m->n_entries + j];
+  if (l->solve && !close_algebraic(m, at, l, t, x, e.memory_after)) return 0;
+  if (!look_at(m, l, t, x, e.memory_after, e.x_after, e.xdot_after, e.guards_after, n)) return 0;
+  event after = e;
+  after.guards = e.guards_after;
+  if (!one_alone(m, at, -1, t, &e) || !one_alone(m, at, -1, t, &after)) return 0;
+  for (integer j = 0; j < n; j++)
+    if (c->zero_band[j] != 0 || (e.guards[j] > 0) != (e.guards_after[j] > 0)) return 0;
+  retract(m, r);
+  note_point(m, at, l, &e);
+  for (integer i = 0; i < m->n_directions; i++)
+    for (integer j = 0; j < m->n_entries; j++)
+      e.after[i * size + at->n_y + m->entries[j]] = m->knot_directions[(knot * m->n_directions + i) * m->n_entries + j];
+  memset(m->entered, 0, (size_t)(2 * c->n_guards) * sizeof(double));
+  return 1;
+}
+
+/* Goes on after a knot, with the measurements of its time. */
+static int turn_over(march *m) {
+  const alarms *own = &m->schedule[m->at];
+  const run *r = m->stations[m->at].run;
+  int flag = place(m);
+  while (!flag && own->next < own->n && own->times[own->next] == r->t) {
+    m->exit = own->links[own->next];
+    if (!measure(m)) return FATAL; /* nothing is near */
+  }
+  return flag ? flag : begin(m);
+}
+
+/* The segment goes on after measurements, with the solver as it is. */
+static int carry_on(march *m) {
+  run *r = m->stations[m->at].run;
+  context *c = r->model;
+  memcpy(m->bands, c->zero_band, (size_t)c->n_guards * sizeof(double));
+  memcpy(m->bands + c->n_guards, c->departure, (size_t)c->n_guards * sizeof(double));
+  m->begun = r->t;
+  m->began_with = r->step ? r->next_step : 0;
+  set_stop(m, r);
+  int flag = c->api->set_stop_time(r->memory, r->t_stop);
+  if (!flag) flag = keep(r, 0);
+  if (!flag && r->record == RECORD_STEPS && !r->n_eval) record_point(r, r->t);
+  return flag;
+}
+
+/* Whether more is kept than is to be, where another leg may begin. */
+static int is_complete(const march *m) { return m->kept + (m->counts_records ? (double)m->used : 0) > m->bound; }
+
+/* Goes on from where the run of the mode stands, for at most `budget` steps; as `dh_advance`, with FOUND_ROOT where an event is
+ * not plain, or a mode is wanted, or there is no room for the record, and COMPLETE where there are to be no more. */
+int dh_march(march *m) {
+  const integer end = m->steps + m->stations[m->at].run->steps + m->budget;
+  while (1) {
+    run *r = m->stations[m->at].run;
+    if (m->n_events >= m->last) return COMPLETE;
+    if (!m->resumed) {
+      r->budget = end - m->steps - r->steps;
+      if (r->budget <= 0) return PAUSED;
+      const int status = dh_advance(r);
+      const alarms *own = &m->schedule[m->at];
+      if (status == FOUND_ROOT && r->root < m->stations[m->at].n_guards) m->exit = r->root;
+      else if (status == REACHED_STOP && own->next < own->n && r->t == own->times[own->next]) m->exit = own->links[own->next];
+      else return status;
+    }
+    m->resumed = 0;
+    if (m->stations[m->at].links[m->exit].measures) {
+      const alarms *own = &m->schedule[m->at];
+      if (!measure(m)) return REACHED_STOP;
+      m->resumed = own->next < own->n && own->times[own->next] == r->t; /* another one */
+      if (m->resumed) m->exit = own->links[own->next];
+      const int flag = m->resumed ? 0 : carry_on(m);
+      if (flag) return flag;
+      continue;
+    }
+    if (m->stations[m->at].links[m->exit].turns) {
+      if (!turn(m)) return REACHED_STOP;
+      const int flag = turn_over(m);
+      if (flag) return flag;
+      if (is_complete(m)) return COMPLETE;
+      continue;
+    }
+    const int timed = m->stations[m->at].links[m->exit].clock >= 0;
+    if (!fire(m)) return timed ? REACHED_STOP : FOUND_ROOT;
+    int flag = place(m);
+    if (!flag) flag = begin(m);
+    if (flag) return flag;
+    if (is_complete(m) && (!timed || m->clock[1] > 0)) return COMPLETE; /* a single time would come again */
+  }
+}

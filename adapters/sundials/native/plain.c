@@ -1,0 +1,407 @@
+/* ---- a run from its start to its end ---------------------------------------------------------------------------
+ *
+ * The rules are those of the automaton (dae_hybrid/simulation/automaton.py, events.py, stiffness.py). Where one of them calls for more
+ * than is done here the run pauses, and the automaton goes on from there; NOT_PLAIN says that it has not begun. */
+
+static integer counter(const context *c, int which) {
+  const integer counts[COUNTED] = {c->flow_calls, c->jacobian_calls, c->linearised_calls, c->guard_calls, c->not_finite};
+  return counts[which];
+}
+
+/* Looks at the guards of the mode in which the run starts; whether none fires or is past its threshold. */
+static int look_at_start(const march *m, const station *first, context *c, const double *h) {
+  const double *rate = h + first->n_guards, *size = rate + first->n_guards;
+  memset(c->zero_band, 0, (size_t)c->n_guards * sizeof(double));
+  memset(c->departure, 0, (size_t)c->n_guards * sizeof(double));
+  for (integer j = 0; j < first->n_guards; j++) {
+    const double width = band_of(m, h[j], size[j], rate[j], m->t0), direction = (double)first->links[j].direction;
+    m->ranges[first->links[j].transition] = fabs(h[j]);
+    if (fabs(h[j]) <= width) {
+      const int moving = fabs(rate[j]) * duration(m, m->t0) > width;
+      if (moving && direction * rate[j] > 0) return 0;
+      if (!moving && (first->links[j].jumps || !first->links[j].waits)) return 0;
+      c->zero_band[j] = width;
+      c->departure[j] = moving ? sign_of(rate[j]) : 0;
+    } else if (direction * h[j] > 0) return 0;
+  }
+  return 1;
+}
+
+/* The derivatives of what has been measured, by (w, p, t), are added to those of all functionals. */
+static void add_derivatives(const march *m, const station *at, integer which, double *derivatives) {
+  const measuring *own = m->measured + which;
+  const integer width = at->n_y + m->n_memory + m->n_parameters + 1;
+  for (integer j = 0; j < width; j++)
+    for (integer k = 0; k < own->count; k++)
+      derivatives[j * m->n_functionals + own->first + k] += m->cost[(1 + j) * own->count + k];
+}
+
+/* Takes the measurements at the start, with their derivatives; whether nothing else is due there. */
+static int measure_start(plain *v, double *derivatives) {
+  march *m = v->tables;
+  alarms *due = &m->schedule[v->mode];
+  const station *first = v->stations + v->mode;
+  const integer width = first->n_y + m->n_memory + m->n_parameters + 1;
+  if (m->measured) memset(derivatives, 0, (size_t)(m->n_functionals * width) * sizeof(double));
+  for (; due->next < due->n && due->times[due->next] <= m->t0 + SAME_INSTANT * elapsed(m, m->t0); due->next++) {
+    const integer which = due->counts[due->next];
+    if (due->times[due->next] != m->t0 || !first->links[due->links[due->next]].measures || !m->measured) return 0;
+    if (!take_measured(m, which, m->t0, v->start, first->run->model->memory)) return 0;
+    add_derivatives(m, first, which, derivatives);
+  }
+  return 1;
+}
+
+/* The same at the end, where the derivatives are added to those of the terminal values. */
+static int measure_end(plain *v, double *derivatives) {
+  march *m = v->tables;
+  const alarms *due = &m->schedule[m->at];
+  const station *last = v->stations + m->at;
+  const double t = last->run->t;
+  for (integer i = due->next; i < due->n && due->times[i] - t <= SAME_INSTANT * elapsed(m, t); i++) {
+    const integer which = due->counts[i];
+    if (due->times[i] != t || !last->links[due->links[i]].measures || !m->measured) return 0;
+    if (!look_measured(m, m->at, which, t, v->end, last->run->model->memory)) return 0;
+    for (integer k = 0; k < m->measured[which].count; k++) m->taken[m->measured[which].first + k] += m->cost[k];
+    add_derivatives(m, last, which, derivatives);
+  }
+  return 1;
+}
+
+/* The first segment begins. */
+static int set_out(plain *v) {
+  march *m = v->tables;
+  station *first = v->stations + v->mode;
+  run *r = v->runs[v->mode];
+  context *c = r->model;
+  const integer nx = first->n_x, ng = first->n_guards, nw = first->n_y + m->n_memory;
+  double *memory = v->start + nx, *xdot = memory + m->n_memory, *h = xdot + nx, *by_p = h + 3 * ng;
+  double *res[7] = {v->start, memory, xdot, h, h + ng, h + 2 * ng, by_p};
+  for (integer i = 0; i < v->n_modes; i++) {
+    for (int k = 0; k < COUNTED; k++) v->counted[i * COUNTED + k] = counter(v->runs[i]->model, k);
+    v->stations[i].run = 0;
+    v->runs[i]->n_rows = v->runs[i]->n_path = v->runs[i]->next_eval = v->runs[i]->n_turns = 0;
+  }
+  for (integer i = 0; i < v->n_modes; i++) {
+    alarms *own = &m->schedule[i];
+    for (own->next = 0; own->next < own->n && own->times[own->next] < m->t0;) own->next++;
+  }
+  memset(m->ranges, 0, (size_t)v->n_transitions * sizeof(double));
+  memset(m->gained, 0, (size_t)((1 + m->n_directions) * m->n_functionals) * sizeof(double));
+  memset(m->taken, 0, (size_t)((1 + m->n_directions) * m->n_functionals) * sizeof(double));
+  memset(m->rested, 0, (size_t)v->n_transitions * sizeof(integer));
+  m->used = m->n_events = m->n_passed = m->steps = m->failures = m->newton_failures = m->row = m->path_row = m->full = m->resumed = 0;
+  m->n_times = 0;
+  m->kept = 0;
+  m->wanted = -1;
+  m->at = v->mode;
+  if (call(m, v->origin, first->numbers, m->t0, v->start, v->start, res, 7)) return FATAL;
+  if (!all_finite(v->start, h + ng - v->start)) return NOT_PLAIN;
+  if (!all_finite(by_p, nw * m->n_parameters)) return NOT_PLAIN;
+  if (!look_at_start(m, first, c, h)) return NOT_PLAIN;
+  memcpy(c->memory, memory, (size_t)m->n_memory * sizeof(double));
+  c->held_valid = 0;
+  if (v->watch && !r->implicit && !begins_soft(v, first, c, m->t0, v->start)) return NOT_PLAIN;
+  first->run = r;
+  r->t = m->begun = m->t0;
+  r->first_step = m->began_with = m->first_step;
+  memcpy(c->api->array(r->x), v->start, (size_t)c->n * sizeof(double));
+  memset(c->api->array(r->x) + c->n, 0, (size_t)m->n_integrals * sizeof(double));
+  for (integer i = 0; i < m->n_directions; i++) {
+    double *s = c->api->array(r->sensitivities[i]), *dm = c->memory_directions + i * m->n_memory;
+    memset(s, 0, (size_t)(c->n + m->n_integrals) * sizeof(double));
+    memset(dm, 0, (size_t)m->n_memory * sizeof(double));
+    for (integer j = 0; j < m->n_parameters; j++) {
+      const double dp = m->directions[i * m->n_parameters + j];
+      for (integer k = 0; dp != 0 && k < nw; k++)
+        *(k < first->n_y ? s + k : dm + k - first->n_y) += by_p[j * nw + k] * dp;
+    }
+  }
+  if (r->xdot && set_rates(r, xdot)) return FATAL;
+  if (first->implicit && complete_directions(r, 0)) return FATAL;
+  if (!measure_start(v, by_p + nw * m->n_parameters)) return NOT_PLAIN;
+  set_stop(m, r);
+  return dh_begin(r);
+}
+
+/* When to look at the steps again, after so many; what there was room for does not move that. */
+static void schedule_look(plain *v, integer taken) {
+  const integer due = taken + (v->watch && !v->runs[v->tables->at]->implicit ? v->interval : BUDGET);
+  v->look = due < v->max_steps ? due : v->max_steps;
+}
+
+/* The mode that is to be entered is, where explicit steps will do in it. */
+static int open_wanted(plain *v) {
+  march *m = v->tables;
+  const station *from = v->stations + m->at, *to = v->stations + m->wanted;
+  run *r = v->runs[m->wanted];
+  context *c = r->model;
+  event e;
+  lay_out(m, from, to, m->records + m->used, &e);
+  memcpy(c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
+  c->held_valid = 0;
+  if (v->watch && !r->implicit && !begins_soft(v, to, c, m->now, e.x_after)) return 0;
+  if (!r->implicit) { /* a choice that is made is looked at again soon */
+    v->interval = LOOK;
+    schedule_look(v, m->steps + from->run->steps);
+  }
+  v->stations[m->wanted].run = r;
+  m->wanted = -1;
+  m->resumed = 1;
+  return 1;
+}
+
+/* What the run ends with; whether nothing happens there. */
+static int arrive(plain *v) {
+  march *m = v->tables;
+  const station *last = v->stations + m->at;
+  run *r = last->run;
+  context *c = r->model;
+  const integer nx = last->n_x, ng = last->n_guards, nf = m->n_functionals, width = last->n_y + m->n_memory + m->n_parameters + 1;
+  const integer n_u = nx + m->n_memory + m->n_parameters + 1;
+  double *xdot = v->end + nx, *h = xdot + nx, *values = h + 3 * ng, *by_w = values + nf, *size = by_w + nf * width;
+  double *res[10] = {v->end, xdot, h, h + ng, h + 2 * ng, values, v->by_u, by_w, size, size + nf};
+  if (r->n_eval && r->next_eval < r->n_eval) return NOT_PLAIN;
+  if (call(m, v->final[m->at], m->stations[m->at].numbers, r->t, r->completed, c->memory, res, 10)) return FATAL;
+  if (!measure_end(v, by_w)) return NOT_PLAIN;
+  const double *integrals = c->api->array(r->x) + c->n;
+  double *rates = size + 2 * nf, *own = rates + c->n, *memory = own + nf, *gradient = memory + m->n_memory;
+  for (integer i = 0; i < nf; i++) {
+    own[i] = (i < m->n_integrals ? integrals[i] : 0) + m->gained[i] + m->taken[i];
+    values[i] += own[i];
+  }
+  if (!all_finite(v->end, h + ng - v->end) || !all_finite(values, nf)) return NOT_PLAIN;
+  memcpy(rates, r->completed + c->n, (size_t)c->n * sizeof(double));
+  memcpy(memory, c->memory, (size_t)m->n_memory * sizeof(double));
+  for (integer i = 0; i < m->n_directions; i++, gradient += nf) {
+    const double *s = c->api->array(r->sensitivities[i]), *dm = c->memory_directions + i * m->n_memory;
+    const double *dp = m->directions + i * m->n_parameters, *column = by_w;
+    for (integer k = 0; k < nf; k++)
+      gradient[k] = (k < m->n_integrals ? s[c->n + k] : 0) + m->gained_directions[i * nf + k] + m->taken_directions[i * nf + k];
+    for (integer j = 0; j < width - 1; j++, column += nf) {
+      const integer ny = last->n_y, nw = ny + m->n_memory;
+      const double along = j < ny ? s[j] : j < nw ? dm[j - ny] : dp[j - nw];
+      for (integer k = 0; along != 0 && k < nf; k++) gradient[k] += column[k] * along;
+    }
+    if (!all_finite(gradient, nf)) return NOT_PLAIN;
+  }
+  if (m->certify && !(all_finite(v->by_u, nf * n_u) && all_finite(by_w, nf * width))) return NOT_PLAIN;
+  for (integer j = 0; j < ng; j++) {
+    if (fabs(h[j]) <= band_of(m, h[j], h[2 * ng + j], h[ng + j], r->t)) return NOT_PLAIN;
+    if (c->zero_band[j] != 0) m->rested[last->links[j].transition] = 1;
+  }
+  v->resting = 0;
+  for (integer i = 0; i < v->n_transitions; i++) v->resting |= m->rested[i];
+  v->doubtful = 0;
+  for (integer i = 0; i < m->n_events; i++) v->doubtful += m->records[m->offsets[i] + CLEAN_AT] == 0;
+  memset(v->counts, 0, sizeof v->counts);
+  for (integer i = 0; i < v->n_modes; i++)
+    for (int k = 0; k < COUNTED; k++) v->counts[k] += counter(v->runs[i]->model, k) - v->counted[i * COUNTED + k];
+  return 0;
+}
+
+/* From the start to the end; to be called again where there was no room for what is recorded. FINISHED at the end, NOT_PLAIN
+ * where it has not begun; else it pauses, with the status of `dh_march`, and PAUSED where the method or the steps need a
+ * closer look. */
+int dh_run(plain *v) {
+  march *m = v->tables;
+  if (!v->under_way) {
+    const int flag = set_out(v);
+    if (flag) return NOT_PLAIN;
+    v->under_way = 1;
+    v->look = v->taken = v->events = 0;
+    v->interval = LOOK, v->before = m->t0;
+    schedule_look(v, 0);
+  }
+  while (1) {
+    run *r = v->stations[m->at].run;
+    integer taken = m->steps + r->steps;
+    m->budget = v->look - taken;
+    const int status = dh_march(m);
+    r = v->stations[m->at].run;
+    if (m->wanted >= 0 && open_wanted(v)) continue;
+    if (m->full) return ROWS_FULL;
+    if (status == REACHED_STOP && m->wanted < 0 && r->t == m->t1) return arrive(v) ? status : FINISHED;
+    if (status != PAUSED) return status;
+    taken = m->steps + r->steps;
+    if (taken < v->look) continue;
+    const double step = (r->t - v->before) / (double)(taken - v->taken);
+    if (taken >= v->max_steps) return PAUSED;
+    if (m->n_events == v->events && step < STARVED * fmax(fabs(r->t), m->t1 - m->begun)) return PAUSED;
+    if (v->watch && !r->implicit) {
+      const double rate = decay_bound(r->model, r->t, r->model->api->array(r->x), m->t1);
+      if (rate != 0 && !(rate * step <= v->reach)) return PAUSED;
+    }
+    v->taken = taken, v->events = m->n_events, v->before = r->t;
+    v->interval = 2 * v->interval < MOST ? 2 * v->interval : MOST;
+    schedule_look(v, taken);
+  }
+}
+
+/* ---- and the adjoint of one ---------------------------------------------------------------------------------- */
+
+/* of what is integrated, where the last segment begins */
+static const double *rates_begin(const plain_adjoint *b) {
+  const sweep *s = b->back;
+  const march *m = s->tables;
+  if (!s->n_events) return b->start + m->stations[b->first].n_x + m->n_memory;
+  double *record = s->records + s->offsets[s->n_events - 1];
+  const station *from = &m->stations[(integer)record[MODE_AT]];
+  event e;
+  lay_out(m, from, &m->stations[b->last], record, &e);
+  return e.xdot_after;
+}
+
+/* How large each variable and memory becomes, by name; of variables that never leave their absolute tolerances where
+ * that and the relative one are the same, and one for a memory of zero. */
+static void measure_extents(const plain_adjoint *b) {
+  const sweep *s = b->back;
+  const march *m = s->tables;
+  double *of_memory = b->extent + b->n_slots;
+  memset(b->extent, 0, (size_t)(b->n_slots + m->n_memory) * sizeof(double));
+#define NOTE(place, value) b->extent[place] = fmax(b->extent[place], fabs(value))
+  for (integer i = 0; i < b->n_modes; i++) {
+    const integer *slot = b->slots + i * b->widest;
+    for (integer k = 0; s->paths[i] && k < b->path_rows[i]; k++)
+      for (integer j = 0; j < m->stations[i].n_y; j++) NOTE(slot[j], s->paths[i][k * s->modes[i]->width + 1 + j]);
+  }
+  const double *begin = rates_begin(b);
+  for (integer j = 0; j < m->stations[b->last].n_y; j++) {
+    NOTE(b->slots[b->last * b->widest + j], b->moved * begin[j]);
+    NOTE(b->slots[b->last * b->widest + j], b->moved * b->rates_end[j]);
+  }
+  for (integer j = 0; j < m->n_memory; j++) NOTE(b->n_slots + j, b->memory[j]);
+  for (integer i = 0; i < s->n_events; i++) {
+    double *record = s->records + s->offsets[i];
+    const station *from = &m->stations[(integer)record[MODE_AT]];
+    event e;
+    lay_out(m, from, &m->stations[from->links[(integer)record[GUARD_AT]].target], record, &e);
+    for (integer j = 0; j < m->n_memory; j++) of_memory[j] = fmax(of_memory[j], fmax(fabs(e.memory[j]), fabs(e.memory_after[j])));
+  }
+#undef NOTE
+  for (integer i = 0; i < b->n_modes; i++)
+    for (integer j = 0; j < m->stations[i].n_y; j++) {
+      double *extent = b->extent + b->slots[i * b->widest + j];
+      if (!(*extent > m->stations[i].absolute[j])) *extent = m->stations[i].absolute[j] / m->rtol;
+    }
+  for (integer j = 0; j < b->n_slots + m->n_memory; j++)
+    if (!(b->extent[j] > 0)) b->extent[j] = 1;
+}
+
+/* How much of each cost the states make up, to first order. */
+static int measure_costs(const plain_adjoint *b) {
+  const sweep *s = b->back;
+  march *m = s->tables;
+  double *weights = b->costs + s->n_components, *largest = weights + m->n_functionals;
+  const integer stride = (s->n_events + ENDS - 1) / ENDS;
+  memset(largest, 0, (size_t)m->n_functionals * sizeof(double));
+  for (integer i = s->n_events ? (s->n_events - 1) % stride : 0; i <= s->n_events; i += i < s->n_events - 1 ? stride : 1) {
+    const double *found = b->weights_end;
+    if (i < s->n_events) {
+      double *record = s->records + s->offsets[i], *res[10] = {0, 0, 0, 0, 0, 0, 0, 0, 0, weights};
+      const station *from = &m->stations[(integer)record[MODE_AT]];
+      event e;
+      lay_out(m, from, &m->stations[from->links[(integer)record[GUARD_AT]].target], record, &e);
+      if (call(m, b->final[(integer)record[MODE_AT]], from->numbers, record[0], e.x, e.memory, res, 10)) return FATAL;
+      found = weights;
+    }
+    for (integer k = 0; k < m->n_functionals; k++)
+      if (isfinite(found[k])) largest[k] = fmax(largest[k], found[k]);
+  }
+  for (integer k = 0; k < s->n_components; k++) {
+    const integer c = s->components[k];
+    const double size = fmax(b->sizes_end[c] + (m->t1 - m->t0) * largest[c], SETTLED * fabs(b->integrals[c]));
+    b->costs[k] = isfinite(size) && size > 0 ? size : 1;
+  }
+  return 0;
+}
+
+/* Tolerances of the adjoints and of their integrals in every mode; the rules are those of dae_hybrid/sensitivity/adjoint.py. */
+static void set_tolerances(const plain_adjoint *b) {
+  const sweep *s = b->back;
+  const march *m = s->tables;
+  const double finer = 1 / fmax(1, (double)(s->n_events + 1) / FEW_SEGMENTS), rtol = m->rtol * finer;
+  for (integer i = 0; i < b->n_modes; i++) {
+    explicit_adjoint *own = s->modes[i];
+    if (!own) continue;
+    const integer n = own->model->n, count = s->n_wrt + m->n_memory;
+    const integer *slot = b->slots + i * b->widest;
+    double *absolute = (double *)own->absolute, *of_totals = (double *)own->absolute_totals, least = rtol;
+    own->rtol = rtol;
+    own->steps = 0;
+    for (integer j = 0; j < m->stations[i].n_y; j++) {
+      const double x = b->extent[slot[j]], floor = fmin(fmax(finer * m->stations[i].absolute[j] / x, ADJOINT_ROUNDING), rtol);
+      least = fmin(least, floor);
+      for (integer k = 0; k < s->n_components; k++) absolute[k * n + j] = b->costs[k] * (floor / x);
+    }
+    for (integer j = 0; j < count; j++) {
+      const double p = j < s->n_wrt ? fabs(m->parameters[s->wrt[j]]) : b->extent[b->n_slots + j - s->n_wrt];
+      const double size = j < s->n_wrt ? p > 0 ? fmax(p, SMALLEST) : 1 : p;
+      for (integer k = 0; k < s->n_components; k++) of_totals[k * count + j] = b->costs[k] * (least / size);
+    }
+  }
+}
+
+static void forget_counts(context *c) {
+  c->flow_calls = c->jacobian_calls = c->linearised_calls = c->guard_calls = c->not_finite = 0;
+}
+
+static void count_work(plain_adjoint *b) {
+  memset(b->counts, 0, sizeof b->counts);
+  b->steps = 0;
+  for (integer i = 0; i < b->n_modes; i++) {
+    const explicit_adjoint *own = b->back->modes[i];
+    if (!own) continue;
+    for (int k = 0; k < COUNTED; k++) b->counts[k] += counter(own->model, k);
+    b->steps += own->steps;
+  }
+}
+
+/* From the end of a run to its start, where all its steps are explicit. */
+int dh_run_back(plain_adjoint *b) {
+  sweep *s = b->back;
+  march *m = s->tables;
+  explicit_adjoint *own = s->modes[b->last];
+  context *c = own->model;
+  const station *first = &m->stations[b->first], *last = &m->stations[b->last];
+  const integer ny = last->n_y, nm = m->n_memory, nf = m->n_functionals, count = s->n_wrt + nm;
+  for (integer i = 0; i < b->n_modes; i++)
+    if (s->modes[i]) forget_counts(s->modes[i]->model);
+  b->by_p = b->start + 2 * first->n_x + nm + 3 * first->n_guards;
+  b->at_start = b->by_p + (first->n_y + nm) * m->n_parameters;
+  b->by_w = b->end + 2 * last->n_x + 3 * last->n_guards + nf;
+  b->sizes_end = b->by_w + nf * (ny + nm + m->n_parameters + 1);
+  b->weights_end = b->sizes_end + nf;
+  b->rates_end = b->weights_end + nf;
+  b->integrals = b->rates_end + c->n;
+  b->memory = b->integrals + nf;
+  measure_extents(b);
+  if (measure_costs(b)) return FATAL;
+  set_tolerances(b);
+  memcpy(c->memory, b->memory, (size_t)nm * sizeof(double));
+  c->point_valid = c->held_valid = 0;
+  own->path = s->paths[b->last] + b->path_row * own->width;
+  own->n_rows = b->path_rows[b->last] - b->path_row;
+  memset(own->totals, 0, (size_t)(s->n_components * count) * sizeof(double));
+  for (integer k = 0; k < s->n_components; k++)
+    for (integer j = 0; j < ny; j++) own->adjoint[k * c->n + j] = b->by_w[j * nf + s->components[k]];
+  int flag = dh_back_steps(own);
+  if (flag) return flag;
+  for (integer k = 0; k < s->n_components; k++) {
+    double *adjoint = s->adjoint + k * s->marks_width, *totals = s->totals + k * s->n_wrt;
+    memcpy(adjoint, own->adjoint + k * c->n, (size_t)ny * sizeof(double));
+    for (integer j = 0; j < nm; j++)
+      adjoint[ny + j] = b->by_w[(ny + j) * nf + s->components[k]] + own->totals[k * count + s->n_wrt + j];
+    for (integer j = 0; j < s->n_wrt; j++)
+      totals[j] = b->by_w[(ny + nm + s->wrt[j]) * nf + s->components[k]] + own->totals[k * count + j];
+  }
+  flag = dh_sweep(s);
+  if (flag) return flag;
+  const integer nw = first->n_y + nm;
+  if (m->measured) add_measured(s, nw, 0, nf, nf, b->at_start);
+  for (integer k = 0; k < s->n_components; k++)
+    for (integer j = 0; j < s->n_wrt; j++)
+      for (integer i = 0; i < nw; i++) s->totals[k * s->n_wrt + j] += s->adjoint[k * s->marks_width + i] * b->by_p[s->wrt[j] * nw + i];
+  count_work(b);
+  return all_finite(s->totals, s->n_components * s->n_wrt) ? 0 : FATAL;
+}

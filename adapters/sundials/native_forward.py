@@ -1,0 +1,353 @@
+"""Runs from their start in compiled code: `plain.c`, its struct mirrored, with its memories and tables."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from ctypes import byref, c_void_p
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import Options
+from dae_hybrid.port.integrator import Equations, Record, SegmentOutcome, SegmentTask
+from dae_hybrid.port.native_plan import NativeRun, Pieces, RunContext, RunRequest, TransitionGraph
+from dae_hybrid.port.point import StatePoint
+from dae_hybrid.port.record_table import RecordTable
+
+from . import compiled
+from .choice import BOUND, reach_of
+from .compiled import WIDE
+from .driver import COUNTERS, FINISHED, NOT_PLAIN, ROWS_FULL, driver, loops, statistics_of
+from .forward import Forward
+from .header import STRUCTS
+from .memory import taken
+from .methods import SundialsMethod, chosen, method_of
+from .native_loop import NativeLoop
+from .structure import structure_of
+
+#: of more modes a run makes the memories of those that it enters, one by one (measured: a millisecond each)
+MOST_MODES = 256
+PlainStruct = STRUCTS["plain"]
+
+
+def is_native(equations: Equations) -> bool:
+    """Whether the functions of a mode are compiled, and the loop is."""
+    return bool(equations.compiled) and driver() is not None
+
+
+def method_of_runs(graph: TransitionGraph, request: RunRequest) -> SundialsMethod | None:
+    """The method of explicit equations by which runs are begun, None where they cannot be."""
+    if graph.ends is None or not all(is_native(e) and not e.unwatched for e in graph.equations):
+        return None
+    if (any(graph.timed) or graph.ends.measured) and not request.alarms:
+        return None
+    method, wanted = chosen(request.options), request.options.linear_solver
+    newton = (e for e in graph.equations if method_of(e, method).implicit)
+    is_dense = all(structure_of(e, backward=False, wanted=wanted).kind == "dense" for e in newton)
+    return method if is_dense else None
+
+
+def carry_out(graph: TransitionGraph, request: RunRequest) -> tuple[NativeRun | None, Head | None]:
+    """A run from its start: what it comes to, or where it has paused; neither where it has not begun."""
+    options = request.options
+    method = method_of_runs(graph, request) if len(graph.equations) <= MOST_MODES else None
+    if method is None:
+        return None, None
+    count = 0 if request.directions is None else len(request.directions)
+    detail = (method.table(options), options.sensitivity_method if count else None)
+    idle = graph.kept.setdefault(("sundials", "whole", method, count, detail, options.linear_solver), [])
+    runner: NativeForward = taken(idle, lambda: NativeForward(graph, options, method, count))
+    found = runner.run(request)
+    if runner.paused is not None:
+        return None, Head(runner, idle)
+    idle.append(runner)
+    return found, None
+
+
+class NativeForward:
+    """Tables and memories for the runs of a network from their start, by one method; used by one run at a time.
+
+    `paused` is the status of a run that has begun and has not come to its end.
+    """
+
+    paused: int | None = None
+
+    def __init__(self, graph: TransitionGraph, options: Options, method: SundialsMethod, n_directions: int) -> None:
+        ends, e = graph.ends, graph.equations
+        if ends is None:
+            raise AssertionError("the network has neither a start nor an end")
+        self.graph, self._method, count = graph, method, len(e)
+        self.loop = NativeLoop(graph, n_directions)
+        methods = tuple(method_of(own, method) for own in e)
+        self.memories = [
+            Forward(own, options, how, n_directions, compiled) for own, how in zip(e, methods, strict=True)
+        ]
+        self._kind = _Kind(graph, methods, ends.mode, self.loop.n_integrals)
+        self._told: RunRequest | None = None  # what tables and memories have been told
+        shapes = [_shape(graph, mode) for mode in range(count)]
+        n_p, nf = e[0].n_parameters, e[0].functionals.size
+        own, d = shapes[ends.mode], n_directions
+        self._n_w, self._n_directions = own.n_w, d
+        of_measured = nf * (own.n_w + n_p + 1) if ends.measured else 0
+        self._of_start = _slices(own.n, own.n_memory, own.n, *3 * [own.n_guards], own.n_w * n_p, of_measured)
+        self._of_end = [
+            _slices(k.n, k.n, *3 * [k.n_guards], nf, nf * (k.n_w + n_p + 3), k.n_integrated, nf, k.n_memory, nf * d)
+            for k in shapes
+        ]
+        self._start = np.zeros(self._of_start[-1].stop)
+        self._end = np.zeros(max(parts[-1].stop for parts in self._of_end))
+        self._by_u = np.zeros(nf * max(k.n + k.n_memory + n_p + 1 for k in shapes))
+        self._ranges, self._rested = np.zeros(len(graph.directions)), np.zeros(len(graph.directions), np.int64)
+        self._parameters, self._counted = np.zeros(n_p), np.zeros((count, len(COUNTERS)), np.int64)
+        self._runs: Any = (c_void_p * count)(*(ctypes.addressof(m.stepper.run) for m in self.memories))
+        self._final: Any = (c_void_p * count)(*(f.address for f in ends.final))
+        for memory in self.memories:
+            memory.model.share(self._parameters)
+        self.struct = PlainStruct(
+            tables=ctypes.addressof(self.loop.struct), stations=ctypes.addressof(self.loop.stations),
+            runs=ctypes.addressof(self._runs), origin=ends.origin.address, final=ctypes.addressof(self._final),
+            start=self._start.ctypes.data, end=self._end.ctypes.data, by_u=self._by_u.ctypes.data,
+            counted=self._counted.ctypes.data, mode=ends.mode, n_modes=count, n_transitions=len(graph.directions),
+        )  # fmt: skip
+        self._library = loops()
+        self.loop.measure(by_itself=True)
+
+    def _tell(self, request: RunRequest) -> None:
+        """Everything but the parameters."""
+        told, options = self._told, request.options
+        if told is not None and request.is_like(told):
+            return
+        self._told = None
+        for memory in self.memories:
+            memory.configure_run(
+                options, self._parameters, request.directions, request.scales, suppress=options.suppress_algebraic
+            )
+            record: Record = "nothing" if request.t_eval is not None and not request.t_eval.size else "steps"
+            memory.keep(request.span[1], np.inf, record, request.t_eval, closed=True, path=request.keep_path)
+        self.loop.tell(
+            request.context(self.graph, self.struct.mode, self._ranges, self._rested), options, self._parameters
+        )
+        self.loop.set_alarms(request.alarms)
+        self.struct.max_steps, self.struct.watch = options.max_steps, options.automatic
+        self.struct.reach, self.struct.longest = BOUND * reach_of(options, self._method), options.max_step or 0.0
+        if all(memory.stepper.run.width < WIDE for memory in self.memories):  # else rows are given away
+            self._told = request
+
+    def run(self, request: RunRequest) -> NativeRun | None:
+        """Carry out a run; None where it has paused, or has not begun."""
+        s = self.struct
+        self._parameters[:] = request.parameters
+        self._tell(request)
+        s.under_way, self.paused = 0, None
+        self.loop.measure(by_itself=True)
+        status = self.advance()
+        for memory in self.memories:
+            memory.model.raise_pending()
+        if status == FINISHED:
+            return self._found(request)
+        self._told = None
+        if status != NOT_PLAIN:
+            self.paused = status
+            for memory, counts in zip(self.memories, self._counted.tolist(), strict=True):
+                memory.not_finite = counts[COUNTERS.index("not_finite")]
+        return None
+
+    @property
+    def visited(self) -> dict[int, Forward]:
+        """The memories of the modes that have been entered."""
+        return {i: own for i, own in enumerate(self.memories) if self.loop.stations[i].run}
+
+    def began_with(self, task: SegmentTask) -> bool:
+        """Whether the first segment is that of a task."""
+        x, m = (self._start[part] for part in self._of_start[:2])
+        e = self.graph.equations[self.struct.mode]
+        same = task.equations is e and task.t0 == self.loop.struct.t0
+        return same and np.array_equal(task.x0, x[: e.n]) and np.array_equal(task.memory, m)
+
+    @property
+    def look(self) -> tuple[int, int]:
+        """After how many steps the next look at them is due, and how many after the last one."""
+        return int(self.struct.look), int(self.struct.interval)
+
+    @property
+    def stretch(self) -> tuple[float, int, int]:
+        """Time, steps and events at the last look at the steps."""
+        return float(self.struct.before), int(self.struct.taken), int(self.struct.events)
+
+    def counted(self, mode: int) -> dict[str, int]:
+        """The counters of a memory when the run began."""
+        return dict(zip(COUNTERS, self._counted[mode].tolist(), strict=True))
+
+    def hand_over(self, context: RunContext, options: Options) -> None:
+        """The run that has paused goes on as part of a context."""
+        context.ranges[:], context.rested[:] = self._ranges, self._rested
+        self.loop.measure(by_itself=False)
+        self.loop.tell(context, options, self._parameters)
+
+    def advance(self) -> int:
+        """From the start to the end, or to where it pauses; the status."""
+        while (status := int(self._library.dh_run(byref(self.struct)))) == ROWS_FULL:
+            if not self.loop.make_room():
+                self.memories[self.loop.mode].stepper.enlarge()
+        return status
+
+    def _found(self, request: RunRequest) -> NativeRun:
+        loop, mode, s = self.loop, self.loop.mode, self.struct
+        memory = self.memories[mode]
+        stepper = memory.stepper
+        visited = {i: own.stepper for i, own in self.visited.items()}
+        left = Left(
+            self._kind, request, self._start.copy(), self._end.copy(), mode, stepper.t,
+            memory.sensitivities if request.directions is not None else None, *loop.left(),
+            {i: own.rows() for i, own in visited.items()},
+            {i: own.path() for i, own in visited.items()} if request.keep_path else {},
+            loop.row, loop.path_row, float(loop.struct.began_with) or None,
+            memory.x_data[memory.equations.n : memory.block].copy(), loop.gained,
+        )  # fmt: skip
+        loop.rest()
+        if any(path is None for path in left.paths.values()):
+            self._told = None  # they are to be kept again
+        left.start.flags.writeable = left.end.flags.writeable = False
+        x, m, xdot, guards, rates, sizes, by_p, _ = (left.start[part] for part in self._of_start)
+        end_x, end_xdot, end_guards, end_rates, end_sizes, values, _, _, integrals, memory_end, gradient = (
+            left.end[part] for part in self._of_end[mode]
+        )
+        failed, failed_newton = stepper.failures
+        failed_before, failed_newton_before = loop.failures
+        counts = dict(zip(COUNTERS, s.counts, strict=True))
+        counts["steps"], counts["segments"] = stepper.steps + loop.steps, loop.n_events + 1
+        counts["error_test_failures"] = failed + failed_before
+        counts["newton_failures"] = failed_newton + failed_newton_before
+        return NativeRun(
+            request=request, start=StatePoint(x, m, xdot, guards, rates, sizes),
+            by_p=by_p.reshape(self._parameters.size, self._n_w).T, mode=mode, t=left.t,
+            end=StatePoint(end_x, memory_end, end_xdot, end_guards, end_rates, end_sizes), integrals=integrals,
+            values=values, gradient=gradient.reshape(self._n_directions, values.size).T,
+            statistics=statistics_of(counts), rested=self._rested.copy() if s.resting else None,
+            is_certified=not s.doubtful, left=left,
+            turns=[(own.equations, turn) for own in self.memories for turn in own.stepper.take_turns()],
+            n_events=loop.n_events - loop.n_passed,
+        )  # fmt: skip
+
+
+@dataclass
+class Head:
+    """A run that has paused, with the pool of its runner, and whether a session goes on with it."""
+
+    runner: NativeForward
+    idle: list[NativeForward]
+    adopted: bool = False
+
+    def give_back(self, alive: list[Forward]) -> None:
+        """Give the runner back, where none of its memories has been given up."""
+        if not self.adopted or all(memory in alive for memory in self.runner.memories):
+            self.idle.append(self.runner)
+
+
+class _Shape(NamedTuple):
+    """Sizes of what a mode has."""
+
+    n: int
+    n_integrated: int
+    n_y: int
+    n_memory: int
+    n_guards: int
+
+    @property
+    def n_w(self) -> int:
+        """Of (y, m)."""
+        return self.n_y + self.n_memory
+
+
+def _shape(graph: TransitionGraph, mode: int) -> _Shape:
+    e = graph.equations[mode]
+    return _Shape(graph.sizes[mode], e.n, e.n_differential, e.n_memory, len(graph.guarded[mode]))
+
+
+def _slices(*sizes: int) -> list[slice]:
+    """Parts of these sizes, one after the other."""
+    ends = np.cumsum(sizes).tolist()
+    return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+class _Kind(NamedTuple):
+    """What runs of one runner have in common."""
+
+    graph: TransitionGraph
+    methods: tuple[SundialsMethod, ...]  # by mode
+    mode: int  # the first
+    n_integrals: int
+
+
+class Left(NamedTuple):
+    """What a run has left behind, as numbers; what they mean is made of them when it is asked for."""
+
+    kind: _Kind
+    request: RunRequest
+    start: Array
+    end: Array
+    mode: int
+    t: float
+    sensitivities: Array | None
+    records: Array
+    offsets: NDArray[np.int64]
+    rows: dict[int, Array]
+    paths: dict[int, Array | None]
+    row: int
+    path_row: int
+    first_step: float | None
+    integrals: Array
+    gained: Array  # costs of events, and their derivatives
+
+    def forget_paths(self) -> None:
+        """Let go of what only an adjoint needs."""
+        self.paths.clear()
+
+    def pieces(self, start: StatePoint, by_p: Array, end: StatePoint) -> Pieces:
+        """All segments but the last with their events; of the last one the task and the outcome."""
+        request, (graph, methods, mode, n_integrals) = self.request, self.kind
+        first, last, d = graph.equations[mode], graph.equations[self.mode], request.directions
+        task = SegmentTask(
+            first, request.span[0], request.span[1], start.x[: first.n], start.xdot[: first.n], start.m,
+            np.zeros(first.functionals.size), np.zeros(first.n_guards), np.zeros(first.n_guards), "steps",
+            request.t_eval, closed_end=True, keep_path=request.keep_path, **self._sensitive(first, by_p, None),
+        )  # fmt: skip
+        table, paths = None, {i: path for i, path in self.paths.items() if path is not None}
+        if self.offsets.size:
+            table = RecordTable(
+                graph, mode, task, (start.x, start.xdot), self.records, self.offsets, self.rows, paths,
+                {i: methods[i] for i in self.rows}, n_integrals, 0 if d is None else len(d), request.span[0],
+                self.gained[0], self.gained[1:],
+            )  # fmt: skip
+            event, _ = table.last
+            task = SegmentTask(
+                last, event["time"], request.span[1], event["x_after"][: last.n], event["xdot_after"][: last.n],
+                event["memory_after"], event["integrals"] if last.integrates else task.integrals,
+                np.zeros(last.n_guards), np.zeros(last.n_guards), "steps", request.t_eval, closed_end=True,
+                first_step=self.first_step, keep_path=request.keep_path, **self._sensitive(last, by_p, event),
+            )  # fmt: skip
+        n, found, path = last.n, self.sensitivities, paths.get(self.mode)
+        outcome = SegmentOutcome(
+            self.t, end.x[:n], end.xdot[:n], None, np.zeros(last.n_guards), methods[self.mode],
+            self.integrals if last.integrates else task.integrals, self.rows[self.mode][self.row :],
+            None if found is None else found[:, :n],
+            None if found is None else found[:, n:] if last.integrates else task.integral_sensitivities,
+            path=None if path is None else path[self.path_row :],
+        )  # fmt: skip
+        return table, task, outcome
+
+    def _sensitive(self, e: Equations, by_p: Array, event: Mapping[str, Array] | None) -> dict[str, Any]:
+        """Of the sensitivities that a segment begins with, at the start or after an event, what its record needs."""
+        d = self.request.directions
+        if d is None:
+            return {}
+        costs = np.zeros((len(d), e.functionals.size))
+        after = d @ by_p.T
+        if event is not None:
+            after = event["after"].reshape(len(d), -1)
+            costs = event["costs_after"].reshape(costs.shape) if e.integrates else costs
+        return {"memory_directions": after[:, e.n_differential :], "integral_sensitivities": costs}

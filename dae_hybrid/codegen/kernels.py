@@ -1,0 +1,210 @@
+"""From CasADi functions to fast callables: kernels for Python, compiled code for integrators.
+
+A `Kernel` evaluates one CasADi function on flat arrays through its buffer (0.2 microseconds of
+overhead instead of the 25 of a plain call). `compile_functions` turns a set of functions into one
+shared library, kept in the user's cache under a hash of its source, compiler, flags and machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Self
+
+import casadi as ca
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csc_array
+
+from dae_hybrid.codegen.compiler import Compilation, Finished, begin, warn_once
+from dae_hybrid.codegen.dense_products import by_columns
+from dae_hybrid.codegen.split_source import APART, LONG, MOST, cut, is_long, is_straight, shared_out, statements
+from dae_hybrid.errors import UnsupportedError
+from dae_hybrid.numerics.arrays import Array
+
+MOST_FILES = 8
+#: a function of CasADi's C text that says something about another one, which is called `name`
+DESCRIPTION = re.compile(
+    r"^CASADI_SYMBOL_EXPORT [^\n(]*?(?P<name>\w+?)_(?:checkout|release|incref|decref|n_in|n_out|default_in|name_in|"
+    r"name_out|sparsity_in|sparsity_out|work|work_bytes)\((?:[^\n]*\}|.*?\n\})\n+",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class NotPicklable:
+    """What holds compiled code: copies share it, and no pickle can carry it."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            f"A {type(self).__name__} cannot be pickled: it carries compiled code.",
+            remedy="Build the model in each worker process, which takes the code from the cache; send parameters there "
+            "and numbers back: sol['y'], dict(sol.functionals), gradient.",
+        )
+
+
+class Kernel(NotPicklable):
+    """A CasADi function on flat arrays; safe to call from several threads at once.
+
+    Inputs are one-dimensional arrays (or numbers for size one). Outputs are one-dimensional, except
+    those whose indices are in `matrices`: they keep their two dimensions, and where they are sparse they are sparse
+    arrays of SciPy.
+    """
+
+    def __init__(self, function: ca.Function, matrices: Sequence[int] = ()) -> None:
+        self.function = function
+        self.name: str = function.name()
+        self._shapes = [(*function.size_out(i), i in matrices) for i in range(function.n_out())]
+        counts = [function.nnz_out(i) for i in range(function.n_out())]
+        ends = np.cumsum(counts).tolist()
+        self._size = ends[-1] if ends else 0
+        self._slices = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        self._patterns: dict[int, tuple[Any, Any]] = {}
+        for i in range(function.n_out()):
+            if function.sparsity_out(i).is_dense():
+                continue
+            if i not in matrices:
+                raise AssertionError(f"kernel {self.name}: output {i} is not dense")
+            pointers, rows = function.sparsity_out(i).get_ccs()
+            self._patterns[i] = np.array(rows, dtype=np.int32), np.array(pointers, dtype=np.int32)
+        self._idle: list[tuple[list[Array], Array, Any]] = []
+
+    def _workspace(self) -> tuple[list[Array], Array, Any]:
+        buffer: Any
+        buffer, trigger = self.function.buffer()
+        inputs = [np.zeros(self.function.nnz_in(i)) for i in range(self.function.n_in())]
+        output = np.zeros(self._size)
+        for i, array in enumerate(inputs):
+            if array.size:
+                buffer.set_arg(i, memoryview(array))
+        for i, part in enumerate(self._slices):
+            if part.start < part.stop:
+                buffer.set_res(i, memoryview(output[part]))
+        return inputs, output, (trigger, buffer)
+
+    def __call__(self, *arguments: Any) -> list[Array]:
+        """Outputs for these inputs."""
+        try:
+            workspace = self._idle.pop()
+        except IndexError:
+            workspace = self._workspace()
+        inputs, output, (trigger, _) = workspace
+        for target, value in zip(inputs, arguments, strict=True):
+            target[:] = value
+        trigger()
+        results = output.copy()
+        self._idle.append(workspace)
+        found: list[Any] = [
+            results[part] if not matrix or i in self._patterns else results[part].reshape(columns, rows).T
+            for i, (part, (rows, columns, matrix)) in enumerate(zip(self._slices, self._shapes, strict=True))
+        ]
+        for i, pattern in self._patterns.items():
+            found[i] = csc_array((found[i], *pattern), shape=self._shapes[i][:2])
+        return found
+
+    def over(self, *arguments: Array) -> Iterator[list[Array]]:
+        """Dense outputs for rows of inputs, one after the other; an input that is a vector is the same for all."""
+        found = self.function.call([np.atleast_2d(v).T for v in arguments])
+        outputs = [
+            np.asarray(v).reshape(rows, -1, columns).swapaxes(0, 1)
+            for v, (rows, columns, _) in zip(found, self._shapes, strict=True)
+        ]
+        for row in zip(*outputs, strict=True):
+            yield [v if matrix else v[:, 0] for v, (_, _, matrix) in zip(row, self._shapes, strict=True)]
+
+
+def densified(function: ca.Function, outputs: int | None = None) -> ca.Function:
+    """The same function with dense outputs; only the first `outputs` where given."""
+    kind: Any = ca.SX if function.is_a("SXFunction") else ca.MX
+    inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
+    return ca.Function(function.name(), inputs, [ca.densify(o) for o in function.call(inputs)[:outputs]])
+
+
+class NativeFunction(NotPicklable):
+    """A CasADi function with its sparsity, work sizes and, where compiled, its address."""
+
+    def __init__(self, function: ca.Function, library: ctypes.CDLL | None) -> None:
+        self.function = function
+        self.name: str = function.name()
+        self.library = library
+        self.address: int | None = None
+        if library is not None:
+            self.address = ctypes.cast(getattr(library, self.name), ctypes.c_void_p).value
+        self.work_sizes = (function.sz_arg(), function.sz_res(), function.sz_iw(), function.sz_w())
+
+    def pattern(self, output: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Column pointers and row indices of an output (compressed columns)."""
+        column, row = self.function.sparsity_out(output).get_ccs()
+        return np.array(column, dtype=np.int64), np.array(row, dtype=np.int64)
+
+
+def generate_files(functions: Sequence[ca.Function]) -> list[str]:
+    """C texts of the functions: one, several of straight statements, or where it is long several of short functions."""
+    files, load = min(os.cpu_count() or 1, MOST_FILES), sum(f.n_instructions() for f in functions)
+    if 2 * APART <= load < LONG and files > 1:
+        shares = shared_out(functions, min(files, load // APART))
+        texts = [generate(share, f"model{i}.c") for i, share in enumerate(shares)]
+        if all(map(is_straight, texts)):
+            return texts
+    text = generate(functions)
+    if not is_long(text):
+        return [text]
+    shares = shared_out(functions, files)
+    return [cut(generate(share, f"model{i}.c", in_work_vector=True)) for i, share in enumerate(shares)]
+
+
+def generate(functions: Sequence[ca.Function], name: str = "model.c", *, in_work_vector: bool = False) -> str:
+    """C text of the functions, with their values in variables or in the work vector; the name prefixes its symbols."""
+    generator = ca.CodeGenerator(name, {"casadi_int": "long long int", "avoid_stack": in_work_vector})
+    for function in functions:
+        generator.add(function)
+    return _without_descriptions(by_columns(str(generator.dump())), [function.name() for function in functions])
+
+
+def _without_descriptions(source: str, names: Sequence[str]) -> str:
+    """C text without what CasADi adds to each function to describe it: nine tenths of what there is to compile."""
+    own = set(names)
+
+    def kept(found: re.Match[str]) -> str:
+        return "" if found["name"] in own else found[0]
+
+    return DESCRIPTION.sub(kept, source)
+
+
+def compile_functions[Key](
+    functions: Mapping[Key, ca.Function], *, native: bool = True
+) -> tuple[dict[Key, NativeFunction], str]:
+    """Native functions by the same keys, and why they are not compiled where they are too long for that.
+
+    They have no addresses when `native` is off, nothing compiles, or a compiler would be at work for minutes.
+    """
+    compilation, note = begin_functions(functions) if native else (Finished(None), "")
+    return bound(functions, compilation.result()), note
+
+
+def begin_functions(functions: Mapping[Any, ca.Function], *, apart: bool = False) -> tuple[Compilation, str]:
+    """Their library on its way, see `begin`, and why there is none where they are too long for that."""
+    if not functions:
+        return Finished(None), ""
+    texts = generate_files(list(functions.values()))
+    counts = [statements(text) for text in texts]
+    if max(counts) <= MOST:
+        return begin(*texts, apart=apart), ""
+    note = (
+        f"The equations are too long to compile, {sum(counts):,} statements of C in {len(texts)} files where "
+        f"{MOST:,} each are the limit: they run interpreted, slower"
+    )
+    warn_once(note, ". State long sums and chains with vectors (size=), or pass native=False to build().")
+    return Finished(None), note
+
+
+def bound[Key](functions: Mapping[Key, ca.Function], library: ctypes.CDLL | None) -> dict[Key, NativeFunction]:
+    """The functions, with their addresses in a library."""
+    return {key: NativeFunction(function, library) for key, function in functions.items()}

@@ -1,0 +1,138 @@
+"""Many expressions at once: which of them are the same function of the same symbols and of their numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence, Set
+from typing import Any, NamedTuple
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.codegen.casadi_tools import without_numbers
+from dae_hybrid.numerics.arrays import Array
+
+#: so many expressions are looked through at a time, of so many instructions each
+MANY, LONGEST = 1000, 100
+POWERS = frozenset((ca.OP_POW, ca.OP_CONSTPOW))
+
+
+class Shape(NamedTuple):
+    """An expression with a column of symbols in place of its numbers; its key is that of all that are like it."""
+
+    key: Any
+    expression: ca.MX
+    column: ca.MX
+
+
+def shapes_of(values: Sequence[ca.MX]) -> list[tuple[Shape, Array]]:
+    """The shape of every expression, and its numbers.
+
+    Scalar ones that share no operation with others are looked through together, in elementary operations.
+
+    Examples
+    --------
+    >>> import casadi as ca
+    >>> from dae_hybrid.codegen.shapes import shapes_of
+    >>> x = ca.MX.sym("x")
+    >>> (one, first), (other, second) = shapes_of([(x - 0.3) ** 2, (x - 0.4) ** 2])
+    >>> one is other, first, second
+    (True, array([0.3]), array([0.4]))
+    """
+    symbols = ca.symvar(ca.veccat(ca.MX(0, 1), *values))
+    shared = dict[Any, Shape]()
+    found = []
+    for value, own in zip(values, in_elements(symbols, values), strict=True):
+        if own is None:
+            key, expression, column, numbers = without_numbers(value)
+            shape = shared.setdefault(key, Shape(key, expression, column))
+        else:
+            key, numbers = own
+            if key not in shared:
+                column = ca.MX.sym("numbers", numbers.size)
+                shared[key] = Shape(key, written_out(key, symbols, column), column)
+            shape = shared[key]
+        found.append((shape, numbers))
+    return found
+
+
+def in_elements(
+    symbols: Sequence[ca.MX], values: Sequence[ca.MX], *, structural: Set[float] = frozenset()
+) -> list[tuple[Any, Array] | None]:
+    """Of every expression the operations that it takes, and the numbers in them.
+
+    The operations come with their operands: the place of an operation before it, of an entry of the symbols, or of a
+    number; the `structural` ones, whatever their sign, and exponents if there are any, are operands themselves. None
+    of what is no scalar, long, or uses operations of others.
+    """
+    if len(values) < 2 or not all(value.is_scalar() for value in values):
+        return [None] * len(values)
+    some = (ca.Function("values", symbols, values[i : i + MANY]) for i in range(0, len(values), MANY))
+    return [found for function in some for found in _in_elements(function, structural)]
+
+
+def _in_elements(function: ca.Function, structural: Set[float]) -> list[tuple[Any, Array] | None]:
+    none: list[tuple[Any, Array] | None] = [None] * function.n_out()
+    if function.n_instructions() > LONGEST * function.n_out():
+        return none
+    try:
+        flat = function.expand()
+    except RuntimeError:
+        return none
+    found = none
+    known: dict[int, Any] = {}  # what stands at a place of the work vector: a number, an input, or an operation
+    operations, numbers, alone, first = list[Any](), list[float](), True, 0
+    for k in range(flat.n_instructions()):
+        op = flat.instruction_id(k)
+        if op == ca.OP_CONST:
+            known[flat.instruction_output(k)[0]] = float(flat.instruction_constant(k))
+        elif op == ca.OP_INPUT:
+            known[flat.instruction_output(k)[0]] = ("input", *flat.instruction_input(k))
+        else:
+            operands = []
+            for i, place in enumerate(flat.instruction_input(k)):
+                value = known[place]
+                if isinstance(value, float) and (
+                    abs(value) in structural or (structural and i == 1 and op in POWERS) or not math.isfinite(value)
+                ):
+                    operands.append(("value", value))
+                elif isinstance(value, float):
+                    operands.append(("number", len(numbers)))
+                    numbers.append(value)
+                elif isinstance(value, int):
+                    alone &= value >= first
+                    operands.append(("operation", value - first))
+                else:
+                    operands.append(value)
+            operations.append((op, *operands))
+            if op == ca.OP_OUTPUT:
+                if alone:
+                    found[flat.instruction_output(k)[0]] = tuple(operations), np.array(numbers)
+                first, operations, numbers, alone = k + 1, [], [], True
+            else:
+                known[flat.instruction_output(k)[0]] = first + len(operations) - 1
+    return found
+
+
+def written_out(key: Any, symbols: Sequence[ca.MX], column: ca.MX) -> ca.MX:
+    """The expression of these operations with a column for its numbers."""
+    inputs = [ca.SX.sym("x", *s.shape) for s in symbols]
+    numbers, results = ca.SX.sym("numbers", column.numel()), list[ca.SX]()
+
+    def operand(kind: str, *place: Any) -> ca.SX:
+        if kind == "value":
+            return ca.SX(place[0])
+        if kind == "input":
+            return inputs[place[0]].nz[place[1]]
+        return numbers[place[0]] if kind == "number" else results[place[0]]
+
+    for op, *given in key:
+        operands = [operand(*one) for one in given]
+        if op == ca.OP_OUTPUT:
+            results.append(operands[0])
+        elif len(operands) == 1:
+            results.append(ca.SX.unary(op, operands[0]))
+        else:
+            results.append(ca.SX.binary(op, operands[0], operands[1]))
+    found: ca.MX = ca.Function("shape", [*inputs, numbers], [results[-1]])(*symbols, column)
+    return found

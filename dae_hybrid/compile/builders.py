@@ -1,0 +1,227 @@
+"""The builders of all modes and transitions of a model, shared where these are alike but for numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.codegen.kernels import NativeFunction
+from dae_hybrid.compile.families import Family, families, kernels_of
+from dae_hybrid.compile.lowering import ModeLowering
+from dae_hybrid.compile.mode_system import ModeBuilder, of_member
+from dae_hybrid.compile.native_transitions import crossing_functions, has_slopes, is_plain
+from dae_hybrid.compile.transition_functions import as_stated, build_transition, parameters_of
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.statement.declarations import Transition
+from dae_hybrid.statement.model import HybridModel
+from dae_hybrid.system.system import ModeSystem
+from dae_hybrid.system.transition_map import TransitionMap
+
+#: fewer modes, or transitions, that are alike are built one by one
+FEW = 4
+
+
+class Builders:
+    """The builders of a model's modes, and its transitions.
+
+    Attributes
+    ----------
+    units : dict of int to ModeBuilder
+        Builders by the first mode that has their functions.
+    unit : list of int
+        The unit of every mode.
+    numbers : list of ndarray
+        Those of every mode, behind the parameters of its unit; empty where it shares nothing.
+    """
+
+    def __init__(self, model: HybridModel, *, eliminate: bool, direct: bool) -> None:
+        self.model, self._eliminate, self._direct = model, eliminate, direct
+        self.names = list(model.modes)
+        self.index = {name: i for i, name in enumerate(self.names)}
+        self.outgoing: list[list[Transition]] = [[] for _ in self.names]
+        for transition in model.transitions.values():
+            self.outgoing[self.index[transition.source.name]].append(transition)
+        self.lowering, self.own, self._ends = cache(self._lowering), cache(self._own), cache(self._ends_of)
+        self.unit, self.numbers = list(range(len(self.names))), [np.zeros(0)] * len(self.names)
+        self._families: dict[int, Family[int]] = {}
+        for family in families({i: self._mode(i) for i in range(len(self.names))}, FEW):
+            if not self.lowering(family.members[0]).algebraic.size:
+                self._families[family.members[0]] = family
+                for i, numbers in zip(family.members, family.numbers, strict=True):
+                    self.unit[i], self.numbers[i] = family.members[0], numbers
+        self.units = {i: self._unit(i) for i in dict.fromkeys(self.unit)}
+
+    def _lowering(self, mode: int) -> ModeLowering:
+        return ModeLowering(self.model, self.model.modes[self.names[mode]])
+
+    def _own(self, mode: int) -> ModeBuilder:
+        """The builder of a mode by itself."""
+        if self.unit[mode] == mode and mode not in self._families:
+            return self.units[mode]
+        return self._builder(self.lowering(mode), mode, self.outgoing[mode])
+
+    def _builder(self, lowering: ModeLowering, mode: int, outgoing: Sequence[Transition]) -> ModeBuilder:
+        return ModeBuilder(self.model, lowering, mode, outgoing, eliminate=self._eliminate, direct=self._direct)
+
+    def _mode(self, mode: int) -> tuple[Hashable, list[ca.MX]]:
+        """What modes have to have in common to be alike, and the expressions that may differ in numbers."""
+        stated = self.model.modes[self.names[mode]]
+        guarded = [t for t in self.outgoing[mode] if t.guard is not None]
+        if stated.residual.numel() or stated.algebraic.numel() or stated.constraint.numel() or not stated.ode:
+            return mode, []
+        key = (*stated.ode, *((t.direction, t.jumps, t.resolution) for t in guarded))
+        return key, [*stated.ode.values(), *(t.guard for t in guarded if t.guard is not None)]
+
+    def is_shared(self, mode: int) -> bool:
+        """Whether others have the functions of a mode, but for numbers."""
+        return self.unit[mode] in self._families
+
+    def _unit(self, mode: int) -> ModeBuilder:
+        if mode not in self._families:
+            return self._builder(self.lowering(mode), mode, self.outgoing[mode])
+        numbers = ca.MX.sym("numbers", self._families[mode].size)
+        return self._with_numbers(mode, numbers, numbers)
+
+    def _with_numbers(self, unit: int, numbers: ca.MX, own: ca.MX) -> ModeBuilder:
+        """The builder of a unit with these symbols behind the parameters, of which some are its own."""
+        mode, outgoing = self.model.modes[self.names[unit]], list(self.outgoing[unit])
+        if unit in self._families:
+            values = self._families[unit].stated(own)
+            guards = iter(values[len(mode.ode) :])
+            mode = replace(mode, ode=dict(zip(mode.ode, values, strict=False)))
+            outgoing = [t if t.guard is None else replace(t, guard=next(guards)) for t in outgoing]
+        return self._builder(ModeLowering(self.model, mode, numbers), unit, outgoing)
+
+    def modes(
+        self, functions: Mapping[int, dict[str, ca.Function]], compiled: Mapping[int, dict[str, NativeFunction]]
+    ) -> tuple[ModeSystem, ...]:
+        """All modes, from the functions of the units."""
+        number = {name: i for i, name in enumerate(self.model.transitions)}
+        units: dict[int, ModeSystem] = {}
+        found = []
+        for i, (unit, numbers) in enumerate(zip(self.unit, self.numbers, strict=True)):
+            guarded = tuple(number[t.name] for t in self.outgoing[i] if t.guard is not None)
+            timed = tuple(number[t.name] for t in self.outgoing[i] if t.guard is None)
+            if unit not in units:
+                units[unit] = self.units[unit].system(functions[unit], compiled[unit], guarded, timed)
+            own = units[unit]
+            found.append(of_member(own, self.names[i], i, guarded, timed, numbers) if self.is_shared(i) else own)
+        return tuple(found)
+
+    # -- transitions --------------------------------------------------------------------------------
+
+    def _ends_of(
+        self, source: int, target: int | None, is_loop: bool, size: int
+    ) -> tuple[ModeBuilder, ModeBuilder | None, ca.MX]:
+        """Builders of the units at both ends of a transition, with the numbers of both and so many of its own.
+
+        Behind them a column of symbols: those of the transition.
+        """
+        own = ca.MX.sym("numbers", size)
+        at = [source] if target is None or is_loop else [source, target]
+        sizes = [self._families[unit].size if unit in self._families else 0 for unit in at]
+        if not size and not any(unit in self._families for unit in at):
+            return self.units[source], None if target is None else self.units[target], own
+        column = ca.MX.sym("numbers", sum(sizes) + size)
+        pieces = ca.vertsplit(column, np.cumsum([0, *sizes, size]).tolist())
+        found = [self._with_numbers(unit, column, piece) for unit, piece in zip(at, pieces, strict=False)]
+        return found[0], None if target is None else found[-1], pieces[-1]
+
+    def _transition(self, transition: Transition, charged: set[str]) -> tuple[Hashable, list[ca.MX]]:
+        """What transitions have to have in common to be alike, and the expressions that may differ in numbers."""
+        source, target = self._at(transition)
+        modes = [self.units[unit] for unit in (source, target) if unit is not None]
+        special = (
+            transition.guard is None or transition.equations.numel() or transition.project or transition.guess
+            or transition.name in charged or any(mode.nz for mode in modes)
+        )  # fmt: skip
+        if special or transition.guard is None:
+            return transition.name, []
+        key = (
+            source, target, transition.source is transition.target, *transition.reset, None, *transition.memory,
+            transition.freezes,
+        )  # fmt: skip
+        return key, [transition.guard, *transition.reset.values(), *transition.memory.values()]
+
+    def _at(self, transition: Transition) -> tuple[int, int | None]:
+        """The units of both modes."""
+        source, target = self.index[transition.source.name], transition.target
+        return self.unit[source], None if target is None else self.unit[self.index[target.name]]
+
+    def transitions(self) -> Transitions:
+        """All transitions."""
+        found = Transitions(self)
+        stated = list(self.model.transitions.values())
+        charged = {name for f in self.model.functionals.values() for name, _ in f.at_events}
+        alike = families({i: self._transition(t, charged) for i, t in enumerate(stated)}, FEW)
+        family_of = {i: (family, k) for family in alike for k, i in enumerate(family.members)}
+        first: dict[Hashable, int] = {}
+        for i, transition in enumerate(stated):
+            family, k = family_of.get(i, (None, 0))
+            kind = i if family is None else family.members[0]
+            source, target = self._at(transition)
+            is_loop = transition.source is transition.target
+            begin, end, own = self._ends(source, target, is_loop, 0 if family is None else family.size)
+            if family is None or k == 0:
+                template = transition if family is None else _with(transition, family.stated(own))
+                found.built[kind] = build_transition(self.model, template, i, self.index, begin, end)
+                found.ends[kind] = begin, end
+            first.setdefault(kind, i)
+            numbers = [self.numbers[self.index[transition.source.name]]]
+            if transition.target is not None and not is_loop:
+                numbers.append(self.numbers[self.index[transition.target.name]])
+            found.add(
+                transition, kind, np.concatenate((*numbers, np.zeros(0) if family is None else family.numbers[k]))
+            )
+        return found
+
+
+class Transitions:
+    """The transitions of a model: what is `built`, by the first that has its functions, and that `kind` for `all`.
+
+    `numbers` are behind the parameters of the functions.
+    """
+
+    def __init__(self, builders: Builders) -> None:
+        self._builders = builders
+        self.built: dict[int, TransitionMap] = {}
+        self.ends: dict[int, tuple[ModeBuilder, ModeBuilder | None]] = {}
+        self.kind: list[int] = []
+        self.numbers: list[Array] = []
+        self.all: list[TransitionMap] = []
+
+    def add(self, transition: Transition, kind: int, numbers: Array) -> None:
+        """A transition of a kind that is built."""
+        own = self.built[kind]
+        if kind != len(self.all) or numbers.size:
+            stated = as_stated(self._builders.model, transition, len(self.all), self._builders.index)
+            own = replace(own, **stated, kernels=kernels_of(own.kernels, parameters_of, numbers))
+        self.kind.append(kind)
+        self.numbers.append(numbers)
+        self.all.append(own)
+
+    def slopes(self) -> list[bool]:
+        """Whether they have slopes."""
+        found = {kind: has_slopes(own) for kind, own in self.built.items() if own.target is not None}
+        return [found.get(kind, False) for kind in self.kind]
+
+    def crossings(self) -> dict[int, dict[str, ca.Function]]:
+        """The functions of those that are plain, by kind."""
+        plain = {k: ends for k, ends in self.ends.items() if is_plain(self.built[k], *ends)}
+        return {k: crossing_functions(self.built[k], *ends) for k, ends in plain.items()}
+
+
+def _with(transition: Transition, values: list[ca.MX]) -> Transition:
+    """A transition with other expressions for its guard, its reset and its memory."""
+    guard, *rest = values
+    split = len(transition.reset)
+    return replace(
+        transition,
+        guard=guard,
+        reset=dict(zip(transition.reset, rest[:split], strict=True)),
+        memory=dict(zip(transition.memory, rest[split:], strict=True)),
+    )

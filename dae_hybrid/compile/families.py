@@ -1,0 +1,199 @@
+"""What is alike but for numbers is built once: expressions of one structure, with their numbers in tables.
+
+Functions that are made of such expressions take the numbers behind the parameters, and no derivative is taken by them.
+A number that all members of a family have in common stays where it is, and so does one that may decide about the
+structure: zero, what CasADi simplifies by (1, 2, 1/2), and exponents.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice
+from typing import Any
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.codegen.kernels import Kernel, NativeFunction
+from dae_hybrid.codegen.shapes import POWERS, in_elements, written_out
+from dae_hybrid.numerics.arrays import Array
+
+#: of so many instructions expressions are not looked through
+LONGEST = 1000
+#: numbers by which CasADi simplifies
+STRUCTURAL = frozenset((0.0, 1.0, 2.0, 0.5))
+
+
+@dataclass(frozen=True, eq=False)
+class Family[Name: Hashable]:
+    """Members whose expressions differ in numbers alone.
+
+    `numbers` has a row for each member, of those numbers that are not the same in all.
+    """
+
+    members: tuple[Name, ...]
+    numbers: Array
+    values: tuple[float | None, ...]  # of all numbers, those that all members have in common
+    write: Callable[[ca.MX], list[ca.MX]]  # the expressions with a column of all numbers
+
+    @property
+    def size(self) -> int:
+        """How many numbers differ."""
+        return self.numbers.shape[1]
+
+    def stated(self, column: ca.MX) -> list[ca.MX]:
+        """The expressions with the entries of a column for the numbers that differ."""
+        entries = iter(ca.vertsplit(column) if column.numel() else ())
+        return self.write(ca.vertcat(*(next(entries) if value is None else ca.MX(value) for value in self.values)))
+
+
+def families[Name: Hashable](given: Mapping[Name, tuple[Hashable, Sequence[ca.MX]]], least: int) -> list[Family[Name]]:
+    """Members with the same key and expressions that differ in numbers alone, where there are at least so many.
+
+    Examples
+    --------
+    >>> import casadi as ca
+    >>> from dae_hybrid.compile.families import families
+    >>> x = ca.MX.sym("x")
+    >>> found = families({n: ("rate", [-0.1 * n * x]) for n in (3, 4)} | {"other": ("rate", [-x])}, least=2)
+    >>> found[0].members, found[0].numbers.ravel(), found[0].stated(ca.MX.sym("k"))
+    ((3, 4), array([-0.3, -0.4]), [MX(shape(x, k){0})])
+    """
+    counts = Counter(key for key, _ in given.values())
+    many = {name: one for name, one in given.items() if counts[one[0]] >= least}
+    every = [value for _, expressions in many.values() for value in expressions]
+    symbols = ca.symvar(ca.veccat(ca.MX(0, 1), *every))
+    found = iter(in_elements(symbols, every, structural=frozenset((0.0,))))
+    groups: dict[Any, list[tuple[Name, Array, Callable[[ca.MX], list[ca.MX]]]]] = {}
+    for name, (key, expressions) in many.items():
+        parts = [part for part in islice(found, len(expressions)) if part is not None]
+        if len(parts) == len(expressions):
+            stated: Any = tuple(own for own, _ in parts)
+            numbers = np.concatenate([np.zeros(0), *(own for _, own in parts)])
+            write = partial(_from_elements, symbols, stated, [own.size for _, own in parts])
+        elif (other := _without_numbers(expressions)) is not None:
+            stated, lifted, own_symbols, numbers = other
+            write = partial(_substituted, lifted, own_symbols)
+        else:
+            continue
+        groups.setdefault((key, stated), []).append((name, numbers, write))
+    return [_family(group) for group in groups.values() if len(group) >= least]
+
+
+def _from_elements(symbols: list[ca.MX], stated: Sequence[Any], sizes: Sequence[int], column: ca.MX) -> list[ca.MX]:
+    pieces = ca.vertsplit(column, np.cumsum([0, *sizes]).tolist()) if sizes else []
+    return [written_out(own, symbols, piece) for own, piece in zip(stated, pieces, strict=True)]
+
+
+def _substituted(expressions: list[ca.MX], symbols: list[ca.MX], column: ca.MX) -> list[ca.MX]:
+    return list(ca.substitute(expressions, symbols, ca.vertsplit(column) if symbols else []))
+
+
+def _family[Name: Hashable](group: list[tuple[Name, Array, Callable[[ca.MX], list[ca.MX]]]]) -> Family[Name]:
+    numbers = np.array([own for _, own, _ in group]).reshape(len(group), -1)
+    differ = (numbers != numbers[0]).any(axis=0)
+    _, first, write = group[0]
+    values = tuple(None if other else value for value, other in zip(first.tolist(), differ.tolist(), strict=True))
+    return Family(tuple(name for name, *_ in group), np.ascontiguousarray(numbers[:, differ]), values, write)
+
+
+def _without_numbers(expressions: Sequence[ca.MX]) -> tuple[Any, list[ca.MX], list[ca.MX], Array] | None:
+    """Structure, expressions with a symbol for every number, these symbols, and the numbers; None of long ones."""
+    inputs = ca.symvar(ca.veccat(*expressions))
+    function = ca.Function("f", inputs, expressions)
+    count = function.n_instructions()
+    if count > LONGEST:
+        return None
+    places, exponents = list[ca.MX](), set[int]()
+    for k in range(count):
+        op = function.instruction_id(k)
+        if op == ca.OP_CONST:
+            places.append(function.instruction_MX(k))
+        elif op in POWERS:
+            exponents.add(function.instruction_MX(k).dep(1).__hash__())
+    places = [c for c in places if c.numel() == c.nnz() == 1 and c.__hash__() not in exponents]
+    numbers = [float(c.to_DM()) for c in places]
+    lifted = [k for k, value in enumerate(numbers) if abs(value) not in STRUCTURAL and np.isfinite(value)]
+    places, numbers = [places[k] for k in lifted], [numbers[k] for k in lifted]
+    symbols = [ca.MX.sym("number") for _ in places]
+    found = list(ca.graph_substitute(list(expressions), places, symbols)) if places else list(expressions)
+    stated = ca.Function("f", [*inputs, *symbols], found).serialize()
+    return (stated, *(s.__hash__() for s in inputs)), found, symbols, np.array(numbers)
+
+
+def closed(function: ca.Function, place: int, numbers: Array) -> ca.Function:
+    """A function with these numbers behind the parameters, which are its input at a place."""
+    kind: Any = ca.SX if function.is_a("SXFunction") else ca.MX
+    inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
+    inputs[place] = kind.sym("p", function.size1_in(place) - numbers.size)
+    given = [ca.vertcat(v, ca.DM(numbers)) if i == place else v for i, v in enumerate(inputs)]
+    return ca.Function(function.name(), inputs, function.call(given))
+
+
+def apart(function: ca.Function, place: int, size: int, n_in: int) -> ca.Function:
+    """A function with its numbers as a last input, behind `n_in` others, instead of behind the parameters."""
+    kind: Any = ca.SX if function.is_a("SXFunction") else ca.MX
+    inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
+    p, numbers = kind.sym("p", function.size1_in(place) - size), kind.sym("numbers", size)
+    given = [ca.vertcat(p, numbers) if i == place else v for i, v in enumerate(inputs)]
+    inputs[place] = p
+    none = [kind.sym("none", 0) for _ in range(n_in - len(inputs))]
+    return ca.Function(function.name(), [*inputs, *none, numbers], function.call(given))
+
+
+class _OfMember(Kernel):
+    """A kernel of a family with the numbers of a member."""
+
+    def __init__(self, kernel: Kernel, place: int, numbers: Array) -> None:
+        self._kernel, self._place, self._numbers = kernel, place, numbers
+        self.name, self._shapes = kernel.name, kernel._shapes
+
+    @cached_property
+    def function(self) -> ca.Function:  # type: ignore[override]
+        return closed(self._kernel.function, self._place, self._numbers)
+
+    def __call__(self, *arguments: Any) -> list[Array]:
+        given = list(arguments)
+        given[self._place] = np.concatenate((given[self._place], self._numbers))
+        return self._kernel(*given)
+
+
+class OfMember[V](Mapping[str, V]):
+    """Functions of a family as those of a member, each made when it is asked for."""
+
+    def __init__(self, family: Mapping[str, V], of: Callable[[str, V], V]) -> None:
+        self._family, self._of, self._found = family, of, dict[str, V]()
+
+    def __getitem__(self, key: str) -> V:
+        if key not in self._found:
+            self._found[key] = self._of(key, self._family[key])
+        return self._found[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._family)
+
+    def __len__(self) -> int:
+        return len(self._family)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._family
+
+
+def kernels_of(
+    family: Mapping[str, Kernel], places: Callable[[str], int | None], numbers: Array
+) -> Mapping[str, Kernel]:
+    """Kernels of a family as those of a member; `places` says which input of each are the parameters."""
+
+    def of(key: str, kernel: Kernel) -> Kernel:
+        place = places(key)
+        return kernel if place is None else _OfMember(kernel, place, numbers)
+
+    return OfMember(family, of)
+
+
+def functions_of(family: Mapping[str, NativeFunction], place: int, numbers: Array) -> Mapping[str, NativeFunction]:
+    """The same of functions, none of which is compiled."""
+    return OfMember(family, lambda _, f: NativeFunction(closed(f.function, place, numbers), None))

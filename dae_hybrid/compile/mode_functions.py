@@ -1,0 +1,405 @@
+"""The equations of one mode as functions of flat vectors: formulated, differentiated, solved at points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.codegen.casadi_tools import ELIMINATED, SYMBOLIC_SOLVE, WATCHED, jacobian, linear_solve
+from dae_hybrid.compile.dependence import refuse_dependent_equations
+from dae_hybrid.compile.elimination import singularities, solve_explicitly
+from dae_hybrid.compile.lowering import Flat, ModeLowering, symbols_for
+from dae_hybrid.compile.structure import check_structure
+from dae_hybrid.errors import FormulationError, ModelError
+from dae_hybrid.layout import Layout
+from dae_hybrid.numerics.matrices import LARGE, is_dense
+from dae_hybrid.statement.declarations import Transition
+from dae_hybrid.statement.model import HybridModel
+
+TINY = float(np.finfo(float).tiny)
+NEWTON_STEPS = 3  # from the integrator's tolerance to rounding
+
+
+class ModeFunctions:
+    """The equations of one mode as functions of (t, x, m, p), and what follows from them."""
+
+    def __init__(
+        self,
+        model: HybridModel,
+        lowering: ModeLowering,
+        index: int,
+        outgoing: Sequence[Transition],
+        *,
+        eliminate: bool,
+        direct: bool,
+    ) -> None:
+        self.model, self.lowering, self.index = model, lowering, index
+        self.guarded = [t for t in outgoing if t.guard is not None]
+        functionals = list(model.functionals.values())
+        guards = [(f"guard of transition '{t.name}'", t.guard) for t in self.guarded]
+        integrands = [(f"integrand of functional '{f.name}'", self._part(f.integrand, f.size)) for f in functionals]
+        terminals = [(f"terminal value of functional '{f.name}'", self._part(f.terminal, f.size)) for f in functionals]
+        self.ny, self.nz = lowering.differential.size, lowering.algebraic.size
+        self.nm = sum(d.size for d in lowering.memory)
+        self.np = sum(d.size for d in lowering.parameters)
+        self.numbers = sum(s.numel() for s in lowering.numbers)  # behind the parameters
+        self.direct = direct
+        self._slopes: dict[str, ca.Function] = {}
+        self._formulate()
+        self.guards = self.stack("guards", guards)
+        self.integrands = self.stack("integrands", integrands)
+        self.terminals = self.stack("terminals", terminals)
+        self._check_guards()
+        self.poles = 0  # how many quantities must not become zero: determinants of what was solved for z
+        self.explicit = self._explicit() if eliminate and self.nz and not (direct and self.nk) else None
+        self.singularities: ca.Function | None = None  # what must not become zero, of implicit equations
+        self.unwatched = False  # whether these are too many, or too large, to be written out
+        if self.nz and self.explicit is None:
+            self._watch_singularities()
+        #: whether the algebraic variables can be solved for within a right-hand side, on a branch that is watched
+        self.reducible = eliminate and self.explicit is None and self._is_reducible()
+
+    def _formulate(self) -> None:
+        """`flow` (f, K), `stated` (f and the equations as they stand) and `invariants` k; see `formulation`."""
+        lowering, mode = self.lowering, self.lowering.mode
+        where, ny = f"of mode '{mode.name}'", self.ny
+        f = self.stack("rates", lowering.flow())
+        kinds = (("residual", mode.residual), ("algebraic", mode.algebraic), ("constraint", mode.constraint))
+        labels = mode.labels
+        given = self.stack("given", [(f"{kind} equations {where}", rows) for kind, rows in kinds])
+        s = symbols_for([f, given], lowering.n, self.nm, self.np)
+        rates, rows = f(*s.point), given(*s.point)
+        by_x = jacobian(rows, s.x)
+        stated_by_z = by_x[:, ny:].sparsity()
+        with_z = set(stated_by_z.row())
+        for i, label in enumerate(labels):
+            if i >= len(labels) - mode.constraint.numel() and i in with_z:
+                names = [lowering.algebraic.labels()[j] for j in range(self.nz) if stated_by_z.has_nz(i, j)]
+                raise FormulationError(
+                    f"{label[0].upper()}{label[1:]} contains {', '.join(names)}.",
+                    mode=mode.name,
+                    variables=names,
+                    remedy="A constraint has no algebraic variable in it; state the equation in algebraic=.",
+                )
+        index1 = sorted(with_z)
+        index2 = [i for i in range(len(labels)) if i not in with_z]
+        self.nk = len(index2)
+        by_index1 = sorted({j for i, j in zip(*stated_by_z.get_triplet(), strict=True) if i in with_z})
+        #: places of the algebraic variables that equations without constraints determine
+        self.index1 = tuple(by_index1) if len(by_index1) == len(index1) else ()
+        self.constraint_labels = tuple(labels[i] for i in index2)
+        hidden = by_x[index2, :ny] @ rates + jacobian(rows[index2, :], s.t) if index2 else s.kind(0, 1)
+        closure = ca.vertcat(rows[index1, :] if index1 else s.kind(0, 1), hidden)
+        by_z = jacobian(closure, s.x)[:, ny:]
+        names = [labels[i] for i in index1] + [f"the time derivative of {labels[i]}" for i in index2]
+        check_structure(mode.name, lowering.algebraic.labels(), names, self.nk, by_z.sparsity())
+        if lowering.implicit:
+            nominal = np.concatenate([*(d.start for d in lowering.parameters), np.zeros(self.numbers)])
+            matrix = ca.Function("by_z", list(s.point), [ca.densify(by_z)])
+            refuse_dependent_equations(mode.name, matrix, lowering.algebraic.labels(), names, nominal)
+        k = rows[index2, :] if index2 else s.kind(0, 1)
+        stated = ca.vertcat(rates, rows[index1 + index2, :]) if labels else rates
+
+        def function(name: str, value: Any) -> ca.Function:
+            return ca.Function(name, list(s.point), [ca.densify(value)])
+
+        self.flow = function("flow", ca.vertcat(rates, closure))
+        self.stated = function("stated", stated)
+        self.invariants = function("invariants", k)
+
+    def _explicit(self) -> ca.Function | None:
+        """Algebraic variables, where the equations give them, and what must not become zero for that."""
+        s = self.symbols()
+        if s.kind is not ca.SX:
+            return None
+        y, z = s.x[: self.ny, :], s.x[self.ny :, :]
+        found = solve_explicitly(self.algebraic_part(s), z, ELIMINATED)
+        if found is None:
+            return None
+        self.poles = found[1].numel()
+        return ca.Function("explicit", [s.t, y, s.m, s.p], [ca.densify(v) for v in found])
+
+    def _watch_singularities(self) -> None:
+        """Determinants of the blocks of [F_y' | F_z], C B in index 2: as functions, where they are few and small."""
+        s = self.symbols()
+        found = None
+        if s.kind is ca.SX:
+            by_z = jacobian(self.algebraic_part(s), s.x)[:, self.ny :]
+            found = singularities(by_z, ca.vertcat(s.t, s.x), ELIMINATED, WATCHED)
+        if found is None:
+            self.unwatched = True
+        elif found.numel():
+            self.poles = found.numel()
+            self.singularities = ca.Function("singularities", list(s.point), [ca.densify(found)])
+
+    def _is_reducible(self) -> bool:
+        semi_explicit = not (self.lowering.implicit or self.nk or self.unwatched)
+        return semi_explicit and 0 < self.nz <= SYMBOLIC_SOLVE and self.symbols().kind is ca.SX
+
+    def singular(self, s: Flat) -> Any:
+        """Determinants of implicit equations."""
+        return ca.MX(0, 1) if self.singularities is None else self.singularities(*s.point)
+
+    def singular_rates(self, s: Flat) -> Any:
+        """Their total time derivatives."""
+        return self._along(self.singularities, s) if self.singularities is not None else ca.MX(0, 1)
+
+    @staticmethod
+    def _part(expression: ca.MX | None, size: int) -> ca.MX:
+        return ca.MX.zeros(size) if expression is None else expression
+
+    def stack(self, name: str, rows: list[tuple[str, Any]]) -> ca.Function:
+        """One function (t, x, m, p) -> column, checked row by row so that errors name the equation."""
+        function = self.lowering.lower(name, rows or [(name, ca.MX(0, 1))])
+        s = symbols_for([function], self.lowering.n, self.nm, self.np)
+        return ca.Function(name, list(s.point), [ca.vertcat(*function.call(list(s.point)))])
+
+    def _check_guards(self) -> None:
+        by_t, by_x, by_m = (self.guards.jac_sparsity(0, i) for i in range(3))
+        moving = {*by_t.get_triplet()[0], *by_x.get_triplet()[0]}
+        signals = set(self._signal_entries())
+        moving |= {row for row, entry in zip(*by_m.get_triplet(), strict=True) if entry in signals}
+        for i, transition in enumerate(self.guarded):
+            if i not in moving and not transition.jumps:
+                raise ModelError(
+                    "The guard depends on no variable and not on time: it can never cross zero.",
+                    transition=transition.name,
+                    mode=self.lowering.mode.name,
+                    remedy="Write the guard as an expression that changes along the run; for a fixed time use at=.",
+                )
+
+    def _signal_entries(self) -> list[int]:
+        """Entries of the memory that change along the run by themselves."""
+        layout = Layout.of((d.name, d.size) for d in self.lowering.memory)
+        names = [d.name for d in self.lowering.memory if d.signal is not None]
+        return [i for name in names for i in range(layout[name].start, layout[name].stop)]
+
+    def symbols(self, suffix: str = "") -> Flat:
+        """Flat symbols that suit all functions of the mode."""
+        functions = (self.flow, self.guards, self.integrands, self.terminals)
+        return symbols_for(functions, self.lowering.n, self.nm, self.np, suffix)
+
+    # -- derivatives ------------------------------------------------------------------------------
+
+    def algebraic_part(self, s: Flat) -> Any:
+        """k(x, m, p, t)."""
+        return self.flow(*s.point)[self.ny :, :]
+
+    def by_u(self, function: ca.Function, s: Flat) -> Any:
+        """Derivative of what a function gives by u; in MX form a call of its expressions, which all share."""
+        if not function.is_a("SXFunction"):
+            return jacobian(function(*s.point), s.u)
+        key = function.name()
+        if key not in self._slopes:
+            own = symbols_for([function], self.lowering.n, self.nm, self.np)
+            self._slopes[key] = ca.Function(f"{key}_by_u", list(own.point), [jacobian(function(*own.point), own.u)])
+        return self._slopes[key](*s.point)
+
+    def by_z(self, s: Flat) -> Any:
+        """Derivative of the rates and the algebraic equations by z."""
+        return self.by_u(self.flow, s)[:, self.ny : self.lowering.n]
+
+    def xdot(self, s: Flat) -> Any:
+        """Rates of y, which are f, and of z from the differentiated algebraic equations."""
+        f = self.flow(*s.point)[: self.ny, :]
+        if not self.nz:
+            return f
+        by_u = self.by_u(self.flow, s)[self.ny :, :]
+        right = by_u[:, : self.ny] @ f + by_u[:, -1]
+        return ca.vertcat(f, -linear_solve(by_u[:, self.ny : self.lowering.n], right))
+
+    def chain(self, s: Flat) -> Any:
+        """Derivative of u = (y, z, m, p, t) by (y, m, p, t) along the algebraic equations; see `transition.chain`."""
+        n_u = self.lowering.n + self.nm + self.np + 1
+        kept = [*range(self.ny), *range(self.lowering.n, n_u)]
+        selection = ca.DM.eye(n_u)[:, kept]
+        if not self.nz:
+            return s.kind(selection)
+        by_u = self.by_u(self.flow, s)[self.ny :, :]
+        by_kept = -linear_solve(by_u[:, self.ny : self.lowering.n], by_u[:, kept])
+        return ca.vertcat(selection[: self.ny, :], by_kept, selection[self.lowering.n :, :])
+
+    def solvable(self, s: Flat) -> Flat:
+        """Flat of a kind in which the mode's algebraic equations can be solved."""
+        if self.nz <= SYMBOLIC_SOLVE or s.kind is ca.MX:
+            return s
+        return Flat(ca.MX, *(ca.MX.sym(n, getattr(s, n).numel()) for n in "txmp"), numbers=s.numbers)
+
+    def point_function(self, name: str, outputs: Any) -> ca.Function:
+        """A function of (t, x, m, p); `outputs(s)` are evaluated on symbols that its linear solves allow."""
+        s = self.solvable(self.symbols())
+        return ca.Function(name, list(s.point), [ca.densify(o) for o in outputs(s)])
+
+    def invariant_part(self, s: Flat) -> Any:
+        """The constraints k(y, m, p, t) of index 2."""
+        return self.invariants(*s.point)
+
+    def direction(self, s: Flat) -> Any:
+        """D = f_z K_z^-1 E, along which y moves onto the constraints: k_y D = I; see `formulation`."""
+        by_z = self.by_z(s)
+        columns = s.kind(ca.DM.eye(self.nz)[:, self.nz - self.nk :])
+        return by_z[: self.ny, :] @ linear_solve(by_z[self.ny :, :], columns)
+
+    def onto(self, s: Flat) -> Any:
+        """-D k, which moves y onto the constraints but for squares: with one solution where D has a column for each."""
+        by_z = self.by_z(s)
+        right = ca.vertcat(s.kind.zeros(self.nz - self.nk, 1), self.invariant_part(s))
+        return -by_z[: self.ny, :] @ linear_solve(by_z[self.ny :, :], right)
+
+    def guard_rates(self, s: Flat) -> Any:
+        """Total time derivatives of the guards (SR eq. 4)."""
+        return self._along(self.guards, s)
+
+    def _along(self, function: ca.Function, s: Flat) -> Any:
+        """Total time derivative of a function."""
+        by_u = self.by_u(function, s)
+        return by_u[:, : self.lowering.n] @ self.xdot(s) + by_u[:, -1]
+
+    def newton(self) -> ca.Function:
+        """One Newton correction of the algebraic variables."""
+
+        def step(s: Flat) -> list[Any]:
+            return [-linear_solve(self.by_z(s)[self.ny :, :], self.algebraic_part(s))]
+
+        return self.point_function("newton", step)
+
+    def settle(self, s: Flat) -> Any:
+        """x after one Newton correction: y onto the constraints, and z to the algebraic equations there."""
+        k, by_x = self.algebraic_part(s), self.by_u(self.flow, s)[self.ny :, : self.lowering.n]
+        moved = self.onto(s) if self.nk else s.kind.zeros(self.ny, 1)
+        off = k + by_x[:, : self.ny] @ moved if self.nk else k
+        return s.x + ca.vertcat(moved, -linear_solve(by_x[:, self.ny :], off))
+
+    def off(self, s: Flat) -> Any:
+        """By how much x misses the algebraic equations and the constraints."""
+        return ca.vertcat(self.algebraic_part(s), self.invariant_part(s))
+
+    def guard_weights(self, s: Flat) -> Any:
+        """W, a column for each guard: `settle` changes the guards by -W^T off, but for squares."""
+        ny, nz = self.ny, self.nz
+        by_x, h_x = (self.by_u(f, s)[:, : self.lowering.n] for f in (self.flow, self.guards))
+        transposed = by_x[ny:, ny:].T
+        by_z = linear_solve(transposed, ca.densify(h_x[:, ny:].T))
+        if not self.nk:
+            return by_z
+        along = by_x[:ny, ny:].T @ (h_x[:, :ny].T - by_x[ny:, :ny].T @ by_z)
+        return ca.vertcat(by_z, linear_solve(transposed, ca.densify(along))[nz - self.nk :, :])
+
+    def _rounding(self) -> ca.Function:
+        """What rounding of the algebraic variables is a multiple of: their size and that of their equations' terms."""
+
+        def scale(s: Flat) -> list[Any]:
+            k, by_u = self.algebraic_part(s), self.by_u(self.flow, s)[self.ny :, :]
+            by_z, terms = by_u[:, self.ny : self.lowering.n], sizes_by(by_u, k, s.u)
+            if self.nz > LARGE:  # instead of all of the inverse, what it makes of two combinations of signs
+                signs = ca.DM((-1.0) ** np.arange(self.nz))
+                found = linear_solve(by_z, ca.horzcat(terms, signs * terms))
+                return [ca.fabs(s.x[self.ny :, :]) + ca.fabs(found) @ ca.DM.ones(2)]
+            return [ca.fabs(s.x[self.ny :, :]) + ca.fabs(linear_solve(by_z, s.kind.eye(self.nz))) @ terms]
+
+        return self.point_function("rounding", scale)
+
+    @cached_property
+    def consistent(self) -> ca.Function:
+        """(t, state, m, p) -> x, last correction of z: the consistent point next to a state.
+
+        The state is y where the algebraic variables are eliminated, x where they are not.
+        """
+        t, state, m, p = point = self._state_point()
+        ny = self.ny
+        newton = None if self.explicit is not None else self.newton()
+        onto = self.point_function("onto", lambda s: [self.onto(s)]) if self.nk else None
+
+        def completed(y: Any) -> Any:
+            return ca.vertcat(y, self.explicit(t, y, m, p)[0]) if self.explicit is not None else y
+
+        x, step = completed(state), ca.MX.zeros(self.nz)
+        for _ in range(NEWTON_STEPS if self.nk or newton is not None else 0):
+            if onto is not None:
+                x = x + ca.vertcat(onto(t, x, m, p), ca.MX.zeros(self.nz))
+            if newton is None:
+                x = completed(x[:ny])
+            else:
+                step = newton(t, x, m, p)
+                x = x + ca.vertcat(ca.MX.zeros(ny), step)
+        return ca.Function("consistent", point, [ca.densify(x), ca.densify(step)])
+
+    def _state_point(self) -> list[ca.MX]:
+        """Symbols for (t, state, m, p)."""
+        n = self.ny if self.explicit is not None else self.lowering.n
+        return [ca.MX.sym(k, v) for k, v in zip("txmp", (1, n, self.nm, self.np + self.numbers), strict=True)]
+
+    @cached_property
+    def landing(self) -> ca.Function:
+        """(t, state, m, p) -> x, x', last correction of z over its scale: what `consistent` gives, and more."""
+        t, _, m, p = point = self._state_point()
+        x, step = self.consistent(*point)
+        xdot = self.point_function("xdot", lambda s: [self.xdot(s)])
+        if self.explicit is None and self.nz:
+            # what vanishes has no scale of its own: linear algebra gives it roundings of the others' corrections
+            step = ca.fabs(step)
+            step = step / (self._rounding()(t, x, m, p) + ca.mmax(step) + TINY)
+        return ca.Function("landing", point, [ca.densify(v) for v in (x, xdot(t, x, m, p), step)])
+
+    def multipliers(self) -> ca.Function:
+        """(t, x, m, p, L, e) -> lambda, (mu of index-1 rows, mu of constraints), zeta, lambda'.
+
+        The adjoint as SR state it.
+        L = dG/dy is the adjoint of (f, K), e selects components of the functionals. With (alpha, zeta) =
+        -K_z^-T (g_z + f_z^T L), lambda = L + k_y^T zeta is the projection above SR eq. 21, and mu of the constraints
+        is -zeta', which is SR's mu_f of the lines after eq. 21.
+        """
+        s = self.solvable(self.symbols())
+        ny, nk = self.ny, self.nk
+        adjoint, e = s.kind.sym("L", ny), s.kind.sym("e", self.integrands.numel_out(0))
+        equations, g = self.flow(*s.point), self.integrands(*s.point)
+        f_x, g_x = jacobian(equations, s.x), jacobian(g, s.x)
+        mu = -linear_solve(f_x[ny:, ny:].T, g_x[:, ny:].T @ e + f_x[:ny, ny:].T @ adjoint)
+        rate = -(f_x[:ny, :ny].T @ adjoint + f_x[ny:, :ny].T @ mu + g_x[:, :ny].T @ e)
+        xdot = self.xdot(s)
+        along = ((s.x, xdot), (s.t, s.kind(1)), (adjoint, rate))
+        mu_rate = sum((ca.jtimes(mu, v, of_v) for v, of_v in along[1:]), ca.jtimes(mu, *along[0]))
+        k_y = jacobian(self.invariant_part(s), s.x)[:, :ny]
+        zeta, zeta_rate = mu[self.nz - nk :, :], mu_rate[self.nz - nk :, :]
+        lam = adjoint + k_y.T @ zeta
+        multiplier = ca.vertcat(mu[: self.nz - nk, :], -zeta_rate)
+        stated_x = jacobian(self.stated(*s.point), s.x)[:, :ny]
+        lam_rate = -(stated_x.T @ ca.vertcat(lam, multiplier) + g_x[:, :ny].T @ e)
+        return ca.Function(
+            "multipliers", [*s.point, adjoint, e], [ca.densify(v) for v in (lam, multiplier, zeta, lam_rate)]
+        )
+
+    @cached_property
+    def entry(self) -> ca.Function:
+        """x', guards, their rates and the sizes of their terms at a point."""
+        return self.point_function("entry", self._entry)
+
+    def _entry(self, s: Flat) -> list[Any]:
+        h = self.guards(*s.point)
+        return [self.xdot(s), h, self.guard_rates(s), term_sizes(h, s.u)]
+
+
+def term_sizes(values: Any, u: Any) -> Any:
+    """Size of what each value is summed from, to first order: |dv/du| |u|. Rounding is a multiple of it."""
+    return sizes_by(jacobian(values, u), values, u)
+
+
+def sizes_by(by_u: Any, values: Any, u: Any) -> Any:
+    """The same, from the derivative by u."""
+    return ca.fabs(by_u) @ ca.fabs(u) + ca.fabs(values)
+
+
+def entry_sizes(matrix: Any, u: Any) -> Any:
+    """Size of what each entry of a matrix is summed from; an entry far below it is zero but for cancellation.
+
+    Of sparse matrices nothing: see `formulation.refuse_multiple_root`.
+    """
+    if not is_dense(matrix):
+        return type(matrix)(*matrix.shape)
+    if min(matrix.shape) > LARGE:  # those that there are
+        return type(matrix)(matrix.sparsity(), term_sizes(matrix.nz[:], u))
+    return ca.reshape(term_sizes(ca.vec(ca.densify(matrix)), u), *matrix.shape)

@@ -1,0 +1,253 @@
+"""Crossings that an integrator may carry out by itself: transitions and their derivatives as compiled functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import casadi as ca
+
+from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE, expanded
+from dae_hybrid.codegen.kernels import NativeFunction
+from dae_hybrid.compile.families import apart
+from dae_hybrid.compile.lowering import Flat
+from dae_hybrid.compile.mode_system import ModeBuilder
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.native_plan import BoundaryFunctions, NativeTransition, TransitionGraph
+from dae_hybrid.system.signals import SignalTable, entries
+from dae_hybrid.system.system import ModeSystem
+from dae_hybrid.system.transition_map import CLOCK, TransitionMap
+
+#: beyond so many states and memories it is the integration of a segment that takes the time, not the transition
+LARGEST = 40
+#: functions of a transition with unknowns that take more operations than this take longer than half a second to compile
+LONGEST = 5000
+#: guards of both modes beyond which transitions call the modes' functions for them, which would fill each of them
+CALLED = 16
+#: the largest modes of points where nothing happens, where they are integrated as explicit equations
+LARGEST_POINT = 1000
+
+
+def is_plain(transition: TransitionMap, source: ModeBuilder, target: ModeBuilder | None) -> bool:
+    """Whether the point after a transition is given explicitly, or by as many equations as it has unknowns."""
+    if target is None or transition.projects or transition.conditions:
+        return False
+    ends = source, target
+    small = all(b.lowering.n + b.nm <= LARGEST and b.nz <= SYMBOLIC_SOLVE and not (b.direct and b.nk) for b in ends)
+    unknowns = len(transition.labels)
+    square = transition.kernels["after"].function.size1_out(2) == unknowns <= LARGEST
+    return small and square
+
+
+def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
+    """Symbols (t, x, m, p) with the integrator's x, and (y, z)."""
+    n = mode.ny if mode.explicit is not None else mode.lowering.n
+    given = [ca.MX.sym(key, size) for key, size in zip("tymp", (1, n, mode.nm, mode.np + mode.numbers), strict=True)]
+    y = given[1]
+    return given, y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, *given))
+
+
+def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]:
+    """`cross` of a mode where nothing happens, and `solve` for knots; none where it is too large, or of index 2."""
+    largest = LARGEST if mode.nz and mode.explicit is None else LARGEST_POINT
+    if mode.nk or mode.poles or mode.lowering.n + mode.nm > largest:
+        return {}
+    (t, y, m, p), x = _point(mode)
+    outputs = {"cross": [x, *mode.entry.call([t, x, m, p])]}
+    clock, z = ca.MX.sym("clock", CLOCK), ca.MX.sym("z", mode.nz)
+    if turns and mode.explicit is None and 0 < mode.nz <= SYMBOLIC_SOLVE:
+        k, by_z, size = mode.closure.call([t, ca.vertcat(y[: mode.ny], z), m, p])
+        outputs["solve"] = [k, by_z, ca.fabs(by_z), size]
+    found = {
+        key: _in_elements(
+            ca.Function(f"m{mode.index}_{key}", [t, y, m, p, clock, z], [ca.densify(v) for v in values]), mode
+        )
+        for key, values in outputs.items()
+    }
+    return _with_numbers_apart(found, mode)
+
+
+def _in_elements(function: ca.Function, *modes: ModeBuilder) -> ca.Function:
+    """The function in SX form, unless equations of a mode stay operations on vectors."""
+    return function if any(mode.lowering.vectorised for mode in modes) else expanded(function)
+
+
+def has_slopes(transition: TransitionMap) -> bool:
+    """Whether more than the algebraic variables after a transition depends on what is solved for."""
+    cost = transition.kernels.get("cost")
+    charged = cost is not None and cost.function.jac_sparsity(0, 3).nnz() > 0
+    return not transition.simple or charged or transition.kernels["after"].function.jac_sparsity(1, 3).nnz() > 0
+
+
+def solves(transition: TransitionMap, target: ModeBuilder) -> bool:
+    """Whether anything is solved for after a transition; explicit algebraic variables need not be."""
+    return bool(transition.labels) and (target.explicit is None or has_slopes(transition))
+
+
+def crossing_functions(
+    transition: TransitionMap, source: ModeBuilder, target: ModeBuilder | None
+) -> dict[str, ca.Function]:
+    """The functions of a plain transition; see `NativeTransition`.
+
+    None where they are too long to be worth their compilation.
+    """
+    if target is None:
+        raise AssertionError("a plain transition has a target")
+    kernels = transition.kernels
+    (t, y, m, p), x = _point(source)
+    xi, clock = ca.MX.sym("xi", len(transition.labels)), ca.MX.sym("clock", CLOCK)
+    outputs: dict[str, list[ca.MX]] = {}
+    if solves(transition, target):
+        x_after, m_after, *equations = kernels["after"].function.call([t, x, m, xi, p])
+        first, _, _, start = kernels["jump"].function.call([t, x, m, p])[2:6]
+        outputs = {"begin": [first, start], "solve": equations}
+    else:
+        x_after, m_after = kernels["jump"].function.call([t, x, m, p])[:2]
+        if target.explicit is not None:
+            y_after = x_after[: target.ny]
+            x_after = ca.vertcat(y_after, first_output(target.explicit, t, y_after, m_after, p))
+    moved = ca.MX(0, 1)
+    if target.nk:
+        state = x_after[: target.ny] if target.explicit is not None else x_after
+        landed = first_output(target.landing, t, state, m_after, p)
+        moved, x_after = ca.fabs(landed[: target.ny] - x_after[: target.ny]), landed
+    point = [x, x_after, m_after, _open(target, t, x_after, m_after, p), moved]
+    outputs["tangent"] = kernels["tangent"].function.call([t, x, m, x_after, m_after, p, clock])[:6]
+    after_slopes = _constraint_slopes(target, t, x_after, m_after, p)
+    others = [i for i in range(target.nk) if i not in transition.helping]
+    split = target.ny + target.nm
+    outputs["tangent"] += [after_slopes[others, :split], after_slopes[others, split:]]
+    direction = source.point_function("direction", lambda s: [source.direction(s)]) if source.nk else None
+    outputs["tangent"].append(ca.MX(0, 0) if direction is None else direction(t, x, m, p))
+    outputs["tangent"].append(_constraint_slopes(source, t, x, m, p)[:, :-1])
+    s = source.solvable(source.symbols())
+    by_w = first_output(ca.Function("chain", list(s.point), [source.chain(s)]), t, x, m, p)
+    if has_slopes(transition):
+        y_u, y_xi, m_u, m_xi, phi_u, _, _, z_u, entries = kernels["linear"].function.call([t, x, m, xi, p])
+        outputs["tangent"][1] = ca.vertcat(y_u, m_u) @ by_w
+        own = z_u @ by_w if transition.simple else entries
+        outputs["tangent"] += [phi_u @ by_w, ca.vertcat(y_xi, m_xi), own]
+    if "cost" in kernels:
+        costs, by_u, costs_by_xi = kernels["cost"].function.call([t, x, m, xi, p])
+        outputs["cost"] = [costs, by_u @ by_w, *([costs_by_xi] if has_slopes(transition) else [])]
+    inputs = [t, y, m, p, clock, xi]
+    called = len(source.guarded) + len(target.guarded) > CALLED
+    if called:
+        point = _in_elements(ca.Function("point", inputs, point), source, target).call(inputs)
+    x, x_after, m_after, *more = point
+    before, after = source.entry.call([t, x, m, p]), target.entry.call([t, x_after, m_after, p])
+    outputs["cross"] = [x, *before, x_after, m_after, *after, *more]
+    found: dict[str, ca.Function] = {}
+    for key, values in outputs.items():
+        function = ca.Function(f"t{transition.index}_{key}", inputs, [ca.densify(v) for v in values])
+        found[key] = function if called and key == "cross" else _in_elements(function, source, target)
+    short = "solve" not in found or sum(f.n_instructions() for f in found.values()) <= LONGEST
+    return _with_numbers_apart(found, source) if short else {}
+
+
+def _with_numbers_apart(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str, ca.Function]:
+    """The functions with the numbers of a family as their last input, instead of behind the parameters."""
+    if not mode.numbers:
+        return functions
+    return {key: apart(function, 3, mode.numbers, 6) for key, function in functions.items()}
+
+
+def _open(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:
+    """How algebraic variables depend on y where that could become singular: what `refuse_singular_entry` looks at."""
+    if not mode.nz or not (mode.explicit is None or mode.poles):
+        return ca.MX(0, 0)
+    rows = slice(mode.ny, mode.lowering.n)
+    return first_output(mode.point_function("open", lambda s: [mode.chain(s)[rows, : mode.ny]]), t, x, m, p)
+
+
+def _constraint_slopes(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:
+    """The constraints of a mode by (y, m, p, t)."""
+    n = mode.lowering.n
+
+    def slopes(s: Flat) -> list[Any]:
+        by_u = ca.jacobian(mode.invariant_part(s), s.u)
+        return [ca.horzcat(by_u[:, : mode.ny], by_u[:, n:])]
+
+    return first_output(mode.point_function("constraint_slopes", slopes), t, x, m, p)
+
+
+def first_output(function: ca.Function, *arguments: ca.MX) -> ca.MX:
+    """The first output."""
+    found: ca.MX = function.call(list(arguments))[0]
+    return found
+
+
+def graph(
+    modes: Sequence[ModeSystem],
+    transitions: Sequence[TransitionMap],
+    functions: Sequence[Mapping[str, NativeFunction] | None],
+    points: Sequence[Mapping[str, NativeFunction]],
+    numbers: Sequence[Array],
+    slopes: Sequence[bool],
+    ends: BoundaryFunctions | None,
+    *,
+    measured: bool,
+    signals: Sequence[SignalTable],
+) -> TransitionGraph:
+    """The modes' equations, what leads from one to the other, and where runs start and end.
+
+    `functions` are those of transitions, with their `numbers` and whether they have `slopes`; `points` are those of
+    modes where nothing happens: measurements need them, and knots.
+    """
+
+    def link(index: int) -> NativeTransition | None:
+        own, transition = functions[index], transitions[index]
+        if own is None or transition.target is None or any(f.address is None for f in own.values()):
+            return None
+        return NativeTransition(
+            target=transition.target,
+            unknowns=len(transition.labels) if "solve" in own else 0,
+            simple=transition.simple,
+            slopes=slopes[index],
+            others=len(modes[transition.target].invariants) - len(transition.helping),
+            numbers=numbers[index],
+            **own,
+        )
+
+    def stays(index: int, *, turns: bool) -> NativeTransition | None:
+        own, closes = points[index], turns and modes[index].equations.implicit
+        if not own or any(f.address is None for f in own.values()) or (closes and "solve" not in own):
+            return None
+        own_numbers = modes[index].equations.numbers
+        if not closes:
+            return NativeTransition(own["cross"], None, index, numbers=own_numbers)
+        solve = own["solve"]
+        return NativeTransition(
+            own["cross"], None, index, solve=solve, unknowns=solve.function.size1_out(0), numbers=own_numbers
+        )
+
+    return TransitionGraph(
+        equations=tuple(mode.equations for mode in modes),
+        guarded=tuple(mode.guarded for mode in modes),
+        timed=tuple(mode.timed for mode in modes),
+        clocks=_clocks(transitions),
+        directions=tuple(t.direction for t in transitions),
+        waits=tuple(t.on_entry == "wait" for t in transitions),
+        toggles=tuple(t.relation is not None for t in transitions),
+        jumps=tuple(t.jumps for t in transitions),
+        keeps=tuple(t.keeps for t in transitions),
+        sizes=tuple(mode.variables.size for mode in modes),
+        constraints=tuple(len(mode.invariants) for mode in modes),
+        links=tuple(
+            (
+                *map(link, (*mode.guarded, *mode.timed)),
+                stays(index, turns=False) if measured else None,
+                stays(index, turns=True) if signals else None,
+            )
+            for index, mode in enumerate(modes)
+        ),
+        entries=entries(signals),
+        ends=ends,
+    )
+
+
+def _clocks(transitions: Sequence[TransitionMap]) -> tuple[int, ...]:
+    """Numbers of what ticks together; a time of its own has its own."""
+    numbers: dict[str | int, int] = {}
+    keys = [None if t.kind == "guard" else t.clock or t.index for t in transitions]
+    return tuple(-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys)

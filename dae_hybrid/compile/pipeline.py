@@ -1,0 +1,219 @@
+"""`HybridModel` -> `HybridSystem`: all checks, all symbolic differentiation, compilation."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, Literal
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.codegen.compiler import Compilation, begin
+from dae_hybrid.codegen.hoisting import hoisted
+from dae_hybrid.codegen.kernels import Kernel, NativeFunction, begin_functions, bound, compile_functions
+from dae_hybrid.codegen.shapes import shapes_of
+from dae_hybrid.compile.boundary_functions import end_functions, ends_of, starts_and_ends_plainly
+from dae_hybrid.compile.bounds import with_bounds
+from dae_hybrid.compile.branch_functions import branch_table
+from dae_hybrid.compile.builders import Builders
+from dae_hybrid.compile.initial_functions import build_initial
+from dae_hybrid.compile.lowering import symbols_for
+from dae_hybrid.compile.mode_system import to_compile, with_numbers_apart
+from dae_hybrid.compile.native_transitions import graph, point_functions
+from dae_hybrid.compile.relations import with_relations
+from dae_hybrid.compile.transition_functions import check_parameters_only, of_parameters
+from dae_hybrid.errors import AdapterError, ModelError
+from dae_hybrid.layout import Layout
+from dae_hybrid.port.integrator import HasLoops
+from dae_hybrid.port.native_plan import TransitionGraph
+from dae_hybrid.progress import Parts
+from dae_hybrid.statement.model import HybridModel
+from dae_hybrid.system.later import Later
+from dae_hybrid.system.measurement import Measurement
+from dae_hybrid.system.signals import SignalTable
+from dae_hybrid.system.system import HybridSystem, ModeSystem
+
+#: by the kind of what has them, its number, and their names
+ByOwner = dict[str, dict[int, dict[str, NativeFunction]]]
+
+
+def build_system(
+    model: HybridModel, *, native: bool | Literal["later"], eliminate: bool, direct: bool, kinks: bool, parts: Parts
+) -> HybridSystem:
+    """See `HybridModel.build`."""
+    _check_declarations(model)
+    parts.begin("equations")
+    stated = with_bounds(model)
+    model, assumed_smooth = with_relations(stated, kinks=kinks)
+    builders = Builders(model, eliminate=eliminate, direct=direct)
+    parts.begin("transitions")
+    transitions = builders.transitions()
+    parts.begin("start")
+    memory = Layout.of((d.name, d.size) for d in model.of_kind("memory"))
+    signals = _signals(model, memory)
+    initial = build_initial(model, builders, signals)
+    parts.begin("functions of the integrator")
+    named = {i: b.integrator_functions() for i, b in builders.units.items()}
+    wanted = {("mode", i): with_numbers_apart(hoisted(to_compile(own)), builders.units[i]) for i, own in named.items()}
+    functionals = Layout.of((f.name, f.size) for f in model.functionals.values())
+    measurements = _measurements(model, functionals, builders)
+    if native:
+        wanted |= {("transition", kind): own for kind, own in transitions.crossings().items()}
+        if starts_and_ends_plainly(measurements, initial, builders):
+            wanted["end", 0] = end_functions(initial, builders, measurements)
+        if measurements or signals:
+            wanted |= {("point", i): point_functions(b, turns=bool(signals)) for i, b in builders.units.items()}
+    parts.begin("C text and compiler" if native is True else "functions")
+    together = {(*owner, key): f for owner, own in wanted.items() for key, f in own.items()}
+    compiled, note = compile_functions(together, native=native is True)
+    functions = _by_owner(compiled)
+    parts.begin("functions at points")
+    modes = builders.modes(named, functions["mode"])
+
+    def connected(modes: tuple[ModeSystem, ...], functions: ByOwner) -> TransitionGraph:
+        return graph(
+            modes,
+            transitions.all,
+            [functions["transition"].get(kind) for kind in transitions.kind],
+            [functions["point"].get(unit, {}) for unit in builders.unit],
+            transitions.numbers,
+            transitions.slopes(),
+            ends_of(initial, functions["end"][0], measurements, builders.unit),
+            measured=bool(measurements),
+            signals=signals,
+        )
+
+    parameters = model.of_kind("parameter")
+    nominal = np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0)
+    nominal.flags.writeable = False
+    system = HybridSystem(
+        name=model.name,
+        parameters=Layout.of((d.name, d.size) for d in parameters),
+        memory=memory,
+        functionals=functionals,
+        nominal=nominal,
+        modes=modes,
+        transitions=tuple(transitions.all),
+        graph=connected(modes, functions),
+        initial=initial,
+        signals=signals,
+        measurements=measurements,
+        compiled=all(f.address is not None for f in compiled.values()),
+        note=note,
+        assumed_smooth=assumed_smooth,
+        branches=branch_table(stated, model, builders),
+        frozen={d.name: None if d.of is None else d.of.name for d in model.of_kind("memory")},
+        labels={d.name: f"{d.name} [{d.unit}]" if d.unit else d.name for d in model.declarations.values()},
+    )
+    if native != "later":
+        return system
+    parts.begin("C text")
+    library, note = begin_functions(together, apart=True)
+
+    def finish(library: ctypes.CDLL) -> HybridSystem:
+        functions = _by_owner(bound(together, library))
+        compiled = [functions["mode"][unit] for unit in builders.unit]
+        own = tuple(
+            replace(mode, equations=replace(mode.equations, compiled=f, kept={}))
+            for mode, f in zip(modes, compiled, strict=True)
+        )
+        return replace(system, modes=own, graph=connected(own, functions), compiled=True)
+
+    later = Later(replace(system, note=note), library, _loops(), finish)
+    return later.current() if later.is_done else replace(system, later=later)
+
+
+def _by_owner(compiled: Mapping[Any, NativeFunction]) -> ByOwner:
+    """Functions by the kind of their owner, its number and their name."""
+    found: ByOwner = {"mode": {}, "transition": {}, "point": {}, "end": {0: {}}}
+    for (kind, i, key), function in compiled.items():
+        found[kind].setdefault(i, {})[key] = function
+    return found
+
+
+def _loops() -> list[Compilation]:
+    """The library of the default integrator, which no model changes, on its way."""
+    from dae_hybrid.interface.registry import BUILT_IN, adapter_class
+
+    with suppress(AdapterError):
+        kind = adapter_class(next(iter(BUILT_IN)))
+        if isinstance(kind, HasLoops):
+            return [begin(kind.loops(), apart=True)]
+    return []
+
+
+def _signals(model: HybridModel, memory: Layout) -> tuple[SignalTable, ...]:
+    tables = []
+    for d in model.of_kind("memory"):
+        if d.signal is None:
+            continue
+        check_parameters_only(model, f"values of signal '{d.name}'", d.signal.values)
+        values = of_parameters(model, "values", [d.signal.values], [])
+        p = ca.MX.sym("p", values.numel_in(0))
+        column = values(p)
+        by_p = Kernel(ca.Function("values_by_p", [p], [ca.densify(ca.jacobian(column, p))]), [0])
+        tables.append(SignalTable(d.signal, memory[d.name], Kernel(values), by_p))
+    return tuple(tables)
+
+
+def _measurements(model: HybridModel, functionals: Layout, builders: Builders) -> tuple[Measurement, ...]:
+    found = []
+    for functional in model.functionals.values():
+        label, what = (f"measurement{time} of functional '{functional.name}'" for time in ("", " time"))
+        of_mode: dict[Any, Callable[[int], Kernel]] = {}
+        stated = shapes_of([value for _, value in functional.at_times])
+        for (when, _), (shape, numbers) in zip(functional.at_times, stated, strict=True):
+            if shape.key not in of_mode:
+                of_mode[shape.key] = cache(partial(_measured, builders, label, shape.expression, shape.column))
+            time, components = _time(model, what, when), functionals[functional.name]
+            found.append(Measurement(functional.name, components, time, of_mode[shape.key], numbers))
+    return tuple(found)
+
+
+def _time(model: HybridModel, what: str, when: ca.MX) -> Kernel | float:
+    """A number, or a time and its derivative as a function of p."""
+    if when.is_constant():
+        return float(when.to_DM())
+    check_parameters_only(model, what, when)
+    time = of_parameters(model, "time", [when], [])
+    p = ca.MX.sym("p", time.numel_in(0))
+    at = time(p)
+    return Kernel(ca.Function("time", [p], [ca.densify(v) for v in (at, ca.jacobian(at, p))]), [1])
+
+
+def _measured(builders: Builders, label: str, shape: ca.MX, data: ca.MX, mode: int) -> Kernel:
+    """The measured value and its derivative by u in a mode."""
+    unit, lowering = builders.units[builders.unit[mode]], builders.lowering(mode)
+    function = lowering.lower("measured", [(f"{label} in mode '{lowering.mode.name}'", shape)], [data])
+    s = symbols_for([function], lowering.n, unit.nm, unit.np)
+    numbers = s.kind.sym("data", data.numel())
+    result = ca.vertcat(*function.call([*s.point, numbers]))
+    outputs = [ca.densify(v) for v in (result, ca.jacobian(result, s.u))]
+    return Kernel(ca.Function("measured", [*s.point, numbers], outputs), [1])
+
+
+def _check_declarations(model: HybridModel) -> None:
+    if not model.modes:
+        raise ModelError(f"Model '{model.name}' has no mode.", remedy="Declare one with m.mode(name, ode={...}).")
+    if model.start is None:
+        raise ModelError(
+            f"Model '{model.name}' has no initial mode.", remedy="Call m.initial(mode, {variable: value})."
+        )
+    used = {s.__hash__() for mode in model.modes.values() for s in ca.symvar(mode.everything)}
+    for d in model.of_kind("differential"):
+        rate = model.rates.get(d.name)
+        if not any(d.name in mode.ode for mode in model.modes.values()) and (
+            rate is None or rate.__hash__() not in used
+        ):
+            raise ModelError(f"State '{d.name}' has no equation in any mode.", variables=[d.name])
+    for d in model.of_kind("algebraic"):
+        if d.symbol.__hash__() not in used:
+            raise ModelError(
+                f"Algebraic variable '{d.name}' appears in no equation.",
+                variables=[d.name],
+                remedy="Give the modes that have it an equation in algebraic=.",
+            )

@@ -1,0 +1,353 @@
+"""Relations in expressions become events, as in Modelica.
+
+A comparison in an equation makes its right-hand side jump; `floor`, `sign`, `fmod` do, too; `fabs`, `fmin` and `fmax`
+make its derivative jump. An integrator that steps across loses accuracy, and a derivative that does not know of the
+jump is that of one branch: the time at which the branches change depends on the parameters.
+
+`with_relations` replaces every such node in the equations, integrands and guards of a model by an expression in a
+memory, which says what holds, and adds the transition that changes it. Between transitions everything is smooth. What
+is evaluated at an instant only (resets, initial values, terminal costs) keeps its relations, and what depends on
+parameters and memory alone does too.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import casadi as ca
+
+from dae_hybrid.compile.reset_functions import event_costs
+from dae_hybrid.errors import ModelError
+from dae_hybrid.layout import Layout
+from dae_hybrid.statement.declarations import Declaration, Functional, Mode, Relation, Transition
+from dae_hybrid.statement.discontinuities import Discontinuities, are_smooth, margin, unsmooth
+from dae_hybrid.statement.discontinuous_nodes import JUMPS, KINKS, RELATIONS, Node, bare
+from dae_hybrid.statement.expressions import free_name
+from dae_hybrid.statement.model import HybridModel
+
+#: relations are quoted up to this many characters
+LONGEST_TEXT = 60
+
+
+def with_relations(model: HybridModel, *, kinks: bool) -> tuple[HybridModel, tuple[str, ...]]:
+    """The model with its relations lifted into memory and transitions, and what `smooth` has spared.
+
+    `kinks` says whether those of equations and integrands become events, as those of guards do.
+
+    Raises
+    ------
+    ModelError
+        A discontinuity cannot be lifted; the error names it, and what to state instead.
+    """
+    if not unsmooth(_stated(model)):
+        return model, ()
+    lifting = _Lifting(model, JUMPS | KINKS if kinks else JUMPS)
+    modes = {name: lifting.mode(mode) for name, mode in model.modes.items()}
+    functionals = {name: lifting.functional(f) for name, f in model.functionals.items()}
+    guards = {name: lifting.guard(t) for name, t in model.transitions.items()}
+    spared = tuple(lifting.spared)
+    if not lifting.switches and not any("direction" in more for more in guards.values()):
+        return model, spared
+    found = copy.copy(model)
+    found.modes, found.functionals = modes, functionals
+    found.transitions = {
+        name: replace(
+            t,
+            source=modes[t.source.name],
+            target=None if t.target is None else modes[t.target.name],
+            memory=lifting.memory(t),
+            **guards[name],
+        )
+        for name, t in model.transitions.items()
+    }
+    if model.start is not None:
+        found.start = replace(model.start, mode=modes[model.start.mode.name])
+    found.declarations = {**model.declarations, **lifting.declarations()}
+    for mode in modes.values():
+        for transition in lifting.transitions(mode, found.transitions):
+            found.transitions[transition.name] = transition
+    return found, spared
+
+
+def _stated(model: HybridModel) -> dict[Any, list[ca.MX]]:
+    """What is evaluated between transitions."""
+    found: dict[Any, list[ca.MX]] = {("mode", name): [mode.everything] for name, mode in model.modes.items()}
+    found |= {("guard", name): [t.guard] for name, t in model.transitions.items() if t.guard is not None}
+    return found | {("G", f.name): [f.integrand] for f in model.functionals.values() if f.integrand is not None}
+
+
+@dataclass(eq=False)
+class _Switch:
+    """A memory that says what holds, and what it takes to change it.
+
+    `value` is what the memory holds: 1 where a relation ``margin < 0`` is true, else 0; of a step function its value.
+    """
+
+    text: str
+    symbol: ca.MX
+    value: ca.MX  # by the expression itself
+    changes: list[tuple[ca.MX, ca.MX, ca.MX]]  # guards that fall through zero, the value then, and guards as stated
+    is_relation: bool
+    is_kink: bool
+    rests: bool  # whether its value where the guard stays at zero is one of the two sides
+
+
+@dataclass
+class _Lifting:
+    """Switches of a model, shared by all expressions in which the same relation stands."""
+
+    model: HybridModel
+    ops: frozenset[int]  # what is lifted from equations and integrands
+    switches: dict[str, _Switch] = field(default_factory=dict)
+    used: dict[str, dict[str, None]] = field(default_factory=dict)  # keys of switches by mode
+    spared: dict[str, None] = field(default_factory=dict)  # expressions that are taken as smooth
+
+    def __post_init__(self) -> None:
+        model = self.model
+        self.names = set(model.declarations)
+        self.inner: dict[str, dict[str, None]] = {}  # of switches: those of the kinks in their guards
+        self.everywhere: dict[str, None] = {}  # of integrands
+        moving = [d for d in model.declarations.values() if d.kind in ("differential", "algebraic")]
+        #: what the equations of a mode are solved for
+        self.solved = ca.veccat(ca.MX(0, 1), *(d.symbol for d in model.of_kind("algebraic")), *model.rates.values())
+        self.moving = {s.__hash__() for s in (model.time, *(d.symbol for d in moving), *model.rates.values())}
+
+    # -- expressions ------------------------------------------------------------------------------
+
+    def mode(self, mode: Mode) -> Mode:
+        """The mode with smooth equations."""
+        where, used = f"mode '{mode.name}'", self.used_in(mode)
+        parts = [*mode.ode.values(), mode.residual, mode.algebraic, mode.constraint]
+        hidden = [part.numel() > len({*ca.jacobian_sparsity(part, self.solved).row()}) for part in parts[-3:]]
+        # what is differentiated jumps where it has a kink
+        parts[-3:] = [
+            self._lift(where, [part], used, JUMPS | KINKS, sharp=True)[0] if is_hidden else part
+            for part, is_hidden in zip(parts[-3:], hidden, strict=True)
+        ]
+        *rates, residual, algebraic, constraint = self._lift(where, parts, used, self.ops)
+        return replace(
+            mode,
+            ode=dict(zip(mode.ode, rates, strict=True)),
+            residual=residual,
+            algebraic=algebraic,
+            constraint=constraint,
+        )
+
+    def functional(self, functional: Functional) -> Functional:
+        """The functional with a smooth integrand."""
+        if functional.integrand is None:
+            return functional
+        where = f"the integrand of functional '{functional.name}'"
+        (integrand,) = self._lift(where, [functional.integrand], self.everywhere, self.ops)
+        return replace(functional, integrand=integrand)
+
+    def guard(self, transition: Transition) -> dict[str, Any]:
+        """The guard of a transition, smooth between events, and what else a condition changes."""
+        if transition.guard is None or transition.refusal or transition.bound is not None:
+            return {}  # no run goes on, and no derivative, where a condition on a mode fails
+        where = f"the guard of transition '{transition.name}'"
+        guard, more = transition.guard, dict[str, Any]()
+        if (found := margin(guard, self.moving)) is not None:
+            guard, more = found, {"direction": 1 if transition.direction < 0 else -1, "becomes": True, "jumps": True}
+        own: dict[str, None] = {}
+        (guard,) = self._lift(where, [guard], own, JUMPS | KINKS)
+        self.used_in(transition.source).update(own)
+        symbols = {s.__hash__() for s in ca.symvar(ca.veccat(guard, *more.values()))}
+        solved = {s.__hash__() for s in ca.symvar(self.solved)}
+        jumping = [key for key in self.used_in(transition.source) if not self.switches[key].is_kink]
+        if not {*own}.isdisjoint(jumping) or (jumping and not solved.isdisjoint(symbols)):
+            more["jumps"] = True
+        return {"guard": guard, **more}
+
+    def used_in(self, mode: Mode) -> dict[str, None]:
+        """Keys of the switches that a mode uses, in order."""
+        return self.used.setdefault(mode.name, {})
+
+    def _lift(
+        self, where: str, parts: Sequence[ca.MX], used: dict[str, None], ops: frozenset[int], *, sharp: bool = False
+    ) -> list[ca.MX]:
+        """The expressions with a memory for each relation; `sharp` says that kinks of theirs make others jump."""
+        if are_smooth(parts):
+            return list(parts)
+        found = Discontinuities(where, parts, self.moving)
+        while nodes := found.innermost(ops):
+            found.replace([(node, self._replacement(node, used, sharp=sharp)) for node in nodes])
+        found.refuse_rest()
+        self.spared.update(dict.fromkeys(found.spared))
+        return found.expressions
+
+    def _replacement(self, node: Node, used: dict[str, None], *, sharp: bool) -> ca.MX:
+        """What stands for a node, by entries where it is a vector."""
+        own = [node.entry(i) for i in range(node.size)]
+        values = [entry.by(self._switch(entry, used, sharp=sharp)) for entry in own]
+        return values[0] if node.size == 1 else ca.reshape(ca.vertcat(*values), node.shape)
+
+    def _switch(self, node: Node, used: dict[str, None], *, sharp: bool) -> ca.MX:
+        """The memory of a switch."""
+        key = node.key
+        if key not in self.switches:
+            text = node.text if len(node.text) <= LONGEST_TEXT else f"{node.text[:LONGEST_TEXT]}..."
+            name = free_name(text, self.names)
+            self.names.add(name)
+            symbol = ca.MX.sym(name)
+            inner: dict[str, None] = {}
+            changes = node.changes(symbol)
+            stated, to = zip(*changes, strict=True)
+            guards = self._lift(f"the relation {text}", stated, inner, KINKS)
+            self.inner[key] = inner
+            self.switches[key] = _Switch(
+                name, symbol, node.value, list(zip(guards, to, stated, strict=True)),
+                node.is_relation, node.is_kink and not sharp, not node.is_sign,
+            )  # fmt: skip
+        switch = self.switches[key]
+        switch.is_kink &= node.is_kink and not sharp
+        switch.rests &= not node.is_sign
+        used.update({**self.inner[key], key: None})
+        return switch.symbol
+
+    # -- declarations -----------------------------------------------------------------------------
+
+    def declarations(self) -> dict[str, Declaration]:
+        """A memory for each switch."""
+        start = self.model.start
+        at_start = {} if start is None else self.used_in(start.mode) | self.everywhere
+        return {
+            switch.text: Declaration(
+                switch.text, "memory", 1, switch.symbol, initial=self._initial(switch) if key in at_start else ca.MX(0)
+            )
+            for key, switch in self.switches.items()
+        }
+
+    def memory(self, transition: Transition) -> dict[str, ca.MX]:
+        """The updates of a transition, and those of the switches that its target has and it may change."""
+        target, is_late = transition.target, self._reads_solved(transition)
+        is_given = not (transition.equations.numel() or transition.project)
+        if target is None or not (is_given or is_late):
+            return transition.memory
+        found = dict(transition.memory)
+        kept = self.used_in(transition.source) | self.everywhere
+        crossed = self._crossed(transition)
+        for key in self.used_in(target) | self.everywhere:
+            switch = self.switches[key]
+            if key in crossed and not transition.reset and is_given:
+                found[switch.text] = crossed[key]
+                continue
+            value = self._unfold(switch.value)
+            known = self._after(transition, value, is_kept=key in kept) if is_given else None
+            if known is None and is_late:
+                known = self._afterwards(transition, value)
+            if known is not None:
+                found[switch.text] = known
+        return found
+
+    def _reads_solved(self, transition: Transition) -> bool:
+        """Whether a transition uses what the equations after it are solved for: switches have to be right at once."""
+        solved = {d.name for d in self.model.of_kind("algebraic")} | {f"der({name})" for name in self.model.rates}
+        posts = {s.__hash__() for name, s in self.model.posts.items() if name in solved}
+        values = [transition.equations, *transition.memory.values()]
+        values += [value for _, value in event_costs(self.model, transition.name)]
+        if not posts.isdisjoint(s.__hash__() for s in ca.symvar(ca.veccat(*values))):
+            return True
+        frozen = (d.of for d in self.model.of_kind("memory"))
+        return transition.freezes and any(of is not None and of.name in solved for of in frozen)
+
+    def _afterwards(self, transition: Transition, value: ca.MX) -> ca.MX:
+        """What a switch holds after a transition, in quantities after it."""
+        symbols = {s.__hash__() for s in ca.symvar(value)}
+        if not symbols.isdisjoint(rate.__hash__() for rate in self.model.rates.values()):
+            raise ModelError(
+                f"The relation {bare(str(value))} uses a derivative, and the transition uses algebraic variables after "
+                "it, which depend on it.",
+                transition=transition.name,
+                remedy="State the relation by variables, or the derivative as an algebraic variable.",
+            )
+        used = [d for d in self.model.declarations.values() if d.symbol.__hash__() in symbols]
+        moving = [d for d in used if d.kind in ("differential", "algebraic")]
+        updated = [d for d in used if d.name in transition.memory]
+        posts = [self.model.posts.setdefault(d.name, ca.MX.sym(f"post({d.name})", d.size)) for d in moving]
+        old = [d.symbol for d in (*moving, *updated)]
+        new = [*posts, *(transition.memory[d.name] for d in updated)]
+        found: ca.MX = ca.substitute([value], old, new)[0]
+        return found
+
+    def _crossed(self, transition: Transition) -> dict[str, ca.MX]:
+        """The switch of the relation that a transition is guarded by, with its value where that fires."""
+        if transition.guard is None or transition.guard.op() not in RELATIONS:
+            return {}
+        node = Node(transition.guard.op(), tuple(map(transition.guard.dep, range(2))), (1, 1))
+        fires_true = transition.direction >= 0
+        return {node.key: ca.MX(float(fires_true == (node.op == ca.OP_LT)))}
+
+    def _after(self, transition: Transition, value: ca.MX, *, is_kept: bool) -> ca.MX | None:
+        """What a switch holds after a transition, in quantities before; None where that is what it held before.
+
+        None, too, where it takes more than states, parameters, memory and time: such a switch is set right by
+        transitions of its own.
+        """
+        symbols = {s.__hash__() for s in ca.symvar(value)} - {self.model.time.__hash__()}
+        used = [d for d in self.model.declarations.values() if d.symbol.__hash__() in symbols]
+        updates = transition.reset | transition.memory
+        own = [d for d in used if d.name in updates]
+        if (is_kept and not own) or len(used) < len(symbols):
+            return None
+        states = self._states(transition.source)
+        for d in used:
+            known = d.name in states if d.kind == "differential" else d.kind in ("parameter", "memory")
+            if d not in own and not (known and d.of is None):
+                return None
+        return ca.substitute([value], [d.symbol for d in own], [updates[d.name] for d in own])[0]
+
+    def _states(self, mode: Mode) -> set[str]:
+        """Names of the differential variables of a mode."""
+        used = {s.__hash__() for s in ca.symvar(mode.everything)}
+        rates = {name for name, rate in self.model.rates.items() if rate.__hash__() in used}
+        return set(mode.ode) | rates
+
+    def _unfold(self, value: ca.MX) -> ca.MX:
+        """An expression without the memory of switches."""
+        for _ in self.switches:
+            symbols = {s.__hash__() for s in ca.symvar(value)}
+            inner = [s for s in self.switches.values() if s.symbol.__hash__() in symbols]
+            if not inner:
+                break
+            (value,) = ca.substitute([value], [s.symbol for s in inner], [s.value for s in inner])
+        return value
+
+    def _initial(self, switch: _Switch) -> ca.MX:
+        """The value of a switch at the start; what is unknown there is set right by the transitions."""
+        value = self._unfold(switch.value)
+        symbols = {s.__hash__() for s in ca.symvar(value)}
+        own = [d for d in self.model.of_kind("memory") if d.symbol.__hash__() in symbols]
+        return ca.substitute([value], [d.symbol for d in own], [_start_of(d) for d in own])[0]
+
+    def transitions(self, mode: Mode, taken: Mapping[str, Transition]) -> Iterable[Transition]:
+        """What changes the switches of a mode."""
+        none: dict[str, ca.MX] = {}
+        names = set(taken)
+        every = {**self.model.declarations, **self.declarations()}.values()
+        entries = Layout.of((d.name, d.size) for d in every if d.kind == "memory")
+        for key in self.used_in(mode) | self.everywhere:
+            switch = self.switches[key]
+            for k, (guard, value, stated) in enumerate(switch.changes):
+                suffix = "" if switch.is_relation else (" rises", " falls")[k]
+                name = free_name(f'"{switch.text}"{suffix} in {mode.name}', names)
+                names.add(name)
+                yield Transition(
+                    name, mode, mode, guard, None, None, -1, "fire", math.inf, none, {switch.text: value}, ca.MX(0, 1),
+                    (), (), None, none, freezes=False,
+                    relation=Relation(
+                        switch.text, entries[switch.text].start, switch.is_relation, switch.is_kink, switch.rests,
+                        stated,
+                    ),
+                )  # fmt: skip
+
+
+def _start_of(declared: Declaration) -> ca.MX:
+    """The initial value of a memory, zero for the coefficients of a signal."""
+    if declared.initial is not None:
+        return ca.MX(declared.initial)
+    return ca.MX.zeros(declared.size) if declared.of is None else declared.of.symbol

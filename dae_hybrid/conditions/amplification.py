@@ -1,0 +1,117 @@
+"""Whether a gradient has digits left where perturbations grow along the run.
+
+In a chaotic motion what an integrator gets wrong grows like the derivatives do, by e in every Lyapunov time, until
+the run is another one: its derivatives are large, exact for that run, and say nothing of the problem. A large
+derivative alone is no sign of it (y' = y is as large and as well determined as its solution), so where one is large
+the analysis is carried out once more at another tolerance. What both agree on is determined. The same is done where
+perturbations grow on the way and shrink again, and leave derivatives behind that are not large; see `passages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.segment_rules import LOST
+from dae_hybrid.simulation.passages import fastest_passage
+from dae_hybrid.trajectory.diagnostics import Check
+from dae_hybrid.trajectory.trajectory import Trajectory
+
+#: a functional that changes by so many times its size (no less than its absolute tolerance) when a parameter doubles is
+#: looked at more closely,
+LARGE = 5.0
+#: at so many times the tolerances,
+LOOSER = 2.0
+#: differences are looked for to this multiple of rtol
+ACCURACY = 100.0
+TIGHTER = "Shorten the run or tighten rtol"
+ROUNDED = "Roundings of time add up there, whatever rtol is: shorten the run; forward analysis may lose less"
+CHAOS = "; of a chaotic motion neither a long run nor its derivatives can be had"
+CHECK = "growth of perturbations"
+
+type Gradients = Mapping[str, Array]
+
+
+def lost_digits(
+    trajectory: Trajectory,
+    gradients: Gradients,
+    wrt: tuple[int, ...],
+    again: Callable[[], Gradients],
+    *,
+    sampled: bool = False,
+) -> tuple[list[str], Check]:
+    """What is to be said of the gradients (k, n_wrt) of a run by functional, and the check; `again` makes them anew.
+
+    `sampled` says that the run has outputs at times that were asked for.
+    """
+    p = trajectory.parameters[list(wrt)]
+    scale = np.where(p != 0, np.abs(p), 1.0)
+    largest = max((_relative(trajectory, name, np.abs(g) * scale) for name, g in gradients.items()), default=0.0)
+    rtol = trajectory.options.rtol
+    grown, remedy = f"derivatives are {largest:.1e} times as large as the functional", TIGHTER + CHAOS
+    if not largest > LARGE:
+        passage, rounding = fastest_passage(trajectory, LOST / rtol, sampled=sampled)
+        if not max(rtol, rounding) * passage > LOST:
+            said = f"a parameter that doubles changes no functional by more than {LARGE:g} times it"
+            return [], Check(CHECK, True, said)
+        grown, remedy = f"it speeds up {passage:.1e} times on the way, and slows down again", TIGHTER
+        if not rtol * passage > LOST:
+            remedy = ROUNDED
+    asked = f"rtol={rtol:g}"
+    try:
+        other = again()
+    except DaeHybridError as error:
+        said = (
+            f"Perturbations grow along this run ({grown}), and its derivatives cannot be had at {LOOSER:g} times the "
+            f"tolerance ({error.message}): they may not be determined by {asked}."
+        )
+        return [said], Check(CHECK, False, "nothing to compare with")
+    found, worst = [], 0.0
+    for name, g in gradients.items():
+        change = difference(g * scale, other[name] * scale, _absolute(trajectory, name))
+        worst = max(worst, change)
+        if change > lost(rtol):
+            found.append(
+                f"The gradient of '{name}' changes by {min(change, 1.0):.0%} of its size at {LOOSER:g} times the "
+                f"tolerance: perturbations grow along this run ({grown}), and {asked} does not determine it. {remedy}."
+            )
+    return found, Check(CHECK, not found, f"at {LOOSER:g} times the tolerance gradients differ by {worst:.1e}")
+
+
+def _absolute(trajectory: Trajectory, name: str) -> Array:
+    """Absolute tolerances of a functional, (k,)."""
+    functionals = trajectory.system.functionals
+    return trajectory.options.absolute(functionals)[functionals[name]]
+
+
+def lost(rtol: float) -> float:
+    """Gradients that differ by more than this share have lost their digits."""
+    return max(LOST, ACCURACY * rtol)
+
+
+def difference(one: Array, other: Array, least: Array) -> float:
+    """Largest difference of two gradients against the larger one; 0 where both are below `least`, (k,)."""
+    size = np.maximum(np.abs(one).max(axis=1, initial=0.0), np.abs(other).max(axis=1, initial=0.0))
+    change = np.where(size > least, np.abs(one - other).max(axis=1, initial=0.0), 0.0)
+    return float(np.max(change / np.maximum(size, least), initial=0.0))
+
+
+def _relative(trajectory: Trajectory, name: str, changes: Array) -> float:
+    """Largest change of a functional against what it is made of."""
+    part = trajectory.system.functionals[name]
+    made_of = np.maximum(np.abs(np.atleast_1d(trajectory.functionals[name])), _absolute(trajectory, name))
+    change = changes.max(axis=1, initial=0.0)
+    if np.any(change > LARGE * made_of):
+        made_of = np.maximum(made_of, _terminal_sizes(trajectory)[part])  # a terminal value may vanish by chance
+    return float(np.max(change / made_of, initial=0.0))
+
+
+def _terminal_sizes(trajectory: Trajectory) -> Array:
+    """How large the terminal values of the functionals may be, to first order, by the largest states on the way."""
+    t, last, x, m = trajectory.final
+    final = trajectory.system.modes[last]
+    by_u = final.kernels["terminal"](t, x, m, trajectory.parameters)[1]
+    return np.asarray(np.abs(by_u[:, : x.size]) @ np.maximum(np.abs(x), trajectory.largest(final)))

@@ -1,0 +1,275 @@
+"""Relations that are evaluated at an instant: in resets, costs, measurements and initial values, and of constants.
+
+They are no events. Where the accuracy of the run does not tell on which side of one it is, both sides are looked at:
+where they differ, in value or in derivative, there are only one-sided derivatives, and these are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import casadi as ca
+import numpy as np
+
+from dae_hybrid.codegen.casadi_tools import kind_for
+from dae_hybrid.codegen.kernels import Kernel
+from dae_hybrid.conditions.reach import SAFETY
+from dae_hybrid.errors import EventError
+from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.port.records import EventRecord, MeasurementRecord
+from dae_hybrid.simulation.event_logic import TOGETHER, WIDEST, ZERO_ROUNDINGS
+from dae_hybrid.statement.discontinuities import jumps
+from dae_hybrid.statement.discontinuous_nodes import bare
+from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.system.transition_map import chain
+
+if TYPE_CHECKING:
+    from dae_hybrid.conditions.reach import Reach
+    from dae_hybrid.conditions.resting import Kinks
+    from dae_hybrid.sensitivity.forward import TangentState
+    from dae_hybrid.system.system import ModeSystem
+    from dae_hybrid.trajectory.trajectory import Trajectory
+
+#: sides that agree to this share are the same, and a relation that moves by no more of the terms does not move
+SAME, MOVED = 1e-6, 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Branches:
+    """The relations of what is evaluated at one place.
+
+    `what` is the place, in words. Relations of `fixed` symbols do not move with the parameters; those of
+    `moving` ones are events, or integrated across: with `kinks`, the kinks among them are meant instead of all others.
+    """
+
+    what: str
+    expressions: Sequence[ca.MX]
+    lower: Callable[[str, Sequence[tuple[str, ca.MX]]], ca.Function]  # to a function of (t, x, m, p) and more
+    fixed: Set[int]
+    moving: Set[int] = frozenset()
+    kinks: bool = False
+
+    @cached_property
+    def _jumps(self) -> list[Any]:
+        found = []
+        for entry, node, forced in jumps(self.expressions):
+            symbols = {s.__hash__() for s in ca.symvar(ca.veccat(*entry.arguments))}
+            moves = not symbols.isdisjoint(self.moving)
+            if (moves and entry.is_kink if self.kinks else not moves) and not symbols <= self.fixed:
+                found.append((entry, bare(str(node)), forced))
+        return found
+
+    def __bool__(self) -> bool:
+        return bool(self._jumps)
+
+    @cached_property
+    def _margins(self) -> Kernel:
+        """(t, x, m, p, ...) -> distances from where relations change, and their derivatives by (t, x, m, p)."""
+        return self._kernel([ca.vertcat(*(entry.sides()[0] for entry, _, _ in self._jumps))])
+
+    @cached_property
+    def _values(self) -> Kernel:
+        """The same point -> values to both sides of every relation, and their derivatives by (t, x, m, p)."""
+        return self._kernel(
+            [ca.veccat(*forced(side)) for entry, _, forced in self._jumps for side in entry.sides()[1:]]
+        )
+
+    def _kernel(self, columns: list[ca.MX]) -> Kernel:
+        function = self.lower("branches", [(self.what, column) for column in columns])
+        kind = kind_for([function])
+        point = [kind.sym(f"a{i}", function.size1_in(i)) for i in range(function.n_in())]
+        outputs = [ca.densify(value) for value in function.call(point)]
+        by_u = [ca.densify(ca.jacobian(value, ca.vertcat(*point[:4]))) for value in outputs]
+        return Kernel(ca.Function("branches", point, [*outputs, *by_u]), range(len(outputs), 2 * len(outputs)))
+
+    def undecided(
+        self, point: Sequence[Any], allowed: Array, reach: Reach, twin: Twin
+    ) -> list[tuple[str, Array, bool]]:
+        """Relations that are where they change, to the accuracy of (t, x, m), and whose sides differ.
+
+        With derivatives of their distances from there by (t, x, m, p), and whether the sides differ in values.
+        `allowed` are tolerances of (t, x, m); how many of them a run is off by says `reach`.
+        """
+        margins, by_u = self._margins(*point)
+        u = np.concatenate([np.atleast_1d(np.asarray(part, dtype=float)) for part in point[:4]])
+        with np.errstate(invalid="ignore", over="ignore"):
+            tolerances = np.abs(by_u[:, : allowed.size]) @ allowed
+            rounding = ZERO_ROUNDINGS * EPS * np.abs(by_u) @ np.abs(u) + np.finfo(float).tiny
+            known, away = TOGETHER * tolerances + rounding, np.abs(margins)
+            within = np.maximum(
+                WIDEST * tolerances, TOGETHER * np.abs(by_u[:, 1 : 1 + twin.allowed.size]) @ twin.allowed
+            )
+            if np.any((away > known) & (away <= within)):
+                t, late = float(point[0]), np.abs(by_u[:, 0]) * (allowed[0] > 0)
+                known = np.maximum(known, reach.tolerances(t) * tolerances + late * reach.late(t))
+                other = twin.point()
+                if other is not None:
+                    known = np.maximum(known, SAFETY * np.abs(margins - self._margins(*other)[0]))
+        near = np.flatnonzero(away <= known)
+        found = []
+        for i in near.tolist():
+            values, slopes = self._differ(i, point)
+            if values or slopes:
+                found.append((self._jumps[i][1], by_u[i], values))
+        return found
+
+    def _differ(self, i: int, point: Sequence[Any]) -> tuple[bool, bool]:
+        """Whether the values, and whether their derivatives depend on the side."""
+        parts = self._values(*point)
+        values, slopes = ((parts[k + 2 * i], parts[k + 2 * i + 1]) for k in (0, len(parts) // 2))
+        with np.errstate(invalid="ignore"):
+            jump = np.abs(values[0] - values[1]) - SAME * np.maximum(*map(np.abs, values))
+            kink = np.abs(slopes[0] - slopes[1]) - SAME * np.maximum(*map(np.abs, slopes))
+            reach = np.abs(kink).max(initial=0.0) * ZERO_ROUNDINGS * EPS * sum(np.abs(part).sum() for part in point[:4])
+        return not np.all(jump <= reach), not np.all(kink <= 0)
+
+
+@dataclass(frozen=True)
+class Twin:
+    """The same point of the run that `Reach` compares with, and tolerances of x at the largest values of the run.
+
+    A state that is next to zero for a moment is not known to a share of what it is then.
+    """
+
+    allowed: Array
+    point: Callable[[], tuple[Any, ...] | None]
+
+
+ALONE = Twin(np.zeros(0), lambda: None)
+
+
+@dataclass(frozen=True, eq=False)
+class BranchTable:
+    """The relations of a system that are no events, by where they are evaluated.
+
+    `transitions` are by index, with what they depend on besides (t, x-, m-, p); `measurements` by index and mode,
+    `ends` and `constants` by mode; `start` is of the initial mode. `guards`, by transition, are the
+    kinks of their guards, `equations` by mode those of equations and integrands.
+    """
+
+    transitions: Mapping[int, tuple[Branches, Callable[[EventRecord], list[Any]]]]
+    measurements: Mapping[int, Callable[[int], Branches]]
+    ends: Mapping[int, Branches]
+    constants: Mapping[int, Branches]
+    start: Branches | None
+    guards: Mapping[int, Branches]
+    equations: Mapping[int, Kinks]
+
+    def __bool__(self) -> bool:
+        at_instants = self.transitions or self.measurements or self.ends or self.constants or self.start
+        return bool(at_instants or self.guards)
+
+
+def open_branches(trajectory: Trajectory, reach: Reach) -> list[Open]:
+    """The relations along a run whose side the accuracy does not tell."""
+    table = trajectory.system.branches
+    return list(_open(trajectory, table, reach)) if table else []
+
+
+@dataclass(frozen=True, eq=False)
+class Open:
+    """A relation whose side is open, after how many events."""
+
+    what: str
+    text: str
+    time: float
+    mode: ModeSystem
+    by_u: Array
+    jumps: bool  # the sides differ in values, and not in derivatives alone
+    n_events: int
+    at_event: bool
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it depends on memory and parameters alone."""
+        return not self.by_u[: 1 + self.mode.variables.size].any()
+
+    @property
+    def matters(self) -> bool:
+        """Whether derivatives are one-sided however the relation moves with the parameters."""
+        return not self.is_constant and (self.jumps or not self.at_event)
+
+    def moves(self, trajectory: Trajectory, directions: TangentState) -> bool:
+        """Whether the relation, of memory and parameters or at an event, moves with the parameters."""
+        n, ny = 1 + self.mode.variables.size, self.mode.differential.size
+        nm = self.by_u.size - n - directions.p.size
+        if self.is_constant or not self.at_event:
+            if self.n_events:
+                state = directions.sides[self.n_events - 1][1]
+            else:
+                state = trajectory.start.derivatives @ directions.directions
+            return bool(np.any(self.by_u[n : n + nm] @ state[ny:] + self.by_u[n + nm :] @ directions.directions))
+        event, tau = trajectory.events[self.n_events], directions.event_times[self.n_events]
+        state = directions.sides[self.n_events][0].copy()
+        state[:ny] += np.outer(event.derivative_minus, tau)
+        by_w = chain(self.mode, event.time, event.x_minus, event.memory_minus, directions.p)
+        by_u = np.concatenate((self.by_u[1:], self.by_u[:1]))  # by (x, m, p, t)
+        terms = (by_u @ by_w)[:, None] * np.vstack((state, directions.directions, tau))
+        return bool(np.any(np.abs(terms.sum(axis=0)) > MOVED * np.abs(terms).sum(axis=0)))
+
+    def refuse(self, conditions: Conditions) -> None:
+        """Refuse derivatives."""
+        conditions.refuse(
+            EventError(
+                f"In {self.what}, {self.text} is where it changes, to the accuracy of the run, and what follows from "
+                "either side differs: there are only one-sided derivatives.",
+                mode=self.mode.name,
+                time=self.time,
+                remedy="Change the parameters a little, tighten rtol and atol, or leave parameters that choose a "
+                "branch out of wrt=. Where the sides meet smoothly, mark the expression by smooth().",
+            )
+        )
+
+
+def _open(trajectory: Trajectory, table: BranchTable, reach: Reach) -> Iterator[Open]:
+    from dae_hybrid.trajectory.trajectory import Segment  # which knows systems, and these their tables
+
+    system, p, options, count = trajectory.system, trajectory.parameters, trajectory.options, 0
+    measured = 0
+
+    def look(
+        branches: Branches | None, mode: ModeSystem, *point: Any, late: float = 0.0, twin: Twin = ALONE
+    ) -> Iterator[Open]:
+        if branches is not None:
+            of_memory = options.rtol * np.abs(point[2])
+            allowed = np.concatenate(([late], options.allowed(mode.variables, point[1]), of_memory))
+            for text, by_u, values in branches.undecided(point, allowed, reach, twin):
+                yield Open(branches.what, text, float(point[0]), mode, by_u, values, count, at_event)
+
+    def twin(mode: ModeSystem, point: Callable[[], tuple[int, float, Array, Array] | None]) -> Twin:
+        def same() -> tuple[Any, ...] | None:
+            other = point()
+            return None if other is None or other[0] != mode.index else (*other[1:], p)
+
+        return Twin(options.rtol * trajectory.largest(mode), same)
+
+    def known(t: float) -> float:
+        return options.rtol * max(abs(t), t - trajectory.t_span[0])
+
+    start, at_event = trajectory.start, False
+    yield from look(table.start, start.mode, start.t, start.x, start.at.m, p)
+    for part in trajectory.parts:
+        if isinstance(part, Segment):
+            mode = part.mode
+            yield from look(table.constants.get(mode.index), mode, part.t_start, part.x_start, part.memory, p)
+        elif isinstance(part, EventRecord):
+            source, at_event = system.modes[system.transitions[part.index].source], True
+            yield from look(table.guards.get(part.index), source, part.time, part.x_minus, part.memory_minus, p)
+            if part.index in table.transitions:
+                branches, more = table.transitions[part.index]
+                late = known(part.time) if part.direction else 0.0
+                yield from look(branches, source, part.time, part.x_minus, part.memory_minus, p, *more(part), late=late)
+            at_event = False
+            count += 1
+        elif isinstance(part, MeasurementRecord) and part.index in table.measurements:
+            own = table.measurements[part.index](part.mode.index)
+            again = twin(part.mode, partial(reach.measured, measured))
+            yield from look(own, part.mode, part.time, part.x, part.memory, p, twin=again)
+        measured += isinstance(part, MeasurementRecord)
+    t, index, x, m = trajectory.final
+    late, end = known(t) if trajectory.ended_by_event else 0.0, table.ends.get(index)
+    if end is not None:
+        yield from look(end, system.modes[index], t, x, m, p, late=late, twin=twin(system.modes[index], reach.final))

@@ -1,0 +1,101 @@
+"""What a gradient has to pass before it is handed out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+
+from dae_hybrid.conditions.branches import open_branches
+from dae_hybrid.conditions.reach import Reach
+from dae_hybrid.conditions.resting import refuse_resting
+from dae_hybrid.conditions.simultaneous import coincidences, is_suspicious
+from dae_hybrid.errors import ConditionWarning, DaeHybridError, DerivativeWarning, ZenoError
+from dae_hybrid.sensitivity.duality import Duality
+from dae_hybrid.sensitivity.forward import TangentState
+from dae_hybrid.simulation.event_accuracy import amplified
+from dae_hybrid.simulation.grazing import refuse_near_misses, refuse_shallow
+from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.trajectory.diagnostics import Check, Diagnostics
+from dae_hybrid.trajectory.trajectory import Trajectory
+
+
+@contextmanager
+def keeping(trajectory: Trajectory) -> Iterator[None]:
+    """Errors of the analysis of a run carry the run."""
+    try:
+        yield
+    except DaeHybridError as error:
+        error.trajectory = error.trajectory or trajectory
+        raise
+
+
+def certify(
+    trajectory: Trajectory,
+    conditions: Conditions,
+    forward: Callable[[], tuple[Trajectory, TangentState]],
+    duality: Mapping[str, Duality],
+    growth: tuple[list[str], Check],
+    functionals: tuple[str, ...],
+    finer: Callable[[], Trajectory],
+) -> Diagnostics:
+    """Look at the conditions that concern a run as a whole, and state what was checked besides the run's diagnostics.
+
+    `forward` gives directions that have gone along the run, `finer` the run that `Reach` compares with; both are
+    called where they are needed. `growth` is what `amplification.lost_digits` says, `functionals` are those whose
+    derivatives are wanted.
+
+    Warns with `DerivativeWarning` where derivatives are one-sided, and where a condition failed that is not strict;
+    with `ConditionWarning` where perturbations have grown so that gradients are not determined, or where
+    sensitivities are lost in their absolute tolerances.
+    """
+    if trajectory.accumulation is not None:
+        conditions.refuse(
+            ZenoError(
+                "The run was ended where events accumulate: the derivative is that of the run up to there.",
+                time=trajectory.accumulation,
+                remedy="Model what happens at rest as a mode of its own; strict=False gives it all the same.",
+            )
+        )
+    forward = cache(forward)
+    refuse_shallow(trajectory, conditions)
+    refuse_near_misses(trajectory, conditions)
+    refuse_resting(trajectory, conditions, forward, functionals)
+    reach = Reach(trajectory, finer)
+    if open_branches(trajectory, reach):
+        run, directions = forward()  # whose events need not be those of the trajectory, one by one
+        for found in open_branches(run, reach):
+            if found.matters or found.moves(run, directions):
+                found.refuse(conditions)
+    sided: tuple[str, ...] = ()
+    if is_suspicious(trajectory, reach):
+        sided = coincidences(*forward(), reach, functionals)
+    for check in duality.values():
+        if not check.passed:
+            conditions.refuse(check.error())
+    for sentence in (*sided, *(f"{reason} The gradient is not one." for reason in conditions.failed)):
+        warnings.warn(sentence, DerivativeWarning, stacklevel=4)
+    lost, grown = growth
+    lost = [*conditions.doubts, *lost, *amplified(trajectory)]
+    for sentence in lost:
+        warnings.warn(sentence, ConditionWarning, stacklevel=4)
+    checks = [
+        grown,
+        Check(
+            "conditions",
+            not conditions.failed,
+            "; ".join(conditions.failed) or "event times and measurements move smoothly",
+        ),
+        Check(
+            "resolution of sensitivities",
+            not conditions.doubts,
+            "; ".join(conditions.doubts) or "sensitivities stand clear of their absolute tolerances",
+        ),
+        Check("one-sided derivatives", not sided, f"at {len(sided)} instants" if sided else "none"),
+    ]
+    checks += [
+        Check("duality", check.passed, f"'{name}': forward and adjoint differ by {check.defect:.1e}")
+        for name, check in duality.items()
+    ]
+    return Diagnostics((*sided, *conditions.failed, *lost), tuple(checks))

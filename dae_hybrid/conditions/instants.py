@@ -1,0 +1,497 @@
+"""The instants of a run, and what is due or open at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.conditions.reach import Reach
+from dae_hybrid.errors import EventError
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.point import StatePoint
+from dae_hybrid.port.record_table import RecordTable
+from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.simulation.departure import at_rest
+from dae_hybrid.simulation.event_logic import TOGETHER, WIDEST, EventLogic, same_instant
+from dae_hybrid.simulation.firing import Firing
+from dae_hybrid.simulation.grazing import accuracy
+from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.system.schedule import Schedule
+from dae_hybrid.system.system import ModeSystem
+from dae_hybrid.system.transition_map import KNOWN, clock
+from dae_hybrid.trajectory.trajectory import Trajectory
+
+#: states and derivatives that agree to this share are the same, or to so many rtol
+SAME, ACCURACY = 1e-6, 1e3
+#: times that differ by less than this share of the run for a change of the parameters by their own size are the same
+SAME_TIME = 1e-9
+#: a guard that is farther from zero than this share of its terms, and so many absolute tolerances, is far from it
+CLOSE, FAR = 1e-3, 1e3
+#: a mode, and t, x, m in it
+type Point = tuple[ModeSystem, float, Array, Array]
+
+
+class RunInspector:
+    """The instants of a run, and what is due or open at them."""
+
+    def __init__(self, trajectory: Trajectory, reach: Reach) -> None:
+        self.reach = reach
+        self.run, self.system, self.p = trajectory, trajectory.system, trajectory.parameters
+        self.accuracy = max(SAME, ACCURACY * trajectory.options.rtol)
+        self.schedule = Schedule(self.system, trajectory.t_span[0], self.p)
+
+    def slack(self, t: float) -> float:
+        """Times that differ by no more are one instant."""
+        return float(self._slacks(t))
+
+    def _slacks(self, t: float | Array) -> Array:
+        known = self.known(t)
+        return known if self.is_sure else np.clip(self.reach.late(t), known, WIDEST / TOGETHER * known)
+
+    def known(self, t: float | Array) -> Array:
+        """The same of a run that is as accurate as runs are."""
+        return TOGETHER * self.run.options.rtol * np.maximum(np.abs(t), t - self.run.t_span[0])
+
+    @property
+    def times(self) -> Array:
+        """The times of the events."""
+        return self.run.parts.event_times
+
+    @cached_property
+    def plain(self) -> NDArray[np.bool_]:
+        """By event: whether it is certified and alone at its instant, and the run as accurate there as runs are."""
+        times, slack = self.times, self._slacks(self.times)
+        alone = np.diff(times, prepend=-np.inf) > slack
+        alone[:-1] &= alone[1:]
+        return np.asarray(self.run.parts.certified & alone & (slack == self.known(times)))
+
+    @cached_property
+    def is_sure(self) -> bool:
+        """Whether the run may be a good deal less accurate than runs are without a difference to what is one instant.
+
+        That is where no event is next to another time, and no uncertified one next to another guard's zero.
+        """
+        run, start = self.run, self.run.t_span[0]
+        events = self.times
+        if not events.size:
+            return True
+        fired = set(events.tolist())
+        at = [time for mode in self.system.modes for time, _ in self.schedule.once(mode, start) if time not in fired]
+        given = [run.t_span[1], *at, *(time for part in run.parts.given for time in measured_in(part))]
+        others = np.sort(np.concatenate(([-np.inf], events, given, [np.inf])))
+        first, after = (np.searchsorted(others, events, side=side) for side in ("left", "right"))
+        away = np.minimum(events - others[first - 1], others[after] - events)
+        near = WIDEST * run.options.rtol * np.maximum(np.abs(events), events - start)
+        if np.any((away <= near) | (after - first > 1)):
+            return False
+        return not any(self._apart(event) <= WIDEST / TOGETHER * self.known(event.time) for event in run.uncertified)
+
+    def _apart(self, event: EventRecord) -> float:
+        """The time between an event and the nearest zero of another guard of its mode, by the rates of the guards."""
+        mode = self.source(event)
+        if len(mode.guarded) < 2:
+            return np.inf
+        _, guards, rates, _ = self.entry(*self.before(event))
+        other = np.array(mode.guarded) != event.index
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(np.nanmin(np.abs(guards / rates)[other], initial=np.inf))
+
+    def instant(self, t: float) -> EventLogic:
+        """A fresh instant of the run."""
+        return self._instant(self.slack(t))
+
+    def _instant(self, slack: float = 0.0) -> EventLogic:
+        return EventLogic(self.system, self.run.t_span, self.run.options, self.schedule, slack)
+
+    def instants(self) -> Iterator[tuple[int, list[EventRecord]]]:
+        """The events of the run by instant, with the number of the first."""
+        events, first, times = self.run.events, 0, self.times.tolist()
+        slack = self._slacks(self.times).tolist()
+        for i in range(1, len(events) + 1):
+            if i == len(events) or not (events[i].order or times[i] - times[first] <= slack[i]):
+                yield first, list(events[first:i])
+                first = i
+
+    def is_first(self, events: list[EventRecord]) -> bool:
+        """Whether an instant is the start of the run."""
+        start = self.run.t_span[0]
+        return same_instant(events[0].time, start, start)
+
+    def is_beside_end(self, events: list[EventRecord]) -> bool:
+        """Whether the end of the run, given as such, is the time of an instant to the accuracy of the run."""
+        t, end = events[-1].time, self.run.t_span[1]
+        return abs(end - t) <= self.slack(t)
+
+    def is_rounding(self, one: float, other: float) -> bool:
+        """Whether two times are the same but for rounding."""
+        return same_instant(one, other, self.run.t_span[0])
+
+    def source(self, event: EventRecord) -> ModeSystem:
+        """The mode that an event left."""
+        return self.system.modes[self.system.transitions[event.index].source]
+
+    def target(self, event: EventRecord) -> ModeSystem:
+        """The mode that an event led to."""
+        target = self.system.transitions[event.index].target
+        return self.system.modes[self.run.final[1] if target is None else target]
+
+    def others(self, event: EventRecord) -> list[Firing]:
+        """The other transitions that are due where the first event of an instant fired."""
+        mode = self.source(event)
+        if len(mode.guarded) + len(mode.timed) < 2:
+            return []
+        return [firing for firing in self.due(self.before(event)) if firing.transition.index != event.index]
+
+    def ceasing(self, event: EventRecord) -> list[Firing]:
+        """Transitions whose conditions cease to hold where an event fired: it may have come while they still held."""
+        mode, _, x, m = point = self.before(event)
+        every = self.system.transitions
+        conditions = {i for i in mode.guarded if every[i].jumps}
+        if event.source != event.target or not conditions:
+            return []
+        return [
+            Firing(every[index], h, rate)
+            for index, h, rate in self._within_accuracy(point, StatePoint(x, m, *self.entry(*point)))
+            if index in conditions and every[index].direction * rate < 0
+        ]
+
+    def firing(self, event: EventRecord) -> Firing:
+        """What an event was."""
+        transition = self.system.transitions[event.index]
+        return Firing(transition, event.guard, event.rate, event.count, event.follows)
+
+    def with_twins(self, indices: set[int]) -> set[int]:
+        """These transitions, and those that change the same relation or step function."""
+        keys = {self._key(index) for index in indices}
+        return {t.index for t in self.system.transitions if self._key(t.index) in keys}
+
+    def _key(self, index: int) -> Any:
+        """What transitions of one relation have in common."""
+        relation = self.system.transitions[index].relation
+        return index if relation is None else relation.memory
+
+    def sides_after(self, events: Sequence[EventRecord], but: Firing) -> dict[int, int]:
+        """The sides of zero that the guards of events are on after them, but for one that is to fire again."""
+        if not events or events[-1].target is None:
+            return {}
+        fired = {event.index for event in events} - self.with_twins({but.transition.index})
+        mode, t, x, m = self.after(events[-1])
+        at = StatePoint(x, m, *self.entry(mode, t, x, m))
+        zero = {index: rate for index, rate in self._instant(self.slack(t)).touching(mode, t, at)}
+        guards = zip(mode.guarded, at.guards.tolist(), strict=True)
+        return {index: int(np.sign(zero.get(index, h))) for index, h in guards if index in fired}
+
+    def settled(self, due: set[int], events: Sequence[EventRecord], conditions: Conditions) -> set[int]:
+        """Transitions that are a matter of order: those that fired, and whatever else was due.
+
+        Relations and what was only due are not where an event has brought their guards to zero anew.
+        """
+        fired = self.with_twins({event.index for event in events})
+        kept = {index for index in fired if self.system.transitions[index].relation is None}
+        return kept | (fired | self.with_twins(due)) & self.untouched(events, conditions)
+
+    def untouched(self, events: Sequence[EventRecord], conditions: Conditions) -> set[int]:
+        """Transitions whose guards events have left alone: they see what they, or those of the same relation, saw."""
+        first, last = events[0], events[-1]
+        if last.target is None:
+            return set()
+        n = self.source(first).differential.size + first.memory_minus.size
+        state, none = np.eye(n), np.zeros((self.p.size, n))
+        taus: list[Array] = []
+        for event in events:
+            map_ = self.system.linearise(event, self.p, self.run.t_span[0], conditions)
+            tau, state, _ = map_.forward(state, none, taus[-1] if taus else None)
+            taus.append(tau)
+        before = self._seen(self.before(first), np.eye(n), taus[-1])
+        after = self._seen(self.after(last), state, taus[-1])
+        keys = {self._key(index): index for index in self.source(first).guarded}
+        found = set()
+        for index, seen in after.items():
+            other = before.get(keys.get(self._key(index), -1))
+            if other is None:
+                continue
+            apart = min(np.abs(seen - other).max(initial=0.0), np.abs(seen + other).max(initial=0.0))
+            if apart <= SAME * np.abs(other).max(initial=0.0):
+                found.add(index)
+        return found
+
+    def _seen(self, point: Point, state: Array, tau: Array) -> dict[int, Array]:
+        """Derivatives of the guards of a mode at a time that moves."""
+        found, start = {}, clock(self.run.t_span[0], 0)
+        for index in point[0].guarded:
+            h_w, _, rate = self.system.transitions[index].guard_derivatives(*point, self.p, start)
+            found[index] = h_w @ state + rate * tau
+        return found
+
+    def entered_beside(self, index: int, guard: float = 0.0, rate: float = 1.0) -> Firing:
+        """A transition whose guard is zero on entry, to the accuracy of the run, and moves away.
+
+        A neighbouring run begins on the other side. The relation of such a transition has changed at the entry there,
+        and changes back where its guard crosses.
+        """
+        transition = self.system.transitions[index]
+        return Firing(transition, guard, rate, follows=transition.relation is not None)
+
+    def near_after(self, event: EventRecord) -> list[Firing]:
+        """The transitions of `near` where an event led to, but for its own, and those whose guards it has not moved."""
+        if event.target is None:
+            return []
+        found = [firing for firing in self.near(self.after(event)) if firing.transition.index != event.index]
+        mode, t, *_ = self.after(event)
+        if event.source != event.target:
+            return found + [firing for firing in self._times_near(mode, t) if firing.transition.index != event.index]
+        left_alone = self.untouched([event], Conditions(strict=False)) if found else set()
+        return [firing for firing in found if firing.transition.index not in left_alone]
+
+    def _times_near(self, mode: ModeSystem, t: float) -> list[Firing]:
+        """The time events of a mode that its entry at a time may be before or after, to the accuracy of the run."""
+        found = []
+        slack, start = self.slack(t), self.run.t_span[0]
+        for transition in self.schedule.periodic(mode):
+            period = self.schedule.time(transition, 1) - start
+            count = round((t - start) / period)
+            if count and abs(self.schedule.time(transition, count) - t) <= slack:
+                found.append(Firing(transition, count=count))
+        found += [Firing(transition) for _, transition in self.schedule.once(mode, t - slack, t + slack)]
+        return found
+
+    def due(self, point: Point) -> list[Firing]:
+        """The transitions that are due at a point where its mode goes on."""
+        mode, t, x, m = point
+        instant, at = self.instant(t), StatePoint(x, m, *self.entry(*point))
+        zeros = instant.zeros(mode, t, at)
+        known = {index for index, _, _ in zeros}
+        zeros += [zero for zero in self._within_accuracy(point, at) if zero[0] not in known]
+        found = []
+        for index, h, rate in zeros:
+            transition = self.system.transitions[index]
+            if transition.direction * rate >= 0 and not transition.refuses:
+                found.append(Firing(transition, h, rate))
+        last = t + self.slack(t)
+        found += [Firing(timed, count=count) for when, timed, count in instant.timetable(mode, t, last) if when <= last]
+        return found
+
+    def coming(self, point: Point, happened: list[EventRecord]) -> list[Firing]:
+        """The transitions that would be due if a run went on from its last point, after what has happened there."""
+        mode, t, *_ = point
+        if not mode.guarded and not mode.timed:
+            return []
+        _, guards, rates, sizes = (values.tolist() for values in self.entry(*point))
+        slack, near = self.slack(t), zip(guards, rates, sizes, strict=True)
+        if not mode.timed and not any(abs(h) <= slack * abs(rate) + CLOSE * size for h, rate, size in near):
+            return []
+        done = {(event.index, event.count) for event in happened}
+        return [
+            firing
+            for firing in self.due(point)
+            if (firing.guard * firing.rate < 0)
+            or (firing.transition.kind != "guard" and (firing.transition.index, firing.count) not in done)
+        ]
+
+    def is_exact(self, firing: Firing, point: Point) -> bool:
+        """Whether a transition is due at a point to the last bit."""
+        mode, t, x, m = point
+        if firing.transition.kind != "guard":
+            exact = self._instant().timetable(mode, t, t)
+            return any(timed.index == firing.transition.index and when <= t for when, timed, _ in exact)
+        instant = self._instant()
+        zeros = instant.zeros(mode, t, StatePoint(x, m, *self.entry(*point)))
+        return any(index == firing.transition.index for index, _, _ in zeros)
+
+    def undecided_after(self, event: EventRecord) -> list[int]:
+        """The same after an event."""
+        if event.target is None:
+            return []
+        same = event.source == event.target and np.array_equal(event.x_minus, event.x_plus)
+        own = event.index if same and np.array_equal(event.memory_minus, event.memory_plus) else None
+        mode, point = self.target(event), (event.time, event.x_plus, event.memory_plus)
+        found = self.undecided(mode, *point, own)
+        if not found or event.source == event.target:
+            return found
+        resting = self._at_rest(mode, *point)  # whichever side they begin on, they do not cross
+        return [i for i in found if i not in resting or not self._waits(i)]
+
+    def _waits(self, index: int) -> bool:
+        """Whether a guard that is past its threshold on entry, and moves on, is left alone."""
+        transition = self.system.transitions[index]
+        return transition.direction != 0 and transition.on_entry == "wait"
+
+    def _at_rest(self, mode: ModeSystem, t: float, x: Array, m: Array) -> set[int]:
+        """Transitions whose guards leave zero away from where they fire; see `departure`."""
+        i = int(np.searchsorted(self._times, t - self.slack(t)))
+        past = t - (self._times[i - 1] if i else self.run.t_span[0])
+        places = {i: self.system.transitions[index] for i, index in enumerate(mode.guarded)}
+        at = StatePoint(x, m, *self.entry(mode, t, x, m))
+        return {mode.guarded[i] for i in at_rest(places, mode, t, at, self.p, self.run.options, past)}
+
+    @cached_property
+    def _times(self) -> Array:
+        return np.array([event.time for event in self.run.events])
+
+    def undecided(self, mode: ModeSystem, t: float, x: Array, m: Array, own: int | None) -> list[int]:
+        """Transitions whose guards are zero where a mode is entered and do not fire, but would be met from beside.
+
+        `own` is the one that has just fired where nothing has changed but the clock.
+        """
+        if not mode.guarded:
+            return []
+        return self._undecided(mode, t, StatePoint(x, m, *self.entry(mode, t, x, m)), own)
+
+    def _undecided(self, mode: ModeSystem, t: float, at: StatePoint, own: int | None) -> list[int]:
+        instant, found = self._instant(), []
+        for index, rate in instant.touching(mode, t, at):
+            transition = self.system.transitions[index]
+            meets = transition.direction * rate >= 0 or transition.on_entry != "wait"
+            if meets and transition.movable and index != own and transition.matters:
+                found.append(index)
+        return found
+
+    def near(self, point: Point) -> list[Firing]:
+        """Transitions that fire where a mode is entered or do not, as the accuracy of the state will have it.
+
+        Their guards are within a few tolerances of zero, though not zero to rounding.
+        """
+        mode, t, x, m = point
+        if not mode.guarded:
+            return []
+        start = self.run.start
+        at = start.at if m is start.at.m and t == start.t else StatePoint(x, m, *self.entry(*point))
+        close = self._within_accuracy(point, at)
+        if not close:
+            return []
+        exact = self._instant()
+        touching, found = {index for index, _ in exact.touching(mode, t, at)}, []
+        for index, h, rate in close:
+            transition = self.system.transitions[index]
+            meets = transition.direction * rate >= 0 or transition.on_entry != "wait"
+            if meets and transition.movable and transition.matters and index not in touching:
+                away = transition.direction * rate < 0
+                found.append(self.entered_beside(index, h, rate) if away else Firing(transition, h, rate))
+        return found
+
+    def _within_accuracy(self, point: Point, at: StatePoint) -> list[tuple[int, float, float]]:
+        """Transitions of the mode whose guards are within a few tolerances of zero and move, with value and rate."""
+        mode, t, x, _ = point
+        away = FAR * float(max(self.run.options.absolute(mode.differential), default=0.0))
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        found, duration, slack = [], self.run.t_span[1] - self.run.t_span[0], self.slack(t)
+        allowed = self.run.options.allowed(mode.differential, x[: mode.differential.size])
+        for index, h, rate, size in values:
+            if abs(h) <= CLOSE * size + away:
+                derivatives = self.system.transitions[index].guard_derivatives
+                by_y = derivatives(*point, self.p, clock(self.run.t_span[0], 0))[0]
+                tolerance = float(np.abs(by_y[: allowed.size]) @ allowed) + slack / TOGETHER * abs(rate)
+                known, most = TOGETHER * tolerance, abs(rate) * duration
+                if known < abs(h) <= WIDEST * tolerance and known < most:
+                    known = self.reach.tolerances(t) * tolerance
+                if abs(h) <= known < most:
+                    found.append((index, h, rate))
+        return found
+
+    def before(self, event: EventRecord) -> Point:
+        """Where an event fired."""
+        return self.source(event), event.time, event.x_minus, event.memory_minus
+
+    def after(self, event: EventRecord) -> Point:
+        """Where it led to."""
+        return self.target(event), event.time, event.x_plus, event.memory_plus
+
+    @property
+    def end(self) -> Point:
+        """The mode and the point that the run ends with."""
+        t, mode, x, m = self.run.final
+        return self.system.modes[mode], t, x, m
+
+    def at_rest(self, point: Point) -> list[int]:
+        """Transitions whose guards rest at zero and depend on more than time."""
+        mode, t, x, m = point
+        if not (mode.guarded and self.run.notes):  # a note says which guards have rested
+            return []
+        instant = self._instant()
+        at = StatePoint(x, m, *self.entry(mode, t, x, m))
+        moving = {index for index, _, _ in instant.zeros(mode, t, at)}
+        touching = [index for index, _ in instant.touching(mode, t, at) if index not in moving]
+        return [i for i in touching if (transition := self.system.transitions[i]).movable and not transition.is_kink]
+
+    def moving_at_start(self, directions: Array | None = None) -> list[int]:
+        """Transitions whose guards are zero at the start without firing, and move with the parameters.
+
+        Along columns of directions, or with each parameter by itself.
+        """
+        start = self.run.start
+        open_ = self._undecided(start.mode, start.t, start.at, None)
+        if not open_:
+            return []
+        directions = np.eye(self.p.size) if directions is None else directions
+        state = start.derivatives @ directions
+        return [index for index in open_ if self.moves(index, *self.start, state, directions, None)]
+
+    @property
+    def start(self) -> Point:
+        """The mode and the point that the run starts with."""
+        start = self.run.start
+        return start.mode, start.t, start.x, start.at.m
+
+    def moves(
+        self, index: int, mode: ModeSystem, t: float, x: Array, m: Array, state: Array, dp: Array, tau: Array | None
+    ) -> bool:
+        """Whether a guard that is zero at a point moves away from there, with the time of the point.
+
+        By more than the run is accurate: what changes a state by less than that when a parameter doubles is nothing.
+        """
+        transition = self.system.transitions[index]
+        h_w, h_p, rate = transition.guard_derivatives(mode, t, x, m, self.p, clock(self.run.t_span[0], 0))
+        terms = [h_w[:, None] * state, h_p[:, None] * dp]
+        if tau is not None:
+            terms.append(rate * tau[None, :])
+        if not any(term.any() for term in terms):
+            return False
+        change, size = (sum(f(term).sum(axis=0) for term in terms) for f in (np.asarray, np.abs))
+        y = x[: mode.differential.size]
+        accuracy = self.run.options.absolute(mode.differential) + KNOWN * self.run.options.rtol * np.abs(y)
+        unseen = np.abs(h_w[: y.size]) @ accuracy
+        scale = np.where(self.p != 0, np.abs(self.p), 1.0) @ np.abs(dp)
+        return bool(np.any(np.abs(change) > self.accuracy * size + unseen / np.where(scale > 0, scale, 1.0)))
+
+    def entry(self, mode: ModeSystem, t: float, x: Array, m: Array) -> list[Array]:
+        """Rates, guards, their rates and sizes at a point."""
+        return mode.kernels["entry"](t, x, m, self.p)
+
+
+def measured_in(part: object) -> list[float]:
+    """The times of the measurements of a part of a run."""
+    if isinstance(part, RecordTable):
+        return part.measured_times
+    return [part.time] if isinstance(part, MeasurementRecord) else []
+
+
+def knots_in(part: object) -> list[float]:
+    """The times of the knots of a part of a run."""
+    if isinstance(part, RecordTable):
+        return part.knot_times
+    return [part.time] if isinstance(part, KnotRecord) else []
+
+
+def inaccuracy(trajectory: Trajectory, event: EventRecord) -> float:
+    """What the time of an event may be off by; those that are given are exact."""
+    if not event.direction or event.follows or not event.rate:
+        return 0.0
+    return TOGETHER * accuracy(trajectory, event) / abs(event.rate)
+
+
+def refuse(look: RunInspector, index: int, t: float, conditions: Conditions, what: str, remedy: str) -> None:
+    """A transition whose existence a change of the parameters decides."""
+    transition = look.system.transitions[index]
+    conditions.refuse(
+        EventError(
+            f"{what}: a change of the parameters one way moves the transition, the other way takes it away.",
+            transition=transition.name,
+            mode=look.system.modes[transition.source].name,
+            time=t,
+            remedy=remedy,
+        )
+    )

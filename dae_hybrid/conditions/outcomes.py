@@ -1,0 +1,253 @@
+"""What an instant of a run might lead to: the point, its costs and their derivatives, in one order or the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from dae_hybrid.conditions.instants import ACCURACY, SAME, SAME_TIME, Point, RunInspector
+from dae_hybrid.errors import ChatteringError, DaeHybridError
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.point import StatePoint
+from dae_hybrid.port.records import EventRecord
+from dae_hybrid.sensitivity.forward import TangentState
+from dae_hybrid.simulation.firing import Firing
+from dae_hybrid.system.system import ModeSystem
+from dae_hybrid.system.transition_map import clock
+from dae_hybrid.trajectory.trajectory import Trajectory
+
+type Sides = Mapping[int, int]
+#: guards that are this many times as far away as the one that an instant begins with are zero there
+BESIDE = 2.0
+NOWHERE: Sides = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an instant leads to: the mode and the point after it, its costs, and the records on the way."""
+
+    mode: ModeSystem
+    at: StatePoint
+    costs: Array
+    records: list[EventRecord]
+
+
+@dataclass(frozen=True)
+class Side:
+    """A point that a run may come to, with what it has cost since the sides part, and the derivatives of both.
+
+    `state` are those of (y, m) at fixed time, (n_w, d); `gained` those of the costs, (k, d).
+    """
+
+    point: Point
+    state: Array
+    costs: Array
+    gained: Array
+
+
+@dataclass
+class Along:
+    """Derivatives of a run along its directions."""
+
+    run: Trajectory
+    directions: TangentState
+
+    def __post_init__(self) -> None:
+        p = self.run.parameters
+        scale = np.where(p != 0, np.abs(p), 1.0) @ abs(self.directions.directions)
+        duration = self.run.final[0] - self.run.t_span[0]
+        self.still = SAME_TIME * duration / np.where(scale > 0, scale, 1.0)
+        self.accuracy = max(SAME, ACCURACY * self.run.options.rtol)
+        self.event_times, self.sides = self.directions.event_times, self.directions.sides
+
+    def together(self, a: Array, b: Array) -> bool:
+        """Whether two times move together."""
+        return bool(np.all(np.abs(a - b) <= self.still + self.accuracy * np.maximum(np.abs(a), np.abs(b))))
+
+    def time_of(self, point: Point, firing: Firing, state: Array) -> Array:
+        """Derivative of the time at which a transition is due at a point."""
+        start = clock(self.run.t_span[0], firing.count)
+        h_w, h_p, rate = firing.transition.guard_derivatives(*point, self.run.parameters, start)
+        return np.asarray((h_w @ state + h_p @ self.directions.directions) / -rate)
+
+    def before(self, point: Point, state: Array) -> Side:
+        """A point where nothing happens."""
+        k = self.run.system.functionals.size
+        return Side(point, state, np.zeros(k), np.zeros((k, state.shape[1])))
+
+    def after(self, outcome: Outcome, t: float, state: Array, tau: Array | None = None) -> Side:
+        """What an instant leads to, from derivatives before it; `tau` is that of the event before."""
+        state, gained = self._derivatives(outcome.records, state, tau)
+        return Side((outcome.mode, t, outcome.at.x, outcome.at.m), state, outcome.costs, gained)
+
+    def difference(self, one: Side, two: Side) -> str | None:
+        """In what two sides differ, None where they agree to the accuracy of the run."""
+        (mode, _, x, m), (other, _, x2, m2) = one.point, two.point
+        if mode is not other:
+            return f"they lead to different states (mode '{mode.name}' on one side, '{other.name}' on the other)"
+        system, used = self.run.system, self._used(mode)
+        memory, costs = system.memory.labels(), [f"the costs of {name}" for name in system.functionals.labels()]
+        pairs = (
+            (x, x2, mode.variables.labels()),
+            (m[used], m2[used], [memory[i] for i in used]),
+            (one.costs, two.costs, costs),
+        )
+        for a, b, labels in pairs:
+            if not close(a, b, self.accuracy):
+                i = int(np.argmax(np.abs(a - b)))
+                return f"they lead to different states ({labels[i]} = {a[i]:.6g} on one side, {b[i]:.6g} on the other)"
+        states = (*mode.differential.labels(), *memory)
+        for a, b, labels in ((one.state, two.state, states), (one.gained, two.gained, costs)):
+            if not close(a, b, self.accuracy):
+                i, j = divmod(int(np.argmax(np.abs(a - b))), a.shape[1])
+                by = f"{labels[i]} by {self.parameter(j)}"
+                both = f"{a[i, j]:.6g} on one side, {b[i, j]:.6g} on the other"
+                return f"they lead to the same state with other derivatives ({by}: {both})"
+        return None
+
+    def _used(self, mode: ModeSystem) -> list[int]:
+        """Entries of the memory that make a difference in a mode: what relations of others say is set right there."""
+        every = self.run.system.transitions
+        relations = {t.relation.entry for t in every if t.relation is not None}
+        own = {r.entry for r in (every[i].relation for i in mode.guarded) if r is not None}
+        return [i for i in range(self.run.system.memory.size) if i in own or i not in relations]
+
+    def parameter(self, direction: int) -> str:
+        """The name of a direction."""
+        entries = np.flatnonzero(self.directions.directions[:, direction])
+        return self.run.system.parameters.labels()[entries[0]] if entries.size == 1 else f"direction {direction}"
+
+    def fires_or_not(
+        self, look: RunInspector, point: Point, firing: Firing, state: Array, tau: Array | None = None,
+        past: Sequence[EventRecord] = (),
+    ) -> str | None:  # fmt: skip
+        """What a transition changes that fires at a point or does not, None where it is nothing.
+
+        `tau` is the derivative of the time of the point, `past` are the events that have led to it.
+        """
+        try:
+            outcome = replay(look, point, firing, armed=False, sides=look.sides_after(past, firing))
+            fired = self.after(outcome, point[1], state, tau)
+        except DaeHybridError as error:
+            return f"there is an error ({error.message})"
+        return self.difference(self.before(point, state), fired)
+
+    def order_matters(self, look: RunInspector, event: EventRecord, other: Firing, before: Array) -> str | None:
+        """What another order of an instant changes, None where it is nothing."""
+        return self._either(look, event, before, (look.firing(event), {}), (other, {}))
+
+    def holding_matters(self, look: RunInspector, event: EventRecord, condition: int, before: Array) -> str | None:
+        """What changes if the condition of a transition still holds where an event fires, None where it is nothing."""
+        mine, holds = look.firing(event), self.run.system.transitions[condition].direction
+        return self._either(look, event, before, (mine, {condition: -holds}), (mine, {condition: holds}))
+
+    def _either(self, look: RunInspector, event: EventRecord, before: Array, *ways: tuple[Firing, Sides]) -> str | None:
+        point = look.before(event)
+        try:
+            armed, scale, earlier = not look.is_first([event]), event.rate_scale, event.earlier
+            outcomes = [
+                replay(look, point, first, scale, armed=armed, earlier=earlier, sides=sides) for first, sides in ways
+            ]
+            one, two = (self.after(outcome, event.time, before) for outcome in outcomes)
+        except DaeHybridError as error:
+            return f"in one of them there is an error ({error.message})"
+        return self.difference(one, two)
+
+    def _derivatives(self, records: list[EventRecord], before: Array, earlier: Array | None) -> tuple[Array, Array]:
+        """Derivatives of the state after an instant, and what it adds to those of the functionals."""
+        system, p, start = self.run.system, self.run.parameters, self.run.t_span[0]
+        state, gained = before, np.zeros((system.functionals.size, before.shape[1]))
+        for record in records:
+            map_ = system.linearise(record, p, start, self.directions.conditions)
+            earlier, state, cost = map_.forward(state, self.directions.directions, earlier)
+            gained = gained + cost
+        return state, gained
+
+
+def replay(
+    look: RunInspector, point: Point, begin: Firing, rate_scale: float = 0.0, *, armed: bool,
+    earlier: EventRecord | None = None, sides: Sides = NOWHERE,
+) -> Outcome:  # fmt: skip
+    """Go through an instant from a point, with some transition first; `armed` says whether the mode has been there.
+
+    `sides` are those of zero that guards are taken to be on at the point, by transition.
+    """
+    system, p, options = look.system, look.p, look.run.options
+    mode, t, x, m = point
+    instant, at = look.instant(t), StatePoint(x, m, *look.entry(*point))
+    if begin.guard and begin.rate:
+        instant.slack = max(instant.slack, BESIDE * abs(begin.guard / begin.rate))
+    records: list[EventRecord] = []
+    costs, firing, left = np.zeros(system.functionals.size), begin, False
+    if armed:
+        instant.arrive(mode, t, at, armed=frozenset(mode.guarded))
+    instant.sides.update(sides)
+    while True:
+        source = mode
+        if firing.transition.kind == "every":
+            instant.counts[firing.transition.index] = firing.count
+        order, reached = instant.fired(firing, t), at
+        mode, at, record, cost = firing.carry_out(
+            system, t, at, p, options, order=order, rate_scale=rate_scale,
+            earlier=records[-1] if records else earlier,
+        )  # fmt: skip
+        if mode is source and not mode.algebraic.size:
+            at, record = _not_passed(look, mode, reached, at, record)
+        records.append(record)
+        costs = costs + cost
+        here = mode is point[0] and close(at.x, x, SAME) and close(at.m, m, SAME)
+        if here and left and begin.transition.kind == "guard":
+            raise _chattering(records)
+        left = left or not here
+        if record.target is None:
+            return Outcome(mode, at, costs, records)
+        kept = frozenset(mode.guarded) if mode is source else frozenset()
+        resting = instant.at_rest(mode, t, at, p, kept)
+        following = instant.look(mode, t, at, entering=True, resting=resting).fires
+        if following is None:
+            when, timed, count = instant.due(mode, t)
+            following = Firing(timed, count=count) if timed is not None and when - t <= look.slack(t) else None
+        if following is None:
+            return Outcome(mode, at, costs, records)
+        firing = following
+
+
+def _chattering(records: Sequence[EventRecord]) -> ChatteringError:
+    """A transition has been undone, and is due again: nothing that is due later comes to its turn."""
+    names = dict.fromkeys(record.transition for record in records)
+    return ChatteringError(
+        f"Transitions follow each other without end: {' -> '.join(names)}.",
+        transition=records[0].transition,
+        mode=records[0].source,
+        time=records[0].time,
+    )
+
+
+def _not_passed(
+    look: RunInspector, mode: ModeSystem, before: StatePoint, at: StatePoint, record: EventRecord
+) -> tuple[StatePoint, EventRecord]:
+    """The point after a transition and its record; relations that were at their thresholds, and are, keep their sides.
+
+    A reset evaluates the relations of what it changes, and which side of a threshold rounding takes them to is chance.
+    """
+    t, m, slack = record.time, at.m, look.slack(record.time)
+    for i, index in enumerate(mode.guarded):
+        relation = look.system.transitions[index].relation
+        if relation is None or index == record.index or m[relation.entry] == before.m[relation.entry]:
+            continue
+        if all(abs(point.guards[i]) <= slack * abs(point.rates[i]) for point in (before, at)):
+            m = m.copy()
+            m[relation.entry] = before.m[relation.entry]
+    if m is at.m:
+        return at, record
+    at = StatePoint(at.x, m, *mode.kernels["entry"](t, at.x, m, look.p))
+    return at, replace(record, memory_plus=m, xdot_plus=at.xdot)
+
+
+def close(a: Array, b: Array, accuracy: float) -> bool:
+    """Whether two arrays are the same to this share of what is largest in them."""
+    scale = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
+    return bool(np.all(np.abs(a - b) <= accuracy * scale))

@@ -1,0 +1,109 @@
+"""How far a run may be off, as a second run at a tenth of its tolerances shows.
+
+What a run makes of its tolerances depends on the method and on the system: steps of BDF leave errors that add up, and
+perturbations may grow. Where something falls beside an event, and matters, that decides whether the two are one
+instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.records import EventRecord, MeasurementRecord
+from dae_hybrid.simulation.event_logic import TOGETHER, WIDEST
+from dae_hybrid.simulation.grazing import accuracy
+from dae_hybrid.trajectory.trajectory import Trajectory
+
+#: the second run is at this share of the tolerances; errors are taken to be so many times the difference
+FINER, SAFETY = 0.1, 3.0
+
+
+class Reach:
+    """How far a run may be off; `again` is the run at finer tolerances, which is made where it is needed."""
+
+    def __init__(self, trajectory: Trajectory, again: Callable[[], Trajectory]) -> None:
+        self.run, self._again = trajectory, again
+
+    def late(self, t: float | Array) -> Array:
+        """How late or early events next to a time, or to times, may be; infinite where they need not be there."""
+        times, late = self._late
+        return np.asarray(late[np.searchsorted(times, t)])
+
+    def tolerances(self, t: float) -> float:
+        """How many tolerances the state may be off by, from TOGETHER to WIDEST: the most until the event after t."""
+        times, found = self._tolerances
+        return float(found[min(int(np.searchsorted(times, t)), len(times) - 1)])
+
+    def final(self) -> tuple[int, float, Array, Array] | None:
+        """Mode, t, x and m at the end of the second run, if there is one."""
+        if self._other is None:
+            return None
+        t, mode, x, m = self._other.final
+        return mode, t, x, m
+
+    def measured(self, i: int) -> tuple[int, float, Array, Array] | None:
+        """The same at a measurement, by its place in the run."""
+        given = () if self._other is None else self._other.parts
+        found = [part for part in given if isinstance(part, MeasurementRecord)][i : i + 1]
+        return next(((part.mode.index, part.time, part.x, part.memory) for part in found), None)
+
+    @cached_property
+    def _other(self) -> Trajectory | None:
+        try:
+            return self._again()
+        except DaeHybridError:
+            return None
+
+    @cached_property
+    def _same(self) -> tuple[Array, Array, int]:
+        """The times of the events of both runs, and how many of them, from the first, are the same ones."""
+        own = self.run.parts
+        if self._other is None:
+            return own.event_times, np.zeros(0), 0
+        other = self._other.parts
+        times, others = own.event_times, other.event_times
+        n = min(times.size, others.size)
+        differs = np.flatnonzero(own.event_transitions[:n] != other.event_transitions[:n])
+        return times, others, int(differs[0]) if differs.size else n
+
+    @cached_property
+    def _late(self) -> tuple[Array, Array]:
+        """The times of events; by how many of them are before a time, how late the four next to it may be."""
+        times, others, n = self._same
+        late = np.zeros(times.size + 4)
+        late[2 + n : -2] = np.inf
+        late[2 : 2 + n] = SAFETY * np.abs(times[:n] - others[:n])
+        return times, np.asarray(np.max([late[i : times.size + 1 + i] for i in range(4)], axis=0), dtype=float)
+
+    @cached_property
+    def _tolerances(self) -> tuple[Array, Array]:
+        run, other = self.run, self._other
+        if other is None:
+            return np.array([run.t_span[0]]), np.array([WIDEST])
+        times, others, n = self._same
+        found = [SAFETY * self._difference(*pair) for pair in zip(run.events[:n], other.events[:n], strict=True)]
+        (t, mode, x, _), (other_t, other_mode, other_x, _) = run.final, other.final
+        if n == times.size == others.size and (t, mode) == (other_t, other_mode):
+            found.append(SAFETY * self._in_tolerances(mode, x, other_x))
+        else:
+            found.append(WIDEST)
+        at = times[: n + 1] if n < min(times.size, others.size) else np.append(times[:n], t)
+        return at, np.clip(np.maximum.accumulate(found), TOGETHER, WIDEST)
+
+    def _difference(self, one: EventRecord, two: EventRecord) -> float:
+        """The difference of one event in two runs: in its guard, and in the state where its time is given."""
+        seen = accuracy(self.run, one) if one.direction and not one.follows else 0.0
+        if seen:
+            return abs(one.time - two.time) * abs(one.rate) / seen
+        source = self.run.system.transitions[one.index].source
+        return self._in_tolerances(source, one.x_minus, two.x_minus)
+
+    def _in_tolerances(self, mode: int, x: Array, other: Array) -> float:
+        layout = self.run.system.modes[mode].differential
+        y, z = x[: layout.size], other[: layout.size]
+        return float(np.max(np.abs(y - z) / self.run.options.allowed(layout, y), initial=0.0))

@@ -1,0 +1,365 @@
+"""Kinks of equations and integrands at which a run rests.
+
+A kink that is passed does no harm: what is to either side of it is integrated across. Where its argument stays at
+zero, as of `fabs(x - y)` with x = y, and would not for other parameters, there are only one-sided derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import casadi as ca
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.codegen.casadi_tools import kind_for
+from dae_hybrid.errors import EventError
+from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.port.record_table import RECORDS
+from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.port.replay import SegmentReplay
+from dae_hybrid.simulation.event_logic import TOGETHER, ZERO_ROUNDINGS
+from dae_hybrid.statement.discontinuities import Discontinuities
+from dae_hybrid.statement.discontinuous_nodes import KINKS, bare
+from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.system.transition_map import chain
+
+if TYPE_CHECKING:
+    from dae_hybrid.sensitivity.forward import TangentState
+    from dae_hybrid.trajectory.trajectory import Segment, Trajectory
+
+#: a kink rests that stays where it is for this share of a segment; its rate is zero where it is this share of its terms
+SHARE, ZERO = 1e-2, 1e-6
+#: times in a segment that are looked at where its outputs are not at its steps, and numbers that are held at once
+LOOKS, MOST = 101, 1_000_000
+#: and so many at most in a segment at which a kink stays
+FEW = 8
+#: sides that differ by less than so many tolerances are the same
+EFFECT = 100.0
+#: of max(a, b) = (a + b + |a - b|) / 2
+SHARPNESS = {ca.OP_FABS: 1.0, ca.OP_FMAX: 0.5, ca.OP_FMIN: -0.5}
+
+
+@dataclass(frozen=True, eq=False)
+class Kinks:
+    """The kinks of the equations and integrands of a mode.
+
+    `flow` are the rates of y, `integrands` those of the functionals, `residuals` what is zero; `lower` takes them, with
+    further symbols, to a function of (t, x, m, p) and these. Kinks that depend on none of `moving` are constant.
+    """
+
+    what: str
+    flow: Sequence[ca.MX]
+    integrands: Sequence[ca.MX]
+    residuals: Sequence[ca.MX]
+    lower: Callable[[str, Sequence[tuple[str, ca.MX]], Sequence[ca.MX]], ca.Function]
+    moving: Set[int]
+
+    def __bool__(self) -> bool:
+        return bool(self._in_symbols[1])
+
+    @cached_property
+    def _in_symbols(self) -> tuple[Discontinuities, list[list[_Kink]]]:
+        """The rates with symbols for kinks, and these, by levels from the innermost out."""
+        rates = [*self.flow, *self.integrands, *self.residuals]
+        found = Discontinuities(self.what, rates, self.moving, clips=True)
+        levels: list[list[_Kink]] = []
+        while nodes := found.innermost(KINKS):
+            symbols = [ca.MX.sym("kink", *node.shape) for node in nodes]
+            values = found.restored([node.node for node in nodes if node.node is not None])
+            arguments = found.restored([ca.densify(node.sides()[0]) for node in nodes])
+            sharpness = [SHARPNESS[node.op] for node in nodes]
+            levels.append(list(map(_Kink, symbols, values, arguments, sharpness)))
+            found.replace(list(zip(nodes, symbols, strict=True)), moving=True)
+        return found, levels
+
+    @cached_property
+    def _kinks(self) -> list[_Kink]:
+        return [kink for level in self._in_symbols[1] for kink in level]
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Every kink as a user reads it."""
+        values = [kink.value for kink in self._kinks]
+        for level in reversed(self._in_symbols[1]):
+            values = ca.substitute(values, [kink.symbol for kink in level], [kink.value for kink in level])
+        return [bare(str(value)) for value in values for _ in range(value.numel())]
+
+    @cached_property
+    def sharpness(self) -> Array:
+        """Half the jump of the slope of every kink."""
+        return np.concatenate([np.full(kink.value.numel(), kink.sharpness) for kink in self._kinks])
+
+    @cached_property
+    def _lowered(self) -> ca.Function:
+        """(t, x, m, p, what is added to kinks) -> flow and integrands, residuals, arguments of kinks."""
+        found, levels = self._in_symbols
+        columns = [*found.expressions, ca.veccat(*(kink.argument for kink in self._kinks))]
+        shifts, begin = ca.MX.sym("shifts", columns[-1].numel()), 0
+        shifted: list[tuple[list[ca.MX], list[ca.MX]]] = []
+        for level in levels:
+            shifted.append(([], []))
+            for kink in level:
+                end = begin + kink.value.numel()
+                shifted[-1][0].append(kink.symbol)
+                shifted[-1][1].append(kink.value + ca.reshape(shifts[begin:end], kink.value.shape))
+                begin = end
+        for symbols, values in reversed(shifted):
+            columns = ca.substitute(columns, symbols, values)
+        n = len(self.flow) + len(self.integrands)
+        rows = [ca.veccat(*columns[:n]), ca.veccat(ca.MX(0, 1), *columns[n:-1]), columns[-1]]
+        return self.lower("kinks", [(self.what, row) for row in rows], [shifts])
+
+    def _function(self, name: str, of: Callable[[Any, list[Any], list[Any]], tuple[list[Any], list[Any]]]) -> Any:
+        """A function of (t, x, m, p) and more, without shifts."""
+        lowered = self._lowered
+        kind = kind_for([lowered])
+        inputs = [kind.sym(f"a{i}", lowered.size1_in(i)) for i in range(5)]
+        more, outputs = of(kind, inputs, lowered.call(inputs))
+        shifted = ca.Function(name, [*inputs, *more], [ca.densify(part) for part in outputs])
+        given = [*inputs[:4], *(kind.sym(f"b{i}", *part.shape) for i, part in enumerate(more))]
+        return ca.Function(name, given, shifted.call([*given[:4], kind.zeros(inputs[4].numel()), *given[4:]]))
+
+    @cached_property
+    def near(self) -> ca.Function:
+        """(t, x, m, p), tolerances and rates of (t, x, m) -> arguments, their tolerances, rates, and terms of these."""
+
+        def of(kind: Any, inputs: list[Any], outputs: list[Any]) -> tuple[list[Any], list[Any]]:
+            point, by_u = ca.vertcat(*inputs[:3]), ca.jacobian(outputs[2], ca.vertcat(*inputs[:4]))
+            allowed, rates = kind.sym("allowed", point.numel()), kind.sym("rates", point.numel())
+            slopes = by_u[:, : point.numel()]
+            rounding = ZERO_ROUNDINGS * EPS * ca.fabs(by_u) @ ca.fabs(ca.vertcat(*inputs[:4]))
+            known = TOGETHER * ca.fabs(slopes) @ allowed + rounding
+            return [allowed, rates], [outputs[2], known, slopes @ rates, ca.fabs(slopes) @ ca.fabs(rates)]
+
+        return self._function("near", of)
+
+    @cached_property
+    def slopes(self) -> ca.Function:
+        """(t, x, m, p) -> derivatives of arguments by (x, m, p, t)."""
+
+        def of(_: Any, inputs: list[Any], outputs: list[Any]) -> tuple[list[Any], list[Any]]:
+            t, x, m, p, _ = inputs
+            return [], [ca.jacobian(outputs[2], ca.vertcat(x, m, p, t))]
+
+        return self._function("slopes", of)
+
+    @cached_property
+    def weights(self) -> ca.Function:
+        """(t, x, m, p), weights of flow and integrands, tolerances of x, weights of residuals -> those of kinks.
+
+        Residuals are taken in units of what the tolerances make of them.
+        """
+
+        def of(kind: Any, inputs: list[Any], outputs: list[Any]) -> tuple[list[Any], list[Any]]:
+            rates, residuals, _ = outputs
+            more = [kind.sym("b", part.numel()) for part in (rates, inputs[1], residuals)]
+            allowed = ca.fabs(ca.jacobian(residuals, inputs[1])) @ more[1] + np.finfo(float).tiny
+            seed = ca.vertcat(more[0], more[2] / allowed)
+            return more, [ca.jtimes(ca.vertcat(rates, residuals), inputs[4], seed, True)]
+
+        return self._function("weights", of)
+
+
+@dataclass(frozen=True)
+class _Kink:
+    """A node, with a symbol that stands for its value."""
+
+    symbol: ca.MX
+    value: ca.MX
+    argument: ca.MX
+    sharpness: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Rest:
+    """Kinks at which a run rests at a time in a segment, with their weights."""
+
+    segment: Segment
+    kinks: Kinks
+    t: float
+    x: Array
+    rest: NDArray[np.bool_]
+    weights: Array
+
+    def one_sided(self, directions: TangentState, before: Array, after: Array) -> list[str]:
+        """The kinks, as texts, whose sides differ for derivatives of (y, m) at the start and at the end."""
+        own, p = self.segment, np.abs(directions.p)
+        slopes = np.array(self.kinks.slopes(self.t, self.x, own.memory, own.parameters))[self.rest]
+        moves = np.abs(slopes @ self._by_p(directions, before, after))
+        moves = (moves * (np.where(p != 0, p, 1.0) @ np.abs(directions.directions))).max(axis=1, initial=0.0)
+        largest = np.take_along_axis(slopes, np.abs(slopes).argmax(axis=1)[:, None], axis=1)
+        _, group = np.unique(np.round(slopes / np.where(largest, largest, 1.0), 9), axis=0, return_inverse=True)
+        both = np.bincount(group, self.weights[self.rest])[group]  # those of max(x, y) + min(x, y) cancel
+        differ = (moves > 0) & ~(2 * np.abs(both) * moves <= EFFECT)
+        return [self.kinks.texts[i] for i in np.flatnonzero(self.rest)[differ]]
+
+    def _by_p(self, directions: TangentState, before: Array, after: Array) -> Array:
+        """Derivatives of (x, m, p, t) at the time, between those at the ends of the segment and at its outputs."""
+        own, n = self.segment, self.x.size
+        ends = (own.t_start, own.x_start, before), (own.t_end, own.x_end, after)
+        columns = [
+            chain(own.mode, t, x, own.memory, own.parameters)[:, :-1] @ np.vstack((state, directions.directions))
+            for t, x, state in ends
+        ]
+        t, found = np.array([own.t_start, *own.t, own.t_end]), columns[0].copy()
+        of_x = np.zeros((0, directions.count, n)) if own.sensitivities is None else own.sensitivities
+        rows = np.concatenate([columns[0][None, :n].transpose(0, 2, 1), of_x, columns[1][None, :n].transpose(0, 2, 1)])
+        k = int(np.clip(np.searchsorted(t, self.t), 1, t.size - 1))
+        share = (self.t - t[k - 1]) / (t[k] - t[k - 1]) if t[k] > t[k - 1] else 1.0
+        found[:n] = ((1 - share) * rows[k - 1] + share * rows[k]).T
+        return found
+
+
+def refuse_resting(
+    trajectory: Trajectory,
+    conditions: Conditions,
+    forward: Callable[[], tuple[Trajectory, TangentState]],
+    functionals: tuple[str, ...],
+) -> None:
+    """Refuse derivatives of a run that rests at a kink of an equation, or of an integrand of these functionals."""
+    kinks = {index: own for index, own in trajectory.system.branches.equations.items() if own}
+    if not kinks or not _rests(trajectory, kinks, functionals):
+        return
+    run, directions = forward()
+    rests, states = _rests(run, kinks, functionals), _states(run, directions)
+    for rest in rests:
+        for text in rest.one_sided(directions, *states[id(rest.segment)])[:1]:
+            segment = rest.segment
+            conditions.refuse(
+                EventError(
+                    f"The run rests at the kink of {text}, and leaves it with the parameters: there are only "
+                    "one-sided derivatives.",
+                    mode=segment.mode.name,
+                    time=rest.t,
+                    remedy="Change the parameters a little, or leave out of wrt= what moves it. Where the sides meet "
+                    "smoothly, mark the expression by smooth().",
+                )
+            )
+
+
+def _states(run: Trajectory, directions: TangentState) -> dict[int, tuple[Array, Array]]:
+    """Derivatives of (y, m) at the start and at the end of every segment."""
+    found: dict[int, tuple[Array, Array]] = {}
+    crossed, measured, turned = iter(directions.sides), iter(directions.measured), iter(directions.turned)
+    state, segment = np.asarray(run.start.derivatives @ directions.directions), None
+    for part in run.parts:
+        if isinstance(part, EventRecord):
+            before, after = next(crossed)
+        elif isinstance(part, MeasurementRecord):
+            before = after = next(measured)
+        elif isinstance(part, KnotRecord):
+            before, after = next(turned)
+        else:
+            found[id(part)] = state, directions.state
+            segment = part
+            continue
+        if segment is not None:
+            found[id(segment)] = found[id(segment)][0], before
+        state, segment = after, None
+    return found
+
+
+def _rests(run: Trajectory, kinks: Mapping[int, Kinks], functionals: tuple[str, ...]) -> list[_Rest]:
+    """Where a run rests at kinks that matter for it, or for these functionals."""
+    found = []
+    for index, own in kinks.items():
+        given = (part for part in run.parts if not isinstance(part, RECORDS))  # those that `_states` goes through
+        segments = [s for s in given if s.mode.index == index and s.t_end > s.t_start]
+        for batch in _batches(segments, MOST // len(own.texts)):
+            points = [_points(run, segment) for segment in batch]
+            owners = [segment for segment, (t, _) in zip(batch, points, strict=True) for _ in t]
+            t, x = (np.concatenate(parts) for parts in zip(*points, strict=True))
+            stays = _stays(run, own, owners, t, x)
+            for i in _some(np.flatnonzero(stays.any(axis=1)), np.array([id(s) for s in owners])):
+                weights = _weights(run, own, owners[i], t[i], x[i], functionals)
+                rest = stays[i] & (weights != 0)
+                if rest.any() and np.any(rest := rest & _stays_beside(run, own, owners[i], t[i])):
+                    found.append(_Rest(owners[i], own, float(t[i]), x[i], rest, weights))
+    return found
+
+
+def _some(places: NDArray[np.intp], owners: NDArray[np.int64]) -> list[int]:
+    """A few of these places in each segment, the first and the last among them."""
+    groups = np.split(places, np.flatnonzero(np.diff(owners[places])) + 1)
+    chosen = (
+        group[np.unique(np.linspace(0, group.size - 1, FEW).round().astype(int))] for group in groups if group.size
+    )
+    return [int(i) for group in chosen for i in group]
+
+
+def _batches(segments: list[Segment], most: int) -> Iterator[list[Segment]]:
+    """Segments with about so many points together."""
+    batch: list[Segment] = []
+    count = 0
+    for segment in segments:
+        batch.append(segment)
+        count += segment.t.size + 2
+        if count > most:
+            yield batch
+            batch, count = [], 0
+    if batch:
+        yield batch
+
+
+def _points(run: Trajectory, segment: Segment) -> tuple[Array, Array]:
+    """Times in a segment, with x there: its steps, or, of one that is not short, no farther apart than rest is long."""
+    t, x = segment.t, segment.values
+    is_short = segment.t_end - segment.t_start < SHARE * (run.final[0] - run.t_span[0])
+    if not is_short and isinstance(segment.interpolate, SegmentReplay) and segment.interpolate.task.t_eval is not None:
+        t = np.linspace(segment.t_start, segment.t_end, LOOKS)[1:-1]
+        x = segment.dense(t)
+    else:  # what rests does so for longer than between two of these
+        spacing = SHARE / 2 * (segment.t_end - segment.t_start)
+        chosen = np.unique((t - segment.t_start) // spacing, return_index=True)[1]
+        t, x = t[chosen], x[chosen]
+    t = np.concatenate(([segment.t_start], t, [segment.t_end]))
+    return t, np.vstack((segment.x_start, x, segment.x_end))
+
+
+def _stays_beside(run: Trajectory, kinks: Kinks, segment: Segment, t: float) -> NDArray[np.bool_]:
+    """Which kinks a run is at, too, a moment before or after a time."""
+    beside = t + SHARE * (segment.t_end - segment.t_start) * np.array([-1.0, 1.0])
+    beside = beside[(segment.t_start <= beside) & (beside <= segment.t_end)]
+    return np.asarray(_stays(run, kinks, [segment] * beside.size, beside, segment.dense(beside)).any(axis=0))
+
+
+def _stays(run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x: Array) -> NDArray[np.bool_]:
+    """Which kinks a run is at, and keeps to by its rates, at times in segments of one mode: (n_times, n_kinks)."""
+    mode, options = owners[0].mode, run.options
+    m, duration = np.array([s.memory for s in owners]), np.array([s.t_end - s.t_start for s in owners])
+    largest = np.maximum(np.abs(x), run.largest(mode))  # a state next to zero has the errors of what it has been
+    allowed = np.hstack((np.zeros((t.size, 1)), options.allowed(mode.variables, largest), options.rtol * np.abs(m)))
+
+    def near(at: NDArray[np.intp], rates: Array) -> tuple[Array, ...]:
+        point = t[None, at], x[at].T, m[at].T, np.tile(run.parameters[:, None], at.size)
+        return tuple(np.array(column).T for column in kinks.near(*point, allowed[at].T, rates.T))
+
+    arguments, known, *_ = near(np.arange(t.size), np.zeros_like(allowed))
+    stays = np.abs(arguments) <= known
+    if (at := np.flatnonzero(stays.any(axis=1))).size:  # rates are wanted there alone
+        point = t[None, at], x[at].T, m[at].T, np.tile(run.parameters[:, None], at.size)
+        xdot = np.array(mode.kernels["entry"].function(*point)[0]).T
+        _, _, moving, terms = near(at, np.hstack((np.ones((at.size, 1)), xdot, np.zeros_like(m[at]))))
+        stays[at] &= np.abs(moving) <= np.maximum(ZERO * terms, known[at] / (SHARE * duration[at, None]))
+    return np.asarray(stays)
+
+
+def _weights(
+    run: Trajectory, kinks: Kinks, segment: Segment, t: float, x: Array, functionals: tuple[str, ...]
+) -> Array:
+    """What rates, in tolerances over a segment, change by with the values of kinks: a random combination."""
+    system, options, mode = run.system, run.options, segment.mode
+    y, chosen = x[: mode.differential.size], np.zeros(system.functionals.size)
+    for name in functionals:
+        chosen[system.functionals[name]] = 1.0
+    known = options.absolute(system.functionals) + options.rtol * np.abs(run.integrals)
+    rates = np.concatenate((1 / options.allowed(mode.differential, y), chosen / known))
+    rates *= segment.t_end - segment.t_start
+    random = np.random.default_rng(0).uniform(0.5, 1.0, rates.size + kinks.weights.size1_in(6))
+    more = random[: rates.size] * rates, options.allowed(mode.variables, x), random[rates.size :]
+    found = kinks.weights(t, x, segment.memory, run.parameters, *more)
+    return np.asarray(kinks.sharpness * np.array(found)[:, 0])

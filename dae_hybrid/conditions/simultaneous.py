@@ -1,0 +1,177 @@
+"""What falls on one instant by coincidence, and what that does to derivatives.
+
+Two transitions that are due together fire one after the other. A change of the parameters tells their times apart, and
+then the other one may be first: where that makes a difference there are two one-sided derivatives. A guard that is zero
+where its mode is entered or where the run starts or ends may, after a change of the parameters, be past zero already or
+not get there. None of this matters where the times move together.
+
+Times within the accuracy of the run are one instant here: which of them comes first is chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dae_hybrid.conditions.instants import Point, RunInspector, refuse
+from dae_hybrid.conditions.outcomes import Along
+from dae_hybrid.conditions.reach import Reach
+from dae_hybrid.conditions.ties import is_beside, ties
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.records import EventRecord
+from dae_hybrid.sensitivity.forward import TangentState
+from dae_hybrid.simulation.firing import Firing
+from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.trajectory.trajectory import Trajectory
+
+#: where times are the same to the last bit
+REVERSED = "; simultaneous='reversed' gives the others"
+
+
+def is_suspicious(trajectory: Trajectory, reach: Reach) -> bool:
+    """Whether anything falls on one instant, or on an end of the run, that may move."""
+    look = RunInspector(trajectory, reach)
+    if look.moving_at_start() or look.near(look.start):
+        return True
+    if look.at_rest(look.end) or (not trajectory.ended_by_event and look.coming(look.end, [])) or is_beside(look):
+        return True
+    if not trajectory.uncertified and (look.is_sure or look.plain.all()):
+        return False
+    for first, events in look.instants():
+        if len(events) == 1 and look.plain[first]:
+            continue
+        if len(events) > 1 or look.others(events[0]) or look.ceasing(events[0]):
+            return True
+        if look.at_rest(look.before(events[0])):
+            return True
+        if look.is_beside_end(events) or (look.is_first(events) and look.system.transitions[events[0].index].movable):
+            return True
+        if look.undecided_after(events[-1]) or look.near_after(events[-1]):
+            return True
+    return False
+
+
+def coincidences(
+    trajectory: Trajectory, directions: TangentState, reach: Reach, functionals: tuple[str, ...]
+) -> tuple[str, ...]:
+    """One-sided derivatives of a run along its directions, as sentences; others are refused as conditions.
+
+    Of measurements and terminal values those of the functionals named are looked at.
+    """
+    look, found = RunInspector(trajectory, reach), []
+    along = Along(trajectory, directions)
+    at_start = trajectory.start.derivatives @ directions.directions
+    for index in look.moving_at_start(directions.directions):
+        if along.fires_or_not(look, look.start, look.entered_beside(index), at_start) is not None:
+            _refuse_start(look, index, directions.conditions)
+    found += _near_entry(look, along, look.start, at_start, None, look.near(look.start))
+    for first, events in look.instants():
+        found += _at_an_instant(look, along, first, events)
+    if look.at_rest(look.end):
+        _refuse_rest(look, directions, look.end, directions.state)
+    found += ties(look, along, functionals)
+    return tuple(dict.fromkeys(found))
+
+
+def _at_an_instant(look: RunInspector, along: Along, first: int, events: list[EventRecord]) -> list[str]:
+    conditions = along.directions.conditions
+    taus = along.event_times[first : first + len(events)]
+    sides = along.sides[first : first + len(events)]
+    before, after = sides[0][0], sides[-1][1]
+    moving = look.is_first(events) and not along.together(taus[0], np.zeros_like(taus[0]))
+    if moving and along.fires_or_not(look, look.before(events[0]), look.firing(events[0]), before) is not None:
+        _refuse_start(look, events[0].index, conditions)
+    others = look.others(events[0])
+    due = {firing.transition.index for firing in others}
+    times = [along.time_of(look.before(events[0]), other, before) for other in others]
+    fired = {events[0].index}
+    for k, (event, tau, earlier) in enumerate(zip(events[1:], taus[1:], taus[:-1], strict=True), start=1):
+        # in another mode the same may be due by another transition
+        known = any(along.together(tau, time) for time in (earlier, *times))
+        open_ = event.order and not event.follows and event.index not in due and event.index not in fired
+        alone = open_ and not known
+        if alone and along.fires_or_not(look, look.before(event), look.firing(event), sides[k][0]) is not None:
+            _refuse_entry(look, event.index, event.time, conditions)
+        fired.add(event.index)
+    _refuse_rest(look, along.directions, look.before(events[0]), before)
+    last = events[-1]
+    point, undecided = look.after(last), look.undecided_after(last)
+    settled = look.settled(due, events, conditions) if undecided else set()
+    settled -= {last.index} - {event.index for event in events[:-1]}
+    for index in [i for i in undecided if i not in settled]:
+        moving = look.moves(index, *point, after, along.directions.directions, taus[-1])
+        if moving and along.fires_or_not(look, point, look.entered_beside(index), after, taus[-1], events) is not None:
+            _refuse_entry(look, index, last.time, conditions)
+    found = []
+    for k, event in enumerate(events):
+        if k + 1 == len(events) or not events[k + 1].order:
+            near = look.near_after(event)
+            settled = look.settled(due, events[: k + 1], conditions) - {event.index} if near else set()
+            near = [firing for firing in near if firing.transition.index not in settled]
+            found += _near_entry(look, along, look.after(event), sides[k][1], taus[k], near, events[: k + 1])
+    for other, time in zip(others, times, strict=True):
+        why = None if along.together(taus[0], time) else along.order_matters(look, events[0], other, before)
+        if why is not None:
+            names = " and ".join(dict.fromkeys(f"'{name}'" for name in (events[0].transition, other.transition.name)))
+            exact = look.is_exact(other, look.before(events[0]))
+            found.append(
+                f"Transitions {names} are due at one instant, t = {events[0].time:.12g}, and their order matters: "
+                f"{why}. Derivatives are those of the order in which they fired"
+                f"{REVERSED if exact else ''}."
+            )
+    for condition in look.ceasing(events[0]):
+        time = along.time_of(look.before(events[0]), condition, before)
+        if along.together(taus[0], time):
+            continue
+        name = condition.transition.name
+        why = along.holding_matters(look, events[0], condition.transition.index, before)
+        if why is not None:
+            found.append(
+                f"The condition of '{name}' ceases to hold where '{events[0].transition}' fires, to the accuracy of "
+                f"the run, t = {events[0].time:.12g}, and whether it holds still matters: {why}. Derivatives are those "
+                "of what the run did."
+            )
+    return found
+
+
+def _near_entry(
+    look: RunInspector, along: Along, point: Point, state: Array, tau: Array | None, near: list[Firing],
+    past: Sequence[EventRecord] = (),
+) -> list[str]:  # fmt: skip
+    """What to say of guards that are zero, to the accuracy of the run, where a mode is entered after some events."""
+    found = []
+    for firing in near:
+        if not look.moves(firing.transition.index, *point, state, along.directions.directions, tau):
+            continue
+        why = along.fires_or_not(look, point, firing, state, tau, past)
+        if why is not None:
+            zero = f"The guard of '{firing.transition.name}' is {firing.guard:.1e}, zero"
+            due = f"Transition '{firing.transition.name}' is due"
+            found.append(
+                f"{zero if firing.transition.kind == 'guard' else due}, to the accuracy of the run, "
+                f"where mode '{point[0].name}' is entered at t = {point[1]:.12g}, and moves apart from the entry. "
+                f"Where it does not fire and where it does {why}. Derivatives are those of what it did."
+            )
+    return found
+
+
+def _refuse_start(look: RunInspector, index: int, conditions: Conditions) -> None:
+    what = "A guard is zero at the start of the run, to the last bit, and moves with the parameters"
+    remedy = "Start the run earlier, or in the mode after the transition."
+    refuse(look, index, look.run.t_span[0], conditions, what, remedy)
+
+
+def _refuse_rest(look: RunInspector, directions: TangentState, point: Point, state: Array) -> None:
+    """Guards that have rested at zero, and leave it to one side or the other with the parameters."""
+    for index in look.at_rest(point):
+        if look.moves(index, *point, state, directions.directions, None):
+            what = "The guard rests at zero, but leaves it with the parameters"
+            remedy = "Change the parameters a little, or give what rests a mode of its own, without the guard."
+            refuse(look, index, point[1], directions.conditions, what, remedy)
+
+
+def _refuse_entry(look: RunInspector, index: int, t: float, conditions: Conditions) -> None:
+    what = "The guard is zero, to the last bit, where its mode is entered, but moves apart from the entry"
+    remedy = "Change the parameters a little, or the reset so that it leads to either side of zero."
+    refuse(look, index, t, conditions, what, remedy)

@@ -1,0 +1,320 @@
+"""What falls beside an event, within the accuracy of the run: a measurement, the end of the run, a knot of a signal.
+
+On which side of the event it is found is chance there, and a change of the parameters may take it to the other one.
+Both outcomes are looked at. Where they agree, value and derivative, nothing depends on that; else derivatives are
+one-sided.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from operator import attrgetter
+
+import numpy as np
+
+from dae_hybrid.conditions.instants import RunInspector, inaccuracy, knots_in, measured_in
+from dae_hybrid.conditions.outcomes import Along, Side, replay
+from dae_hybrid.errors import DaeHybridError, EventError
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.port.segment_rules import kernel
+from dae_hybrid.simulation.stop_times import settle
+from dae_hybrid.system.measurement import measurement_rate
+from dae_hybrid.system.signals import coefficients, derivatives
+from dae_hybrid.system.system import ModeSystem
+from dae_hybrid.system.transition_map import KNOWN, chain
+
+#: a value and its derivatives along the directions, of every component: (k,), (k, d); and what is nothing in the values
+type Quantity = tuple[Array, Array, Array]
+
+
+def is_beside(look: RunInspector) -> bool:
+    """Whether a measurement, or a knot, is as close to an event, or to a knot that it may leave, as times are known."""
+    system, given = look.system, look.run.parts.given
+    if not (system.measurements or system.signals):
+        return False
+    events = look.times.tolist()
+    knots = [time for part in given for time in knots_in(part)]
+    measured = [time for part in given for time in measured_in(part)]
+    movable = any(measurement.movable for measurement in system.measurements)
+    return _close(look, measured, events + knots if movable else events) or _close(look, knots, events)
+
+
+def _close(look: RunInspector, some: list[float], others: list[float]) -> bool:
+    """Whether two of these times are as close as times are known."""
+    if not some or not others:
+        return False
+    known = np.concatenate(([-np.inf], np.sort(others), [np.inf]))
+    at = np.searchsorted(known, some)
+    away = np.minimum(known[at] - some, some - known[at - 1])
+    return any(distance <= look.slack(t) for distance, t in zip(away.tolist(), some, strict=True))
+
+
+def ties(look: RunInspector, along: Along, functionals: tuple[str, ...]) -> list[str]:
+    """One-sided derivatives as sentences; where times are the same to the last bit they are refused as conditions."""
+    return list(_Ties(look, along, functionals).all())
+
+
+class _Ties:
+    def __init__(self, look: RunInspector, along: Along, functionals: tuple[str, ...]) -> None:
+        self.look, self.along, self.functionals = look, along, functionals
+        self.run, self.system, self.p = look.run, look.system, look.p
+        self.directions, self.still = along.directions, np.zeros(along.directions.count)
+        self.instants = list(look.instants())
+        self.ends = [events[-1].time for _, events in self.instants]
+        self.knots = [part for part in self.run.parts if isinstance(part, KnotRecord)]
+        parts = [np.arange(*self._part(name)) for name in functionals]
+        self.chosen = np.concatenate([np.zeros(0, int), *parts])  # components of the functionals
+
+    def all(self) -> Iterator[str]:
+        measured = iter(self.directions.measured)
+        for part in self.run.parts:
+            if isinstance(part, MeasurementRecord):
+                state = next(measured)
+                if self.system.measurements[part.index].functional in self.functionals:
+                    yield from self._measured(part, state)
+            elif isinstance(part, KnotRecord):
+                yield from self._at_knot(part)
+        yield from self._by_event() if self.run.ended_by_event else self._at_end()
+
+    def _tied(self, t: float, moves: Array) -> Iterator[tuple[int, list[EventRecord]]]:
+        """Instants on one side or the other of a time that moves like this, by chance or by a change."""
+        slack = self.look.slack(t)
+        for i in range(bisect_left(self.ends, t - slack), len(self.instants)):
+            first, events = self.instants[i]
+            if events[0].time - t > slack:
+                return
+            away = max(events[0].time - t, t - events[-1].time, 0.0)
+            if self._moves_apart(first, events, moves) or away < inaccuracy(self.run, events[0]):
+                yield first, events
+
+    def _moves_apart(self, first: int, events: list[EventRecord], moves: Array) -> bool:
+        """Whether a change of the parameters parts an instant from a time that moves like this."""
+        taus = self.along.event_times[first : first + len(events)]
+        return not all(self.along.together(tau, moves) for tau in taus)
+
+    def _sides(self, first: int, events: list[EventRecord]) -> tuple[Side, Side]:
+        """Before and after an instant, as it was."""
+        sides, k = self.along.sides, self.system.functionals.size
+        costs, gained = np.zeros(k), np.zeros((k, self.directions.count))
+        for i, event in enumerate(events):
+            transition = self.system.transitions[event.index]
+            if "cost" in transition.kernels:
+                args = event.time, event.x_minus, event.memory_minus, event.xi, self.p
+                costs = costs + transition.kernels["cost"](*args)[0]
+            map_ = self.system.linearise(event, self.p, self.run.t_span[0], self.directions.conditions)
+            earlier = self.along.event_times[first + i - 1] if i else None
+            gained = gained + map_.forward(sides[first + i][0], self.directions.directions, earlier)[2]
+        before = self.along.before(self.look.before(events[0]), sides[first][0])
+        return before, Side(self.look.after(events[-1]), sides[first + len(events) - 1][1], costs, gained)
+
+    # -- measurements ----------------------------------------------------------------------------------------
+
+    def _measured(self, record: MeasurementRecord, state: Array) -> Iterator[str]:
+        t, measurement = record.time, self.system.measurements[record.index]
+        moves = measurement.time_by(self.p) @ self.directions.directions
+        name = f"Functional '{measurement.functional}' is measured at t = {t:.12g}"
+        for first, events in self._tied(t, moves):
+            sides = [self._measure(record, side, moves) for side in self._sides(first, events)]
+            exact = any(self.look.is_rounding(event.time, t) for event in events)
+            exact = exact and self._moves_apart(first, events, moves)
+            beside = f"'{events[0].transition}' at t = {events[0].time:.12g}"
+            yield from self._said(name, beside, sides, exact, record)
+        if self.along.together(moves, self.still):
+            return
+        slack, when = self.look.slack(t), attrgetter("time")
+        first, last = bisect_left(self.knots, t - slack, key=when), bisect_right(self.knots, t + slack, key=when)
+        for knot in self.knots[first:last]:
+            sides = [
+                self._measure(record, self._around(knot, record.mode, record.x, record.memory, state, k), moves)
+                for k in (0, 1)
+            ]
+            exact = self.look.is_rounding(knot.time, t)
+            yield from self._said(name, f"a knot at t = {knot.time:.12g}", sides, exact, record)
+
+    def _measure(self, record: MeasurementRecord, side: Side, moves: Array) -> Quantity:
+        mode, t, x, m = side.point
+        measurement = self.system.measurements[record.index]
+        value, by_u = measurement.at(mode.index, t, x, m, self.p)
+        xdot = mode.kernels["entry"](t, x, m, self.p)[0]
+        rate = measurement_rate(by_u, MeasurementRecord(t, record.index, mode, x, xdot, m))
+        derivative = self._along_u(by_u, side) + np.outer(rate, moves)
+        return value, derivative, self._nothing(by_u, side) + np.abs(rate) * self.look.slack(t)
+
+    def _along_u(self, by_u: Array, side: Side) -> Array:
+        by_wp = chain(*side.point, self.p)[:, :-1]
+        return np.asarray(by_u @ np.asarray(by_wp @ np.vstack((side.state, self.directions.directions))))
+
+    def _nothing(self, by_u: Array, side: Side) -> Array:
+        mode, _, x, _ = side.point
+        allowed = self.run.options.allowed(mode.variables, x)
+        return KNOWN * np.asarray(np.abs(by_u[:, : x.size]) @ allowed)
+
+    def _said(
+        self, name: str, beside: str, sides: list[Quantity], exact: bool, record: MeasurementRecord
+    ) -> Iterator[str]:
+        """Where two sides of a measurement differ; to the last bit that is refused."""
+        both = self._both(sides)
+        if both is None:
+            return
+        if not exact:
+            yield (
+                f"{name}, within the accuracy of the run beside {beside}, and has only one-sided derivatives there: "
+                f"{both}. Derivatives are those of the side on which it was taken."
+            )
+            return
+        error = EventError(
+            f"Functional '{self.system.measurements[record.index].functional}' is measured at the time of an event or "
+            f"a knot, and one of the two moves with the parameters: it has only one-sided derivatives there, {both}.",
+            mode=record.mode.name,
+            time=record.time,
+            remedy="Shift the measurement, or use at_events= to measure at the event.",
+        )
+        self.directions.conditions.refuse(error)
+
+    def _both(self, sides: list[Quantity], names: tuple[str, str] = ("before it", "after it")) -> str | None:
+        """Value and derivatives of two sides, None where they agree to the accuracy of the run."""
+        (one, by_one, nothing), (two, by_two, _) = sides
+        accuracy, p = self.along.accuracy, np.abs(self.p)
+        scale = np.where(p != 0, p, 1.0) @ np.abs(self.directions.directions)
+        same = np.abs(one - two) <= accuracy * np.maximum(np.abs(one), np.abs(two)) + nothing
+        size = np.maximum(np.abs(by_one), np.abs(by_two)) * scale  # of a parameter's change by its own size
+        largest = size.max(axis=1, initial=0.0)
+        alike = np.abs(by_one - by_two) * scale <= (accuracy * largest + nothing)[:, None]
+        if same.all() and alike.all():
+            return None
+        texts = [f"{_shown(value)}, with derivatives {_shown(by)}" for value, by, _ in sides]
+        return f"{texts[0]}, {names[0]}, and {texts[1]}, {names[1]}"
+
+    # -- knots -----------------------------------------------------------------------------------------------
+
+    def _around(self, knot: KnotRecord, mode: ModeSystem, x: Array, m: Array, state: Array, after: int) -> Side:
+        """A point at a knot with the signals as they are before it, or after it."""
+        intervals = self._intervals(knot)[after]
+        memory, changed, ny = m.copy(), state.copy(), mode.differential.size
+        memory[knot.entries] = coefficients(self.system.signals, intervals, self.p)
+        changed[ny + knot.entries] = derivatives(self.system.signals, intervals, self.p) @ self.directions.directions
+        x = settle(mode, knot.time, x, memory, self.p, self.run.options)
+        return self.along.before((mode, knot.time, x, memory), changed)
+
+    def _intervals(self, knot: KnotRecord) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        earlier = np.nextafter(knot.time, -np.inf)
+        return tuple(signal.interval(earlier) for signal in self.system.signals), knot.intervals
+
+    def _at_knot(self, knot: KnotRecord) -> Iterator[str]:
+        """Events at a knot: with the signals as they are before it, and after it."""
+        for first, events in self._tied(knot.time, self.still):
+            event = events[0]
+            if not self.system.transitions[event.index].movable or event.follows:
+                continue
+            mode, _, x, m = self.look.before(event)
+            state, mine, found = self.along.sides[first][0], self.look.firing(event), []
+            why: str | None = None
+            try:
+                for k in (0, 1):
+                    side = self._around(knot, mode, x, m, state, k)
+                    outcome = replay(self.look, side.point, mine, event.rate_scale, armed=True)
+                    after = self.along.after(outcome, knot.time, side.state)
+                    new = self._around(knot, *after.point[:1], *after.point[2:], after.state, 1)
+                    found.append(Side(new.point, new.state, after.costs, after.gained))
+            except DaeHybridError as reason:
+                why = f"with the signals as they are on one side there is an error ({reason.message})"
+            why = self.along.difference(*found) if why is None else why
+            if why is None:
+                continue
+            if not self.look.is_rounding(event.time, knot.time):
+                yield (
+                    f"The event '{event.transition}' at t = {event.time:.12g} is, to the accuracy of the run, at a "
+                    f"knot of a signal, t = {knot.time:.12g}: before it and after it {why}. Derivatives are those of "
+                    "the side on which it fired."
+                )
+                continue
+            error = EventError(
+                "The event falls on a knot of a signal, to the last bit: there are only one-sided derivatives. Before "
+                f"it and after it {why}.",
+                transition=event.transition,
+                mode=event.source,
+                time=event.time,
+                remedy="Change the parameters a little, or move the knot.",
+            )
+            self.directions.conditions.refuse(error)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def _at_end(self) -> Iterator[str]:
+        """A transition next to the end of the run: it fires, or it does not."""
+        end = self.look.end
+        for first, events in self._tied(end[1], self.still):
+            before, after = self._sides(first, events)
+            exact = self.look.is_rounding(events[-1].time, end[1]) and self._moves_apart(first, events, self.still)
+            yield from self._of_end(events[-1].index, events[-1].time, [before, after], exact=exact)
+        for firing in self.look.coming(end, self.instants[-1][1] if self.instants else []):
+            state = self.directions.state
+            if firing.transition.kind != "guard" and self.along.together(
+                self.along.time_of(end, firing, state), self.still
+            ):
+                continue  # it does not come nearer
+            try:
+                fired = self.along.after(replay(self.look, end, firing, armed=True), end[1], state)
+            except DaeHybridError:
+                continue  # such a run has no value
+            yield from self._of_end(
+                firing.transition.index, end[1], [self.along.before(end, state), fired], exact=False
+            )
+
+    def _by_event(self) -> Iterator[str]:
+        """A transition that ends the run next to its given end: the time of the end moves with it, or does not."""
+        first, events = self.instants[-1]
+        last, (mode, t, x, m) = events[-1], self.look.end
+        tau = self.along.event_times[first + len(events) - 1]
+        if not self.look.is_beside_end(events) or self.along.together(tau, self.still):
+            return
+        transition, by_u = self.system.transitions[last.index], mode.kernels["terminal"](t, x, m, self.p)[1]
+        along = np.concatenate((last.derivative_minus, np.zeros(m.size + self.p.size), [1.0]))
+        rate = by_u @ (chain(mode, t, x, m, self.p) @ along[:, None])[:, 0]
+        rate = rate + kernel(mode.equations, "flow")(t, x[: mode.equations.n], m, self.p)[1]
+        if np.any(rate[self.chosen]) or "cost" in transition.kernels:
+            share = _shown(np.outer(rate, tau)[self.chosen])
+            yield (
+                f"Whether '{transition.name}' ends the run at t = {t:.12g}, or its given end does, is chance, to the "
+                f"accuracy of the run: {share} is in the derivatives in the first case "
+                "and not in the second. Derivatives are those of what the run did."
+            )
+
+    def _of_end(self, index: int, t: float, sides: list[Side], *, exact: bool) -> Iterator[str]:
+        both = self._both([self._total(side) for side in sides], ("without it", "with it"))
+        if both is None:
+            return
+        transition = self.system.transitions[index]
+        name = f"'{transition.name}' fires at t = {t:.12g}, the end of the run"
+        if not exact:
+            yield (f"Whether {name} to its accuracy, is chance: {both}. Derivatives are those of what the run did.")
+            return
+        self.directions.conditions.refuse(
+            EventError(
+                "A transition fires at the very end of the run, and its time moves with the parameters: a change of "
+                "the parameters one way moves the transition, the other way takes it away. What the run ends with is "
+                f"{both}.",
+                transition=transition.name,
+                mode=self.system.modes[transition.source].name,
+                time=t,
+                remedy="End the run a little earlier or later, or by this transition (target=None).",
+            )
+        )
+
+    def _total(self, side: Side) -> Quantity:
+        """What the functionals gain from a side on to the end."""
+        mode, t, x, m = side.point
+        value, by_u = mode.kernels["terminal"](t, x, m, self.p)
+        derivative = self._along_u(by_u, side) + side.gained
+        return (value + side.costs)[self.chosen], derivative[self.chosen], self._nothing(by_u, side)[self.chosen]
+
+    def _part(self, name: str) -> tuple[int, int]:
+        part = self.system.functionals[name]
+        return part.start, part.stop
+
+
+def _shown(values: Array) -> str:
+    text = np.array2string(np.squeeze(values), precision=6, separator=", ", threshold=12)
+    return " ".join(text.split())

@@ -1,0 +1,1 @@
+"""The functions that users call, and the adapters that they name."""

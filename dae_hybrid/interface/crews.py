@@ -1,0 +1,147 @@
+"""Many runs on threads: those that compiled code carries out by itself, and single calls for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from threading import Lock, Thread
+from time import monotonic
+
+import numpy as np
+
+from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.interface.prepared_case import Case, Single, gradients_of, trajectory_of
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.native_batch import DONE, LEFT_OUT, STEEP, Crew, Outcomes
+
+#: a thread takes this share of what is left, divided by the threads, and no more than so much at once
+SHARE, MOST = 0.25, 1000
+#: so many single calls for each thread are worth another one
+FEW = 2
+#: seconds between two looks at whether threads have ended, and until those that do not are left behind
+LOOK, PATIENCE = 0.05, 5.0
+
+type Failures = dict[int, DaeHybridError]
+type Outputs = dict[int, dict[str, Array]]
+
+
+def by_crews(case: Case, given: Array, out: Outcomes, workers: int) -> None:
+    """Carry out what compiled code does by itself; what is not `done` then is left."""
+    crews: list[Crew] = []
+    for _ in range(min(workers, len(given))):
+        crew = case.crew()
+        if crew is None:
+            return
+        crew.aim(given, out)
+        crews.append(crew)
+
+    def stop() -> None:
+        for crew in crews:
+            crew.stop()
+
+    share_out(len(given), [crew.run for crew in crews], stop)
+    nothing = case.outcomes(0)
+    for crew in crews:  # one that was stopped is not used again
+        crew.aim(given[:0].copy(), nothing)
+        case.rest(crew)
+    if case.analysis is not None:
+        judge_growth(case, given, out, workers)
+
+
+def judge_growth(case: Case, given: Array, out: Outcomes, workers: int) -> None:
+    """Where perturbations may have grown, see whether gradients are the same at other tolerances."""
+    grown = np.flatnonzero(out.done == STEEP)
+    if not grown.size:
+        return
+    again, n_p = case.looser.outcomes(grown.size), case.system.parameters.size
+    out.done[grown] = LEFT_OUT
+    by_crews(case.looser, given[grown], again, workers)
+    for i, k in enumerate(grown.tolist()):
+        if again.done[i] and case.is_determined(given[k, :n_p], out.gradients[k], again.gradients[i]):
+            out.done[k] = DONE
+
+
+def by_single_calls(case: Case, given: Array, out: Outcomes, workers: int) -> tuple[Failures, Outputs]:
+    """Carry out what is not done, one call after the other, with their errors, and outputs at given times."""
+    left, n_p = np.flatnonzero(out.done != DONE).tolist(), case.system.parameters.size
+    failures: Failures = {}
+    outputs: Outputs = {}
+    stopped: list[bool] = []
+
+    def run(begin: int, end: int) -> None:
+        for i in left[begin:end]:
+            if stopped:
+                return
+            try:
+                single = case.single(given[i, :n_p].copy(), given[i, n_p:].copy())
+            except DaeHybridError as error:
+                failures[i] = error
+                error.trajectory = error.rows = error.__traceback__ = None  # large, and there may be many
+            else:
+                take_over(case, single, i, out, outputs)
+
+    threads = min(workers, len(left) // FEW) or 1
+    share_out(len(left), [run] * threads, lambda: stopped.append(True))
+    return failures, outputs
+
+
+def take_over(case: Case, single: Single, i: int, out: Outcomes, outputs: Outputs) -> None:
+    """Enter what a single call returned."""
+    run, system = trajectory_of(single), case.system
+    t, mode, x, m = run.final
+    out.times[i], out.modes[i], out.n_events[i], out.n_steps[i] = t, mode, len(run.events), run.statistics["steps"]
+    out.ends[i, : x.size], out.ends[i, out.ends.shape[1] - m.size :] = x, m
+    for name in system.functionals.names:
+        out.values[i, system.functionals[name]] = run.functionals[name]
+    out.gradients[i] = gradients_of(single) if case.analysis is not None else np.nan
+    if case.setup.t_eval is not None:
+        outputs[i] = {name: run[name] for name in run.names}
+
+
+def share_out(count: int, work: Sequence[Callable[[int, int], None]], stop: Callable[[], None]) -> None:
+    """Have so many pieces of work done, each of `work` on a thread of its own, the only one on this one.
+
+    What one raises, and what interrupts this thread, ends all of them and is raised.
+    """
+    if len(work) == 1:
+        for begin, end in _chunks(count, 1):
+            work[0](begin, end)
+        return
+    chunks, lock, raised = _chunks(count, len(work)), Lock(), list[BaseException]()
+
+    def go_on(one: Callable[[int, int], None]) -> None:
+        try:
+            while not raised:
+                with lock:
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    return
+                one(*chunk)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [Thread(target=go_on, args=(one,), daemon=True) for one in work]
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads) and not raised:
+            for thread in threads:
+                thread.join(LOOK)
+    except BaseException as error:
+        raised.insert(0, error)
+        raise
+    finally:
+        patient_until = monotonic() + PATIENCE
+        while raised and any(thread.is_alive() for thread in threads) and monotonic() < patient_until:
+            stop()  # again and again: one may have begun anew
+            threads[0].join(LOOK)
+    if raised:
+        raise raised[0]
+
+
+def _chunks(count: int, threads: int) -> Iterator[tuple[int, int]]:
+    """Parts of the work, the first large and the last small."""
+    begin = 0
+    while begin < count:
+        end = begin + max(1, min(MOST, int(SHARE * (count - begin) / threads)))
+        yield begin, end
+        begin = end

@@ -1,0 +1,57 @@
+"""Constants of rules that stand in Python and in C: C takes them from here."""
+
+from __future__ import annotations
+
+from dae_hybrid.codegen import casadi_tools
+from dae_hybrid.compile import mode_functions
+from dae_hybrid.conditions import amplification, instants, resolution
+from dae_hybrid.numerics import algebraic, crossings, step_polynomial
+from dae_hybrid.port import failure_messages, record_table, replay, segment_rules, stiffness
+from dae_hybrid.sensitivity import adjoint
+from dae_hybrid.simulation import automaton, event_accuracy, event_logic, grazing
+from dae_hybrid.system import excess, reinitialisation, system, transition_map
+
+#: by the module that explains them, under the same names, or (there, in C)
+NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
+    adjoint: ("SETTLED", "SMALLEST", ("ROUNDING", "ADJOINT_ROUNDING"), ("FEW", "FEW_SEGMENTS"), ("LOOKS", "ENDS")),
+    amplification: (("LARGE", "GROWN_LARGE"), ("LOST", "DIGITS_LOST")),
+    reinitialisation: ("ENORMOUS",),
+    automaton: ("RECENT",),
+    replay: ("DENSE_COLUMNS",),
+    event_accuracy: ("AMPLIFIED", "UNSEEN", "LOOKED_AT"),
+    excess: ("EXCESS_TOLERANCE", ("NEGLIGIBLE", "LEAST_SHARE")),
+    event_logic: (
+        "ZERO_ROUNDINGS", "RESIDUE", "SAME_INSTANT", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST", "WIDEST",
+        ("TOGETHER", "ONE_INSTANT"),
+    ),
+    failure_messages: ("STARVED",),
+    algebraic: (
+        "RANK_TOLERANCE", "DOUBTFUL_TOLERANCE", "STAGNANT", "MULTIPLE_ROOT", "RESIDUAL_ROUNDINGS", "STEP_ROUNDINGS",
+        "MOST_STEPS", "LEAST_DAMPING",
+    ),
+    grazing: ("SHALLOW", "BEFORE"),
+    instants: (("CLOSE", "CLOSE_TO_ZERO"), ("FAR", "FAR_FROM_ZERO")),
+    mode_functions: ("NEWTON_STEPS",),
+    resolution: (("SLACK", "RESOLVED"), ("DIGITS", "RESOLVED_DIGITS"), ("CLEAR", "CLEAR_STATES")),
+    crossings: (
+        "DEPTH", "SAFETY", "INSIDE", "NOISE", "TOUCHED", "CALM", "GROWN", "TURNS", "SPACING", "HELD", "MOVES",
+        "SHORTLY", "MOST_LOOKS", "NEXT_TO", "TURNED",
+    ),
+    segment_rules: ("SHORTEST", "CONVERGED", "SOLVES", "LONGER"),
+    step_polynomial: (("COEFFICIENTS", "NODES"),),
+    stiffness: (
+        "DECAYS", "LOOK", "MOST", "EVENTS_AHEAD", "FEW_GUARDS", ("SHARE", "TRIAL_SHARE"),
+        ("ACCURATE", "ACCURATE_ORDER"),
+    ),
+    casadi_tools: (("SYMBOLIC_SOLVE", "MOST_SOLVED"),),
+    system: (("SLACK", "LANDED"),),
+    transition_map: ("DRIFT_ROUNDINGS", "KNOWN", "GRAZING"),
+}  # fmt: skip
+
+
+def as_c() -> str:
+    """Lines of C: the constants, and the columns at the head of an event's record, from `record_table.HEADER`."""
+    pairs = [(own, (name, name) if isinstance(name, str) else name) for own, names in NAMES.items() for name in names]
+    lines = [f"#define {in_c} {getattr(own, name)!r}" for own, (name, in_c) in pairs]
+    columns = ", ".join(f"{name.upper()}_AT" for name in record_table.HEADER)
+    return "\n".join((*lines, f"enum {{ {columns}, HEADER }};", ""))

@@ -1,0 +1,103 @@
+"""Tables of numbers, a row for every run, as users give them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dae_hybrid.errors import ParameterError
+from dae_hybrid.layout import Layout
+from dae_hybrid.numeric_input import real_array
+from dae_hybrid.numerics.arrays import Array
+
+Table = Mapping[str, ArrayLike] | ArrayLike | None
+
+
+def as_columns(given: Any) -> Any:
+    """A mapping of the columns of a table that has names for them (a pandas DataFrame); anything else as it is."""
+    if hasattr(given, "columns") and hasattr(given, "iloc"):
+        return {name: given[name].to_numpy() for name in given.columns}
+    return given
+
+
+def read_table(what: str, given: Table, layout: Layout, default: Array | None) -> Array:
+    """Rows in the order of a layout, (N, size), or (1, size) of what is the same for all runs.
+
+    Numbers that are not finite are left for the runs to refuse.
+
+    Raises
+    ------
+    ParameterError
+        Wrong names, shapes or types; nothing is given where there is no default.
+    """
+    given = as_columns(given)
+    if given is None and default is not None:
+        return default[None, :].copy()
+    if isinstance(given, Mapping):
+        return _by_name(what, given, layout, default)
+    rows = _numbers(what, given)
+    if rows.ndim != 2 or rows.shape[1] != layout.size:
+        raise ParameterError(
+            f"{what}: needed is an array of shape (N, {layout.size}) ({', '.join(layout.labels())}), got shape "
+            f"{rows.shape}.",
+            remedy="A row is for a run: reshape(1, -1) makes a table of a single one. By name, pass a mapping.",
+        )
+    return rows
+
+
+def _by_name(what: str, given: Mapping[str, Any], layout: Layout, default: Array | None) -> Array:
+    unknown = [name for name in given if name not in layout]
+    if unknown:
+        raise ParameterError(
+            f"{what}: unknown name {unknown[0]!r}.", remedy=f"Names: {', '.join(layout.names) or 'none'}."
+        )
+    columns = {name: _column(what, name, value, layout) for name, value in given.items()}
+    counts = {name: len(column) for name, column in columns.items() if len(column) != 1}
+    if len(set(counts.values())) > 1:
+        raise ParameterError(f"{what}: every name needs as many values, got {counts}.")
+    rows = np.full((next(iter(counts.values()), 1), layout.size), np.nan)
+    if default is not None:
+        rows[:] = default
+    for name, column in columns.items():
+        rows[:, layout[name]] = column
+    return rows
+
+
+def _column(what: str, name: str, value: Any, layout: Layout) -> Array:
+    size, numbers = layout[name].stop - layout[name].start, _numbers(f"{what}[{name!r}]", value)
+    if numbers.ndim <= 1 and size == 1:
+        return numbers.reshape(-1, 1)
+    if numbers.shape == (size,):
+        return numbers[None, :]
+    if numbers.ndim != 2 or numbers.shape[1] != size:
+        legal = "a number or shape (N,)" if size == 1 else f"shape ({size},) or (N, {size})"
+        raise ParameterError(f"{what}[{name!r}]: needed is {legal}, got shape {numbers.shape}.")
+    return numbers
+
+
+def _numbers(what: str, given: Any) -> Array:
+    try:
+        return real_array(given)
+    except ValueError as reason:
+        raise ParameterError(f"{what} {reason}.") from None
+
+
+def side_by_side(sets: Array, values: Array | None) -> Array:
+    """Parameters and, behind them, initial values of every run.
+
+    Raises
+    ------
+    ParameterError
+        They are of different numbers of runs.
+    """
+    if values is None:
+        return np.ascontiguousarray(sets)
+    if 1 not in (len(sets), len(values)) and len(sets) != len(values):
+        raise ParameterError(f"parameters are for {len(sets)} runs, and x0 for {len(values)}.")
+    count = len(sets) if len(values) == 1 else len(values)
+    whole = np.empty((count, sets.shape[1] + values.shape[1]))
+    whole[:, : sets.shape[1]], whole[:, sets.shape[1] :] = sets, values
+    return whole

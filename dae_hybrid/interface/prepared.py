@@ -1,0 +1,236 @@
+"""Calls whose arguments are checked once, to be made again and again with other parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Literal, Unpack
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dae_hybrid.interface.api import RunOptions
+from dae_hybrid.interface.crews import judge_growth, take_over
+from dae_hybrid.interface.prepared_case import Case, Single, check_analysis, trajectory_of
+from dae_hybrid.interface.runs import Parameters
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.native_batch import DONE, Crew, Outcomes
+from dae_hybrid.simulation.automaton import scalar
+from dae_hybrid.system.system import HybridSystem, check_built
+from dae_hybrid.trajectory.trajectory import Trajectory
+
+
+def prepare(
+    system: HybridSystem,
+    t_span: Sequence[float],
+    *,
+    functional: str | Sequence[str] | None = None,
+    derivatives: Literal["forward", "adjoint"] | None = None,
+    wrt: str | Sequence[str] | None = None,
+    t_eval: ArrayLike | None = None,
+    adapter: str = "sundials",
+    strict: bool = True,
+    duality: bool | float = False,
+    **options: Unpack[RunOptions],
+) -> Prepared:
+    """Check the arguments of a call once, for many calls with other parameters.
+
+    The numbers are, to the last bit, those of `simulate`, `forward_sensitivity` or `adjoint_gradient`. What compiled
+    code carries out from start to end costs next to nothing besides.
+
+    Parameters
+    ----------
+    functional : str or sequence of str, optional
+        Functionals to report, all by default.
+    derivatives : {None, "forward", "adjoint"}
+        Which analysis gives gradients, if any.
+    wrt, strict, duality
+        As in `forward_sensitivity`.
+
+    Other parameters and errors: as in `simulate`.
+
+    Returns
+    -------
+    Prepared
+        Called with parameters, as `simulate` takes them, it returns a `Run`. Threads may share it.
+
+    Examples
+    --------
+    >>> import dae_hybrid as dh
+    >>> from dae_hybrid.problems import hybrid_ode
+    >>> gradient = dh.prepare(hybrid_ode.system(), (0, 5), derivatives="adjoint", rtol=1e-10)
+    >>> run = gradient([2.9])
+    >>> round(run.value, 4), run.gradient["G"].round(3), run.n_events
+    (20.0291, array([-2.312]), 3)
+    """
+    check_built(system)
+    analysis = check_analysis("derivatives", derivatives, "None, 'forward' or 'adjoint'")
+
+    def case() -> Case:
+        return Case(system, t_span, functional, analysis, wrt, t_eval, adapter, strict, duality, options)
+
+    return Prepared(system, case)
+
+
+class Prepared:
+    """A call that waits for its parameters; made by `prepare`."""
+
+    def __init__(self, system: HybridSystem, make: Callable[[], Case]) -> None:
+        self._system, self._make, self._shape = system, make, (system.parameters.size,)
+        self._work = _Work(make())
+
+    def __call__(self, parameters: Parameters = None) -> Run:
+        """Carry out a run.
+
+        Parameters
+        ----------
+        parameters : mapping, labelled array or array, optional
+            As in `simulate`.
+
+        Returns
+        -------
+        Run
+
+        Raises
+        ------
+        DaeHybridError
+            What `simulate`, `forward_sensitivity` or `adjoint_gradient` raise.
+        """
+        if type(parameters) is np.ndarray and parameters.dtype == np.float64 and parameters.shape == self._shape:
+            p = parameters
+        else:
+            p = self._system.parameter_vector(parameters)
+        work = self._work
+        if work.case.system is not self._system.current():  # whose code has come since
+            work = self._work = _Work(self._make())
+        return work.run(p)
+
+    def __repr__(self) -> str:
+        case = self._work.case
+        what = {None: "simulation", "forward": "forward analysis", "adjoint": "adjoint analysis"}[case.analysis]
+        span = case.setup.span
+        return f"<Prepared {what} of '{case.system.name}' from {span[0]:g} to {span[1]:g}>"
+
+
+class _Work:
+    """The runs of a case, one at a time on every thread."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._idle: list[_Seat] = []
+        self._is_left = case.fleet is None  # to single calls, all of them
+
+    def run(self, p: Array) -> Run:
+        """One run."""
+        if self._is_left:
+            return self._singly(p)
+        try:
+            seat = self._idle.pop()
+        except IndexError:
+            crew = self.case.crew()
+            if crew is None:
+                self._is_left = True
+                return self._singly(p)
+            seat = _Seat(self.case, crew)
+        found = seat.run(p)
+        self._idle.append(seat)
+        return self._singly(p) if found is None else found
+
+    def _singly(self, p: Array) -> Run:
+        single, case = self.case.single(p.copy()), self.case
+        out = case.outcomes(1)
+        take_over(case, single, 0, out, {})
+        return _run_of(case, p, out, single)
+
+
+class _Seat:
+    """A crew with room for what one run comes to."""
+
+    def __init__(self, case: Case, crew: Crew) -> None:
+        self._case, self._crew, self._out = case, crew, case.outcomes(1)
+        self._given = np.zeros((1, case.system.parameters.size))
+        crew.aim(self._given, self._out)
+
+    def run(self, p: Array) -> Run | None:
+        """The run; None where it is left to a single call."""
+        case, out = self._case, self._out
+        self._given[0] = p
+        self._crew.run(0, 1)
+        if out.done[0] != DONE:
+            judge_growth(case, self._given, out, 1)
+            if out.done[0] != DONE:
+                return None
+        return _run_of(case, p, out)
+
+
+def _run_of(case: Case, p: Array, out: Outcomes, single: Single | None = None) -> Run:
+    """The only one of these outcomes."""
+    gradients = None if case.analysis is None else case.reported(out.gradients)[0].copy()
+    counts = out.n_events.item(), out.n_steps.item()
+    return Run(case, p.copy(), out.values[0].copy(), gradients, *counts, out.times.item(), single)
+
+
+class Run:
+    """What a run of a prepared call comes to.
+
+    Attributes
+    ----------
+    parameters : ndarray, shape (n_parameters,)
+    n_events, n_steps : int
+    t_end : float
+        When it ended.
+
+    What is not among the attributes stands in `single`: events, outputs, diagnostics, sensitivities of states.
+    """
+
+    def __init__(
+        self, case: Case, parameters: Array, values: Array, gradients: Array | None, n_events: int, n_steps: int,
+        t_end: float, single: Single | None = None,
+    ) -> None:  # fmt: skip
+        self.parameters, self.n_events, self.n_steps, self.t_end = parameters, n_events, n_steps, t_end
+        self._case, self._values, self._gradients = case, values, gradients
+        self.is_native = single is None
+        """Whether compiled code carried it out by itself."""
+        if single is not None:
+            self.__dict__["single"] = single
+
+    @property
+    def functionals(self) -> Mapping[str, Any]:
+        """Values of the functionals: numbers, or ndarrays, shape (k,), of vectors."""
+        parts = self._case.system.functionals
+        return MappingProxyType({name: scalar(self._values[parts[name]]) for name in self._case.names})
+
+    @property
+    def value(self) -> Any:
+        """The value of the only functional that is reported."""
+        return self.functionals[self._only]
+
+    @property
+    def gradient(self) -> Mapping[str, Array]:
+        """Gradients by functional, shape (n_wrt,), or (k, n_wrt) of vectors; none of a simulation."""
+        if self._gradients is None:
+            return MappingProxyType({})
+        rows = {name: self._gradients[part] for name, part in self._case.components.items()}
+        return MappingProxyType({name: own[0] if len(own) == 1 else own for name, own in rows.items()})
+
+    @property
+    def _only(self) -> str:
+        return self._case.system.functional_name(self._case.names[0] if len(self._case.names) == 1 else None)
+
+    @cached_property
+    def single(self) -> Single:
+        """All that the call has to say, made when it is first asked for, by carrying it out once more.
+
+        A `Trajectory`, a `ForwardSensitivity`, or for adjoint analysis `Gradient` by name of the functional.
+        """
+        return self._case.single(self.parameters.copy())
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The complete run; see `single`."""
+        return trajectory_of(self.single)
+
+    def __repr__(self) -> str:
+        values = "".join(f", {name} = {value}" for name, value in self.functionals.items())
+        return f"<Run of '{self._case.system.name}' to {self.t_end:g}: {self.n_events} events{values}>"

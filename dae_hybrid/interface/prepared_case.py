@@ -1,0 +1,225 @@
+"""A call that is to be made many times with other numbers: checked once, and carried out by compiled code or singly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dae_hybrid.conditions.amplification import LOOSER, difference, lost
+from dae_hybrid.conditions.resolution import integrated
+from dae_hybrid.errors import OptionError, ParameterError
+from dae_hybrid.interface import api
+from dae_hybrid.interface.runs import RunBuilder
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.native_batch import Crew, NativeBatch, Outcomes, RunsMany
+from dae_hybrid.port.timetable import Timetable
+from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
+from dae_hybrid.system.schedule import Schedule
+from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.trajectory.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from dae_hybrid.simulation.starts import Starts
+
+Analysis = Literal["forward", "adjoint"]
+#: so many crews that have nothing to do are kept with a system
+MOST_IDLE = 16
+_resting = Lock()
+#: what a single call returns: of adjoint analysis one for every functional
+type Single = Trajectory | ForwardSensitivity | dict[str, Gradient]
+
+
+class Case:
+    """Checked arguments that all runs have in common.
+
+    `names` are the functionals that are reported, `components` of these which of all components.
+    """
+
+    def __init__(
+        self, system: HybridSystem, t_span: Sequence[float], functional: str | Sequence[str] | None,
+        analysis: Analysis | None, wrt: str | Sequence[str] | None, t_eval: ArrayLike | None, adapter: str,
+        strict: bool, duality: bool | float, options: Mapping[str, Any], starts: Starts | None = None,
+    ) -> None:  # fmt: skip
+        self.setup = RunBuilder(system, t_span, None, t_eval, adapter, options, analysis or "simulate")
+        self.system, self.analysis, self.starts = self.setup.system, analysis, starts
+        self.setup.conditions(strict=strict)
+        self.setup.allowed(duality)
+        self.names = functional_names(system, functional)
+        if analysis is not None and not self.names:
+            raise ParameterError(f"There is nothing to differentiate: model '{system.name}' has no functional.")
+        if analysis is None and (wrt is not None or duality is not False):
+            raise OptionError("wrt and duality are of gradients, and none are asked for.")
+        self.indices = system.parameter_indices(wrt) if analysis is not None else ()
+        self._call: dict[str, Any] = {"t_eval": self.setup.t_eval, "adapter": adapter, **options}
+        self._differentiate: dict[str, Any] = {"wrt": wrt, "strict": strict, "duality": duality}
+        self._checks_duality, self._certify = duality is not False, True
+
+    @cached_property
+    def components(self) -> dict[str, slice]:
+        """Where the components of every functional that is reported stand among those that are."""
+        sizes = [_size(self.system.functionals[name]) for name in self.names]
+        ends = np.cumsum(sizes).tolist()
+        return {n: slice(end - size, end) for n, end, size in zip(self.names, ends, sizes, strict=True)}
+
+    @cached_property
+    def columns(self) -> list[int]:
+        """Which of all components those are that are reported."""
+        parts = (self.system.functionals[name] for name in self.names)
+        return [i for part in parts for i in range(part.start, part.stop)]
+
+    # -- by compiled code ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def fleet(self) -> NativeBatch | None:
+        """The runs, where an integrator may carry them out by itself."""
+        setup, system = self.setup, self.system
+        if not isinstance(setup.integrator, RunsMany) or system.signals:
+            return None
+        if self.analysis is not None and (self._checks_duality or not _is_judged_by_numbers(system)):
+            return None
+        directions, scales = None, None
+        if self.analysis == "forward":
+            columns = setup.columns(self.indices)
+            directions, scales = np.ascontiguousarray(columns.T), setup.scales(columns)
+        certify, back = self.analysis is not None, self.analysis == "adjoint"
+        schedule = Schedule(system, setup.span[0], setup.p, setup.span[1])
+        request = setup.request(
+            setup.options, certify=certify, keep_path=back, t_eval=setup.t_eval, directions=directions, scales=scales,
+            schedule=schedule,
+        )  # fmt: skip
+        origin = None if self.starts is None else self.starts.origin
+        if request is None or (self.starts is not None and origin is None):
+            return None
+        # forward analysis gives the gradients of all functionals, and its conditions are those of all
+        of = self.names if back else system.functionals.names
+        parts = tuple(tuple(range(system.functionals[n].start, system.functionals[n].stop)) for n in of if certify)
+        n_start = 0 if self.starts is None else self.starts.size
+        is_timed = any(system.graph.timed) or system.measurements
+        timetable = Timetable(system, setup.span) if is_timed else None
+        return NativeBatch(request, self.indices, parts, integrated(system), origin, n_start, self._certify, timetable)
+
+    @cached_property
+    def looser(self) -> Case:
+        """The same at other tolerances, for gradients whatever their conditions."""
+        other = copy(self)
+        for name in ("fleet", "_kind"):
+            other.__dict__.pop(name, None)
+        other.setup, other._certify = self.setup.looser(LOOSER), False
+        return other
+
+    def is_determined(self, p: Array, gradients: Array, others: Array) -> bool:
+        """Whether gradients, (n_components, n_wrt), are determined, by those of `looser`; see `amplification`."""
+        scale, functionals = np.where(p != 0, np.abs(p), 1.0)[list(self.indices)], self.system.functionals
+        parts = self.components.values() if self.analysis == "adjoint" else (functionals[n] for n in functionals.names)
+        least = self.setup.options.absolute(functionals)
+        least = least[self.columns] if self.analysis == "adjoint" else least
+        limit = lost(self.setup.options.rtol)
+        return all(difference(gradients[i] * scale, others[i] * scale, least[i]) <= limit for i in parts)
+
+    def crew(self) -> Crew | None:
+        """What carries out runs on one thread; to be given back to `rest`."""
+        if self.fleet is None or not isinstance(self.setup.integrator, RunsMany):
+            return None
+        with _resting:
+            idle = self.system.graph.kept.setdefault("crews", [])
+            for i, (kind, crew) in enumerate(idle):
+                if kind == self._kind:
+                    del idle[i]
+                    return cast(Crew, crew)
+        return self.setup.integrator.crew(self.system.graph, self.fleet)
+
+    def rest(self, crew: Crew) -> None:
+        """It has done its work, and may do other."""
+        with _resting:
+            idle = self.system.graph.kept.setdefault("crews", [])
+            idle.append((self._kind, crew))
+            del idle[:-MOST_IDLE]
+
+    @cached_property
+    def _kind(self) -> tuple[Any, ...]:
+        """What a crew is for."""
+        setup = self.setup
+        times = None if setup.t_eval is None else setup.t_eval.tobytes()
+        starts = None if self.starts is None else self.starts.layout
+        what = self.analysis, self._certify, self.indices, self.names
+        return setup.integrator.name, setup.options, setup.span, times, starts, *what
+
+    def outcomes(self, count: int) -> Outcomes:
+        """Room for what so many runs come to."""
+        n_t = 0 if self.setup.t_eval is None else self.setup.t_eval.size
+        rows = {None: 0, "forward": self.system.functionals.size, "adjoint": len(self.columns)}[self.analysis]
+        return Outcomes.of(count, self.system.graph, n_t, rows, len(self.indices))
+
+    def reported(self, gradients: Array) -> Array:
+        """Of gradients, (..., n_components, n_wrt), those of the functionals that are reported."""
+        return gradients[..., self.columns, :] if self.analysis == "forward" else gradients
+
+    # -- by single calls ----------------------------------------------------------------------------------------
+
+    def single(self, p: Array, start: Array | None = None) -> Single:
+        """What the call of these numbers alone returns."""
+        system, span = self.system, self.setup.span
+        if self.starts is not None and start is not None:
+            system = self.starts.system(start)
+        call = {**self._call, "parameters": p}
+        if self.analysis is None:
+            return api.simulate(system, span, **call)
+        if self.analysis == "forward":
+            return api.forward_sensitivity(system, span, **call, **self._differentiate)
+        return {n: api.adjoint_gradient(system, span, n, **call, **self._differentiate) for n in self.names}
+
+
+def trajectory_of(single: Single) -> Trajectory:
+    """The run of a single call."""
+    if isinstance(single, Trajectory):
+        return single
+    return next(iter(single.values())).trajectory if isinstance(single, dict) else single.trajectory
+
+
+def gradients_of(single: Single) -> Array:
+    """The gradients by a single call, (n_components, n_wrt) as in `Outcomes`; none of a simulation."""
+    if isinstance(single, Trajectory):
+        return np.zeros((0, 0))
+    found = [g.gradient for g in single.values()] if isinstance(single, dict) else list(single.gradient.values())
+    return np.vstack([np.atleast_2d(rows) for rows in found])
+
+
+def check_analysis(option: str, given: object, legal: str) -> Analysis | None:
+    """Which analysis is asked for, if any."""
+    if given is None:
+        return None
+    if given not in ("forward", "adjoint"):
+        raise OptionError(f"{option} must be {legal}, got {given!r}.")
+    return "forward" if given == "forward" else "adjoint"
+
+
+def functional_names(system: HybridSystem, functional: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names of functionals, checked; None is all of them."""
+    if functional is None:
+        return system.functionals.names
+    given = [functional] if isinstance(functional, str) else list(functional)
+    names = tuple(system.functional_name(name) for name in given)
+    if len(set(names)) < len(names) or not names:
+        raise ParameterError(
+            f"functional must name functionals, each once, got {functional!r}.",
+            remedy=f"Functionals: {', '.join(system.functionals.names) or 'none'}.",
+        )
+    return names
+
+
+def _size(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def _is_judged_by_numbers(system: HybridSystem) -> bool:
+    """Whether numbers of a run say that nothing about its derivatives needs a closer look.
+
+    They do not where relations at instants decide, or kinks at which a run may rest.
+    """
+    return not (system.branches or any(bool(own) for own in system.branches.equations.values()))

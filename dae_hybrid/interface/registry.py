@@ -1,0 +1,275 @@
+"""Which adapters there are, what they declare, and the refusal of what they cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal, cast
+
+from dae_hybrid.errors import AdapterError, DaeHybridError, OptionError, UnsupportedError
+from dae_hybrid.method import Method
+from dae_hybrid.options import Options
+from dae_hybrid.port.integrator import Capabilities, Integrator
+from dae_hybrid.steppers.initial_value import SteppedIntegrator
+from dae_hybrid.steppers.session import SteppedPort
+from dae_hybrid.system.system import HybridSystem, check_built
+from dae_hybrid.tables import align
+
+#: entry points of this group are adapters of other packages
+GROUP = "dae_hybrid.adapters"
+#: the adapters of this package, the default one first
+BUILT_IN = {
+    "sundials": "dae_hybrid.adapters.sundials:SundialsIntegrator",
+    "scikits-odes": "dae_hybrid.adapters.scikits_odes:ScikitsOdesIntegrator",
+    "casadi": "dae_hybrid.adapters.casadi:CasadiIntegrator",
+    "scipy": "dae_hybrid.adapters.scipy:SciPyIntegrator",
+}
+Adapter = Integrator | SteppedIntegrator
+Analysis = Literal["simulate", "forward", "adjoint"]
+
+_registered: dict[str, type[Adapter]] = {}
+
+
+def register_adapter[A: type[Adapter]](adapter: A, *, replace: bool = False) -> A:
+    """Make an adapter known under its name; may be used as a decorator.
+
+    A package that offers an adapter names it in its metadata instead, under the entry-point group
+    ``dae_hybrid.adapters``, and nothing needs to be registered.
+
+    Parameters
+    ----------
+    adapter : class
+        A `SteppedIntegrator`, or any class with the members of `dae_hybrid.port.integrator.Integrator`; made without
+        arguments.
+    replace : bool
+        Whether it may take the place of another of the same name.
+
+    Raises
+    ------
+    OptionError
+        It has no name or capabilities, or the name is taken.
+
+    Examples
+    --------
+    >>> import dae_hybrid as dh
+    >>> from dae_hybrid.adapters.scipy import SciPyIntegrator
+    >>> class Patient(SciPyIntegrator):
+    ...     name, nonstiff = "patient", "rk45"
+    >>> dh.register_adapter(Patient).name
+    'patient'
+    >>> "patient" in dh.adapter_names()
+    True
+    """
+    name = getattr(adapter, "name", None)
+    if not isinstance(name, str) or not isinstance(getattr(adapter, "capabilities", None), Capabilities):
+        raise OptionError(
+            f"{adapter!r} is not an adapter: it needs a `name` and `capabilities`.",
+            remedy="Derive it from dae_hybrid.SteppedIntegrator and set both.",
+        )
+    if (not replace and _registered.get(name, adapter) is not adapter) or (name in BUILT_IN and not replace):
+        raise OptionError(f"There is an adapter {name!r} already.", remedy="Choose another name, or pass replace=True.")
+    _registered[name] = adapter
+    find_integrator.cache_clear()
+    return adapter
+
+
+def _elsewhere() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def adapter_names() -> tuple[str, ...]:
+    """Names of all adapters: those of this package, of other packages, and registered ones."""
+    return tuple(dict.fromkeys((*BUILT_IN, *_elsewhere(), *_registered)))
+
+
+def registered(name: Any) -> tuple[Any, type[Adapter] | None]:
+    """What stands for an adapter as long as no other takes its name."""
+    return name, _registered.get(name) if isinstance(name, str) else None
+
+
+def adapter_class(name: str) -> type[Adapter]:
+    """The class of an adapter; its solver library is not loaded.
+
+    Raises
+    ------
+    OptionError
+        There is no adapter of that name.
+    AdapterError
+        The package that offers it cannot be imported.
+    """
+    if not isinstance(name, str):
+        raise OptionError(f"adapter must be a name, got {name!r}.", remedy=f"Adapters: {', '.join(adapter_names())}.")
+    if name in _registered:
+        return _registered[name]
+    # every run comes here, and to look through what is installed takes longer than a short run
+    point = EntryPoint(name, BUILT_IN[name], GROUP) if name in BUILT_IN else _elsewhere().get(name)
+    if point is None:
+        raise OptionError(f"There is no adapter {name!r}.", remedy=f"Adapters: {', '.join(adapter_names())}.")
+    try:
+        found: type[Adapter] = point.load()
+    except Exception as reason:  # whatever another package does when it is imported
+        raise AdapterError(f"Adapter {name!r} cannot be loaded: {reason}.", remedy=_other_than(name)) from reason
+    return found
+
+
+@cache
+def find_integrator(name: str) -> Integrator:
+    """The integrator of that name, its solver library loaded when first asked for.
+
+    Raises
+    ------
+    OptionError
+        There is no adapter of that name.
+    AdapterError
+        It cannot be used on this machine.
+    """
+    kind = adapter_class(name)
+    try:
+        made = kind()
+        return SteppedPort(made) if isinstance(made, SteppedIntegrator) else made
+    except AdapterError as error:
+        error.remedy = f"{error.remedy} {_other_than(name)}" if error.remedy else _other_than(name)
+        raise
+    except ImportError as reason:
+        raise AdapterError(f"Adapter {name!r} cannot be loaded: {reason}.", remedy=_other_than(name)) from reason
+
+
+def _other_than(name: str) -> str:
+    return f"Other adapters: {', '.join(other for other in adapter_names() if other != name)}."
+
+
+def for_call(system: object, adapter: str, options: Mapping[str, Any]) -> HybridSystem:
+    """What carries out a call: waited for, where its code comes later and the method needs it."""
+    found = check_built(system)
+    if found.later is None and (later := cast(HybridSystem, system).later) is not None and not later.is_done:
+        method = adapter_class(adapter).capabilities.named.get(str(options.get("method")))
+        if method is not None and method.compiled:
+            later.wait(None)
+            return later.current()
+    return found
+
+
+# -- refusals -----------------------------------------------------------------------------------------------
+
+
+def check_capabilities(name: str, system: HybridSystem, options: Options, analysis: Analysis = "simulate") -> None:
+    """Refuse what an adapter cannot do, naming one that can.
+
+    Raises
+    ------
+    OptionError
+        No adapter has such a method.
+    UnsupportedError
+        This adapter cannot do it.
+    """
+    kind = adapter_class(name)
+    can, method = kind.capabilities, options.method
+    if method not in can.named:
+        others = _with(lambda other: method in other.named)
+        if not others:
+            raise OptionError(f"method must be one of {', '.join(map(repr, can.named))}, got {method!r}.")
+        raise UnsupportedError(
+            f"Adapter {name!r} has no method {method!r}.",
+            remedy=f"Its methods: {', '.join(can.named)}. Adapters with {method!r}: {others}.",
+        )
+    _check_order(can.named[method], options.max_order)
+    if options.linear_solver not in can.linear_solvers:
+        raise UnsupportedError(
+            f"Adapter {name!r} has no choice of linear_solver={options.linear_solver!r}.",
+            remedy=f"Leave it out, or use {_with(lambda other: options.linear_solver in other.linear_solvers)}.",
+        )
+    for mode in system.modes:
+        if mode.equations.index == 2 and not can.index2:
+            raise UnsupportedError(
+                f"Adapter {name!r} does not integrate index 2 as it stands.",
+                mode=mode.name,
+                remedy=f"Build with index2='reduced' (the default), or use {_with(lambda other: other.index2)}.",
+            )
+        solved = mode.equations.reducible and method in can.reduced
+        if mode.equations.implicit and can.algebraic and method not in can.algebraic and not solved:
+            raise UnsupportedError(
+                f"method={method!r} needs modes without algebraic variables"
+                + (", or few of them, in Hessenberg index 1." if method in can.reduced else "."),
+                mode=mode.name,
+                remedy=f"Use method={can.algebraic[0]!r}, or another of {', '.join(can.algebraic)}.",
+            )
+    if analysis != "simulate" and not issubclass(kind, SteppedIntegrator) and not getattr(can, analysis):
+        raise UnsupportedError(
+            f"Adapter {name!r} has no {analysis} sensitivity analysis.",
+            remedy=f"Use {_with(lambda other: bool(getattr(other, analysis)))}.",
+        )
+    if analysis == "forward" and issubclass(kind, SteppedIntegrator) and not options.sensitivity_error_control:
+        raise UnsupportedError(
+            f"Adapter {name!r} has no sensitivity_error_control=False: sensitivities are states like others.",
+            remedy=f"Leave it out, or use {_with(lambda other: other.forward)}.",
+        )
+    if issubclass(kind, SteppedIntegrator):
+        kind.check(options)
+
+
+def _check_order(method: Method, order: int | None) -> None:
+    if method.orders is None or order is None or method.orders[0] <= order <= method.orders[1]:
+        return
+    lowest, highest = method.orders
+    limits = f"at most {highest}" if order > highest else f"at least {lowest}"
+    raise OptionError(f"max_order is {limits} for {method.name!r}, got {order}.")
+
+
+def _with(able: Any) -> str:
+    """Names of the adapters of this package that are able to."""
+    return ", ".join(repr(name) for name in BUILT_IN if able(adapter_class(name).capabilities))
+
+
+# -- the table ----------------------------------------------------------------------------------------------
+
+
+def capability_table() -> list[list[str]]:
+    """What the adapters declare: a heading and one row for each adapter.
+
+    *own* is done by the adapter, *core* by this library around it.
+    """
+    heading = ["adapter", "methods", "events", "algebraic", "dense output", "forward", "adjoint", "index 2 direct"]
+    rows = []
+    for name in adapter_names():
+        try:
+            kind = adapter_class(name)
+        except AdapterError:  # of a package that cannot be imported
+            rows.append([name, *["?"] * (len(heading) - 1)])
+            continue
+        can = kind.capabilities
+        around = "core" if issubclass(kind, SteppedIntegrator) else "no"
+        own = (can.roots, bool(can.algebraic), can.dense, can.forward, can.adjoint)
+        rows.append(
+            [name, ", ".join(can.named), *("own" if it else around for it in own), "yes" if can.index2 else "no"]
+        )
+    return [heading, *rows]
+
+
+def describe_adapters() -> str:
+    """The table of capabilities, and which adapters can be used on this machine.
+
+    Examples
+    --------
+    >>> import dae_hybrid as dh
+    >>> print(dh.describe_adapters())  # doctest: +ELLIPSIS
+    adapter ...
+    """
+    heading, *rows = capability_table()
+    table = [[*heading, "usable here"], *([*row, _unusable(row[0]) or "yes"] for row in rows)]
+    first, _, *body = align(table, left=range(len(heading) + 1))
+    return "\n".join(line.rstrip() for line in (first, *body))
+
+
+def usable_adapters() -> list[str]:
+    """Names of the adapters that can be used on this machine."""
+    return [name for name in adapter_names() if not _unusable(name)]
+
+
+def _unusable(name: str) -> str:
+    """Why an adapter cannot be used here, empty where it can."""
+    try:
+        find_integrator(name)
+    except DaeHybridError as reason:
+        return f"no: {reason.message}"
+    return ""

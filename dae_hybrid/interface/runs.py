@@ -1,0 +1,406 @@
+"""A call with its arguments checked, and the runs it is made of: simulation, directions, sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dae_hybrid.conditions.resolution import LATITUDE, RETRIES, ROUGH, STEPS, finer
+from dae_hybrid.errors import IntegrationError, NonFiniteError, OptionError, StepLimitError, UnsupportedError
+from dae_hybrid.interface.registry import Analysis, check_capabilities, find_integrator, for_call, registered
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
+from dae_hybrid.port.failure_messages import STARVED
+from dae_hybrid.port.integrator import Integrator, RunsWhole, Session
+from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, BoundaryFunctions, RunRequest
+from dae_hybrid.port.segment_rules import is_unresolved
+from dae_hybrid.sensitivity import adjoint as adjoint_analysis
+from dae_hybrid.sensitivity.algorithm1 import serban_recuero
+from dae_hybrid.sensitivity.duality import Swept, TangentTrace, direction
+from dae_hybrid.sensitivity.forward import TangentState
+from dae_hybrid.simulation.automaton import Automaton
+from dae_hybrid.simulation.event_logic import TOGETHER
+from dae_hybrid.simulation.native_run import trajectory_of
+from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.system.schedule import Schedule
+from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.trajectory.trajectory import Trajectory
+
+Parameters = Mapping[str, ArrayLike] | ArrayLike | None
+#: tightest tolerance of the direct form of index 2 (measured: below it events on multipliers go astray)
+DIRECT_RTOL = 1e-11
+#: how often a guard may be looked at in a run because of its resolution
+LOOKS = 1e8
+#: local errors of sensitivities, in tolerances and in a step on average, that may go unsaid where no test limits them
+UNTESTED_ERROR = 100
+#: a witness may take so many times as many steps as the run, or another direction is tried, up to so many
+LONGER, DIRECTIONS = 20, 4
+#: no relative tolerance is made larger
+LOOSEST = 0.5
+#: values of options that can be compared with others
+PLAIN = (str, int, float, np.number, np.bool_)
+#: so many sets of options that have been checked are kept with a system
+KEPT = 100
+
+
+class RunBuilder:
+    """Checked arguments of a call, and the runs it is made of."""
+
+    def __init__(
+        self, system: HybridSystem, t_span: Sequence[float], parameters: Parameters, t_eval: ArrayLike | None,
+        adapter: str, options: Mapping[str, Any], analysis: Analysis = "simulate", keep: Keep = "all",
+    ) -> None:  # fmt: skip
+        self.system, self.keep, self.bound = for_call(system, adapter, options), keep, UNBOUNDED
+        check_keep(keep, t_eval)
+        self.span = check_time_span(t_span)
+        self.t_eval = check_times(t_eval, self.span)
+        self.p = self.system.parameter_vector(parameters)
+        self._choose(adapter, options, analysis)
+        self.integrator: Integrator = find_integrator(adapter)
+
+    def _choose(self, adapter: str, given: Mapping[str, Any], analysis: Analysis) -> None:
+        """Take options, checked against the system and the adapter; what has been checked is kept for the next call."""
+        known: dict[Any, Options] = self.system.graph.kept.setdefault("checked", {})
+        key = (registered(adapter), self.span, analysis, *((name, type(v), v) for name, v in given.items()))
+        plain = isinstance(adapter, str) and all(
+            value is None or isinstance(value, PLAIN) or callable(value) for value in given.values()
+        )
+        with suppress(TypeError):  # tolerances by name, and what is no option
+            if plain and key in known:
+                self.options = known[key]
+                return
+        self.options = Options.of(given)
+        self._check_tolerance_names()
+        self._check_index()
+        self._check_resolution()
+        self._check_max_step()
+        check_capabilities(adapter, self.system, self.options, analysis)
+        if len(known) >= KEPT:
+            known.clear()
+        with suppress(TypeError):
+            if plain:
+                known[key] = self.options
+
+    def _check_index(self) -> None:
+        tight = [mode for mode in self.system.modes if mode.equations.index == 2 and self.options.rtol < DIRECT_RTOL]
+        if tight:
+            raise UnsupportedError(
+                f"Index 2 as it stands is not reliable below rtol {DIRECT_RTOL:g}, got {self.options.rtol:g}.",
+                mode=tight[0].name,
+                remedy="Build with index2='reduced' (the default), or loosen rtol.",
+            )
+
+    def _check_resolution(self) -> None:
+        finest, duration = min(mode.equations.resolution for mode in self.system.modes), self.span[1] - self.span[0]
+        if duration > LOOKS * finest:
+            raise OptionError(
+                f"A guard with resolution={finest:g} would be looked at {duration / finest:.0e} times in a run of "
+                f"length {duration:g}; the limit is {LOOKS:.0e}.",
+                remedy="Declare a coarser resolution: the shortest time for which the guard may stay on one side.",
+            )
+
+    def _check_max_step(self) -> None:
+        size, largest = max(abs(self.span[0]), self.span[1] - self.span[0]), self.options.max_step
+        if largest is not None and largest < STARVED * size:
+            raise OptionError(
+                f"max_step={largest:g} is lost in the rounding of a run from {self.span[0]:g} to {self.span[1]:g}.",
+                remedy=f"Choose {STARVED * size:.1g} or more.",
+            )
+
+    def _check_tolerance_names(self) -> None:
+        if not isinstance(self.options.atol, Mapping):
+            return
+        known = {"*", *self.system.functionals.names, *(n for m in self.system.modes for n in m.variables.names)}
+        unknown = sorted(set(self.options.atol) - known)
+        if unknown:
+            raise OptionError(
+                f"atol names {', '.join(map(repr, unknown))}, which the model does not have.",
+                remedy=f"Legal names: {', '.join(sorted(known))}.",
+            )
+
+    def open(self, **more: Any) -> Session:
+        """A session of this run."""
+        return self.integrator.open(self.options, self.p, **more)
+
+    def run(
+        self, directions: TangentState | None = None, max_steps: int | None = None, *, for_adjoint: bool = False
+    ) -> Trajectory:
+        """Simulate, carrying directions where given, or keeping what the adjoint follows."""
+        if directions is None or not directions.count:
+            return self._run(directions, max_steps, for_adjoint=for_adjoint)
+        scales = self.scales(directions.directions)
+        found = self._run(directions, max_steps, scales, for_adjoint=for_adjoint)
+        if not self.options.sensitivity_error_control:
+            directions.conditions.doubts += self._untested(found, directions, scales)
+            return found
+        accuracy = self.options.rtol
+        for _ in range(RETRIES):
+            better = finer(found, directions, scales, accuracy, at_times=self.t_eval is not None)
+            if better is None:
+                break
+            trial, most = directions.afresh(), max_steps or self.options.max_steps
+            try:
+                again = self._run(trial, min(most, STEPS + LATITUDE * found.statistics["steps"]), better)
+            except IntegrationError as error:
+                if accuracy >= ROUGH:
+                    directions.conditions.doubts.append(self._unresolved(directions, better > scales, scales, error))
+                    break
+                accuracy = ROUGH
+            else:
+                found, scales = replace(again, options=found.options), better
+                directions.become(trial)
+        return found
+
+    def _untested(self, run: Trajectory, directions: TangentState, scales: Array) -> list[str]:
+        """What is to be said of sensitivities that steps were not chosen by."""
+        steps, rtol = run.statistics["steps"], self.options.rtol
+        error = run.statistics.get("sensitivity_error")
+        if error is None and steps:
+            raise UnsupportedError(
+                f"Adapter {self.integrator.name!r} does not report the errors of sensitivities that it does not test.",
+                remedy="Leave sensitivity_error_control out.",
+            )
+        said = []
+        if error is not None and error > UNTESTED_ERROR * steps:
+            said.append(
+                "Sensitivities are left out of the error test, and their local errors are "
+                f"{error / steps:.1e} tolerances in a step on average: derivatives may be off by {error * rtol:.1e} of "
+                "their size. Leave sensitivity_error_control on, or tighten rtol."
+            )
+        better = finer(run, directions, scales, rtol, at_times=self.t_eval is not None)
+        if better is not None:
+            said.append(
+                f"The derivatives by {self._names(directions, better > scales)} are next to their absolute tolerances, "
+                "and have been left out of the error test: they may have no digits. Leave sensitivity_error_control on."
+            )
+        return said
+
+    def _names(self, directions: TangentState, chosen: NDArray[np.bool_]) -> str:
+        """Parameters that some of the directions move."""
+        labels = self.system.parameters.labels()
+        return ", ".join(labels[i] for i in np.flatnonzero(directions.directions[:, chosen].any(axis=1)))
+
+    def _unresolved(
+        self, directions: TangentState, short: NDArray[np.bool_], scales: Array, error: IntegrationError
+    ) -> str:
+        """What is to be said of directions whose sensitivities no run resolves."""
+        return (
+            f"The derivatives by {self._names(directions, short)} are not resolved: the states change by no more than "
+            f"their absolute tolerance when these parameters change by "
+            f"{', '.join(f'{s:.1e}' for s in scales[short])}, and a run at finer tolerances failed ({error.message})."
+        )
+
+    def _run(
+        self, directions: TangentState | None, max_steps: int | None, scales: Array | None = None, *,
+        for_adjoint: bool = False,
+    ) -> Trajectory:  # fmt: skip
+        more: dict[str, Any] = {}
+        if directions is not None and scales is not None:
+            more = {"parameter_directions": directions.directions.T, "scales": scales}
+        options = self.options if max_steps is None else replace(self.options, max_steps=max_steps)
+        t_eval = np.zeros(0) if self.t_eval is None and self.keep != "all" else self.t_eval
+        certify, found = for_adjoint or directions is not None, None
+        session = self.integrator.open(options, self.p, **more)
+        # derivatives are checked by the steps of one long segment, which outputs at given times do not show
+        keep_path = for_adjoint or (bool(more) and t_eval is not None and not self.system.transitions)
+        schedule = Schedule(self.system, self.span[0], self.p, self.span[1])
+        try:
+            if self.keep != "final":
+                found = self._whole(
+                    session, options, directions, t_eval, schedule, certify=certify, keep_path=keep_path, **more
+                )
+            if found is not None:
+                found = found.thinned(self.keep)
+            else:
+                found = Automaton(
+                    self.system, session, self.p, self.span, t_eval, options, directions, self.open, schedule,
+                    certify=certify, keep_path=keep_path, keep=self.keep,
+                    bound=self.bound if directions is None else UNBOUNDED,
+                ).run()  # fmt: skip
+        finally:
+            session.close()
+
+        def again(t: Array) -> Trajectory:
+            other = copy(self)
+            other.t_eval = t
+            return other._run(None if directions is None else directions.afresh(), max_steps, scales)
+
+        return replace(found, again=again) if self.keep == "all" else found
+
+    def _whole(
+        self, session: Session, options: Options, directions: TangentState | None, t_eval: Array | None,
+        schedule: Schedule, *, certify: bool, keep_path: bool,
+        parameter_directions: Array | None = None, scales: Array | None = None,
+    ) -> Trajectory | None:  # fmt: skip
+        """The run, where the integrator carries it to its end."""
+        request = self.request(
+            options, certify=certify, keep_path=keep_path,
+            directions=parameter_directions, scales=scales, t_eval=t_eval, schedule=schedule,
+        )  # fmt: skip
+        found = None if request is None else cast(RunsWhole, session).run(self.system.graph, request)
+        return None if found is None else trajectory_of(self.system, found, directions, self.open)
+
+    def request(
+        self, options: Options, *, certify: bool, keep_path: bool, t_eval: Array | None,
+        directions: Array | None = None, scales: Array | None = None, schedule: Schedule | None = None,
+    ) -> RunRequest | None:  # fmt: skip
+        """The run as one that an integrator may begin by itself; None where it may not."""
+        able, ends = self.integrator.capabilities.whole and options.native_events, self.system.graph.ends
+        able = able and (directions is None or options.sensitivity_error_control)
+        if not able or ends is None or is_unresolved(*self.span) or not ends.is_measured_within(self.span):
+            return None
+        alarms, until = tuple[Alarms, ...](), np.inf
+        if schedule is not None and (any(self.system.graph.timed) or ends.measured):
+            try:
+                alarms, until = self._alarms(schedule, ends)
+            except NonFiniteError:  # of a mode that may never be entered
+                return None
+        slack = TOGETHER * options.rtol if certify else 0.0
+        return RunRequest(
+            options, self.p, self.span, t_eval, directions, scales, certify, slack, keep_path, alarms, until,
+            self.bound if directions is None else UNBOUNDED,
+        )  # fmt: skip
+
+    def _alarms(self, schedule: Schedule, ends: BoundaryFunctions) -> tuple[tuple[Alarms, ...], float]:
+        """What is due in a whole run; where that are measurements alone, it is the same in the next one."""
+        graph = self.system.graph
+        if any(graph.timed):
+            return schedule.alarms(self.span[0], ends.waiting, None)
+        span, found = graph.kept.get("measured", (None, None))
+        if found is None or span != self.span:
+            found = schedule.alarms(self.span[0], ends.waiting, None)
+            graph.kept["measured"] = self.span, found
+        return cast(tuple[tuple[Alarms, ...], float], found)
+
+    def scales(self, directions: Array) -> Array:
+        """How many times each direction fits into the parameters: |p_i| for that of p_i alone."""
+        size = np.where(self.p != 0, np.maximum(np.abs(self.p), adjoint_analysis.SMALLEST), 1.0)
+        share = (np.abs(directions) / size[:, None]).max(axis=0, initial=0.0)
+        return np.asarray(1.0 / np.where(share > 0, share, 1.0))
+
+    def allowed(self, duality: bool | float) -> float | None:
+        """What the duality check may find, None where there is none."""
+        if duality is False:
+            return None
+        if duality is True:
+            return float(np.sqrt(self.options.rtol))
+        if isinstance(duality, bool) or not isinstance(duality, int | float) or not 0 < duality < 1e300:
+            raise OptionError(f"duality must be True, False or a positive number, got {duality!r}.")
+        return float(duality)
+
+    def directions(self, indices: tuple[int, ...], conditions: Conditions) -> TangentState:
+        """One direction for every parameter."""
+        return TangentState(self.system, self.p, self.columns(indices), self.span[0], conditions)
+
+    def conditions(self, *, strict: bool) -> Conditions:
+        """The conditions of the derivatives of this call."""
+        if not isinstance(strict, bool):
+            raise OptionError(f"strict must be True or False, got {strict!r}.")
+        return Conditions(strict=strict)
+
+    def columns(self, indices: tuple[int, ...]) -> Array:
+        """Unit directions of these parameters, (n_parameters, n_wrt)."""
+        return np.eye(self.system.parameters.size)[:, list(indices)]
+
+    def witness(self, columns: Array, combination: Array, conditions: Conditions) -> TangentTrace:
+        """Directions that keep one combination of themselves for a duality check."""
+        return TangentTrace(self.system, self.p, columns, self.span[0], conditions, combination)
+
+    def testimony(
+        self, run: Trajectory, indices: tuple[int, ...], conditions: Conditions
+    ) -> tuple[TangentTrace, Array, Array]:
+        """A witness that has gone along a run in one direction, its derivatives of the functionals, and the direction.
+
+        IDA may lose its way in a combination of sensitivities where it does not in others, and take a thousand times
+        as many steps (measured on a throw with an energy as algebraic variable): then another direction is taken.
+        """
+        patience = min(self.options.max_steps, 1000 + LONGER * run.statistics["steps"])
+        for which in range(DIRECTIONS):
+            last = which == DIRECTIONS - 1
+            v = direction(self.p[list(indices)], which)
+            witness = self.witness(self.columns(indices) @ v[:, None], np.ones(1), conditions)
+            try:
+                along = self.run(witness, max_steps=self.options.max_steps if last else patience)
+            except StepLimitError:
+                if last:
+                    raise
+            else:
+                return witness, witness.gradient(along)[:, 0], v
+        raise AssertionError("the last direction is returned or raises")
+
+    def sweep(
+        self, run: Trajectory, session: Session, name: str, wrt: tuple[int, ...], conditions: Conditions
+    ) -> adjoint_analysis.AdjointSweep:
+        """A backward sweep over a run."""
+        part = self.system.functionals[name]
+        components = tuple(range(part.start, part.stop))
+        return adjoint_analysis.AdjointSweep(run, session, self.options, components, wrt, conditions)
+
+    def adjoint(
+        self, run: Trajectory, name: str, wrt: tuple[int, ...], conditions: Conditions, algorithm: str = "general", *,
+        marked: bool = False,
+    ) -> Swept:  # fmt: skip
+        """The gradient of a functional by a backward sweep over a run; `marked` where what is before events counts."""
+
+        def use(session: Session) -> Swept:
+            sweep = self.sweep(run, session, name, wrt, conditions)
+            whole = self._back(sweep, session, marked=marked) if algorithm == "general" else None
+            if whole is not None:
+                return whole
+            marks: list[tuple[Array, Array]] = []
+            if algorithm == "general":
+                gradient = adjoint_analysis.gradient(sweep, marks if marked else None)
+            else:
+                gradient = serban_recuero(sweep)
+            return Swept(sweep, gradient, session.statistics(), lambda: marks)
+
+        found: Swept = self.use(use, wrt)
+        return found
+
+    def looser(self, factor: float) -> RunBuilder:
+        """The same call at so many times the tolerances."""
+        other, atol = copy(self), self.options.atol
+        atol = {key: factor * a for key, a in atol.items()} if isinstance(atol, Mapping) else factor * atol
+        other.options = replace(self.options, rtol=min(factor * self.options.rtol, LOOSEST), atol=atol)
+        other.bound = self.bound._replace(records=True, rows=True)  # nobody asks for them
+        return other
+
+    def forward_gradients(self, wrt: tuple[int, ...]) -> dict[str, Array]:
+        """The gradients (k, n_wrt) of all functionals by forward analysis, whatever their conditions."""
+        directions = self.directions(wrt, Conditions(strict=False))
+        gradient, parts = directions.gradient(self.run(directions)), self.system.functionals
+        return {name: gradient[parts[name]] for name in parts.names}
+
+    def adjoint_gradients(self, name: str, wrt: tuple[int, ...], algorithm: str) -> dict[str, Array]:
+        """The gradient (k, n_wrt) of one functional by adjoint analysis, whatever its conditions."""
+        run = self.run(for_adjoint=True)
+        return {name: self.adjoint(run, name, wrt, Conditions(strict=False), algorithm).gradient}
+
+    def _back(self, sweep: adjoint_analysis.AdjointSweep, session: Session, *, marked: bool) -> Swept | None:
+        """The sweep, where the integrator has carried the run to its end and carries its adjoint back to the start."""
+        run = sweep.trajectory.parts.whole
+        if run is None or not run.request.keep_path:
+            return None
+        found = cast(RunsWhole, session).back(self.system.graph, run, sweep.components, sweep.wrt, marked=marked)
+        if found is None:
+            return None
+
+        def marks() -> list[tuple[Array, Array]]:
+            table, _, _ = run.pieces
+            return [] if table is None else adjoint_analysis.marks(table, found)
+
+        return Swept(sweep, found.gradient, found.statistics, marks)
+
+    def use(self, use: Callable[[Session], Any], wrt: tuple[int, ...]) -> Any:
+        """What a function gives that needs a session."""
+        session = self.open(wrt=wrt)
+        try:
+            return use(session)
+        finally:
+            session.close()

@@ -1,0 +1,368 @@
+"""Formulations of a mode: structure, consistent values, derivatives of the algebraic part.
+
+Every mode is brought to ``y' = f(x, m, p, t)``, ``0 = K(x, m, p, t)`` with x = (y, z) and K_z nonsingular:
+
+* an ODE has no K;
+* Hessenberg index 1 (SR eq. 22) has it as it stands;
+* implicit equations 0 = F(y', y, z, m, p, t) (SR eq. 1) take y' = v with v a further algebraic variable, and F for
+  K: then K_z is [F_y' | F_z];
+* Hessenberg index 2 (SR eq. 15) has the hidden constraint k_y f + k_t for K; k itself is an invariant, kept by
+  projection along D = f_z K_z^-1 E (E selects the rows of the hidden constraint), for which k_y D = I. Without
+  index-1 rows D is B (CB)^-1 in SR's notation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+from scipy.sparse import csc_array, csr_array, issparse
+
+from dae_hybrid.errors import ConsistencyError
+from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.numerics.matrices import Factors, Matrix, dense, independent_rows, is_finite, row_maxima, solve
+
+#: singular values below this, relative to the size of what was summed to form the matrix, are zero
+RANK_TOLERANCE = 1e-11
+#: between RANK_TOLERANCE and this the rank cannot be decided
+DOUBTFUL_TOLERANCE = 1e-8
+#: where Newton's method gets no farther, residuals below this share of the largest value are rounding
+STAGNANT = 1e-13
+#: a matrix below this share of the terms of its entries belongs to a multiple root
+MULTIPLE_ROOT = 1e-5
+#: a matrix whose smallest singular value falls below this share of what it was is becoming singular
+COLLAPSED = 1e-5
+#: a residual below this many roundings of its terms is zero
+RESIDUAL_ROUNDINGS = 1e4
+#: how far from a root, as a share of it, its neighbours are looked at
+ASIDE = 1e-3
+#: and how often they are corrected
+CORRECTIONS = 8
+#: a matrix that changes by this share of itself within the rounding of a root is that of a multiple root
+UNSETTLED = 0.1
+#: of Newton's method: steps, how far they are shortened, and what of the unknowns the last one may still change
+MOST_STEPS = 50
+#: full steps that are tried first where there are more unknowns than this
+FULL_STEPS, MANY = 8, 40
+LEAST_DAMPING = 1e-6
+STEP_ROUNDINGS = 4.0
+#: up to this size a singular matrix is taken apart to name what is wrong
+NAMED = 1000
+
+
+def solve_algebraic(
+    system: Callable[[Array], tuple[Array, Array, Array]],
+    start: Array,
+    *,
+    mode: str,
+    variables: Sequence[str],
+    time: float,
+    equations: Sequence[str] = (),
+) -> Array:
+    """Damped Newton for k(z) = 0.
+
+    `system(z)` gives the residual, its Jacobian (it may have more rows than columns, when the equations
+    are consistent) and the size of the residual's terms; `equations` are their names for errors. Raises
+    `ConsistencyError` when the Jacobian is singular or the iteration does not converge.
+    """
+    z = start.copy()
+
+    def evaluate(trial: Array) -> tuple[Array, Array, Array]:
+        """Terms without a finite size, such as a root at zero, leave exact zeros."""
+        k, by_z, terms = system(trial)
+        return k, by_z, np.where(np.isfinite(terms), terms, np.abs(k))
+
+    residual, jacobian, size = evaluate(z)
+
+    def zero() -> bool:
+        """Whether every residual is rounding: of its own terms, or of the values it is made from.
+
+        Asked only where Newton's method gets no farther. Terms that all vanish leave no scale of their own.
+        """
+        if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
+            return False
+        carried = abs(jacobian).sum(axis=1) * np.abs(z).max(initial=0.0)
+        allowed = RESIDUAL_ROUNDINGS * EPS * size + STAGNANT * carried
+        return bool(np.all(np.abs(residual) <= allowed))
+
+    def fail(reason: str = "") -> ConsistencyError:
+        fixed = row_maxima(jacobian) == 0.0  # nothing can be done about these: they are in conflict with what is given
+        conflict = np.any(fixed & (np.abs(residual) > RESIDUAL_ROUNDINGS * EPS * size))
+        return _inconsistent(
+            np.where(fixed, residual, 0.0) if conflict else residual, size, reason, equations, mode, variables, time
+        )
+
+    def iterate(*, damped: bool, most: int = MOST_STEPS) -> bool:
+        """Newton's method from where it is; whether it has converged."""
+        nonlocal z, residual, jacobian, size
+        for _ in range(most):
+            if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
+                break
+            step = _newton_step(jacobian, residual)
+            if step is None or not np.all(np.isfinite(step)):
+                if zero() and is_isolated(z, jacobian, evaluate):
+                    return True
+                raise fail(singular_names(jacobian, equations, variables))
+            small = np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size)
+            settled = small and np.all(np.abs(step) <= STEP_ROUNDINGS * EPS * np.abs(z))
+            if settled or np.all(np.abs(residual) <= EPS * size):
+                z = z + step
+                return True
+            damping, norm = 1.0, float(np.abs(residual).max())
+            while True:
+                trial = z + damping * step
+                new = evaluate(trial)
+                if np.all(np.isfinite(new[0])) and (not damped or float(np.abs(new[0]).max()) < norm):
+                    z, (residual, jacobian, size) = trial, new
+                    if not damped and float(np.abs(residual).max()) > norm / 2 and zero():
+                        return True
+                    break
+                damping /= 2
+                if damping < LEAST_DAMPING or not damped or zero():
+                    return zero()
+        return zero()
+
+    # equations that are linear in some unknowns and quadratic in these (velocities, then accelerations) are solved by
+    # full steps, on a way through larger residuals; many equations of that kind take damped ones very long
+    if z.size > MANY:
+        with suppress(ConsistencyError):
+            if iterate(damped=False, most=FULL_STEPS):
+                return z
+        z = start.copy()
+        residual, jacobian, size = evaluate(z)
+    if iterate(damped=True):
+        return z
+    error = fail()
+    z = start.copy()
+    residual, jacobian, size = evaluate(z)
+    with suppress(ConsistencyError):
+        if iterate(damped=False):
+            return z
+    raise error
+
+
+def is_isolated(z: Array, jacobian: Array, evaluate: Callable[[Array], tuple[Array, Array, Array]]) -> bool:
+    """Whether a root at which the matrix is singular is a multiple one, rather than one of a curve of roots.
+
+    Next to a multiple root the equations fail, on both sides, however the other directions are corrected.
+    """
+    if max(jacobian.shape) > NAMED:
+        return False
+    matrix = dense(jacobian)
+    scale = row_maxima(matrix)
+    _, sizes, right = np.linalg.svd(matrix / np.where(scale > 0, scale, 1.0)[:, None])
+    open_to = right[np.count_nonzero(sizes > RANK_TOLERANCE * sizes.max(initial=0.0)) :]
+    if len(open_to) != 1:
+        return False
+    length = ASIDE * max(float(np.abs(z).max(initial=0.0)), 1.0)
+    return all(not _reaches_root(z + side * length * open_to[0], open_to, evaluate) for side in (1.0, -1.0))
+
+
+def _reaches_root(z: Array, fixed: Array, evaluate: Callable[[Array], tuple[Array, Array, Array]]) -> bool:
+    """Whether Newton's method, kept from moving along `fixed`, comes to a root."""
+    for _ in range(CORRECTIONS):
+        residual, jacobian, size = evaluate(z)
+        if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
+            return False
+        if np.all(np.abs(residual) <= RESIDUAL_ROUNDINGS * EPS * size):
+            return True
+        rows = np.vstack((dense(jacobian), fixed))
+        z = z - np.linalg.lstsq(rows, np.append(residual, np.zeros(len(fixed))), rcond=None)[0]
+    return False
+
+
+def _newton_step(jacobian: Array, residual: Array) -> Array | None:
+    """The step, None where the matrix is singular."""
+    rows, columns = jacobian.shape
+    if rows == columns or issparse(jacobian):
+        try:
+            own = slice(None) if rows == columns else independent_rows(jacobian)
+            return np.asarray(-solve(jacobian[own], residual[own]))
+        except np.linalg.LinAlgError:
+            return None
+    try:
+        step, _, rank, _ = np.linalg.lstsq(dense(jacobian), -residual, rcond=None)
+    except np.linalg.LinAlgError:
+        return None
+    return None if rank < columns else np.asarray(step)
+
+
+def _row_sizes(matrix: Matrix) -> Array:
+    """Largest magnitude of every row, as a column; one where a row is zero."""
+    scale = row_maxima(matrix)
+    return np.where(scale > 0, scale, 1.0)[:, None]
+
+
+def solve_linear(matrix: Array, right: Array, right_size: Array) -> tuple[Array, Array, Array]:
+    """Solution of a linear system that may have more rows than unknowns, what is left of each row, and its scale.
+
+    `right_size` bounds the terms that the right-hand side was summed from. The rows are brought to one size first,
+    which is also that of what is left. Raises `np.linalg.LinAlgError` where the matrix is singular.
+    """
+    scale = _row_sizes(matrix)
+    rows, columns = matrix.shape
+    right, right_size = dense(right) / scale, dense(right_size) / scale
+    matrix = csc_array(matrix / scale) if issparse(matrix) else matrix / scale
+    if rows == columns or (issparse(matrix) and columns):
+        own = slice(None) if rows == columns else independent_rows(matrix)
+        if reciprocal_condition(matrix[own]) <= RANK_TOLERANCE:
+            raise np.linalg.LinAlgError("their matrix is singular")
+        solution = solve(matrix[own], right[own])
+        if rows == columns:
+            return solution, np.zeros_like(right), np.ones_like(right)
+        terms = abs(matrix) @ abs(solution) + right_size
+        return solution, matrix @ solution - right, np.broadcast_to(terms.max(axis=0), terms.shape)
+    if not columns:
+        return np.zeros((0, right.shape[1])), -right, right_size
+    solution, _, rank, _ = np.linalg.lstsq(matrix, right, rcond=RANK_TOLERANCE)
+    if rank < columns:
+        raise np.linalg.LinAlgError(f"their matrix has rank {rank} of {columns}")
+    terms = np.abs(matrix) @ np.abs(solution) + right_size
+    return solution, matrix @ solution - right, np.broadcast_to(terms.max(axis=0, initial=0.0), terms.shape)
+
+
+def refuse_multiple_root(matrix: Array, sizes: Array) -> None:
+    """Raise `np.linalg.LinAlgError` where a matrix is singular against what its entries are summed from.
+
+    At a multiple root Newton's method stops at about the square root of rounding, where a matrix that should be
+    singular still is a regular one, of entries that have almost cancelled. Units of the unknowns do not matter:
+    derivatives may be larger than variables by whatever the unit of time makes of them. Large matrices are not looked
+    at: what discretises a smooth problem comes as close to a singular one as it is fine.
+    """
+    if issparse(matrix):
+        return
+    if matrix.shape == (1, 1):
+        smallest = abs(float(matrix[0, 0])) / (abs(float(sizes[0, 0])) or 1.0)
+    else:
+        rows = _row_sizes(sizes)
+        columns = _row_sizes((sizes / rows).T).T
+        smallest = np.linalg.svd(matrix / rows / columns, compute_uv=False)[-1]
+    if not smallest > MULTIPLE_ROOT:
+        raise np.linalg.LinAlgError(f"their matrix almost cancels (to {smallest:.1e} of its terms), a multiple root")
+
+
+def refuse_unsettled_root(matrix: Array, sizes: Array, z: Array, jacobian: Callable[[Array], Array]) -> None:
+    """Raise `np.linalg.LinAlgError` where rounding of the equations leaves their matrix open.
+
+    `sizes` are those of the terms of the equations, `jacobian` gives the matrix at other values. At a multiple root at
+    zero, as of z^2 = p at p = 0, no terms cancel in the matrix, but it is made of rounding alone.
+    """
+    if issparse(matrix) or matrix.shape[0] != matrix.shape[1] or not matrix.size:
+        return
+    inverse = np.linalg.inv(matrix)
+    off = np.abs(inverse) @ (EPS * np.where(np.isfinite(sizes), sizes, 0.0))
+    moved = np.abs(inverse @ (dense(jacobian(z + off)) - matrix)) * off
+    if np.any(moved.sum(axis=1) > UNSETTLED * off):
+        raise np.linalg.LinAlgError("rounding decides about their matrix, a multiple root")
+
+
+def reciprocal_condition(matrix: Matrix) -> float:
+    """Smallest over largest singular value, the rows brought to one size; 0 where the matrix is not finite."""
+    if not min(matrix.shape):
+        return 1.0
+    if not is_finite(matrix):
+        return 0.0
+    if matrix.shape == (1, 1):
+        return float(matrix[0, 0] != 0)
+    if issparse(matrix):
+        scaled = csc_array(matrix / _row_sizes(matrix))
+        try:
+            return float(1 / (abs(scaled).sum(axis=0).max() * Factors(scaled).inverse_norm()))
+        except np.linalg.LinAlgError:
+            return 0.0
+    singular = np.linalg.svd(matrix / _row_sizes(matrix), compute_uv=False)
+    return float(singular[-1] / singular[0]) if singular[0] > 0 else 0.0
+
+
+def collapsed(matrix: Array, before: Array, share: float = COLLAPSED) -> bool:
+    """Whether a matrix has lost its smallest singular value, but for a share, against what it was before."""
+    if not (is_finite(matrix) and is_finite(before)):
+        return True
+    if issparse(matrix):
+        return reciprocal_condition(matrix) < share * reciprocal_condition(before)
+    scale = _row_sizes(before)
+    now, then = (np.linalg.svd(m / scale, compute_uv=False)[-1] for m in (matrix, before))
+    return bool(now < share * then)
+
+
+def singular_names(matrix: Array, equations: Sequence[str], variables: Sequence[str]) -> str:
+    """Which equations depend on each other and which variables they leave open, from the null vectors."""
+    if not is_finite(matrix):
+        return "the derivatives of the equations are not finite"
+    if max(matrix.shape) > NAMED:
+        return "their matrix is singular"
+    matrix = dense(matrix)
+    left, _, right = np.linalg.svd(matrix)
+    text = f"their matrix is singular (condition {1 / max(reciprocal_condition(matrix), 1e-300):.1e})"
+
+    def large(vector: Array, names: Sequence[str]) -> list[str]:
+        return [name for name, share in zip(names, np.abs(vector), strict=False) if share > 0.1 * np.abs(vector).max()]
+
+    text += f", it leaves {', '.join(large(right[-1], variables))} open"
+    return text + (f"; {', '.join(large(left[:, -1], equations))} depend on each other" if len(equations) else "")
+
+
+def _inconsistent(
+    residual: Array,
+    size: Array,
+    reason: str,
+    equations: Sequence[str],
+    mode: str,
+    variables: Sequence[str],
+    time: float,
+) -> ConsistencyError:
+    off = np.abs(residual) > RESIDUAL_ROUNDINGS * EPS * size
+    named = [f"{name} ({r:.3g})" for name, r, bad in zip(equations, residual, off, strict=False) if bad]
+    text = f"Newton's method stops at residual {residual}"
+    if named:
+        text += f"; not satisfied: {', '.join(named)}"
+    return ConsistencyError(
+        f"No consistent values of {', '.join(variables) or 'anything'} found: {reason or text}.",
+        mode=mode,
+        time=time,
+        variables=variables,
+        remedy="Give a better guess= for the algebraic variables, or check that k_z is nonsingular there (index 1).",
+    )
+
+
+def closed_by_continuity(matrix: Matrix, size: Matrix, algebraic: slice = slice(None)) -> Array:
+    """Which algebraic variables an arrival leaves to continuity, as rows of the identity.
+
+    `matrix` is the derivative of the arrival's equations by its unknowns with the memory following, `size` bounds
+    the terms it was summed from, `algebraic` says where z+ stands among the unknowns. An equation
+    whose row cancels (SR's z* = z+ can do that) is satisfied by every z+; the variable that it determines
+    between transitions is then continuous. Raises `np.linalg.LinAlgError` where the equations that are left
+    do not determine the other variables, or where it cannot be decided whether a row cancels.
+    """
+    n = matrix.shape[1]
+    scale = row_maxima(size)
+    relative = row_maxima(matrix) / np.maximum(scale, np.finfo(float).tiny)
+    cancels = (relative <= RANK_TOLERANCE) & (scale > 0)
+    if np.any(~cancels & (relative < DOUBTFUL_TOLERANCE)):
+        raise np.linalg.LinAlgError(f"rows of relative size {relative} leave it undecided")
+    if issparse(matrix) and not cancels.any():
+        matrix = csr_array(matrix)[scale > 0]
+        if reciprocal_condition(matrix[independent_rows(matrix)]) <= RANK_TOLERANCE:
+            raise np.linalg.LinAlgError("the equations are singular")
+        return np.zeros((0, n))
+    matrix, size = dense(matrix), dense(size)
+    rows, candidates = np.flatnonzero(cancels), np.arange(n)[algebraic]
+    own = size[np.ix_(rows, candidates)] / scale[rows, None]
+    if rows.size > candidates.size:
+        raise np.linalg.LinAlgError("more equations cancel than there are algebraic variables")
+    _, chosen = linear_sum_assignment(-own)
+    if np.any(own[np.arange(rows.size), chosen] <= RANK_TOLERANCE):
+        raise np.linalg.LinAlgError("an equation that cancels contains no variable of its own")
+    columns = candidates[chosen]
+    determining = ~cancels & (scale > 0)
+    rest = np.delete(matrix[determining] / scale[determining, None], columns, axis=1)
+    if rest.shape[0] < rest.shape[1]:
+        raise np.linalg.LinAlgError(f"{rest.shape[0]} equations are left for {rest.shape[1]} values")
+    singular = np.linalg.svd(rest, compute_uv=False)
+    if singular.size and singular[-1] <= RANK_TOLERANCE * singular[0]:
+        raise np.linalg.LinAlgError(
+            f"the equations are singular (condition {singular[0] / max(singular[-1], 1e-300):.1e})"
+        )
+    return np.eye(n)[columns]

@@ -1,0 +1,389 @@
+"""Guards between two points of a smooth motion: which one crosses zero first, and where."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from dae_hybrid.numerics.arrays import EPS, Array
+
+#: a step is parted so often to look for guards that cross zero and come back; a cubic is at most this many times as
+#: wrong as within
+DEPTH, SAFETY = 8, 4.0
+#: where in a step it is looked at: the middle may be a zero of its own
+INSIDE = 0.43
+#: the search for a zero, which is slow where the guard is flat, ends after so many steps
+MANY = 10_000
+#: rounding of a guard within a step, relative to its values at the ends
+NOISE = 1e-13
+#: the same of a determinant: one that touches zero makes the equations singular as one that crosses it does
+TOUCHED = 1e-10
+#: a parabola that is this far from zero and from wrong needs no look, where the step before was no shorter than a share
+CALM, GROWN = 0.25, 0.4
+#: a guard whose rates would take it so often through its range turns in a step, and is looked at when they may have
+#: taken it so far; its speed and its range keep this share from one look to the next
+TURNS, SPACING, HELD = 2.5, 1.5, 0.9
+#: a guard moves at its rate if it moves so much of the way in a time that would take it so far through its range
+MOVES, SHORTLY = 0.3, 0.1
+#: looks within a step
+MOST_LOOKS = 20_000
+
+
+#: a guard that turns at this share of its values around is next to zero; so many such turns are kept
+NEXT_TO, TURNED = 0.1, 32
+
+
+class Turn(NamedTuple):
+    """A guard has turned next to zero without crossing it, in this time."""
+
+    guard: int
+    begin: float
+    end: float
+
+
+@dataclass
+class Turns:
+    """Guards that turn next to zero without crossing it; see guards.c. Of `n` guards those that are no determinants."""
+
+    n: int
+    found: list[tuple[float, Turn]] = field(default_factory=list)  # with the share
+
+    def between(self, start: GuardSample, end: GuardSample) -> None:
+        """Note turns between two samples, by the cubics through them."""
+        side = np.sign(start.values)
+        with np.errstate(all="ignore"):
+            least, place = _smallest(_cubic(start, end, end.t - start.t) * side)
+            most = np.maximum(np.abs(start.values), np.abs(end.values))
+            near = (side * end.values > 0) & (place > 0) & (place < 1) & (np.abs(least) <= NEXT_TO * most)
+        for i in np.flatnonzero(near[: self.n]).tolist():
+            self._note(float(abs(least[i]) / most[i]), Turn(i, start.t, end.t))
+
+    def at_end(self, times: Sequence[float], values: Sequence[Sequence[float]]) -> None:
+        """Note turns at the end of the step before, by guards at the last three ends of steps, the latest first."""
+        if len(times) < 3:
+            return
+        for i, (v0, v1, v2) in enumerate(zip(*(row[: self.n] for row in values), strict=True)):
+            most = max(abs(v0), abs(v2))
+            if v0 * v2 > 0 and v1 * v0 >= 0 and abs(v1) <= min(abs(v0), abs(v2)) and abs(v1) <= NEXT_TO * most:
+                self._note(abs(v1) / most, Turn(i, times[2], times[0]))
+
+    def _note(self, share: float, turn: Turn) -> None:
+        self.found.append((share, turn))
+        if len(self.found) > TURNED:
+            self.found.remove(max(self.found))
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSample:
+    """The guards at a time, those that have not left their zero band as zero, and their rates."""
+
+    t: float
+    values: Array
+    rates: Array
+
+    def after(self, earlier: GuardSample) -> GuardSample:
+        """The same, with zeros that had a sign before as that sign."""
+        return GuardSample(self.t, np.where(self.values != 0, self.values, earlier.values), self.rates)
+
+
+class Pace:
+    """Speed and range of guards, by their values at three times of every stretch; see guards.c."""
+
+    def __init__(self, n: int) -> None:
+        self.speed, self.range = np.zeros(n), np.zeros(n)
+
+    def again(self) -> Pace:
+        """What is known where the mode goes on after an event: speeds alone, as a reset may have changed the range."""
+        known = Pace(self.speed.size)
+        known.speed = np.where(np.isfinite(self.speed), self.speed, 0.0)
+        return known
+
+    def see(self, h: float, v0: Array, v: Array, v1: Array) -> None:
+        """What values within a time say; both fade where nothing bears them out."""
+        values = np.array((v0, v, v1))
+        self.speed = np.maximum(np.abs(np.diff(values, axis=0)).sum(axis=0) / h, HELD * self.speed)
+        self.range = np.maximum(np.ptp(values, axis=0), HELD * self.range)
+
+    def often(self, h: float, speed: Array, noise: Array) -> Array:
+        """How often each guard would go through its range."""
+        way = speed * h
+        room = self.range + noise
+        found: Array = np.divide(way, room, out=np.zeros_like(way), where=room > 0)
+        return found
+
+    def hasten(self, rates: Array) -> None:
+        """Rates that can be trusted."""
+        self.speed = np.where(np.isfinite(rates), np.maximum(self.speed, np.abs(rates)), self.speed)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Looks at guards along a motion that `sample` shows at any time; `value` is one guard, not filtered.
+
+    `band` and `departure` are those of the task; `refuse` is called with the guards that came back through zero within
+    the shortest stretch looked at, if any did. The last `n_singularities` guards are determinants, which must not even
+    touch zero.
+    """
+
+    directions: NDArray[np.int64]
+    band: Array
+    departure: Array
+    sample: Callable[[float], GuardSample]
+    value: Callable[[float, int], float]
+    refuse: Callable[[NDArray[np.bool_], float], None]
+    n_singularities: int = 0
+
+    def first(
+        self, start: GuardSample, end: GuardSample, resolution: float = np.inf, pace: Pace | None = None
+    ) -> tuple[int, float] | None:
+        """The first crossing between two samples, and about when; `pace` is what is known, and is kept up to date."""
+        pace = Pace(start.values.size) if pace is None else pace
+        pieces = int(np.ceil((end.t - start.t) / resolution)) if end.t - start.t > resolution else 1
+        touched = NOISE * np.maximum(np.abs(start.values), np.abs(end.values))
+        touched[self._determinants] *= TOUCHED / NOISE
+        for t in np.linspace(start.t, end.t, pieces + 1)[1:-1].tolist():
+            middle = self.sample(t)
+            found = self._piece(start, middle, touched, pace)
+            if found is not None:
+                return found
+            start = middle.after(start)
+        found = self._piece(start, end, touched, pace)
+        return self._singular(GuardSample(end.t, _without(end.values, touched), end.rates)) if found is None else found
+
+    @property
+    def _determinants(self) -> slice:
+        return slice(self.directions.size - self.n_singularities, None)
+
+    def _singular(self, seen: GuardSample) -> tuple[int, float] | None:
+        """The first determinant that is zero at a sample."""
+        zero = np.flatnonzero(seen.values[self._determinants] == 0)
+        return (self.directions.size - self.n_singularities + int(zero[0]), seen.t) if zero.size else None
+
+    def _piece(self, start: GuardSample, end: GuardSample, touched: Array, pace: Pace) -> tuple[int, float] | None:
+        """As `_between`, at the pace of guards that turn several times."""
+        h = end.t - start.t
+        if not start.t < start.t + INSIDE * h < end.t:  # nothing but rounding
+            return self._between(start, end, touched, DEPTH)
+        middle = self._look(start.t + INSIDE * h, touched)
+        pace.see(h, start.values, middle.values, end.values)
+        rates = np.abs((start.rates, middle.rates, end.rates))
+        mean = (rates[0] + 4 * rates[1] + rates[2]) / 6
+        mean = np.maximum(mean, (rates.sum(axis=0) - rates.min(axis=0)) / 2)  # an extremum may be among them
+        often = pace.often(h, np.where(np.isfinite(mean), np.maximum(mean, pace.speed), pace.speed), touched)
+        if not often.size or often.max() <= TURNS:
+            return self._between(start, end, touched, DEPTH)
+        trusted = self._moves((start, middle, end), int(often.argmax()), pace)
+        if trusted:  # a guard that begins at one of its extrema is as fast as elsewhere in the step
+            for seen in (start, middle, end):
+                pace.hasten(seen.rates)
+        return self._keep_up(start, end, touched, pace, trusted)
+
+    def _moves(self, samples: tuple[GuardSample, GuardSample, GuardSample], i: int, pace: Pace) -> bool:
+        """Whether a guard moves at its rates: those of a stiff state are known to fewer digits."""
+        finite = [g for g in samples if np.isfinite(g.rates[i])]
+        fastest = max(finite, key=lambda g: abs(g.rates[i]), default=samples[0])
+        rate = abs(float(fastest.rates[i]))
+        away = SHORTLY * float(pace.range[i]) / rate if rate > 0 else 0.0
+        t = fastest.t - away if fastest is samples[2] else fastest.t + away
+        if not 0 < away < (samples[2].t - samples[0].t) / 2:
+            return False
+        return abs(self.value(t, i) - float(fastest.values[i])) >= MOVES * rate * away
+
+    def _keep_up(
+        self, start: GuardSample, end: GuardSample, touched: Array, pace: Pace, trusted: bool
+    ) -> tuple[int, float] | None:
+        rounding = 8 * EPS * max(abs(start.t), abs(end.t))
+        shortest, crowded = max((end.t - start.t) / MOST_LOOKS, rounding), np.zeros(start.values.size, dtype=int)
+        while start.t < end.t:
+            if trusted:
+                pace.hasten(start.rates)
+            room = SPACING * (pace.range + touched + self.band)  # nothing happens within a zero band
+            ones = np.divide(room, pace.speed, out=np.full_like(room, np.inf), where=pace.speed > 0)
+            crowded[int(ones.argmin())] += ones.min() < shortest
+            away, left = max(float(ones.min()), shortest), end.t - start.t
+            piece = end if left <= SPACING * away or start.t + away >= end.t else self._look(start.t + away, touched)
+            found = self._between(start, piece, touched, DEPTH)
+            if found is not None:
+                return found
+            middle = self._look(start.t + INSIDE * (piece.t - start.t), touched)
+            pace.see(piece.t - start.t, start.values, middle.values, piece.values)
+            if trusted:
+                pace.hasten(middle.rates)
+                pace.hasten(piece.rates)
+            start = piece.after(start)
+        self.refuse(crowded > MOST_LOOKS // 2, end.t)  # nobody could follow it
+        return None
+
+    def _between(self, start: GuardSample, end: GuardSample, touched: Array, depth: int) -> tuple[int, float] | None:
+        """The first crossing between two samples.
+
+        A guard may cross zero and come back in between. It cannot where the cubic through its values and rates stays
+        away from zero by more than it is off within; else both parts are looked at by themselves. They also are
+        where a guard that starts at zero has come back through it, until it is seen on the other side.
+        """
+        middle = self._look(start.t + INSIDE * (end.t - start.t), touched)
+        if self._singular(middle) is not None:  # or a guard that crosses on the way there
+            return self.locate(self.crossed(start.values, middle.values), start, middle)
+        returned = (start.values == 0) & (self.returned(middle.values) | self.returned(end.values))
+        left = middle.values * self.departure > 0
+        with np.errstate(all="ignore"):  # rates that are not finite say nothing
+            hidden, place = may_cross(start, middle, end, self.band, self._margin(touched))
+        if depth and np.any(returned & ~left | hidden):
+            found = self._between(start, middle, touched, depth - 1)
+            return found if found is not None else self._between(middle.after(start), end, touched, depth - 1)
+        self.refuse(returned & ~left, end.t)
+        if place > 0:  # the last resort
+            middle = self._look(start.t + place * (end.t - start.t), touched)
+            if self._singular(middle) is not None:
+                return self.locate(self.crossed(start.values, middle.values), start, middle)
+        middle = middle.after(start)
+        for a, b in ((start, middle), (middle, end)):
+            crossed = self.crossed(a.values, b.values)
+            if crossed.size:
+                return self.locate(crossed, a, b)
+        return None
+
+    def _look(self, t: float, touched: Array) -> GuardSample:
+        """The guards within a step: what is rounding is zero, so that a touch does not cross."""
+        seen = self.sample(t)
+        return GuardSample(t, _without(seen.values, touched), seen.rates)
+
+    def _margin(self, touched: Array) -> Array:
+        """How close to zero a determinant calls for a closer look."""
+        margin = np.zeros_like(touched)
+        margin[self._determinants] = touched[self._determinants]
+        return margin
+
+    def returned(self, values: Array) -> NDArray[np.bool_]:
+        """Guards that start at zero and are on the side to which they do not leave."""
+        return (self.band > 0) & (values * self.departure < 0)
+
+    def crossed(self, before: Array, now: Array) -> NDArray[np.intp]:
+        """Guards that have crossed zero in their direction."""
+        changed = (np.sign(before) * np.sign(now) < 0) | ((now == 0) & (before != 0) & (self.band == 0))
+        return np.flatnonzero(changed & (self.directions * before <= 0))
+
+    def locate(self, crossed: NDArray[np.intp], start: GuardSample, end: GuardSample) -> tuple[int, float]:
+        """The first of the guards that have crossed, and about when."""
+        found = []
+        for i in crossed.tolist():
+
+            def guard(t: float, i: int = i) -> float:
+                return self.value(t, i)
+
+            t0, t1 = start.t, end.t
+            root = t1
+            if end.values[i] != 0 and np.sign(guard(t0)) * np.sign(guard(t1)) < 0:
+                near = 8 * EPS * max(abs(t0), abs(t1))
+                root = float(brentq(guard, t0, t1, xtol=near, rtol=8 * EPS, maxiter=MANY))
+            found.append((root, i))
+        root, index = min(found)
+        return index, root
+
+
+def is_calm(
+    times: Sequence[float], values: Sequence[Sequence[float]], inside: Callable[[float], Sequence[float]], pace: Pace
+) -> bool:
+    """Whether a step needs no closer look: guards at the last three ends of steps, the latest first.
+
+    A parabola through them is clearly away from zero, and right at one point within the step, where `inside` has them.
+    """
+    if len(times) < 3:
+        return False
+    t0, t1, t2 = times
+    h = t0 - t1
+    if not h > 0:
+        return True
+    if t1 - t2 < GROWN * h or any(not (a * b > 0 or a == 0 == b) for a, b in zip(values[0], values[1], strict=True)):
+        return False
+    at = t1 + INSIDE * h
+    within = inside(at)
+    noise = NOISE * np.maximum(np.abs(values[0]), np.abs(values[1]))
+    pace.see(h, np.array(values[1]), np.array(within), np.array(values[0]))
+    if np.any(pace.often(h, pace.speed, noise) > TURNS):
+        return False
+    for v0, v1, v2, v in zip(*values, within, strict=True):
+        if v0 == 0 == v1:
+            continue
+        slope = (v0 - v1) / h
+        bend = (slope - (v1 - v2) / (t1 - t2)) / (t0 - t2)
+
+        def parabola(t: float, v0: float = v0, slope: float = slope, bend: float = bend) -> float:
+            return v0 + (t - t0) * (slope + bend * (t - t1))
+
+        extremum = (t0 + t1) / 2 - slope / (2 * bend) if bend else t0
+        least = nearest = min(abs(v0), abs(v1))
+        if t1 < extremum < t0:
+            least = min(nearest, math.copysign(1.0, v0) * parabola(extremum))
+        if not least - SAFETY * abs(parabola(at) - v) >= CALM * nearest:
+            return False
+    return True
+
+
+def _without(values: Array, touched: Array) -> Array:
+    """Values with those that are rounding as zeros."""
+    return np.where(np.abs(values) <= touched, 0.0, values)
+
+
+def keeps_away(start: GuardSample, end: GuardSample) -> bool:
+    """Whether cubics through values and rates at two samples stay clearly away from zero."""
+    h, side = end.t - start.t, np.sign(start.values)
+    with np.errstate(all="ignore"):
+        least, _ = _smallest(_cubic(start, end, h) * side)
+        nearest = np.minimum(np.abs(start.values), np.abs(end.values))
+        return bool(np.all((side * end.values > 0) & (least >= CALM * nearest)))
+
+
+def _cubic(start: GuardSample, end: GuardSample, h: float) -> Array:
+    """Coefficients of cubics through values and rates at two samples, along the first axis."""
+    c = np.array((start.values, h * start.rates, np.zeros_like(start.values), np.zeros_like(start.values)))
+    c[2] = 3 * (end.values - start.values) - h * (2 * start.rates + end.rates)
+    c[3] = 2 * (start.values - end.values) + h * (start.rates + end.rates)
+    return c
+
+
+def may_cross(
+    start: GuardSample, middle: GuardSample, end: GuardSample, band: Array, margin: Array | float = 0.0
+) -> tuple[NDArray[np.bool_], float]:
+    """Guards that may cross zero between two samples without showing it there, and at which share one of them would."""
+    c = _cubic(start, end, end.t - start.t)
+    off = np.maximum(np.abs(c[0] + INSIDE * (c[1] + INSIDE * (c[2] + INSIDE * c[3])) - middle.values) - 2 * band, 0.0)
+    largest = np.abs((start.values, middle.values, end.values)).max(axis=0)
+    side = np.sign(start.values)  # products of determinants may overflow
+    same = (side * end.values > 0) & (side * middle.values > 0)
+    least, place = _smallest(c * side)
+    hidden = same & (least <= SAFETY * off + margin)
+    rough = ~same & (SAFETY * off > largest)
+    # from zero: c1 + c2 s + c3 s^2 has the sign of the guard
+    leaving = (start.values == 0) & (middle.values * end.values > 0)
+    bent = np.array((c[1], c[2], c[3], np.zeros_like(c[0]))) * np.sign(middle.values)
+    back, turn = _turns_back(c, start.values, end.values, SAFETY * off)
+    place, hidden = np.where(back, turn, place), hidden | back
+    where = float(place[np.argmax(hidden)]) if hidden.any() else 0.0
+    return hidden | rough | (leaving & (_smallest(bent)[0] < 0)), where
+
+
+def _turns_back(c: Array, before: Array, after: Array, off: Array) -> tuple[NDArray[np.bool_], Array]:
+    """Cubics that change sign and have been on the other side and back before, but for an error, and where."""
+    root = np.sqrt(c[2] ** 2 - 3 * c[1] * c[3])
+    one, two = (-c[2] + root) / (3 * c[3]), (-c[2] - root) / (3 * c[3])
+    first, second, side = np.minimum(one, two), np.maximum(one, two), np.sign(before)
+    over, back = (side * (c[0] + s * (c[1] + s * (c[2] + s * c[3]))) for s in (first, second))
+    returns = (after == 0) | (back >= -off) & (second < 1)
+    return (before * after <= 0) & (before != 0) & (first > 0) & (first < 1) & (over <= off) & returns, first
+
+
+def _smallest(c: Array) -> tuple[Array, Array]:
+    """Smallest values on [0, 1] of cubics, coefficients along the first axis, and where they are."""
+    root = np.sqrt(c[2] ** 2 - 3 * c[1] * c[3])
+    extrema = np.array(((-c[2] + root) / (3 * c[3]), (-c[2] - root) / (3 * c[3]), -c[1] / (2 * c[2])))
+    places = np.array((*np.where((extrema > 0) & (extrema < 1), extrema, 0.0), np.ones_like(c[0])))
+    values = c[0] + places * (c[1] + places * (c[2] + places * c[3]))
+    which = values.argmin(axis=0)[None]
+    return np.take_along_axis(values, which, 0)[0], np.take_along_axis(places, which, 0)[0]

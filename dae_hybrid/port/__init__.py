@@ -1,0 +1,1 @@
+"""What the core and the adapters exchange: the interface of an integrator, native plans, records. Knows no model."""

@@ -1,0 +1,466 @@
+"""Plain events and the segments before them, as an integrator has recorded them.
+
+Records are numbers; what the rest of the library works with is made of them when it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.method import Method
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.integrator import SegmentTask
+from dae_hybrid.port.native_plan import MEASURES, TURNS, Bound, TransitionGraph
+from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
+
+if TYPE_CHECKING:
+    from dae_hybrid.system.system import HybridSystem
+
+RECORDS = EventRecord | KnotRecord | MeasurementRecord
+#: numbers at the head of a record
+HEADER = (
+    "time",
+    "mode",
+    "guard",
+    "value",
+    "rate",
+    "rate_scale",
+    "row",
+    "row_end",
+    "first_step",
+    "clean",
+    "steps",
+    "path_end",
+    "count",
+    "stop",
+)
+#: where each of them stands
+AT = {name: i for i, name in enumerate(HEADER)}
+
+
+def parts_of(graph: TransitionGraph, source: int, target: int, n_integrals: int, n_directions: int) -> dict[str, int]:
+    """Names and sizes of the parts of a record behind its head."""
+    e, ng = graph.equations, {i: len(graph.guarded[i]) for i in (source, target)}
+    nx, ny, nm = graph.sizes, {i: e[i].n_differential for i in (source, target)}, e[0].n_memory
+    return {
+        "x": nx[source],
+        "xdot": nx[source],
+        "guards": 3 * ng[source],
+        "x_after": nx[target],
+        "memory_after": nm,
+        "xdot_after": nx[target],
+        "guards_after": 3 * ng[target],
+        "xi": graph.n_unknowns,
+        "open": (nx[target] - ny[target]) * ny[target] if e[target].is_fragile else 0,
+        "memory": nm,
+        "integrals": n_integrals,
+        "tau": n_directions,
+        "before": n_directions * (ny[source] + nm),
+        "after": n_directions * (ny[target] + nm),
+        "costs_before": n_directions * n_integrals,
+        "costs_after": n_directions * n_integrals,
+        "gained": n_directions * e[0].functionals.size if graph.charges else 0,
+        "completed": n_directions * nx[target] if e[target].implicit else 0,
+    }
+
+
+def layout_of(
+    graph: TransitionGraph, source: int, target: int, n_integrals: int, n_directions: int
+) -> tuple[dict[str, slice], int]:
+    """Where the parts of a record stand, and how long it is."""
+    key = ("layout", source, target, n_integrals, n_directions)
+    if key not in graph.kept:
+        found, end = {}, len(HEADER)
+        for name, size in parts_of(graph, *key[1:]).items():
+            found[name], end = slice(end, end + size), end + size
+        graph.kept[key] = found, end
+    layout: tuple[dict[str, slice], int] = graph.kept[key]
+    return layout
+
+
+#: every record
+ALL = slice(None)
+
+
+class Head(NamedTuple):
+    """Where the record of an event begins, its mode, guard and target, and where its parts stand from there."""
+
+    at: int
+    mode: int
+    guard: int
+    target: int
+    layout: dict[str, slice]
+
+
+class Kind(NamedTuple):
+    """Records of one mode and link, with the same parts; `places` are theirs among all records."""
+
+    mode: int
+    guard: int
+    target: int
+    layout: dict[str, slice]
+    places: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RecordTable:
+    """Segments, each with the plain event that ended it.
+
+    `task` is that of the first segment, `start` the whole x and x' it began with; `records` are the records one after
+    the other, each from one of the `offsets` on, `rows` and `paths` by mode what the integrator recorded, `methods` by
+    mode how.
+    """
+
+    graph: TransitionGraph
+    mode: int
+    task: SegmentTask
+    start: tuple[Array, Array]
+    records: Array
+    offsets: NDArray[np.int64]
+    rows: Mapping[int, Array]
+    paths: dict[int, Array]
+    methods: Mapping[int, Method]
+    n_integrals: int
+    n_directions: int
+    begin: float  # of the run
+    gained: Array  # costs of the events, (n_functionals,), and
+    gained_directions: Array  # their derivatives, (n_directions, n_functionals)
+    tested: frozenset[int] = frozenset()  # modes whose multipliers were in the error test
+
+    @property
+    def count(self) -> int:
+        """How many records there are: events, measurements and knots."""
+        return self.offsets.size
+
+    @property
+    def n_events(self) -> int:
+        """How many events there are."""
+        return int(np.count_nonzero(self.is_event))
+
+    @property
+    def width(self) -> int:
+        """The size of the largest (x, m)."""
+        return max(own.n + own.n_memory for own in self.graph.equations)
+
+    def __repr__(self) -> str:
+        return f"<Leg: {self.count} segments from t = {self.task.t0:g}>"
+
+    @property
+    def passage(self) -> tuple[float, float] | None:
+        """Its fastest passage (`dae_hybrid.simulation.passages`), where that is known."""
+        return None
+
+    def whole(self) -> RecordTable:
+        """The record table with all that belongs to it."""
+        return self
+
+    def let_go(self) -> None:
+        """Its adjoint has been carried back: of a run of which record tables are let go of, this is the next one."""
+
+    def forget_paths(self) -> None:
+        """Let go of what only an adjoint needs."""
+        self.paths.clear()
+
+    def thinned(self, *, outputs: bool) -> RecordTable:
+        """The same without paths, and without rows where these are no outputs."""
+        rows = self.rows if outputs else {mode: own[:0].copy() for mode, own in self.rows.items()}
+        return replace(self, rows=rows, paths={})
+
+    def size(self, bound: Bound) -> int:
+        """How many bytes of it count."""
+        rows, paths = (sum(own.nbytes for own in of.values()) for of in (self.rows, self.paths))
+        return bound.counted(self.records.nbytes, rows, paths)
+
+    @property
+    def _kinds(self) -> NDArray[np.int64]:
+        """What every record is of: MEASURES, TURNS, or an event, by a negative number."""
+        exits = np.array([len(own) for own in self.graph.exits])
+        modes, guards = (self.column(name).astype(int) for name in ("mode", "guard"))
+        return np.asarray(guards - exits[modes])
+
+    @cached_property
+    def is_event(self) -> NDArray[np.bool_]:
+        """Of every record whether it is that of an event, (count,)."""
+        return self._kinds < MEASURES
+
+    @cached_property
+    def is_measurement(self) -> NDArray[np.bool_]:
+        """Of every record whether it is that of a measurement, (count,)."""
+        return self._kinds == MEASURES
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The records by their modes and links."""
+        modes, links = (self.column(name).astype(int) for name in ("mode", "guard"))
+        most = max(map(len, self.graph.links))
+        keys, found = modes * most + links, []
+        own, counts = np.unique(keys, return_counts=True)
+        places = np.split(np.argsort(keys, kind="stable"), np.cumsum(counts)[:-1])
+        for key, those in zip(own.tolist(), places, strict=True):
+            head = self._head({}, 0, *divmod(key, most))
+            found.append(Kind(head.mode, head.guard, head.target, head.layout, those))
+        return tuple(found)
+
+    def values(self, kind: Kind, name: str, which: Any = ALL) -> Array:
+        """A part of the records of a kind, or of some of these, (n, size)."""
+        part = kind.layout[name]
+        return self.records[self.offsets[kind.places[which]][:, None] + np.arange(part.start, part.stop)]
+
+    @cached_property
+    def largest(self) -> dict[int, Array]:
+        """The largest values by mode, (n_x,), at ends of segments, and at outputs of what the integrator has there."""
+        found = {mode: np.zeros(self.graph.sizes[mode]) for mode in self.methods}
+
+        def note(mode: int, points: Array) -> None:
+            own = found[mode][: points.shape[1]]
+            np.maximum(own, np.abs(points).max(axis=0, initial=0.0), out=own)
+
+        note(self.mode, self.start[0][None])
+        for kind in self.kinds:
+            note(kind.mode, self.values(kind, "x"))
+            note(kind.target, self.values(kind, "x_after"))
+        for mode, rows in self.rows.items():
+            note(mode, rows[:, 1 : 1 + self.graph.equations[mode].n])
+        return found
+
+    @cached_property
+    def memory(self) -> Array:
+        """The memory in every segment, (count, n_memory)."""
+        found = np.zeros((self.count, self.graph.equations[0].n_memory))
+        for kind in self.kinds:
+            found[kind.places] = self.values(kind, "memory")
+        return found
+
+    @property
+    def memory_derivatives(self) -> Array:
+        """Those of the memory in every segment, (count, n_memory, n_directions)."""
+        nm = self.graph.equations[0].n_memory
+        found = np.zeros((self.count, nm, self.n_directions))
+        for kind in self.kinds if nm * self.n_directions else ():
+            before = self.values(kind, "before").reshape(kind.places.size, self.n_directions, -1)
+            found[kind.places] = np.swapaxes(before[:, :, before.shape[2] - nm :], 1, 2)
+        return found
+
+    @property
+    def begins(self) -> Array:
+        """When the segments begin, (count,)."""
+        return np.concatenate(([self.task.t0], self.column("time")[:-1]))
+
+    @cached_property
+    def is_segments(self) -> NDArray[np.bool_]:
+        """Whether there is a segment before each record, (count,); there may be several measurements at one time."""
+        return (self.column("time") > self.begins) | (self.column("row_end") > self.column("row"))
+
+    @cached_property
+    def path_begins(self) -> NDArray[np.int64]:
+        """Where the paths of the segments begin, (count,)."""
+        ends, modes = self.column("path_end").astype(np.int64), self.column("mode").astype(int)
+        found = np.zeros_like(ends)
+        for mode in self.methods:
+            places = np.flatnonzero(modes == mode)
+            found[places[1:]] = ends[places[:-1]]
+        return found
+
+    @cached_property
+    def event_heads(self) -> tuple[Head, ...]:
+        """The heads of events."""
+        return self._heads(self.is_event)
+
+    def events(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """Every event by names, and the mode after it."""
+        return map(self._event, self.event_heads)
+
+    @property
+    def measured_times(self) -> list[float]:
+        """Times of the measurements."""
+        found: list[float] = self.column("time")[self.is_measurement].tolist()
+        return found
+
+    def measurements(self, system: HybridSystem) -> list[MeasurementRecord]:
+        """The measurements."""
+        times, counts = self.column("time").tolist(), self.column("count").astype(int).tolist()
+        return [
+            MeasurementRecord(times[place], counts[place], system.modes[mode], *point)
+            for place, mode, point in self._measured("x", "xdot", "memory")
+        ]
+
+    def measured_derivatives(self) -> list[Array]:
+        """Derivatives of (y, m) at every measurement."""
+        return [self.state_derivatives(part, mode) for _, mode, (part,) in self._measured("before")]
+
+    def _measured(self, *names: str) -> list[tuple[int, int, list[Array]]]:
+        """Places and modes of the measurements, with these parts of their records."""
+        kinds = (kind for kind in self.kinds if self.is_measurement[kind.places[0]])
+        return sorted(
+            (
+                (place, kind.mode, parts)
+                for kind in kinds
+                for place, *parts in zip(
+                    kind.places.tolist(), *(self.values(kind, name) for name in names), strict=True
+                )
+            ),
+            key=itemgetter(0),
+        )
+
+    @cached_property
+    def knots(self) -> NDArray[np.intp]:
+        """Which of the records are those of knots."""
+        return np.flatnonzero(self._kinds == TURNS)
+
+    @property
+    def knot_times(self) -> list[float]:
+        """Times of the knots."""
+        found: list[float] = self.column("time")[self.knots].tolist()
+        return found
+
+    def turned(self) -> list[tuple[Array, Array]]:
+        """Derivatives of (y, m) before and after every knot."""
+        named = ((head.mode, self._named(head)) for head in self._heads(self.knots))
+        return [
+            (self.state_derivatives(part["before"], mode), self.state_derivatives(part["after"], mode))
+            for mode, part in named
+        ]
+
+    def _event(self, head: Head) -> tuple[dict[str, Any], int]:
+        event: dict[str, Any] = dict(
+            zip(HEADER, self.records[head.at : head.at + len(HEADER)].tolist(), strict=True), **self._named(head)
+        )
+        exits = self.graph.exits[head.mode]
+        event["transition"] = exits[head.guard] if head.guard < len(exits) else None
+        event["source"] = head.mode
+        return event, head.target
+
+    def _named(self, head: Head) -> dict[str, Array]:
+        """The parts of a record behind its head."""
+        record = self.records[head.at :]
+        return {name: record[part] for name, part in head.layout.items()}
+
+    @cached_property
+    def heads(self) -> tuple[Head, ...]:
+        """Where each record begins, and what it is of."""
+        return self._heads(slice(None))
+
+    def _heads(self, which: slice | NDArray[Any]) -> tuple[Head, ...]:
+        """The same of some of them."""
+        known: dict[tuple[int, int], tuple[int, dict[str, slice]]] = {}
+        columns = (self.offsets, *(self.column(name).astype(int) for name in ("mode", "guard")))
+        rows = zip(*(column[which].tolist() for column in columns), strict=True)
+        return tuple(self._head(known, *row) for row in rows)
+
+    def _head(self, known: dict[tuple[int, int], tuple[int, dict[str, slice]]], at: int, mode: int, guard: int) -> Head:
+        if (mode, guard) not in known:
+            link = self.graph.links[mode][guard]
+            if link is None:
+                raise AssertionError("an event without a link was carried out")
+            layout, _ = layout_of(self.graph, mode, link.target, self.n_integrals, self.n_directions)
+            known[mode, guard] = link.target, layout
+        return Head(at, mode, guard, *known[mode, guard])
+
+    def column(self, name: str, which: Any = ALL) -> Array:
+        """One number of the head of every record, or of some."""
+        return self.records[self.offsets[which] + AT[name]]
+
+    @property
+    def times(self) -> Array:
+        """Times of the events."""
+        return self.column("time")[self.is_event]
+
+    @property
+    def transitions(self) -> NDArray[np.int64]:
+        """Numbers of their transitions."""
+        exits = self.graph.exits
+        begins = np.cumsum([0, *map(len, exits)])[self.column("mode").astype(int)]
+        known = np.array([index for own in exits for index in own] + [-1])
+        return known[(begins + self.column("guard").astype(int))[self.is_event]]
+
+    @property
+    def certified(self) -> NDArray[np.bool_]:
+        """Whether they need no closer look."""
+        return self.column("clean")[self.is_event] != 0
+
+    def head(self, k: int) -> Head:
+        """The head of one record."""
+        at = int(self.offsets[k])
+        return self._head({}, at, *(int(self.records[at + AT[name]]) for name in ("mode", "guard")))
+
+    @cached_property
+    def last(self) -> tuple[dict[str, Any], int]:
+        """The last event, and the mode after it; what goes on from there is not to hold on to all records."""
+        event, mode = self._event(self.head(-1))
+        for name, part in event.items():
+            if isinstance(part, np.ndarray):
+                event[name] = part.copy()
+                event[name].flags.writeable = False
+        return event, mode
+
+    def ends(self, first: int, stride: int) -> Iterator[tuple[int, float, Array, Array]]:
+        """Mode, time, x and memory at the ends of segments: of every so many one, from the first on."""
+        found = []
+        for kind in self.kinds:
+            own = np.flatnonzero((kind.places - first) % stride == 0)
+            times = self.column("time", kind.places[own]).tolist()
+            found += [
+                (time, kind.mode, x, m)
+                for time, x, m in zip(times, *(self.values(kind, name, own) for name in ("x", "memory")), strict=True)
+            ]
+        for time, mode, x, m in sorted(found, key=itemgetter(0)):
+            yield mode, time, x, m
+
+    @cached_property
+    def extents(self) -> dict[int, Array]:
+        """How large what is integrated becomes by mode, (n,)."""
+        found = {}
+        for mode, rows in self.rows.items():
+            first = self.methods[mode].path.first if mode in self.paths else 1
+            points = self.paths.get(mode, rows)[:, first : first + self.graph.equations[mode].n]
+            found[mode] = np.abs(points).max(axis=0, initial=0.0)
+        return found
+
+    @cached_property
+    def memory_extent(self) -> Array:
+        """How large the memory becomes, (n_memory,)."""
+        size = self.graph.equations[0].n_memory
+        if not size:
+            return np.zeros(0)
+        modes, guards = (self.column(name).astype(int) for name in ("mode", "guard"))
+        most, known = guards.max() + 1, dict[tuple[int, int], tuple[int, dict[str, slice]]]()
+        kinds, which = np.unique(modes * most + guards, return_inverse=True)
+        layouts = [self._head(known, 0, *divmod(kind, most)).layout for kind in kinds.tolist()]
+        found = np.zeros(size)
+        for name in ("memory", "memory_after"):
+            starts = self.offsets + np.array([layout[name].start for layout in layouts])[which]
+            np.maximum(found, np.abs(self.records[starts[:, None] + np.arange(size)]).max(axis=0), out=found)
+        return found
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all its segments."""
+        return int((self.column("row_end") - self.column("row")).sum())
+
+    @cached_property
+    def is_clean(self) -> bool:
+        """Whether no event needs a closer look."""
+        return bool(self.column("clean").all())
+
+    def derivatives(self) -> list[tuple[Array, Array, Array]]:
+        """Derivatives of the time, and of (y, m) before and after, of every event."""
+        return [
+            (
+                event["tau"],
+                self.state_derivatives(event["before"], event["source"]),
+                self.state_derivatives(event["after"], after),
+            )
+            for event, after in self.events()
+        ]
+
+    def state_derivatives(self, part: Array, mode: int) -> Array:
+        """A part of a record as d(y, m), (n_w, d)."""
+        e = self.graph.equations[mode]
+        return part.reshape(self.n_directions, e.n_differential + e.n_memory).T

@@ -1,0 +1,84 @@
+"""Dense output: a segment's own interpolant, made when it is first asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import factorial
+from typing import Any
+
+import numpy as np
+
+from dae_hybrid.errors import DaeHybridError
+from dae_hybrid.method import DENSE_COLUMNS
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.integrator import SegmentTask
+
+
+@dataclass(frozen=True)
+class Interpolant:
+    """The integrator's own interpolant: rows of t_n, h, order and the derivatives at t_n, valid on [t_n - h, t_n]."""
+
+    rows: Array
+    n: int
+
+    def row(self, t: Any) -> Any:
+        """The row of each time."""
+        return np.minimum(np.searchsorted(self.rows[:, 0], t), len(self.rows) - 1)
+
+    def __call__(self, t: Array) -> Array:
+        """Values at times, shape (len(t), n)."""
+        index = self.row(t)
+        offset = t - self.rows[index, 0]
+        derivatives = self.rows[index, DENSE_COLUMNS:].reshape(len(t), -1, self.n)
+        values = np.zeros((len(t), self.n))
+        for k in range(derivatives.shape[1] - 1, -1, -1):
+            values = values * offset[:, None] + derivatives[:, k] / factorial(k)
+        return values
+
+
+def shortened(rows: Array, n: int, end: float) -> Array:
+    """An interpolant's rows as far as `end`, which the last one then belongs to."""
+    if not len(rows) or end >= rows[-1, 0]:
+        return rows
+    rows = rows[: int(np.searchsorted(rows[:, 0], end)) + 1].copy()
+    last, order = rows[-1], int(rows[-1, 2])
+    derivatives, offset = last[DENSE_COLUMNS:].reshape(-1, n), end - last[0]
+    for k in range(order):
+        for j in range(k + 1, order + 1):
+            derivatives[k] += derivatives[j] * offset ** (j - k) / factorial(j - k)
+    last[0], last[1] = end, last[1] + offset
+    return rows
+
+
+@dataclass(frozen=True)
+class SegmentReplay:
+    """A segment of a run, to be integrated again."""
+
+    reopen: Any
+    task: SegmentTask
+    t_end: float
+    method: str | None
+
+    def again(self) -> SegmentTask:
+        """The task that takes the same steps and keeps what is needed between them."""
+        task = self.task
+        return SegmentTask(
+            task.equations, task.t0, task.t_stop, task.x0, task.xdot0, task.memory, task.integrals,
+            np.full_like(task.zero_band, np.inf), np.zeros_like(task.departure), "dense", method=self.method,
+            until=self.t_end,
+        )  # fmt: skip
+
+    def __call__(self) -> Interpolant:
+        """The dense interpolant of the segment."""
+        task, session = self.again(), self.reopen()
+        try:
+            rows = session.integrate(task).rows
+        except DaeHybridError as error:  # the last segment of a failed run: as far as it goes
+            if error.rows is None:
+                raise
+            rows = error.rows
+        finally:
+            session.close()
+        if not len(rows):  # nothing but rounding
+            rows = np.concatenate(([self.t_end, self.t_end - task.t0, 0.0], task.x0))[None, :]
+        return Interpolant(rows, task.x0.size)

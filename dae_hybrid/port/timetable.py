@@ -1,0 +1,100 @@
+"""When time events and measurements are due in many runs that differ in their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.native_plan import MEASURES, Alarms
+from dae_hybrid.system.schedule import ticks_within
+
+if TYPE_CHECKING:
+    from dae_hybrid.system.system import HybridSystem, ModeSystem
+    from dae_hybrid.system.transition_map import TransitionMap
+
+#: numbers that are listed at once
+LISTED = 1_000_000
+
+
+class Listed(NamedTuple):
+    """The alarms of runs by mode, arrays of shape (N, n), or (1, n) where they are the same in all runs.
+
+    They are complete up to `until`, (N,) or (1,); NaN where a time is not finite, or a period not positive.
+    """
+
+    alarms: tuple[Alarms, ...]
+    until: Array
+
+
+class Timetable:
+    """The time events and measurements of all runs of a system over one span."""
+
+    def __init__(self, system: HybridSystem, span: tuple[float, float]) -> None:
+        self._system, self._span = system, span
+        timed = [system.transitions[i] for mode in system.modes for i in mode.timed]
+        self._moves = any(t.kernels["time"].function.jac_sparsity(0, 0).nnz() for t in timed)
+        self._fixed: Listed | None = None
+
+    def listed(self, p: Array) -> Iterator[tuple[int, int, Listed]]:
+        """Of runs with parameters (N, n_p) from one to another what is due, as many at once as memory allows."""
+        if not self._moves:
+            if self._fixed is None:
+                self._fixed = self._of(p[:1])
+            yield 0, len(p), self._fixed
+            return
+        begin = 0
+        while begin < len(p):
+            end = min(len(p), begin + max(1, LISTED // self._most(p[begin:])))
+            yield begin, end, self._of(p[begin:end])
+            begin = end
+
+    def _of(self, p: Array) -> Listed:
+        until = np.full(len(p), np.inf)
+        alarms = tuple(self._of_mode(mode, p, until) for mode in self._system.modes)
+        return Listed(alarms, until)
+
+    def _of_mode(self, mode: ModeSystem, p: Array, until: Array) -> Alarms:
+        times, links, counts = [np.zeros((len(p), 0))], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        own = list(enumerate((self._system.transitions[i] for i in mode.timed), start=len(mode.guarded)))
+        for link, transition in [pair for pair in own if pair[1].kind == "at"]:  # of one time these are the first
+            when = self._times(transition, p, np.zeros(1))
+            until[~np.isfinite(when[:, 0])] = np.nan
+            times.append(when)
+            links.append(np.full(1, link))
+            counts.append(np.zeros(1, np.int64))
+        ends = self._system.graph.ends
+        if ends is not None and ends.measured:
+            times.append(np.tile([t for t, _ in ends.waiting], (len(p), 1)))
+            links.append(np.full(len(ends.waiting), len(mode.guarded) + len(mode.timed) + MEASURES))
+            counts.append(np.array([i for _, i in ends.waiting]))
+        for link, transition in [pair for pair in own if pair[1].kind == "every"]:
+            ticks = np.arange(1, 1 + self._ticks(transition, p))
+            when = self._times(transition, p, ticks)
+            last = 1.5 * when[:, -1] - 0.5 * when[:, -2]
+            until[:] = np.where(when[:, 0] > self._span[0], np.minimum(until, last), np.nan)
+            times.append(when)
+            links.append(np.full(ticks.size, link))
+            counts.append(ticks)
+        every, of, after = np.hstack(times), np.concatenate(links), np.concatenate(counts)
+        order = np.argsort(every, axis=1, kind="stable")
+        return Alarms(np.take_along_axis(every, order, axis=1), of[order], after[order])
+
+    def _times(self, transition: TransitionMap, p: Array, counts: NDArray[Any]) -> Array:
+        """The times of a transition after so many periods, (N, n)."""
+        rows = np.repeat(p, counts.size, axis=0).T
+        clocks = np.vstack((np.full(rows.shape[1], self._span[0]), np.tile(counts, len(p))))
+        return np.array(transition.kernels["time"].function(rows, clocks))[0].reshape(len(p), counts.size)
+
+    def _ticks(self, transition: TransitionMap, p: Array) -> int:
+        """Of how many periods a list needs room, for the run that has most of them."""
+        periods = self._times(transition, p, np.ones(1))[:, 0] - self._span[0]
+        return max((ticks_within(period, self._span[1] - self._span[0]) for period in periods.tolist()), default=2)
+
+    def _most(self, p: Array) -> int:
+        """How many numbers a run needs at most."""
+        timed = [self._system.transitions[i] for mode in self._system.modes for i in mode.timed]
+        return len(self._system.measurements) + sum(self._ticks(t, p) if t.kind == "every" else 1 for t in timed)

@@ -1,0 +1,1 @@
+"""Plots, reproduced tables, validation against other programs."""

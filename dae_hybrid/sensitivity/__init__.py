@@ -1,0 +1,1 @@
+"""Forward and adjoint analysis of a run, and their results."""

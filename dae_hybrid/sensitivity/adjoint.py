@@ -1,0 +1,405 @@
+"""Adjoint sensitivity analysis: one backward sweep over a trajectory's records.
+
+Between transitions SR eq. 36 (eq. 12 and 20 specialised), with the integrals of eq. 33 to 35 for the
+parameters and the memory; across them `TransitionLinearisation.backward`. The adjoint is stated in
+state space, L = dG/d(y, m): SR's lambda in eq. 36, minus its F_ydot^T lambda in eq. 12 and 43.
+Events are read from the records, never detected again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.errors import NonFiniteError
+from dae_hybrid.layout import Layout
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import Options
+from dae_hybrid.port.failure_messages import refuse_not_finite
+from dae_hybrid.port.integrator import BackwardOutcome, BackwardTask, Session, Tolerances
+from dae_hybrid.port.native_plan import NativeGradient, TableAdjoint
+from dae_hybrid.port.record_table import RecordTable
+from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.port.segment_rules import ROUNDED
+from dae_hybrid.sensitivity.multipliers import consistent_adjoint, round_relative, stated_adjoint
+from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.system.measurement import measured
+from dae_hybrid.system.system import HybridSystem, ModeSystem
+from dae_hybrid.system.transition_map import TransitionLinearisation, all_finite, chain
+from dae_hybrid.trajectory.trajectory import Part, Segment, Trajectory
+
+NONE = np.zeros(0)
+#: share of a cost that a run is taken to have still to gain, however little moves at its ends
+SETTLED = 1e-2
+#: an adjoint is known to this share of its size at best: below it, integrators would follow rounding
+ROUNDING = 10 * float(np.finfo(float).eps)
+#: from so many segments on each is integrated more accurately: what they get wrong adds up
+FEW = 20
+#: ends of segments of a record table that are looked at for the size of a cost
+LOOKS = 4
+#: parameters below it are scaled as if they were that large
+SMALLEST = 1e-100
+
+
+@dataclass
+class AdjointSweep:
+    """What a backward sweep needs besides the trajectory, and the scales of its tolerances."""
+
+    trajectory: Trajectory
+    session: Session
+    options: Options
+    components: tuple[int, ...]
+    wrt: tuple[int, ...]
+    conditions: Conditions = field(default_factory=Conditions)
+    _tolerances: dict[int, Tolerances] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.system: HybridSystem = self.trajectory.system
+
+    # -- tolerances -------------------------------------------------------------------------------------
+
+    @cached_property
+    def rtol(self) -> float:
+        """Relative tolerance of every segment."""
+        return self.options.rtol / max(1.0, self.trajectory.parts.n_segments / FEW)
+
+    @cached_property
+    def sizes(self) -> Array:
+        """How much of each cost the states make up, to first order: the scale of x . dG/dx."""
+        t, mode, x, m = self.trajectory.final
+        chosen, p = list(self.components), self.trajectory.parameters
+        final = self.system.modes[mode]
+        by_u = final.kernels["terminal"](t, x, m, p)[1][chosen]
+        size = np.abs(by_u[:, : x.size + m.size]) @ np.concatenate((self._magnitude(final, x), np.abs(m)))
+        duration, largest = self.trajectory.t_span[1] - self.trajectory.t_span[0], np.zeros_like(size)
+        for own, at, x_end, memory in self._ends():
+            g_x = own.kernels["adjoint_point"](at, x_end, memory, p)[1][chosen]
+            if not all_finite(g_x.ravel()):
+                g_x = np.where(np.isfinite(g_x), g_x, 0.0)
+            largest = np.maximum(largest, np.abs(g_x) @ self._magnitude(own, x_end))
+        # a run that has settled has small integrands at its ends, and its cost behind it
+        size = np.maximum(size + duration * largest, SETTLED * np.abs(self.trajectory.integrals[chosen]))
+        return np.asarray(np.where(np.isfinite(size) & (size > 0), size, 1.0))
+
+    def _tolerance(self, mode: ModeSystem) -> Tolerances:
+        """Tolerances of the adjoints and of the integrals in a mode.
+
+        The states' ratio of absolute tolerance to size, at most rtol and above rounding, is applied to dG/dx ~ s/x,
+        dG/dp ~ s/p and dG/dm ~ s/m, with s the cost's size of `sizes`.
+        """
+        if mode.index not in self._tolerances:
+            layout, sizes = mode.equations.variables, self.sizes[:, None]
+            x = self._extent_of(layout)
+            finer = self.rtol / self.options.rtol
+            floor = np.minimum(np.maximum(finer * self.options.absolute(layout) / x, ROUNDING), self.rtol)
+            least = floor.min(initial=self.rtol)
+            self._tolerances[mode.index] = Tolerances(sizes * (floor / x), sizes * (least / self._others), self.rtol)
+        return self._tolerances[mode.index]
+
+    def _magnitude(self, mode: ModeSystem, x: Array) -> Array:
+        """How large states are at a point; those that are never resolved as large as they may be for that."""
+        layout, found = mode.equations.variables, np.abs(x)
+        extent = self._extent_of(layout)
+        own = found[: extent.size]
+        own[:] = np.where(extent == self._unresolved(layout), extent, own)
+        return found
+
+    def _unresolved(self, layout: Layout) -> Array:
+        """The size of what never leaves its absolute tolerance: where that and the relative one are the same.
+
+        Its own is rounding where a symmetry keeps it at zero, and the adjoint would follow rounding with it.
+        """
+        return self.options.absolute(layout) / self.options.rtol
+
+    def _extent_of(self, layout: Layout) -> Array:
+        return np.concatenate([NONE, *(self._extent[name] for name in layout.names)])
+
+    @cached_property
+    def _others(self) -> Array:
+        """How large the parameters and the memory are."""
+        p = np.abs(self.trajectory.parameters[list(self.wrt)])
+        return np.concatenate((np.where(p > 0, np.maximum(p, SMALLEST), 1.0), self._extent_of(self.system.memory)))
+
+    def _ends(self) -> Iterator[tuple[ModeSystem, float, Array, Array]]:
+        """Mode, time, x and memory at ends of segments; of record tables, at some where one leads into the next."""
+        for is_leg, items in groupby(self.trajectory.parts.given, lambda item: isinstance(item, RecordTable)):
+            if not is_leg:
+                segments = (item for item in items if isinstance(item, Segment))
+                yield from ((item.mode, item.t_end, item.x_end, item.memory) for item in segments)
+                continue
+            tables = [item for item in items if isinstance(item, RecordTable)]
+            count = sum(table.count for table in tables)
+            stride = -(-count // LOOKS)
+            first = (count - 1) % stride
+            for table in tables:
+                yield from ((self.system.modes[mode], t, x, m) for mode, t, x, m in table.ends(first, stride))
+                first -= table.count
+
+    @cached_property
+    def _extent(self) -> dict[str, Array]:
+        """How large each variable and memory is along the run, or moves; `_unresolved`, or one for a memory of zero."""
+        extent: dict[str, Array] = {}
+
+        def note(blocks: Layout, values: Array) -> None:
+            for name in blocks.names:
+                part = values[blocks[name]]
+                extent[name] = np.maximum(extent[name], part) if name in extent else part
+
+        for item in self.trajectory.parts.given:
+            if isinstance(item, RecordTable):
+                for mode in item.methods:
+                    note(self.system.modes[mode].equations.variables, item.extents[mode])
+                note(self.system.memory, item.memory_extent)
+            elif isinstance(item, Segment):
+                note(item.mode.equations.variables, item.extent())
+                note(self.system.memory, np.abs(item.memory))
+        for own in self.system.modes:
+            layout = own.equations.variables
+            absolute, least = self.options.absolute(layout), self._unresolved(layout)
+            for name in extent.keys() & set(layout.names):
+                part = layout[name]
+                extent[name] = np.where(extent[name] > absolute[part], extent[name], least[part])
+        return {name: np.where(size > 0, size, 1.0) for name, size in extent.items()}
+
+    # -- pieces --------------------------------------------------------------------------------------------
+
+    def terminal(self) -> tuple[Array, Array, Array]:
+        """dG/dw, dG/dp and dG/dt of the terminal values at the final point; dG/dt is zero where the end is given."""
+        t, mode, x, m = self.trajectory.final
+        final, p = self.system.modes[mode], self.trajectory.parameters
+        by_u = final.kernels["terminal"](t, x, m, p)[1][list(self.components)]
+        refuse_not_finite("a terminal value", (by_u,), mode=final.name, time=t)
+        n_w = final.differential.size + m.size
+        total = by_u @ chain(final, t, x, m, p) if by_u.any() else np.zeros((len(by_u), n_w + p.size + 1))
+        clock = total[:, -1] if self.trajectory.ended_by_event else np.zeros(len(total))
+        return total[:, :n_w], total[:, n_w:-1], clock
+
+    def segment(self, segment: Segment, adjoint: Array, t_eval: Array | None = None) -> BackwardOutcome:
+        """Integrate the adjoint of a segment back to its start, from dG/dy (k, n_differential)."""
+        mode, n, p = segment.mode, segment.mode.equations.n, self.trajectory.parameters
+        start = adjoint if segment.steps_kept else round_relative(adjoint, self.options.rtol / ROUNDED)
+        full, rates = start, np.zeros_like(start)
+        t, x, m = segment.t_end, segment.x_end, segment.memory
+        if mode.equations.index == 2:
+            full, rates, _ = stated_adjoint(mode, t, x, m, start, p, self.components)
+        elif n > mode.differential.size:
+            full, rates = consistent_adjoint(mode, t, x, m, start, p, self.components)
+        outcome = self.session.backward(
+            BackwardTask(
+                segment.interpolate.again(),
+                self.components,
+                full[:, :n],
+                rates[:, :n],
+                lambda: self._tolerance(mode),
+                t_eval,
+                segment.path,
+            )
+        )
+        if not all(
+            all_finite(v.ravel()) for v in (outcome.adjoints, outcome.parameter_integrals, outcome.memory_integrals)
+        ):
+            raise NonFiniteError("The adjoint is not finite.", mode=mode.name, time=segment.t_start)
+        return outcome
+
+    def carry(self, table: RecordTable, adjoint: Array, total: Array, *, marked: bool) -> TableAdjoint | None:
+        """Back through a record table in one go, with dG/dp so far; None where its parts have to be gone through."""
+        width, records = table.width, table.measurements(self.system)
+        gained = np.zeros((len(records), len(self.components), width + len(self.wrt)))
+        values = measured(self.system.measurements, records, self.trajectory.parameters)
+        for row, record, (_, by_u) in zip(gained, records, values, strict=True):
+            by_w, share = self.measured(record, by_u)
+            row[:, : by_w.shape[1]], row[:, width:] = by_w, share
+        modes = self.system.modes
+        found = self.session.sweep(
+            table, adjoint, total, self.components, lambda mode: self._tolerance(modes[mode]), gained,
+            marked=marked or table.knots.size > 0,
+        )  # fmt: skip
+        return (
+            found
+            if found is None or found.marks is None or not table.knots.size
+            else self._turn(table, found, found.marks)
+        )
+
+    def _turn(self, table: RecordTable, found: TableAdjoint, marks: Array) -> TableAdjoint:
+        """With the shares of dG/dp that the values of signals have at the knots of a record table."""
+        p, wrt, knots = self.trajectory.parameters, list(self.wrt), table.knots
+        times, gained = table.column("time")[knots], np.zeros((table.count, len(self.components), len(wrt)))
+        sizes = np.array([mode.differential.size for mode in self.system.modes])[
+            table.column("mode")[knots].astype(int)
+        ]
+        for signal in self.system.signals:
+            if signal.movable:
+                by_p = signal.rows_along(p, None)[signal.intervals(times) + 1][:, :, wrt]
+                places = sizes[:, None] + np.arange(signal.memory.start, signal.memory.stop)
+                gained[knots] += np.einsum("nck,ncp->nkp", marks[knots[:, None], :, places], by_p)
+        since = np.cumsum(gained[::-1], axis=0)[::-1]
+        marks = marks.copy()
+        marks[:, :, found.width :] += since
+        return replace(found, total=found.total + since[0], marks=marks)
+
+    def land(self, segment: Segment, adjoint: Array) -> tuple[Array, Array]:
+        """Transpose of the projection onto the constraints of index 2 that ends a segment; also the share of dG/dp.
+
+        In the direct form lambda is moved on to satisfy SR eq. 20b, by the projection above eq. 21.
+        """
+        mode, t, x, m = segment.mode, segment.t_end, segment.x_end, segment.memory
+        if not mode.invariants:
+            return adjoint, np.zeros((len(adjoint), len(self.wrt)))
+        p, nw = self.trajectory.parameters, adjoint.shape[1]
+        direction, by_wp = mode.onto_constraints(t, x, m, p)
+        weight = adjoint @ direction
+        if mode.equations.index == 2:
+            ny = mode.differential.size
+            landed = adjoint[:, :ny] - weight @ by_wp[:, :ny]
+            weight = weight - stated_adjoint(mode, t, x, m, landed, p, self.components)[2]
+        return adjoint - weight @ by_wp[:, :nw], -weight @ by_wp[:, nw:][:, list(self.wrt)]
+
+    def measured(self, record: MeasurementRecord, by_u: Array) -> tuple[Array, Array]:
+        """What a measurement adds to dG/dw and to dG/dp, from its derivative by u = (x, m, p, t)."""
+        p, measurement, wrt = self.trajectory.parameters, self.system.measurements[record.index], list(self.wrt)
+        rows = np.zeros((self.system.functionals.size, by_u.shape[1]))
+        rows[measurement.components] = by_u
+        rows = rows[list(self.components)]
+        what = f"functional '{measurement.functional}'"
+        refuse_not_finite(what, (rows,), mode=record.mode.name, time=record.time)
+        mode = record.mode
+        total = rows @ chain(mode, record.time, record.x, record.memory, p) if mode.algebraic.size else rows
+        n_w = record.mode.differential.size + record.memory.size
+        share = total[:, n_w:-1]
+        if measurement.movable:
+            share = share + measurement.moved(rows, record, p)
+        return total[:, :n_w], share[:, wrt]
+
+    def linearise(self, event: EventRecord) -> TransitionLinearisation:
+        """The linearised transition of a record, for the components of this sweep."""
+        run = self.trajectory
+        whole = self.system.linearise(event, run.parameters, run.t_span[0], self.conditions)
+        chosen = whole if len(self.components) == len(whole.integrand_minus) else whole.select(list(self.components))
+        chosen.refuse_not_finite(event)
+        return chosen
+
+
+class _Step(NamedTuple):
+    """One part of a trajectory, or one record table, gone through backwards."""
+
+    part: Part | RecordTable
+    adjoint: Array  # dG/dw before it
+    total: Array  # dG/dp, (k, n_wrt), of it and what follows
+    samples: Array
+    table: TableAdjoint | None = None  # with what it has before every event
+
+
+def marks(table: RecordTable, found: TableAdjoint | NativeGradient) -> list[tuple[Array, Array]]:
+    """dG/dw before every event of a record table, from the last to the first, with dG/dp of what follows."""
+    if found.marks is None:
+        raise AssertionError("marks were not asked for")
+    sizes = [e.n_differential + e.n_memory for e in table.graph.equations]
+    rows = zip(table.event_heads, found.marks[table.is_event], strict=True)
+    return [(mark[:, : sizes[head.mode]], mark[:, found.width :]) for head, mark in rows][::-1]
+
+
+def _backwards(
+    sweep: AdjointSweep, adjoint: Array, total: Array, clock: Array,
+    t_eval: Callable[[Segment], Array | None] | None = None, *, marked: bool = False,
+) -> Iterator[_Step]:  # fmt: skip
+    """Go through the trajectory from its end; `t_eval` gives the times, decreasing, to sample in a segment."""
+    wrt = list(sweep.wrt)
+    parts = [*reversed(sweep.trajectory.parts.given)]
+    while parts:
+        part = parts.pop(0)
+        if isinstance(part, RecordTable):
+            table, found = part.whole(), None
+            if t_eval is None and not clock.any():
+                found = sweep.carry(table, adjoint, total, marked=marked)
+            if found is None:
+                parts[:0] = reversed(sweep.trajectory.parts.of(part))
+            else:
+                adjoint, total = found.adjoints, found.total
+                yield _Step(table, adjoint, total, NONE, found)
+                part.let_go()
+        elif isinstance(part, Segment):
+            adjoint, landing = sweep.land(part, adjoint)
+            ny = part.mode.differential.size
+            outcome = sweep.segment(part, adjoint[:, :ny], None if t_eval is None else t_eval(part))
+            adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
+            total = total + (outcome.parameter_integrals + landing)
+            yield _Step(part, adjoint, total, outcome.samples)
+        elif isinstance(part, KnotRecord):
+            entries = adjoint.shape[1] - sweep.system.memory.size + part.entries
+            by_p = sweep.system.knot_derivatives(part, sweep.trajectory.parameters)
+            total = total + adjoint[:, entries] @ by_p[:, wrt]
+            adjoint = adjoint.copy()
+            adjoint[:, entries] = 0.0
+            yield _Step(part, adjoint, total, NONE)
+        elif isinstance(part, MeasurementRecord):
+            by_u = sweep.system.measurements[part.index].value(part, sweep.trajectory.parameters)[1]
+            gained, share = sweep.measured(part, by_u)
+            adjoint, total = adjoint + gained, total + share
+            yield _Step(part, adjoint, total, NONE)
+        else:
+            adjoint, share, clock = sweep.linearise(part).backward(adjoint, clock)
+            clock = clock if part.order else np.zeros_like(clock)  # the start of the run does not move
+            total = total + share[:, wrt]
+            yield _Step(part, adjoint, total, NONE)
+
+
+def gradient(sweep: AdjointSweep, seen: list[tuple[Array, Array]] | None = None) -> Array:
+    """dG/dp, shape (k, n_wrt).
+
+    Where `seen` is given it gets, for the first event of every instant from the last to the first, dG/dw before it and
+    what the run from there on has contributed to dG/dp.
+    """
+    wrt = list(sweep.wrt)
+    adjoint, by_p, clock = sweep.terminal()
+    total = by_p[:, wrt]
+    for step in _backwards(sweep, adjoint, total, clock, marked=seen is not None):
+        if seen is not None and step.table is not None and isinstance(step.part, RecordTable):
+            seen += marks(step.part, step.table)
+        adjoint, total = step.adjoint, step.total
+        if seen is not None and isinstance(step.part, EventRecord) and not step.part.order:
+            seen.append((adjoint, total))
+    total = total + adjoint @ sweep.trajectory.start.derivatives[:, wrt]
+    if not np.all(np.isfinite(total)):
+        labels = sweep.trajectory.system.parameters.labels()
+        bad = [labels[i] for i, column in zip(wrt, np.atleast_2d(total).T, strict=True) if not all_finite(column)]
+        raise NonFiniteError(
+            f"The gradient is not finite: by {', '.join(bad)}.", time=sweep.trajectory.t_span[0], variables=bad
+        )
+    return np.asarray(total)
+
+
+def samples(sweep: AdjointSweep, times: Array, side: str) -> list[Array]:
+    """The adjoint at sorted times, each (k, n) in the variables of the mode that is active there."""
+
+    def inside(segment: Segment) -> NDArray[np.intp]:
+        return np.flatnonzero((times >= segment.t_start) & (times <= segment.t_end))[::-1]
+
+    def t_eval(segment: Segment) -> Array | None:
+        return times[inside(segment)] if inside(segment).size else None
+
+    found: list[Array | None] = [None] * times.size
+    adjoint, by_p, clock = sweep.terminal()
+    for part, _, _, sampled, _ in _backwards(sweep, adjoint, by_p[:, list(sweep.wrt)], clock, t_eval):
+        if isinstance(part, Segment):
+            ny = part.mode.differential.size
+            for index, value in zip(inside(part), sampled, strict=True):
+                if found[index] is None or side == "left":
+                    found[index] = _completed(part, float(times[index]), value[:, :ny], sweep)
+    return [value for value in found if value is not None]
+
+
+def _completed(segment: Segment, t: float, adjoint: Array, sweep: AdjointSweep) -> Array:
+    """(lambda, mu) at a time of a segment, from lambda."""
+    if not segment.mode.algebraic.size:
+        return adjoint
+    ends = {segment.t_start: segment.x_start, segment.t_end: segment.x_end}
+    x = ends[t] if t in ends else segment.dense(np.array([t]))[0]
+    p = sweep.trajectory.parameters
+    complete = stated_adjoint if segment.mode.invariants else consistent_adjoint
+    return complete(segment.mode, t, x, segment.memory, adjoint, p, sweep.components)[0]

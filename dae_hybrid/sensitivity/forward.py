@@ -1,0 +1,261 @@
+"""Forward sensitivity analysis: directions carried along a run and across its transitions.
+
+Between transitions SR eq. 5, 18, 25; across them `TransitionLinearisation.forward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from dae_hybrid.errors import NonFiniteError
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.matrices import column
+from dae_hybrid.port.failure_messages import refuse_not_finite
+from dae_hybrid.port.integrator import SegmentOutcome
+from dae_hybrid.port.native_plan import NativeRun
+from dae_hybrid.port.record_table import RecordTable
+from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.system.initial import Start
+from dae_hybrid.system.measurement import measured, measured_at_ends
+from dae_hybrid.system.system import HybridSystem, ModeSystem
+from dae_hybrid.system.transition_map import TransitionMap, chain
+from dae_hybrid.trajectory.trajectory import Trajectory
+
+
+class TangentState:
+    """Derivatives of everything along the columns of `directions` (n_parameters, d).
+
+    Travels with the automaton as its observer. `state` is dw = d(y, m), shape (n_w, d); `costs`
+    the derivative of the functionals so far, shape (d, k). `conditions` are those of the derivatives.
+    """
+
+    def __init__(
+        self, system: HybridSystem, parameters: Array, directions: Array, start: float, conditions: Conditions
+    ) -> None:
+        self.system, self.p, self.directions, self.conditions = system, parameters, directions, conditions
+        self.t_start = start
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget the run that they have gone along, if any."""
+        count = self.directions.shape[1]
+        self.state = np.zeros((0, count))
+        self.costs = np.zeros((count, self.system.functionals.size))
+        self._gained: Array | float = 0.0  # costs of events that the integrator has carried out since, and
+        self.gains: list[tuple[float, Array]] = []  # what measurements among them have added, and when
+        self._measured_states: list[Array] = []
+        self.given: Array | float = 0.0  # what measurements at the start of a whole run have added
+        self._turned: list[RecordTable | tuple[Array, Array]] = []  # dw before and after every knot
+        self._whole: tuple[Start, NativeRun] | None = None  # a run that is gone through when that is asked for
+        self._crossed: list[RecordTable | tuple[Array, Array, Array]] = []  # dt, dw before and after
+        self._mode = self.system.modes[self.system.initial.mode]
+        self.__dict__.pop("_last", None)
+
+    def afresh(self) -> Self:
+        """The same directions before a run."""
+        other = copy(self)
+        other.begin()
+        return other
+
+    def become(self, other: TangentState) -> None:
+        """Take over all that others of the kind have gone through."""
+        self.__dict__.clear()
+        self.__dict__.update(other.__dict__)
+
+    @property
+    def count(self) -> int:
+        """Number of directions."""
+        return int(self.directions.shape[1])
+
+    def start(self, start: Start) -> None:
+        """Initial derivatives (SR eq. 2, differentiated)."""
+        self.state, self._mode = np.asarray(start.derivatives @ self.directions), start.mode
+
+    def _by_u(self, mode: ModeSystem, t: float, x: Array, m: Array) -> Array:
+        """Derivatives of u = (x, m, p, t) along the directions at fixed t, shape (n_u, d)."""
+        if not mode.algebraic.size:
+            found, n_w = np.zeros((len(self.state) + len(self.directions) + 1, self.count)), len(self.state)
+            found[:n_w], found[n_w:-1] = self.state, self.directions
+            return found
+        return np.asarray(chain(mode, t, x, m, self.p)[:, :-1] @ np.vstack((self.state, self.directions)))
+
+    def extend(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
+        """Start values of the segment's sensitivities."""
+        if not self.count:
+            return {}
+        ny, n = mode.differential.size, mode.equations.n
+        if n == ny:
+            sensitivities, rates = self.state[:ny].T, None
+            return self._fields(sensitivities, rates, ny)
+        du = self._by_u(mode, t, x, m)
+        rates = np.zeros((self.count, n))
+        rates[:, :ny] = (mode.kernels["flow_by_u"](t, x, m, self.p)[0][:ny] @ du).T
+        return self._fields(du[:n].T, rates, ny)
+
+    def _fields(self, sensitivities: Array, rates: Array | None, ny: int) -> dict[str, Any]:
+        return {
+            "sensitivities": sensitivities,
+            "sensitivity_rates": rates,
+            "memory_directions": self.state[ny:].T,
+            "integral_sensitivities": self.costs,
+        }
+
+    def advance(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
+        """Take over what the segment ends with."""
+        if outcome.sensitivities is None or outcome.integral_sensitivities is None:
+            return {}
+        ny = self._mode.differential.size
+        memory = self.state[ny:]
+        self.state = np.vstack((outcome.sensitivities[:, :ny].T, memory))
+        if self._mode.invariants:
+            direction, by_wp = self._mode.onto_constraints(outcome.t, x, m, self.p)
+            self.state = self.state - direction @ (by_wp @ np.vstack((self.state, self.directions)))
+        self.costs, self._gained = outcome.integral_sensitivities + self._gained, 0.0
+        n = outcome.x.size
+        return {
+            "sensitivity_rows": outcome.rows[:, 1 + n :].reshape(len(outcome.rows), self.count, n),
+            "memory_sensitivities": memory,
+            "directions": self.directions,
+        }
+
+    def cross(self, transition: TransitionMap, event: EventRecord) -> None:
+        """Carry the derivatives across a transition."""
+        map_ = self.system.linearise(event, self.p, self.t_start, self.conditions)
+        map_.refuse_not_finite(event)
+        earlier = self.event_times[-1] if event.order else None
+        before = self.state
+        tau, self.state, jump = map_.forward(before, self.directions, earlier)
+        self._crossed.append((tau, before, self.state))
+        self.costs = self.costs + jump.T
+        self._mode = self._mode if transition.target is None else self.system.modes[transition.target]
+
+    def absorb(self, table: RecordTable) -> None:
+        """Take over what an integrator has carried across transitions by itself."""
+        self._crossed.append(table)
+        self._turned.append(table)
+        self.gains = self._measure_in(table)
+        self._gained = self.given + table.gained_directions + sum(gained for _, gained in self.gains)
+        event, mode = table.last
+        self.state, self._mode = table.state_derivatives(event["after"], mode), self.system.modes[mode]
+        if table.n_integrals:
+            self.costs = event["costs_after"].reshape(self.count, table.n_integrals)
+
+    def _measure_in(self, table: RecordTable) -> list[tuple[float, Array]]:
+        """When measurements of a record table were taken, and what they add to the derivatives, (d, n_functionals)."""
+        found, records = [], table.measurements(self.system)
+        values = measured(self.system.measurements, records, self.p)
+        for record, state, (_, by_u) in zip(records, table.measured_derivatives(), values, strict=True):
+            self.state, gained = state, np.zeros_like(self.costs)
+            gained[:, self.system.measurements[record.index].components] = self._measured(record, by_u).T
+            self._measured_states.append(self.state)
+            found.append((record.time, gained))
+        return found
+
+    def follow(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
+        """Take over a whole run."""
+        self._whole = start, run
+        return lambda: self._last
+
+    @cached_property
+    def _last(self) -> dict[str, Any]:
+        """Go through the whole run; further fields of the record of its last segment."""
+        if self._whole is None:
+            return {}
+        start, run = self._whole
+        table, _, outcome = run.pieces
+        # those who became these directions may share the lists, and have gone through the run
+        self._crossed, self._turned, self._measured_states = [], [], []
+        self.costs, (at_start, at_end) = np.zeros_like(self.costs), measured_at_ends(self.system, run)
+        self.start(start)
+        for record in at_start:
+            self.measure(record)
+        self.given = self._gained = self.costs
+        if table is not None:
+            self.absorb(table)
+        found = self.advance(outcome, run.end.x, run.end.m)
+        for record in at_end:
+            self.measure(record)
+        return found
+
+    def _each(self) -> list[tuple[Array, Array, Array]]:
+        """dt, dw before and after every event."""
+        _ = self._last
+        found: list[tuple[Array, Array, Array]] = []
+        for item in self._crossed:
+            found += item.derivatives() if isinstance(item, RecordTable) else [item]
+        return found
+
+    @property
+    def event_times(self) -> list[Array]:
+        """dt of every event."""
+        return [tau for tau, _, _ in self._each()]
+
+    @property
+    def sides(self) -> list[tuple[Array, Array]]:
+        """dw before and after every event."""
+        return [(before, after) for _, before, after in self._each()]
+
+    @property
+    def measured(self) -> list[Array]:
+        """dw at every measurement."""
+        _ = self._last
+        return self._measured_states
+
+    @property
+    def turned(self) -> list[tuple[Array, Array]]:
+        """dw before and after every knot."""
+        found: list[tuple[Array, Array]] = []
+        for item in self._turned:
+            found += item.turned() if isinstance(item, RecordTable) else [item]
+        return found
+
+    def turn(self, knot: KnotRecord) -> None:
+        """The memory of signals follows their values."""
+        ny, before = self._mode.differential.size, self.state
+        self.state = before.copy()
+        self.state[ny + knot.entries] = self.system.knot_derivatives(knot, self.p) @ self.directions
+        self._turned.append((before, self.state))
+
+    def measure(self, record: MeasurementRecord) -> None:
+        """Add what a measurement contributes."""
+        self.costs = self.costs.copy()
+        measurement = self.system.measurements[record.index]
+        self.costs[:, measurement.components] += self._measured(record, measurement.value(record, self.p)[1]).T
+        self._measured_states.append(self.state)
+
+    def _measured(self, record: MeasurementRecord, by_u: Array) -> Array:
+        """The derivatives of what is measured, (k, d), from those by u = (x, m, p, t)."""
+        measurement, mode = self.system.measurements[record.index], record.mode
+        refuse_not_finite(f"functional '{measurement.functional}'", (by_u,), mode=mode.name, time=record.time)
+        gained = by_u @ self._by_u(mode, record.time, record.x, record.memory)
+        if measurement.movable:
+            gained = gained + measurement.moved(by_u, record, self.p) @ self.directions
+        return np.asarray(gained)
+
+    def gradient(self, trajectory: Trajectory) -> Array:
+        """Derivatives of the functionals, shape (k, d)."""
+        if self._whole is not None:
+            return self._whole[1].gradient.copy()
+        t, mode, x, m = trajectory.final
+        final = self.system.modes[mode]
+        by_u = final.kernels["terminal"](t, x, m, self.p)[1]
+        for name in self.system.functionals.names:
+            rows = by_u[self.system.functionals[name]]
+            refuse_not_finite(f"the terminal value of functional '{name}'", (rows,), mode=final.name, time=t)
+        total = np.array(self.costs.T)
+        if by_u.any():
+            total += by_u @ self._by_u(final, t, x, m)
+            if trajectory.ended_by_event:
+                total += np.outer(by_u @ column(chain(final, t, x, m, self.p), -1), self.event_times[-1])
+        if not np.all(np.isfinite(total)):
+            bad = [n for n in self.system.functionals.names if not np.isfinite(total[self.system.functionals[n]]).all()]
+            raise NonFiniteError(
+                f"The gradient is not finite: of {', '.join(bad)}.", mode=final.name, time=t, variables=bad
+            )
+        return total

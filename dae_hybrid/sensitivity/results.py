@@ -1,0 +1,230 @@
+"""Results of forward and adjoint analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dae_hybrid.codegen.kernels import NotPicklable
+from dae_hybrid.numeric_input import real_array
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.failure_messages import not_kept
+from dae_hybrid.port.records import EventRecord
+from dae_hybrid.sensitivity.duality import Duality
+from dae_hybrid.sensitivity.forward import TangentState
+from dae_hybrid.trajectory.diagnostics import Diagnostics
+from dae_hybrid.trajectory.trajectory import Side, Trajectory
+
+
+@dataclass(frozen=True, eq=False)
+class EventSensitivity:
+    """The derivatives on both sides of an event.
+
+    Attributes
+    ----------
+    time : ndarray, shape (n_p,)
+        dt_i/dp (SR eq. 6b, 27).
+    state_minus, state_plus : ndarray, shape (n_y, n_p)
+        Derivatives of the differential state at the fixed time of the event, before and after it (SR eq. 6c): the two
+        one-sided derivatives of an output or a measurement that is taken there.
+    memory_minus, memory_plus : ndarray, shape (n_memory, n_p)
+        Those of the memory.
+    """
+
+    time: Array
+    state_minus: Array
+    state_plus: Array
+    memory_minus: Array
+    memory_plus: Array
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardSensitivity(NotPicklable):
+    """Forward sensitivities of a run.
+
+    Attributes
+    ----------
+    trajectory : Trajectory
+        The run itself, integrated together with the sensitivities.
+    parameters : tuple of str
+        Names of the parameters differentiated by, one per column below.
+    gradient : dict of ndarray
+        dG/dp by functional: (n_p,), or (k, n_p) for a vector functional.
+    event_time_sensitivity : ndarray, shape (n_events, n_p)
+        dt_i/dp (SR eq. 6b, 27).
+    event_sensitivities : tuple of EventSensitivity
+        Derivatives on both sides of every event.
+    duality : dict of Duality
+        The duality check of every functional, where it was asked for.
+    diagnostics : Diagnostics
+        What was noticed and checked.
+
+    ``fsa["u"]`` is du/dp at the output times ``fsa.t``: (n_t, n_p), or (n_t, size, n_p) for a vector.
+    """
+
+    trajectory: Trajectory
+    parameters: tuple[str, ...]
+    gradient: Mapping[str, Array]
+    duality: Mapping[str, Duality]
+    _directions: TangentState | None = field(repr=False)
+    _verdict: Diagnostics = field(repr=False)
+
+    @property
+    def _along(self) -> TangentState:
+        if self._directions is None:
+            raise not_kept("derivatives at events", "final", "all", "events")
+        return self._directions
+
+    @cached_property
+    def _completed(self) -> list[Array]:
+        """dx at the outputs, by the modes of `Trajectory.output_points`, (n, n_p, n_x)."""
+        run, directions = self.trajectory, self._along.directions
+        return [p.sensitivities(run.parameters, directions) for p in run.output_points]
+
+    @cached_property
+    def event_time_sensitivity(self) -> Array:
+        """dt_i/dp (SR eq. 6b, 27), shape (n_events, n_p)."""
+        times = self._along.event_times
+        return np.array(times).reshape(len(times), len(self.parameters))
+
+    @cached_property
+    def event_sensitivities(self) -> tuple[EventSensitivity, ...]:
+        """Derivatives on both sides of every event."""
+        found, along = [], self._along
+        for event, tau, (before, after) in zip(self.events, along.event_times, along.sides, strict=True):
+            minus, plus = event.n_differential
+            found.append(EventSensitivity(tau, before[:minus], after[:plus], before[minus:], after[plus:]))
+        return tuple(found)
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        """What was noticed and checked."""
+        return self.trajectory.diagnostics + self._verdict
+
+    @property
+    def t(self) -> Array:
+        """Output times, shape (n_t,)."""
+        return self.trajectory.t
+
+    @property
+    def functionals(self) -> Mapping[str, Any]:
+        """Values of the functionals."""
+        return self.trajectory.functionals
+
+    @property
+    def events(self) -> Sequence[EventRecord]:
+        """Event records of the run; `trajectory.event_table` has them as columns."""
+        return self.trajectory.events
+
+    def __getitem__(self, name: str) -> Array:
+        run = self.trajectory
+        width, system, count = run.width(name), run.system, len(self.parameters)
+        points, signal, memory = run.output_points, system.signal(name), system.memory
+        found = np.full((run.t.size, width, count), np.nan)
+        for i, p in enumerate(points) if count else ():
+            if name in p.mode.variables:
+                found[p.places] = np.swapaxes(self._completed[i][:, :, p.mode.variables[name]], 1, 2)
+            elif signal is not None and p.derivatives is not None:
+                found[p.places, 0] = signal.sensitivities(p.memory, p.derivatives[2], p.t)
+            elif name in memory and p.derivatives is not None:
+                found[p.places] = p.derivatives[2][:, memory[name]]
+        return found[:, 0, :] if width == 1 else found
+
+    def __repr__(self) -> str:
+        lines = [f"dG/dp of '{name}': {value}" for name, value in self.gradient.items()]
+        return f"<ForwardSensitivity by {', '.join(self.parameters)}; {'; '.join(lines)}>"
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient(NotPicklable):
+    """The gradient of one functional by adjoint analysis.
+
+    Attributes
+    ----------
+    functional : str
+    value : float or ndarray, shape (k,)
+        The functional.
+    parameters : tuple of str
+        Names of the parameters, one per column of the gradient.
+    gradient : ndarray, shape (n_p,) or (k, n_p)
+    trajectory : Trajectory
+        The forward run whose records the sweep used.
+    statistics : dict of int
+        Counters of the backward sweep.
+    duality : Duality or None
+        The duality check, where it was asked for.
+    diagnostics : Diagnostics
+        What was noticed and checked.
+    """
+
+    functional: str
+    value: Any
+    parameters: tuple[str, ...]
+    gradient: Array
+    trajectory: Trajectory
+    statistics: Mapping[str, int]
+    duality: Duality | None
+    algorithm: str
+    _verdict: Diagnostics = field(repr=False)
+    _samples: Callable[[Array, Side], list[Array]] | None = field(repr=False)
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        """What was noticed and checked."""
+        return self.trajectory.diagnostics + self._verdict
+
+    def adjoint(self, t: ArrayLike, side: Side = "right") -> dict[str, Array]:
+        """The adjoint variables at times `t`, made by another backward sweep that stops there.
+
+        For differential variables this is dG/dy, the derivative of the functional by a change of the
+        state at that time (lambda in SR eq. 36; SR eq. 43 has the opposite sign); for algebraic
+        variables it is mu of eq. 36b.
+
+        Parameters
+        ----------
+        t : float or array, shape (n,)
+            Times within the run.
+        side : {"right", "left"}
+            Which value to give at the time of an event: after it (default) or before it.
+
+        Returns
+        -------
+        dict of ndarray
+            By name: (n,) for scalars, (n, size) for vectors, with a trailing axis k for a vector functional;
+            without the leading axis for a scalar `t`. NaN where the active mode does not have the variable.
+
+        Raises
+        ------
+        NotKeptError
+            The gradient was made with another ``keep`` than ``"all"``.
+        """
+        if self._samples is None:
+            raise not_kept("steps, which the adjoint follows,", self.trajectory.kept, "all")
+        self.trajectory(t, side)  # checks the times and the side
+        times = real_array(t)
+        flat, order = np.unique(self.trajectory.snapped(times.reshape(-1), side), return_inverse=True)
+        found = self._samples(flat, side)
+        system, k = self.trajectory.system, np.size(self.value)
+        owners = [self.trajectory.segments[i].mode for i in self.trajectory.owners(flat, side)]
+        result: dict[str, Array] = {}
+        for name in (n for n in self.trajectory.names if n not in system.memory):
+            width = self.trajectory.width(name)
+            values = np.full((flat.size, width, k), np.nan)
+            for i, (mode, sample) in enumerate(zip(owners, found, strict=True)):
+                layout = mode.variables
+                if name in layout:
+                    values[i] = sample[:, layout[name]].T
+            values = values[order.reshape(-1)]
+            if np.ndim(self.value) == 0:
+                values = values[:, :, 0]
+            values = values[:, 0] if width == 1 else values
+            result[name] = values[0] if times.ndim == 0 else values
+        return result
+
+    def __repr__(self) -> str:
+        return f"<Gradient of '{self.functional}' = {self.value} by {', '.join(self.parameters)}: {self.gradient}>"

@@ -1,0 +1,108 @@
+"""Guards that are at rest at zero where a mode is entered: lift-off, the end of sticking.
+
+A contact holds a distance and its rate at zero, and lets go where its force has vanished: the distance has a triple
+zero where the next mode begins. Its value and its rate there are noise: rounding where the state is kept on the
+constraint, the tolerance of the run where it is not. Noise must not fire the guard, neither at once nor in the first
+steps, in which a third power is smaller than the error of the integrator. Such a guard is armed once it has left zero
+by more than the state is accurate, to the side that its second or third derivative points to.
+
+What is zero to the accuracy of the state is found by moving the state by its tolerances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.options import Options
+from dae_hybrid.port.point import StatePoint
+from dae_hybrid.port.segment_rules import kernel
+from dae_hybrid.system.system import ModeSystem
+from dae_hybrid.system.transition_map import KNOWN, TransitionMap
+
+#: a guard has left zero where it is so many times as large as they make it
+LEFT = 10.0
+#: shares of the time since the event before over which the rates of a guard are differenced for its second derivative,
+#: and these for the third
+MOMENT, WHILE = 1e-6, 1e-4
+
+
+def patterns(n: int) -> tuple[Array, Array]:
+    """Two directions to move a state in: what depends on one variable moves by one, whatever cancels in a sum."""
+    angles = 1.0 + 2.4 * np.arange(n)
+    return np.cos(angles), np.sin(angles)
+
+
+def at_rest(
+    transitions: Mapping[int, TransitionMap],
+    mode: ModeSystem,
+    t: float,
+    at: StatePoint,
+    p: Array,
+    options: Options,
+    past: float,
+) -> dict[int, tuple[float, float]]:
+    """The guards of a mode that are at rest at zero where it is entered, with zero band and sign to leave zero with.
+
+    Parameters
+    ----------
+    transitions : mapping of int to TransitionMap
+        Those of the mode that may be, by place among its guards.
+    past : float
+        How long ago something happened before.
+
+    A guard that its second or third derivative takes to where it fires is none of them, unless that decides
+    the side of a relation.
+    """
+    if not transitions or not past > 0:
+        return {}
+    e = mode.equations
+    x = at.x[: e.n]
+    moves = [side * options.allowed(e.variables, x) for side in patterns(e.n)]
+
+    def guards(x: Array) -> Array:
+        return kernel(e, "guards")(t, x, at.m, p)[0]
+
+    def rates(x: Array) -> Array:
+        return kernel(e, "rates")(t, x, at.m, p)[0]
+
+    def bends(x: Array, t: float = t) -> Array:
+        x, xdot, _ = kernel(e, "complete")(t, x, at.m, p)
+        h = MOMENT * past
+        later, earlier = (kernel(e, "rates")(t + s, x + s * xdot, at.m, p)[0] for s in (h, -h))
+        return np.asarray(later - earlier) / (2 * h)
+
+    def twists(x: Array) -> Array:
+        x, xdot, _ = kernel(e, "complete")(t, x, at.m, p)
+        h = WHILE * past
+        return np.asarray(bends(x + h * xdot, t + h) - bends(x - h * xdot, t - h)) / (2 * h)
+
+    def known(of: Callable[[Array], Array]) -> tuple[Array, Array]:
+        """A quantity of every guard, and how far the tolerances of the state reach in it."""
+        here = of(x)
+        with np.errstate(invalid="ignore"):  # what is not finite is not zero
+            return here, np.hypot(*(of(x + move) - here for move in moves))
+
+    value, reach = known(guards)
+    candidates = [i for i in transitions if abs(value[i]) <= KNOWN * reach[i]]
+    if candidates:
+        rate, of_rate = known(rates)
+        candidates = [i for i in candidates if abs(rate[i]) <= KNOWN * of_rate[i]]
+    if not candidates:
+        return {}
+    found = {}
+    (bend, of_bend), (twist, of_twist) = known(bends), known(twists)
+    rounding = EPS / options.rtol * of_rate / (MOMENT * past)
+    of_twist = of_twist + rounding / (WHILE * past)
+    of_bend = of_bend + rounding + max(MOMENT, options.rtol) * past * abs(twist)  # zero but for the time of the event
+    for i in candidates:
+        away = 0.0
+        if abs(bend[i]) > KNOWN * of_bend[i]:
+            away = np.sign(bend[i])
+        elif abs(twist[i]) > KNOWN * of_twist[i]:
+            away = np.sign(twist[i])
+        if away and (transitions[i].direction * away <= 0 or transitions[i].is_sided):
+            found[i] = float(max(LEFT * reach[i], 2 * abs(value[i]))), float(away)
+    return found

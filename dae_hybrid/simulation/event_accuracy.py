@@ -1,0 +1,145 @@
+"""Events whose times are known to far fewer digits than were asked for.
+
+Steps keep the error of a fast state within its tolerance, and a guard on the derivative of that state sees the error
+multiplied by the stiffness: x' = -L (x - u(t)) is known to L times the tolerance of x. The event is late or early by
+that much over the rate of the guard, and the derivatives of its time are wrong by as much. Errors of slow states are
+not meant: they are what any run leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from dae_hybrid.errors import DaeHybridError, EventError
+from dae_hybrid.lazily import Lazily
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.record_table import Kind, RecordTable
+from dae_hybrid.port.records import EventRecord
+from dae_hybrid.port.stiffness import norm_bound, reduced_jacobian, state_jacobian
+from dae_hybrid.simulation.grazing import MOST, Crossing, accuracy
+from dae_hybrid.trajectory.trajectory import Trajectory
+
+#: an event that is known to so many times what rtol makes of the time of the run is said to be inaccurate,
+AMPLIFIED = 30.0
+#: if what makes it so decays to this share within that share of the run
+DECAYED, SHORTLY = 0.2, 0.1
+#: a guard whose range is this share of what its rate makes of it was at zero whenever it was looked at
+UNSEEN = 1e-6
+#: so many events of every transition are looked at
+LOOKED_AT = 3
+
+
+def amplified(trajectory: Trajectory) -> list[str]:
+    """One sentence for every transition whose events are inaccurate, of the most inaccurate one."""
+    options, span = trajectory.options, trajectory.final[0] - trajectory.t_span[0]
+    said = []
+    for crossings in _sampled(trajectory):
+        found = [(_amplification(trajectory, crossing, span), crossing) for crossing in crossings]
+        worst, crossing = max(found, key=lambda pair: pair[0])
+        if worst > AMPLIFIED:
+            said.append(
+                f"The time t = {crossing.time:.9g} of '{trajectory.system.transitions[crossing.index].name}' is known "
+                f"to about {worst * options.rtol * span:.1e} only, {worst:.1e} times what rtol={options.rtol:g} asks "
+                "for: the guard multiplies the error of fast states, as one on the derivative of a stiff state does. "
+                "Derivatives of the time, and gradients, lose as many digits. State the guard by slow quantities (what "
+                "the fast state follows), or tighten rtol and atol by that factor."
+            )
+    return said
+
+
+def noisy(trajectory: Trajectory, error: DaeHybridError, last: tuple[float, Array, Array]) -> EventError | None:
+    """What to say of a guard that came back through zero, from the last point of a run, if it is as inaccurate as that.
+
+    `last` is a time with x and the memory.
+    """
+    system, options = trajectory.system, trajectory.options
+    t, x, m = last
+    transition = next(trans for trans in system.transitions if trans.name == error.transition)
+    mode, span = system.modes[transition.source], trajectory.t_span[1] - trajectory.t_span[0]
+    rate = float(mode.kernels["entry"](t, x, m, trajectory.parameters)[2][mode.guarded.index(transition.index)])
+    crossing = Crossing(transition.index, t, rate, 0.0, 0, x, m)
+    amplification = _amplification(trajectory, crossing, span)
+    if not amplification > AMPLIFIED:
+        return None
+    how = "is not known"
+    if math.isfinite(amplification):
+        how = f"is known to about {amplification * options.rtol * span:.1e} only"
+    return EventError(
+        f"The guard goes through zero and back within its accuracy, which is {accuracy(trajectory, crossing):.1e}: it "
+        f"multiplies the error of fast states, and the time of its zero {how}.",
+        mode=error.mode,
+        transition=error.transition,
+        time=error.time,
+        remedy="State the guard by slow quantities (what the fast state follows), not by the derivative of a stiff "
+        "state; or tighten rtol and atol.",
+    )
+
+
+def _sampled(trajectory: Trajectory) -> Iterator[list[Crossing]]:
+    """Some events of every transition with a guard; those that an integrator has carried out are left as they are."""
+    places: dict[int, list[tuple[int, Callable[[int], Crossing]]]] = {}
+    for item in trajectory.parts.given:
+        if isinstance(item, RecordTable):
+            for kind in item.kinds:
+                if kind.guard < len(item.graph.exits[kind.mode]):
+                    index = item.graph.exits[kind.mode][kind.guard]
+                    places.setdefault(index, []).append((kind.places.size, partial(_crossing, index, item, kind)))
+        elif isinstance(item, EventRecord) and item.direction and not item.follows:
+            places.setdefault(item.index, []).append((1, partial(_recorded, item)))
+    for index, sources in places.items():
+        transition = trajectory.system.transitions[index]
+        if transition.kind != "guard" or transition.is_kink:
+            continue
+        events = Lazily(sources)
+        chosen = {(len(events) - 1) * i // (LOOKED_AT - 1) for i in range(LOOKED_AT)}
+        yield [events[i] for i in sorted(chosen)]
+
+
+def _recorded(event: EventRecord, _: int) -> Crossing:
+    return Crossing(
+        event.index, event.time, event.rate, event.rate_scale, event.count, event.x_minus, event.memory_minus
+    )
+
+
+def _crossing(index: int, table: RecordTable, kind: Kind, i: int) -> Crossing:
+    own = [i]
+    time, rate, scale = (table.column(name, kind.places[own]).item() for name in ("time", "rate", "rate_scale"))
+    return Crossing(index, time, rate, scale, 0, *(table.values(kind, name, own)[0] for name in ("x", "memory")))
+
+
+def _amplification(trajectory: Trajectory, crossing: Crossing, span: float) -> float:
+    """The accuracy of an event time in multiples of rtol times the time of the run; 0 where no fast state is behind.
+
+    Where the rate of the guard is noise, it moves at the pace of its range.
+    """
+    now, rate = accuracy(trajectory, crossing), abs(crossing.rate)
+    known = rate if 0 < crossing.rate_scale <= UNSEEN * rate else crossing.rate_scale
+    if now <= AMPLIFIED * trajectory.options.rtol * span * min(rate, known):
+        return 0.0
+    after, fastest = SHORTLY * span, _fastest(trajectory, crossing)
+    if not (1 + after * fastest) * DECAYED > 1:
+        return 0.0
+    if now * fastest > rate:
+        rate = min(rate, crossing.rate_scale)
+    asked = trajectory.options.rtol * span * rate
+    if not (math.isfinite(now) and now > AMPLIFIED * asked and accuracy(trajectory, crossing, after) < DECAYED * now):
+        return 0.0
+    return now / asked if asked else math.inf
+
+
+def _fastest(trajectory: Trajectory, crossing: Crossing) -> float:
+    """How fast perturbations of the states decay at most, by a norm of their Jacobian; 0 where there is none."""
+    system = trajectory.system
+    e = system.modes[system.transitions[crossing.index].source].equations
+    if not 0 < e.n <= MOST:
+        return 0.0
+    x, m = crossing.x_minus[: e.n], crossing.memory_minus
+    try:
+        jacobian = reduced_jacobian(state_jacobian(e, crossing.time, x, m, trajectory.parameters), e.n_differential)
+    except np.linalg.LinAlgError:
+        return 0.0
+    return norm_bound(jacobian)

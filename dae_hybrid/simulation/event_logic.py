@@ -1,0 +1,540 @@
+"""What happens at an instant: which guards are armed, which fire, when the next time event is due.
+
+A transition fires when its guard crosses zero in its direction while its source mode is active. On entry into
+a mode (and at the start) every guard of that mode is looked at with the state after the transition:
+
+====================================== ====================================================================
+guard on entry                         what happens
+====================================== ====================================================================
+on the side it has yet to cross from   armed
+zero to rounding, moving in its        fires at once, as the next record of the same instant
+direction
+zero, and not                          armed once it has left zero
+zero to the accuracy of the state, its armed once it has left zero by more than the accuracy
+rate too, and about to leave
+past its threshold                     waits for its next crossing and says so in `diagnostics`; or fires, or
+                                       is an error, as the transition's ``on_entry`` says
+====================================== ====================================================================
+
+When a segment ends without a transition of its own (a time event, the end of the run) the guards are looked at
+again: those that were armed and are zero now have crossed. Transitions of one instant fire one after the other, each
+seeing what the one before left.
+
+While an instant lasts and its mode is kept, each guard has a side of zero: the one it is on or, at zero, the one it
+came from or is about to leave to. A guard fires when it goes through zero from its side. So a transition fires again
+where another one has brought its guard back or turned its rate round, and does not where its guard has only stayed at
+zero or its own reset has moved it on. A guard that is due while another one fires keeps its side until its turn has
+come. A guard that jumps with a relation, but not with a reset, goes through zero, too; a condition does with either.
+
+Conditions on a mode (bounds, `HybridModel.require`) are guards like any other, but transitions that are due with them
+go first; a condition at zero must not leave it to the wrong side either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.errors import ChatteringError, EventError, NonFiniteError, ZenoError
+from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.options import Options
+from dae_hybrid.port.failure_messages import SUSPECTS, guard_passed
+from dae_hybrid.port.integrator import SegmentTask
+from dae_hybrid.port.point import StatePoint
+from dae_hybrid.port.record_table import RecordTable
+from dae_hybrid.port.segment_rules import SAME_INSTANT
+from dae_hybrid.simulation.departure import at_rest
+from dae_hybrid.simulation.firing import Firing
+from dae_hybrid.system.schedule import Schedule
+from dae_hybrid.system.system import HybridSystem, ModeSystem
+from dae_hybrid.system.transition_map import TransitionMap
+
+#: a guard within this many roundings of its terms is zero
+ZERO_ROUNDINGS = 256.0
+#: and so is, where its mode goes on, one that has just fired within this many times the value that it fired at
+RESIDUE = 4.0
+#: where derivatives are wanted, times that differ by less than so many rtol of what has passed are one instant
+TOGETHER = 10.0
+#: or than this many, where a second run shows that the run is as inaccurate as that
+WIDEST = 1000.0
+#: events accumulate when this many intervals in a row shrink by one ratio, to this spread,
+ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO, ZENO_WINDOW = 4, 0.01, 0.999, 12
+#: and what is left of the series is below this share of what has passed
+ZENO_REST = 1e-6
+TINY = float(np.finfo(float).tiny)
+NOTHING: Mapping[int, tuple[float, float]] = MappingProxyType({})
+
+
+def same_instant(one: float, other: float, start: float) -> bool:
+    """Whether two times of a run that began at `start` are the same but for rounding."""
+    return abs(one - other) <= SAME_INSTANT * max(abs(one), abs(other), abs(one - start))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What fires at once, and for each guard its zero band and the sign it leaves zero with (0 where unknown).
+
+    `began_at_zero` says, of the end of a segment, which guards were at zero where it began.
+    """
+
+    fires: Firing | None
+    zero_band: Array
+    departure: Array
+    began_at_zero: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
+
+
+@dataclass
+class EventLogic:
+    """The transitions of one instant, and the limits on transitions."""
+
+    system: HybridSystem
+    span: tuple[float, float]
+    options: Options
+    schedule: Schedule
+    slack: float = 0.0  # times that differ by no more are one instant
+    chain: list[int] = field(default_factory=list)
+    #: fired at this instant, their mode not left since, and how far from zero their guards were
+    spent: dict[int, float] = field(default_factory=dict)
+    #: side of zero of each guard of the mode, as far as it is known; 0 at zero, where either way goes through it
+    sides: dict[int, int] = field(default_factory=dict)
+    away: set[int] = field(default_factory=set)  # guards that were not at zero when they were looked at last
+    #: guards beyond zero that are due: the side they are on, and whether they follow what came before them
+    owed: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    latest: int | None = None  # fired last, and not looked at since
+    flipped: bool = False  # relations have changed in time, not by a reset, and nothing else has fired since
+    times: list[float] = field(default_factory=list)
+    counts: dict[int, int] = field(default_factory=dict)  # periods that have passed, by periodic transition
+    ticks: dict[int, int] = field(default_factory=dict)  # which of them fired last
+    over: dict[str, int] = field(default_factory=dict)  # ticks by clock whose mode has been left since
+    passed: set[tuple[str, str]] = field(default_factory=set)
+    accumulation: float | None = None  # where events accumulate, once that is seen
+
+    def __post_init__(self) -> None:
+        self.ranges = np.zeros(len(self.system.transitions))  # how large each guard has been
+        self.rested = np.zeros(len(self.system.transitions), dtype=np.int64)  # whether it stayed at zero
+
+    @property
+    def reversed(self) -> bool:
+        """Whether transitions that are due together fire from the last to the first."""
+        return self.options.simultaneous == "reversed"
+
+    def leave(self) -> None:
+        """Time moves on."""
+        self.chain.clear()
+        self.spent.clear()
+        self.latest = None
+        self.flipped = False
+
+    def _forget(self) -> None:
+        """The guards are no longer those that have been looked at."""
+        self.spent.clear()
+        self.sides.clear()
+        self.away.clear()
+        self.owed.clear()
+        self.latest = None
+
+    def elapsed(self, t: float) -> float:
+        """The time scale that rounding of times is measured by: what the run has added up so far."""
+        return max(abs(t), t - self.span[0])
+
+    def _duration(self, t: float) -> float:
+        """The time scale of the run."""
+        return max(abs(t), self.span[1] - self.span[0])
+
+    def arrive(
+        self,
+        mode: ModeSystem,
+        t: float,
+        at: StatePoint,
+        *,
+        armed: frozenset[int],
+        leaving: Mapping[int, int] = MappingProxyType({}),
+        crossing: Firing | None = None,
+    ) -> None:
+        """Note on which side of zero every guard of the mode was until now, where a segment has ended.
+
+        `armed` are the transitions whose guards have left zero in the segment, `leaving` says to which side the others
+        were leaving, 0 where that is unknown; `crossing` is what the integrator has found.
+        """
+        self.owed.clear()
+        self.away.clear()
+        duration = self._duration(t)
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        for index, h, rate, size in values:
+            direction, band = self.system.transitions[index].direction, self._band(h, size, rate, t)
+            if not abs(h) <= band:
+                beyond = 1 if h > 0 else -1
+                missed = index in armed and crossing is not None and self.sides.get(index) == -beyond
+                if missed and direction in (0, beyond) and index not in self.spent:
+                    self.owed[index] = (beyond, False)  # it has crossed beside the one that was found
+                self.sides[index] = beyond
+                self.away.add(index)
+                if crossing is not None and index == crossing.transition.index and h * crossing.rate > 0:
+                    self.owed[index] = (self.sides[index], False)  # located less well than rounding
+            elif index not in armed:
+                self.sides[index] = leaving.get(index) or self.sides.get(index, 0)
+                if not self.sides[index]:
+                    del self.sides[index]
+            elif abs(rate) * duration <= band:
+                self.sides[index] = 0
+            elif direction * rate >= 0:
+                self.sides[index] = -1 if rate > 0 else 1
+            else:
+                self.sides.pop(index, None)  # passes zero the other way
+
+    def look(
+        self,
+        mode: ModeSystem,
+        t: float,
+        at: StatePoint,
+        *,
+        entering: bool,
+        jumped: frozenset[int] = frozenset(),
+        resting: Mapping[int, tuple[float, float]] = NOTHING,
+    ) -> Entry:
+        """Look at every guard of the mode.
+
+        `entering` says whether the mode has just been entered, from another one or from itself, or the run has just
+        started; otherwise a segment has just ended. `jumped` are the transitions whose guards changed sign with a
+        signal: they fire. `resting` are those of `at_rest`.
+        """
+        zero_band, departure = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
+        duration = self._duration(t)
+        self.flipped |= bool(jumped)
+        known = dict(self.sides), set(self.away), set(self.passed)
+        own, self.latest = self.latest, None
+        if own is not None and self.system.transitions[own].relation is not None:
+            own = None  # where the other side points back it is due again
+        due: list[tuple[Firing, bool]] = []  # and whether that is an error
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        for i, (index, h, rate, size) in enumerate(values):
+            transition = self.system.transitions[index]
+            if not math.isfinite(h):
+                raise NonFiniteError(
+                    "The guard is NaN or infinite.",
+                    transition=transition.name,
+                    mode=mode.name,
+                    time=t,
+                    remedy=f"Check the guard, at the values that the mode is entered with, for {SUSPECTS}.",
+                )
+            direction, side = transition.direction, self.sides.get(index)
+            band = max(self._band(h, size, rate, t), RESIDUE * self.spent.get(index, 0.0))
+            if index in resting and index not in jumped:
+                zero_band[i], departure[i] = resting[index]
+                self.sides[index] = int(departure[i])
+                if transition.is_sided and departure[i] == direction:
+                    due.append((Firing(transition, h, rate, follows=True), False))
+            elif abs(h) <= band:
+                zero_band[i] = band
+                moving = abs(rate) * duration > band
+                departure[i] = math.copysign(moving, rate)
+                if (transition.refuses or transition.is_sided) and not moving:
+                    departure[i] = -transition.direction
+                    if transition.relation is not None and not transition.relation.rests:
+                        raise sign_at_rest(transition, mode.name, t)
+                going = int(departure[i])
+                met = entering and direction != 0 and (side is None or index in self.away)
+                if going and direction in (0, going) and (met or side in (0, -going)) and index != own:
+                    due.append((Firing(transition, h, rate), False))
+                else:
+                    self.away.discard(index)
+                    if going and (entering or side is not None):
+                        self.sides[index] = going
+            else:
+                beyond = 1 if h > 0 else -1
+                flipped = self.flipped and transition.jumps and side == -beyond and direction in (0, beyond)
+                if index in jumped or flipped:
+                    self.owed[index] = (beyond, True)
+                owed, follows = self.owed.get(index, (0, True))
+                met = entering and direction == beyond and side != beyond and index != own
+                became = transition.becomes and side == -beyond and direction in (0, beyond) and index != own
+                if owed == beyond and index != own:
+                    due.append((Firing(transition, h, rate, follows=follows), False))
+                elif transition.refuses and entering and direction == beyond:
+                    due.append((Firing(transition, h, rate, follows=True), False))
+                elif became or (met and transition.on_entry != "wait"):
+                    error = transition.on_entry == "error" and not became
+                    due.append((Firing(transition, h, rate, follows=True), error))
+                else:
+                    self.sides[index] = beyond
+                    self.away.add(index)
+                    self.owed.pop(index, None)
+                    if met:
+                        self.passed.add((transition.name, mode.name))
+            if abs(h) > self.ranges[index]:
+                self.ranges[index] = abs(h)
+        fires = None
+        if due:  # relations are as the point has them before anything else; a condition on the mode fails last
+            due = [found for found in due if found[0].corrects] or due
+            due = [found for found in due if not found[0].transition.refuses] or due[:1]
+            fires, is_error = due[-1 if self.reversed else 0]
+            if is_error:
+                raise guard_passed(fires.transition.name, mode.name, t)
+            if fires.corrects:
+                self.sides, self.away, self.passed = known
+        return Entry(fires, np.array(zero_band), np.array(departure))
+
+    def at_rest(
+        self, mode: ModeSystem, t: float, at: StatePoint, p: Array, armed: frozenset[int]
+    ) -> Mapping[int, tuple[float, float]]:
+        """Transitions whose guards have been at rest at zero since their mode was entered; see `departure`."""
+        places = {
+            i: self.system.transitions[index]
+            for i, index in enumerate(mode.guarded)
+            if index not in armed and index not in self.spent
+        }
+        if not self.times:
+            places = {i: transition for i, transition in places.items() if transition.is_sided}
+        if not places:
+            return NOTHING
+        before = (time for time in reversed(self.times) if not same_instant(time, t, self.span[0]))
+        past = t - next(before, self.span[0]) if self.times else self.span[1] - self.span[0]
+        found = at_rest(places, mode, t, at, p, self.options, past)
+        return {places[i].index: band for i, band in found.items()}
+
+    def first(self, mode: ModeSystem, t: float, at: StatePoint, found: Firing, armed: frozenset[int]) -> Firing:
+        """Which transition fires where the integrator has found one: others may be due to the last bit, too."""
+        for index, h, rate in self.zeros(mode, t, at):
+            transition = self.system.transitions[index]
+            other = index != found.transition.index and index in armed and transition.direction * rate >= 0
+            if transition.refuses != found.transition.refuses:
+                earlier = found.transition.refuses
+            else:
+                earlier = (index < found.transition.index) != self.reversed
+            if other and earlier:
+                found = Firing(transition, h, rate)
+        return found
+
+    def zeros(self, mode: ModeSystem, t: float, at: StatePoint) -> list[tuple[int, float, float]]:
+        """Transitions of the mode whose guards are zero to rounding and move, with value and rate."""
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        duration = self._duration(t)
+        return [
+            (i, h, rate) for i, h, rate, size in values if abs(h) <= self._band(h, size, rate, t) < abs(rate) * duration
+        ]
+
+    def past(self, mode: ModeSystem, t: float, at: StatePoint) -> frozenset[int]:
+        """Transitions of the mode whose guards are past their threshold."""
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        return frozenset(
+            i for i, h, rate, size in values if self.system.transitions[i].direction * h > self._band(h, size, rate, t)
+        )
+
+    def is_due_within(self, moment: float, condition: TransitionMap, mode: ModeSystem, at: StatePoint) -> bool:
+        """Whether, by the guards' rates, a transition is due within a moment, or a condition holds again."""
+        for index, h, rate in zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), strict=True):
+            transition = self.system.transitions[index]
+            near = rate != 0 and 0 <= -h / rate <= moment
+            if near and transition.refuses:
+                if transition is condition and transition.direction * rate < 0:
+                    return True
+            elif near and transition.direction * rate >= 0:
+                return True
+        return False
+
+    def touching(self, mode: ModeSystem, t: float, at: StatePoint) -> list[tuple[int, float]]:
+        """Transitions of the mode whose guards are zero to rounding, with their rates."""
+        values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
+        return [(i, rate) for i, h, rate, size in values if abs(h) <= self._band(h, size, rate, t)]
+
+    def _band(self, h: float, size: float, rate: float, t: float) -> float:
+        """Within which a guard is zero to rounding."""
+        rounding = size + abs(rate) * self.elapsed(t)  # of no finite size where the guard is not differentiable
+        band = ZERO_ROUNDINGS * EPS * (rounding if math.isfinite(rounding) else abs(h)) + TINY
+        return band + self.slack * abs(rate) if self.slack else band
+
+    def rate_scale(self, transition: TransitionMap, t: float) -> float:
+        """How fast the guard would move if it went through its range in the time of the run."""
+        return float(self.ranges[transition.index]) / self._duration(t)
+
+    def due(self, mode: ModeSystem, t: float) -> tuple[float, TransitionMap | None, int]:
+        """Time, transition and count of the next time event of the mode, not before t."""
+        turn, nothing = -1 if self.reversed else 1, (np.inf, None, 0)
+        return min(self.timetable(mode, t), key=lambda found: (found[0], turn * found[1].index), default=nothing)
+
+    def timetable(self, mode: ModeSystem, t: float, last: float = np.inf) -> Iterator[tuple[float, TransitionMap, int]]:
+        """The next time of every `every=` of the mode, and the `at=` that still come until `last`: by default the next.
+
+        Those at one time are in order of declaration.
+        """
+        for transition in self.schedule.periodic(mode):
+            index = transition.index
+            count, past = self.counts.get(index, 1), max(self.ticks.get(index, 0), self.over.get(transition.clock, 0))
+            time = self.schedule.time(transition, count)
+            while time < t or count <= past:
+                period = self.schedule.time(transition, 1) - self.span[0]
+                count = max(count + 1, int((t - self.span[0]) / period))
+                time = self.schedule.time(transition, count)
+            self.counts[index] = count
+            yield time, transition, count
+        for time, transition in self.schedule.once(mode, t, last):
+            if transition.index not in self.chain:
+                last = time if last == np.inf else last
+                if time > last:
+                    return
+                yield time, transition, 0
+
+    def fired(self, firing: Firing, t: float, guard: float = 0.0) -> int:
+        """Note a firing, at a value of its guard; its order within the instant.
+
+        Raises on chattering and Zeno behaviour.
+        """
+        order, transition = len(self.chain), firing.transition
+        self.flipped = transition.relation is not None and (self.flipped or not firing.follows)
+        self.chain.append(transition.index)
+        if transition.kind == "every":
+            self.ticks[transition.index] = self.counts[transition.index]
+        if transition.target == transition.source:
+            self.spent[transition.index] = abs(guard) if math.isfinite(guard) else 0.0
+            self.owed.pop(transition.index, None)
+            self.latest = transition.index
+        else:
+            for index, count in self.ticks.items():
+                clock = self.system.transitions[index].clock
+                self.over[clock] = max(count, self.over.get(clock, 0))
+            self._forget()
+        if len(self.chain) > self.options.max_transitions_per_instant:
+            raise self._chattering(t)
+        if order == 0:
+            self.times.append(t)
+            self._watch_accumulation(transition, t)
+        return order
+
+    def _chattering(self, t: float) -> ChatteringError:
+        names = [self.system.transitions[i].name for i in self.chain]
+        cycle = list(dict.fromkeys(names[-min(len(names), 12) :]))
+        last = self.system.transitions[self.chain[-1]]
+        sliding = len(cycle) == 2 and len({self.system.transitions[i].source for i in self.chain[-2:]}) == 2
+        sliding = sliding or (len(cycle) == 1 and last.relation is not None)
+        what, surface = "two modes", f"{last.surface} = 0"
+        if last.relation is not None:
+            what, surface = f'two sides of the relation "{last.relation.memory}"', "of their equality"
+        return ChatteringError(
+            f"More than {self.options.max_transitions_per_instant} transitions at one instant; the cycle is "
+            f"{' -> '.join(cycle)}.",
+            transition=names[-1],
+            mode=self.system.modes[last.source].name,
+            time=t,
+            remedy=f"The {what} point at each other across the surface {surface}: a sliding mode. Model the "
+            "motion along it as a mode of its own: blend the two right-hand sides by a share, "
+            "theta = m.algebraic('theta', bounds=(0, 1)), and keep the surface by constraint=. Leave it to either side "
+            "by the rate of the surface function along that side's right-hand side, where it turns away, with "
+            "on_entry='fire': where theta would be outside on entry, the surface is crossed at once. Or part the two "
+            "guards by a hysteresis."
+            if sliding
+            else "Check the resets and guards of the cycle, or raise max_transitions_per_instant.",
+        )
+
+    def _watch_accumulation(self, transition: TransitionMap, t: float) -> None:
+        """Intervals that shrink by one ratio add up to a finite time; refuse before they get lost in the steps."""
+        steps = np.diff(self.times[-ZENO_INTERVALS - 1 :])
+        if transition.kind != "guard" or steps.size < ZENO_INTERVALS or not steps[-1] <= ZENO_RATIO * steps[-2]:
+            return
+        limit = self.limit()
+        if limit is None or not t <= limit <= min(t + ZENO_REST * (t - self.span[0]), self.span[1]):
+            return
+        ratios = steps[1:] / steps[:-1]
+        if np.ptp(ratios) > ZENO_SPREAD * ratios[-1]:
+            return
+        self.accumulation = limit
+        if self.options.on_zeno == "end":
+            return
+        raise ZenoError(
+            f"Events accumulate at about t = {limit:.12g}: the last interval is {steps[-1]:.3g}, each {ratios[-1]:.3g} "
+            "of the one before.",
+            transition=transition.name,
+            mode=self.system.modes[transition.source].name,
+            time=t,
+            remedy="Model what happens at rest as a mode of its own, entered when the motion has become small, or end "
+            "the run there with on_zeno='end'.",
+        )
+
+    def limit(self) -> float | None:
+        """Where the latest events accumulate, by Aitken's extrapolation of their times; None where they do not."""
+        times = np.array(self.times[-ZENO_WINDOW - 2 :])
+        steps = np.diff(times)
+        shrink = steps[:-1] - steps[1:]
+        good = (shrink > 0) & (steps[1:] > 0)
+        if not good.size or not good[-1]:
+            return None
+        grown = np.flatnonzero(~good)
+        since = grown[-1] + 1 if grown.size else 0
+        # single intervals are known to the tolerance of the states
+        return float(np.median(times[2:][since:] + steps[1:][since:] ** 2 / shrink[since:]))
+
+    def lose(self, error: ZenoError) -> bool:
+        """Events have become too fast to follow: say where they accumulate, and whether the run is to end there."""
+        limit = self.limit()
+        if limit is None:
+            return False
+        error.message += f" By their intervals they accumulate at about t = {limit:.12g}."
+        if self.options.on_zeno == "end":
+            self.accumulation = limit
+        return self.options.on_zeno == "end"
+
+    def rest(self, mode: ModeSystem, pending: Array) -> None:
+        """Note the guards that have not left zero in a segment."""
+        for index, band in zip(mode.guarded, pending.tolist(), strict=True):
+            if band:
+                self.rested[index] = 1
+
+    def catch_up(self, table: RecordTable, task: SegmentTask) -> None:
+        """Transitions have fired, each alone, and the next segment has begun with a task."""
+        self.times += table.times.tolist()
+        self.leave()
+        self._forget()
+        event, mode = table.last
+        guarded, guards = self.system.modes[mode].guarded, event["guards_after"]
+        for index, guard, band, departure in zip(guarded, guards, task.zero_band, task.departure, strict=False):
+            side = departure if band else guard
+            if side:
+                self.sides[index] = 1 if side > 0 else -1
+            if not band:
+                self.away.add(index)
+        transition = None if event["transition"] is None else self.system.transitions[event["transition"]]
+        if transition is not None and transition.kind == "every":
+            self.ticks[transition.index] = self.over[transition.clock] = int(event["count"])
+
+    def notes(self) -> tuple[str, ...]:
+        """What was noticed."""
+        found = [
+            f"Guard of '{name}' was past its threshold on entry into mode '{mode}'; it waits for its next crossing."
+            for name, mode in sorted(self.passed)
+        ]
+        found += resting(self.system, self.rested)
+        if self.accumulation is not None:
+            found.append(f"The run was ended: events accumulate at about t = {self.accumulation:.12g}.")
+        return tuple(found)
+
+
+def resting(system: HybridSystem, rested: NDArray[np.int64]) -> list[str]:
+    """What is to be said of the guards that stayed at zero; `rested` is by transition."""
+    found = (system.transitions[i] for i in np.flatnonzero(rested))
+    transitions = [t for t in found if not (t.refuses or t.is_kink)] if rested.any() else []
+    return [
+        f"Guard of '{name}' stayed at zero in mode '{mode}'; it does not fire before it has left."
+        for name, mode in sorted((t.name, system.modes[t.source].name) for t in transitions)
+    ]
+
+
+def sign_at_rest(transition: TransitionMap, mode: str, t: float) -> EventError:
+    """The error where the argument of `sign` stays at zero, with a value of its own."""
+    what = "" if transition.relation is None else transition.relation.memory
+    return EventError(
+        f'The argument of sign rests at zero ("{what}" turns neither way): there sign is 0, and jumps when it leaves.',
+        transition=transition.name,
+        mode=mode,
+        time=t,
+        remedy="Give what rests a mode of its own, or state the side that holds there: 1 - 2*(x < 0) for sign(x).",
+    )
+
+
+def signs(at: StatePoint) -> list[int]:
+    """Sign of every guard, 0 where it is zero to rounding."""
+    band = ZERO_ROUNDINGS * EPS * np.where(np.isfinite(at.sizes), at.sizes, np.abs(at.guards)) + TINY
+    return [int(s) for s in np.where(np.abs(at.guards) <= band, 0.0, np.sign(at.guards))]

@@ -1,0 +1,113 @@
+"""Why a segment could not go on, from what is there: undetermined variables, a solution that blows up, stiffness."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dae_hybrid.errors import DaeHybridError, IntegrationError, NonFiniteError, StepLimitError, StepSizeError
+from dae_hybrid.method import AUTO, Method
+from dae_hybrid.numerics.algebraic import COLLAPSED, collapsed
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import Options
+from dae_hybrid.port.point import StatePoint
+from dae_hybrid.port.segment_rules import kernel
+from dae_hybrid.port.stiffness import decay_rate, is_stiff
+from dae_hybrid.system.system import ModeSystem
+
+#: a variable that is so many times as large as it was, and as its tolerances are made for, blows up
+GROWN = 1e4
+#: places along the tangent, as shares of what is left of the run, at which is looked for what is not finite
+SHORTEST_LOOK, LOOKS = 1e-12, 60
+#: how far it is looked where steps became too short: what has no number there is why
+NEXT_TO = 1e-6
+
+
+def explain(
+    error: DaeHybridError,
+    mode: ModeSystem,
+    p: Array,
+    options: Options,
+    t_stop: float,
+    entered: tuple[float, StatePoint],
+    now: tuple[float, StatePoint],
+) -> None:
+    """Add to an integrator's error what can be seen where it stopped."""
+    if not isinstance(error, IntegrationError) or not np.all(np.isfinite(now[1].x)):
+        return
+    t, at = now
+    if mode.algebraic.size:
+        before, by_z = (mode.kernels["closure"](when, there.x, there.m, p)[1] for when, there in (entered, now))
+        # at a fold a state that is known to rtol leaves algebraic variables, and their matrix, known to its root
+        if collapsed(by_z, before, max(COLLAPSED, options.rtol**0.5)):
+            names = ", ".join(mode.algebraic.names)
+            error.message += f" Near t = {t:.9g} [F_y' | F_z] becomes singular, which leaves {names} open."
+    if isinstance(error, StepSizeError | NonFiniteError) and not error.variables:
+        farthest = NEXT_TO if isinstance(error, StepSizeError) else 1.0
+        _say_what_is_not_finite(error, mode, p, t_stop, now, farthest)
+    if isinstance(error, StepSizeError | NonFiniteError):
+        _say_what_has_grown(error, mode, options, entered[1].x, at.x)
+        if isinstance(error, StepSizeError) and not error.variables:
+            _say_which_rate_has_grown(error, mode, p, options, entered, now)
+    elif isinstance(error, StepLimitError) and not (options.automatic or Method.of(error.method or AUTO).implicit):
+        n = mode.equations.n
+        if is_stiff(mode.equations, t, at.x[:n], at.m, p, t_stop):
+            rate = decay_rate(mode.equations, t, at.x[:n], at.m, p)
+            error.message += (
+                f" The equations are stiff there: what decays fastest does so at {rate:.2g} per unit of time."
+            )
+            error.remedy = "Use method='auto', which changes over by itself, or a method for stiff equations."
+
+
+def _say_what_is_not_finite(
+    error: DaeHybridError, mode: ModeSystem, p: Array, t_stop: float, now: tuple[float, StatePoint], farthest: float
+) -> None:
+    """Name what has no number at the last point, or along its tangent, where the integrator's trial steps went."""
+    t, at = now
+    x = at.x[: mode.equations.n]
+    rate = np.zeros(x.size)
+    rate[: mode.differential.size] = kernel(mode.equations, "flow")(t, x, at.m, p)[0][: mode.differential.size]
+    rate[~np.isfinite(rate)] = 0.0
+    for share in (0.0, *np.geomspace(SHORTEST_LOOK, farthest, LOOKS).tolist()):
+        h = share * (t_stop - t)
+        names, guards = mode.not_finite(t + h, x + h * rate, at.m, p)
+        if guards and not names:
+            error.guard, names = guards[0], ["the guard of the transition"]
+        if names:
+            error.message += f" Not finite {'there' if share == 0 else 'from there on'}: {', '.join(names)}."
+            return
+
+
+def _say_what_has_grown(error: DaeHybridError, mode: ModeSystem, options: Options, then: Array, now: Array) -> None:
+    ny = mode.differential.size
+    usual = np.maximum(np.abs(then[:ny]), options.absolute(mode.differential) / options.rtol)
+    grown = np.abs(now[:ny]) > GROWN * usual
+    if grown.any():
+        labels, before, after = np.array(mode.differential.labels())[grown], then[:ny][grown], now[:ny][grown]
+        sizes = ", ".join(f"{name} from {a:.3g} to {b:.3g}" for name, a, b in zip(labels, before, after, strict=True))
+        error.message += f" By then the solution blows up: {sizes}."
+        error.variables = error.variables or tuple(labels.tolist())
+
+
+def _say_which_rate_has_grown(
+    error: DaeHybridError,
+    mode: ModeSystem,
+    p: Array,
+    options: Options,
+    entered: tuple[float, StatePoint],
+    now: tuple[float, StatePoint],
+) -> None:
+    """A state next to a logarithmic pole is not large yet, but its rate is."""
+    e, ny = mode.equations, mode.differential.size
+    then, rates = (kernel(e, "flow")(t, at.x[: e.n], at.m, p)[0][:ny] for t, at in (entered, now))
+    usual = np.maximum(np.abs(entered[1].x[:ny]), options.absolute(mode.differential) / options.rtol)
+    duration = now[0] - entered[0]
+    if not duration > 0:
+        return
+    grown = np.abs(rates) > GROWN**2 * np.maximum(np.abs(then), usual / duration)
+    if grown.any():
+        labels, before, after = np.array(mode.differential.labels())[grown], then[grown], rates[grown]
+        sizes = ", ".join(
+            f"of {name} from {a:.3g} to {b:.3g}" for name, a, b in zip(labels, before, after, strict=True)
+        )
+        error.message += f" Near t = {now[0]:.9g} the equations become infinite: the rate {sizes}."
+        error.variables = tuple(labels.tolist())

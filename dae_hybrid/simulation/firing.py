@@ -1,0 +1,111 @@
+"""One transition fires: the state after it, and its record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dae_hybrid.errors import ConsistencyError, DaeHybridError
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import Options
+from dae_hybrid.port.failure_messages import bound_passed, guard_passed
+from dae_hybrid.port.point import StatePoint
+from dae_hybrid.port.records import EventRecord
+from dae_hybrid.system.system import HybridSystem, ModeSystem
+from dae_hybrid.system.transition_map import TransitionMap
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """A transition that fires, with value and rate of its guard.
+
+    `follows` says that its time is not that of its guard but that of what came before it at the instant.
+    """
+
+    transition: TransitionMap
+    guard: float = 0.0
+    rate: float = 1.0
+    count: int = 0
+    follows: bool = False
+
+    @property
+    def corrects(self) -> bool:
+        """Whether it sets right what a relation says after something else: until then nothing else is as it will be."""
+        return self.follows and self.transition.relation is not None
+
+    def refused(self, mode: ModeSystem, t: float, at: StatePoint) -> DaeHybridError:
+        """The error where a condition on its mode fails."""
+        transition, bound = self.transition, self.transition.bound
+        if bound is not None:
+            value = float(at.x[mode.variables[bound.variable]][bound.entry])
+            return bound_passed(bound, value, mode=mode.name, transition=transition.name, time=t, entering=self.follows)
+        if self.follows:
+            return guard_passed(transition.name, mode.name, t)
+        return ConsistencyError(transition.refusal, mode=mode.name, transition=transition.name, time=t)
+
+    def carry_out(
+        self,
+        system: HybridSystem,
+        t: float,
+        before: StatePoint,
+        p: Array,
+        options: Options,
+        *,
+        order: int,
+        rate_scale: float,
+        earlier: EventRecord | None = None,
+    ) -> tuple[ModeSystem, StatePoint, EventRecord, Array]:
+        """The mode and the point after it, its record, and what it adds to the functionals.
+
+        `earlier` is the event before at the same instant.
+        """
+        transition = self.transition
+        source = system.modes[transition.source]
+        if transition.refuses:
+            raise self.refused(source, t, before)
+        target, after, xi = source, before, np.zeros(0)
+        if transition.target is not None:
+            target = system.modes[transition.target]
+            transition.refuse_unmet(source, t, before, p, options)
+            rates = _rates(source, target, before) if target.invariants else None
+            after, xi = transition.apply(target, t, before.x, before.m, p, options, rates)
+        costs = np.zeros(system.functionals.size)
+        if "cost" in transition.kernels:
+            costs = transition.kernels["cost"](t, before.x, before.m, xi, p)[0]
+        for array in (after.x, after.xdot, after.m):
+            array.flags.writeable = False
+        record = EventRecord(
+            time=t,
+            index=transition.index,
+            transition=transition.title(after.m),
+            source=source.name,
+            target=None if transition.target is None else target.name,
+            order=order,
+            guard=self.guard,
+            direction=0 if transition.kind != "guard" else (1 if self.rate > 0 else -1),
+            rate=self.rate,
+            rate_scale=rate_scale,
+            count=self.count,
+            follows=self.follows,
+            x_minus=before.x,
+            x_plus=after.x,
+            xdot_minus=before.xdot,
+            xdot_plus=after.xdot,
+            memory_minus=before.m,
+            memory_plus=after.m,
+            n_differential=(source.differential.size, target.differential.size),
+            xi=xi,
+            unknowns=transition.named_unknowns(target, xi),
+            earlier=earlier,
+        )
+        return target, after, record, costs
+
+
+def _rates(source: ModeSystem, target: ModeSystem, before: StatePoint) -> Array:
+    """Rates before of the states that the target has, zero for those that the source has not."""
+    rates = np.zeros(target.differential.size)
+    for name in target.differential.names:
+        if name in source.differential:
+            rates[target.differential[name]] = before.xdot[source.differential[name]]
+    return rates

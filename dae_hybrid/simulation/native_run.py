@@ -1,0 +1,70 @@
+"""Runs that an integrator has carried out from their start to their end, made into what the automaton makes of them."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from dae_hybrid.method import Method
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.native_plan import NativeRun
+from dae_hybrid.port.record_table import RecordTable
+from dae_hybrid.port.replay import SegmentReplay
+from dae_hybrid.simulation.automaton import scalar
+from dae_hybrid.simulation.event_logic import resting
+from dae_hybrid.simulation.observer import RunObserver
+from dae_hybrid.system.initial import Start
+from dae_hybrid.system.measurement import measured_at_ends
+from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.trajectory.parts import Expansion, TrajectoryParts
+from dae_hybrid.trajectory.trajectory import Part, Segment, Trajectory
+
+
+def trajectory_of(system: HybridSystem, found: NativeRun, observer: RunObserver | None, reopen: Any) -> Trajectory:
+    """The trajectory of a whole run; the observer gets to see what it would have seen on the way."""
+    request = found.request
+    p, mode = request.parameters, system.modes[system.initial.mode]
+    start = Start(system.initial, mode, request.span[0], found.start, p, found.by_p)
+    further = dict if observer is None else observer.follow(start, found)
+    directions = getattr(observer, "directions", None)
+    p.flags.writeable = False
+    return Trajectory(
+        system=system,
+        t_span=request.span,
+        options=request.options,
+        parameters=p,
+        parts=TrajectoryParts(
+            lambda: _parts(system, found, p, reopen, further()),
+            lambda table: Expansion(table, system, p, reopen, directions),
+            found,
+        ),
+        integrals=found.integrals,
+        functionals=MappingProxyType(
+            {name: scalar(found.values[system.functionals[name]]) for name in system.functionals.names}
+        ),
+        sampled=request.t_eval is not None and request.t_eval.size > 0,
+        statistics=MappingProxyType(found.statistics | {"native_events": found.n_events}),
+        notes=() if found.rested is None else tuple(resting(system, found.rested)),
+        start=start,
+        final=(found.t, found.mode, found.end.x, found.end.m),
+        turns=system.turns(found.turns),
+    )
+
+
+def _parts(
+    system: HybridSystem, found: NativeRun, p: Array, reopen: Any, kept: dict[str, Any]
+) -> tuple[Part | RecordTable, ...]:
+    (table, task, outcome), end = found.pieces, found.end
+    begin, how = (found.start.x, found.start.xdot), Method.of(outcome.method)
+    if table is not None:
+        event, _ = table.last
+        begin = (event["x_after"], event["xdot_after"])
+    for array in (outcome.rows, *(table.rows.values() if table is not None else ())):
+        array.flags.writeable = False
+    segment = Segment(
+        system.modes[found.mode], p, task.t0, found.t, begin[0], end.x, begin[1], end.xdot, end.m, how,
+        outcome.rows[:, 0], outcome.rows[:, 1 : 1 + task.equations.n], SegmentReplay(reopen, task, found.t, how.name),
+        path=outcome.path, **kept,
+    )  # fmt: skip
+    at_start, at_end = measured_at_ends(system, found)
+    return (*at_start, *(() if table is None else (table,)), segment, *at_end)

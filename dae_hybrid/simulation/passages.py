@@ -1,0 +1,100 @@
+"""Fast passages of a run: how far it speeds up and slows down again between two events.
+
+Derivatives of an autonomous flow grow with its speed: x' is one of them. What an integrator gets wrong of them where
+the run is fast, a share of rtol of what they are there, is left behind when the run is slow again, and may then be
+larger than they are (the jumps of the van der Pol oscillator, up to 1e6 times as fast as the way from one to the
+next). The solution itself does not suffer, for it does not grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dae_hybrid.method import DENSE_COLUMNS
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.record_table import RecordTable
+from dae_hybrid.port.segment_rules import LOST, fewest_steps
+from dae_hybrid.trajectory.trajectory import Segment, Trajectory
+
+
+def fastest_passage(trajectory: Trajectory, least: float, *, sampled: bool) -> tuple[float, float]:
+    """The factor by which a segment of the run is faster than both before and after it.
+
+    With it comes the share of the state by which it moves there while time moves by a rounding, once for every step: of
+    a fast passage late in a run no more is known, whatever the tolerance.
+
+    Segments that have too few steps for a factor `least` are not looked at. `sampled` says that outputs are at times
+    that were asked for, and not the steps.
+    """
+    fewest = fewest_steps(least)
+    found = 1.0, 0.0
+    if trajectory.statistics["steps"] < fewest:
+        return found
+    for item in trajectory.parts.given:
+        if isinstance(item, RecordTable):
+            found = max(found, item.passage or passage_of_leg(item, fewest, sampled=sampled))
+        elif isinstance(item, Segment):
+            t, y = _points_of(item, sampled=sampled)
+            found = max(found, _passage(t, y) if len(t) >= fewest else found)
+    return found
+
+
+def passage_of_leg(table: RecordTable, fewest: int, *, sampled: bool) -> tuple[float, float]:
+    """The same of a record table alone, in segments that have so many steps."""
+    return max((_passage(*points) for points in _points_of_leg(table, fewest, sampled=sampled)), default=(1.0, 0.0))
+
+
+def path_passage(table: RecordTable, rtol: float) -> tuple[float, float]:
+    """The fastest passage of a record table by its steps, as `lost_digits` asks for it."""
+    return passage_of_leg(table, fewest_steps(LOST / rtol), sampled=False)
+
+
+def _passage(t: Array, y: Array) -> tuple[float, float]:
+    """The same for the points of a segment, (n_t, n_y)."""
+    if not y.size:
+        return 1.0, 0.0
+    dt = np.diff(t)
+    moves = dt > 0
+    size = np.abs(y).max(axis=0)
+    speed = (np.abs(np.diff(y, axis=0)[moves]) / np.where(size > 0, size, 1.0)).max(axis=1) / dt[moves]
+    # what moves by less than its size within the segment is not slower than that
+    speed = np.maximum(np.where(np.isfinite(speed), speed, 0.0), 1.0 / (t[-1] - t[0])) if t[-1] > t[0] else dt[:0]
+    rise = speed / np.minimum.accumulate(speed)
+    fall = speed / np.minimum.accumulate(speed[::-1])[::-1]
+    fastest = speed.max(initial=0.0)
+    rounding = float(np.spacing(np.abs(t).max()) * fastest * np.count_nonzero(np.e * speed > fastest))
+    return float(np.minimum(rise, fall).max(initial=1.0)), rounding
+
+
+def _points_of(segment: Segment, *, sampled: bool) -> tuple[Array, Array]:
+    """Times and differential states of a segment at its steps."""
+    first, rows, ny = segment.how.path.first, segment.path, segment.mode.equations.n_differential
+    if rows is None and sampled:
+        first, rows = DENSE_COLUMNS, segment.steps()
+    if rows is None:
+        return segment.t, segment.states[:, :ny]
+    return rows[:, 0], rows[:, first : first + ny]
+
+
+def _points_of_leg(table: RecordTable, fewest: int, *, sampled: bool) -> Iterator[tuple[Array, Array]]:
+    """The same of the segments of a record table; none of outputs at given times without a path."""
+    modes = table.column("mode").astype(int)
+    for mode in np.unique(modes).tolist():
+        rows, first, mine = table.paths.get(mode), 1, modes == mode
+        if rows is not None:
+            first = table.methods[mode].path.first
+            ends = table.column("path_end")[mine].astype(int)
+            begins = np.concatenate(([0], ends[:-1]))
+        elif sampled:
+            continue
+        else:
+            rows, begins, ends = (
+                table.rows[mode],
+                *(table.column(name)[mine].astype(int) for name in ("row", "row_end")),
+            )
+        ny = table.graph.equations[mode].n_differential
+        for i in np.flatnonzero(ends - begins >= fewest).tolist():
+            points = rows[begins[i] : ends[i]]
+            yield points[:, 0], points[:, first : first + ny]

@@ -1,0 +1,88 @@
+"""Runs that start at other values than those of `HybridModel.initial`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import casadi as ca
+
+from dae_hybrid.codegen.kernels import NativeFunction, compile_functions
+from dae_hybrid.errors import ParameterError, UnsupportedError
+from dae_hybrid.layout import Layout
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.system.system import HybridSystem
+
+
+class Starts:
+    """The starts of a system's runs as functions of some initial values, in the order of `layout`."""
+
+    def __init__(self, system: HybridSystem, layout: Layout) -> None:
+        self._system, self.layout = system, layout
+        given = system.initial.given
+        self._places = tuple(i for name in layout.names for i in range(given[name].start, given[name].stop))
+
+    @classmethod
+    def of(cls, system: HybridSystem, names: Sequence[str] | None) -> Starts:
+        """Of these variables, or of all to which the model gives an initial value.
+
+        Raises
+        ------
+        ParameterError
+            The model gives one of them none.
+        UnsupportedError
+            The start is the point nearest to given values.
+        """
+        given, mode = system.initial.given, system.modes[system.initial.mode].name
+        if system.initial.moved:
+            raise UnsupportedError(
+                "Initial values cannot be given for a start that is moved onto constraints (project=).",
+                mode=mode,
+                remedy="Make the initial values parameters of the model.",
+            )
+        chosen = given.names if names is None else tuple(names)
+        unknown = [name for name in chosen if name not in given]
+        if unknown or not chosen:
+            raise ParameterError(
+                f"x0: {', '.join(map(repr, unknown)) or 'nothing'} is no variable to which the model gives an initial "
+                "value.",
+                mode=mode,
+                remedy=f"Those are {', '.join(given.names) or 'none'}; all others follow from equations.",
+            )
+        layout = Layout(tuple((name, size) for name, size in given.blocks if name in chosen))
+        found: Starts = system.graph.kept.setdefault(("starts", layout), cls(system, layout))
+        return found
+
+    @property
+    def size(self) -> int:
+        """How many values there are."""
+        return self.layout.size
+
+    def system(self, values: Array) -> HybridSystem:
+        """The system with these initial values."""
+        system = self._system
+        # compiled starts are those of the model
+        return replace(
+            system,
+            initial=system.initial.at(self._places, values),
+            graph=replace(system.graph, ends=None),
+        )
+
+    @cached_property
+    def origin(self) -> NativeFunction | None:
+        """`BoundaryFunctions.origin` for parameters with the values behind them; None where it is not compiled."""
+        system = self._system
+        explicit = system.initial.explicit_at(self._places)
+        if explicit is None or system.graph.ends is None:
+            return None
+        mode = system.modes[system.initial.mode]
+        e, n_p = mode.equations, system.parameters.size
+        sizes = (("t", 1), ("x", e.n), ("m", e.n_memory), ("p", n_p + self.size))
+        t, _, _, p = inputs = [ca.MX.sym(name, size) for name, size in sizes]
+        given = [t, ca.MX.zeros(e.n_memory), p[:n_p], p[n_p:]]
+        start, by_p = explicit[0].function.call(given), explicit[1].function.call(given)[1]
+        entry = mode.kernels["entry"].function.call([t, *start, p[:n_p]])
+        origin = ca.Function("origin_at", inputs, [ca.densify(v) for v in (*start, *entry, by_p)])
+        found = compile_functions({"origin": origin}, native=system.native)[0]["origin"]
+        return found if found.address is not None else None

@@ -1,0 +1,66 @@
+"""Bounds that are only touched.
+
+A bound is violated where it is exceeded by more than the accuracy of the run. A share that reaches 1 where
+it turns, or a variable that starts at its bound, is beyond it by rounding, or not, as chance has it. How far beyond
+it will be is known from value, rate and second derivative of its guard; the accuracy is that of the states, and of the
+variable itself, by their tolerances. Crossings that are no deeper than so many tolerances as leave it to chance
+whether a guard crosses (`dae_hybrid.simulation.grazing`) are none.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.options import Options
+from dae_hybrid.port.point import StatePoint
+from dae_hybrid.port.segment_rules import kernel
+from dae_hybrid.simulation.departure import patterns
+from dae_hybrid.simulation.grazing import BEFORE, SHALLOW
+from dae_hybrid.system.system import ModeSystem
+from dae_hybrid.system.transition_map import TransitionMap
+
+
+def touched(
+    transition: TransitionMap,
+    mode: ModeSystem,
+    t: float,
+    at: StatePoint,
+    p: Array,
+    options: Options,
+    span: tuple[float, float],
+) -> float | None:
+    """Zero band of a bound that is at its threshold, but not on its way to be violated; None where it is not."""
+    i, inside = mode.guarded.index(transition.index), -transition.direction
+    xdot, guards, rates = mode.kernels["entry"](t, at.x, at.m, p)[:3]
+    limit = SHALLOW * _accuracy(transition, mode, t, at, p, options)
+    if not abs(guards[i]) <= limit:
+        return None
+    h, left = BEFORE * (span[1] - span[0]), span[1] - t
+    ahead = mode.kernels["entry"](t + h, at.x + h * xdot, at.m, p)[2][i]
+    value, rate, bend = inside * guards[i], inside * rates[i], inside * (ahead - rates[i]) / h
+    turn = left  # when it is deepest
+    if rate < 0 < bend:
+        turn = min(left, -rate / bend)
+    elif rate >= 0 and (bend >= 0 or rate**2 > -2 * bend * limit):  # it leaves to the inside
+        turn = 0.0
+    deepest = min(value, value + rate * turn + bend * turn**2 / 2)
+    return 2 * limit if -limit <= deepest < math.inf else None
+
+
+def _accuracy(
+    transition: TransitionMap, mode: ModeSystem, t: float, at: StatePoint, p: Array, options: Options
+) -> float:
+    """How well the guard of a bound is known by the tolerances of what it depends on."""
+    e = mode.equations
+    i, x = mode.guarded.index(transition.index), at.x[: e.n]
+    here = kernel(e, "guards")(t, x, at.m, p)[0][i]
+    allowed = options.allowed(e.variables, x)
+    found = float(np.hypot(*(kernel(e, "guards")(t, x + s * allowed, at.m, p)[0][i] - here for s in patterns(e.n))))
+    if transition.bound is not None:
+        of_variable = mode.variables[transition.bound.variable]
+        own = options.allowed(mode.variables, at.x[: mode.variables.size])[of_variable]
+        found = max(found, float(own[transition.bound.entry]))
+    return found if math.isfinite(found) else 0.0

@@ -1,0 +1,169 @@
+"""What users give as numbers, sizes and expressions: checked, and brought into one form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+import casadi as ca
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dae_hybrid.errors import ModelError
+from dae_hybrid.numeric_input import as_mapping, by_label, in_order, real_array, shown
+
+#: of a vector, far beyond what can be built
+LARGEST_SIZE = 10**9
+
+
+class EquationRows(NamedTuple):
+    """Equations ``0 = e`` in a column, and what errors call them."""
+
+    equations: ca.MX
+    labels: tuple[str, ...]
+
+
+def checked_name(what: str, name: object) -> None:
+    """Refuse what is not a name."""
+    if not isinstance(name, str) or not name:
+        raise ModelError(f"A {what} needs a non-empty name, got {name!r}.")
+
+
+def free_name(base: str, taken: Container[str]) -> str:
+    """`base`, or numbered where that is taken: ``base#2``."""
+    if base not in taken:
+        return base
+    return next(name for i in count(2) if (name := f"{base}#{i}") not in taken)
+
+
+def positive_size(name: str, size: Any) -> int:
+    """A positive integer."""
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+        raise ModelError(f"size of '{name}' must be a positive integer, got {shown(size)}.")
+    if size > LARGEST_SIZE:
+        raise ModelError(f"size of '{name}' must be at most {LARGEST_SIZE}, got {shown(size)}.")
+    return int(size)
+
+
+def labelled(what: str, value: Any) -> Any:
+    """A mapping where a value has labels, such as a pandas Series; else the value itself."""
+    try:
+        return as_mapping(value)
+    except ValueError as reason:
+        raise ModelError(f"{what} {reason}.") from None
+
+
+def items(what: str, given: Any) -> list[tuple[Any, Any]]:
+    """The pairs of a mapping, or of something labelled; of None nothing."""
+    given = {} if given is None else labelled(what, given)
+    if not isinstance(given, Mapping):
+        raise ModelError(f"{what} must be a mapping, got {shown(given)}.")
+    return list(given.items())
+
+
+def numbers(what: str, value: ArrayLike, size: int | None = None) -> NDArray[np.float64]:
+    """A flat array of finite numbers; one number stands for all `size` of them."""
+    try:
+        array = np.atleast_1d(real_array(value))
+    except ValueError as reason:
+        raise ModelError(f"{what} {reason}.") from None
+    if array.ndim != 1 or array.size == 0:
+        raise ModelError(f"{what} must be a number or a non-empty one-dimensional array, got shape {array.shape}.")
+    if size is not None:
+        if array.size not in (1, size):
+            raise ModelError(f"{what} has {array.size} values, expected {size}.")
+        array = np.broadcast_to(array, (size,)).copy()
+    if not np.all(np.isfinite(array)):
+        first = int(np.flatnonzero(~np.isfinite(array))[0])
+        entry = f" at index {first}" if array.size > 1 else ""
+        raise ModelError(f"{what} must be finite, got {array[first]}{entry}.")
+    return array
+
+
+def limits(what: str, bounds: Any, size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Lower and upper bounds, each (size,) and perhaps infinite; None where there are none."""
+    if bounds is None:
+        return None
+    sides: list[NDArray[np.float64]] = []
+    try:
+        pair = tuple(bounds)
+        for side, none in zip(pair, (-math.inf, math.inf), strict=True):
+            values = real_array(none if side is None else side)
+            sides.append(np.broadcast_to(values, (size,)).copy())
+    except (TypeError, ValueError):
+        raise ModelError(
+            f"{what} must be a pair (lower, upper) of numbers, arrays of {size} or None, got {bounds!r}.",
+            remedy="State bounds that depend on parameters or on the state by HybridModel.require.",
+        ) from None
+    lower, upper = sides
+    if not np.all(lower < upper):
+        raise ModelError(f"{what}: every lower bound must be below its upper bound, got {bounds!r}.")
+    return lower, upper
+
+
+def entries(what: str, name: str, size: int | None, value: Any) -> Any:
+    """A value of a variable, its entries in order where they have labels; see `in_order`."""
+    try:
+        found = None if isinstance(value, float | int) else by_label(value)
+        if found is None:
+            return value
+        count = size or len(found)
+        return in_order(value, [name] if count == 1 else [f"{name}[{i}]" for i in range(count)])
+    except ValueError as reason:
+        raise ModelError(f"{what} {reason}.") from None
+
+
+def matrix(what: str, value: Any) -> ca.MX:
+    """A dense CasADi expression of any shape from a number, an array or an expression."""
+    if isinstance(value, ca.SX):
+        raise ModelError(f"{what} is a CasADi SX expression; the symbols of a model are MX.")
+    if type(value) is float and math.isfinite(value):
+        return ca.MX(value)
+    try:
+        if isinstance(value, list | tuple) and any(isinstance(v, ca.MX) for v in value):
+            value = ca.vertcat(*value)
+        result = value if isinstance(value, ca.MX) else ca.MX(ca.DM(real_array(value)))
+    except Exception as reason:
+        said = f": {reason}" if "masked" in str(reason) else ""
+        raise ModelError(
+            f"{what} must be a number, an array or an expression of this model, got {shown(value)}{said}."
+        ) from reason
+    if result.is_constant() and not all(math.isfinite(v) for v in np.asarray(ca.evalf(result)).ravel()):
+        raise ModelError(f"{what} must be finite, got {value!r}.")
+    return result if result.is_dense() else ca.densify(result)
+
+
+def expression(what: str, value: Any, size: int | None) -> ca.MX:
+    """A dense column; a scalar stands for all `size` entries."""
+    found = matrix(what, value)
+    column = found if found.is_column() else ca.vec(found)
+    if size is not None and column.numel() != size:
+        if column.numel() != 1:
+            raise ModelError(f"{what} has {column.numel()} entries, expected {size}.")
+        column = ca.repmat(column, size, 1)
+    return column if column.is_dense() else ca.densify(column)
+
+
+def equation_rows(what: str, given: Any) -> EquationRows:
+    """Equations ``0 = e``, one below the other, from an expression or a sequence of them.
+
+    An equation, or several, may come as a pair of a name and an expression: errors speak of it by that name.
+    """
+    if given is None:
+        return EquationRows(ca.MX(0, 1), ())
+    rows = [given] if isinstance(given, ca.MX) or not isinstance(given, Sequence) else list(given)
+    columns: list[ca.MX] = []
+    labels: list[str] = []
+    for i, row in enumerate(rows):
+        name, value = row if isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str) else ("", row)
+        column = expression(f"{what} {name or i}", value, None)
+        count, start = column.numel(), len(labels)
+        kind = what.split(" of ")[0]
+        if name:
+            labels += [name] if count == 1 else [f"{name}[{j}]" for j in range(count)]
+        else:
+            labels += [f"{kind} {start + j}" for j in range(count)]
+        columns.append(column)
+    return EquationRows(ca.vertcat(*columns) if columns else ca.MX(0, 1), tuple(labels))

@@ -1,0 +1,497 @@
+"""What a user declares: symbols, modes, transitions, functionals. No numerics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import casadi as ca
+
+from dae_hybrid.errors import ModelError
+from dae_hybrid.numeric_input import shown
+from dae_hybrid.progress import Parts, Report
+from dae_hybrid.statement.declarations import (
+    DIRECTIONS,
+    Declaration,
+    Direction,
+    Functional,
+    Initial,
+    Mode,
+    OnEntry,
+    Transition,
+)
+from dae_hybrid.statement.expressions import checked_name, equation_rows, expression, free_name, items, labelled, matrix
+from dae_hybrid.statement.symbols import Symbols
+
+if TYPE_CHECKING:
+    from dae_hybrid.system.system import HybridSystem
+
+
+@dataclass
+class HybridModel(Symbols):
+    """A hybrid DAE system, stated as on paper.
+
+    Declare symbols (`parameter`, `differential`, `algebraic`, `memory`, `signal`), combine them to CasADi
+    expressions, give each mode its equations, say what makes the system change mode, and `build`.
+
+    Examples
+    --------
+    A ball that bounces:
+
+    >>> import dae_hybrid as dh
+    >>> m = dh.HybridModel("ball")
+    >>> g, e = m.parameter("g", 9.81), m.parameter("e", 0.8)
+    >>> y, v = m.differential("y"), m.differential("v")
+    >>> flight = m.mode("flight", ode={y: v, v: -g})
+    >>> bounce = m.transition(flight, flight, guard=y, direction="falling", reset={v: -e * v})
+    >>> m.initial(flight, {y: 1.0, v: 0.0})
+    >>> m.functional("height", terminal=y)
+    >>> sol = dh.simulate(m.build(), (0, 1), rtol=1e-10)
+    >>> len(sol.events), round(sol.functionals["height"], 6)
+    (1, 0.468004)
+    """
+
+    modes: dict[str, Mode] = field(default_factory=dict, init=False)
+    transitions: dict[str, Transition] = field(default_factory=dict, init=False)
+    functionals: dict[str, Functional] = field(default_factory=dict, init=False)
+    start: Initial | None = field(default=None, init=False)
+
+    # -- modes --------------------------------------------------------------------------------------
+
+    def mode(
+        self,
+        name: str,
+        *,
+        ode: Mapping[Any, Any] | None = None,
+        residual: Sequence[Any] | ca.MX | None = None,
+        algebraic: Sequence[Any] | ca.MX | None = None,
+        constraint: Sequence[Any] | ca.MX | None = None,
+    ) -> Mode:
+        """Declare a mode by its equations; the forms may be mixed.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+        ode : mapping of variable to expression
+            ``y' = f(y, z, m, p, t)``.
+        residual : sequence of expressions
+            ``0 = F(y', y, z, m, p, t)`` with derivatives `der(y)` (Serban and Recuero 2019, eq. 1). The matrix
+            [F_y' | F_z] must be nonsingular: index 0 or 1. The derivatives of its variables become outputs,
+            named ``der(y)``.
+        algebraic : sequence of expressions
+            ``0 = k(y, z, m, p, t)`` with k_z nonsingular: Hessenberg index 1 (eq. 22).
+        constraint : sequence of expressions
+            ``0 = k(y, m, p, t)`` without algebraic variables: Hessenberg index 2 (eq. 15); k_y f_z must be
+            nonsingular. Equations of `residual` and `algebraic` that contain neither derivatives nor algebraic
+            variables are constraints too. Here and in resets and initial equations ``("rod", e)`` in place of an
+            expression e gives the equation a name for errors.
+
+        Raises
+        ------
+        ModelError
+            The name is taken, or something is not an expression of this model. Whether the equations fit the
+            variables is looked at by `build`.
+        """
+        checked_name("mode", name)
+        if name in self.modes:
+            raise ModelError(f"Mode '{name}' is declared twice.")
+        given = (("residual", residual), ("algebraic", algebraic), ("constraint", constraint))
+        implicit, closing, kept = (
+            equation_rows(f"{kind} equation of mode '{name}':", equations) for kind, equations in given
+        )
+        mode = Mode(
+            name,
+            self.assignments(ode, f"ode of mode '{name}'", ("differential",)),
+            implicit.equations,
+            closing.equations,
+            kept.equations,
+            (*implicit.labels, *closing.labels, *kept.labels),
+        )
+        if not mode.ode and not mode.residual.numel():
+            raise ModelError(f"Mode '{name}' has no differential equation.")
+        self.modes[name] = mode
+        return mode
+
+    def transition(
+        self,
+        source: Mode | str,
+        target: Mode | str | None,
+        *,
+        guard: Any = None,
+        at: Any = None,
+        every: Any = None,
+        direction: Direction = "both",
+        reset: Mapping[Any, Any] | Sequence[Any] | None = None,
+        memory: Mapping[Any, Any] | None = None,
+        project: Sequence[Any] | None = None,
+        metric: Any = None,
+        guess: Mapping[Any, Any] | None = None,
+        on_entry: OnEntry = "wait",
+        resolution: float | None = None,
+        name: str | None = None,
+    ) -> Transition:
+        """Declare a transition.
+
+        Parameters
+        ----------
+        source, target : Mode or str
+            Where it leads from and to; ``target=None`` ends the run.
+        guard : scalar expression
+            Fires when it crosses zero in `direction`; a condition, such as ``x > 1``, when it becomes true, or false
+            with ``direction="falling"``. In pre-transition quantities: states, algebraic variables,
+            derivatives (`der`), memory, parameters, time. It is followed within the integrator's steps by its values
+            and rates; give a `resolution` where it moves much faster than the state.
+        at, every : expression in parameters
+            Fires at a time, or at start time + k period, k = 1, 2, ...; exactly one of `guard`,
+            `at`, `every` is given. Transitions with the same period share a clock: one that fires and leaves its mode
+            has used the tick up for the mode that it leads to.
+        direction : {"rising", "falling", "both"}
+            Direction of the crossing.
+        reset : mapping of variable to expression, or sequence of equations, optional
+            A mapping gives new values of differential variables in terms of the old ones. A sequence states
+            ``0 = T(post, pre, p, t)`` (Serban and Recuero 2019, eq. 3c, 16c) with `post`, `pre` and `unknown`; the
+            target's equations and constraints join in. What is not named (has no `post`) is continuous.
+        memory : mapping of memory to expression, optional
+            Updates of memory declared without ``of=``; may use `post` and `unknown`.
+        project : sequence of variables, optional
+            Move these differential variables, after the reset, to the nearest point that satisfies the target's
+            constraints: the rest stay.
+        metric : number, vector or matrix expression, optional
+            What "nearest" means for `project`: the mass matrix, or its diagonal, in pre-transition values; identity
+            by default.
+        guess : mapping of variable to expression, optional
+            Where Newton's method starts for values after the transition, in pre-transition values. By default the
+            values before (algebraic variables and variables of implicit resets), and the declared guess for
+            unknowns. Where an implicit reset has several solutions, the one that Newton's method reaches from
+            there is taken.
+        on_entry : {"wait", "fire", "error"}
+            What happens when the guard is already past its threshold on entry into `source`: wait
+            for the next crossing, fire at once, or raise `GuardPassedError`. Of several, each has its turn in order of
+            declaration, with the values that the one before has left.
+        resolution : float, optional
+            Longest time between two looks at the guard, as short as the shortest time for which it may stay on one
+            side of zero. The integrator's steps are not shortened: that is what ``max_step`` does.
+        name : str, optional
+            Default ``"source->target"``, numbered where that is taken.
+        """
+        start, end = self._mode(source, "source"), None if target is None else self._mode(target, "target")
+        if name is None:
+            name = free_name(f"{start.name}->{end.name if end else 'end'}", self.transitions)
+        checked_name("transition", name)
+        if name in self.transitions:
+            raise ModelError(f"Transition '{name}' is declared twice.")
+        given = [key for key, value in (("guard", guard), ("at", at), ("every", every)) if value is not None]
+        if len(given) != 1:
+            raise ModelError(
+                f"Transition '{name}' needs exactly one of guard=, at=, every=; got {', '.join(given) or 'none'}."
+            )
+        if not isinstance(direction, str) or direction not in DIRECTIONS:
+            raise ModelError(f"Transition '{name}': direction must be rising, falling or both, got {direction!r}.")
+        if not isinstance(on_entry, str) or on_entry not in ("wait", "fire", "error"):
+            raise ModelError(f"Transition '{name}': on_entry must be wait, fire or error, got {on_entry!r}.")
+        number = isinstance(resolution, int | float) and not isinstance(resolution, bool)
+        if resolution is not None and not (number and 0 < resolution < 1e300):
+            raise ModelError(f"Transition '{name}': resolution must be a positive time, got {resolution!r}.")
+        trigger = {
+            key: expression(f"{key} of transition '{name}'", value, 1)
+            for key, value in (("guard", guard), ("at", at), ("every", every))
+            if value is not None
+        }
+        reset = labelled(f"reset of transition '{name}'", reset)
+        explicit = reset is None or isinstance(reset, Mapping)
+        if project is not None and not isinstance(project, list | tuple):
+            raise ModelError(f"project of transition '{name}' must be a list of variables, got {shown(project)}.")
+        moved = tuple(self.lookup(v, f"project of transition '{name}'") for v in project or ())
+        self._check_projection(name, moved, metric, explicit=explicit)
+        transition = Transition(
+            name,
+            start,
+            end,
+            trigger.get("guard"),
+            trigger.get("at"),
+            trigger.get("every"),
+            DIRECTIONS[direction],
+            on_entry,
+            math.inf if resolution is None else float(resolution),
+            self.assignments(reset, f"reset of transition '{name}'", ("differential",)) if explicit else {},
+            self.assignments(memory, f"memory of transition '{name}'", ("memory",)),
+            *equation_rows(f"reset equation of transition '{name}':", None if explicit else reset),
+            moved,
+            None if metric is None else matrix(f"metric of transition '{name}'", metric),
+            self.assignments(guess, f"guess of transition '{name}'", ("differential", "algebraic", "unknown")),
+        )
+        if end is None and (transition.reset or transition.equations.numel() or transition.memory or moved):
+            raise ModelError(f"Transition '{name}' ends the run: reset=, memory= and project= have no meaning.")
+        for key in transition.memory:
+            if self.declarations[key].of is not None or self.declarations[key].signal is not None:
+                raise ModelError(
+                    f"Transition '{name}' updates memory '{key}', which already is of= a variable, or a signal's."
+                )
+        self.transitions[name] = transition
+        return transition
+
+    def require(self, mode: Mode | str, quantity: Any, reason: str, *, name: str | None = None) -> Transition:
+        """State that a quantity stays positive in a mode: where it falls to zero the run is refused.
+
+        Transitions that are due at that instant go first. For an algebraic variable and numbers ``bounds=`` does it.
+
+        Parameters
+        ----------
+        mode : Mode or str
+        quantity : scalar expression
+            In whatever a guard may use.
+        reason : str
+            The message of the `ConsistencyError`: what is wrong there.
+        name : str, optional
+            Default ``"<mode> requires"``, numbered where that is taken.
+
+        Examples
+        --------
+        >>> import dae_hybrid as dh
+        >>> m = dh.HybridModel("tank")
+        >>> h = m.differential("h")
+        >>> run = m.mode("run", ode={h: -1.0})
+        >>> _ = m.require(run, h, "The tank is empty.")
+        >>> m.initial(run, {h: 0.5})
+        >>> dh.simulate(m.build(), (0, 1))
+        Traceback (most recent call last):
+        dae_hybrid.errors.ConsistencyError: The tank is empty. [mode 'run', transition 'run requires', t = 0.5]
+        """
+        where = self._mode(mode, "mode")
+        name = free_name(f"{where.name} requires", self.transitions) if name is None else name
+        stated = self.transition(where, None, guard=quantity, direction="falling", on_entry="error", name=name)
+        self.transitions[name] = replace(stated, refusal=str(reason))
+        return self.transitions[name]
+
+    def _check_projection(self, name: str, moved: tuple[Declaration, ...], metric: Any, *, explicit: bool) -> None:
+        for declared in moved:
+            if declared.kind != "differential":
+                raise ModelError(
+                    f"project of transition '{name}': '{declared.name}' is a {declared.kind}, expected a differential."
+                )
+        if len(set(moved)) < len(moved):
+            raise ModelError(f"project of transition '{name}' names a variable twice.")
+        if moved and not explicit:
+            raise ModelError(f"Transition '{name}' has both project= and an implicit reset: state one of them.")
+        if metric is not None and not moved:
+            raise ModelError(f"Transition '{name}' has a metric= without project=.")
+
+    # -- start --------------------------------------------------------------------------------------
+
+    def initial(
+        self,
+        mode: Mode | str,
+        values: Mapping[Any, Any] | Sequence[Any] | None = None,
+        *,
+        equations: Sequence[Any] | ca.MX | None = None,
+        guess: Mapping[Any, Any] | None = None,
+        project: Sequence[Any] | None = None,
+        metric: Any = None,
+    ) -> None:
+        """Say where a run starts.
+
+        Parameters
+        ----------
+        mode : Mode or str
+            The initial mode.
+        values : mapping of variable to expression in parameters, or sequence of equations
+            Initial values of differential variables. What is not given follows from `equations` and, in index 2,
+            from the constraints; algebraic variables follow from the mode's equations.
+        equations : sequence of expressions, optional
+            ``0 = T0(y', y, z, p, t)`` at the initial time (Serban and Recuero 2019, eq. 2), such as ``der(y)`` for a
+            steady state. A sequence as `values` means the same.
+        guess : mapping of variable to expression in parameters, optional
+            Where Newton's method starts; 0 for differential variables and the declared guess for algebraic ones.
+        project : sequence of variables, optional
+            Move these differential variables from their `values` to the nearest point that satisfies `equations` and
+            the constraints, as for values that were measured, or published with few digits; the others stay.
+        metric : number, vector or matrix expression in parameters, optional
+            What "nearest" means for `project`; identity by default.
+
+        Raises
+        ------
+        ModelError
+            Called twice, or something is not of this model, or `project` names a variable without a value.
+        """
+        if self.start is not None:
+            raise ModelError("initial() is called twice.", remedy="A model has one initial mode.")
+        values = labelled("initial()", values)
+        if values is not None and not isinstance(values, Mapping):
+            if equations is not None:
+                raise ModelError("initial() got equations twice.", remedy="Give values as a mapping.")
+            values, equations = None, values
+        starts: dict[str, ca.MX] = {}
+        for key, value in items("guess of initial()", guess):
+            rate = self.rate_name(key)
+            declared = self.lookup(key if rate is None else rate, "guess of initial()")
+            starts[declared.name if rate is None else f"der({rate})"] = expression(
+                f"guess of '{declared.name}'", value, declared.size
+            )
+        given = self.assignments(values, "initial()", ("differential",))
+        moved = tuple(self.lookup(v, "project of initial()") for v in project or ())
+        lost = [d.name for d in moved if d.name not in given]
+        if lost or len(set(moved)) < len(moved):
+            raise ModelError(
+                f"project of initial() names {', '.join(lost) or 'a variable twice'}"
+                f"{', which has no value to be moved from' if lost else ''}.",
+                variables=lost,
+                remedy="Name differential variables, once each, that have a value in the first argument.",
+            )
+        if metric is not None and not moved:
+            raise ModelError("initial() has a metric= without project=.")
+        self.start = Initial(
+            self._mode(mode, "initial mode"),
+            given,
+            *equation_rows("initial equation", equations),
+            starts,
+            moved,
+            None if metric is None else matrix("metric of initial()", metric),
+        )
+
+    # -- functionals ----------------------------------------------------------------------------------
+
+    def functional(
+        self,
+        name: str,
+        *,
+        integrand: Any = None,
+        terminal: Any = None,
+        at_times: Mapping[Any, Any] | Sequence[tuple[Any, Any]] | None = None,
+        at_events: Mapping[Any, Any] | None = None,
+    ) -> None:
+        """Declare a functional, scalar or vector: the sum of its parts.
+
+        Every part may use states, algebraic variables, derivatives, memory, parameters and time, and all parts have
+        one size.
+
+        Parameters
+        ----------
+        integrand : expression
+            Integrated over the run (Serban and Recuero 2019, eq. 7, 29).
+        terminal : expression
+            Evaluated at the end of the run, which may be a transition.
+        at_times : mapping of time to expression, or sequence of such pairs
+            Evaluated at times, numbers or expressions in parameters, such as misfits to measurements. At the time
+            of an event the value after it counts.
+        at_events : mapping of transition to expression
+            Added whenever the transition fires; in pre-transition values, `post` and `unknown`.
+        """
+        checked_name("functional", name)
+        if name in self.functionals:
+            raise ModelError(f"Functional '{name}' is declared twice.")
+        pairs = _pairs(at_times, name)
+        costs_by_event = items(f"at_events of functional '{name}'", at_events)
+        times = [expression(f"measurement time of functional '{name}'", when, 1) for when, _ in pairs]
+        fired = {self._transition(key, name): part for key, part in costs_by_event}
+        whole = [
+            None if part is None else expression(f"{kind} of functional '{name}'", part, None)
+            for kind, part in (("integrand", integrand), ("terminal", terminal))
+        ]
+        measured = [expression(f"measurement of functional '{name}'", value, None) for _, value in pairs]
+        costs = [expression(f"cost at an event of functional '{name}'", value, None) for value in fired.values()]
+        sizes = {part.numel() for part in (*whole, *measured, *costs) if part is not None}
+        if not sizes:
+            raise ModelError(
+                f"Functional '{name}' needs an integrand, a terminal value, at_times or at_events, or several of them."
+            )
+        if len(sizes) > 1 or 0 in sizes:
+            raise ModelError(f"Functional '{name}': all parts must have one common size, got {sorted(sizes)}.")
+        self.functionals[name] = Functional(
+            name,
+            sizes.pop(),
+            whole[0],
+            whole[1],
+            tuple(zip(times, measured, strict=True)),
+            tuple(zip(fired, costs, strict=True)),
+        )
+
+    # -- build ------------------------------------------------------------------------------------------
+
+    def build(
+        self,
+        *,
+        native: bool | Literal["later"] = True,
+        eliminate: bool = True,
+        index2: Literal["reduced", "direct"] = "reduced",
+        kinks: Literal["integrate", "events"] = "integrate",
+        progress: Report = False,
+    ) -> HybridSystem:
+        """Check the model, differentiate it and compile it.
+
+        Parameters
+        ----------
+        native : {True, False, "later"}
+            Compile to machine code (default). False runs the same functions interpreted. With ``"later"`` compilers
+            work in the background: runs are interpreted until they are done, and `HybridSystem.wait` waits for them.
+            A run is carried out as it was begun, and its `diagnostics` say where it was interpreted. What fails in the
+            background is said when the next run begins, as a `CompilerWarning`.
+        progress : bool or callable
+            True writes to stderr what is being done, and how long it took; a callable is given every part and its
+            seconds, ``progress(part, seconds)``. What compilers do in the background is no part of it.
+        eliminate : bool
+            Substitute algebraic variables that their equations give explicitly (default), so that the mode
+            is integrated as an ODE. False integrates it as the DAE that was written. Results have the same form.
+        index2 : {"reduced", "direct"}
+            Modes of index 2 are integrated with the constraint's time derivative in its place, and kept on the
+            constraint by projection (default); or as they stand, which is fragile at tight tolerances.
+        kinks : {"integrate", "events"}
+            What is continuous with a derivative that jumps, such as ``fabs``, ``fmin`` and ``fmax`` in equations and
+            integrands, is integrated across (default), under error control; or is an event like other relations, with
+            gradients that are more accurate by orders of magnitude where steps are explicit. Not for quantities that
+            rest at their kink.
+
+        Raises
+        ------
+        ModelError
+            The declarations do not make a model; names the one at fault.
+        FormulationError
+            A mode's equations are not square, or of an index above 2.
+        """
+        from dae_hybrid.compile.pipeline import build_system
+
+        if not isinstance(native, bool) and not (isinstance(native, str) and native == "later"):
+            raise ModelError(f"native must be True, False or 'later', got {shown(native)}.")
+        if not isinstance(eliminate, bool):
+            raise ModelError(f"eliminate must be True or False, got {shown(eliminate)}.")
+        if not isinstance(progress, bool) and not callable(progress):
+            raise ModelError(f"progress must be True, False or a function, got {shown(progress)}.")
+        if not isinstance(index2, str) or index2 not in ("reduced", "direct"):
+            raise ModelError(f"index2 must be 'reduced' or 'direct', got {index2!r}.")
+        if not isinstance(kinks, str) or kinks not in ("integrate", "events"):
+            raise ModelError(f"kinks must be 'integrate' or 'events', got {kinks!r}.")
+        with Parts(f"build '{self.name}'", progress) as parts:
+            return build_system(
+                self, native=native, eliminate=eliminate, direct=index2 == "direct", kinks=kinks == "events",
+                parts=parts,
+            )  # fmt: skip
+
+    def _transition(self, key: Any, functional: str) -> str:
+        name = key if isinstance(key, str) else getattr(key, "name", None)
+        if name not in self.transitions or (isinstance(key, Transition) and self.transitions[name] is not key):
+            raise ModelError(
+                f"at_events of functional '{functional}': {key!r} is not a transition of model '{self.name}'.",
+                remedy=f"Transitions: {', '.join(self.transitions) or 'none'}.",
+            )
+        return name
+
+    def _mode(self, mode: Mode | str, where: str) -> Mode:
+        found = self.modes.get(mode if isinstance(mode, str) else getattr(mode, "name", ""))
+        if found is None or (isinstance(mode, Mode) and found is not mode):
+            raise ModelError(
+                f"{where} {mode!r} is not a mode of model '{self.name}'.", remedy=f"Modes: {', '.join(self.modes)}."
+            )
+        return found
+
+
+def _pairs(at_times: Any, functional: str) -> list[tuple[Any, Any]]:
+    try:
+        if at_times is None:
+            return []
+        return [(t, value) for t, value in (at_times.items() if hasattr(at_times, "items") else at_times)]
+    except (TypeError, ValueError):
+        raise ModelError(
+            f"at_times of functional '{functional}' must be a mapping of time to expression, or pairs of them."
+        ) from None

@@ -1,0 +1,288 @@
+"""The symbols of a model: parameters, variables, memory, signals, and their values around a transition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import casadi as ca
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dae_hybrid.errors import ModelError
+from dae_hybrid.numeric_input import shown
+from dae_hybrid.statement.declarations import Declaration, Interpolation, Kind, SignalData, Statement
+from dae_hybrid.statement.expressions import checked_name, entries, expression, labelled, limits, numbers, positive_size
+
+#: polynomial degree between two knots
+DEGREES: dict[str, int] = {"previous": 0, "linear": 1, "cubic": 3}
+
+
+@dataclass
+class Symbols(Statement):
+    """The named symbols of a model; base of `HybridModel`."""
+
+    name: str
+    time: ca.MX = field(default_factory=lambda: ca.MX.sym("t"), init=False)
+    declarations: dict[str, Declaration] = field(default_factory=dict, init=False)
+    rates: dict[str, ca.MX] = field(default_factory=dict, init=False)
+    posts: dict[str, ca.MX] = field(default_factory=dict, init=False)
+    signals: dict[str, tuple[ca.MX, ca.MX]] = field(default_factory=dict, init=False)  # value and rate
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ModelError(f"The name of a model must be a string, got {shown(self.name)}.")
+
+    # -- declarations -------------------------------------------------------------------------------
+
+    def parameter(
+        self, name: str, value: ArrayLike, *, size: int | None = None, unit: str = "", description: str = ""
+    ) -> ca.MX:
+        """Declare a parameter with its nominal value; an array value makes a vector of its length."""
+        value = entries(f"parameter '{name}'", name, size, value)
+        nominal = numbers(f"parameter '{name}'", value, None if size is None else positive_size(name, size))
+        return self._declare(name, "parameter", nominal.size, unit, description, value=nominal)
+
+    def differential(self, name: str, *, size: int = 1, unit: str = "", description: str = "") -> ca.MX:
+        """Declare a state whose time derivative the modes give."""
+        return self._declare(name, "differential", size, unit, description)
+
+    def algebraic(
+        self,
+        name: str,
+        *,
+        size: int = 1,
+        guess: ArrayLike = 0.0,
+        bounds: tuple[Any, Any] | None = None,
+        unit: str = "",
+        description: str = "",
+    ) -> ca.MX:
+        """Declare an algebraic variable: a multiplier, a force, a current.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+        size : int
+            Length of a vector.
+        guess : float or array, shape (size,)
+            Where Newton's method starts at the initial time.
+        bounds : (lower, upper), optional
+            Values between which the modes that have it are solutions of the problem: ``(0, 1)`` for a share,
+            ``(0, inf)`` for a force that only pushes. Each a number, an array of shape (size,), or None for no bound.
+            A run that passes a bound is refused with a `BoundError`, unless a transition leaves the mode there.
+
+        Raises
+        ------
+        ModelError
+            The name is taken, or `guess` or `bounds` are not what they should be.
+        """
+        start = numbers(f"guess of '{name}'", guess, positive_size(name, size))
+        between = limits(f"bounds of '{name}'", bounds, size)
+        return self._declare(name, "algebraic", size, unit, description, value=start, bounds=between)
+
+    def unknown(
+        self, name: str, *, size: int = 1, guess: ArrayLike = 0.0, unit: str = "", description: str = ""
+    ) -> ca.MX:
+        """Declare an unknown of implicit resets, such as an impulse; `EventRecord.unknowns` has its value.
+
+        `guess` is where Newton's method starts.
+        """
+        start = numbers(f"guess of '{name}'", guess, positive_size(name, size))
+        return self._declare(name, "unknown", size, unit, description, value=start)
+
+    def memory(
+        self,
+        name: str,
+        *,
+        of: ca.MX | None = None,
+        initial: Any = None,
+        size: int = 1,
+        unit: str = "",
+        description: str = "",
+    ) -> ca.MX:
+        """Declare a memory state: constant within a mode, updated by transitions.
+
+        Parameters
+        ----------
+        name : str
+            Its name.
+        of : symbol, optional
+            Freeze this differential or algebraic variable at entry into a mode: SR's ``y*``, ``z*``
+            (Serban and Recuero 2019, section 4). Without it, transitions update the memory by their
+            ``memory=`` argument.
+        initial : number, array or expression
+            Value in the initial mode, in terms of parameters and the differential variables there. May be left out
+            with `of` a differential variable: then it is that variable's initial value.
+        size : int
+            Length, taken from `of` where given.
+        """
+        frozen, size = None, positive_size(name, size)
+        if of is not None:
+            frozen = self.lookup(of, f"of= of memory '{name}'")
+            if frozen.kind not in ("differential", "algebraic"):
+                raise ModelError(
+                    f"Memory '{name}' must be of a differential or algebraic variable, not a {frozen.kind}."
+                )
+            size = frozen.size
+        if initial is None and (frozen is None or frozen.kind == "algebraic"):
+            raise ModelError(
+                f"Memory '{name}' needs an initial value.",
+                remedy="Give initial=, a number or an expression in parameters.",
+            )
+        start = None if initial is None else expression(f"initial value of memory '{name}'", initial, size)
+        return self._declare(name, "memory", size, unit, description, initial=start, of=frozen)
+
+    def signal(
+        self,
+        name: str,
+        t_data: ArrayLike,
+        values: Any,
+        *,
+        kind: Interpolation = "linear",
+        outside: str = "error",
+        unit: str = "",
+        description: str = "",
+    ) -> ca.MX:
+        """An input from data, such as a ground motion or a measured load: an expression like any other.
+
+        The coefficients of the current interval are held in memory and change at the knots, where the integrator
+        is stopped, so that accuracy does not suffer from jumps of the signal or its derivatives. `der` gives the
+        signal's rate.
+
+        Parameters
+        ----------
+        t_data : array, shape (n,)
+            Knots, strictly increasing.
+        values : array, shape (n,), or expression in parameters
+            Values at the knots; with an expression, such as a vector parameter, derivatives by it are exact.
+        kind : {"linear", "previous", "cubic"}
+            Interpolation: piecewise linear, the last value before, or a cubic spline (not-a-knot).
+        outside : {"error", "hold"}
+            Outside the data a run is refused, or the first and the last value hold.
+
+        Examples
+        --------
+        >>> import dae_hybrid as dh
+        >>> m = dh.HybridModel("cart")
+        >>> push = m.signal("push", [0.0, 1.0, 2.0], [0.0, 1.0, 0.0])
+        >>> v = m.differential("v")
+        >>> m.initial(m.mode("free", ode={v: push}), {v: 0.0})
+        >>> round(float(dh.simulate(m.build(), (0, 2))(2.0)["v"]), 6)
+        1.0
+        """
+        knots = numbers(f"knots of signal '{name}'", t_data)
+        what = f"values of signal '{name}'"
+        if knots.size < 2 or np.any(np.diff(knots) <= 0):
+            raise ModelError(f"The knots of signal '{name}' must be two or more and increase strictly.")
+        if not isinstance(kind, str) or kind not in DEGREES:
+            raise ModelError(f"Signal '{name}': kind must be one of {', '.join(DEGREES)}, got {kind!r}.")
+        if kind == "cubic" and knots.size < 4:
+            raise ModelError(f"Signal '{name}': kind='cubic' needs four knots or more, got {knots.size}.")
+        if not isinstance(outside, str) or outside not in ("error", "hold"):
+            raise ModelError(f"Signal '{name}': outside must be 'error' or 'hold', got {outside!r}.")
+        symbolic = isinstance(values, ca.MX) or (
+            isinstance(values, list | tuple) and any(isinstance(v, ca.MX) for v in values)
+        )
+        if not symbolic:
+            values = numbers(what, values)
+        column = expression(what, values, None)
+        if column.numel() != knots.size:
+            raise ModelError(f"Signal '{name}' has {knots.size} knots and {column.numel()} values.")
+        data = SignalData(name, knots, column, kind, outside == "hold")
+        held = self._declare(name, "memory", DEGREES[kind] + 2, unit, description, signal=data)
+        offset, coefficients = self.time - held[0], [held[i] for i in range(1, held.numel())]
+        value = sum((c * offset**k for k, c in enumerate(coefficients)), ca.MX(0))
+        rate = sum((k * c * offset ** (k - 1) for k, c in enumerate(coefficients) if k), ca.MX(0))
+        self.signals[name] = (value, rate)
+        return value
+
+    # -- derivatives and sides --------------------------------------------------------------------------
+
+    def der(self, variable: ca.MX | str) -> ca.MX:
+        """The time derivative of a differential variable (for residuals, guards, resets, functionals) or a signal."""
+        for value, rate in self.signals.values():
+            if isinstance(variable, ca.MX) and value.__hash__() == variable.__hash__():
+                return rate
+        declared = self.lookup(variable, "der()")
+        if declared.signal is not None:
+            return self.signals[declared.name][1]
+        if declared.kind != "differential":
+            raise ModelError(f"der() needs a differential variable; '{declared.name}' is a {declared.kind}.")
+        return self.rates.setdefault(declared.name, ca.MX.sym(f"der({declared.name})", declared.size))
+
+    def post(self, variable: ca.MX | str) -> ca.MX:
+        """The value just after a transition.
+
+        Of a variable for implicit resets, memory updates and costs at events; of a derivative (`der`) for implicit
+        resets and costs at events.
+        """
+        rate = self.rate_name(variable)
+        if rate is not None:
+            return self.posts.setdefault(f"der({rate})", ca.MX.sym(f"post(der({rate}))", self.declarations[rate].size))
+        declared = self.lookup(variable, "post()")
+        if declared.kind not in ("differential", "algebraic"):
+            raise ModelError(
+                f"post() needs a differential or algebraic variable; '{declared.name}' is a {declared.kind}."
+            )
+        return self.posts.setdefault(declared.name, ca.MX.sym(f"post({declared.name})", declared.size))
+
+    def pre(self, variable: ca.MX | str) -> ca.MX:
+        """The value just before a transition of a variable or its derivative: the plain symbol."""
+        rate = self.rate_name(variable)
+        return self.lookup(variable, "pre()").symbol if rate is None else self.rates[rate]
+
+    def rate_name(self, symbol: Any) -> str | None:
+        """Name of the variable whose derivative a symbol is, None where it is none."""
+        if not isinstance(symbol, ca.MX):
+            return None
+        return next((name for name, rate in self.rates.items() if rate.__hash__() == symbol.__hash__()), None)
+
+    # -- lookups ------------------------------------------------------------------------------------
+
+    def lookup(self, variable: Any, where: str) -> Declaration:
+        """The declaration of a symbol or name."""
+        if isinstance(variable, str):
+            if variable in self.declarations:
+                return self.declarations[variable]
+        elif isinstance(variable, ca.MX) and variable.is_symbolic():
+            found = self.declarations.get(variable.name())
+            if found is not None and found.symbol.__hash__() == variable.__hash__():
+                return found
+        for name, (value, _) in self.signals.items():
+            if isinstance(variable, ca.MX) and value.__hash__() == variable.__hash__():
+                raise ModelError(f"{where}: '{name}' is a signal, an input from data, and not a variable.")
+        known = ", ".join(self.declarations) or "none"
+        raise ModelError(f"{where}: {variable} is not declared in model '{self.name}'.", remedy=f"Declared: {known}.")
+
+    def of_kind(self, kind: Kind) -> list[Declaration]:
+        """Declarations of one kind, in order."""
+        return [d for d in self.declarations.values() if d.kind == kind]
+
+    def assignments(self, values: Any, where: str, kinds: tuple[str, ...]) -> dict[str, ca.MX]:
+        """A mapping of variable to expression, by name; of None nothing."""
+        values = {} if values is None else labelled(where, values)
+        if not isinstance(values, Mapping):
+            raise ModelError(f"{where} must be a mapping of variable to expression, got {type(values).__name__}.")
+        found: dict[str, ca.MX] = {}
+        for key, value in values.items():
+            declared = self.lookup(key, where)
+            if declared.kind not in kinds:
+                raise ModelError(
+                    f"{where}: '{declared.name}' is a {declared.kind} variable, expected {' or '.join(kinds)}."
+                )
+            if declared.name in found:
+                raise ModelError(f"{where}: '{declared.name}' is given twice.")
+            what = f"{where}, '{declared.name}'"
+            found[declared.name] = expression(what, entries(what, declared.name, declared.size, value), declared.size)
+        return found
+
+    def _declare(self, name: str, kind: Kind, size: int, unit: str, description: str, **more: Any) -> ca.MX:
+        checked_name(kind, name)
+        if name in self.declarations or name == "t":
+            raise ModelError(f"The name '{name}' is taken.", remedy="Names are unique among all symbols; 't' is time.")
+        size = positive_size(name, size)
+        symbol = ca.MX.sym(name, size)
+        self.declarations[name] = Declaration(name, kind, size, symbol, unit=unit, description=description, **more)
+        return symbol

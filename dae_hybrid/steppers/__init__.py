@@ -1,0 +1,1 @@
+"""Events, sensitivities and adjoints for any integrator that steps: the base of small adapters."""

@@ -1,0 +1,87 @@
+"""Costs at given times: measurements along a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dae_hybrid.codegen.kernels import Kernel
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.records import MeasurementRecord
+
+if TYPE_CHECKING:
+    from dae_hybrid.port.native_plan import NativeRun
+    from dae_hybrid.system.system import HybridSystem
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """One cost of a functional at one time."""
+
+    functional: str
+    components: slice  # of all functionals
+    time: Kernel | float  # or p -> time and its derivative by p
+    of_mode: Callable[[int], Kernel] = field(repr=False)  # (t, x, m, p, data) -> value, and derivative by (x, m, p, t)
+    data: Array = field(repr=False)  # numbers in it; measurements that differ in them alone share their functions
+
+    def at(self, mode: int, t: float, x: Array, m: Array, p: Array) -> list[Array]:
+        """What is measured at a point of a mode, and its derivative by u = (x, m, p, t)."""
+        return self.of_mode(mode)(t, x, m, p, self.data)
+
+    def value(self, record: MeasurementRecord, p: Array) -> list[Array]:
+        """The same at a record."""
+        return self.at(record.mode.index, record.time, record.x, record.memory, p)
+
+    @cached_property
+    def movable(self) -> bool:
+        """Whether the time depends on the parameters."""
+        return isinstance(self.time, Kernel) and bool(self.time.function.jac_sparsity(0, 0).nnz())
+
+    def when(self, p: Array) -> float:
+        """The time."""
+        return float(self.time(p)[0][0]) if isinstance(self.time, Kernel) else self.time
+
+    def time_by(self, p: Array) -> Array:
+        """Derivative of the time by p."""
+        return np.asarray(self.time(p)[1][0]) if isinstance(self.time, Kernel) else np.zeros(p.size)
+
+    def moved(self, by_u: Array, record: MeasurementRecord, p: Array) -> Array:
+        """Derivative of a value by p through its time, from that of the value by u = (x, m, p, t)."""
+        return np.outer(measurement_rate(by_u, record), self.time_by(p))
+
+
+def measurement_rate(by_u: Array, record: MeasurementRecord) -> Array:
+    """Rate of a measured value along the run, from its derivative by u = (x, m, p, t)."""
+    n = record.x.size
+    return np.asarray(by_u[:, :n] @ record.xdot + by_u[:, -1])
+
+
+def measured(measurements: Sequence[Measurement], records: Sequence[MeasurementRecord], p: Array) -> list[list[Array]]:
+    """`Measurement.value` of records; of the same thing at many points in one call."""
+    places: dict[Kernel, list[int]] = {}
+    for i, record in enumerate(records):
+        places.setdefault(measurements[record.index].of_mode(record.mode.index), []).append(i)
+    found: list[list[Array]] = [[] for _ in records]
+    for kernel, own in places.items():
+        points = [records[i] for i in own]
+        t, x, m = (np.array([getattr(r, name) for r in points]) for name in ("time", "x", "memory"))
+        data = np.array([measurements[r.index].data for r in points])
+        for i, values in zip(own, kernel.over(t[:, None], x, m, p, data), strict=True):
+            found[i] = values
+    return found
+
+
+def measured_at_ends(system: HybridSystem, run: NativeRun) -> tuple[list[MeasurementRecord], list[MeasurementRecord]]:
+    """The measurements at the start and at the end of a whole run; those in between are in its record table."""
+    ends, t0, points = system.graph.ends, run.request.span[0], (run.start, run.end)
+    modes = system.modes[system.initial.mode], system.modes[run.mode]
+    waiting = [] if ends is None else ends.waiting
+    at_start, at_end = (
+        [MeasurementRecord(t, i, mode, at.x, at.xdot, at.m) for when, i in waiting if when == t]
+        for t, mode, at in zip((t0, run.t), modes, points, strict=True)
+    )
+    return at_start, at_end

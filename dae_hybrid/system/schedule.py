@@ -1,0 +1,122 @@
+"""The times at which the time events of a run are due."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.errors import NonFiniteError
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.native_plan import MEASURES, TURNS, Alarms, Knots
+from dae_hybrid.system.transition_map import TransitionMap, clock
+
+if TYPE_CHECKING:
+    from dae_hybrid.system.system import HybridSystem, ModeSystem
+
+#: ticks of a clock that are listed at once where a run has no known end, or more than so many
+TICKS, MOST_TICKS = 1000, 100_000
+
+
+def ticks_within(period: float, duration: float) -> int:
+    """How many ticks of a clock are listed at once for what is left of a run: some more than it has."""
+    left = duration / period if period > 0 else np.inf
+    return int(left) + 3 if left < MOST_TICKS else TICKS
+
+
+class Schedule:
+    """The time events of a run that began at `start` and may go on to `end`; times of `at=` are evaluated once."""
+
+    def __init__(self, system: HybridSystem, start: float, p: Array, end: float = np.inf) -> None:
+        self.system, self.start, self.p, self.end = system, start, p, end
+        self._once: dict[int, tuple[list[float], list[TransitionMap]]] = {}
+        self._alarms: tuple[Alarms, ...] = ()
+        self._until = np.inf
+
+    def time(self, transition: TransitionMap, count: int) -> float:
+        """The time of a transition, of an `every=` after so many periods."""
+        time = float(transition.kernels["time"](self.p, clock(self.start, count))[0][0])
+        if not np.isfinite(time) or (transition.kind == "every" and count and time <= self.start):
+            what = "period is not positive" if transition.kind == "every" else "time is not finite"
+            raise NonFiniteError(
+                f"The {what}: scheduled {time}.",
+                transition=transition.name,
+                mode=self.system.modes[transition.source].name,
+                time=self.start,
+                remedy="Check at= or every= of the transition at these parameters.",
+            )
+        return time
+
+    def once(self, mode: ModeSystem, first: float, last: float = np.inf) -> Iterator[tuple[float, TransitionMap]]:
+        """The `at=` transitions of a mode from one time to another, by time and in order of declaration."""
+        times, transitions = self._sorted(mode)
+        for i in range(bisect_left(times, first), len(times)):
+            if times[i] > last:
+                return
+            yield times[i], transitions[i]
+
+    def alarms(
+        self, t: float, measured: Sequence[tuple[float, int]], knots: Knots | None
+    ) -> tuple[tuple[Alarms, ...], float]:
+        """All time events, measurements and knots by mode, and until when: some after t are listed up to a number."""
+        if t >= self._until or not self._alarms:
+            self._until = np.inf if knots is None else knots.until
+            self._alarms = tuple(self._of_mode(mode, t, measured, knots) for mode in self.system.modes)
+        return self._alarms, self._until
+
+    def _of_mode(
+        self, mode: ModeSystem, t: float, measured: Sequence[tuple[float, int]], knots: Knots | None
+    ) -> Alarms:
+        link_of = {index: link for link, index in enumerate(mode.timed, start=len(mode.guarded))}
+        others = len(mode.guarded) + len(mode.timed)
+        once, transitions = self._sorted(mode)
+        turns = np.zeros(0) if knots is None else knots.times
+        times = [turns, np.array(once), np.array([when for when, _ in measured])]  # of one time knots are the first
+        counts = [
+            np.arange(turns.size),
+            np.zeros(len(once), dtype=np.int64),
+            np.array([i for _, i in measured], dtype=np.int64),
+        ]
+        links = [
+            [others + TURNS] * turns.size,
+            [link_of[t.index] for t in transitions],
+            [others + MEASURES] * len(measured),
+        ]
+        for transition in self.periodic(mode):
+            ticks, when = self._ticks(transition, t)
+            times.append(when)
+            counts.append(ticks)
+            links.append([link_of[transition.index]] * ticks.size)
+            self._until = min(self._until, float(1.5 * when[-1] - 0.5 * when[-2]))  # between two ticks
+        every, of = np.concatenate(times), np.concatenate([np.array(part, dtype=np.int64) for part in links])
+        order = np.argsort(every, kind="stable")
+        return Alarms(every[order], of[order], np.concatenate(counts)[order])
+
+    def _ticks(self, transition: TransitionMap, t: float) -> tuple[NDArray[np.int64], Array]:
+        """After how many periods a transition comes from a time on, and when."""
+        period = self.time(transition, 1) - self.start
+        first = max(1, int((t - self.start) // period))
+        counts = np.arange(first, first + ticks_within(period, self.end - t))
+        clocks = np.vstack((np.full(counts.size, self.start), counts))
+        p = np.tile(self.p[:, None], counts.size)
+        return counts, np.array(transition.kernels["time"].function(p, clocks))[0]
+
+    def periodic(self, mode: ModeSystem) -> list[TransitionMap]:
+        """The `every=` transitions of a mode."""
+        return [self.system.transitions[i] for i in mode.timed if self.system.transitions[i].kind == "every"]
+
+    def _sorted(self, mode: ModeSystem) -> tuple[list[float], list[TransitionMap]]:
+        kept, key = self.system.graph.kept, ("times", mode.index)
+        if key in kept:
+            fixed: tuple[list[float], list[TransitionMap]] = kept[key]
+            return fixed
+        if mode.index not in self._once:
+            single = [t for t in (self.system.transitions[i] for i in mode.timed) if t.kind == "at"]
+            pairs = sorted(((self.time(t, 0), i) for i, t in enumerate(single)))
+            self._once[mode.index] = [time for time, _ in pairs], [single[i] for _, i in pairs]
+            if not any(t.kernels["time"].function.jac_sparsity(0, k).nnz() for t in single for k in (0, 1)):
+                kept[key] = self._once[mode.index]  # at any parameters
+        return self._once[mode.index]

@@ -1,0 +1,139 @@
+"""Inputs from data: coefficients of the current interval, held in memory and changed at knots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import CubicSpline
+
+from dae_hybrid.codegen.kernels import Kernel
+from dae_hybrid.errors import NonFiniteError, OptionError
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.failure_messages import SUSPECTS, refuse_not_finite
+from dae_hybrid.statement.declarations import SignalData
+
+
+@dataclass(frozen=True, eq=False)
+class SignalTable:
+    """A signal's coefficients (knot, c_0, c_1, ...), f = sum of c_k (t - knot)^k, by interval.
+
+    Interval i reaches from knot i to knot i + 1; -1 is before the data and the last one after them.
+    """
+
+    data: SignalData
+    memory: slice  # where the coefficients are in the memory
+    values: Kernel  # p -> values at the knots
+    values_by_p: Kernel  # p -> their derivatives
+    _kept: dict[str, tuple[Any, Array]] = field(default_factory=dict, repr=False)  # of the latest parameters
+
+    def check(self, span: tuple[float, float]) -> None:
+        """Refuse a run that leaves the data."""
+        first, last = self.data.knots[0], self.data.knots[-1]
+        if not self.data.hold and not (first <= span[0] and span[1] <= last):
+            raise OptionError(
+                f"Signal '{self.data.name}' has data from {first:g} to {last:g}, the run goes from {span[0]:g} to "
+                f"{span[1]:g}.",
+                remedy="Give data for the whole run, or declare the signal with outside='hold'.",
+            )
+
+    def interval(self, t: float) -> int:
+        """Index of the interval that starts at or before t."""
+        return int(self.intervals(t))
+
+    def intervals(self, times: Array | float) -> NDArray[np.intp]:
+        """The same of several times."""
+        return np.searchsorted(self.data.knots, times, side="right") - 1
+
+    def next_knot(self, t: float) -> float:
+        """The next knot after t, infinity after the last."""
+        i = self.interval(t) + 1
+        return float(self.data.knots[i]) if i < self.data.knots.size else np.inf
+
+    def evaluate(self, memory: Array, t: Array) -> Array:
+        """Values at times, with the coefficients of their interval in one memory for all, or in (len(t), n_memory)."""
+        knot, *coefficients = memory[..., self.memory].T
+        return np.polynomial.polynomial.polyval(t - knot, np.array(coefficients), tensor=False)
+
+    def sensitivities(self, memory: Array, dm: Array, t: Array) -> Array:
+        """Derivatives (len(t), d) at these times, from those of the memory (n_memory, d), one for all or by time."""
+        of_coefficients = dm[..., self.memory, :][..., 1:, :]
+        powers = (t - memory[..., self.memory.start])[:, None] ** np.arange(of_coefficients.shape[-2])
+        return np.asarray(np.einsum("tk,...kd->td" if dm.ndim == 2 else "tk,tkd->td", powers, of_coefficients))
+
+    @cached_property
+    def movable(self) -> bool:
+        """Whether the values depend on the parameters."""
+        return bool(self.values.function.jac_sparsity(0, 0).nnz())
+
+    def coefficients(self, interval: int, p: Array) -> Array:
+        """(n_coefficients,) of an interval."""
+        found: Array = self.rows(p)[interval + 1]
+        return found
+
+    def derivatives(self, interval: int, p: Array) -> Array:
+        """Derivatives of an interval's coefficients, (n_coefficients, n_parameters)."""
+        return self.rows_along(p, None)[interval + 1]
+
+    def rows(self, p: Array) -> Array:
+        """Coefficients of all intervals, (n_knots + 1, n_coefficients); the first row is of interval -1."""
+        key, found = p.tobytes(), self._kept.get("rows")
+        if found is None or found[0] != key:
+            values = self.values(p)[0]
+            if not np.all(np.isfinite(values)):
+                raise NonFiniteError(
+                    f"Values of signal '{self.data.name}' are not finite at these parameters.",
+                    variables=[self.data.name],
+                    remedy=f"Check the values of the signal for {SUSPECTS}.",
+                )
+            rows = self._pieces(values[:, None])[:, :, 0]
+            rows[1:, 0], rows[0, 0] = self.data.knots, self.data.knots[0]
+            found = self._kept["rows"] = key, rows
+        return found[1]
+
+    def rows_along(self, p: Array, directions: Array | None) -> Array:
+        """Derivatives of `rows` along directions (n_parameters, d), or by all parameters."""
+        if not self.movable:
+            count = p.size if directions is None else directions.shape[1]
+            return np.broadcast_to(0.0, (self.data.knots.size + 1, self.memory.stop - self.memory.start, count))
+        key, found = p.tobytes(), self._kept.get("derivatives")
+        if found is None or found[0] != key:
+            by_p = self.values_by_p(p)[0]
+            refuse_not_finite(f"signal '{self.data.name}'", (by_p,), mode=None, time=None)
+            found = self._kept["derivatives"] = key, by_p
+        if directions is not None:
+            return self._pieces(found[1] @ directions)
+        whole = self._kept.get("pieces")
+        if whole is None or whole[0] is not found[1]:
+            whole = self._kept["pieces"] = found[1], self._pieces(found[1])
+        return whole[1]
+
+    def _pieces(self, values: Array) -> Array:
+        """`rows` but for the knots themselves, (n_knots + 1, n_coefficients, k); linear in values (n_knots, k)."""
+        knots, kind, size = self.data.knots, self.data.kind, self.memory.stop - self.memory.start
+        found = np.zeros((knots.size + 1, size, values.shape[1]))
+        found[0, 1], found[1:, 1] = values[0], values
+        if kind == "linear":
+            found[1:-1, 2] = np.diff(values, axis=0) / np.diff(knots)[:, None]
+        elif kind == "cubic":
+            found[1:-1, 2:] = np.moveaxis(CubicSpline(knots, values).c[2::-1], 1, 0)
+        return found
+
+
+def coefficients(signals: Sequence[SignalTable], intervals: Sequence[int], p: Array) -> Array:
+    """The coefficients of all signals in these intervals, one after the other as they stand in the memory."""
+    return np.concatenate([signal.coefficients(i, p) for signal, i in zip(signals, intervals, strict=True)])
+
+
+def derivatives(signals: Sequence[SignalTable], intervals: Sequence[int], p: Array) -> Array:
+    """Their derivatives, (n_coefficients, n_parameters)."""
+    return np.vstack([signal.derivatives(i, p) for signal, i in zip(signals, intervals, strict=True)])
+
+
+def entries(signals: Sequence[SignalTable]) -> NDArray[np.int64]:
+    """The places of all signals in the memory."""
+    return np.concatenate([np.arange(s.memory.start, s.memory.stop) for s in signals]) if signals else np.zeros(0, int)

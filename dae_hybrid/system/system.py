@@ -1,0 +1,495 @@
+"""The built system: immutable, every function differentiated and ready to call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import casadi as ca
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dae_hybrid.codegen.kernels import Kernel, NotPicklable, densified
+from dae_hybrid.codegen.products import operations
+from dae_hybrid.errors import OptionError, ParameterError
+from dae_hybrid.layout import Layout
+from dae_hybrid.numeric_input import MANY, as_mapping, in_order, real_array
+from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.numerics.crossings import Turn
+from dae_hybrid.numerics.matrices import Matrix, hstack
+from dae_hybrid.options import Options
+from dae_hybrid.port.integrator import Equations
+from dae_hybrid.port.native_plan import TransitionGraph
+from dae_hybrid.port.segment_rules import kept, kernel
+from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.system.excess import Reached
+from dae_hybrid.system.measurement import Measurement
+from dae_hybrid.system.signals import SignalTable, derivatives
+from dae_hybrid.system.transition_map import TransitionLinearisation, TransitionMap, clock
+from dae_hybrid.tables import align
+
+if TYPE_CHECKING:
+    from dae_hybrid.conditions.branches import BranchTable
+    from dae_hybrid.port.records import EventRecord, KnotRecord
+    from dae_hybrid.system.initial import InitialMap
+    from dae_hybrid.system.later import Later
+
+
+#: rows are completed so many at a time, or so many numbers
+ROWS, NUMBERS = 64, 10_000
+#: derivatives of rows are completed for so many numbers at a time
+ENTRIES = 1_000_000
+#: where nothing moved it, a state this many tolerances off a constraint is on it but for the integrator's error
+SLACK = 2.0
+#: and one this many roundings
+ROUNDINGS = 256.0
+
+
+@dataclass(frozen=True, eq=False)
+class ModeSystem(NotPicklable):
+    """One mode: its variables, its equations for the integrator, and what the core evaluates at points.
+
+    Kernels take ``(t, x, m, p)`` with ``x = (y, z)``; derivatives are by ``u = (x, m, p, t)``.
+
+    ============== ============================================================================
+    entry          x', guards, their rates, and the scale of rounding of each guard
+    closure        k and k_z of the algebraic equations
+    closure_by_u   k_u
+    landing        x, x' from (t, y, m, p), for eliminated algebraic variables
+    invariants     k, k_u and the size of the terms of k: the constraints of index 2
+    direction      D, see `formulation`
+    multipliers    lambda, mu, zeta and lambda' from (t, x, m, p, dG/dy, weights of the functionals)
+    terminal       terminal values and their derivative by u
+    adjoint_point  F_x and g_x
+    flow_by_u      F_u
+    ============== ============================================================================
+    """
+
+    name: str
+    index: int
+    differential: Layout
+    algebraic: Layout
+    equations: Equations
+    guarded: tuple[int, ...]  # transitions with a state guard, in order of declaration
+    timed: tuple[int, ...]  # transitions at times
+    guess: Array  # start of Newton's method for the algebraic variables
+    kernels: Mapping[str, Kernel]
+    formulation: str  # in words
+    explicit: ca.Function | None  # z as a function of (t, y, m, p), where the integrator sees y only
+    solved: Callable[[], ca.Function]  # makes the function for x from (t, integrator's state, m, p), consistent
+    solved_by_w: Callable[[], ca.Function]  # and that for its derivative by (y, m, p)
+    invariants: tuple[str, ...]  # names of the constraints that the state is kept on
+    fragile: bool  # whether [F_y' | F_z] could become singular, as far as the structure says
+
+    def not_finite(self, t: float, state: Array, m: Array, p: Array) -> tuple[list[str], list[int]]:
+        """Rates, equations and integrands that are NaN or infinite at a state of the integrator, and which guards."""
+        e = self.equations
+        flow, gained = kernel(e, "flow")(t, state, m, p)
+        names = [f"the rate of {name}" for name in self.differential.labels()]
+        names += [f"equation {i} for {', '.join(self.algebraic.names)}" for i in range(len(flow) - len(names))]
+        names += [f"the integrand of {name}" for name in e.functionals.labels()]
+        bad = [name for name, value in zip(names, (*flow, *gained), strict=True) if not np.isfinite(value)]
+        guards = kernel(e, "guards")(t, state, m, p)[0][: len(self.guarded)] if self.guarded else np.zeros(0)
+        return bad, np.flatnonzero(~np.isfinite(guards)).tolist()
+
+    def complete(self, t: float, state: Array, rate: Array, m: Array, p: Array) -> tuple[Array, Array]:
+        """x and x' from what the integrator ends a segment with."""
+        if self.explicit is None:
+            return state, rate
+        x, xdot, _ = self.kernels["landing"](t, state, m, p)
+        return x, xdot
+
+    def land(self, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
+        """x and x' that satisfy the equations and constraints to rounding, from x nearby."""
+        landed, rates, _ = self.kernels["landing"](t, x[: self.equations.n], m, p)
+        return landed, rates
+
+    def land_within(
+        self, t: float, x: Array, m: Array, p: Array, options: Options, rates: Array | None = None
+    ) -> Array | None:
+        """x on the constraints to rounding, None where it is not there to tolerance but for the integrator's error.
+
+        Tolerances below rounding ask for nothing; `rates` are those that y had before, for the rounding of the time.
+        """
+        ny, landed = self.differential.size, self.land(t, x, m, p)[0]
+        moved, allowed = np.abs(landed[:ny] - x[:ny]), options.allowed(self.differential, x[:ny])
+        if np.all(moved <= SLACK * allowed):
+            return landed
+        sizes = (
+            np.abs(x[:ny])
+            + np.abs(self.kernels["direction"](t, x, m, p)[0]) @ self.kernels["invariants"](t, x, m, p)[2]
+        )
+        if rates is not None:
+            sizes = sizes + abs(t) * np.abs(rates)
+        return landed if np.all(moved <= SLACK * allowed + ROUNDINGS * EPS * sizes) else None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the integrator's state is all of x, as it is."""
+        return not self.algebraic.size and not self.invariants
+
+    def complete_rows(self, t: Array, states: Array, m: Array, p: Array) -> Array:
+        """(n_t, n) values of x from (n_t, .) states of the integrator, and one memory for all or (n_t, n_memory)."""
+        if self.plain:
+            return states
+        found = np.zeros((t.size, self.variables.size))
+        many, memory, done = (
+            max(1, min(ROWS, NUMBERS // self.variables.size)),
+            np.broadcast_to(m, (t.size, m.shape[-1])),
+            0,
+        )
+        for size in dict.fromkeys((many, min(many, 8), 1)):
+            solve = self._solver(size) if t.size - done >= size else None
+            while solve is not None and t.size - done >= size:
+                rows = slice(done, done + size)
+                found[rows] = solve(t[rows], states[rows].ravel(), memory[rows].ravel(), p)[0].reshape(size, -1)
+                done += size
+        return found
+
+    def _solver(self, count: int) -> Kernel:
+        """`solved` of so many rows at once."""
+
+        def make() -> Kernel:
+            function = densified(self.solved())
+            with suppress(RuntimeError):  # what solves equations by iteration cannot be written out
+                function = function.expand()
+            return Kernel(function.map("rows", "serial", count, [3], []))
+
+        return kept(self.equations, ("rows", count), make)
+
+    def complete_sensitivities(
+        self, t: Array, states: Array, rows: Array, m: Array, dm: Array, p: Array, dp: Array
+    ) -> Array:
+        """(n_t, d, n) derivatives of x from (n_t, d, .) derivatives of the integrator's state.
+
+        The memory and its derivatives (n_memory, d) are those of all rows, or have n_t of them along a further axis.
+        """
+        if self.plain:
+            return rows
+        n, ny = self.variables.size, self.differential.size
+        if not len(t):
+            return np.zeros((0, rows.shape[1], n))
+        memory, nm = np.broadcast_to(m, (t.size, m.shape[-1])), m.shape[-1]
+        found, some = np.zeros((t.size, rows.shape[1], n)), max(1, ENTRIES // (n * (ny + nm + p.size)))
+        for first in range(0, t.size, some):
+            part = slice(first, first + some)
+            of_memory = np.broadcast_to(dm, (t.size, *dm.shape[-2:]))[part]
+            by_w = np.asarray(self.solved_by_w()(t[None, part], states[part].T, memory[part].T, p))
+            by_w = by_w.reshape(n, len(of_memory), -1)
+            found[part] = np.einsum("xty,tdy->tdx", by_w[:, :, :ny], rows[part, :, :ny])
+            found[part] += np.einsum("xtm,tmd->tdx", by_w[:, :, ny : ny + nm], of_memory)
+            found[part] += np.einsum("xtp,pd->tdx", by_w[:, :, ny + nm :], dp)
+        return found
+
+    def onto_constraints(self, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
+        """The projection of dw = d(y, m) onto the constraints of index 2: dw - D (k_w dw + k_p dp).
+
+        D with zero rows for the memory (n_w, n_k), and (k_w, k_p) (n_k, n_w + n_p).
+        """
+        by_w = self.constraint_slopes(t, x, m, p)
+        direction = np.zeros((self.differential.size + m.size, by_w.shape[0]))
+        direction[: self.differential.size] = self.kernels["direction"](t, x, m, p)[0]
+        return direction, by_w
+
+    def constraint_slopes(self, t: float, x: Array, m: Array, p: Array) -> Matrix:
+        """(k_w, k_p) of the constraints of index 2, (n_k, n_w + n_p)."""
+        by_u = self.kernels["invariants"](t, x, m, p)[1]
+        return hstack((by_u[:, : self.differential.size], by_u[:, self.variables.size : -1]))
+
+    @cached_property
+    def variables(self) -> Layout:
+        """Layout of x = (y, z)."""
+        return Layout(self.differential.blocks + self.algebraic.blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class HybridSystem(NotPicklable):
+    """A model, checked, differentiated and compiled; made by `HybridModel.build`.
+
+    Attributes
+    ----------
+    name : str
+    parameters, memory, functionals : Layout
+        Names and sizes, in order of declaration.
+    nominal : ndarray, shape (n_parameters,)
+        Nominal parameter values.
+    modes : tuple of ModeSystem
+    transitions : tuple of TransitionMap
+    native : bool
+        Whether a call that is made now is carried out by functions that are compiled to machine code.
+    """
+
+    name: str
+    parameters: Layout
+    memory: Layout
+    functionals: Layout
+    nominal: Array
+    modes: tuple[ModeSystem, ...]
+    transitions: tuple[TransitionMap, ...]
+    graph: TransitionGraph
+    initial: InitialMap
+    signals: tuple[SignalTable, ...]
+    measurements: tuple[Measurement, ...]
+    compiled: bool
+    branches: BranchTable  # relations that are no events
+    assumed_smooth: tuple[str, ...]  # expressions whose relations do not become events
+    note: str  # why the functions are not compiled, where they are too long for that
+    frozen: Mapping[str, str | None]  # memory to the variable it is of, None for general memory
+    labels: Mapping[str, str]  # "name [unit]" or description, for plots
+    later: Later | None = None  # what has the code when the compiler is done
+
+    @property
+    def native(self) -> bool:
+        """See the attributes."""
+        return self.current().compiled
+
+    def current(self) -> HybridSystem:
+        """What carries out a call that is made now: this system, or where its code comes later what there is of it.
+
+        A failure of the compiler is said here.
+        """
+        return self if self.later is None else self.later.current()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the compiler of ``build(native="later")``.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most.
+
+        Returns
+        -------
+        bool
+            `native`: False where the compiler has failed, is still at work, or was not asked.
+
+        Examples
+        --------
+        >>> from dae_hybrid.problems import hybrid_ode
+        >>> system = hybrid_ode.model().build(native="later")
+        >>> system.wait()
+        True
+        """
+        if self.later is not None:
+            self.later.wait(timeout)
+        return self.native
+
+    def parameter_vector(self, given: Mapping[str, ArrayLike] | ArrayLike | None) -> Array:
+        """Nominal values overlaid with `given`: by name, or all values in order of declaration.
+
+        Parameters
+        ----------
+        given : mapping, labelled array or array, optional
+            A mapping of names to values; ``"k[1]"`` is an entry of a vector. A pandas Series with an index of its own,
+            a DataFrame of one row, an xarray DataArray with coordinates, a named tuple and a NumPy record are read as
+            mappings, in any order. Everything else, a Series with the default index included, is all values in order
+            of declaration.
+
+        Returns
+        -------
+        ndarray, shape (n_parameters,)
+
+        Raises
+        ------
+        ParameterError
+            A name that is unknown or given twice, wrong length, or a value that is not a finite real number.
+        """
+        values = self.nominal.copy()
+        if given is None:
+            return values
+        try:
+            given = as_mapping(given)
+        except ValueError as reason:
+            raise ParameterError(f"parameters of '{self.name}' {reason}.") from None
+        if not isinstance(given, Mapping):
+            values[:] = _numbers(f"parameters of '{self.name}'", given, self.parameters.labels())
+            return values
+        seen = np.zeros(values.size, dtype=bool)
+        for name, value in given.items():
+            part = self._parameter_slice(name)
+            labels = self.parameters.labels()[part]
+            if seen[part].any():
+                raise ParameterError(f"parameter {name!r} is given twice, as a whole and by its entries.")
+            seen[part] = True
+            values[part] = _numbers(f"parameter {name!r}", value, labels)
+        return values
+
+    def _parameter_slice(self, name: object) -> slice:
+        """Where a parameter is, or an entry of one, in the flat vector."""
+        if isinstance(name, str):
+            if name in self.parameters:
+                return self.parameters[name]
+            with suppress(ValueError):
+                return slice(i := self.parameters.labels().index(name), i + 1)
+        position = "" if isinstance(name, str) else " To give all values by position, pass an array without labels."
+        raise ParameterError(
+            f"Unknown parameter {name!r}.",
+            remedy=f"Parameters: {', '.join(self.parameters.names) or 'none'}.{position}",
+        )
+
+    def parameter_indices(self, wrt: Any) -> tuple[int, ...]:
+        """Flat indices of the parameters named by `wrt`; None is all of them."""
+        if wrt is None:
+            return tuple(range(self.parameters.size))
+        try:
+            names = [wrt] if isinstance(wrt, str) else [str(name) for name in wrt]
+        except TypeError:
+            raise ParameterError(f"wrt must be a name or names of parameters, got {wrt!r}.") from None
+        if not names:
+            raise ParameterError("wrt is empty.", remedy="Name at least one parameter, or leave wrt out for all.")
+        indices: list[int] = []
+        for name in names:
+            if name not in self.parameters:
+                raise ParameterError(
+                    f"wrt: unknown parameter {name!r}.",
+                    remedy=f"Parameters: {', '.join(self.parameters.names) or 'none'}.",
+                )
+            part = self.parameters[name]
+            if part.start in indices:
+                raise ParameterError(f"wrt names '{name}' twice.")
+            indices.extend(range(part.start, part.stop))
+        return tuple(indices)
+
+    def functional_name(self, functional: str | None) -> str:
+        """That name, checked; None is the only functional of the model."""
+        names = self.functionals.names
+        remedy = f"Functionals: {', '.join(names) or 'none'}."
+        if functional is None:
+            if len(names) != 1:
+                raise ParameterError(f"Name the functional: model '{self.name}' has {len(names)}.", remedy=remedy)
+            return names[0]
+        if not isinstance(functional, str) or functional not in self.functionals:
+            raise ParameterError(f"Unknown functional {functional!r}.", remedy=remedy)
+        return functional
+
+    def signal(self, name: str) -> SignalTable | None:
+        """The signal of that name, None where it is something else."""
+        return next((signal for signal in self.signals if signal.data.name == name), None)
+
+    def knot_derivatives(self, knot: KnotRecord, p: Array) -> Array:
+        """Derivatives of what a knot writes into the memory, (n_entries, n_parameters)."""
+        return derivatives(self.signals, knot.intervals, p)
+
+    def turns(self, found: list[tuple[Equations, Turn]]) -> tuple[tuple[int, Turn], ...]:
+        """Turns of guards of transitions, by mode."""
+        if not found:
+            return ()
+        by_equations = {id(mode.equations): mode for mode in self.modes}
+        pairs = ((by_equations[id(e)], turn) for e, turn in found)
+        return tuple((mode.index, turn) for mode, turn in pairs if turn.guard < len(mode.guarded))
+
+    def linearise(self, event: EventRecord, p: Array, start: float, conditions: Conditions) -> TransitionLinearisation:
+        """The linearised transition of a record, of a run that began at `start`."""
+        transition = self.transitions[event.index]
+        source = self.modes[transition.source]
+        target = None if transition.target is None else self.modes[transition.target]
+
+        def reached() -> Reached:
+            return self._reached(event, p, start)
+
+        earlier = None if event.earlier is None else reached
+        return transition.linearise(source, target, event, p, clock(start, event.count), conditions, earlier)
+
+    def _reached(self, event: EventRecord, p: Array, start: float) -> Reached:
+        """What neighbouring runs have where an event fires, by what they have before the first one of its instant."""
+        if event.earlier is None:
+            source = self.modes[self.transitions[event.index].source]
+            n_w = source.differential.size + event.memory_minus.size
+            return Reached(np.eye(n_w, n_w + p.size), None, event, source)
+        before, tau, first, source = self._reached(event.earlier, p, start)
+        directions = np.eye(p.size, before.shape[1], before.shape[1] - p.size)
+        map_ = self.linearise(event.earlier, p, start, Conditions(strict=False))
+        tau, after, _ = map_.forward(before, directions, tau)
+        return Reached(after, tau, first, source)
+
+    def describe(self) -> str:
+        """What `build` found: every mode with its formulation and variables, as a table.
+
+        Examples
+        --------
+        >>> from dae_hybrid.problems import ball_on_rope
+        >>> print(ball_on_rope.system().describe())  # doctest: +NORMALIZE_WHITESPACE
+        mode    formulation                       differential  algebraic  integrated as
+        flight  Hessenberg index 1                x, y, vx, vy  z          ODE
+        swing   Hessenberg index 2 (2 constraints) x, y, vx, vy  z, mu     ODE, reduced
+        """
+        rows = [["mode", "formulation", "differential", "algebraic", "integrated as"]]
+        for mode in self.modes:
+            form = "ODE" if mode.equations.n == mode.differential.size else "DAE"
+            if mode.invariants:
+                form += ", as it stands" if mode.equations.index == 2 else ", reduced"
+            names = (", ".join(layout.names) for layout in (mode.differential, mode.algebraic))
+            rows.append([mode.name, mode.formulation, *names, form])
+        tables = [rows]
+        products = [mode for mode in self.modes if "pullback" in mode.equations.compiled]
+        if products:
+            counts = [["mode", "directions by", "operations", "adjoint by", "operations", "of a Jacobian"]]
+            for mode in products:
+                compiled, whole = mode.equations.compiled, operations(mode.equations.functions["linearised"].function)
+                forward = compiled.get("tangent")
+                count = whole if forward is None else operations(forward.function)
+                back = operations(compiled["pullback"].function)
+                by = "Jacobian" if forward is None else "products"
+                counts.append([mode.name, by, f"{count:,}", "products", f"{back:,}", f"{whole:,}"])
+            tables.append(counts)
+        lifted: dict[str, list[str]] = {}
+        for transition in self.transitions:
+            if transition.relation is not None:
+                kind = "kink" if transition.is_kink else "event"
+                own = lifted.setdefault(f"{kind}: {transition.relation.memory}", [])
+                own += [name] if (name := self.modes[transition.source].name) not in own else []
+        if lifted:
+            tables.append([["relation", "in modes"], *([text, ", ".join(names)] for text, names in lifted.items())])
+        if self.assumed_smooth:
+            tables.append([["taken as smooth"], *([text] for text in self.assumed_smooth)])
+        aligned = [align(table, left=range(5)) for table in tables]
+        return "\n\n".join("\n".join(line.rstrip() for line in (head, *body)) for head, _, *body in aligned)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of every run of the system."""
+        smooth = ", ".join(self.assumed_smooth)
+        said = f"Taken as smooth, by dh.smooth: {smooth}. Derivatives are wrong where it jumps." if smooth else ""
+        return tuple(note for note in (self.note, said) if note)
+
+    def __repr__(self) -> str:
+        return (
+            f"<HybridSystem '{self.name}': {len(self.modes)} modes, {len(self.transitions)} transitions, "
+            f"{self.parameters.size} parameters, {'compiled' if self.native else 'interpreted'}>"
+        )
+
+
+def check_built(system: object) -> HybridSystem:
+    """What carries out a call on this system; anything that is not a built one is refused."""
+    if not isinstance(system, HybridSystem):
+        raise OptionError(
+            f"The first argument must be a built HybridSystem, got {type(system).__name__}.",
+            remedy="Call build() on the model first.",
+        )
+    return system.current()
+
+
+def _numbers(what: str, value: Any, labels: Sequence[str]) -> Array:
+    """Finite numbers, one for each label."""
+    try:
+        array = np.atleast_1d(real_array(in_order(value, labels)))
+    except ValueError as reason:
+        raise ParameterError(f"{what} {reason}.") from None
+    if array.shape != (len(labels),):
+        names = ", ".join(labels[:MANY]) + ", ..." * (len(labels) > MANY)
+        raise ParameterError(
+            f"{what}: {len(labels)} value{'s' * (len(labels) != 1)} needed{f' ({names})' * bool(labels)}, got shape "
+            f"{np.shape(value)}.",
+            remedy=None if len(labels) == 1 else "To change only some parameters, pass a mapping of names to values.",
+        )
+    bad = np.flatnonzero(~np.isfinite(array)).tolist()
+    if bad and len(labels) == 1:
+        raise ParameterError(f"{what} must be finite, got {array[0]}.")
+    if bad:
+        found = ", ".join(f"'{labels[i]}' (index {i}) is {array[i]}" for i in bad[:MANY])
+        more = f", and {len(bad) - MANY} more are not" if len(bad) > MANY else ""
+        raise ParameterError(f"{what}: values must be finite, but {found}{more}.")
+    return array

@@ -1,0 +1,600 @@
+"""The map across a transition and its linearisation.
+
+With ``w = (y, m)``, the differential state and the memory, a transition is ``h(w-, p, t) = 0`` for the
+event time and ``w+ = R(w-, p, t)``. Total derivatives run through the algebraic equations on both
+sides by the implicit function theorem. Then (SR eq. 6 and 28, solved; tau = dt/dp, S = dw/dp)
+
+    D   = h_w wdot- + h_t                                              SR eq. 4
+    tau = -(h_w S- + h_p) / D                                          SR eq. 6b, 27
+    S+  = R_w (S- + wdot- tau) + R_p + R_t tau - wdot+ tau             SR eq. 6c
+    dG  = (g- - g+) tau                                                SR eq. 8
+
+and its transpose, with L = dG/dw,
+
+    c   = L+ . (R_w wdot- + R_t - wdot+) + g- - g+
+    L-  = R_w^T L+ - h_w^T c / D,      dG/dp += R_p^T L+ - h_p^T c / D
+
+One object, `TransitionLinearisation`, carries the numbers and goes both ways.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.sparse import csc_array, issparse
+
+from dae_hybrid.codegen.kernels import Kernel
+from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
+from dae_hybrid.layout import Layout
+from dae_hybrid.numerics.algebraic import RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
+from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.numerics.matrices import LARGE, Matrix, column, dense, hstack, identity, is_finite, row_maxima, vstack
+from dae_hybrid.numerics.operators import Operator, of, solution
+from dae_hybrid.options import Options
+from dae_hybrid.port.failure_messages import SUSPECTS, refuse_not_finite, said
+from dae_hybrid.port.point import StatePoint
+from dae_hybrid.statement.declarations import Bound, Relation
+from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.system.excess import Reached
+from dae_hybrid.system.projection import nearest_point
+from dae_hybrid.system.reinitialisation import arrival_derivative, refuse_singular_entry, undetermined
+
+#: up to this many numbers Python is quicker than NumPy
+SHORT = 16
+#: a drift within this many roundings of its terms is none
+DRIFT_ROUNDINGS = 64.0
+#: what is off by no more than so many tolerances of the state may be zero: errors add up along a run
+KNOWN = 100.0
+#: a guard whose rate is below this share of its range over the time of the run does not cross
+GRAZING = 1e-9
+
+if TYPE_CHECKING:
+    from dae_hybrid.port.records import EventRecord
+    from dae_hybrid.system.system import ModeSystem
+
+
+def all_finite(values: Array) -> bool:
+    """Whether every entry is finite; quick for short arrays."""
+    if values.size <= SHORT:
+        return all(map(math.isfinite, values.tolist()))
+    return bool(np.isfinite(values).all())
+
+
+CLOCK = 2  # (start time, count)
+
+
+def clock(start: float, count: int) -> Array:
+    """What a trigger needs to know of time events: the start of the run and how many periods have passed."""
+    return np.array([start, float(count)])
+
+
+def vanishes(values: Array, sizes: Array, roundings: float) -> bool:
+    """Whether every entry is zero to this many roundings of its terms; NaN and infinity are not.
+
+    Terms without a finite size, such as a root at zero, leave exact zeros.
+    """
+    limit = roundings * EPS
+    if values.size <= SHORT:
+        pairs = zip(values.ravel().tolist(), sizes.ravel().tolist(), strict=True)
+        return all(v == 0.0 or (abs(v) <= limit * s and s < math.inf) for v, s in pairs)
+    return bool(np.all((values == 0.0) | ((np.abs(values) <= limit * sizes) & (sizes < np.inf))))
+
+
+def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Matrix:
+    """Derivative of u = (y, z, m, p, t) by (w, p, t) = (y, m, p, t) along the mode's algebraic equations.
+
+    Shape (n + n_memory + n_parameters + 1, n_differential + n_memory + n_parameters + 1).
+    """
+    ny, nz = mode.differential.size, mode.algebraic.size
+    size = ny + nz + m.size + p.size + 1
+    if nz == 0:
+        return identity(size)
+    by_u = mode.kernels["closure_by_u"](t, x, m, p)[0]
+    if nz > LARGE:
+        return _chain_of_many(mode, t, by_u)
+    kept = np.r_[0:ny, ny + nz : size]
+    result = np.zeros((size, size - nz))
+    result[kept, np.arange(kept.size)] = 1.0
+    try:
+        result[ny : ny + nz] = -np.linalg.solve(by_u[:, ny : ny + nz], by_u[:, kept])
+    except np.linalg.LinAlgError:
+        raise _not_differentiable(mode, t) from None
+    refuse_not_finite("an equation for algebraic variables", (result,), mode=mode.name, time=t)
+    return result
+
+
+def _not_differentiable(mode: ModeSystem, t: float) -> ConsistencyError:
+    return ConsistencyError(
+        "k_z is singular: the algebraic variables are not differentiable here.",
+        mode=mode.name,
+        time=t,
+        variables=mode.algebraic.names,
+    )
+
+
+def _chain_of_many(mode: ModeSystem, t: float, by_u: Matrix) -> Operator:
+    """The chain of many algebraic variables, known by its products."""
+    ny, nz = mode.differential.size, mode.algebraic.size
+    refuse_not_finite("an equation for algebraic variables", (by_u,), mode=mode.name, time=t)
+    end, by_u = ny + nz, csc_array(by_u)
+    try:
+        solved = solution(by_u[:, ny:end], hstack((by_u[:, :ny], by_u[:, end:])))
+    except np.linalg.LinAlgError:
+        raise _not_differentiable(mode, t) from None
+    return Operator(
+        (by_u.shape[1], by_u.shape[1] - nz),
+        lambda v: np.vstack((v[:ny], solved @ v, v[ny:])),
+        lambda v: np.hstack((v[:, :ny], v[:, end:])) + v[:, ny:end] @ solved,
+    )
+
+
+def _cancels(matrix: Matrix, sizes: Matrix) -> bool:
+    """Whether every entry of a matrix vanishes against its terms."""
+    if issparse(sizes):
+        return bool(row_maxima(matrix).max(initial=0.0) <= RANK_TOLERANCE * row_maxima(sizes).min(initial=np.inf))
+    return vanishes(dense(matrix), sizes, RANK_TOLERANCE / EPS)
+
+
+@dataclass(frozen=True)
+class TransitionLinearisation:
+    """A transition linearised at one of its firings; see the module for the symbols.
+
+    Shapes: h_w (n_w-), h_p (n_p), R_w (n_w+, n_w-), R_p (n_w+, n_p), R_t (n_w+), flow_minus (n_w-),
+    flow_plus (n_w+), integrand_minus and integrand_plus (k). `cost` (k, n_w- + n_p + 1) is the derivative of the
+    costs of this event by (w-, p, t), None where it has none.
+    """
+
+    h_w: Array
+    h_p: Array
+    rate: float  # D
+    R_w: Matrix
+    R_p: Matrix
+    R_t: Array
+    flow_minus: Array
+    flow_plus: Array
+    integrand_minus: Array
+    integrand_plus: Array
+    follows: bool = False  # the time is that of the event before, not that of the guard
+    cost: Array | None = None
+
+    def select(self, components: list[int]) -> TransitionLinearisation:
+        """The same transition for some components of the functionals."""
+        return replace(
+            self,
+            integrand_minus=self.integrand_minus[components],
+            integrand_plus=self.integrand_plus[components],
+            cost=None if self.cost is None else self.cost[components],
+        )
+
+    def refuse_not_finite(self, event: EventRecord) -> None:
+        """Refuse a linearisation that has no numbers; of the functionals it speaks for those that it was made for."""
+        given = (self.h_w, self.h_p, self.R_w, self.R_p, self.R_t, self.flow_minus, self.flow_plus)
+        what = f"transition '{event.transition}'"
+        of: dict[str, Any] = {"transition": event.transition, "time": event.time}
+        refuse_not_finite(what, given, mode=event.source, **of)
+        integrands = (self.integrand_minus, self.integrand_plus)
+        refuse_not_finite(f"an integrand at {what}", integrands, mode=event.target or event.source, **of)
+        if self.cost is not None:
+            refuse_not_finite(f"a cost of {what}", (self.cost,), mode=event.source, **of)
+
+    @property
+    def drift(self) -> Array:
+        """R_w wdot- + R_t - wdot+: what a shift of the event time does to the state after it."""
+        return self.R_w @ self.flow_minus + self.R_t - self.flow_plus
+
+    def forward(self, before: Array, directions: Array, earlier: Array | None = None) -> tuple[Array, Array, Array]:
+        """Carry dw across: (n_w-, d) and dp (n_p, d) to tau (d,), dw+ (n_w+, d) and dG (k, d).
+
+        `earlier` is tau of the event before at the same instant, zero where there is none.
+        """
+        if self.follows:
+            tau = np.zeros(directions.shape[1]) if earlier is None else earlier
+        else:
+            tau = self._time(before, directions)
+        after = self.R_w @ before + self.R_p @ directions + self.drift[:, None] * tau
+        gained = (self.integrand_minus - self.integrand_plus)[:, None] * tau
+        if self.cost is not None:
+            nw = before.shape[0]
+            gained = gained + self.cost[:, :nw] @ before + self.cost[:, nw:-1] @ directions
+            gained = gained + self._cost_rate[:, None] * tau
+        return tau, after, gained
+
+    @property
+    def _cost_rate(self) -> Array:
+        """What a shift of the event time does to the costs of this event."""
+        if self.cost is None:
+            return np.zeros_like(self.integrand_minus)
+        return np.asarray(self.cost[:, : self.flow_minus.size] @ self.flow_minus + self.cost[:, -1])
+
+    def _time(self, before: Array, directions: Array) -> Array:
+        """dt/dp along the directions (SR eq. 27)."""
+        return np.asarray((self.h_w @ before + self.h_p @ directions) / -self.rate)
+
+    def backward(self, after: Array, clock: Array) -> tuple[Array, Array, Array]:
+        """Carry L = dG/dw back: (k, n_w+) to (k, n_w-), the share of dG/dp (k, n_p), and dG/dt for the event before.
+
+        `clock` (k,) is dG/dt of what reads the time of this event: a terminal value, or an event that follows it.
+        """
+        c = after @ self.drift + self.integrand_minus - self.integrand_plus + clock
+        before, share = after @ self.R_w, after @ self.R_p
+        if self.cost is not None:
+            nw = before.shape[1]
+            c, before, share = c + self._cost_rate, before + self.cost[:, :nw], share + self.cost[:, nw:-1]
+        sizes = abs(after) @ self._drift_size + abs(self.integrand_minus) + abs(self.integrand_plus) + abs(clock)
+        c[abs(c) <= DRIFT_ROUNDINGS * EPS * sizes] = 0.0  # nothing but rounding: rates and integrand are continuous
+        if self.follows:
+            return before, share, c
+        if c.any():
+            weight = (c / self.rate)[:, None]
+            before, share = before - weight * self.h_w, share - weight * self.h_p
+        return before, share, np.zeros_like(c)
+
+    @property
+    def _drift_size(self) -> Array:
+        """What the drift is summed from, in magnitude."""
+        return np.asarray(abs(self.R_w) @ abs(self.flow_minus) + abs(self.R_t) + abs(self.flow_plus))
+
+
+@dataclass(frozen=True, eq=False)
+class TransitionMap:
+    """One transition of the built system.
+
+    ============ =================================== =====================================================
+    kernel       inputs                              outputs
+    ============ =================================== =====================================================
+    time         p, clock                            scheduled time (timed only)
+    jump         t, x-, m-, p                        x+, m+, xi, Phi and the size of its terms with continuous z+,
+                                                     where Newton's method starts else, and the target's `entry`
+    after        t, x-, m-, xi, p                    x+, m+, Phi, dPhi/dxi with m+ following, sizes of the terms
+                                                     of both
+    linear       t, x-, m-, xi, p                    y+, m+ and Phi, each by u- and by xi; sizes of the terms of
+                                                     dPhi/dxi; the start of z+ by u-
+    conditions   t, x-, m-, p                        the reset's equations without unknowns, by u-, and the sizes of
+                                                     their terms
+    cost         t, x-, m-, xi, p                    costs of all functionals, by u-, by xi (where there are any)
+    tangent      t, x-, m-, x+, m+, p, clock         h by (w-, p, t); where xi is z+ and z+ is continuous (y+, m+)
+                                                     by (w-, p, t); y'-, g-, y'+, g+; where xi is z+ dPhi/dxi and
+                                                     the sizes of its terms
+    ============ =================================== =====================================================
+
+    xi are the unknowns of the arrival: the entries `free` of y+, then z+, then the reset's own `unknowns`, then
+    multipliers of a projection; Phi(xi) = 0 are its equations. `clock` is (start time, count): a periodic
+    transition fires for the count-th time at start + count period.
+    """
+
+    name: str
+    index: int
+    source: int
+    target: int | None
+    direction: int
+    on_entry: str
+    kind: str  # "guard", "at" or "every"
+    kernels: Mapping[str, Kernel]
+    free: tuple[int, ...]
+    unknowns: Layout
+    labels: tuple[str, ...]  # of the entries of xi
+    simple: bool  # xi is z+ alone
+    helping: tuple[int, ...]  # the target's constraints that are among the equations for xi
+    equations: tuple[str, ...]  # names of the equations for xi
+    conditions: tuple[str, ...]  # and of those of the reset that have no unknowns
+    movable: bool  # its time depends on the parameters or the state
+    surface: str = ""  # the guard as text
+    projects: bool = False  # whether xi is that of a projection
+    refusal: str = ""  # why a run cannot go on where it fires
+    clock: str = ""  # of periodic transitions: what it has in common with others that tick together
+    bound: Bound | None = None  # what is passed there
+    becomes: bool = False  # fires where its guard has become negative by another transition, too
+    jumps: bool = False  # its guard may jump across zero where a relation changes
+    relation: Relation | None = None  # whose memory it changes
+    keeps: bool = False  # its guard after it is what it was before, whatever the values
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it is a condition on its mode: no run goes on where it fires, and other transitions go first."""
+        return bool(self.refusal) or self.bound is not None
+
+    @property
+    def is_kink(self) -> bool:
+        """Whether all rates are continuous where it fires by its own guard: derivatives are, too."""
+        return self.relation is not None and self.relation.is_kink
+
+    @property
+    def is_sided(self) -> bool:
+        """Whether it fires wherever its guard gets to the other side, by leaving zero as well as by crossing it."""
+        return self.relation is not None or self.jumps
+
+    @property
+    def matters(self) -> bool:
+        """Whether it makes a difference for derivatives that it fires before another one, or after it."""
+        return not (self.refuses or self.is_kink)
+
+    def title(self, memory: Array) -> str:
+        """Its name in a record, by the memory after it: ``"x < p" became true``."""
+        if self.relation is None:
+            return self.name
+        value = float(memory[self.relation.entry])
+        became = f"{value:g}" if not self.relation.is_condition else "true" if value else "false"
+        return f'"{self.relation.memory}" became {became}'
+
+    def apply(
+        self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options, rates: Array | None = None
+    ) -> tuple[StatePoint, Array]:
+        """The point after the transition, consistent with the target mode (SR eq. 3, 16, 24), and xi.
+
+        Algebraic variables are continuous where that is consistent; otherwise they solve the target's
+        equations, starting from their old values. `rates` are those that the target's y had before.
+        """
+        after, memory, xi, phi, phi_size, start, *entry = self.kernels["jump"](t, x, m, p)
+        moved = False
+        if not vanishes(phi, phi_size, RESIDUAL_ROUNDINGS):
+            xi, moved = self._arrive(target, t, x, m, start, xi, p), True
+        solved = bool(self.unknowns.size or self.free)
+        if moved or solved:
+            after, memory, _, by_xi, by_xi_size, _ = self.kernels["after"](t, x, m, xi, p)
+            if solved:
+                self._refuse_singular(target, t, by_xi, by_xi_size)
+        if target.invariants and all_finite(after):
+            after, moved = self._on_constraints(target, t, after, memory, p, options, rates), True
+        if moved:
+            entry = target.kernels["entry"](t, after, memory, p)
+        if not (all_finite(after) and all_finite(memory)):
+            raise NonFiniteError(
+                "The reset gives NaN or infinity.",
+                transition=self.name,
+                mode=target.name,
+                time=t,
+                variables=self._not_finite(target, after),
+                remedy=f"Check reset= and memory= of the transition for {SUSPECTS}.",
+            )
+        if target.fragile and all_finite(after):
+            refuse_singular_entry(target, t, after, memory, p, options, self.name)
+        if not all_finite(entry[0]):
+            raise NonFiniteError(
+                "The equations are not finite after the transition"
+                + said(target.not_finite(t, after[: target.equations.n], memory, p)[0]),
+                transition=self.name,
+                mode=target.name,
+                time=t,
+                remedy=f"Check the equations of the mode, at the values that the reset gives, for {SUSPECTS}.",
+            )
+        return StatePoint(after, memory, *entry), xi
+
+    def refuse_unmet(self, source: ModeSystem, t: float, before: StatePoint, p: Array, options: Options) -> None:
+        """Refuse to fire where the conditions on what was before do not hold to the accuracy of the state.
+
+        Raises
+        ------
+        ConsistencyError
+            Names them, with their values.
+        """
+        if not self.conditions:
+            return
+        x = before.x
+        values, by_u, sizes = self.kernels["conditions"](t, x, before.m, p)
+        by_x = abs(by_u[:, : x.size])
+        reach = KNOWN * by_x @ options.allowed(source.variables, x)
+        rounding = RESIDUAL_ROUNDINGS * EPS * (sizes + abs(t) * by_x[:, : before.xdot.size] @ abs(before.xdot))
+        wrong = ~(np.abs(values) <= np.maximum(reach, rounding))
+        if np.any(wrong):
+            named = [
+                f"{name} ({value:.3g})" for name, value, bad in zip(self.conditions, values, wrong, strict=True) if bad
+            ]
+            raise ConsistencyError(
+                f"What has to hold where the transition fires does not hold there: {', '.join(named)}.",
+                transition=self.name,
+                mode=source.name,
+                time=t,
+                variables=source.differential.names,
+                remedy="Let the transition fire where it holds, by its guard or that of one just before, or give a "
+                "reset that leads there.",
+            )
+
+    def _refuse_singular(self, target: ModeSystem, t: float, by_xi: Array, by_xi_size: Array) -> None:
+        """Values after a reset may be anything where its equations are singular, and satisfied all the same."""
+        if not is_finite(by_xi):
+            return
+        try:
+            closed_by_continuity(by_xi, by_xi_size, self.z(target))
+        except np.linalg.LinAlgError as reason:
+            raise undetermined(self, target, t, f"{reason}") from None
+
+    @staticmethod
+    def _not_finite(target: ModeSystem, x: Array) -> list[str]:
+        return [name for name, value in zip(target.variables.labels(), x, strict=True) if not math.isfinite(value)]
+
+    def _on_constraints(
+        self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options, rates: Array | None
+    ) -> Array:
+        """x+ on the target's constraints to rounding; refuses where it is not there to tolerance."""
+        landed = target.land_within(t, x, m, p, options, rates)
+        if landed is None:
+            k = target.kernels["invariants"](t, x, m, p)[0]
+            raise ConsistencyError(
+                f"The state after the transition does not satisfy {', '.join(target.invariants)} of mode "
+                f"'{target.name}': {k}.",
+                transition=self.name,
+                mode=target.name,
+                time=t,
+                variables=target.differential.names,
+                remedy="Give a reset that leads onto the constraint: equations reset=[...] with post(), or project=.",
+            )
+        return landed
+
+    def z(self, target: ModeSystem) -> slice:
+        """Where z+ stands in xi."""
+        return slice(len(self.free), len(self.free) + target.algebraic.size)
+
+    def _arrive(
+        self, target: ModeSystem, t: float, x: Array, m: Array, start: Array, continuous: Array, p: Array
+    ) -> Array:
+        """xi; of a projection that of the nearest point."""
+
+        def solve(begin: Array) -> Array:
+            return self._solve(target, t, x, m, begin, continuous, p)
+
+        if not self.projects:
+            return solve(start)
+
+        def fail(reason: str) -> ConsistencyError:
+            return ConsistencyError(
+                f"The projection does not find the nearest point: {reason}.",
+                transition=self.name,
+                mode=target.name,
+                time=t,
+                variables=self.labels[: len(self.free)],
+                remedy="Move the state towards the point that is meant by reset= before it is projected, name other "
+                "variables in project=, or state the reset as equations.",
+            )
+
+        def system(trial: Array) -> tuple[Array, Matrix]:
+            phi, by_xi = self.kernels["after"](t, x, m, trial, p)[2:4]
+            return phi, by_xi
+
+        count = len(self.free)
+        return nearest_point(solve, system, start, count=count, moved=count, multipliers=len(self.helping), fail=fail)
+
+    def _solve(
+        self, target: ModeSystem, t: float, x: Array, m: Array, start: Array, continuous: Array, p: Array
+    ) -> Array:
+        def equations(trial: Array) -> list[Array]:
+            return self.kernels["after"](t, x, m, trial, p)[2:]
+
+        def system(trial: Array) -> tuple[Array, Array, Array]:
+            phi, by_xi, _, phi_size = equations(trial)
+            offset = trial - continuous
+            sizes = abs(kept) @ (abs(trial) + abs(continuous))
+            return np.concatenate((phi, kept @ offset)), vstack((by_xi, kept)), np.concatenate((phi_size, sizes))
+
+        try:
+            _, by_start, by_start_size, _ = equations(start)
+            kept = closed_by_continuity(by_start, by_start_size, self.z(target))
+        except (np.linalg.LinAlgError, ValueError):  # let Newton's method say what is wrong
+            kept = np.zeros((0, start.size))
+        try:
+            return solve_algebraic(
+                system, start, mode=target.name, variables=self.labels, time=t, equations=self.equations
+            )
+        except ConsistencyError as error:
+            error.transition = self.name
+            error.remedy = (
+                "The reset, the target's equations and continuity do not determine these values, or Newton's method "
+                "does not find them from where it starts: check reset=, memory= and the target's equations, or steer "
+                "it with guess=."
+            )
+            raise
+
+    def named_unknowns(self, target: ModeSystem, xi: Array) -> Mapping[str, Any]:
+        """The reset's own unknowns by name."""
+        if not self.unknowns.size:
+            return {}
+        begin = len(self.free) + target.algebraic.size
+        values = xi[begin : begin + self.unknowns.size]
+        parts = {name: values[self.unknowns[name]] for name in self.unknowns.names}
+        return {name: float(part[0]) if part.size == 1 else part for name, part in parts.items()}
+
+    def guard_derivatives(
+        self, source: ModeSystem, t: float, x: Array, m: Array, p: Array, clock: Array
+    ) -> tuple[Array, Array, float]:
+        """Derivatives of the guard by (y, m) and p at a point of its mode, and its rate there."""
+        tangent, nw = self.kernels["tangent"], source.differential.size + m.size
+        after = [np.zeros(tangent.function.nnz_in(i)) for i in (3, 4)]
+        h, _, flow, *_ = tangent(t, x, m, *after, p, clock)
+        if source.algebraic.size > LARGE:
+            h = h @ chain(source, t, x, m, p)
+        return h[0, :nw], h[0, nw : nw + p.size], float(h[0, :nw] @ flow + h[0, -1])
+
+    def linearise(
+        self,
+        source: ModeSystem,
+        target: ModeSystem | None,
+        event: EventRecord,
+        p: Array,
+        clock: Array,
+        conditions: Conditions,
+        earlier: Callable[[], Reached] | None = None,
+    ) -> TransitionLinearisation:
+        """The linearisation at a recorded event; `earlier` is for one that is not the first of its instant."""
+        t, before, m = event.time, event.x_minus, event.memory_minus
+        nw, np_ = source.differential.size + m.size, p.size
+        out: list[Any] = self.kernels["tangent"](t, before, m, event.x_plus, event.memory_plus, p, clock)
+        h, jump, flow_minus, g_minus, flow_plus, g_plus, by_xi, by_xi_size = out
+        by_w: Matrix | None = None
+        if source.algebraic.size > LARGE:
+            by_w = chain(source, t, before, m, p)
+            h, jump = h @ by_w, of(jump) @ by_w if target is not None and self.simple else jump
+        what = f"the trigger of transition '{self.name}'"
+        refuse_not_finite(what, (h, flow_minus), mode=event.source, transition=self.name, time=t)
+        rate = float(h[0, :nw] @ flow_minus + h[0, -1])
+        if self.is_kink and not event.follows:
+            return self._continuous(h, rate, flow_minus, g_minus, event)
+        self._refuse_grazing(event, rate, conditions)
+        cost, dxi = None, np.zeros((0, nw + np_ + 1))
+        costs = "cost" in self.kernels
+        plain = self.simple and not costs and _cancels(by_xi, by_xi_size)
+        by_w = None if plain else chain(source, t, before, m, p) if by_w is None else by_w
+        if by_w is not None and target is not None:
+            when = None if event.follows else -h[0, :-1] / rate
+            jump, dxi = arrival_derivative(self, source, target, event, p, by_w, when, flow_minus, earlier)
+        if by_w is not None and costs:
+            _, by_u, by_xi = self.kernels["cost"](t, before, m, event.xi, p)
+            with np.errstate(invalid="ignore"):  # of functionals that nobody may ask for
+                cost = by_u @ by_w + by_xi @ dxi
+        return TransitionLinearisation(
+            h_w=h[0, :nw],
+            h_p=h[0, nw : nw + np_],
+            rate=rate,
+            R_w=jump[:, :nw],
+            R_p=jump[:, nw : nw + np_],
+            R_t=column(jump, -1),
+            flow_minus=flow_minus,
+            flow_plus=flow_plus,
+            integrand_minus=g_minus,
+            integrand_plus=g_plus,
+            follows=event.follows,
+            cost=cost,
+        )
+
+    def _continuous(
+        self, h: Array, rate: float, flow: Array, integrand: Array, event: EventRecord
+    ) -> TransitionLinearisation:
+        """The linearisation where nothing jumps; a guard that only touches zero gives the event no time that moves."""
+        nw = flow.size
+        if not self._crosses(event, rate):
+            h, rate = np.zeros_like(h), 1.0
+        by_p = h[0, nw:-1]
+        return TransitionLinearisation(
+            h_w=h[0, :nw],
+            h_p=by_p,
+            rate=rate,
+            R_w=np.eye(nw),
+            R_p=np.zeros((nw, by_p.size)),
+            R_t=np.zeros(nw),
+            flow_minus=flow,
+            flow_plus=flow,
+            integrand_minus=integrand,
+            integrand_plus=integrand,
+        )
+
+    @staticmethod
+    def _crosses(event: EventRecord, rate: float) -> bool:
+        return math.isfinite(rate) and abs(rate) > GRAZING * event.rate_scale
+
+    def _refuse_grazing(self, event: EventRecord, rate: float, conditions: Conditions) -> None:
+        """The event time is differentiable only where the guard crosses zero at a rate (SR eq. 4)."""
+        if self.kind != "guard" or event.follows:
+            return
+        if rate == 0.0 or not self._crosses(event, rate):
+            error = GrazingError(
+                f"The guard touches zero instead of crossing it (rate {rate:.3g}): derivatives do not exist there.",
+                transition=self.name,
+                mode=event.source,
+                time=event.time,
+                remedy="Change the parameters away from the grazing point, or the guard so that it crosses.",
+            )
+            if not rate:  # there is not even a number to give
+                raise error
+            conditions.refuse(error)

@@ -1,0 +1,1 @@
+"""The result of a run: segments, events, outputs, diagnostics."""

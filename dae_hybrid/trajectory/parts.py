@@ -1,0 +1,335 @@
+"""The parts of a run: segments, events, knots and measurements, those of record tables made when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dae_hybrid.codegen.kernels import NotPicklable
+from dae_hybrid.lazily import Lazily
+from dae_hybrid.method import Method
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.port.integrator import SegmentTask
+from dae_hybrid.port.native_plan import NativeRun
+from dae_hybrid.port.record_table import HEADER, RECORDS, Head, RecordTable
+from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.port.replay import SegmentReplay
+
+if TYPE_CHECKING:
+    from dae_hybrid.system.system import HybridSystem
+    from dae_hybrid.trajectory.trajectory import Part, Segment
+
+#: what is known of parts that are not kept
+TALLIED = ("n_segments", "n_events", "is_certified", "ends_with_event", "modes")
+#: how many members there are, and what makes them
+type Source = tuple[int, Callable[[int], Any]]
+
+
+class Expansion:
+    """Segments and events of a record table, made one by one."""
+
+    def __init__(
+        self, table: RecordTable, system: HybridSystem, p: Array, reopen: Any, directions: Array | None
+    ) -> None:  # fmt: skip
+        self.table, self.system, self.p, self.reopen = table, system, p, reopen
+        self.directions = directions if directions is not None and directions.shape[1] else None
+
+    def parts(self) -> list[Part]:
+        """All of them."""
+        found: list[Part] = []
+        for k, is_segment in enumerate(self.table.is_segments.tolist()):
+            if is_segment:
+                found.append(self.segment(k))
+            found.append(self.record(k))
+        return found
+
+    def _start(self, k: int) -> tuple[Array, Array]:
+        """The whole x and x' that a segment begins with."""
+        if not k:
+            return self.table.start
+        head = self.table.head(k - 1)
+        return self._part(head, "x_after"), self._part(head, "xdot_after")
+
+    def _part(self, head: Head, name: str) -> Array:
+        part = head.layout[name]
+        return self.table.records[head.at + part.start : head.at + part.stop]
+
+    def segment(self, k: int) -> Segment:
+        """The segment before a record."""
+        from dae_hybrid.trajectory.trajectory import Segment
+
+        table, head = self.table, self.table.head(k)
+        header = dict(zip(HEADER, table.records[head.at : head.at + len(HEADER)].tolist(), strict=True))
+        mode, task = self.system.modes[head.mode], table.task
+        n, n_guards, method = mode.equations.n, mode.equations.n_guards, table.methods[head.mode]
+        (x, xdot), memory, t = self._start(k), self._part(head, "memory"), float(table.begins[k])
+        rows = table.rows[head.mode][int(header["row"]) : int(header["row_end"])]
+        kept: dict[str, Any] = {}
+        if self.directions is not None:
+            ny, before = mode.differential.size, table.state_derivatives(self._part(head, "before"), head.mode)
+            kept = {
+                "sensitivity_rows": rows[:, 1 + n :].reshape(len(rows), self.directions.shape[1], n),
+                "memory_sensitivities": before[ny:],
+                "directions": self.directions,
+            }
+        own = SegmentTask(
+            mode.equations, t, header["stop"], x[:n], xdot[:n], memory, task.integrals, np.zeros(n_guards),
+            np.zeros(n_guards), t_eval=task.t_eval, first_step=header["first_step"] or None,
+        )  # fmt: skip
+        path = table.paths.get(head.mode)
+        if path is not None:
+            path = path[int(table.path_begins[k]) : int(header["path_end"])]
+        return Segment(
+            mode, self.p, t, header["time"], x, self._part(head, "x"), xdot, self._part(head, "xdot"), memory, method,
+            rows[:, 0], rows[:, 1 : 1 + n], SegmentReplay(self.reopen, own, header["time"], method.name), path=path,
+            **kept,
+        )  # fmt: skip
+
+    def record(self, k: int) -> EventRecord | KnotRecord | MeasurementRecord:
+        """The record of an event, of a measurement, or of a knot."""
+        table, head = self.table, self.table.head(k)
+        header = dict(zip(HEADER, table.records[head.at : head.at + len(HEADER)].tolist(), strict=True))
+        source, time = self.system.modes[head.mode], header["time"]
+        x, xdot, memory = (self._part(head, name) for name in ("x", "xdot", "memory"))
+        if table.is_measurement[k]:
+            return MeasurementRecord(time, int(header["count"]), source, x, xdot, memory)
+        if not table.is_event[k]:
+            intervals = tuple(signal.interval(time) for signal in self.system.signals)
+            return KnotRecord(time, table.graph.entries, intervals)
+        target, transition = (
+            self.system.modes[head.target],
+            self.system.transitions[table.graph.exits[head.mode][head.guard]],
+        )
+        memory_after, x_after = self._part(head, "memory_after"), self._part(head, "x_after")
+        xi = x_after[target.differential.size :]
+        if not transition.simple:
+            xi = self._part(head, "xi")[: len(transition.labels)]
+        return EventRecord(
+            time=time,
+            index=transition.index,
+            transition=transition.title(memory_after),
+            source=source.name,
+            target=target.name,
+            order=0,
+            guard=header["value"],
+            direction=0 if transition.kind != "guard" else 1 if header["rate"] > 0 else -1,
+            rate=header["rate"],
+            rate_scale=header["rate_scale"],
+            count=int(header["count"]),
+            follows=False,
+            x_minus=x,
+            x_plus=x_after,
+            xdot_minus=xdot,
+            xdot_plus=self._part(head, "xdot_after"),
+            memory_minus=memory,
+            memory_plus=memory_after,
+            n_differential=(source.differential.size, target.differential.size),
+            xi=xi,
+            unknowns=transition.named_unknowns(target, xi),
+            certified=bool(header["clean"]),
+        )
+
+
+class TrajectoryParts(NotPicklable, Sequence["Part"]):
+    """The parts of a run, made when they are first asked for.
+
+    `whole` is the run as an integrator has left it that has carried it out as a whole, `gone` how many segments and
+    events there were before the parts.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Sequence[Part | RecordTable]],
+        expand: Callable[[RecordTable], Expansion],
+        whole: NativeRun | None = None,
+        gone: tuple[int, int] = (0, 0),
+    ) -> None:
+        self._make, self._expand, self.whole, self._gone = make, expand, whole, gone
+        self._parts: tuple[Part, ...] | None = None
+        self._expanded: dict[int, list[Part]] = {}
+
+    @cached_property
+    def _given(self) -> tuple[Part | RecordTable, ...]:
+        return tuple(self._make())
+
+    def _all(self) -> tuple[Part, ...]:
+        if self._parts is None:
+            parts: list[Part] = []
+            for item in self._given:
+                parts += self.of(item) if isinstance(item, RecordTable) else [item]
+            self._parts = tuple(parts)
+        return self._parts
+
+    def forget_paths(self) -> None:
+        """Let go of what only an adjoint needs; a further one integrates the segments again."""
+        if self.whole is not None:
+            self.whole.forget_paths()
+            if "_given" not in self.__dict__:
+                return
+        for item in self._given:
+            if isinstance(item, RecordTable):
+                item.forget_paths()
+        segments = [item for item in self._given if not isinstance(item, RecordTable | RECORDS)]
+        segments += [part for parts in self._expanded.values() for part in parts if not isinstance(part, RECORDS)]
+        for segment in segments:
+            object.__setattr__(segment, "path", None)
+        self.__dict__.pop("segments", None)  # they hold on to their paths
+
+    def of(self, table: RecordTable) -> list[Part]:
+        """The parts of a record table; those of one that has been let go of are not kept."""
+        if table.whole() is not table:
+            return self._expand(table.whole()).parts()
+        if id(table) not in self._expanded:
+            self._expanded[id(table)] = self._expand(table).parts()
+        return self._expanded[id(table)]
+
+    @cached_property
+    def segments(self) -> Lazily[Segment]:
+        """The segments, made when they are asked for."""
+
+        def of(table: RecordTable) -> Source:
+            places, expansion = np.flatnonzero(table.is_segments), self._expand(table)
+            return places.size, lambda i: expansion.segment(int(places[i]))
+
+        return Lazily(self._sources(lambda item: not isinstance(item, RECORDS), of))
+
+    @cached_property
+    def events(self) -> Lazily[EventRecord]:
+        """The events, made when they are asked for."""
+
+        def of(table: RecordTable) -> Source:
+            places, expansion = np.flatnonzero(table.is_event), self._expand(table)
+            return places.size, lambda i: expansion.record(int(places[i]))
+
+        return Lazily(self._sources(lambda item: isinstance(item, EventRecord), of))
+
+    def _sources(self, belongs: Callable[[Part], bool], of: Callable[[RecordTable], Source]) -> Iterator[Source]:
+        """Where parts of a kind come from, those of record tables and those between them."""
+        for is_leg, items in groupby(self._given, lambda item: isinstance(item, RecordTable)):
+            if is_leg:
+                yield from (of(item) for item in items if isinstance(item, RecordTable))
+            else:
+                own = [item for item in items if not isinstance(item, RecordTable) and belongs(item)]
+                yield len(own), own.__getitem__
+
+    @cached_property
+    def starts(self) -> Array:
+        """When the segments begin, (n_segments,)."""
+        pieces = (
+            item.begins[item.is_segments] if isinstance(item, RecordTable) else [item.t_start]
+            for item in self._segments_given()
+        )
+        return np.concatenate([np.zeros(0), *pieces])
+
+    def _segments_given(self) -> Iterator[Segment | RecordTable]:
+        return (item for item in self._given if not isinstance(item, RECORDS))
+
+    @property
+    def uncertified(self) -> tuple[EventRecord, ...]:
+        """The events that need a closer look for derivatives."""
+        return tuple(self.events[i] for i in np.flatnonzero(~self.certified).tolist())
+
+    @cached_property
+    def event_times(self) -> Array:
+        """Times of the events, (n_events,)."""
+        return self._of_events(lambda table: table.times, lambda event: event.time, float)
+
+    @cached_property
+    def event_transitions(self) -> NDArray[np.int64]:
+        """Numbers of their transitions, (n_events,)."""
+        return self._of_events(lambda table: table.transitions, lambda event: event.index, np.int64)
+
+    @cached_property
+    def certified(self) -> NDArray[np.bool_]:
+        """Whether they need no closer look for derivatives, (n_events,)."""
+        return self._of_events(lambda table: table.certified, lambda event: event.certified, np.bool_)
+
+    def _of_events(
+        self, of_leg: Callable[[RecordTable], Any], of_event: Callable[[EventRecord], Any], kind: Any
+    ) -> Any:
+        found = [np.zeros(0, kind)]
+        for item in self._given:
+            if isinstance(item, RecordTable):
+                found.append(np.asarray(of_leg(item), kind))
+            elif isinstance(item, EventRecord):
+                found.append(np.array([of_event(item)], kind))
+        return np.concatenate(found)
+
+    def thinned(self, *, events: bool, outputs: bool) -> TrajectoryParts:
+        """Parts without segments, but for those with outputs, and without events; what they were is still known."""
+        given: list[Part | RecordTable] = []
+        for item in self._given if events else ():
+            if isinstance(item, RecordTable):
+                given.append(item.thinned(outputs=outputs))
+            elif outputs or isinstance(item, RECORDS):
+                given.append(item)
+        other = TrajectoryParts(lambda: given, self._expand)
+        other.__dict__ |= {name: getattr(self, name) for name in TALLIED}
+        return other
+
+    @property
+    def given(self) -> Sequence[Part | RecordTable]:
+        """The parts, those in a record table together."""
+        return self._given
+
+    @cached_property
+    def is_certified(self) -> bool:
+        """Whether no event needs a closer look for derivatives."""
+        if self.whole is not None:
+            return self.whole.is_certified
+        return all(
+            item.is_clean if isinstance(item, RecordTable) else not isinstance(item, EventRecord)
+            for item in self._given
+        )
+
+    @cached_property
+    def n_segments(self) -> int:
+        """How many of them are segments."""
+        return self._gone[0] + sum(
+            item.count if isinstance(item, RecordTable) else not isinstance(item, RECORDS) for item in self._given
+        )
+
+    @cached_property
+    def n_events(self) -> int:
+        """How many of them are events."""
+        return self._gone[1] + sum(
+            item.n_events if isinstance(item, RecordTable) else isinstance(item, EventRecord) for item in self._given
+        )
+
+    @cached_property
+    def modes(self) -> frozenset[int]:
+        """The modes of the segments."""
+        tables = (
+            item.methods if isinstance(item, RecordTable) else (item.mode.index,) for item in self._segments_given()
+        )
+        return frozenset(mode for modes in tables for mode in modes)
+
+    @cached_property
+    def methods(self) -> frozenset[Method]:
+        """The methods of the segments."""
+        tables = (
+            item.methods.values() if isinstance(item, RecordTable) else (item.how,) for item in self._segments_given()
+        )
+        return frozenset(method for methods in tables for method in methods)
+
+    @cached_property
+    def ends_with_event(self) -> bool:
+        """Whether the last event led to no mode; those in a record table always do."""
+        events = (item for item in reversed(self._given) if isinstance(item, EventRecord | RecordTable))
+        last = next(events, None)
+        return isinstance(last, EventRecord) and last.target is None
+
+    @overload
+    def __getitem__(self, index: int) -> Part: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Part, ...]: ...
+    def __getitem__(self, index: int | slice) -> Part | tuple[Part, ...]:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())

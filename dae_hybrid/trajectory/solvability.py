@@ -1,0 +1,109 @@
+"""The conditions under which a run and its derivatives exist, as numbers: SR eq. 4 and 17, and those of section 4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dae_hybrid.numerics.algebraic import closed_by_continuity, reciprocal_condition
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.matrices import vstack
+from dae_hybrid.tables import align
+
+if TYPE_CHECKING:
+    from dae_hybrid.port.records import EventRecord
+    from dae_hybrid.system.system import ModeSystem
+    from dae_hybrid.trajectory.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Solvability:
+    """The conditions at one point, the start or a transition.
+
+    Attributes
+    ----------
+    time : float
+    transition : str or None
+        None at the start.
+    rate : float
+        Rate of the guard, D of SR eq. 4; NaN where there is no guard.
+    relative_rate : float
+        The same in multiples of the guard's range over the time of the run: small means grazing.
+    arrival : float
+        Condition of the equations for the values after the transition (of the initial equations at the start), the
+        matrices of SR eq. 2, 4, 17; 1 where they are given explicitly, infinite where they are singular.
+    index : float
+        Condition of [F_y' | F_z] of the mode entered, C B in index 2; 1 for an ODE.
+    """
+
+    time: float
+    transition: str | None
+    rate: float
+    relative_rate: float
+    arrival: float
+    index: float
+
+
+class SolvabilityReport(tuple[Solvability, ...]):
+    """The start and every transition of a run; prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows = [["t", "transition", "rate", "relative rate", "condition of the arrival", "condition of [F_y'|F_z]"]]
+        for s in self:
+            rates = ["", ""] if np.isnan(s.rate) else [f"{s.rate:.3g}", f"{s.relative_rate:.1e}"]
+            rows.append([f"{s.time:.9g}", s.transition or "(start)", *rates, f"{s.arrival:.1e}", f"{s.index:.1e}"])
+        return "\n".join(align(rows, left=(1,)))
+
+
+def solvability(trajectory: Trajectory) -> SolvabilityReport:
+    """Evaluate the conditions along a trajectory."""
+    system, p = trajectory.system, trajectory.parameters
+    start = trajectory.start
+    found = [
+        Solvability(
+            start.t,
+            None,
+            np.nan,
+            np.nan,
+            _condition(start.matrix()),
+            _index(start.mode, start.t, start.x, start.at.m, p),
+        )
+    ]
+    for event in trajectory.events:
+        transition = system.transitions[event.index]
+        guarded = transition.kind == "guard"
+        scale = event.rate_scale or 1.0
+        arrival = index = 1.0
+        if transition.target is not None:
+            target = system.modes[transition.target]
+            arrival = _arrival(trajectory, event, target)
+            index = _index(target, event.time, event.x_plus, event.memory_plus, p)
+        rate = event.rate if guarded else np.nan
+        found.append(Solvability(event.time, event.transition, rate, abs(rate) / scale, arrival, index))
+    return SolvabilityReport(found)
+
+
+def _condition(matrix: Array) -> float:
+    reciprocal = reciprocal_condition(matrix)
+    return 1 / reciprocal if reciprocal else np.inf
+
+
+def _index(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> float:
+    return _condition(mode.kernels["closure"](t, x, m, p)[1])
+
+
+def _arrival(trajectory: Trajectory, event: EventRecord, target: ModeSystem) -> float:
+    transition = trajectory.system.transitions[event.index]
+    xi = event.xi
+    if not xi.size:
+        return 1.0
+    after = transition.kernels["after"](event.time, event.x_minus, event.memory_minus, xi, trajectory.parameters)
+    try:
+        kept = closed_by_continuity(after[3], after[4], transition.z(target))
+    except np.linalg.LinAlgError:
+        return np.inf
+    return _condition(vstack((after[3], kept)))

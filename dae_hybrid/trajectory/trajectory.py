@@ -1,0 +1,464 @@
+"""What a simulation gives: segments, event records, and the trajectory they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dae_hybrid.codegen.kernels import NotPicklable
+from dae_hybrid.errors import DaeHybridError, OptionError
+from dae_hybrid.lazily import Lazily
+from dae_hybrid.method import Method
+from dae_hybrid.numeric_input import real_array, shown
+from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.crossings import Turn
+from dae_hybrid.options import Keep, Options
+from dae_hybrid.port.failure_messages import not_kept
+from dae_hybrid.port.record_table import RecordTable
+from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.port.replay import Interpolant, SegmentReplay
+from dae_hybrid.port.segment_rules import SAME_INSTANT
+from dae_hybrid.trajectory.event_table import EventTable, entries
+from dae_hybrid.trajectory.outputs import Outputs, Places, Points, column, width_of
+from dae_hybrid.trajectory.parts import TrajectoryParts
+
+if TYPE_CHECKING:
+    from dae_hybrid.system.initial import Start
+    from dae_hybrid.system.system import HybridSystem, ModeSystem
+    from dae_hybrid.trajectory.diagnostics import Diagnostics
+    from dae_hybrid.trajectory.jump_sensitivity import JumpSensitivity
+    from dae_hybrid.trajectory.solvability import SolvabilityReport
+
+Side = Literal["left", "right"]
+#: in more segments than these, dense output is that of the run made again: with explicit steps, whose interpolants cost
+#: several times as much as the steps, and with others, whose interpolants are kept
+FEW, MANY = 4, 256
+
+
+@dataclass(frozen=True, eq=False)
+class Segment(NotPicklable):
+    """A smooth piece of the trajectory.
+
+    `t` (n_t,) and `values` (n_t, n_x) are its outputs; x_start, x_end and their rates satisfy the mode's
+    equations to rounding. After forward analysis `sensitivities` (n_t, n_directions, n_x) are the
+    derivatives at the outputs and `memory_sensitivities` (n_memory, n_directions) those of the memory.
+    """
+
+    mode: ModeSystem
+    parameters: Array
+    t_start: float
+    t_end: float
+    x_start: Array
+    x_end: Array
+    xdot_start: Array
+    xdot_end: Array
+    memory: Array
+    how: Method
+    t: Array
+    states: Array = field(repr=False)  # (n_t, .), what the integrator integrates: eliminated variables are not in it
+    interpolate: SegmentReplay = field(repr=False)
+    sensitivity_rows: Array | None = field(default=None, repr=False)
+    memory_sensitivities: Array | None = None
+    directions: Array | None = None
+    path: Array | None = field(default=None, repr=False)  # what the integrator's adjoint follows, where it was kept
+
+    @property
+    def method(self) -> str:
+        """The name of the method that integrated it."""
+        return self.how.name
+
+    @property
+    def steps_kept(self) -> bool:
+        """Whether the adjoint is that of the steps themselves, exact, and not an integration of its own."""
+        return self.how.path.exact and self.path is not None
+
+    def extent(self) -> Array:
+        """How large what is integrated becomes, or how far it moves, (n,)."""
+        n, span = self.mode.equations.n, self.t_end - self.t_start
+        ends = (self.x_start[:n], self.x_end[:n], span * self.xdot_start[:n], span * self.xdot_end[:n])
+        found: Array = np.abs(ends).max(axis=0)
+        if len(self.states):
+            found = np.maximum(found, np.abs(self.states).max(axis=0))
+        return found
+
+    def first(self, count: int) -> Segment:
+        """The same segment with so many of its outputs."""
+        rows = self.sensitivity_rows
+        rows = rows if rows is None else rows[:count]
+        return replace(self, t=self.t[:count], states=self.states[:count], sensitivity_rows=rows)
+
+    @cached_property
+    def values(self) -> Array:
+        """x = (y, z) at the output times, shape (n_t, n_x)."""
+        values = self.mode.complete_rows(self.t, self.states, self.memory, self.parameters)
+        values.flags.writeable = False
+        return values
+
+    @cached_property
+    def sensitivities(self) -> Array | None:
+        """dx at the output times, shape (n_t, n_directions, n_x)."""
+        if self.sensitivity_rows is None or self.memory_sensitivities is None or self.directions is None:
+            return None
+        return self.mode.complete_sensitivities(
+            self.t, self.states, self.sensitivity_rows, self.memory, self.memory_sensitivities,
+            self.parameters, self.directions,
+        )  # fmt: skip
+
+    @cached_property
+    def _interpolant(self) -> Interpolant:
+        return self.interpolate()
+
+    def steps(self) -> Array:
+        """The rows of the interpolant, one per step; see `dense`."""
+        return self._interpolant.rows
+
+    def dense(self, t: Array) -> Array:
+        """x at times within the segment, shape (len(t), n_x).
+
+        The interpolant is made when first asked for, by integrating the segment again.
+        """
+        return self.mode.complete_rows(t, self._interpolant(t), self.memory, self.parameters)
+
+    def points(self, t: Array, places: Places) -> Points:
+        """The same with what goes with it; the ends are those of the record."""
+
+        def make() -> Array:
+            x = self.dense(t)
+            x[t == self.t_start], x[t == self.t_end] = self.x_start, self.x_end
+            return x
+
+        return Points(self.mode, places, t, np.tile(self.memory, (t.size, 1)), make)
+
+
+def _distinct(times: Array) -> Array:
+    """Increasing times, each once."""
+    return times[np.append(True, np.diff(times) > 0)] if times.size else times
+
+
+type Part = Segment | EventRecord | KnotRecord | MeasurementRecord
+
+
+def _times(t: ArrayLike) -> Array:
+    try:
+        times = real_array(t)
+    except ValueError as reason:
+        raise OptionError(f"Times of dense output {reason}.") from None
+    if times.ndim > 1:
+        raise OptionError(
+            f"Times of dense output must be a number or a one-dimensional array, got shape {times.shape}.",
+            remedy="Pass t.ravel(), and reshape what comes back.",
+        )
+    return times
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory(NotPicklable):
+    """A hybrid trajectory. Immutable.
+
+    ``sol.t`` are the output times (both sides of an event where no ``t_eval`` was given), ``sol["u"]``
+    the values of a variable or memory at these times (NaN where its mode does not have it),
+    ``sol(t)`` dense output, ``sol.events`` the event records, ``sol.functionals`` the values of the
+    functionals, ``sol.statistics`` the integrator's counters, ``sol.diagnostics`` what was noticed and checked.
+
+    Examples
+    --------
+    >>> from dae_hybrid.problems import hybrid_ode
+    >>> import dae_hybrid as dh
+    >>> sol = dh.simulate(hybrid_ode.system(), hybrid_ode.t_span, rtol=1e-10)
+    >>> [round(event.time, 6) for event in sol.events]
+    [0.219216, 0.275813, 1.266348]
+    """
+
+    system: HybridSystem
+    t_span: tuple[float, float]
+    options: Options = field(repr=False)
+    parameters: Array
+    parts: TrajectoryParts = field(repr=False)
+    integrals: Array
+    functionals: Mapping[str, Any]
+    statistics: Mapping[str, int]
+    notes: tuple[str, ...]
+    start: Start
+    final: tuple[float, int, Array, Array]  # t, mode, x, memory
+    turns: tuple[tuple[int, Turn], ...] = field(default=(), repr=False)  # where guards of a mode turned next to zero
+    kept: Keep = "all"
+    sampled: bool = False  # whether outputs are at times that were asked for
+    again: Callable[[Array], Trajectory] | None = field(default=None, repr=False)  # makes the run with outputs at times
+    accumulation: float | None = None  # where events accumulate, where that has ended the run
+    complete: bool = True
+
+    @property
+    def segments(self) -> Lazily[Segment]:
+        """The smooth pieces, in order of time; each is made when it is asked for."""
+        self._demand("segments", "all")
+        return self.parts.segments
+
+    @property
+    def events(self) -> Lazily[EventRecord]:
+        """One record per transition, in order; each is made when it is asked for. `event_table` has them as columns."""
+        self._demand("events", "all", "events")
+        return self.parts.events
+
+    @property
+    def n_events(self) -> int:
+        """How many transitions there were; known of every run."""
+        return self.parts.n_events
+
+    @cached_property
+    def event_table(self) -> EventTable:
+        """The events as columns, see `EventTable`.
+
+        Examples
+        --------
+        >>> from dae_hybrid.problems import hybrid_ode
+        >>> import dae_hybrid as dh
+        >>> sol = dh.simulate(hybrid_ode.system(), hybrid_ode.t_span, rtol=1e-10)
+        >>> sol.event_table.t.round(6)
+        array([0.219216, 0.275813, 1.266348])
+        """
+        self._demand("events", "all", "events")
+        return EventTable(self.system, self.parts)
+
+    def thinned(self, keep: Keep) -> Trajectory:
+        """What is kept of the run."""
+        if keep == "all":
+            return self
+        parts = self.parts.thinned(events=keep == "events", outputs=self.sampled)
+        other = replace(self, parts=parts, kept=keep, again=None)
+        if "diagnostics" in self.__dict__:
+            other.__dict__["diagnostics"] = self.diagnostics
+        return other
+
+    def _demand(self, what: str, *enough: Keep) -> None:
+        """Refuse what was not kept."""
+        if self.kept not in enough:
+            raise not_kept(what, self.kept, *enough)
+
+    @cached_property
+    def _outputs(self) -> Outputs:
+        if not (self.kept == "events" and self.sampled):
+            self._demand("outputs", "all")
+        return Outputs(self.system, self.parts, self.parameters)
+
+    @property
+    def ended_by_event(self) -> bool:
+        """Whether a transition ended the run, so that its final time depends on the parameters."""
+        if self.accumulation is not None:
+            return self.n_events > 0
+        return self.parts.ends_with_event
+
+    @cached_property
+    def uncertified(self) -> tuple[EventRecord, ...]:
+        """The events that need a closer look for derivatives."""
+        return () if self.parts.is_certified else self.parts.uncertified
+
+    def largest(self, mode: ModeSystem) -> Array:
+        """The largest values of a mode's variables at outputs and at the ends of its segments, (n_x,)."""
+        found = np.zeros(mode.variables.size)
+        for item in self.parts.given:  # not how far they may move at these rates: what oscillates goes nowhere
+            if isinstance(item, RecordTable):
+                points = [item.largest[mode.index][None]] if mode.index in item.largest else []
+            elif isinstance(item, Segment) and item.mode is mode:
+                points = [item.x_start[None], item.x_end[None], item.states]
+            else:
+                continue
+            for x in points:
+                n = x.shape[1]
+                found[:n] = np.maximum(found[:n], np.abs(x).max(axis=0, initial=0.0))
+        return found
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        """What was noticed on the way, and what was checked with what result."""
+        from dae_hybrid.trajectory.diagnostics import of_run
+
+        self._demand("diagnostics", "all", "events")
+        return of_run(self)
+
+    @property
+    def output_points(self) -> Sequence[Points]:
+        """The outputs by mode."""
+        return self._outputs.points
+
+    @property
+    def t(self) -> Array:
+        """Output times, shape (n_t,)."""
+        return self._outputs.t
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every variable, memory and signal that `sol[name]` knows."""
+        seen = {name: None for mode in self.system.modes for name in mode.variables.names}
+        return (*seen, *self.system.memory.names)
+
+    @cached_property
+    def modes(self) -> NDArray[np.str_]:
+        """Name of the active mode at every output time, shape (n_t,)."""
+        return np.array([mode.name for mode in self.system.modes])[self._outputs.modes]
+
+    def held(self, name: str, memory: Array, t: Array) -> Array:
+        """Values of a memory, or of a signal whose coefficients stand in it, at times: (len(t), width)."""
+        signal = self.system.signal(name)
+        if signal is not None:
+            return signal.evaluate(memory, t)[:, None]
+        return np.tile(memory[self.system.memory[name]], (len(t), 1))
+
+    def width(self, name: str) -> int:
+        """Number of entries of a variable, memory or signal."""
+        if not isinstance(name, str):
+            raise KeyError(f"Names are strings, got {shown(name)}; there are {', '.join(self.names)}.")
+        if name not in self.names:
+            raise KeyError(f"No variable {name!r}; there are {', '.join(self.names)}.")
+        return width_of(self.system, name)
+
+    def __getitem__(self, name: str) -> Array:
+        self.width(name)  # checks the name
+        return column(self.system, name, self.t.size, self._outputs.points)
+
+    def __call__(self, t: ArrayLike, side: Side = "right") -> dict[str, Array]:
+        """Values of every variable and memory at the times `t`.
+
+        Parameters
+        ----------
+        t : float or array, shape (n,)
+            Times within the run.
+        side : {"right", "left"}
+            Which value to give at the time of an event: after it (default) or before it.
+
+        Returns
+        -------
+        dict of ndarray
+            By name: scalars for a scalar `t`; otherwise (n,) for scalars and (n, size) for vectors.
+
+        Raises
+        ------
+        NotKeptError
+            The run was made with another ``keep`` than ``"all"``.
+        OptionError
+            A time lies outside the run or is not a number, the times have more than one dimension, or `side` is
+            neither value.
+        """
+        if not isinstance(side, str) or side not in ("left", "right"):
+            raise OptionError(f"side must be 'left' or 'right', got {side!r}.")
+        self._demand("steps, which dense output is made of,", "all")
+        times = _times(t)
+        flat = times.reshape(-1)
+        start, end = self.t_span[0], self.final[0]
+        if not np.all((flat >= start) & (flat <= end)):
+            raise OptionError(f"Dense output is available from {start} to {end}, got {flat.min()} to {flat.max()}.")
+        flat, order = np.unique(self.snapped(flat, side), return_inverse=True)
+        points = self._points(flat, side)
+        order = order.reshape(times.shape)
+        return {name: column(self.system, name, flat.size, points)[order] for name in self.names}
+
+    def _points(self, t: Array, side: Side) -> list[Points]:
+        """Points of the run at increasing times."""
+        found, (end, mode, x, memory), given = list[Points](), self.final, self.parts.given
+        if t.size and t[-1] == end and (not given or (side == "right" and isinstance(given[-1], EventRecord))):
+            t, places = t[:-1], np.array([t.size - 1])
+            found.append(Points(self.system.modes[mode], places, np.array([end]), memory[None, :], lambda: x[None, :]))
+        owners = self.owners(t, side)
+        most = FEW if all(method.path.exact for method in self.parts.methods) else MANY
+        again = self._outputs_at(t) if np.count_nonzero(np.diff(owners)) >= most else None
+        at = np.arange(t.size)
+        if again is not None:
+            found += again.points
+            ends = np.append(self.parts.starts[1:], end)
+            at = np.flatnonzero(t == ends[owners]) if side == "left" else at[:0]  # outputs show what is after an event
+        wanted, first = np.unique(owners[at], return_index=True)
+        for index, places in zip(wanted.tolist(), np.split(at, first)[1:], strict=True):
+            found.append(self.segments[index].points(t[places], places))
+        return found
+
+    def _outputs_at(self, t: Array) -> Outputs | None:
+        """Outputs of the same run at these times, where it can be made again."""
+        with suppress(DaeHybridError):
+            other = None if self.again is None else self.again(t)
+            if other is not None and np.array_equal(other.t, t):
+                is_same = np.array_equal(_distinct(self.parts.starts), _distinct(other.parts.starts))
+                return other._outputs if is_same else None
+        return None
+
+    def snapped(self, t: Array, side: Side) -> Array:
+        """Times; those that are that of an event, or where a segment starts, but for rounding are just that."""
+        starts = self.parts.starts
+        ends = np.append(starts, self.final[0]) if self.ended_by_event or not starts.size else starts
+        close = SAME_INSTANT * np.maximum(np.abs(t), t - self.t_span[0])
+        if side == "right":
+            nearest = ends[np.maximum(np.searchsorted(ends, t + close, side="right") - 1, 0)]
+        else:
+            nearest = ends[np.minimum(np.searchsorted(ends, t - close), ends.size - 1)]
+        return np.where(np.abs(nearest - t) <= close, nearest, t)
+
+    def owners(self, t: Array, side: Side) -> NDArray[np.intp]:
+        """Index of the segment that each time belongs to; an event's time to the one after it, or before ("left")."""
+        starts = self.parts.starts
+        return np.clip(np.searchsorted(starts, t, side=side) - 1, 0, len(starts) - 1)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """One column per entry, each (n_t,): ``t``, ``mode``, every variable and memory; ``x[0]``, ... of a vector."""
+        columns: dict[str, NDArray[Any]] = {"t": self.t, "mode": self.modes}
+        for name in self.names:
+            columns |= entries(f"{name}{{}}", self[name])
+        return columns
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame: one row per output time, columns ``t``, ``mode`` and every variable.
+
+        Needs pandas (extra ``[data]``).
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.columns())
+
+    def solvability(self) -> SolvabilityReport:
+        """The conditions for a solution and its derivatives at the start and at every transition, as numbers.
+
+        Examples
+        --------
+        >>> import dae_hybrid as dh
+        >>> from dae_hybrid.problems import hybrid_ode
+        >>> sol = dh.simulate(hybrid_ode.system(), hybrid_ode.t_span, rtol=1e-10)
+        >>> [round(point.rate, 3) for point in sol.solvability()[1:]]
+        [3.167, -5.889, 3.894]
+        """
+        from dae_hybrid.trajectory.solvability import solvability
+
+        return solvability(self)
+
+    def jump_sensitivity(self, event: int) -> JumpSensitivity:
+        """The generalised jump sensitivity matrix of an event, by its place in `events`.
+
+        It maps derivatives just before the event to those just after it, and its transpose adjoints the other way; see
+        `JumpSensitivity`.
+
+        Raises
+        ------
+        OptionError
+            There is no such event.
+        EventError
+            The event only follows another one, or the guard grazes (`GrazingError`).
+        """
+        from dae_hybrid.trajectory.jump_sensitivity import jump_sensitivity
+
+        return jump_sensitivity(self, event)
+
+    def plot(self, *names: str, axes: Any = None) -> Any:
+        """Plot variables over time, jumps drawn as gaps; see `dae_hybrid.report.plotting.plot_trajectory`."""
+        from dae_hybrid.report.plotting import plot_trajectory
+
+        return plot_trajectory(self, *names, axes=axes)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name} = {value}" for name, value in self.functionals.items())
+        state = "" if self.complete else ", incomplete"
+        return (
+            f"<Trajectory of '{self.system.name}' from {self.t_span[0]:g} to {self.final[0]:g}: "
+            f"{self.parts.n_segments} segments, {self.n_events} events{f', {values}' if values else ''}{state}>"
+        )
