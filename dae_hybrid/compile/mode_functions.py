@@ -64,7 +64,7 @@ class ModeFunctions:
         self.reducible = eliminate and self.explicit is None and self._is_reducible()
 
     def _formulate(self) -> None:
-        """`flow` (f, K), `stated` (f and the equations as they stand) and `invariants` k; see `formulation`."""
+        """`flow` (f, K), `stated` (f and the equations as they stand) and `invariants` k; see `numerics.algebraic`."""
         lowering, mode = self.lowering, self.lowering.mode
         where, ny = f"of mode '{mode.name}'", self.ny
         f = self.stack("rates", lowering.flow())
@@ -213,7 +213,7 @@ class ModeFunctions:
         return ca.vertcat(f, -linear_solve(by_u[:, self.ny : self.lowering.n], right))
 
     def chain(self, s: Flat) -> Any:
-        """Derivative of u = (y, z, m, p, t) by (y, m, p, t) along the algebraic equations; see `transition.chain`."""
+        """Derivative of u = (y, z, m, p, t) by (y, m, p, t) along the algebraic equations; see `transition_map.chain`."""
         n_u = self.lowering.n + self.nm + self.np + 1
         kept = [*range(self.ny), *range(self.lowering.n, n_u)]
         selection = ca.DM.eye(n_u)[:, kept]
@@ -239,7 +239,7 @@ class ModeFunctions:
         return self.invariants(*s.point)
 
     def direction(self, s: Flat) -> Any:
-        """D = f_z K_z^-1 E, along which y moves onto the constraints: k_y D = I; see `formulation`."""
+        """D = f_z K_z^-1 E, along which y moves onto the constraints: k_y D = I; see `numerics.algebraic`."""
         by_z = self.by_z(s)
         columns = s.kind(ca.DM.eye(self.nz)[:, self.nz - self.nk :])
         return by_z[: self.ny, :] @ linear_solve(by_z[self.ny :, :], columns)
@@ -396,7 +396,7 @@ def sizes_by(by_u: Any, values: Any, u: Any) -> Any:
 def entry_sizes(matrix: Any, u: Any) -> Any:
     """Size of what each entry of a matrix is summed from; an entry far below it is zero but for cancellation.
 
-    Of sparse matrices nothing: see `formulation.refuse_multiple_root`.
+    Of sparse matrices nothing: see `algebraic.refuse_multiple_root`.
     """
     if not is_dense(matrix):
         return type(matrix)(*matrix.shape)

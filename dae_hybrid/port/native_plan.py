@@ -4,7 +4,7 @@ An integrator with a compiled loop is handed a `TransitionGraph` of modes with a
 where a transition is plain: one guard alone crosses, the state after it is given explicitly or by equations that
 determine it beyond doubt, and nothing fires or is past its threshold where the next mode is entered. Whatever is not
 plain it leaves to the automaton, which goes on from there. One that has no such loop carries out one segment at a time
-(`segments.one_segment`).
+(`segment_rules.one_segment`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Segments and their analysis with an adapter that only integrates.
 
 Forward sensitivities and integrals are further states of the problem that the adapter gets; the adjoint is a problem of
-its own, with the forward solution in it as a piecewise polynomial; see `smooth`.
+its own, with the forward solution in it as a piecewise polynomial; see `augmented`.
 """
 
 from __future__ import annotations

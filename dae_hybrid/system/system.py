@@ -60,7 +60,7 @@ class ModeSystem(NotPicklable):
     closure_by_u   k_u
     landing        x, x' from (t, y, m, p), for eliminated algebraic variables
     invariants     k, k_u and the size of the terms of k: the constraints of index 2
-    direction      D, see `formulation`
+    direction      D, see `numerics.algebraic`
     multipliers    lambda, mu, zeta and lambda' from (t, x, m, p, dG/dy, weights of the functionals)
     terminal       terminal values and their derivative by u
     adjoint_point  F_x and g_x

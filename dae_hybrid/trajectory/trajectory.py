@@ -115,7 +115,7 @@ class Segment(NotPicklable):
         return self.interpolate()
 
     def steps(self) -> Array:
-        """The rows of the interpolant, one per step; see `dense`."""
+        """The rows of the interpolant, one per step; see `port.replay`."""
         return self._interpolant.rows
 
     def dense(self, t: Array) -> Array:

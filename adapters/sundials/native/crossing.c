@@ -1,7 +1,7 @@
 /* ---- what a transition leads to -----------------------------------------------------------------------------
  *
  * The functions of a link at a point, the unknowns of its arrival by Newton's method, and their derivatives by the
- * implicit function theorem. The rules are those of dae_hybrid/system/transition_map.py, formulation.py and arrival.py, wherever it
+ * implicit function theorem. The rules are those of dae_hybrid/system/transition_map.py, algebraic.py and reinitialisation.py, wherever it
  * is clear what they say; else the transition is left to the automaton. */
 static int call(march *m, casadi_function function, const double *numbers, double t, const double *x,
                 const double *memory, double **res, int count) {

@@ -190,7 +190,7 @@ static int moves(run *r, integer i) {
 static int scan(run *r, int a, int b, int depth, double *where);
 static void keep_signs(run *r, int row, int earlier);
 
-/* Goes through a step at the pace of the guards; as `scan`. */
+/* Goes through a step at the pace of the guards; as crossings.py. */
 static int keep_up(run *r, int trusted, double until, double *where) {
   context *c = r->model;
   const integer n = c->n_guards;

@@ -29,7 +29,7 @@ static int accumulates(const march *m, double t) {
   return most <= 2 * least && !(last * last / (before - last) > FAR * ZENO_REST * (t - m->t0));
 }
 
-/* the parts of an event's record, one after the other; mirrored in leg.py */
+/* the parts of an event's record, one after the other; mirrored in record_table.py */
 static integer lay_out(const march *m, const station *from, const station *to, double *record, event *e) {
   double *at = record + HEADER;
 #define PART(name, size) e->name = at, at += (size)

@@ -1,6 +1,6 @@
 /* ---- a run from its start to its end ---------------------------------------------------------------------------
  *
- * The rules are those of the automaton (dae_hybrid/simulation/automaton.py, events.py, stiffness.py). Where one of them calls for more
+ * The rules are those of the automaton (dae_hybrid/simulation/automaton.py, event_logic.py, stiffness.py). Where one of them calls for more
  * than is done here the run pauses, and the automaton goes on from there; NOT_PLAIN says that it has not begun. */
 
 static integer counter(const context *c, int which) {
