@@ -2,7 +2,7 @@
  *
  * Every run is one of `dh_run` (plain.c), with the adjoints of `dh_run_back`, and has to be to the last bit what a single call
  * returns; the conditions of derivatives are those of conditions.c. */
-enum { LEFT_OUT, DONE, STEEP };              /* outcomes, see `Outcomes` in dae_hybrid/port/native_batch.py */
+enum { LEFT_OUT, DONE, STEEP };              /* outcomes, see `Outcomes` in port/native_batch.py */
 enum { TO_BEGIN, UNDER_WAY, ARRIVED };       /* stages */
 
 /* Tells the memories how sensitivities are scaled, by the parameters (`Setup.scales`); whether they took it. */

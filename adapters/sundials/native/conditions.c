@@ -1,6 +1,6 @@
 /* ---- the conditions of derivatives, by numbers ----------------------------------------------------------------------
  *
- * What a single call looks at when a run is over (dae_hybrid/conditions/certify.py and what it calls), more strictly and by what is cheap:
+ * What a single call looks at when a run is over (conditions/certify.py and what it calls), more strictly and by what is cheap:
  * where anything may need a closer look, the run is left to a single call. Nothing here refuses a gradient, or clears one that
  * a single call would refuse. */
 /* The last segment's record is not there: what a segment has to be known by. */
@@ -47,7 +47,7 @@ static double guard_accuracy(const march *m, const station *at, const double *by
 }
 
 /* Guards at the start: whether none of them is at zero, or next to it, that a neighbouring run would meet or not
- * (`Look.moving_at_start`, `Look.near` in dae_hybrid/conditions/instants.py). */
+ * (`Look.moving_at_start`, `Look.near` in conditions/instants.py). */
 static int starts_clear(const batch *b) {
   const plain *v = b->run;
   march *m = v->tables;
@@ -134,7 +134,7 @@ static double fastest(context *c, double t, const double *x, double *memory) {
   return flag || !all_finite(a->value, a->column[c->n]) ? HUGE_VAL : column_norm(a, c->n);
 }
 
-/* Whether the times of some events of every transition are as accurate as is asked for (dae_hybrid/simulation/event_accuracy.py). */
+/* Whether the times of some events of every transition are as accurate as is asked for (simulation/event_accuracy.py). */
 static int times_known(const batch *b) {
   const plain *v = b->run;
   march *m = v->tables;
@@ -177,7 +177,7 @@ static const double *steps_of(const march *m, integer i, integer before, integer
 }
 
 /* Whether no segment may have a passage so fast that digits are lost on it: by the ratio of the largest speed to the least,
- * which no passage is faster than (dae_hybrid/simulation/passages.py). */
+ * which no passage is faster than (simulation/passages.py). */
 static int no_fast_passage(const batch *b) {
   const plain *v = b->run;
   const march *m = v->tables;
@@ -229,7 +229,7 @@ static void find_largest(const batch *b) {
   }
 }
 
-/* Whether a parameter that doubles changes no functional by much more than it is made of (dae_hybrid/conditions/amplification.py). */
+/* Whether a parameter that doubles changes no functional by much more than it is made of (conditions/amplification.py). */
 static int is_moderate(const batch *b, const double *values, const double *gradients) {
   const plain *v = b->run;
   const march *m = v->tables;
@@ -258,7 +258,7 @@ static void note_sizes(const march *m, const station *at, const double *x, const
 }
 
 /* Whether sensitivities stand clear of their absolute tolerances; no other tolerances are called for
- * (dae_hybrid/conditions/resolution.py). */
+ * (conditions/resolution.py). */
 static int is_resolved_well(const batch *b) {
   const plain *v = b->run;
   const march *m = v->tables;

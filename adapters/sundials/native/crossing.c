@@ -1,7 +1,7 @@
 /* ---- what a transition leads to -----------------------------------------------------------------------------
  *
  * The functions of a link at a point, the unknowns of its arrival by Newton's method, and their derivatives by the
- * implicit function theorem. The rules are those of dae_hybrid/system/transition_map.py, algebraic.py and reinitialisation.py, wherever it
+ * implicit function theorem. The rules are those of system/transition_map.py, algebraic.py and reinitialisation.py, wherever it
  * is clear what they say; else the transition is left to the automaton. */
 static int call(march *m, casadi_function function, const double *numbers, double t, const double *x,
                 const double *memory, double **res, int count) {
@@ -91,7 +91,7 @@ static int is_regular(const double *a, const double *sizes, const double *entrie
   return least_singular(a, inverse, scale, n, rows, columns, 0) > MULTIPLE_ROOT;
 }
 
-typedef struct {                             /* what `tangent` of a link gives; see `Link` in dae_hybrid/port/native_plan.py */
+typedef struct {                             /* what `tangent` of a link gives; see `Link` in port/native_plan.py */
   double *h, *jump, *flow, *g, *flow_after, *g_after;
   double *by_after, *direct;                 /* of constraints after it that the arrival does not solve */
   double *onto, *held;                       /* the projection onto the constraints before it: D, and k by (w, p) */
@@ -133,7 +133,7 @@ static int is_zero(const trial *at, integer n) {
   return 1;
 }
 
-/* Damped Newton's method, see `solve_algebraic` in dae_hybrid/compile/structure.py; whether it has converged. */
+/* Damped Newton's method, see `solve_algebraic` in compile/structure.py; whether it has converged. */
 static int iterate(march *m, const link *l, double t, const double *x, const double *memory, trial *at, trial *next,
                    double *work) {
   const integer n = l->unknowns;
@@ -306,7 +306,7 @@ static void land_adjoint(const march *m, const station *from, const crossing *c,
 }
 
 /* Whether neighbouring runs satisfy the constraints after an event that its arrival does not solve; see
- * dae_hybrid/system/reinitialisation.py, `_refuse_excess`. */
+ * system/reinitialisation.py, `_refuse_excess`. */
 static int keeps_constraints(march *m, const station *from, const station *to, const link *l, const event *e,
                              const crossing *c, double rate) {
   const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;

@@ -11,7 +11,7 @@
  * further states q' = g behind x (measured: a third less work than SUNDIALS' quadratures on small systems, under the same
  * error control, and clear of a defect of Adams with quadrature sensitivities).
  * Python reads the constants and structs of this file (header.py), and puts those of its own rules before it
- * (dae_hybrid/interface/native_constants.py).
+ * (interface/native_constants.py).
  *
  * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), linear.c
  * and sparse.c (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c
@@ -314,7 +314,7 @@ typedef struct {                             /* when time events of a mode are d
   integer n, next;
 } alarms;
 
-typedef struct {                             /* a measurement: `Measured` in dae_hybrid/port/native_plan.py */
+typedef struct {                             /* a measurement: `Measured` in port/native_plan.py */
   const casadi_function *of_mode;
   const double *data;
   integer first, count;                      /* components of the functionals */
@@ -364,7 +364,7 @@ typedef struct {                             /* a run from its start to its end,
   march *tables;
   station *stations;                         /* those of the tables */
   run *const *runs;                          /* by mode */
-  casadi_function origin;                    /* the start, and the end by mode: `Ends` in dae_hybrid/port/native_plan.py */
+  casadi_function origin;                    /* the start, and the end by mode: `Ends` in port/native_plan.py */
   const casadi_function *final;
   double *start, *end;                       /* what they give; behind the start the derivatives of what is measured there,
                                                 by (y, m, p, t), if anything is; behind the end the rates of what is

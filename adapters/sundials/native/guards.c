@@ -70,7 +70,7 @@ static double sign_of(double v) { return v < 0 ? -1 : 1; }
 
 /* ---- guards that turn next to zero without crossing it ----
  *
- * Whether they cross may be a matter of accuracy: those that come closest are noted, for dae_hybrid/simulation/grazing.py to look at
+ * Whether they cross may be a matter of accuracy: those that come closest are noted, for simulation/grazing.py to look at
  * where derivatives are wanted. */
 static void note_turn(run *r, integer i, double from, double to, double least, double most) {
   const double share = fabs(least) / most;

@@ -1,8 +1,8 @@
 /* ---- through segment after segment ---------------------------------------------------------------------------
  *
  * Where a guard crosses, or the time of a time event, a measurement or a knot has come, and nothing is special about it,
- * it is carried out here, as the automaton would do it: the rules are those of dae_hybrid/simulation/event_logic.py, the derivatives those
- * of dae_hybrid/system/transition_map.py, knots are those of dae_hybrid/simulation/stop_times.py. Anything that is not plain (another guard near zero,
+ * it is carried out here, as the automaton would do it: the rules are those of simulation/event_logic.py, the derivatives those
+ * of system/transition_map.py, knots are those of simulation/stop_times.py. Anything that is not plain (another guard near zero,
  * values that are not finite, equations to be solved, events that accumulate, ...) is left as it stands, for the automaton to
  * go on from there. */
 static double elapsed(const march *m, double t) { return fmax(fabs(t), t - m->t0); }
@@ -98,7 +98,7 @@ static int one_alone(const march *m, const station *from, integer index, double 
 }
 
 /* Whether the guard of a transition and its rate are zero to the accuracy of the state where a mode is entered: it may be
- * at rest there, see dae_hybrid/simulation/departure.py. `decided` is whether none but its own is next to zero, to that accuracy, where
+ * at rest there, see simulation/departure.py. `decided` is whether none but its own is next to zero, to that accuracy, where
  * a neighbouring run would meet it. */
 static int may_rest(march *m, const station *from, const station *to, integer own, double t, const event *e, int *decided) {
   context *c = to->run->model;
@@ -237,7 +237,7 @@ static int charge(march *m, const station *from, const station *to, const link *
 }
 
 /* Whether the algebraic variables after an event are determined to the accuracy of the state; see
- * dae_hybrid/system/reinitialisation.py, `refuse_singular_entry` */
+ * system/reinitialisation.py, `refuse_singular_entry` */
 static int determined(const march *m, const station *to, const event *e) {
   for (integer i = 0; i < to->n_z; i++) {
     const double z = fabs(e->x_after[to->n_y + i]), own = to->absolute[to->n_y + i] / m->rtol;

@@ -1,6 +1,6 @@
 /* ---- a run from its start to its end ---------------------------------------------------------------------------
  *
- * The rules are those of the automaton (dae_hybrid/simulation/automaton.py, event_logic.py, stiffness.py). Where one of them calls for more
+ * The rules are those of the automaton (simulation/automaton.py, event_logic.py, stiffness.py). Where one of them calls for more
  * than is done here the run pauses, and the automaton goes on from there; NOT_PLAIN says that it has not begun. */
 
 static integer counter(const context *c, int which) {
@@ -316,7 +316,7 @@ static int measure_costs(const plain_adjoint *b) {
   return 0;
 }
 
-/* Tolerances of the adjoints and of their integrals in every mode; the rules are those of dae_hybrid/sensitivity/adjoint.py. */
+/* Tolerances of the adjoints and of their integrals in every mode; the rules are those of sensitivity/adjoint.py. */
 static void set_tolerances(const plain_adjoint *b) {
   const sweep *s = b->back;
   const march *m = s->tables;

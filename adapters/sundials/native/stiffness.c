@@ -1,9 +1,9 @@
 /* ---- how stiff a mode is ----------------------------------------------------------------------------------------
  *
- * The rules are those of dae_hybrid/port/stiffness.py and choice.py, by bounds: where these do not say that explicit steps will do,
+ * The rules are those of port/stiffness.py and choice.py, by bounds: where these do not say that explicit steps will do,
  * the run pauses, and Python looks at the eigenvalues. */
 
-/* largest -Re of the eigenvalues of a matrix of two rows; see dae_hybrid/port/stiffness.py */
+/* largest -Re of the eigenvalues of a matrix of two rows; see port/stiffness.py */
 static double fastest_of_two(double a, double b, double c, double d) {
   const double scale = fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d)));
   if (scale == 0) return 0;
@@ -52,7 +52,7 @@ static int reduce(const context *c, const sparse *out, integer *column, integer 
 }
 
 /* A bound on the rate of the fastest decay, of one or two variables the rate; 0 where little is left to decay; see
- * `stiff_rate` in dae_hybrid/port/stiffness.py */
+ * `stiff_rate` in port/stiffness.py */
 static double decay_bound(context *c, double t, const double *x, double t_stop) {
   const sparse *a = &c->state_jacobian;
   const integer n = c->n_differential;
@@ -84,7 +84,7 @@ static double decay_bound(context *c, double t, const double *x, double t_stop) 
 }
 
 /* A step within which explicit equations change by no more than high orders resolve; see `accurate_step` in
- * dae_hybrid/port/stiffness.py. 0 where that is not known. */
+ * port/stiffness.py. 0 where that is not known. */
 static double accurate_step(const march *m, const station *at, context *c, double t, const double *x, double span) {
   double rate[FEW_STATES], moved[FEW_STATES], after[FEW_STATES], allowed[FEW_STATES], sizes[2] = {0, 0}, largest = 0;
   if (c->solves || c->n > FEW_STATES || rates_at(c, t, x, rate)) return 0;

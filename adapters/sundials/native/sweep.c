@@ -214,7 +214,7 @@ int dh_back_steps(explicit_adjoint *s) {
   return 0;
 }
 
-/* L = dG/d(y, m) from after an event to before it, with its share of dG/dp; see dae_hybrid/system/transition_map.py */
+/* L = dG/d(y, m) from after an event to before it, with its share of dG/dp; see system/transition_map.py */
 static int back_across(sweep *s, const station *from, const station *to, const link *l, double t, double count, const event *e) {
   march *m = s->tables;
   const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, np = m->n_parameters, width = nf + np + 1;
@@ -266,7 +266,7 @@ static void add_measured(const sweep *s, integer nw, integer first, integer coun
   }
 }
 
-/* How long a backward step may be that starts within each step of a path; see dae_hybrid/port/segment_rules.py */
+/* How long a backward step may be that starts within each step of a path; see port/segment_rules.py */
 static void longest_steps(const double *path, integer rows, integer width, double *out) {
   const double begin = path[0] - path[1];
   integer growth = 0;
