@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.codegen.casadi_tools import directions, is_vectorised, jacobian, operations
+from dae_hybrid.codegen.casadi_tools import directions, is_vectorised, jacobian, vector_operations
 
 
 def arrow(x: Any) -> Any:
@@ -39,8 +39,8 @@ def test_a_called_function_counts_as_what_it_does() -> None:
     x = ca.MX.sym("x", 50)
     inner = ca.Function("inner", [x], [ca.exp(ca.sin(x)) * x])
     outer = ca.Function("outer", [x], [inner(inner(x))])
-    assert operations(outer) == (6, 300)
-    assert operations(ca.Function("scalar", [x], [inner.expand()(x)])) == operations(inner.expand())
+    assert vector_operations(outer) == (6, 300)
+    assert vector_operations(ca.Function("scalar", [x], [inner.expand()(x)])) == vector_operations(inner.expand())
 
 
 @pytest.mark.parametrize("wide", [True, False])

@@ -318,7 +318,7 @@ class Stepper(_Loop):
             completed=self.completed.ctypes.data,
             guard_values=self._guard_values.ctypes.data,
             roots=self._roots.ctypes.data,
-            samples=self._glances.ctypes.data,
+            glances=self._glances.ctypes.data,
             history=self._history.ctypes.data,
             band=self._band.ctypes.data,
             noise=self._noise.ctypes.data,

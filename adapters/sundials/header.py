@@ -42,7 +42,9 @@ def _structs(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for body, name in re.findall(r"typedef struct(?: \w+)? \{([^}]*)\} (\w+);", text):
         fields = [field for line in body.split(";") if line.strip() for field in _fields(line, found)]
-        found[name] = type(name, (Structure,), {"_fields_": fields, "__doc__": f"`{name}` of driver.h."})
+        found[name] = type(
+            name, (Structure,), {"_fields_": fields, "__slots__": (), "__doc__": f"`{name}` of driver.h."}
+        )
     return found
 
 
