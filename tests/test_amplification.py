@@ -114,7 +114,7 @@ def test_a_stiff_decay(call):
 @pytest.mark.uncertified
 def test_a_run_that_fails_at_another_tolerance(monkeypatch):
     """What cannot be compared is not taken to be determined."""
-    monkeypatch.setattr("dae_hybrid.interface.runs.Setup.adjoint_gradients", _fail)
+    monkeypatch.setattr("dae_hybrid.interface.runs.RunBuilder.adjoint_gradients", _fail)
     system, _ = unstable(1.0, "leaves a balance")
     with pytest.warns(dh.ConditionWarning, match=r"cannot be had at 2 times the tolerance \(no\)"):
         dh.adjoint_gradient(system, (0, 20), "G", rtol=1e-9)

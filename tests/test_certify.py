@@ -402,7 +402,7 @@ def test_errors_of_the_analysis_carry_the_run(built: Any, models: Any, monkeypat
         raise dh.NonFiniteError("no")
 
     monkeypatch.setattr("dae_hybrid.interface.runs.adjoint_analysis.gradient", fail)
-    monkeypatch.setattr("dae_hybrid.interface.runs.Setup._back", lambda *_, **__: None)
+    monkeypatch.setattr("dae_hybrid.interface.runs.RunBuilder._back", lambda *_, **__: None)
     with pytest.raises(dh.NonFiniteError) as caught:
         dh.adjoint_gradient(built(models.decay), (0, 1), "area")
     assert caught.value.trajectory.functionals["area"] > 0

@@ -5,7 +5,7 @@
 enum { LEFT_OUT, DONE, STEEP };              /* outcomes, see `Outcomes` in port/native_batch.py */
 enum { TO_BEGIN, UNDER_WAY, ARRIVED };       /* stages */
 
-/* Tells the memories how sensitivities are scaled, by the parameters (`Setup.scales`); whether they took it. */
+/* Tells the memories how sensitivities are scaled, by the parameters (`RunBuilder.scales`); whether they took it. */
 static int set_scales(batch *b) {
   const plain *v = b->run;
   const march *m = v->tables;

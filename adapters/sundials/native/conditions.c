@@ -47,7 +47,7 @@ static double guard_accuracy(const march *m, const station *at, const double *by
 }
 
 /* Guards at the start: whether none of them is at zero, or next to it, that a neighbouring run would meet or not
- * (`Look.moving_at_start`, `Look.near` in conditions/instants.py). */
+ * (`RunInspector.moving_at_start`, `RunInspector.near` in conditions/instants.py). */
 static int starts_clear(const batch *b) {
   const plain *v = b->run;
   march *m = v->tables;
@@ -98,7 +98,7 @@ static int is_beside_alarm(const march *m, integer mode, double t, double near, 
 }
 
 /* Whether no event is next to another one, to another time that is given, or to the end, and nothing is on its way there
- * (`Look.is_sure`, `Look.coming`); what rests at the end has been seen by `arrive`. */
+ * (`RunInspector.is_sure`, `RunInspector.coming`); what rests at the end has been seen by `arrive`. */
 static int stands_apart(const batch *b) {
   const plain *v = b->run;
   const march *m = v->tables;

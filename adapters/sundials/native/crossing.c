@@ -91,7 +91,7 @@ static int is_regular(const double *a, const double *sizes, const double *entrie
   return least_singular(a, inverse, scale, n, rows, columns, 0) > MULTIPLE_ROOT;
 }
 
-typedef struct {                             /* what `tangent` of a link gives; see `Link` in port/native_plan.py */
+typedef struct {                             /* what `tangent` of a link gives; see `NativeTransition` in port/native_plan.py */
   double *h, *jump, *flow, *g, *flow_after, *g_after;
   double *by_after, *direct;                 /* of constraints after it that the arrival does not solve */
   double *onto, *held;                       /* the projection onto the constraints before it: D, and k by (w, p) */

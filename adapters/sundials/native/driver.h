@@ -364,7 +364,7 @@ typedef struct {                             /* a run from its start to its end,
   march *tables;
   station *stations;                         /* those of the tables */
   run *const *runs;                          /* by mode */
-  casadi_function origin;                    /* the start, and the end by mode: `Ends` in port/native_plan.py */
+  casadi_function origin;                    /* the start, and the end by mode: `BoundaryFunctions` in port/native_plan.py */
   const casadi_function *final;
   double *start, *end;                       /* what they give; behind the start the derivatives of what is measured there,
                                                 by (y, m, p, t), if anything is; behind the end the rates of what is
