@@ -49,7 +49,7 @@ def jacobian(values: Any, by: Any) -> Any:
     >>> import casadi as ca
     >>> from dae_hybrid.codegen.casadi_tools import jacobian
     >>> x = ca.MX.sym("x", 1000)
-    >>> arrow = ca.vertcat(ca.sin(x), ca.sumsqr(x))
+    >>> arrow = ca.vertcat(x[0] * ca.sin(x), ca.sumsqr(x))
     >>> one, other = (ca.Function("f", [x], [j(arrow, x)]) for j in (jacobian, ca.jacobian))
     >>> one.n_instructions() < other.n_instructions() / 50
     True
