@@ -581,3 +581,20 @@ def test_only_time_events(native: bool) -> None:
     assert fsa.functionals["G"] == pytest.approx(0.5 * (3 - 1.8) + 2.25, rel=1e-8)
     np.testing.assert_allclose(fsa.gradient["G"], exact, rtol=1e-7)
     np.testing.assert_allclose(dh.adjoint_gradient(system, (0, 1)).gradient, exact, rtol=1e-7)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_vector_equations_without_an_integrand(native: bool) -> None:
+    """That is zero in all its entries, which operations on matrices leave out."""
+    m, n = dh.HybridModel("terminal only"), 40
+    k, x, s = m.parameter("k", 1.0), m.differential("x", size=n), m.differential("s")
+    weights = ca.DM(np.random.default_rng(5).normal(size=(n, n)) / 6)
+    run = m.mode("run", ode={x: weights @ ca.tanh(x * ca.sqrt(s)) - x, s: -k})
+    m.initial(run, {x: np.linspace(-1, 1, n), s: 1.0})
+    m.functional("G", terminal=ca.sumsqr(x))
+    system = m.build(native=native)
+    with pytest.raises(dh.NonFiniteError, match="rate of x"):
+        dh.simulate(system, (0, 2))
+    found = dh.batch(system, (0, 2), parameters={"k": [0.4, 1.0]})
+    assert found.errors[0] is None
+    assert isinstance(found.errors[1], dh.NonFiniteError)

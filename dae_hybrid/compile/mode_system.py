@@ -54,13 +54,13 @@ class ModeBuilder(ModeFunctions):
             by, integrands_by = self._by_implicit_functions(s)
         integrands_by = [matrix.T for matrix in integrands_by]
         named = {
-            "flow": [equations, g],
+            "flow": [ca.densify(equations), ca.densify(g)],  # MX drops entries that are always zero
             "jacobian": [by[0], integrands_by[0]],
             "linearised": [equations, g, *by, *integrands_by],
             "guards": [h],
         }
         if self.reducible:
-            named["reduced"] = [ca.densify(self.xdot(s)), g]
+            named["reduced"] = [ca.densify(self.xdot(s)), ca.densify(g)]
         functions = {key: ca.Function(f"m{self.index}_{key}", inputs, outputs) for key, outputs in named.items()}
         if not self.numbers:
             functions |= products(f"m{self.index}", functions["flow"], functions["linearised"], explicit=not self.nz)
