@@ -120,7 +120,8 @@ class Options:
         ``IDASetSensErrCon``). With False they follow the states alone: forward analysis takes fewer steps, and no test
         has seen its derivatives. Their local errors, in tolerances, are added up instead:
         ``statistics["sensitivity_error"]`` is that sum, and a `ConditionWarning` says where it is more than a hundred
-        for every step, or where a derivative is next to its absolute tolerance. Needs compiled equations.
+        for every step, where rtol times it is more than 0.05, or where a derivative is next to its absolute tolerance.
+        Needs compiled equations.
     suppress_algebraic : bool
         Leave (implicit) algebraic variables out of the error test. By default they are in it, to the accuracy to
         which the tolerances of the state determine them, but no finer than their own. Without the test steps follow

@@ -78,6 +78,17 @@ def test_what_states_do_not_see_is_said(options: dict[str, Any], algebraic: bool
     assert "left out" in str(free.diagnostics)
 
 
+def test_errors_that_add_up_over_many_steps_are_said() -> None:
+    m = dh.HybridModel("swing")
+    p, y, u, v = m.parameter("p", 1.0), *map(m.differential, "yuv")
+    m.initial(m.mode("run", ode={y: np.cos(m.time) - 0.1 * y, u: v, v: -(19.6**2) * u}), {y: 0.0, u: p - 1, v: 0.0})
+    m.functional("U", terminal=u)
+    options: dict[str, Any] = {"method": "adams", "rtol": 1e-6, "atol": 1e-9}
+    with pytest.warns(dh.ConditionWarning, match="left out of the error test"):
+        fsa = dh.forward_sensitivity(m.build(), (0, 20), sensitivity_error_control=False, **options)
+    assert abs(fsa.gradient["U"][0] - np.cos(19.6 * 20)) > 1e-2  # or there would be nothing to say
+
+
 def test_the_amplifier_cannot_do_without() -> None:
     problem = PROBLEMS["transistor"]
     system = problem.model().build()

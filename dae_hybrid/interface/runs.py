@@ -39,6 +39,8 @@ DIRECT_RTOL = 1e-11
 LOOKS = 1e8
 #: local errors of sensitivities, in tolerances and in a step on average, that may go unsaid where no test limits them
 UNTESTED_ERROR = 100
+#: or to this share of their size over the run
+UNTESTED_SHARE = 0.05
 #: a witness may take so many times as many steps as the run, or another direction is tried, up to so many
 LONGER, DIRECTIONS = 20, 4
 #: no relative tolerance is made larger
@@ -167,7 +169,7 @@ class RunBuilder:
                 remedy="Leave sensitivity_error_control out.",
             )
         said = []
-        if error is not None and error > UNTESTED_ERROR * steps:
+        if error is not None and (error > UNTESTED_ERROR * steps or error * rtol > UNTESTED_SHARE):
             said.append(
                 "Sensitivities are left out of the error test, and their local errors are "
                 f"{error / steps:.1e} tolerances in a step on average: derivatives may be off by {error * rtol:.1e} of "
