@@ -14,6 +14,7 @@ import dae_hybrid.compile.pipeline
 from dae_hybrid.adapters.sundials.forward import Forward
 from dae_hybrid.codegen.kernels import generate
 from dae_hybrid.codegen.split_source import statements
+from dae_hybrid.compile.families import families
 from dae_hybrid.mechanics import Formulation, Index1, Index2, Penalty, kinematics
 from dae_hybrid.port.integrator import Equations
 
@@ -346,3 +347,9 @@ def test_modes_that_are_alike_look_up_tables(native: bool) -> None:
     )  # fmt: skip
     assert fsa.trajectory.functionals["G"] == pytest.approx(0.8 * area, rel=1e-6)
     assert fsa.gradient["G"][0] == pytest.approx(area, rel=1e-6)
+
+
+def test_what_one_expression_uses_others_need_not() -> None:
+    x, rate, k = ca.MX.sym("x"), ca.MX.sym("rate"), ca.MX.sym("k", 2)
+    (found,) = families({i: ("", [x * (0.3 + i), rate - (0.7 + i)]) for i in range(4)}, least=4)
+    assert [{s.name() for s in ca.symvar(one)} for one in found.stated(k)] == [{"x", "k"}, {"rate", "k"}]

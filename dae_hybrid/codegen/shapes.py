@@ -137,5 +137,7 @@ def written_out(key: Any, symbols: Sequence[ca.MX], column: ca.MX) -> ca.MX:
             results.append(ca.SX.unary(op, operands[0]))
         else:
             results.append(ca.SX.binary(op, operands[0], operands[1]))
-    found: ca.MX = ca.Function("shape", [*inputs, numbers], [results[-1]])(*symbols, column)
+    used = sorted({place[0] for _, *given in key for kind, *place in given if kind == "input"})
+    shape = ca.Function("shape", [*(inputs[i] for i in used), numbers], [results[-1]])
+    found: ca.MX = shape(*(symbols[i] for i in used), column)
     return found
