@@ -14,6 +14,7 @@ import dae_hybrid.compile.pipeline
 from dae_hybrid.adapters.sundials.forward import Forward
 from dae_hybrid.codegen.kernels import generate
 from dae_hybrid.codegen.split_source import statements
+from dae_hybrid.compile.families import families
 from dae_hybrid.mechanics import Formulation, Index1, Index2, Penalty, kinematics
 from dae_hybrid.port.integrator import Equations
 
@@ -303,3 +304,52 @@ def test_measurements_that_differ_in_numbers_share_one_function() -> None:
     np.testing.assert_allclose(asa.gradient, fsa.gradient["G"], rtol=1e-8)
     by_q = 0.0 + data.sum() + 2 * np.exp(-0.97)
     assert fsa.gradient["G"][1] == pytest.approx(by_q, rel=1e-8)
+
+
+def _table(values: np.ndarray) -> ca.Function:
+    return ca.interpolant("table", "bspline", [np.linspace(-1, 6, 8)], values)
+
+
+def test_measurements_look_up_their_own_tables() -> None:
+    first, other = (_table(f(np.linspace(-1, 6, 8))) for f in (np.sin, np.cos))
+    m = dh.HybridModel("measured tables")
+    a, x = m.parameter("a", 0.8), m.differential("x")
+    m.initial(m.mode("run", ode={x: a}), {x: 0.0})
+    m.functional("G", at_times=[(1.0, first(x)), (1.5, other(0.4 * x)), (2.0, other(0.6 * x))])
+    system = m.build()
+
+    def exact(a: float) -> float:
+        return float(first(a) + other(0.4 * 1.5 * a) + other(0.6 * 2 * a))
+
+    fsa = dh.forward_sensitivity(system, (0, 2))
+    assert fsa.trajectory.functionals["G"] == pytest.approx(exact(0.8), rel=1e-8)
+    by_a = (exact(0.8 + 1e-5) - exact(0.8 - 1e-5)) / 2e-5
+    assert fsa.gradient["G"][0] == pytest.approx(by_a, rel=1e-6)
+    assert dh.adjoint_gradient(system, (0, 2), "G").gradient[0] == pytest.approx(by_a, rel=1e-6)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_modes_that_are_alike_look_up_tables(native: bool) -> None:
+    table, rates = _table(np.linspace(-1, 6, 8) ** 2), (0.3, 0.4, 0.6, 0.7)
+    m = dh.HybridModel("tables")
+    a, x, y = m.parameter("a", 0.8), m.differential("x"), m.differential("y")
+    modes = [m.mode(f"m{i}", ode={x: ca.MX(1.0), y: a * table(k * x)}) for i, k in enumerate(rates)]
+    for i, (one, other) in enumerate(zip(modes, [*modes[1:], modes[0]], strict=True)):
+        m.transition(one, other, guard=x - (0.52 + 0.5 * i), direction="rising")
+    m.initial(modes[0], {x: 0.0, y: 0.0})
+    m.functional("G", terminal=y)
+    fsa = dh.forward_sensitivity(m.build(native=native), (0, 2.01), rtol=1e-9, atol=1e-11)
+    xi, weights = np.polynomial.legendre.leggauss(20)
+    ends = (0.0, 0.52, 1.02, 1.52, 2.01)
+    area = sum(
+        0.5 * (ends[i + 1] - ends[i]) * w * float(table(k * (ends[i] + 0.5 * (ends[i + 1] - ends[i]) * (1 + s))))
+        for i, k in enumerate(rates) for s, w in zip(xi, weights, strict=True)
+    )  # fmt: skip
+    assert fsa.trajectory.functionals["G"] == pytest.approx(0.8 * area, rel=1e-6)
+    assert fsa.gradient["G"][0] == pytest.approx(area, rel=1e-6)
+
+
+def test_what_one_expression_uses_others_need_not() -> None:
+    x, rate, k = ca.MX.sym("x"), ca.MX.sym("rate"), ca.MX.sym("k", 2)
+    (found,) = families({i: ("", [x * (0.3 + i), rate - (0.7 + i)]) for i in range(4)}, least=4)
+    assert [{s.name() for s in ca.symvar(one)} for one in found.stated(k)] == [{"x", "k"}, {"rate", "k"}]

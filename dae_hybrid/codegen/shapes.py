@@ -63,7 +63,7 @@ def in_elements(
 
     The operations come with their operands: the place of an operation before it, of an entry of the symbols, or of a
     number; the `structural` ones, whatever their sign, and exponents if there are any, are operands themselves. None
-    of what is no scalar, long, or uses operations of others.
+    of what is no scalar, long, calls functions (an interpolant), or uses operations of others.
     """
     if len(values) < 2 or not all(value.is_scalar() for value in values):
         return [None] * len(values)
@@ -88,6 +88,9 @@ def _in_elements(function: ca.Function, structural: Set[float]) -> list[tuple[An
             known[flat.instruction_output(k)[0]] = float(flat.instruction_constant(k))
         elif op == ca.OP_INPUT:
             known[flat.instruction_output(k)[0]] = ("input", *flat.instruction_input(k))
+        elif op == ca.OP_CALL:  # of which function the operation does not say
+            alone = False
+            known |= dict.fromkeys(flat.instruction_output(k), k)
         else:
             operands = []
             for i, place in enumerate(flat.instruction_input(k)):
@@ -134,5 +137,7 @@ def written_out(key: Any, symbols: Sequence[ca.MX], column: ca.MX) -> ca.MX:
             results.append(ca.SX.unary(op, operands[0]))
         else:
             results.append(ca.SX.binary(op, operands[0], operands[1]))
-    found: ca.MX = ca.Function("shape", [*inputs, numbers], [results[-1]])(*symbols, column)
+    used = sorted({place[0] for _, *given in key for kind, *place in given if kind == "input"})
+    shape = ca.Function("shape", [*(inputs[i] for i in used), numbers], [results[-1]])
+    found: ca.MX = shape(*(symbols[i] for i in used), column)
     return found
