@@ -11,7 +11,9 @@ import pytest
 import dae_hybrid
 
 MODULES = sorted(
-    m.name for m in pkgutil.iter_modules(dae_hybrid.__path__, "dae_hybrid.") if m.name != "dae_hybrid.__main__"
+    m.name
+    for m in pkgutil.walk_packages(dae_hybrid.__path__, "dae_hybrid.")
+    if m.name.split(".")[1] not in ("__main__", "adapters", "problems")
 )
 
 

@@ -307,3 +307,9 @@ def test_what_fails_ends_its_line(models: Any, capsys: Any) -> None:
 def test_other_values_are_refused(wrong: dict[str, Any], models: Any) -> None:
     with pytest.raises(dh.ModelError, match=next(iter(wrong))):
         models.ball().build(**wrong)
+
+
+@pytest.mark.parametrize("timeout", ["a", float("nan"), -1.0])
+def test_a_wait_takes_seconds(models: Any, timeout: Any) -> None:
+    with pytest.raises(dh.OptionError, match="number of seconds"):
+        models.decay().build(native=False).wait(timeout)

@@ -266,6 +266,11 @@ class HybridSystem(NotPicklable):
         bool
             `native`: False where the compiler has failed, is still at work, or was not asked.
 
+        Raises
+        ------
+        OptionError
+            `timeout` is not a number of seconds.
+
         Examples
         --------
         >>> from dae_hybrid.problems import hybrid_ode
@@ -273,6 +278,8 @@ class HybridSystem(NotPicklable):
         >>> system.wait()
         True
         """
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+            raise OptionError(f"timeout must be a number of seconds, zero or more, or None, got {timeout!r}.")
         if self.later is not None:
             self.later.wait(timeout)
         return self.native
