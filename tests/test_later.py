@@ -20,6 +20,7 @@ import pytest
 import dae_hybrid as dh
 from dae_hybrid.adapters.sundials import driver
 from dae_hybrid.codegen import compiler as cc
+from dae_hybrid.interface.runs import RunBuilder
 from dae_hybrid.system.later import MEANWHILE
 
 SPAN, TIGHT = (0, 3), {"rtol": 1e-9, "atol": 1e-12}
@@ -81,7 +82,7 @@ def test_a_run_ends_as_it_began(gate: Any, models: Any) -> None:
     """The code comes while a gradient is under way: both its passes are interpreted."""
     system = models.ball().build(native="later")
     seen: list[str] = []
-    integrate = dh.setup.Setup.run
+    integrate = RunBuilder.run
 
     def run(self: Any, *arguments: Any, **options: Any) -> Any:
         found = integrate(self, *arguments, **options)
@@ -91,7 +92,7 @@ def test_a_run_ends_as_it_began(gate: Any, models: Any) -> None:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dh.setup.Setup, "run", run)
+        patch.setattr(RunBuilder, "run", run)
         check = dh.check_gradient(system, SPAN, "height", **TIGHT)
     assert set(seen) == {"interpreted"}
     assert len(seen) > 4

@@ -11,6 +11,7 @@ import pytest
 import dae_hybrid as dh
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.problems import ball_on_rope, em_hysteresis, hybrid_ode
+from dae_hybrid.trajectory.event_table import HEADINGS
 from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
 TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-12}
@@ -164,7 +165,7 @@ def test_a_table_is_read_only_and_names_what_it_has() -> None:
             column[0] = column[0]
     with pytest.raises(KeyError, match="'y'; there are x"):
         table.x_minus["y"]
-    assert list(table.columns()) == [*dh.event_table.HEADINGS, "x-", "x+"]
+    assert list(table.columns()) == [*HEADINGS, "x-", "x+"]
     assert str(table).count("\n") == 1 + len(table)
 
 

@@ -162,10 +162,11 @@ class NativeForward:
         return {i: own for i, own in enumerate(self.memories) if self.loop.stations[i].run}
 
     def began_with(self, task: SegmentTask) -> bool:
-        """Whether the first segment is that of a task."""
+        """Whether the first segment is that of a task; it began with no derivatives of costs."""
         x, m = (self._start[part] for part in self._of_start[:2])
         e = self.graph.equations[self.struct.mode]
-        same = task.equations is e and task.t0 == self.loop.struct.t0
+        gained = task.integral_sensitivities  # by measurements at the start
+        same = task.equations is e and task.t0 == self.loop.struct.t0 and (gained is None or not gained.any())
         return same and np.array_equal(task.x0, x[: e.n]) and np.array_equal(task.memory, m)
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from itertools import count
 from typing import Any, NamedTuple
 
 import casadi as ca
@@ -35,7 +34,13 @@ def free_name(base: str, taken: Container[str]) -> str:
     """`base`, or numbered where that is taken: ``base#2``."""
     if base not in taken:
         return base
-    return next(name for i in count(2) if (name := f"{base}#{i}") not in taken)
+    taken_up_to, free = 1, 2
+    while f"{base}#{free}" in taken:
+        taken_up_to, free = free, 2 * free
+    while free - taken_up_to > 1:
+        middle = (taken_up_to + free) // 2
+        taken_up_to, free = (middle, free) if f"{base}#{middle}" in taken else (taken_up_to, middle)
+    return f"{base}#{free}"
 
 
 def positive_size(name: str, size: Any) -> int:
