@@ -456,6 +456,7 @@ def elements(n: int) -> dh.HybridModel:
 def test_long_texts_are_cut_and_say_the_same(monkeypatch: Any) -> None:
     whole = dh.adjoint_gradient(elements(80).build(), (0, 1), **TIGHT)
     monkeypatch.setattr(chunks, "LONG", 100)
+    monkeypatch.setattr(codegen, "LONG", 100)
     monkeypatch.setattr(chunks, "STATEMENTS", 50)
     monkeypatch.setattr(codegen.os, "cpu_count", lambda: 3)
     texts: list[str] = []

@@ -20,7 +20,7 @@ WATCHED = 8
 LARGE, VECTORISED = 500, 8
 #: statements of C that an operation on vectors takes, and elements up to which their text is worth comparing with
 STATEMENTS, MOST_WRITTEN = 5, 30_000
-#: with matrix products among them, whose derivatives by the entries of the matrix make long texts, from here on
+#: with products of matrices of parameters among them, whose derivatives by their entries make long texts, from here on
 LARGE_PRODUCTS = 250
 #: elements up to which expressions are expanded to see how many operations they really are
 MOST_EXPANDED = 200_000
@@ -88,7 +88,7 @@ def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = (), by: Sequence[ca
     function = ca.Function("everything", ca.symvar(expression), [expression])
     if function.sz_w() * function.n_instructions() <= LARGE_PRODUCTS:  # no result is large enough
         return False
-    products = any(function.instruction_id(i) == ca.OP_MTIMES for i in range(function.n_instructions()))
+    products = bool(held) and _multiplies(function, ca.veccat(*held))
     own, elements = vector_operations(function)
     many = max(LARGE_PRODUCTS if products else LARGE, VECTORISED * own)
     if many < elements < MOST_EXPANDED:  # of which more than a few may be zeros, copies and constants
@@ -99,6 +99,14 @@ def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = (), by: Sequence[ca
         needed = directions(ca.jacobian_sparsity(expression, point)) if point.numel() > 1 else 1
         many = max(many, own * STATEMENTS * needed)
     return elements > many
+
+
+def _multiplies(function: ca.Function, held: ca.MX) -> bool:
+    """Whether there are products with matrices that depend on symbols."""
+    places = [i for i in range(function.n_instructions()) if function.instruction_id(i) == ca.OP_MTIMES]
+    return any(
+        ca.depends_on(ca.veccat(*(node.dep(1), node.dep(2))), held) for node in map(function.instruction_MX, places)
+    )
 
 
 def vector_operations(function: ca.Function) -> tuple[int, int]:
