@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import casadi as ca
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import dae_hybrid as dh
@@ -100,8 +101,10 @@ def test_five_balls_that_meet_in_one_point(direction: Any) -> None:
 )
 def test_elastic_balls_are_free_particles(way: str, shape: list[tuple[int, int]], unit: tuple[int, int]) -> None:
     """Places and velocities on grids, so that many collisions fall on one instant, and some on the start."""
+    gaps = [gap for gap, _ in shape]
+    assume(not any(one == other == 0 for one, other in pairwise(gaps[1:])))  # three at one place are refused: ZenoError
     end = 3.1
-    x, v = np.cumsum([gap for gap, _ in shape]) / unit[0], np.array([speed for _, speed in shape]) / unit[1]
+    x, v = np.cumsum(gaps) / unit[0], np.array([speed for _, speed in shape]) / unit[1]
     run = throw(x.tolist(), v.tolist(), way, end)
     free = x + v * end
     order = np.argsort(free, kind="stable")
