@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import hashlib
+import math
 import os
 import platform
 import shlex
@@ -39,6 +40,8 @@ SEPARATE = ("-O1", "-fno-math-errno", "-fPIC", "-c")
 COMPILE_TIMEOUT = 600.0
 #: seconds that the interpreter waits at its end for compilers that it has killed
 PARTING = 5.0
+#: seconds after which a waiting main thread looks for signals that another thread has been given
+SIGNALS = 0.1
 
 _warned: set[str] = set()
 
@@ -199,7 +202,10 @@ class Compilation:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the compiler; whether it is done."""
-        return self.is_done or self._done.wait(timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not self.is_done and (left := deadline - time.monotonic()) > 0:
+            self._done.wait(min(left, SIGNALS))
+        return self.is_done
 
     def result(self) -> ctypes.CDLL | None:
         """The library, waited for; None, after one `CompilerWarning`, where the compiler failed."""
