@@ -49,6 +49,7 @@ enum { PROBES = 3 };                         /* perturbations of y that tell how
 enum { PART = 4 };                           /* integers about a part of derivatives by p: no columns, a plain one, else the
                                                 product of a column and a row */
 enum { BLOCKS = 6 };                         /* of the linearised equations */
+enum { OF_BLOCKS = 1, OF_TAPE };             /* what is evaluated at a point once */
 enum { HISTORY = 3 };                        /* ends of steps whose guards are kept */
 /* of the turns of guards next to zero that are noted */
 enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
@@ -174,7 +175,7 @@ typedef struct {
   integer interpolated_valid;
   integer component;                         /* which integrand the adjoint belongs to */
   double point_time;
-  integer point_valid;                       /* 1: of the blocks, 2: of the tape */
+  integer point_valid;                       /* what has been evaluated at the point: OF_BLOCKS, OF_TAPE or 0 */
   void *memory_of;                           /* SUNDIALS' memory, where sensitivities are left out of its error test: */
   const double *sensitivity_absolute;        /* their absolute tolerances, n_directions x (n + n_integrals), */
   double sensitivity_rtol, sensitivity_error; /* the relative one, and the sum of their local errors; see driver.c */

@@ -256,22 +256,29 @@ static int record_tape(context *c, double t, const double *x, double *out, doubl
   return out ? checked(c, out, c->n + c->n_integrals) : 0;
 }
 
-/* Newton iterations and quadratures come back to the same (t, x): evaluate once, the blocks or, where directions take
- * products, the tape. */
-static int linearise_and(context *c, double t, const double *x, double *out) {
+static int is_known(const context *c, double t, const double *x, integer what) {
+  return c->point_valid == what && c->point_time == t && !memcmp(c->point, x, (size_t)c->n * sizeof(double));
+}
+
+static int take_point(context *c, double t, const double *x, double *out, integer what) {
   sparse *const blocks[BLOCKS] = {&c->f_x, &c->f_p, &c->f_m, &c->g_x, &c->g_p, &c->g_m};
   c->point_valid = 0;
-  const int flag = c->tangent ? record_tape(c, t, x, out, c->recorded) : evaluate_linearised(c, t, x, out, blocks);
+  const int flag = what == OF_TAPE ? record_tape(c, t, x, out, c->recorded) : evaluate_linearised(c, t, x, out, blocks);
   if (flag) return flag;
   memcpy(c->point, x, (size_t)c->n * sizeof(double));
   c->point_time = t;
-  c->point_valid = 1;
+  c->point_valid = what;
   return 0;
 }
 
+/* Where directions take products, their tape stands for the blocks. */
+static int linearise_and(context *c, double t, const double *x, double *out) {
+  return take_point(c, t, x, out, c->tangent ? OF_TAPE : OF_BLOCKS);
+}
+
+/* Newton iterations and quadratures come back to the same (t, x): evaluate once. */
 static int linearise(context *c, double t, const double *x) {
-  if (c->point_valid == 1 && c->point_time == t && !memcmp(c->point, x, (size_t)c->n * sizeof(double))) return 0;
-  return linearise_and(c, t, x, 0);
+  return is_known(c, t, x, c->tangent ? OF_TAPE : OF_BLOCKS) ? 0 : linearise_and(c, t, x, 0);
 }
 
 /* F_x s + F_p dp + F_m dm at the point of a tape, and the same of the integrands where they are wanted */
@@ -403,11 +410,7 @@ static int linearise_path(context *c, double clock) {
 /* The tape at a time of the path, and where that is. */
 static int record_path(context *c, double clock, double *t) {
   *t = fmax(c->origin + clock, c->earliest);
-  int flag = follow(c, *t);
-  if (flag || (c->point_valid == 2 && c->point_time == *t)) return flag;
-  c->point_valid = 0;
-  flag = record_tape(c, *t, c->interpolated, 0, c->recorded);
-  c->point_time = *t;
-  c->point_valid = flag ? 0 : 2;
-  return flag;
+  const int flag = follow(c, *t);
+  if (flag || is_known(c, *t, c->interpolated, OF_TAPE)) return flag;
+  return take_point(c, *t, c->interpolated, 0, OF_TAPE);
 }
