@@ -13,7 +13,7 @@ from scipy.integrate import BDF, DOP853, RK45, OdeSolver, Radau
 
 from dae_hybrid.errors import StepSizeError, UnsupportedError
 from dae_hybrid.method import AUTO, Method
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Capabilities
 from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegrator
@@ -22,7 +22,7 @@ METHODS: dict[str, type[OdeSolver]] = {"dop853": DOP853, "rk45": RK45, "radau": 
 #: those that solve for their steps
 IMPLICIT = (Radau, BDF)
 #: SciPy takes no smaller relative tolerance
-SMALLEST_RTOL = 100 * float(np.finfo(float).eps)
+SMALLEST_RTOL = 100 * EPS
 
 
 class SciPyIntegrator(SteppedIntegrator):

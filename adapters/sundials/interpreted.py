@@ -31,7 +31,7 @@ from .signal_handlers import caught
 RECOVERABLE, FATAL, SOLVES, CONVERGED, POLISH, NEGLIGIBLE, LESS_EXACT = (
     CONSTANTS[name] for name in ("RECOVERABLE", "FATAL", "SOLVES", "CONVERGED", "POLISH", "NEGLIGIBLE", "LESS_EXACT")
 )
-EPS, TINY = float(np.finfo(float).eps), float(np.finfo(float).tiny)
+TINY = float(np.finfo(float).tiny)
 
 # what a callback receives: t time, c the factor of x', v vector, V array of vectors, m matrix, o guard
 # values, i the number of directions, _ ignored

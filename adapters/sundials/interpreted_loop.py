@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.crossings import GuardSample, Pace, Scan, Turn, Turns, is_calm
 from dae_hybrid.port.failure_messages import unresolved_guard
 
@@ -19,7 +19,6 @@ from .library import ONE_STEP, load
 if TYPE_CHECKING:
     from .interpreted import Model
 
-EPS = float(np.finfo(float).eps)
 POLISH, ABSOLUTE, FROM_END, FROM_START, FINE, NEARBY = (
     CONSTANTS[name] for name in ("POLISH", "ABSOLUTE", "FROM_END", "FROM_START", "FINE", "NEARBY")
 )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.port.record_table import RECORDS, RecordTable
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.system.system import HybridSystem
@@ -91,7 +91,7 @@ def _rounding(trajectory: Trajectory, directions: TangentState) -> Array:
         terms = terms + np.abs(sources[: segment.x_start.size]).max(axis=0, initial=0.0)  # solved for with the states
         weighted = terms / trajectory.options.absolute(own)[:, None]
         largest = np.maximum(largest, weighted.max(axis=0, initial=0.0))
-    return np.asarray(np.finfo(float).eps * largest)
+    return np.asarray(EPS * largest)
 
 
 def _everywhere(trajectory: Trajectory, directions: TangentState, at_times: bool) -> Iterator[tuple[float, Array]]:

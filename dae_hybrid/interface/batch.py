@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -11,6 +10,7 @@ from typing import Literal, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dae_hybrid.codegen.compiler import cores
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.crews import by_crews, by_single_calls
@@ -129,7 +129,7 @@ def _analysis(
 
 def _workers(given: int | None) -> int:
     if given is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return cores()
     if isinstance(given, bool) or not isinstance(given, int | np.integer) or given < 1:
         raise OptionError(f"workers must be a positive number of threads, got {given!r}.")
     return int(given)

@@ -14,14 +14,14 @@ from dae_hybrid.system import excess, reinitialisation, system, transition_map
 #: by the module that explains them, under the same names, or (there, in C)
 NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     adjoint: ("SETTLED", "SMALLEST", ("ROUNDING", "ADJOINT_ROUNDING"), ("FEW", "FEW_SEGMENTS"), ("LOOKS", "ENDS")),
-    amplification: (("LARGE", "GROWN_LARGE"), ("LOST", "DIGITS_LOST")),
+    amplification: (("LARGE", "GROWN_LARGE"),),
     reinitialisation: ("ENORMOUS",),
     automaton: ("RECENT",),
     replay: ("DENSE_COLUMNS",),
     event_accuracy: ("AMPLIFIED", "UNSEEN", "LOOKED_AT"),
     excess: ("EXCESS_TOLERANCE", ("NEGLIGIBLE", "LEAST_SHARE")),
     event_logic: (
-        "ZERO_ROUNDINGS", "RESIDUE", "SAME_INSTANT", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST", "WIDEST",
+        "ZERO_ROUNDINGS", "RESIDUE", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST", "WIDEST",
         ("TOGETHER", "ONE_INSTANT"),
     ),
     failure_messages: ("STARVED",),
@@ -37,7 +37,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
         "DEPTH", "SAFETY", "INSIDE", "NOISE", "TOUCHED", "CALM", "GROWN", "TURNS", "SPACING", "HELD", "MOVES",
         "SHORTLY", "MOST_LOOKS", "NEXT_TO", "TURNED",
     ),
-    segment_rules: ("SHORTEST", "CONVERGED", "SOLVES", "LONGER"),
+    segment_rules: ("SHORTEST", "CONVERGED", "SOLVES", "LONGER", "SAME_INSTANT", ("LOST", "DIGITS_LOST")),
     step_polynomial: (("COEFFICIENTS", "NODES"),),
     stiffness: (
         "DECAYS", "LOOK", "MOST", "EVENTS_AHEAD", "FEW_GUARDS", ("SHARE", "TRIAL_SHARE"),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.layout import Layout
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.failure_messages import refuse_not_finite
 from dae_hybrid.port.integrator import BackwardOutcome, BackwardTask, Session, Tolerances
@@ -38,7 +38,7 @@ NONE = np.zeros(0)
 #: share of a cost that a run is taken to have still to gain, however little moves at its ends
 SETTLED = 1e-2
 #: an adjoint is known to this share of its size at best: below it, integrators would follow rounding
-ROUNDING = 10 * float(np.finfo(float).eps)
+ROUNDING = 10 * EPS
 #: from so many segments on each is integrated more accurately: what they get wrong adds up
 FEW = 20
 #: ends of segments of a record table that are looked at for the size of a cost
