@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from measuring import put
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from conftest import ball, circuit
 from growing import ring
+from models import ball, circuit
 
 import dae_hybrid as dh
 from dae_hybrid.codegen import compiler

@@ -21,7 +21,7 @@ import casadi as ca
 import numpy as np
 from measuring import exponent, least_ms, show
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 import growing
 

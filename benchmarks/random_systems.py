@@ -2,8 +2,8 @@
 
 Every system is declared from its seed, simulated and differentiated forwards, backwards and by finite differences, in
 a process of its own: one that crashes or hangs is counted too. ``--closed-forms`` takes systems with known solutions
-(tests/closed_forms.py), ``--relations`` systems with relations and ties (tests/random_relations.py); both go through
-all adapters and methods. ``--only SEED`` judges one system and prints all of it.
+(tests/support/closed_forms.py), ``--relations`` systems with relations and ties (tests/support/random_relations.py);
+both go through all adapters and methods. ``--only SEED`` judges one system and prints all of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import local
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from closed_forms import judge_closed_form
 from random_relations import judge_relations, relations_system

@@ -17,7 +17,7 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from switched import controller, thermostat
 

@@ -14,7 +14,7 @@ import pytest
 
 from dae_hybrid.problems import em_hysteresis, hybrid_ode
 
-FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 MODULES = ("cases", "peers", "outcomes", "report", "run")
 
 FAKE = '''

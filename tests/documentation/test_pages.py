@@ -11,7 +11,7 @@ from dae_hybrid.interface.registry import BUILT_IN, capability_table
 from dae_hybrid.problems.conformance import CASES
 from dae_hybrid.tables import markdown
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 
 

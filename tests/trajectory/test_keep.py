@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import peak
+from peak_memory import peak
 from switched import thermostat
 
 import dae_hybrid as dh

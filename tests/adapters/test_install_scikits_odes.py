@@ -169,7 +169,7 @@ def test_a_failed_build_shows_its_end_and_where_the_rest_is(monkeypatch, capsys,
 
 
 def test_the_extra_is_what_pip_can_build_of_it():
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert tuple(project["optional-dependencies"]["scikits-odes"]) == command.REQUIREMENTS[:1]
 
 

@@ -125,9 +125,9 @@ def test_worker_processes(method: str, monkeypatch: Any) -> None:
     """Each builds for itself; the code comes from the cache, the bits are the same."""
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {method} here")
-    monkeypatch.setitem(sys.modules, "test_company", sys.modules[__name__])
+    monkeypatch.setitem(sys.modules, "test_threads_forks_signals", sys.modules[__name__])
     for function in (numbers, fail):
-        monkeypatch.setattr(function, "__module__", "test_company")
+        monkeypatch.setattr(function, "__module__", "test_threads_forks_signals")
     monkeypatch.setattr(sys, "path", [os.path.dirname(__file__), *sys.path])
     here = numbers()
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:

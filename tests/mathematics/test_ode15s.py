@@ -3,7 +3,7 @@
 Truth is ref51_exact.json (closed form, 60 digits) and ref52_*_highprec.csv (20 digits, two programs). The
 second witness is ode15s, the integrator of the paper, by Octave; how far each of its numbers is from the
 truth was measured (problems/reference/serban_recuero/README.md), and as far it may be from ours, plus our
-own error, which the tests against the truth bound. test_validate.py has both sides of the events and the report.
+own error, which the tests against the truth bound. test_validation.py has both sides of the events and the report.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`([\w/]+\.(?:py|c)(?:::[\w.]+)?)`", PAGE)))
 TABLE = PAGE[PAGE.index("## 10.") : PAGE.index("## 11.")]

@@ -13,7 +13,7 @@ from dae_hybrid import problems
 from dae_hybrid.problems import em_hysteresis
 from dae_hybrid.report.reproduce import reproduce, summary
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

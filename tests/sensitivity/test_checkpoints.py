@@ -12,8 +12,8 @@ from typing import Any
 import casadi as ca
 import numpy as np
 import pytest
-from conftest import peak
 from growing import impacts, sampled
+from peak_memory import peak
 from switched import thermostat
 
 import dae_hybrid as dh

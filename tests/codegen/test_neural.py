@@ -221,7 +221,7 @@ def test_products_in_c_have_the_same_bits() -> None:
 
 
 def test_an_unknown_friction_force_is_learnt_and_holds_where_it_was_not_learnt() -> None:
-    path = Path(__file__).resolve().parent.parent / "examples" / "learn_friction.py"
+    path = Path(__file__).resolve().parents[2] / "examples" / "learn_friction.py"
     example = runpy.run_path(str(path))
     found = example["main"](iterations=25)
     assert found["weights"] > 1000
