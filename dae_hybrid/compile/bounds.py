@@ -18,6 +18,7 @@ import casadi as ca
 from dae_hybrid.statement.declarations import Bound, Declaration, Mode, Transition
 from dae_hybrid.statement.expressions import free_name
 from dae_hybrid.statement.model import HybridModel
+from dae_hybrid.statement.triggers import StateTrigger
 
 
 def with_bounds(model: HybridModel) -> HybridModel:
@@ -58,6 +59,6 @@ def _condition(name: str, mode: Mode, declared: Declaration, bound: Bound) -> Tr
     guard = value - bound.limit if bound.is_lower else bound.limit - value
     none: dict[str, ca.MX] = {}
     return Transition(
-        name, mode, None, guard, None, None, -1, "error", math.inf, none, none, ca.MX(0, 1), (), (), None, none,
+        name, mode, None, StateTrigger(guard), -1, "error", math.inf, none, none, ca.MX(0, 1), (), (), None, none,
         bound=bound,
     )  # fmt: skip

@@ -44,7 +44,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
     integrands = [f.integrand for f in functionals if f.integrand is not None]
     measured_when = [when for _, when, _ in measured if not when.is_constant() and ca.symvar(when)]
     for i, name in enumerate(builders.names):
-        timed = [trigger for t in builders.outgoing[i] for trigger in (t.at, t.every) if trigger is not None]
+        timed = [t.trigger.expression for t in builders.outgoing[i] if t.trigger.is_timed]
         if builders.unit[i] in quiet and not timed:
             continue  # modes that are alike have the same relations
         lowering, mode, unlifted = builders.lowering(i), model.modes[name], stated.modes[name]

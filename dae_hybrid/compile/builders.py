@@ -18,6 +18,7 @@ from dae_hybrid.compile.transition_functions import as_stated, build_transition,
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.statement.declarations import Transition
 from dae_hybrid.statement.model import HybridModel
+from dae_hybrid.statement.triggers import StateTrigger
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
 
@@ -93,7 +94,7 @@ class Builders:
             values = self._families[unit].stated(own)
             guards = iter(values[len(mode.ode) :])
             mode = replace(mode, ode=dict(zip(mode.ode, values, strict=False)))
-            outgoing = [t if t.guard is None else replace(t, guard=next(guards)) for t in outgoing]
+            outgoing = [t if t.guard is None else replace(t, trigger=StateTrigger(next(guards))) for t in outgoing]
         return self._builder(ModeLowering(self.model, mode, numbers), unit, outgoing)
 
     def modes(
@@ -221,7 +222,7 @@ def _with(transition: Transition, values: list[ca.MX]) -> Transition:
     split = len(transition.reset)
     return replace(
         transition,
-        guard=guard,
+        trigger=StateTrigger(guard),
         reset=dict(zip(transition.reset, rest[:split], strict=True)),
         memory=dict(zip(transition.memory, rest[split:], strict=True)),
     )

@@ -249,5 +249,5 @@ def graph(
 def _clocks(transitions: Sequence[TransitionMap]) -> tuple[int, ...]:
     """Numbers of what ticks together; a time of its own has its own."""
     numbers: dict[str | int, int] = {}
-    keys = [None if t.kind == "guard" else t.clock or t.index for t in transitions]
+    keys = [t.clock or t.index if t.trigger.is_timed else None for t in transitions]
     return tuple(-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys)

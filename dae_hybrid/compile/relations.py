@@ -28,6 +28,7 @@ from dae_hybrid.statement.discontinuities import Discontinuities, are_smooth, ma
 from dae_hybrid.statement.discontinuous_nodes import JUMPS, KINKS, RELATIONS, Node, bare
 from dae_hybrid.statement.expressions import free_name
 from dae_hybrid.statement.model import HybridModel
+from dae_hybrid.statement.triggers import StateTrigger
 
 #: relations are quoted up to this many characters
 LONGEST_TEXT = 60
@@ -161,7 +162,7 @@ class _Lifting:
         jumping = [key for key in self.used_in(transition.source) if not self.switches[key].is_kink]
         if not {*own}.isdisjoint(jumping) or (jumping and not solved.isdisjoint(symbols)):
             more["jumps"] = True
-        return {"guard": guard, **more}
+        return {"trigger": StateTrigger(guard), **more}
 
     def used_in(self, mode: Mode) -> dict[str, None]:
         """Keys of the switches that a mode uses, in order."""
@@ -337,8 +338,8 @@ class _Lifting:
                 name = free_name(f'"{switch.text}"{suffix} in {mode.name}', names)
                 names.add(name)
                 yield Transition(
-                    name, mode, mode, guard, None, None, -1, "fire", math.inf, none, {switch.text: value}, ca.MX(0, 1),
-                    (), (), None, none, freezes=False,
+                    name, mode, mode, StateTrigger(guard), -1, "fire", math.inf, none, {switch.text: value},
+                    ca.MX(0, 1), (), (), None, none, freezes=False,
                     relation=Relation(
                         switch.text, entries[switch.text].start, switch.is_relation, switch.is_kink, switch.rests,
                         stated,

@@ -15,6 +15,7 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.matrices import LARGE, compact
 from dae_hybrid.statement.declarations import Transition
 from dae_hybrid.statement.model import HybridModel
+from dae_hybrid.statement.triggers import TimeTrigger
 from dae_hybrid.system.transition_map import CLOCK, TransitionMap
 
 #: guards are quoted up to this many characters
@@ -55,26 +56,23 @@ def build_transition(
 ) -> TransitionMap:
     """One transition of the built system; see `TransitionMap` for its kernels."""
     name, source = transition.name, source_builder.lowering
-    kind = "guard" if transition.guard is not None else "at" if transition.at is not None else "every"
-    clock = ca.MX.sym("clock", CLOCK)
-    schedule = ca.MX(0) if transition.at is None else transition.at
-    if transition.every is not None:
-        schedule = clock[0] + clock[1] * transition.every
-    if kind != "guard":
-        check_parameters_only(model, f"{kind} of transition '{name}'", schedule, clock)
-    guard = transition.guard if transition.guard is not None else model.time - schedule
-    trigger = source.lower("trigger", [(f"trigger of transition '{name}'", guard)], [clock])
+    trigger, clock = transition.trigger, ca.MX.sym("clock", CLOCK)
+    if isinstance(trigger, TimeTrigger):
+        check_parameters_only(model, f"{trigger.argument} of transition '{name}'", trigger.schedule(clock), clock)
+    residual = source.lower(
+        "trigger", [(f"trigger of transition '{name}'", trigger.residual(model.time, clock))], [clock]
+    )
     jump = None if target is None else Jump(model, transition, source, target)
-    kernels = {"tangent": _tangent(trigger, source_builder, jump)}
+    kernels = {"tangent": _tangent(residual, source_builder, jump)}
     if jump is None and (cost := _costs_at_the_end(model, transition, source_builder)) is not None:
         kernels["cost"] = cost
-    if kind != "guard":
-        kernels["time"] = Kernel(of_parameters(model, "time", [ca.densify(schedule)], [clock]))
+    if isinstance(trigger, TimeTrigger):
+        kernels["time"] = Kernel(of_parameters(model, "time", [ca.densify(trigger.schedule(clock))], [clock]))
     if jump is not None:
         kernels |= jump.kernels()
     return TransitionMap(
         **as_stated(model, transition, index, mode_index),
-        kind=kind,
+        trigger=trigger,
         kernels=kernels,
         free=() if jump is None else tuple(jump.free),
         unknowns=Layout.of(() if jump is None else ((d.name, d.size) for d in jump.unknowns)),
@@ -83,9 +81,9 @@ def build_transition(
         helping=() if jump is None else jump.helping,
         equations=() if jump is None else jump.equation_labels,
         conditions=() if jump is None else jump.condition_labels,
-        movable=_is_movable(trigger, source_builder.np),
+        movable=_is_movable(residual, source_builder.np),
         projects=jump is not None and bool(transition.project),
-        clock=kernels["time"].function.serialize() if kind == "every" else "",
+        clock=kernels["time"].function.serialize() if trigger.is_periodic else "",
     )
 
 

@@ -289,13 +289,13 @@ class RunInspector:
             firing
             for firing in self.due(point)
             if (firing.guard * firing.rate < 0)
-            or (firing.transition.kind != "guard" and (firing.transition.index, firing.count) not in done)
+            or (firing.transition.trigger.is_timed and (firing.transition.index, firing.count) not in done)
         ]
 
     def is_exact(self, firing: Firing, point: Point) -> bool:
         """Whether a transition is due at a point to the last bit."""
         mode, t, x, m = point
-        if firing.transition.kind != "guard":
+        if firing.transition.trigger.is_timed:
             exact = self._instant().timetable(mode, t, t)
             return any(timed.index == firing.transition.index and when <= t for when, timed, _ in exact)
         instant = self._instant()

@@ -187,7 +187,7 @@ def replay(
     instant.sides.update(sides)
     while True:
         source = mode
-        if firing.transition.kind == "every":
+        if firing.transition.trigger.is_periodic:
             instant.counts[firing.transition.index] = firing.count
         order, reached = instant.fired(firing, t), at
         mode, at, record, cost = firing.carry_out(
@@ -199,7 +199,7 @@ def replay(
         records.append(record)
         costs = costs + cost
         here = mode is point[0] and close(at.x, x, SAME) and close(at.m, m, SAME)
-        if here and left and begin.transition.kind == "guard":
+        if here and left and not begin.transition.trigger.is_timed:
             raise _chattering(records)
         left = left or not here
         if record.target is None:

@@ -149,7 +149,7 @@ def _near_entry(
             zero = f"The guard of '{firing.transition.name}' is {firing.guard:.1e}, zero"
             due = f"Transition '{firing.transition.name}' is due"
             found.append(
-                f"{zero if firing.transition.kind == 'guard' else due}, to the accuracy of the run, "
+                f"{due if firing.transition.trigger.is_timed else zero}, to the accuracy of the run, "
                 f"where mode '{point[0].name}' is entered at t = {point[1]:.12g}, and moves apart from the entry. "
                 f"Where it does not fire and where it does {why}. Derivatives are those of what it did."
             )

@@ -251,7 +251,7 @@ class _Ties:
             yield from self._of_end(events[-1].index, events[-1].time, [before, after], exact=exact)
         for firing in self.look.coming(end, self.instants[-1][1] if self.instants else []):
             state = self.directions.state
-            if firing.transition.kind != "guard" and self.along.together(
+            if firing.transition.trigger.is_timed and self.along.together(
                 self.along.time_of(end, firing, state), self.still
             ):
                 continue  # it does not come nearer

@@ -60,7 +60,9 @@ class Timetable:
     def _of_mode(self, mode: ModeSystem, p: Array, until: Array) -> Alarms:
         times, links, counts = [np.zeros((len(p), 0))], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         own = list(enumerate((self._system.transitions[i] for i in mode.timed), start=len(mode.guarded)))
-        for link, transition in [pair for pair in own if pair[1].kind == "at"]:  # of one time these are the first
+        for link, transition in [
+            pair for pair in own if not pair[1].trigger.is_periodic
+        ]:  # of one time these are the first
             when = self._times(transition, p, np.zeros(1))
             until[~np.isfinite(when[:, 0])] = np.nan
             times.append(when)
@@ -71,7 +73,7 @@ class Timetable:
             times.append(np.tile([t for t, _ in ends.waiting], (len(p), 1)))
             links.append(np.full(len(ends.waiting), len(mode.guarded) + len(mode.timed) + MEASURES))
             counts.append(np.array([i for _, i in ends.waiting]))
-        for link, transition in [pair for pair in own if pair[1].kind == "every"]:
+        for link, transition in [pair for pair in own if pair[1].trigger.is_periodic]:
             ticks = np.arange(1, 1 + self._ticks(transition, p))
             when = self._times(transition, p, ticks)
             last = 1.5 * when[:, -1] - 0.5 * when[:, -2]
@@ -97,4 +99,4 @@ class Timetable:
     def _most(self, p: Array) -> int:
         """How many numbers a run needs at most."""
         timed = [self._system.transitions[i] for mode in self._system.modes for i in mode.timed]
-        return len(self._system.measurements) + sum(self._ticks(t, p) if t.kind == "every" else 1 for t in timed)
+        return len(self._system.measurements) + sum(self._ticks(t, p) if t.trigger.is_periodic else 1 for t in timed)

@@ -574,7 +574,7 @@ class Automaton:
         """Apply a transition and record it; whether the run ends."""
         t, transition = self.t, firing.transition
         self._retract()
-        if transition.kind == "every":
+        if transition.trigger.is_periodic:
             self.instant.counts[transition.index] = firing.count
         order = self.instant.fired(firing, t, 0.0 if firing.follows else firing.guard)
         self.n_events += 1

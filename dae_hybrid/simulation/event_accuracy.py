@@ -92,7 +92,7 @@ def _sampled(trajectory: Trajectory) -> Iterator[list[Crossing]]:
             places.setdefault(item.index, []).append((1, partial(_recorded, item)))
     for index, sources in places.items():
         transition = trajectory.system.transitions[index]
-        if transition.kind != "guard" or transition.is_kink:
+        if transition.trigger.is_timed or transition.is_kink:
             continue
         events = Lazily(sources)
         chosen = {(len(events) - 1) * i // (LOOKED_AT - 1) for i in range(LOOKED_AT)}

@@ -387,7 +387,7 @@ class EventLogic:
         order, transition = len(self.chain), firing.transition
         self.flipped = transition.relation is not None and (self.flipped or not firing.follows)
         self.chain.append(transition.index)
-        if transition.kind == "every":
+        if transition.trigger.is_periodic:
             self.ticks[transition.index] = self.counts[transition.index]
         if transition.target == transition.source:
             self.spent[transition.index] = abs(guard) if math.isfinite(guard) else 0.0
@@ -433,7 +433,7 @@ class EventLogic:
     def _watch_accumulation(self, transition: TransitionMap, t: float) -> None:
         """Intervals that shrink by one ratio add up to a finite time; refuse before they get lost in the steps."""
         steps = np.diff(self.times[-ZENO_INTERVALS - 1 :])
-        if transition.kind != "guard" or steps.size < ZENO_INTERVALS or not steps[-1] <= ZENO_RATIO * steps[-2]:
+        if transition.trigger.is_timed or steps.size < ZENO_INTERVALS or not steps[-1] <= ZENO_RATIO * steps[-2]:
             return
         limit = self.limit()
         if limit is None or not t <= limit <= min(t + ZENO_REST * (t - self.span[0]), self.span[1]):
@@ -497,7 +497,7 @@ class EventLogic:
             if not band:
                 self.away.add(index)
         transition = None if event["transition"] is None else self.system.transitions[event["transition"]]
-        if transition is not None and transition.kind == "every":
+        if transition is not None and transition.trigger.is_periodic:
             self.ticks[transition.index] = self.over[transition.clock] = int(event["count"])
 
     def notes(self) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ class Firing:
             target=None if transition.target is None else target.name,
             order=order,
             guard=self.guard,
-            direction=0 if transition.kind != "guard" else (1 if self.rate > 0 else -1),
+            direction=transition.trigger.sign(self.rate),
             rate=self.rate,
             rate_scale=rate_scale,
             count=self.count,

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex
 
 import casadi as ca
 import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from dae_hybrid.statement.triggers import Trigger
 
 Kind = Literal["parameter", "differential", "algebraic", "memory", "unknown"]
 Direction = Literal["rising", "falling", "both"]
@@ -141,9 +144,7 @@ class Transition(Statement):
     name: str
     source: Mode
     target: Mode | None
-    guard: ca.MX | None
-    at: ca.MX | None
-    every: ca.MX | None
+    trigger: Trigger
     direction: int
     on_entry: OnEntry
     resolution: float
@@ -160,6 +161,11 @@ class Transition(Statement):
     becomes: bool = False  # the guard is a condition that becomes true, by a reset as well as in time
     jumps: bool = False  # the guard may jump across zero where a relation changes
     relation: Relation | None = None  # what it follows
+
+    @property
+    def guard(self) -> ca.MX | None:
+        """The guard, None for time events."""
+        return None if self.trigger.is_timed else self.trigger.expression
 
 
 @dataclass(frozen=True, eq=False)

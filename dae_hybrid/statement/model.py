@@ -24,6 +24,7 @@ from dae_hybrid.statement.declarations import (
 )
 from dae_hybrid.statement.expressions import checked_name, equation_rows, expression, free_name, items, labelled, matrix
 from dae_hybrid.statement.symbols import Symbols
+from dae_hybrid.statement.triggers import TRIGGERS
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem
@@ -183,10 +184,11 @@ class HybridModel(Symbols):
         checked_name("transition", name)
         if name in self.transitions:
             raise ModelError(f"Transition '{name}' is declared twice.")
-        given = [key for key, value in (("guard", guard), ("at", at), ("every", every)) if value is not None]
+        given = [(kind, value) for kind, value in zip(TRIGGERS, (guard, at, every), strict=True) if value is not None]
         if len(given) != 1:
             raise ModelError(
-                f"Transition '{name}' needs exactly one of guard=, at=, every=; got {', '.join(given) or 'none'}."
+                f"Transition '{name}' needs exactly one of guard=, at=, every=; got "
+                f"{', '.join(kind.argument for kind, _ in given) or 'none'}."
             )
         if not isinstance(direction, str) or direction not in DIRECTIONS:
             raise ModelError(f"Transition '{name}': direction must be rising, falling or both, got {direction!r}.")
@@ -195,11 +197,8 @@ class HybridModel(Symbols):
         number = isinstance(resolution, int | float) and not isinstance(resolution, bool)
         if resolution is not None and not (number and 0 < resolution < 1e300):
             raise ModelError(f"Transition '{name}': resolution must be a positive time, got {resolution!r}.")
-        trigger = {
-            key: expression(f"{key} of transition '{name}'", value, 1)
-            for key, value in (("guard", guard), ("at", at), ("every", every))
-            if value is not None
-        }
+        ((kind, value),) = given
+        trigger = kind(expression(f"{kind.argument} of transition '{name}'", value, 1))
         reset = labelled(f"reset of transition '{name}'", reset)
         explicit = reset is None or isinstance(reset, Mapping)
         if project is not None and not isinstance(project, list | tuple):
@@ -210,9 +209,7 @@ class HybridModel(Symbols):
             name,
             start,
             end,
-            trigger.get("guard"),
-            trigger.get("at"),
-            trigger.get("every"),
+            trigger,
             DIRECTIONS[direction],
             on_entry,
             math.inf if resolution is None else float(resolution),

@@ -39,8 +39,8 @@ class Schedule:
     def time(self, transition: TransitionMap, count: int) -> float:
         """The time of a transition, of an `every=` after so many periods."""
         time = float(transition.kernels["time"](self.p, clock(self.start, count))[0][0])
-        if not np.isfinite(time) or (transition.kind == "every" and count and time <= self.start):
-            what = "period is not positive" if transition.kind == "every" else "time is not finite"
+        if not np.isfinite(time) or (transition.trigger.is_periodic and count and time <= self.start):
+            what = "period is not positive" if transition.trigger.is_periodic else "time is not finite"
             raise NonFiniteError(
                 f"The {what}: scheduled {time}.",
                 transition=transition.name,
@@ -106,7 +106,7 @@ class Schedule:
 
     def periodic(self, mode: ModeSystem) -> list[TransitionMap]:
         """The `every=` transitions of a mode."""
-        return [self.system.transitions[i] for i in mode.timed if self.system.transitions[i].kind == "every"]
+        return [self.system.transitions[i] for i in mode.timed if self.system.transitions[i].trigger.is_periodic]
 
     def _sorted(self, mode: ModeSystem) -> tuple[list[float], list[TransitionMap]]:
         kept, key = self.system.graph.kept, ("times", mode.index)
@@ -114,7 +114,7 @@ class Schedule:
             fixed: tuple[list[float], list[TransitionMap]] = kept[key]
             return fixed
         if mode.index not in self._once:
-            single = [t for t in (self.system.transitions[i] for i in mode.timed) if t.kind == "at"]
+            single = [t for t in (self.system.transitions[i] for i in mode.timed) if not t.trigger.is_periodic]
             pairs = sorted(((self.time(t, 0), i) for i, t in enumerate(single)))
             self._once[mode.index] = [time for time, _ in pairs], [single[i] for _, i in pairs]
             if not any(t.kernels["time"].function.jac_sparsity(0, k).nnz() for t in single for k in (0, 1)):

@@ -38,6 +38,7 @@ from dae_hybrid.options import Options
 from dae_hybrid.port.failure_messages import SUSPECTS, refuse_not_finite, said
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.statement.declarations import Bound, Relation
+from dae_hybrid.statement.triggers import Trigger
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.excess import Reached
 from dae_hybrid.system.projection import nearest_point
@@ -272,7 +273,7 @@ class TransitionMap:
     target: int | None
     direction: int
     on_entry: str
-    kind: str  # "guard", "at" or "every"
+    trigger: Trigger
     kernels: Mapping[str, Kernel]
     free: tuple[int, ...]
     unknowns: Layout
@@ -585,7 +586,7 @@ class TransitionMap:
 
     def _refuse_grazing(self, event: EventRecord, rate: float, conditions: Conditions) -> None:
         """The event time is differentiable only where the guard crosses zero at a rate (SR eq. 4)."""
-        if self.kind != "guard" or event.follows:
+        if self.trigger.is_timed or event.follows:
             return
         if rate == 0.0 or not self._crosses(event, rate):
             error = GrazingError(

@@ -186,8 +186,8 @@ class EventTable(NotPicklable):
         """The signs of the rates, 0 for time events."""
 
         def signs(block: _Block) -> Any:
-            is_guard = self._system.transitions[block.index].kind == "guard"
-            return np.where(block.head("rate") > 0, 1, -1) if is_guard else 0
+            trigger = self._system.transitions[block.index].trigger
+            return 0 if trigger.is_timed else np.where(block.head("rate") > 0, 1, -1)
 
         return self._column(signs, np.int64)
 

@@ -117,7 +117,7 @@ class Expansion:
             target=target.name,
             order=0,
             guard=header["value"],
-            direction=0 if transition.kind != "guard" else 1 if header["rate"] > 0 else -1,
+            direction=transition.trigger.sign(header["rate"]),
             rate=header["rate"],
             rate_scale=header["rate_scale"],
             count=int(header["count"]),

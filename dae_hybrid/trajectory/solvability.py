@@ -75,7 +75,7 @@ def solvability(trajectory: Trajectory) -> SolvabilityReport:
     ]
     for event in trajectory.events:
         transition = system.transitions[event.index]
-        guarded = transition.kind == "guard"
+        guarded = not transition.trigger.is_timed
         scale = event.rate_scale or 1.0
         arrival = index = 1.0
         if transition.target is not None:

@@ -1,0 +1,84 @@
+"""When a transition fires: where a guard crosses zero, at a time, or at every tick of a clock.
+
+A further kind of time event is a further class here; `system/schedule.py` lists the times of all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import casadi as ca
+
+from dae_hybrid.statement.declarations import Statement
+
+
+@dataclass(frozen=True, eq=False)
+class Trigger(Statement, ABC):
+    """An expression passed to `HybridModel.transition`, and its meaning."""
+
+    expression: ca.MX
+    argument: ClassVar[str]  # keyword of `HybridModel.transition`
+    is_timed: ClassVar[bool]  # the times follow from parameters
+    is_periodic: ClassVar[bool] = False  # there are many times, numbered from 1
+
+    @abstractmethod
+    def residual(self, time: ca.MX, clock: ca.MX) -> ca.MX:
+        """The expression that is zero where the transition fires; `clock` is (start time of the run, number)."""
+
+    @abstractmethod
+    def sign(self, rate: float) -> int:
+        """The direction of an event whose guard changes at this rate: 1 or -1, 0 for time events."""
+
+
+@dataclass(frozen=True, eq=False)
+class StateTrigger(Trigger):
+    """A guard crosses zero."""
+
+    argument = "guard"
+    is_timed = False
+
+    def residual(self, time: ca.MX, clock: ca.MX) -> ca.MX:  # noqa: ARG002
+        """The guard."""
+        return self.expression
+
+    def sign(self, rate: float) -> int:
+        """The sign of the rate."""
+        return 1 if rate > 0 else -1
+
+
+@dataclass(frozen=True, eq=False)
+class TimeTrigger(Trigger):
+    """A time is reached."""
+
+    argument = "at"
+    is_timed = True
+
+    def schedule(self, clock: ca.MX) -> ca.MX:  # noqa: ARG002
+        """The time."""
+        return self.expression
+
+    def residual(self, time: ca.MX, clock: ca.MX) -> ca.MX:
+        """Time since the scheduled one."""
+        return time - self.schedule(clock)
+
+    def sign(self, rate: float) -> int:  # noqa: ARG002
+        """Zero."""
+        return 0
+
+
+@dataclass(frozen=True, eq=False)
+class PeriodicTrigger(TimeTrigger):
+    """A clock that starts with the run ticks."""
+
+    argument = "every"
+    is_periodic = True
+
+    def schedule(self, clock: ca.MX) -> ca.MX:
+        """The time of the tick of this number."""
+        return clock[0] + clock[1] * self.expression
+
+
+#: in the order of the keywords of `HybridModel.transition`
+TRIGGERS: tuple[type[Trigger], ...] = (StateTrigger, TimeTrigger, PeriodicTrigger)
