@@ -21,8 +21,7 @@ from .methods import STIFF, SundialsMethod
 #: which explicit steps are. Measured on x' = -r (x - cos t) at rtol 1e-8: the methods cost the same where explicit
 #: steps have r h = 0.6 and implicit ones 0.4; these values, 0.77 and 0.39 at order 7, leave a gap
 BOUND, FREE = 1 / 6, 1 / 12
-#: at other tolerances the break-even rate r hardly changes (3.5 at 1e-4, 6 at 1e-12): the bounds scale with the step
-#: size
+#: at other tolerances the break-even rate r hardly changes (3.5 at 1e-4, 6 at 1e-12): the bounds scale with the steps
 MEASURED, FINER, LOOSER = 1e-8, 1 / 7, 1 / 12
 #: cost of a BDF step relative to an explicit step
 CHEAPER = 0.5
