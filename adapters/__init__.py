@@ -1,1 +1,1 @@
-"""Adapters: each maps the port of `dae_hybrid.port.integrator` to one solver library."""
+"""Adapters of solver libraries; each implements `dae_hybrid.port.integrator.Integrator` or `SteppedIntegrator`."""

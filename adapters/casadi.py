@@ -1,7 +1,7 @@
-"""CasADi's CVODES and IDAS behind the port: the equations stay expressions, CasADi differentiates and calls them.
+"""Adapter of CasADi's CVODES and IDAS. The equations remain expressions, which CasADi differentiates and evaluates.
 
-CasADi integrates from one time to a grid of others and shows nothing in between, so that the solution is had in
-stretches of equal intervals, as long as it can be interpolated between them. Its own event handling is not used.
+CasADi integrates to a given grid of times and exposes no internal steps. The solution is therefore computed in
+stretches of equal intervals, short enough to be interpolated between grid points. CasADi's event handling is not used.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from dae_hybrid.port.failure_messages import not_finite_equations
 from dae_hybrid.port.integrator import Capabilities
 from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegrator
 
-#: intervals of a stretch, how many of them are a step, and points of the polynomial between them
+#: intervals of a stretch, intervals of a step, and number of interpolation points
 INTERVALS, STEP, WINDOW = 16, 4, 8
 GRID = np.arange(1, INTERVALS + 1) / INTERVALS
-#: a stretch is right where values at every other time give those in between to this many tolerances, by a polynomial
-#: through COARSE of them: all of them then give the solution to well below one
+#: a stretch is accepted if a polynomial through COARSE of every second value reproduces the others to this many
+#: tolerances; all values together then give the solution to well below one
 FINE, COARSE = 100.0, 6
-#: lengths of stretches change by factors within these; where CasADi fails they are shorter by the smallest, so often
+#: bounds on the factor by which a stretch's length changes; number of retries, with the smallest factor, after failures
 SHRINK, GROW, ATTEMPTS = 0.2, 4.0, 16
-#: integrators are kept for so many sets of options
+#: number of option sets for which integrators are cached
 KEPT = 8
-#: the first stretch is at least this share of the segment
+#: smallest first stretch, relative to the segment
 SHORTEST = 1e-6
-#: and this many roundings
+#: smallest stretch, in roundings of time
 RESOLVED = 4 * INTERVALS
-#: steps of the solver within an interval, of which few are needed
+#: limit on the solver's steps within an interval
 MOST_STEPS = 1000
-#: where a run ends numbers are looked for within this share of the segment
+#: after a failure, non-finite rates are searched for within this share of the segment
 LOOK_AHEAD = 1e-6
-#: CasADi has one absolute tolerance: states are scaled for it
+#: CasADi has a single absolute tolerance: states are scaled to it
 ABSOLUTE = 1e-10
-#: weights of interpolation through equidistant points, by their number
+#: barycentric weights for equidistant points, by their number
 BARYCENTRIC = {n: np.array([(-1.0) ** j * comb(n - 1, j) for j in range(n)]) for n in (COARSE, WINDOW)}
 
 
 class CasadiIntegrator(SteppedIntegrator):
-    """CasADi's ``cvodes`` for explicit equations and ``idas`` for those with algebraic variables."""
+    """CasADi's ``cvodes`` for explicit equations and ``idas`` for equations with algebraic variables."""
 
     name = "casadi"
     capabilities: ClassVar[Capabilities] = Capabilities(methods=METHODS, algebraic=ALGEBRAIC)
     nonstiff, stiff = ADAMS.name, BDF.name
-    look = 10  # a step here is many steps of CVODES
+    look = 10  # a step of this adapter is many steps of CVODES
     for_adjoints = FOR_ADJOINTS
 
     def start(self, problem: InitialValueProblem) -> _Stepper:
@@ -62,7 +62,7 @@ class CasadiIntegrator(SteppedIntegrator):
 
 
 class _Stepper:
-    """Stretch by stretch, handed out in steps."""
+    """Computes the solution in stretches and returns it in steps."""
 
     at_root = False
 
@@ -96,7 +96,7 @@ class _Stepper:
         return _local(self._times, self._values, t, WINDOW)
 
     def _stretch(self) -> None:
-        """The next stretch."""
+        """Compute the next stretch."""
         p = self._problem
         reason: RuntimeError | None = None
         for _ in range(ATTEMPTS):
@@ -140,7 +140,7 @@ class _Stepper:
         )
 
     def _meets_no_numbers(self) -> bool:
-        """Whether the rates are not finite a short way ahead, along the tangent."""
+        """Whether the rates become non-finite a short distance ahead along the tangent."""
         p = self._problem
         ahead = min(max(self._length, LOOK_AHEAD * (p.t_stop - p.t0)), p.t_stop - self.t)
         slope = p.rhs(self.t, self.x)
@@ -151,7 +151,7 @@ class _Stepper:
         return False
 
     def _error(self, times: Array, values: Array) -> float:
-        """How far every other value is from what the others say, in tolerances."""
+        """Interpolation error of every second value, in tolerances."""
         p = self._problem
         inner = values[1::2]
         off = np.abs(_local(times[::2], values[::2], times[1::2], COARSE) - inner) / (
@@ -163,7 +163,7 @@ class _Stepper:
         p, limited = self._problem, np.isfinite(self._problem.max_step)
         key = ("casadi", p.method, p.rtol, p.max_order, p.suppress_algebraic, limited)
         idle = p.system.kept.setdefault(key, [])
-        if len(p.system.kept) > KEPT:  # options are built into integrators: drop those asked for longest ago
+        if len(p.system.kept) > KEPT:  # options are part of an integrator: drop the least recently created
             p.system.kept.pop(next(iter(p.system.kept)), None)
         try:
             integrator = idle.pop()
@@ -190,11 +190,11 @@ class _Stepper:
 
 
 def _integrator(p: InitialValueProblem, *, limited: bool) -> ca.Function:
-    """CasADi's integrator of a problem over a stretch, in shares of its length and in scaled states.
+    """Create CasADi's integrator for a stretch, in relative time and scaled states.
 
-    CasADi gives IDA no initial rates: it has IDACalcIC compute them, which fails at values that are consistent to
-    rounding already. So where there are algebraic equations x is counted from ``base + share slope``, the tangent at
-    the start, and its initial rates are zero.
+    CasADi passes no initial rates to IDA: it lets IDACalcIC compute them, which fails at values that already are
+    consistent to rounding. With algebraic equations, x is therefore measured from ``base + share slope``, the tangent
+    at the start, so that its initial rates are zero.
     """
     n, nd = p.n, p.n_differential
     x, z, share = ca.MX.sym("x", nd), ca.MX.sym("z", n - nd), ca.MX.sym("t")
@@ -215,7 +215,7 @@ def _integrator(p: InitialValueProblem, *, limited: bool) -> ca.Function:
         "abstol": ABSOLUTE,
         "reltol": p.rtol,
         "max_num_steps": MOST_STEPS,
-        "regularity_check": True,  # CVODES would look for a step without NaN for ever
+        "regularity_check": True,  # otherwise CVODES would search indefinitely for a step without NaN
         "disable_internal_warnings": True,
         "show_eval_warnings": False,
     }
@@ -232,7 +232,7 @@ def _integrator(p: InitialValueProblem, *, limited: bool) -> ca.Function:
 
 
 class _Silenced:
-    """In place of ``sys.stderr``: what some threads write is dropped."""
+    """Replacement for ``sys.stderr`` that drops the output of some threads."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -258,10 +258,10 @@ _exchange = threading.Lock()
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Drop what CasADi writes to ``sys.stderr`` in this thread, and only in this one.
+    """Drop CasADi's output to ``sys.stderr`` in this thread only.
 
-    Steps that fail are tried again in shorter ones, and what fails in the end is an error that says so. CasADi has an
-    option against the messages of CVODES, but none against those of IDAS.
+    Failed steps are retried with shorter stretches, and a final failure raises an error. CasADi has an option to
+    suppress the messages of CVODES, but none for those of IDAS.
     """
     thread = threading.get_ident()
     with _exchange:
@@ -279,7 +279,7 @@ def _silence() -> Iterator[None]:
 
 
 def _local(times: Array, values: Array, t: Array, points: int) -> Array:
-    """Values at times from polynomials through the nearest points (equal intervals, barycentric formula)."""
+    """Interpolate at times by polynomials through the nearest points (equal intervals, barycentric formula)."""
     last = len(times) - 1
     place = (t - times[0]) * (last / (times[-1] - times[0]))
     first = np.clip(np.floor(place).astype(int) - points // 2 + 1, 0, last + 1 - points)
@@ -291,6 +291,6 @@ def _local(times: Array, values: Array, t: Array, points: int) -> Array:
 
 
 def _essence(error: RuntimeError) -> str:
-    """What CasADi's message says, without its own place in the source."""
+    """CasADi's message without its source location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1].rpartition(".cpp:")[2].partition(": ")[2] or lines[-1] if lines else ""

@@ -1,12 +1,12 @@
-"""Install scikits-odes, built against the SUNDIALS that the sundials4py wheel carries.
+"""Install scikits-odes, built against the SUNDIALS of the sundials4py wheel.
 
 ``python -m dae_hybrid.adapters.install_scikits_odes`` builds ``scikits-odes-core`` and ``scikits-odes-sundials``,
-which have no wheels, into the environment of the interpreter that runs it: about a minute, with a C compiler. The
-distribution ``scikits-odes`` itself adds only solvers in Fortran, and needs a Fortran compiler: it is left out.
+which have no wheels, into the environment of the running interpreter. This takes about a minute and needs a C compiler.
+The distribution ``scikits-odes`` itself adds only Fortran solvers, needs a Fortran compiler, and is not installed.
 
-The static libraries of sundials4py are linked into the extensions and their symbols are hidden. Nothing has to be
-found at run time, and other copies of SUNDIALS in the process, those of sundials4py and CasADi, are never mixed up
-with this one. ``pip uninstall scikits-odes-sundials scikits-odes-core`` removes everything.
+The static libraries of sundials4py are linked into the extensions with hidden symbols. Nothing has to be
+found at run time, and other copies of SUNDIALS in the process, those of sundials4py and CasADi, cannot interfere.
+``pip uninstall scikits-odes-sundials scikits-odes-core`` removes everything.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from importlib.metadata import PackageNotFoundError, files, version
 from importlib.util import find_spec
 from pathlib import Path
 
-#: the first as in the extra ``scikits-odes`` of pyproject.toml
+#: the first is that of the extra ``scikits-odes`` in pyproject.toml
 REQUIREMENTS = ("scikits-odes-core>=3.1.1,<3.2", "scikits-odes-sundials>=3.1.1,<3.2")
 COMMAND = "python -m dae_hybrid.adapters.install_scikits_odes"
 
-#: archives without which nothing is built
+#: archives required for the build
 NEEDED = ("libsundials_core.a", "libsundials_cvodes.a", "libsundials_idas.a")
-#: scikits-odes asks for the classic solvers; the ones with sensitivities have the same functions
+#: scikits-odes uses the classic solvers; those with sensitivities export the same functions
 CLASSIC = {"cvode": "cvodes", "ida": "idas"}
-#: functions of the Python binding, which the archives call and do not contain
+#: functions of the Python binding that the archives call but do not contain
 BINDING = re.compile(rb"\w+(?:FunctionTable_D|fn_table_d)estroy")
-#: lines of a failed build that are shown
+#: number of lines shown from a failed build
 SHOWN = 30
 
 CHECK = """
@@ -56,7 +56,7 @@ for solution in (ode, dae):
 
 
 class _CannotInstallError(Exception):
-    """What is missing or went wrong, in one sentence for the user."""
+    """Reason why the installation is not possible, as a sentence for the user."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,12 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        Arguments, ``sys.argv[1:]`` by default: ``--force`` builds again what is installed already.
+        Arguments, ``sys.argv[1:]`` by default. ``--force`` rebuilds an existing installation.
 
     Returns
     -------
     int
-        0 when scikits-odes works, 1 when it could not be installed; the reason has been printed.
+        0 if scikits-odes works, 1 if it could not be installed; the reason has been printed.
     """
     parser = argparse.ArgumentParser(
         prog=COMMAND, description="Install scikits-odes, built against the SUNDIALS of the sundials4py wheel (Linux)."
@@ -90,12 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def install() -> None:
-    """Build scikits-odes and install it, whether it is installed or not.
+    """Build and install scikits-odes, replacing an existing installation.
 
     Raises
     ------
     _CannotInstallError
-        Something is missing, or the build failed.
+        A requirement is missing, or the build failed.
     """
     compiler, headers, archives = _requirements()
     with tempfile.TemporaryDirectory(prefix="dae_hybrid-") as folder:
@@ -114,7 +114,7 @@ def install() -> None:
 
 
 def _requirements() -> tuple[list[str], Path, list[Path]]:
-    """The compiler's command, the folder of the headers and the static libraries."""
+    """Return the compiler's command, the directory of the headers and the static libraries."""
     if not sys.platform.startswith("linux"):
         raise _CannotInstallError(f"this command is made for Linux, and this system is {sys.platform}.")
     if find_spec("pip") is None:
@@ -130,7 +130,7 @@ def _requirements() -> tuple[list[str], Path, list[Path]]:
 
 
 def _find_compiler() -> list[str]:
-    """The command of the C compiler: ``$CC``, ``cc``, ``gcc`` or ``clang``."""
+    """Return the command of the C compiler: ``$CC``, ``cc``, ``gcc`` or ``clang``."""
     given = os.environ.get("CC")
     for candidate in [given] if given else ["cc", "gcc", "clang"]:
         command = shlex.split(candidate)
@@ -142,7 +142,7 @@ def _find_compiler() -> list[str]:
 
 
 def _find_sundials() -> tuple[Path, list[Path]]:
-    """The folder of SUNDIALS' headers and the static libraries, as the sundials4py wheel installed them."""
+    """Return the directory of SUNDIALS' headers and the static libraries of the sundials4py wheel."""
     try:
         installed = [Path(str(file.locate())) for file in files("sundials4py") or []]
     except PackageNotFoundError:
@@ -157,8 +157,8 @@ def _find_sundials() -> tuple[Path, list[Path]]:
 
 
 def _failure() -> str | None:
-    """Why scikits-odes does not solve an ODE and a DAE here; None if it does."""
-    # a process of its own: an extension is loaded once, and --force is about to replace it
+    """Reason why scikits-odes does not solve an ODE and a DAE here; None if it does."""
+    # a separate process: an extension is loaded only once, and --force is about to replace it
     done = subprocess.run([sys.executable, "-P", "-c", CHECK], capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return None
@@ -169,7 +169,7 @@ def _failure() -> str | None:
 
 
 def _write_headers(target: Path, headers: Path) -> None:
-    """Lay out the headers: those of the wheel, and the classic solvers' as names of the others'."""
+    """Write the headers: those of the wheel, and forwarding headers for the classic solvers."""
     target.mkdir()
     for folder in headers.iterdir():
         if folder.is_dir():
@@ -182,14 +182,14 @@ def _write_headers(target: Path, headers: Path) -> None:
 
 
 def _write_libraries(target: Path, archives: Sequence[Path], compiler: Sequence[str]) -> None:
-    """Give every library that scikits-odes may ask for as a linker script naming all archives.
+    """Write each library that scikits-odes may link as a linker script that names all archives.
 
-    The archives depend on each other, and the order in which scikits-odes names them is that of shared libraries.
+    The archives depend on each other, and scikits-odes lists libraries in an order that suits shared libraries only.
     """
     target.mkdir()
     source, binding = target / "binding.c", target / "binding.o"
     missing = sorted({name.decode() for archive in archives for name in BINDING.findall(archive.read_bytes())})
-    # never called: they destroy tables that only the Python binding makes. Weak, as each script brings them along.
+    # never called: they destroy tables created only by the Python binding. Weak, as every script includes them
     attributes = '__attribute__((weak, visibility("hidden")))'
     source.write_text("".join(f"{attributes} void {name}(void *t) {{}}\n" for name in missing), encoding="utf-8")
     _compile(compiler, source, binding)
@@ -210,10 +210,10 @@ def _compile(compiler: Sequence[str], source: Path, target: Path) -> None:
 
 
 def _pip_install(prefix: Path, compiler: Sequence[str]) -> None:
-    """Build and install with pip, which fetches the sources and what builds them."""
+    """Build and install with pip, which downloads the sources and build requirements."""
     names = ",".join(re.split("[<>=]", requirement)[0] for requirement in REQUIREMENTS)
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    # never a wheel kept from another build; numpy, all that they depend on, is there, and stays as it is
+    # no cached wheel of another build; numpy, the only dependency, is installed and must not change
     command += ["--no-cache-dir", "--no-binary", names, "--no-deps", "--force-reinstall", *REQUIREMENTS]
     environment = os.environ | {
         "CC": shlex.join(compiler),

@@ -1,9 +1,10 @@
-"""scikits-odes behind the port: CVODE and IDA with their root finding, callbacks in Python.
+"""Adapter of scikits-odes: CVODE and IDA with root finding, and callbacks in Python.
 
-It has no sensitivity analysis and no interpolant that can be asked for, but in its normal mode it gives values within
-the last step. scikits-odes 3.1 rounds what it hands to SUNDIALS as an option to single precision and takes no stop time
-below zero: time is counted from the start, and where the stop time is no such number, a second solver with a time of
-its own goes on from the one before it. Install it with ``python -m dae_hybrid.adapters.install_scikits_odes``.
+It has no sensitivity analysis and no access to the interpolant, but its normal mode returns values within the
+last step. scikits-odes 3.1 rounds options for SUNDIALS to single precision and accepts no stop time
+below zero. Time is therefore measured from the start; if the stop time is not a single-precision number, a second
+solver with its own time origin continues from the one before it. To install it, run
+``python -m dae_hybrid.adapters.install_scikits_odes``.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from dae_hybrid.port.integrator import Capabilities
 from dae_hybrid.port.segment_rules import is_short
 from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegrator
 
-#: what callbacks return, as SUNDIALS reads it
+#: return codes of callbacks
 DONE, RECOVERABLE, FATAL = 0, 1, -1
 REACHED_STOP, FOUND_ROOT = 1, 2
-#: intervals below this share of a problem are what rounding of its stop time has left
+#: intervals below this share of the problem are remainders of the stop time's rounding
 REMAINDER = 1e-6
 ENVIRONMENT = Lock()
 
 
 class ScikitsOdesIntegrator(SteppedIntegrator):
-    """CVODE for explicit equations and IDA for those with algebraic variables, by scikits-odes.
+    """CVODE for explicit equations and IDA for equations with algebraic variables, through scikits-odes.
 
-    Raises `AdapterError` where scikits-odes is not installed.
+    Raises `AdapterError` if scikits-odes is not installed.
     """
 
     name = "scikits-odes"
@@ -59,7 +60,7 @@ class ScikitsOdesIntegrator(SteppedIntegrator):
 
 
 class _Stepper:
-    """One solver, in its one-step mode."""
+    """A solver of scikits-odes in one-step mode."""
 
     def __init__(self, problem: InitialValueProblem, kind: Any) -> None:
         p = self._problem = problem
@@ -75,7 +76,7 @@ class _Stepper:
         self._begin()
 
     def _begin(self) -> None:
-        """A solver from where the stepper stands, to the stop time or just before it."""
+        """Create a solver from the current point to the stop time, or to just before it."""
         p, span = self._problem, self._problem.t_stop - self.t
         self._end, self._anchor = p.t_stop, (self.t, 0.0)
         self._stop = _rounded_down(span)
@@ -119,17 +120,17 @@ class _Stepper:
             self._checked(self._solver.init_step(self._inner(self.t), *start))
 
     def _inner(self, t: float) -> float:
-        """The solver's time."""
+        """Convert time to the solver's time."""
         return float(self._anchor[1] + (t - self._anchor[0]))
 
     def _outer(self, t: float) -> float:
-        """Time, from the solver's."""
+        """Convert the solver's time to time."""
         return float(self._anchor[0] + (t - self._anchor[1]))
 
     # -- callbacks: functions, because the number of arguments decides how they are called ---------------------
 
     def _safely(self, evaluate: Callable[[], Array], out: Array, *, fatal: bool = False) -> int:
-        """Evaluate into an array; an exception is kept, and SUNDIALS told to stop."""
+        """Evaluate into an array; on an exception, keep it and tell SUNDIALS to stop."""
         if self._pending is not None:
             return FATAL
         try:
@@ -164,7 +165,7 @@ class _Stepper:
         return lambda t, x, xdot, out: self._safely(lambda: self._guards(t, x), out, fatal=True)
 
     def _guards(self, t: float, x: Array) -> Array:
-        """Guards; while values within the last step are asked for, those at its end, for SUNDIALS to see no root."""
+        """Guards; while values within the last step are requested, those at its end, so that SUNDIALS finds no root."""
         if self._frozen is not None:
             return self._frozen
         guards = self._problem.guards
@@ -225,7 +226,7 @@ class _Stepper:
             self._solver.set_options(one_step_compute=True)
 
     def _value(self, t: float) -> Array:
-        for _ in range(2):  # a root that has been returned may be returned once more
+        for _ in range(2):  # a root that was returned may be returned once more
             found = self._checked(self._solver.step(t)).values
             if found.t == t:
                 value: Array = found.y.copy()
@@ -243,7 +244,7 @@ def _rounded_down(span: float) -> float:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """SUNDIALS made within this writes no warnings to standard output; its error handler has no say in them."""
+    """Suppress warnings on standard output of SUNDIALS objects created here; the error handler does not see them."""
     variable = "SUNLOGGER_WARNING_FILENAME"
     with ENVIRONMENT:
         before = os.environ.get(variable)
@@ -258,4 +259,4 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _silent(*_: Any) -> None:
-    """What SUNDIALS has to say is in its return codes."""
+    """Error handler: SUNDIALS' return codes carry the information."""

@@ -1,7 +1,7 @@
-"""SciPy's solvers behind the port: no SUNDIALS, written independently of it, in Python.
+"""Adapter of SciPy's solvers: in Python, independent of SUNDIALS.
 
 The steppers of `scipy.integrate.solve_ivp` integrate ordinary differential equations; algebraic variables are solved
-for within the right-hand side. LSODA is left out: its Fortran state is shared by all solvers of a process.
+for within the right-hand side. LSODA is excluded: its Fortran state is shared by all solvers of a process.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from dae_hybrid.port.integrator import Capabilities
 from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegrator
 
 METHODS: dict[str, type[OdeSolver]] = {"dop853": DOP853, "rk45": RK45, "radau": Radau, "bdf": BDF}
-#: those that solve for their steps
+#: implicit methods
 IMPLICIT = (Radau, BDF)
-#: SciPy takes no smaller relative tolerance
+#: smallest relative tolerance accepted by SciPy
 SMALLEST_RTOL = 100 * EPS
 
 
 class SciPyIntegrator(SteppedIntegrator):
     """The steppers of `scipy.integrate.solve_ivp`.
 
-    ``method="auto"`` is DOP853 (Dormand and Prince 8(5,3)) for modes that are not stiff and Radau (IIA, order 5) for
-    the others.
+    ``method="auto"`` selects DOP853 (Dormand and Prince 8(5,3)) for nonstiff modes and Radau (IIA, order 5) for stiff
+    ones.
     """
 
     name = "scipy"
@@ -57,7 +57,7 @@ class SciPyIntegrator(SteppedIntegrator):
 
 
 class _Stepper:
-    """One of SciPy's solvers."""
+    """A solver of SciPy."""
 
     at_root = False
 
@@ -76,7 +76,7 @@ class _Stepper:
 
     def step(self) -> None:
         """See `Stepper.step`."""
-        with np.errstate(all="ignore"):  # what is not finite is looked at afterwards
+        with np.errstate(all="ignore"):  # non-finite values are checked afterwards
             message = self._solver.step()
         if self._solver.status == "failed":
             raise StepSizeError(

@@ -1,4 +1,4 @@
-"""The adjoint memory: one functional component, integrated back along a solution."""
+"""The adjoint memory: one component of a functional, integrated backward along a solution."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .driver import PAUSED, STALLED
 from .memory import SolverMemory
 from .methods import SundialsMethod
 
-#: steps between two looks at whether they get anywhere
+#: steps between checks for progress
 BUDGET = 20_000
 
-#: steps after which CVODES evaluates the Jacobian again, at its next factorisation. Its own 51 are too many: next to
-#: the end of a segment where equations have no derivative, the outflow sqrt(h) of a tank that runs empty, a Jacobian of
-#: a few steps before is so large that Newton's corrections are nothing and pass for convergence
+#: steps between evaluations of the Jacobian by CVODES. The default of 51 is too many: near the end of a segment where
+#: equations are not differentiable, such as the outflow sqrt(h) of a tank that runs empty, a Jacobian a few steps old
+#: is so large that Newton's corrections vanish and pass for convergence
 FRESH = 1
 
 
 class Adjoint(SolverMemory):
-    """The adjoint of one functional component along the steps of a forward run, with its integrals.
+    """The adjoint of one component of a functional along the steps of a forward run, with its integrals.
 
-    SUNDIALS' own adjoint modules integrate the segment again and interpolate that. Another run is off by the tolerance,
-    which is a lot where the solution moves fast: a gradient follows only from the solution it belongs to. Here the
-    solution is the polynomial of every step of the run, and the adjoint is a problem like any other. The state is
+    SUNDIALS' own adjoint modules integrate the segment again and interpolate the result. A second run differs by the
+    tolerance, which matters where the solution is fast: a gradient is consistent only with the solution it belongs to.
+    Here the solution is the polynomial of each step of the run, and the adjoint is an ordinary problem. The state is
     (lambda, mu) and the guide, see callbacks.c.
     """
 
@@ -52,7 +52,7 @@ class Adjoint(SolverMemory):
         self.loop = backend.Backward(
             self.model, memory=self.memory, x=self.x, xdot=self.xdot, sample=self.work, integrals=self.q
         )
-        self.scales: Tolerances | None = None  # the absolute tolerances that are set, of the run's options
+        self.scales: Tolerances | None = None  # the tolerances that are set, for the options of the run
 
     def configure_run(self, options: Options, parameters: Array) -> None:
         """Apply options and parameters of a run."""
@@ -63,12 +63,12 @@ class Adjoint(SolverMemory):
             self.call("SetSuppressAlg", 1)
 
     def solve(self, task: BackwardTask, j: int, path: Array, left: int) -> tuple[Array, Array, Array, int]:
-        """The adjoint of component number j of a task, back along a path: at t0, its integrals, samples, and steps.
+        """Integrate component j of a task backward along a path; return the adjoint at t0, integrals, samples, steps.
 
         At most `left` steps are taken.
         """
         n, t0 = self.equations.n, task.forward.t0
-        t1 = min(task.forward.end, path[-1, 0])  # see `zero_at_the_end`: forward analysis ends with the last step, too
+        t1 = min(task.forward.end, path[-1, 0])  # see `zero_at_the_end`: forward analysis also ends with the last step
         self.model.memory[:] = task.forward.memory
         self.model.follow(path, task.components[j])
         self.use(task.tolerances(), j)
@@ -92,7 +92,7 @@ class Adjoint(SolverMemory):
         return self.x_data[:n].copy(), self.q_data.copy(), samples, self.loop.steps
 
     def _back(self, task: BackwardTask, left: int) -> None:
-        """Step until the start of the segment."""
+        """Step back to the start of the segment."""
         loop, mode = self.loop, task.forward.equations.name
         while True:
             before, taken = loop.t, loop.steps
@@ -109,11 +109,11 @@ class Adjoint(SolverMemory):
                 raise starved(step, mode=mode, time=loop.t, not_finite=poisoned)
 
     def use(self, given: Tolerances, j: int) -> None:
-        """Apply tolerances, which SUNDIALS copies."""
+        """Set tolerances, which SUNDIALS copies."""
         if given is self.scales:
             return
         n = self.equations.n
-        if self.nq:  # all integrals on one scale
+        if self.nq:  # scale all integrals alike
             self.model.weights[:] = given.integrals[0].min() / given.integrals[0]
             self.q_absolute_data[:] = given.integrals[j]
             self.call("QuadSVtolerances", given.rtol, self.q_absolute)

@@ -1,4 +1,4 @@
-"""Many runs in compiled code: `batch.c`, its structs mirrored, with the tables and memories of one thread."""
+"""Batches of native runs: the structs of `batch.c`, with the tables and solver memories of one thread."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .native_forward import NativeForward
 
 Batch, Resolution, Returning = (STRUCTS[name] for name in ("batch", "resolution", "returning"))
 MARKS_FULL = CONSTANTS["MARKS_FULL"]
-#: the fields of the struct that `Outcomes` has under another name
+#: fields of `Outcomes` with a different name in the struct
 NAMES = {"done": "outcomes"}
 
 
 class Crew:
-    """Tables and memories for run after run, on one thread at a time; see `dae_hybrid.port.native_batch.Crew`."""
+    """Tables and solver memories for successive runs on one thread; see `dae_hybrid.port.native_batch.Crew`."""
 
     def __init__(self, graph: TransitionGraph, fleet: NativeBatch, method: SundialsMethod) -> None:
         if graph.ends is not None and fleet.origin is not None:
@@ -51,11 +51,11 @@ class Crew:
         self._make()
 
     def _make(self) -> None:
-        """Tables and memories."""
+        """Allocate tables and solver memories."""
         graph, fleet, request = self._graph, self._fleet, self._fleet.request
         d = 0 if request.directions is None else len(request.directions)
         self._runner = runner = NativeForward(graph, request.options, self._method, d)
-        self._parameters = np.zeros(fleet.n_given)  # the initial values stand behind those that the runner knows
+        self._parameters = np.zeros(fleet.n_given)  # the initial values follow the parameters
         runner._parameters = self._parameters[: request.parameters.size]
         for memory in runner.memories:
             memory.model.share(runner._parameters)
@@ -90,9 +90,9 @@ class Crew:
         self._tell()
 
     def _tell(self) -> None:
-        """Everything but the parameters."""
+        """Set all inputs except the parameters."""
         runner, request = self._runner, self._fleet.request
-        if request.certify and request.t_eval is not None:  # its steps are looked at, and outputs are none
+        if request.certify and request.t_eval is not None:  # derivative checks need the steps
             request = request._replace(keep_path=True)
         runner._told = None
         runner._tell(request)
@@ -116,7 +116,7 @@ class Crew:
     def stop(self) -> None:
         """See `dae_hybrid.port.native_batch.Crew.stop`."""
         self.struct.stopped = 1
-        self._runner.struct.max_steps = 0  # of the run that is under way
+        self._runner.struct.max_steps = 0  # ends the current run
 
     def run(self, begin: int, end: int) -> None:
         """See `dae_hybrid.port.native_batch.Crew.run`."""
@@ -132,7 +132,7 @@ class Crew:
                 return
 
     def _list(self, first: int, listed: Listed) -> None:
-        """When time events are due, in runs from one on."""
+        """Set the due times of time events, for runs from `first` on."""
         s = self.struct
         for own, (times, links, counts) in zip(self._alarms, listed.alarms, strict=True):
             own.n, own.next = times.shape[1], 0
@@ -156,7 +156,7 @@ class Crew:
                 s = self.struct
 
     def _begin_anew(self) -> None:
-        """Go on with the next run after one that has been left under way."""
+        """Continue with the next run after one that was aborted."""
         for model in self._models:
             model.raise_pending()
         old = self.struct
@@ -175,7 +175,7 @@ class Crew:
 
 
 class _Resolved:
-    """The struct by which sensitivities of a memory are resolved, with the arrays it points at."""
+    """The struct with the tolerances of a memory's sensitivities, and the arrays it points to."""
 
     def __init__(self, memory: Forward, options: Any) -> None:
         e, n = memory.equations, memory.equations.n

@@ -1,8 +1,8 @@
-"""The choice of ``method="auto"`` for every mode of a run: where it is first entered, and again along the way.
+"""The choice of ``method="auto"`` for each mode of a run: on first entry, and again during the run.
 
-Explicit steps h are stable up to r h = `reach`, where r is the rate of the fastest decay. A mode turns to the implicit
-method where its steps come near to that, with enough left to decay (`dae_hybrid.port.stiffness`), and it turns back
-where implicit steps are so short, for their accuracy or from event to event, that explicit ones can be as long.
+Explicit steps h are stable up to r h = `reach`, where r is the rate of the fastest decay. A mode switches to the
+implicit method if its steps come close to that bound with enough decay left (`dae_hybrid.port.stiffness`). It switches
+back if implicit steps are so short, for accuracy or between events, that explicit steps can be as long.
 """
 
 from __future__ import annotations
@@ -17,39 +17,38 @@ from dae_hybrid.port.stiffness import LOOK, MOST, accurate_step, decay_rate, sti
 from .forward import Forward
 from .methods import STIFF, SundialsMethod
 
-#: as shares of `reach`: r h of explicit steps above which implicit ones are worth a try, and r h of implicit steps
-#: below which explicit ones are. Measured on x' = -r (x - cos t) at rtol 1e-8: both methods cost the same where
-#: explicit steps have r h = 0.6 and implicit ones 0.4; these shares, 0.77 and 0.39 at order 7, leave a gap in between
+#: relative to `reach`: r h of explicit steps above which implicit steps are tried, and r h of implicit steps below
+#: which explicit steps are. Measured on x' = -r (x - cos t) at rtol 1e-8: the methods cost the same where explicit
+#: steps have r h = 0.6 and implicit ones 0.4; these values, 0.77 and 0.39 at order 7, leave a gap
 BOUND, FREE = 1 / 6, 1 / 12
-#: at other tolerances the rate r at which the methods cost the same hardly moves (3.5 at 1e-4, 6 at 1e-12): the shares
-#: become smaller and larger as steps do there
+#: at other tolerances the break-even rate r hardly changes (3.5 at 1e-4, 6 at 1e-12): the bounds scale with the steps
 MEASURED, FINER, LOOSER = 1e-8, 1 / 7, 1 / 12
-#: a step of BDF costs as much as this share of an explicit one
+#: cost of a BDF step relative to an explicit step
 CHEAPER = 0.5
-#: implicit steps before the first look at them, after which a fast transient is over; and between two looks, at most
+#: implicit steps before the first check, when fast transients are over; largest number of steps between checks
 SETTLE, SELDOM = 500, 2000
 
 
 def reach_of(options: Options, nonstiff: SundialsMethod) -> float:
-    """The longest stable explicit step times the rate of the fastest decay, at these tolerances."""
+    """Longest stable explicit step times the rate of the fastest decay, at these tolerances."""
     ratio = options.rtol / MEASURED
     return nonstiff.reach(options) * float(ratio ** (FINER if ratio < 1 else LOOSER))
 
 
 class Choice:
-    """Of one run, whose `steps` so far its callers count."""
+    """The choices within one run. Its callers count the `steps`."""
 
     def __init__(self, options: Options, parameters: Array) -> None:
         self._options, self._p = options, parameters
-        self._methods: dict[int, SundialsMethod] = {}  # all by equations
-        self._nonstiff: dict[int, SundialsMethod] = {}  # the explicit method of those that have the choice
-        self._rates: dict[int, float] = {}  # of decays, at the last look at implicit steps
-        self._turned: dict[int, tuple[int, float, float]] = {}  # when they have changed it: steps, time, mean step
-        self._patience: dict[int, int] = {}  # how many explicit steps they take at least, after implicit ones
+        self._methods: dict[int, SundialsMethod] = {}  # chosen method of each set of equations
+        self._nonstiff: dict[int, SundialsMethod] = {}  # explicit method of those that have a choice
+        self._rates: dict[int, float] = {}  # decay rates at the last check of implicit steps
+        self._turned: dict[int, tuple[int, float, float]] = {}  # last change: steps, time, mean step
+        self._patience: dict[int, int] = {}  # minimum number of explicit steps after implicit ones
         self._looked, self._interval, self._due = (0, 0.0), LOOK, LOOK
 
     def method_for(self, task: SegmentTask, nonstiff: SundialsMethod, steps: int) -> SundialsMethod:
-        """The method for a segment; `nonstiff` is the one for equations that are not stiff."""
+        """Return the method for a segment; `nonstiff` is the method for nonstiff equations."""
         e, key = task.equations, id(task.equations)
         if key not in self._methods:
             stiff = not nonstiff.takes(e) or self._begins_stiff(task, nonstiff)
@@ -74,11 +73,11 @@ class Choice:
         return not rate * step <= BOUND * reach_of(self._options, nonstiff) or not self._arrives(left, step)
 
     def _arrives(self, left: float, step: float) -> bool:
-        """Whether steps get to the end within their limit; else only those that may grow will do."""
+        """Whether steps of this size reach the end within the step limit; otherwise only growing steps will."""
         return left <= step * self._options.max_steps
 
     def resume(self, memories: Iterable[Forward], stretch: tuple[float, int, int], look: tuple[int, int]) -> None:
-        """Go on with the methods of these memories from a look at a time, after some steps."""
+        """Restore the methods of these memories from the last check at a time, after a number of steps."""
         t, taken, _ = stretch
         for memory in memories:
             key = id(memory.equations)
@@ -88,7 +87,7 @@ class Choice:
         self._looked, (self._due, self._interval) = (taken, t), look
 
     def keep_implicit(self, equations: Equations) -> None:
-        """Explicit steps have failed."""
+        """Use the implicit method from now on: explicit steps have failed."""
         self._methods[id(equations)] = STIFF
         self._nonstiff.pop(id(equations), None)
 
@@ -97,11 +96,11 @@ class Choice:
         return id(equations) in self._nonstiff
 
     def left(self, steps: int) -> int:
-        """How many steps there are before the next look."""
+        """Number of steps until the next check."""
         return self._due - steps
 
     def changes(self, e: Equations, t: float, x: Array, m: Array, t_stop: float, steps: int) -> bool:
-        """Look at a mode: whether it changes its method here, which has then been chosen."""
+        """Check a mode; return whether its method changes here. The new method is then set."""
         key, (before, since) = id(e), self._looked
         step, self._looked = (t - since) / max(steps - before, 1), (steps, t)
         if key in self._nonstiff and self._ought_to_change(e, t, x, m, t_stop, step, steps):
@@ -131,7 +130,7 @@ class Choice:
         reach = reach_of(self._options, self._nonstiff[key])
         if self._methods[key] is STIFF:
             rate = decay_rate(e, t, x, m, self._p)
-            fastest = max(rate, self._rates.get(key, rate))  # at either end of the steps since the last look
+            fastest = max(rate, self._rates.get(key, rate))  # at either end of the steps since the last check
             self._rates[key] = rate
             return fastest * step < FREE * reach and self._arrives(t_stop - t, step)
         if key in self._turned and steps - self._turned[key][0] < self._patience.get(key, LOOK):

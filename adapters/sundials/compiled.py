@@ -1,4 +1,4 @@
-"""The compiled driver at work: the functions of a set of equations bound to it, and its loops."""
+"""Bind the compiled driver to the functions of a set of equations, and run its loops."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ from .library import load
 from .structure import Indices
 
 RECORD = {"nothing": 0, "steps": 1, "dense": 2}
-#: numbers in a row from which on rows are not copied
+#: row width above which rows are not copied
 WIDE = 10_000
-#: bytes of a path; a longer one is given up, and the adjoint integrates its segment again
+#: limit on the bytes of a path; a longer path is dropped, and the adjoint integrates its segment again
 LARGEST_PATH = 2**28
-#: numbers in a row of a path, beyond which it would soon be too long
+#: largest row width of a path
 WIDEST_PATH = 100_000
-#: that a sum of errors is said to be
+#: upper bound on a reported sum of errors
 LARGEST_ERROR = 1e18
 
 
 def short_vectors() -> dict[str, int]:
-    """Operations that are faster on short vectors, to the same bits, by the names of those they replace."""
+    """Operations that are faster on short vectors, with bitwise equal results: SUNDIALS' name -> address."""
     return _replacements("dh_take_combination", {"N_VLinearCombination_Serial": "dh_combination"})
 
 
 def _replacements(take: str, others: dict[str, str]) -> dict[str, int]:
-    """Operations of the driver by the names of SUNDIALS' own, which it is told to fall back on."""
+    """Operations of the driver by SUNDIALS' names; the driver receives the originals as fallbacks."""
     library = loops()
     getattr(library, take)(*(ctypes.c_void_p(address(load(), name)) for name in others))
     return {name: address(library, other) for name, other in others.items()}
 
 
 class Model:
-    """The context of one set of equations, with the arrays it points at.
+    """The context of one set of equations, with the arrays it points to.
 
-    The arrays are the Python side's view: writing into them is how values reach the callbacks.
+    The arrays are shared with C: values written to them are seen by the callbacks.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Model:
         self._latest = np.zeros(e.n_guards)
         self._held = np.zeros(e.compiled["constants"].function.size1_out(0) if "constants" in e.compiled else 0)
         taped = "tape" in e.compiled
-        n_tape = e.compiled["tape"].function.size1_out(2) if taped else 0  # none where all is linear
+        n_tape = e.compiled["tape"].function.size1_out(2) if taped else 0  # none if all is linear
         n_product, self._parts = _parts(e.compiled["pullback"].function) if taped else (0, np.zeros((0, 4), np.int64))
         others = e.n_parameters + e.n_memory
         lengths = {"recorded": n_tape, "product": n_product, "by_parameters": others, "selected": e.functionals.size}
@@ -101,7 +101,7 @@ class Model:
         functions = {name: e.compiled[name].address for name in (*FUNCTIONS, *OPTIONAL) if name in e.compiled}
         if solves:
             functions["flow"] = e.compiled["reduced"].address
-        # kept: where threads are the first at once, the cache of `api` keeps the table of one of them only
+        # keep a reference: concurrent first calls may create several tables, of which `api` caches one
         self._tables = api(family), python_api()
         self.context = Context(
             api=ctypes.addressof(self._tables[0]),
@@ -136,17 +136,17 @@ class Model:
 
     @property
     def uses_products(self) -> bool:
-        """Whether the adjoint of explicit steps multiplies by transposed derivatives without forming them."""
+        """Whether the adjoint of explicit steps uses vector-Jacobian products without forming the Jacobian."""
         return bool(self.context.pullback) and not self.context.solves
 
     _spread: tuple[Array, Array] | None = None
 
     def test(self, absolute: Array, rtol: float) -> None:
-        """The tolerances of the states."""
+        """Set the tolerances of the states."""
         self.context.absolute, self.context.rtol = absolute.ctypes.data, rtol
 
     def weigh(self, absolute: Array, rtol: float) -> None:
-        """What error weights are made of, of implicit equations; see `dh_ida_weights`."""
+        """Set the inputs of the error weights of implicit equations; see `dh_ida_weights`."""
         e, c = self.equations, self.context
         ny, nz = e.n_differential, e.n - e.n_differential
         self.test(absolute, rtol)
@@ -156,17 +156,17 @@ class Model:
             c.spread, c.spread_work = (array.ctypes.data for array in self._spread)
 
     def share(self, parameters: Array) -> None:
-        """Take parameters from an array of others."""
+        """Use an external array of parameters."""
         self.parameters, self.context.parameters = parameters, parameters.ctypes.data
 
     def forget_errors(self) -> None:
-        """Begin the sum of what sensitivities are off by."""
+        """Reset the sum of the sensitivities' errors."""
         self.context.sensitivity_error = 0.0
 
     def leave_out(self, memory: int | None, absolute: Array, rtol: float) -> None:
-        """Look at the errors of sensitivities, which the error test leaves out; their tolerances (d, n + n_integrals).
+        """Accumulate the errors of sensitivities excluded from the error test; `absolute` is (d, n + n_integrals).
 
-        None for those that are in it.
+        None for sensitivities that are included.
         """
         c = self.context
         c.memory_of = memory
@@ -175,7 +175,7 @@ class Model:
         c.sensitivity_rtol = rtol
 
     def carry(self, directions: Array) -> None:
-        """Take over parameter directions, (n_directions, n_parameters)."""
+        """Set parameter directions, (n_directions, n_parameters)."""
         if np.array_equal(directions, self.parameter_directions):
             return
         self.parameter_directions[:] = directions
@@ -185,7 +185,7 @@ class Model:
         self.context.moved = Sparse(*(array.ctypes.data for array in self._moved))
 
     def reset(self) -> None:
-        """Forget what was cached; needed whenever parameters, memory or directions change."""
+        """Invalidate caches; required when parameters, memory or directions change."""
         self.context.point_valid = self.context.interpolated_valid = self.context.held_valid = 0
 
     def callback(self, name: str) -> int:
@@ -193,24 +193,24 @@ class Model:
         return address(loops(), f"dh_{name}")
 
     def norms(self) -> dict[str, int]:
-        """Norms of the states by which the order suits sensitivities too, by the names of those they replace."""
+        """Norms of the states for which the order also suits sensitivities: SUNDIALS' name -> address."""
         others = {"N_VWrmsNorm_Serial": "dh_norm", "N_VWrmsNormMask_Serial": "dh_masked_norm"}
         return _replacements("dh_take_norms", others)
 
-    linear: Any = None  # a `LinearSystem`, where Newton's matrix is not SUNDIALS' dense one
+    linear: Any = None  # a `LinearSystem`, unless Newton's matrix is SUNDIALS' dense one
 
     def use(self, linear: Any) -> None:
-        """What `linear.c` works on."""
+        """Set the linear system used by `linear.c`."""
         self.linear, linear.struct.model = linear, self.user_data
         self.context.linear = ctypes.addressof(linear.struct)
 
     @property
     def user_data(self) -> int:
-        """What SUNDIALS hands to forward callbacks."""
+        """The user data of forward callbacks."""
         return ctypes.addressof(self.context)
 
     def follow(self, path: Array, component: int) -> None:
-        """What the adjoint follows and belongs to."""
+        """Set the path that the adjoint follows, and its component."""
         c = self.context
         self._path: Array | None = path
         c.path, (c.path_rows, c.path_width), c.component = path.ctypes.data, path.shape, component
@@ -218,22 +218,22 @@ class Model:
         self.reset()
 
     def leave(self) -> None:
-        """Let go of what was followed, which may be large."""
+        """Release the path, which may be large."""
         self._path, self.context.path = None, None
 
     def raise_pending(self) -> None:
-        """Raise what a signal handler raised during native work."""
+        """Raise an exception that a signal handler raised during native work."""
         if self.linear is not None:
             self.linear.raise_pending()
         if self.context.raised:
             error: BaseException = ctypes.cast(self.context.raised, ctypes.py_object).value
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))  # the reference that driver.c held
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))  # the reference held by driver.c
             self.context.raised = None
             raise error
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Native work within which signals are looked at; what a handler raises is raised at the end."""
+        """Run native work with signals enabled; exceptions of handlers are raised at the end."""
         try:
             with nullcontext() if self.linear is None else self.linear.interruptible():
                 yield
@@ -241,12 +241,12 @@ class Model:
             self.raise_pending()
 
     def take_returned(self) -> int | None:
-        """The guard that came back through zero within one step of leaving it, if any; forgets it."""
+        """Return and clear the guard that returned through zero within one step of leaving it, if any."""
         index, self.context.returned = self.context.returned - 1, 0
         return index if index >= 0 else None
 
     def counters(self) -> dict[str, int]:
-        """Calls so far."""
+        """Numbers of calls so far."""
         own = {name: int(getattr(self.context, name)) for name in COUNTERS}
         if self.context.memory_of:
             own[SENSITIVITY_ERROR] = math.ceil(min(self.context.sensitivity_error, LARGEST_ERROR))
@@ -254,9 +254,9 @@ class Model:
 
 
 def _parts(pullback: Any) -> tuple[int, Indices]:
-    """How many numbers a compiled `pullback` gives, and of each part of its derivatives by p the integers of a `PART`.
+    """Number of outputs of a compiled `pullback`, and the integers of a `PART` for each part of the derivatives by p.
 
-    Behind those by x and m every output that is a column is a part, or with the row behind it the factors of one.
+    After the derivatives by x and m, each column output is a part, or with the following row the factors of one.
     """
     shapes = [pullback.size_out(i) for i in range(pullback.n_out())]
     place, begin, parts = shapes[0][0] + shapes[1][0], 0, list[tuple[int, int, int, int]]()
@@ -270,18 +270,18 @@ def _parts(pullback: Any) -> tuple[int, Indices]:
 
 
 def _compressed(column: Indices, row: Indices, value: Array) -> tuple[Indices, Indices, Indices, Array]:
-    """The arrays of a `Sparse`: pointers to columns, and of every value its row, its column and itself."""
+    """The arrays of a `Sparse`: column pointers, and the row, column and value of each entry."""
     return column, row, np.repeat(np.arange(column.size - 1), np.diff(column)), value
 
 
 class _Loop:
-    """What the compiled loops share: the struct they keep their place in."""
+    """Base of the compiled loops: the struct that holds their state."""
 
     run: Run | BackwardRun
 
     @property
     def t(self) -> float:
-        """Where the run stands."""
+        """Current time."""
         return float(self.run.t)
 
     @property
@@ -296,14 +296,14 @@ class Stepper(_Loop):
     run: Run
 
     def take_turns(self) -> list[Turn]:
-        """Where guards have turned next to zero since this was asked last."""
+        """Return and clear the near misses of guards recorded so far."""
         count, self.run.n_turns = self.run.n_turns, 0
         return [Turn(int(self.run.turns[k]), *self.run.turns[k + 1 : k + 3]) for k in range(0, count * TURN, TURN)]
 
     def __init__(self, model: Model, step: ExplicitStep | None = None, **handles: Any) -> None:
         e = model.equations
         self.model = model
-        self._handles, self._step = handles, step  # what the struct points at must live as long as it
+        self._handles, self._step = handles, step  # objects referenced by the struct
         pointers = {k: ctypes.addressof(v) if isinstance(v, ctypes.Array) else v for k, v in handles.items()}
         self.completed = np.zeros(3 * e.n)
         self._guard_values = np.zeros(2 * max(e.n_guards, 1))
@@ -338,7 +338,7 @@ class Stepper(_Loop):
         self, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int,
         path_width: int,
     ) -> None:  # fmt: skip
-        """What is to be recorded; with a `path_width` the path too."""
+        """Set what is recorded; with a `path_width` also the path."""
         run = self.run
         run.width, run.n_rows, run.next_eval, run.n_path, run.path_width = width, 0, 0, 0, path_width
         self._given = None
@@ -351,13 +351,13 @@ class Stepper(_Loop):
         run.n_eval, run.t_eval = (0, None) if t_eval is None else (t_eval.size, t_eval.ctypes.data)
 
     def begin(self, t0: float, first_step: float = 0.0) -> int:
-        """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
+        """Restart the solver from its vectors; return SUNDIALS' code."""
         run = self.run
         run.t, run.first_step, run.next_step = t0, first_step, 0.0
         return int(self._library.dh_begin(run))
 
     def advance(self, budget: int) -> int:
-        """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
+        """Take at most `budget` steps; return SUNDIALS' code, or PAUSED."""
         run = self.run
         taken = run.steps
         run.budget = budget
@@ -369,7 +369,7 @@ class Stepper(_Loop):
         return status
 
     def enlarge(self) -> None:
-        """Room for as many rows again."""
+        """Double the capacity for rows."""
         run = self.run
         if run.n_rows + 2 > run.capacity:
             self._make_room(2 * run.n_rows + 256 if run.width < WIDE else run.n_rows * 5 // 4 + 16)
@@ -377,7 +377,7 @@ class Stepper(_Loop):
             self._make_path(2 * run.n_path + 64)
 
     def _make_room(self, rows: int) -> None:
-        """Room for that many rows, keeping what is there."""
+        """Provide capacity for rows, keeping those recorded."""
         run = self.run
         if rows * run.width > self._buffer.size:
             kept = run.n_rows * run.width
@@ -385,13 +385,13 @@ class Stepper(_Loop):
                 larger = np.empty(rows * run.width)
                 larger[:kept] = self._buffer[:kept]
                 self._buffer = larger
-            else:  # the system moves pages, where a copy would need twice the memory
+            else:  # realloc moves pages; a copy would need twice the memory
                 self._buffer.resize(rows * run.width, refcheck=False)
             run.rows = self._buffer.ctypes.data
         run.capacity = self._buffer.size // run.width
 
     def _make_path(self, rows: int) -> None:
-        """The same for the path."""
+        """Provide capacity for the path."""
         run = self.run
         if not run.path_width:
             run.path = None
@@ -411,32 +411,32 @@ class Stepper(_Loop):
         return int(self._library.dh_stop(self.run))
 
     def move_to(self, t: float) -> None:
-        """Stand at a time within the last step."""
+        """Set the current time to one within the last step."""
         self.run.t = t
 
     @property
     def failures(self) -> tuple[int, int]:
-        """Failed error tests and failed Newton iterations of this segment."""
+        """Numbers of failed error tests and failed Newton iterations in this segment."""
         return self.run.error_test_failures, self.run.newton_failures
 
     @property
     def next_step(self) -> float:
-        """What an explicit method would go on with; 0 for others."""
+        """Next step size proposed by an explicit method; 0 for others."""
         return float(self.run.next_step)
 
     @property
     def loose(self) -> float:
-        """How far algebraic variables have been from what the equations say, relative to them and to the rates."""
+        """Largest relative residual of algebraic variables, relative to them and to the rates."""
         return float(self.run.loose)
 
     @property
     def crossing(self) -> tuple[int, float, float]:
-        """Which guard crossed, its value and its rate."""
+        """Index of the guard that crossed, its value and its rate."""
         i = self.run.root
         return i, float(self._guard_values[i]), float(self._guard_values[self._n_guards + i])
 
     def rows(self, first: int = 0) -> Array:
-        """A copy of what was recorded; wide rows are given away."""
+        """Return a copy of the recorded rows; ownership of wide rows is transferred instead."""
         count, width = self.run.n_rows, self.run.width
         if width >= WIDE:
             if self._given is None:
@@ -447,7 +447,7 @@ class Stepper(_Loop):
         return self._buffer[first * width : count * width].reshape(count - first, width).copy()
 
     def path(self, first: int = 0) -> Array | None:
-        """A copy of the path, None where none was kept."""
+        """Return a copy of the path, or None if it was not kept."""
         count, width = self.run.n_path, self.run.path_width
         return self._path[first * width : count * width].reshape(count - first, width).copy() if width else None
 
@@ -462,7 +462,7 @@ class Backward(_Loop):
         self.run = BackwardRun(model=model.user_data, implicit=int(model.equations.implicit), **handles)
 
     def begin(self, t: float, t_stop: float, max_step: float, longest: Array, t_eval: Array) -> int:
-        """Start the solver at t from what stands in its vectors; SUNDIALS' return code."""
+        """Start the solver at t from its vectors; return SUNDIALS' code."""
         run, self.samples = self.run, np.zeros((t_eval.size, self._n))
         self._kept = (longest, t_eval)
         run.t, run.t_stop, run.max_step = t, t_stop, max_step
@@ -471,6 +471,6 @@ class Backward(_Loop):
         return int(self._library.dh_begin_back(run))
 
     def advance(self, budget: int) -> int:
-        """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
+        """Take at most `budget` steps; return SUNDIALS' code, or PAUSED."""
         self.run.budget = budget
         return int(self._library.dh_back(self.run))

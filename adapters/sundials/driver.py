@@ -1,4 +1,4 @@
-"""The compiled driver: `driver.c` loaded, model functions bound to it."""
+"""Load the compiled driver (`native/driver.c` and its parts) and provide addresses of functions to it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Api, PythonApi, Sparse, Context, ExplicitStep, Run, BackwardRun = (
     STRUCTS[name] for name in ("sundials_api", "python_api", "sparse", "context", "explicit_step", "run", "backward")
 )
 FUNCTIONS = ("flow", "jacobian", "linearised", "guards", "rates", "complete")
-#: what there is for some equations only
+#: functions that only some equations have
 OPTIONAL = ("constants", "tape", "tangent", "pullback", "sketch", "settle", "weigh", "poles")
 BLOCKS = ("f_x", "f_p", "f_m", "g_x", "g_p", "g_m")
 COUNTERS = ("flow_calls", "jacobian_calls", "linearised_calls", "guard_calls", "not_finite")
-#: the name, among counters, of the sum of what sensitivities are off by, step by step, where no test limits that
+#: counter for the accumulated errors of sensitivities without an error test
 SENSITIVITY_ERROR = "sensitivity_error"
 
 
-#: names of statistics, SciPy's where SciPy has one, and of counters
+#: name of a statistic (SciPy's if it has one) -> counter
 STATISTICS = {
     "steps": "steps", "nfev": "flow_calls", "njev": "jacobian_calls", "linearisations": "linearised_calls",
     "guard_evaluations": "guard_calls", "error_test_failures": "error_test_failures",
@@ -41,13 +41,13 @@ STATISTICS = {
 
 
 def statistics_of(counts: Mapping[str, int]) -> dict[str, int]:
-    """What a session says of its counters."""
+    """Statistics of a session from its counters."""
     return {name: counts.get(counter, 0) for name, counter in STATISTICS.items()}
 
 
 @cache
 def driver() -> ctypes.CDLL | None:
-    """The compiled driver, None without a working compiler."""
+    """Compile and load the driver; None without a working compiler."""
     library = compile_source(source())
     if library is None:
         return None
@@ -63,7 +63,7 @@ def driver() -> ctypes.CDLL | None:
 
 @cache
 def api(family: str) -> Any:
-    """Addresses of what driver.c calls in SUNDIALS."""
+    """Addresses of the SUNDIALS functions called by driver.c."""
     lib = load()
     own = {
         "IDA": {"get_current_sens": "IDAGetCurrentYSens", "get_sens_dky": "IDAGetSensDky"},
@@ -94,7 +94,7 @@ def api(family: str) -> Any:
 
 @cache
 def python_api() -> Any:
-    """Addresses of what driver.c calls in Python."""
+    """Addresses of the Python functions called by driver.c."""
     names = {
         "acquire": "PyGILState_Ensure", "release": "PyGILState_Release", "check_signals": "PyErr_CheckSignals",
         "take_raised": "PyErr_GetRaisedException",
@@ -103,7 +103,7 @@ def python_api() -> Any:
 
 
 def loops() -> ctypes.CDLL:
-    """The driver, where its presence has been asked for before."""
+    """The driver; it must have been loaded successfully before."""
     library = driver()
     if library is None:
         raise AssertionError("the compiled driver is not there")

@@ -1,4 +1,4 @@
-"""Return codes of CVODES and IDAS as typed errors."""
+"""Convert return codes of SUNDIALS to typed errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _REPEATED = ("REPTD", "REP_", "FUNC", "RHS", "RES", "FIRST", "UNREC")
 
 
 def integration_error(flag: int, name: str, *, not_finite: bool, mode: str, time: float) -> IntegrationError | Any:
-    """The error for a negative return code."""
+    """Return the error for a negative return code."""
     key = name.removeprefix("CV_").removeprefix("IDA_").removeprefix("ARK_")
     if not_finite and key.startswith("RTFUNC"):
         return NonFiniteError(

@@ -19,11 +19,11 @@ from .memory import UNTESTED, SolverMemory
 from .methods import SundialsMethod
 from .runge_kutta import Parts, Table
 
-#: tolerance of Newton's method relative to that of the error test. SUNDIALS's own are 0.1 and 0.33 (IDAS). What those
-#: leave is noise that the error test sees: steps stay short, by a fifth to a half, for as many evaluations. And where
+#: tolerance of Newton's method relative to the error test. SUNDIALS' defaults are 0.1 and 0.33 (IDAS). The remaining
+#: error is noise in the error test: steps become shorter by a fifth to a half, for as many evaluations. And where
 #: an exponential has overshot, its small corrections pass for convergence
 CONVERGED = 0.02
-#: trials of one step that may fail, by overflow in an exponential for example; each is a quarter of the one before
+#: limit on failed attempts of one step, for example by overflow in an exponential; each is a quarter of the last
 TRIALS = 20
 
 
@@ -50,7 +50,7 @@ class Forward(SolverMemory):
         self.sdot = objects.vectors(ns, size) if ns and self.implicit else None
         self.s_data = [objects.data(v, size) for v in self.s or ()]
         self.sdot_data = [objects.data(v, size) for v in self.sdot or ()]
-        # IDAS tests the errors of sensitivities where they are staggered, and not otherwise
+        # IDAS tests the errors of sensitivities only with the staggered corrector
         simultaneous = options.sensitivity_method == "simultaneous" and not self.implicit
         self.corrector = SIMULTANEOUS if simultaneous else STAGGERED
         sensitivity_solver = None
@@ -80,7 +80,7 @@ class Forward(SolverMemory):
         )  # fmt: skip
 
     def _create_explicit_method(self, backend: Any, ns: int, table: Table) -> None:
-        """Sensitivities are parts of the state; their vectors are views of it."""
+        """Make the sensitivities part of the state; their vectors are views of it."""
         objects, size = self.objects, self.block
         self.s_data, self.sdot_data, self.dense_order = [], [], COEFFICIENTS - 1
         blocks = self.x_data.reshape(1 + ns, size)
@@ -95,7 +95,7 @@ class Forward(SolverMemory):
         )  # fmt: skip
 
     def _set_explicit_tolerances(self, options: Options, scales: Array | None) -> None:
-        """Those of the states for every block; the mean of all blocks is tested, so that each one passes."""
+        """Set the states' tolerances for every block, scaled so that the mean over blocks bounds each of them."""
         n, size, blocks = self.equations.n, self.block, self.absolute_data.reshape(-1, self.block)
         blocks[0, :n] = options.absolute(self.equations.variables)
         blocks[0, n:] = options.absolute(self.equations.functionals)[: size - n]
@@ -110,7 +110,7 @@ class Forward(SolverMemory):
         self.model.test(self.absolute_data, options.rtol * share)
 
     def _test_sensitivities(self, options: Options, absolute: Array) -> None:
-        """Whether steps are chosen by sensitivities, too; else their errors are added up."""
+        """Include sensitivities in the error test, or accumulate their errors."""
         if options.sensitivity_error_control and not self._left_out:
             return
         self._left_out = not options.sensitivity_error_control
@@ -119,14 +119,14 @@ class Forward(SolverMemory):
             self.stepper.run.errors = self.objects.vector(self.size)
 
     def _set_sensitivity_tolerances(self, options: Options, scales: Array) -> None:
-        """Those of the states in units of the parameters, and not by pbar, which IDASensReInit sets back to one.
+        """Set the states' tolerances scaled by the parameters, without pbar, which IDASensReInit resets to one.
 
-        Derivatives of algebraic variables feel the errors of the states through second derivatives of the equations,
-        and a test would see nothing else. What they do to those of states and integrals is tested there, and they are
+        Derivatives of algebraic variables contain the errors of the states through second derivatives of the equations,
+        which would dominate the test. Their effect on those of states and integrals is tested there, and they are
         solved for again wherever they are reported.
         """
         e = self.equations
-        for data, scale in zip(self.s_data, scales.tolist(), strict=True):  # copied, and filled anew in `begin`
+        for data, scale in zip(self.s_data, scales.tolist(), strict=True):  # SUNDIALS copies it
             data[:] = self.absolute_data / scale
             if self.implicit:
                 data[e.n_differential : e.n] = UNTESTED
@@ -134,15 +134,15 @@ class Forward(SolverMemory):
         self.call("SetSensErrCon", int(options.sensitivity_error_control))
         self._test_sensitivities(options, np.array(self.s_data))
 
-    _left_out = False  # whether sensitivities are not in the error test
-    _suppressed = False  # with what it has been configured
+    _left_out = False  # whether sensitivities are excluded from the error test
+    _suppressed = False  # value at the last configuration
     _scales: Array | None = None
 
     def configure_run(
         self, options: Options, parameters: Array, directions: Array | None, scales: Array | None, *, suppress: bool
     ) -> None:
-        """Apply options, parameters and directions of a run; whether algebraic variables stay out of the error test."""
-        self.stepper.take_turns()  # of another run
+        """Apply options, parameters, directions; `suppress` leaves algebraic variables out of the error test."""
+        self.stepper.take_turns()  # those of the previous run
         if self._left_out:
             self.model.forget_errors()
         told = options is self._configured and suppress == self._suppressed and _same(scales, self._scales)
@@ -171,20 +171,20 @@ class Forward(SolverMemory):
             self.call("SVtolerances", options.rtol, self.absolute)
         if self.implicit:
             self.call("SetSuppressAlg", int(suppress))
-            rows = self.objects.data(self.differential_rows, self.size)  # IDAS looks at them for the error test alone
+            rows = self.objects.data(self.differential_rows, self.size)  # IDAS uses them only for the error test
             rows[e.n_differential + np.array(e.tested, dtype=int)] = not options.suppress_algebraic
             self.call("SetId", self.differential_rows)
         if scales is not None and self.s is not None:
             self._set_sensitivity_tolerances(options, scales)
 
     def prepare(self, task: SegmentTask) -> None:
-        """What the segments of a task record."""
+        """Set what the segments of a task record."""
         self.keep(task.t_stop, task.until, task.record, task.t_eval, closed=task.closed_end, path=task.keep_path)
 
     def keep(
         self, t_stop: float, until: float, record: Record, t_eval: Array | None, *, closed: bool, path: bool
     ) -> None:
-        """What is recorded up to a time; see `SegmentTask`."""
+        """Set what is recorded up to a time; see `SegmentTask`."""
         n = self.equations.n
         dense = 3 + (self.dense_order + 1) * n
         of_path = 1 + n if self.explicit else dense
@@ -202,7 +202,7 @@ class Forward(SolverMemory):
         self.x_data[:n], self.x_data[n : self.block] = task.x0, task.integrals[: self.block - n]
         if self.xdot_data is not None:
             self.xdot_data[:n] = task.xdot0
-            if self.size > n:  # IDA takes its first step from the rates, those of the integrals too
+            if self.size > n:  # IDA takes its first step from the rates, including those of the integrals
                 self.xdot_data[n:] = self._flow(task.t0, task.x0, task.memory, self.model.parameters)[1]
         if task.sensitivities is not None:
             self._begin_sensitivities(task)
@@ -213,18 +213,18 @@ class Forward(SolverMemory):
 
     @property
     def sensitivities(self) -> Array:
-        """A copy of d(x, q) along every direction, (n_directions, n + n_integrals)."""
+        """A copy of d(x, q) along each direction, (n_directions, n + n_integrals)."""
         if self.explicit:
             blocks: Array = self.x_data.reshape(-1, self.block)[1:]
             return blocks.copy()
         return np.array(self.s_data)
 
     def first_step(self, task: SegmentTask) -> float:
-        """What an explicit method begins with; 0 leaves that to ARKODE."""
+        """First step of an explicit method; 0 leaves the choice to ARKODE."""
         return self._first_step or task.first_step or 0.0
 
     def _begin_sensitivities(self, task: SegmentTask) -> None:
-        # a task with sensitivities has the other fields too, which its type does not say
+        # a task with sensitivities has the other fields as well, which its type does not express
         n, count = task.equations.n, self.block - task.equations.n
         self.model.memory_directions[:] = task.memory_directions
         for i, data in enumerate(self.s_data):

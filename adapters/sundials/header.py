@@ -1,4 +1,4 @@
-"""What driver.h declares, for Python: its constants, and its structs as classes of ctypes."""
+"""Parse driver.h: its constants, and its structs as ctypes classes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 from dae_hybrid.interface.native_constants import as_c
 
-#: the C text, one unit in this order
+#: parts of the C text, joined in this order
 PARTS = (
     "driver.h", "model.c", "callbacks.c", "sparse.c", "linear.c", "runge_kutta.c", "guards.c", "driver.c", "crossing.c",
     "march.c", "sweep.c", "stiffness.c", "plain.c", "conditions.c", "batch.c",
 )  # fmt: skip
-#: by value; a pointer, or a function, is an address
+#: scalar types; pointers and functions are addresses
 TYPES: Mapping[str, Any] = {"double": c_double, "integer": c_int64, "int": c_int, "long": c_long}
 ADDRESSES = ("vector", "casadi_function")
 
 
 def source() -> str:
-    """The C text: the constants of the core, and the parts."""
+    """Return the C text: the generated constants followed by the parts."""
     return "\n".join((as_c(), *map(_text, PARTS)))
 
 
@@ -49,7 +49,7 @@ def _structs(text: str) -> dict[str, Any]:
 
 
 def _fields(line: str, structs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The fields that a line declares, with their types."""
+    """Yield the fields of a declaration with their ctypes types."""
     if functions := re.findall(r"\(\*(\w+)\)\(", line):
         yield from ((name, c_void_p) for name in functions)
         return

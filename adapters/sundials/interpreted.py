@@ -1,7 +1,7 @@
-"""The driver without a compiler: the callbacks of `callbacks.c`, and the step loop of `driver.c`, in Python.
+"""The driver without a compiler: the callbacks of `callbacks.c` and the step loop of `driver.c`, in Python.
 
-Slower, same answers. An exception raised inside a callback is kept, SUNDIALS is told to stop, and the
-first one reaches the caller unchanged: a Python exception must never cross a C frame.
+It gives the same results, more slowly. An exception in a callback must never cross a C frame: it is kept, SUNDIALS is
+told to stop, and the first exception is raised to the caller unchanged.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ RECOVERABLE, FATAL, SOLVES, CONVERGED, POLISH, NEGLIGIBLE, LESS_EXACT = (
 )
 TINY = float(np.finfo(float).tiny)
 
-# what a callback receives: t time, c the factor of x', v vector, V array of vectors, m matrix, o guard
-# values, i the number of directions, _ ignored
+# argument types of callbacks: t time, c factor of x', v vector, V array of vectors, m matrix, o guard values,
+# i number of directions, _ ignored
 _SIGNATURES = {
     "cv_rhs": "tvv_",
     "cv_jac": "tv_m____",
@@ -57,15 +57,15 @@ _TYPES: dict[str, Any] = {"t": c_double, "c": c_double, "o": POINTER(c_double), 
 
 
 class _Recoverable(Exception):
-    """The solver may try a smaller step."""
+    """The solver may retry with a smaller step."""
 
 
 class _Fatal(Exception):
-    """The solver has to stop."""
+    """The solver must stop."""
 
 
 class Model(LinearCallbacks):
-    """The same face as `compiled.Model`, evaluating kernels in Python."""
+    """Interface of `compiled.Model`, with kernels evaluated in Python."""
 
     def __init__(
         self, equations: Equations, family: str, n_integrals: int, n_directions: int, wrt: tuple[int, ...]
@@ -97,47 +97,47 @@ class Model(LinearCallbacks):
         self._library = load()
 
     user_data: int | None = None
-    origin = earliest = 0.0  # of the time in an adjoint's callbacks, and its end
+    origin = earliest = 0.0  # origin and end of the time in an adjoint's callbacks
 
     def follow(self, path: Array, component: int) -> None:
-        """What the adjoint follows and belongs to."""
+        """Set the path that the adjoint follows, and its component."""
         self._path: Any = Interpolant(path, self.equations.n)
         self._component = component
         self.reset()
 
     def leave(self) -> None:
-        """Let go of what was followed, which may be large."""
+        """Release the path, which may be large."""
         self._path = None
 
     def carry(self, directions: Array) -> None:
-        """Take over parameter directions, (n_directions, n_parameters)."""
+        """Set parameter directions, (n_directions, n_parameters)."""
         self.parameter_directions[:] = directions
 
     def reset(self) -> None:
-        """Forget the cached linearisation."""
+        """Invalidate the cached linearisation."""
         self._point = self._where = None
 
     def row(self, t: float) -> tuple[int, float]:
-        """The step of the path that a time lies in, and the time since its start."""
+        """Index of the step of the path that contains a time, and the time since the step's start."""
         i = int(self._path.row(t))
         return i, t - float(self._path.rows[i, 0] - self._path.rows[i, 1])
 
     def counters(self) -> dict[str, int]:
-        """Calls so far."""
+        """Numbers of calls so far."""
         return dict(self.calls) if self.linear is None else self.calls | self.linear.counters()
 
     def take_returned(self) -> int | None:
-        """The guard that came back through zero within one step of leaving it, if any; forgets it."""
+        """Return and clear the guard that returned through zero within one step of leaving it, if any."""
         index, self._returned = self._returned, None
         return index
 
     @property
     def has_failed(self) -> bool:
-        """Whether a callback left an exception behind."""
+        """Whether a callback raised an exception."""
         return self._pending is not None
 
     def raise_pending(self) -> None:
-        """Raise the first exception that a callback left behind."""
+        """Raise the first exception of a callback."""
         if self.linear is not None:
             self.linear.raise_pending()
         if self._pending is not None:
@@ -146,7 +146,7 @@ class Model(LinearCallbacks):
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Native work within which signal handlers may run; what they raise is raised at the end."""
+        """Run native work with signal handlers enabled; their exceptions are raised at the end."""
         try:
             with caught(self._keep):
                 yield
@@ -162,7 +162,7 @@ class Model(LinearCallbacks):
     # -- evaluation -----------------------------------------------------------------------------------
 
     def evaluate(self, name: str, t: float, x: Array) -> list[Array]:
-        """Outputs of a model function."""
+        """Evaluate a model function."""
         n = self.equations.n
         return self.kernels[name](t, x[:n], self.memory, self.parameters)
 
@@ -195,7 +195,7 @@ class Model(LinearCallbacks):
         return [by_x @ si[:n] + by_p @ dp + by_m @ dm for si, dp, dm in pairs]
 
     def _followed(self, t: float) -> dict[str, Array]:
-        """The linearisation at a time of the path, the algebraic variables solved for."""
+        """The linearisation at a time of the path, with consistent algebraic variables."""
         t = max(self.origin + t, self.earliest)
         if self._where is not None and self._where[0] == t:
             return self._linearised(t, self._where[1])
@@ -217,7 +217,7 @@ class Model(LinearCallbacks):
         return np.asarray(b["f_x"].T @ lam[: self.equations.n] + column(b["g_x"], self._component))
 
     def guide(self, t: float, lam: Array) -> float:
-        """The weighted sum of the integrands that guides the order of the backward pass; see callbacks.c."""
+        """Weighted sum of the integrands that determines the order of the backward pass; see callbacks.c."""
         return float(self.weights @ self._adjoint_quadrature(t, lam))
 
     def _adjoint_jacobian(self, t: float, sign: float, cj: float, out: Array) -> None:
@@ -255,14 +255,14 @@ class Model(LinearCallbacks):
             raise _Fatal
         inside = (self.zero_band > 0) & (np.abs(values) <= self.zero_band)
         back = (self.zero_band > 0) & ~inside & (values * self.departure < 0)
-        if back.any():  # within one step; what that is `look` finds out
+        if back.any():  # within one step; `_look` decides what it means
             self._returned = int(np.flatnonzero(back)[0])
         self.zero_band[~inside & ~back] = 0.0
         values[inside | back] = 0.0
         return values
 
     def _roots(self, t: float, x: Array) -> Array:
-        """What SUNDIALS' root finding is told; see `root_values` in callbacks.c."""
+        """Values passed to SUNDIALS' root finding; see `root_values` in callbacks.c."""
         call, self.root_calls = self.root_calls, self.root_calls + 1
         if call != 1 or not np.any(self._at_start == 0):
             values = self._guards(t, x)
@@ -319,7 +319,7 @@ class Model(LinearCallbacks):
                 arguments = [
                     self._view(letter, v, e) for letter, v in zip(signature, raw, strict=True) if letter not in "_i."
                 ]
-                with np.errstate(all="ignore"):  # whatever is not finite is looked at afterwards
+                with np.errstate(all="ignore"):  # non-finite values are checked afterwards
                     function(*arguments)
             except (_Recoverable, Singular):
                 return RECOVERABLE
@@ -345,7 +345,7 @@ class Model(LinearCallbacks):
         return self.vector(value)
 
     def vector(self, handle: int) -> Array:
-        """The numbers of a SUNDIALS vector."""
+        """A SUNDIALS vector as an array."""
         length = self._library.N_VGetLength(handle)
         return np.ctypeslib.as_array(
             ctypes.cast(self._library.N_VGetArrayPointer(handle), POINTER(c_double)), (length,)

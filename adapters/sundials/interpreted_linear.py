@@ -1,4 +1,4 @@
-"""Newton's matrix of large systems without a compiler: what linear.c does, in Python."""
+"""Newton's matrix of large systems without a compiler: `linear.c` in Python."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dae_hybrid.port.integrator import Equations
 
 from .header import CONSTANTS
 
-#: further signatures of callbacks, see interpreted.py: k whether the Jacobian is kept, f whether it is fresh,
-#: . a number that is ignored
+#: further argument types of callbacks, see interpreted.py: k whether the Jacobian is kept, f whether it is fresh,
+#: . ignored number
 SIGNATURES = {
     "solver_setup": "__",
     "solver_solve": "__vv.",
@@ -35,41 +35,41 @@ IDENTITIES = {"matrix_id": 10, "matrix_zero": 0, "solver_type": 0, "solver_id": 
 
 
 class Singular(Exception):
-    """The matrix is singular: the solver may try a smaller step."""
+    """The matrix is singular: the solver may retry with a smaller step."""
 
 
 class LinearCallbacks:
-    """Callbacks of `interpreted.Model`; `linear` is a `LinearSystem`."""
+    """Callbacks of `interpreted.Model` for a `LinearSystem`, `linear`."""
 
     equations: Equations
     size: int
     linear: Any = None
-    _jacobian: Matrix  # F_x, and the rows behind it
+    _jacobian: Matrix  # F_x, and the rows below it
     _rows: Array
     _mass: Array
 
     def use(self, linear: Any) -> None:
-        """What the callbacks work on."""
+        """Set the linear system of the callbacks."""
         self.linear = linear
         pointers, rows = self.equations.functions["jacobian"].pattern(0)
         self._places = rows, np.repeat(np.arange(self.equations.n), np.diff(pointers))
 
     def constant(self, name: str) -> Any:
-        """A function that returns a number."""
+        """Return a C function that returns a constant."""
         return CFUNCTYPE(c_int, c_void_p)(lambda _: IDENTITIES[name])
 
     # -- error weights, see `dh_ida_weights` in callbacks.c ---------------------------------------------------
 
-    _weighing: tuple[Array, float] | None = None  # absolute tolerances and the relative one
-    _spread: Array | None = None  # (n_z, n_y), dense; else (n_z,)
+    _weighing: tuple[Array, float] | None = None  # absolute and relative tolerances
+    _spread: Array | None = None  # (n_z, n_y) if dense, else (n_z,)
     _perturbations: Array  # tolerances of y at the latest Jacobian
 
     def weigh(self, absolute: Array, rtol: float) -> None:
-        """What error weights are made of, of implicit equations."""
+        """Set the inputs of the error weights of implicit equations."""
         self._weighing = absolute, rtol
 
     def forget_spread(self) -> None:
-        """Weights of a segment may not depend on the one before."""
+        """Reset the weights: those of a segment must not depend on the previous one."""
         self._spread = None
 
     def _tolerances(self, x: Array) -> Array:
@@ -114,7 +114,7 @@ class LinearCallbacks:
             tolerances[ny:n] = np.maximum(tolerances[ny:n], np.minimum(reach, bound))
         weights[:] = 1 / tolerances
 
-    # what the model gives; see interpreted.Model
+    # provided by interpreted.Model
     def _forward_blocks(self, t: float, x: Array) -> tuple[Matrix, Array]:
         raise NotImplementedError
 

@@ -25,7 +25,7 @@ POLISH, ABSOLUTE, FROM_END, FROM_START, FINE, NEARBY = (
 
 
 class _CallFailed(AssertionError):
-    """A call of SUNDIALS that succeeds wherever a step has been taken failed."""
+    """A SUNDIALS function that succeeds after any completed step has failed."""
 
     def __init__(self, name: str, flag: int) -> None:
         super().__init__(f"{name} returned {flag}")
@@ -33,7 +33,7 @@ class _CallFailed(AssertionError):
 
 
 class Stepper:
-    """The same face as `compiled.Stepper`; the loop of `dh_advance` in Python."""
+    """Interface of `compiled.Stepper`, with the loop of `dh_advance` in Python."""
 
     def __init__(self, model: Model, **handles: Any) -> None:
         e = model.equations
@@ -50,7 +50,7 @@ class Stepper:
         self, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int,
         path_width: int,
     ) -> None:  # fmt: skip
-        """What is to be recorded; with a `path_width` the path too."""
+        """Set what is recorded; with a `path_width` also the path."""
         self.t_stop, self.until, self.record, self.closed_end = t_stop, until, record, closed_end
         self.every_step, self.t_eval = t_eval is None, np.zeros(0) if t_eval is None else t_eval
         self.width, self.order, self.path_width = width, order, path_width
@@ -59,7 +59,7 @@ class Stepper:
         self._path: list[Array] = []
 
     def begin(self, t0: float) -> int:
-        """Restart the solver from what stands in its vectors; SUNDIALS' return code."""
+        """Restart the solver from its vectors; return SUNDIALS' code."""
         self.t, self.steps, self.failures, self.loose = t0, 0, (0, 0), 0.0
         self.model.reset()
         self.model.forget_spread()
@@ -91,17 +91,17 @@ class Stepper:
         return [] if found is None else [turn for _, turn in found.found]
 
     def rows(self, first: int = 0) -> Array:
-        """What was recorded."""
+        """The recorded rows."""
         return np.array(self._rows[first:]) if self._rows[first:] else np.zeros((0, self.width))
 
     def path(self, first: int = 0) -> Array | None:
-        """The path, None where none was kept."""
+        """The path, or None if it was not kept."""
         if not self.path_width:
             return None
         return np.array(self._path[first:]) if self._path[first:] else np.zeros((0, self.path_width))
 
     def advance(self, budget: int) -> int:
-        """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
+        """Take at most `budget` steps; return SUNDIALS' code, or PAUSED."""
         h, time, stuck = self.handles, c_double(), 0
         for _ in range(budget):
             before = self.t
@@ -156,7 +156,7 @@ class Stepper:
         return 0
 
     def move_to(self, t: float) -> None:
-        """Stand at a time within the last step."""
+        """Set the current time to one within the last step."""
         self.t = t
 
     def _count_failures(self) -> None:
@@ -221,13 +221,13 @@ class Stepper:
             self._vectors["xdot"][:n] = self.completed[n : 2 * n]
 
     def _crossing(self, t: float) -> tuple[int, float, float]:
-        """Which guard crossed, its value and its rate."""
+        """Index of the guard that crossed, its value and its rate."""
         x = self._vectors["x"]
         value, rate = (self.model.evaluate(name, t, x)[0][self.root] for name in ("guards", "rates"))
         return self.root, float(value), float(rate)
 
     def _guards(self, t: float, *, here: bool = False) -> Array:
-        """Guards of the state as it stands where it is the end of the step, else of the polynomial."""
+        """Guards at the current state if `here`, else at the step's polynomial."""
         if not here:
             self._get("GetDky", t, 0, self.handles["work"])
         values = self.model.evaluate("guards", t, self._vectors["x" if here else "work"])[0]
@@ -243,7 +243,7 @@ class Stepper:
         return is_calm(times, values, lambda t: self._guards(t).tolist(), self._pace)
 
     def _look(self, begin: float, status: int) -> bool:
-        """Whether a guard has crossed zero within the step that has ended; then self.t is about when."""
+        """Whether a guard crossed zero within the last step; self.t is then the approximate time."""
         e = self.model.equations
         if not e.n_guards or self.record == "dense":
             return False
@@ -270,7 +270,7 @@ class Stepper:
         end = GuardSample(end.t, self._before, end.rates)
         crossing = scan.first(start, end, e.resolution, self._pace) if self.t > begin else None
         if returned is not None and crossing is None:
-            # it has left in its direction, and its way back is none of its transition's business
+            # it has left in its direction; its return does not concern its transition
             if e.directions[returned] * self.model.departure[returned] <= 0:
                 raise unresolved_guard(returned, mode=e.name, time=self.t)
             self.model.zero_band[returned] = 0.0
@@ -308,7 +308,7 @@ class Stepper:
 
 
 class Backward:
-    """The same face as `compiled.Backward`; the loop of `dh_back` in Python."""
+    """Interface of `compiled.Backward`, with the loop of `dh_back` in Python."""
 
     def __init__(self, model: Model, **handles: Any) -> None:
         self.model, self.handles = model, handles
@@ -317,7 +317,7 @@ class Backward:
         self.t, self.steps, self.samples = 0.0, 0, np.zeros((0, 0))
 
     def begin(self, t: float, t_stop: float, max_step: float, longest: Array, t_eval: Array) -> int:
-        """Start the solver at t from what stands in its vectors; SUNDIALS' return code."""
+        """Start the solver at t from its vectors; return SUNDIALS' code."""
         self.t, self.begun, self.t_stop, self.steps, self.max_step, self.bound = t, t, t_stop, 0, max_step, -1.0
         self.longest, self.t_eval, self.next_eval = longest, t_eval, 0
         self.samples = np.zeros((t_eval.size, self.model.equations.n))
@@ -358,7 +358,7 @@ class Backward:
         return float(min(self.longest[i], self.longest[i - 1] + since / 2) if i else self.longest[0])
 
     def advance(self, budget: int) -> int:
-        """At most `budget` steps; SUNDIALS' return code, or PAUSED."""
+        """Take at most `budget` steps; return SUNDIALS' code, or PAUSED."""
         h, time, n, stuck = self.handles, c_double(), self.model.equations.n, 0
         for _ in range(budget):
             ahead = c_double()  # see `dh_back` in driver.c

@@ -1,4 +1,4 @@
-"""The SUNDIALS shared library inside the sundials4py wheel, with prototypes and owned resources."""
+"""Load the SUNDIALS shared library of the sundials4py wheel, declare its prototypes, and own its objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BDF, ADAMS = 2, 1
 NORMAL, ONE_STEP = 1, 2
 SIMULTANEOUS, STAGGERED = 1, 2
 
-# one letter per argument: p pointer, d double, i int, l long, n sunindextype, s string; the first is the result
+# one letter per type: p pointer, d double, i int, l long, n sunindextype, s string, v void; the result comes first
 _PROTOTYPES = {
     "SUNContext_Create": "i ip", "SUNContext_Free": "i p", "SUNContext_ClearErrHandlers": "i p",
     "SUNContext_GetLogger": "i pp", "SUNLogger_SetErrorFilename": "i ps", "SUNLogger_SetWarningFilename": "i ps",
@@ -63,7 +63,7 @@ _OWN = {
     "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi",
     "IDAWFtolerances": "i pp",
 }  # fmt: skip
-#: so many functions of a vector are looked through for one of them
+#: number of a vector's operations that are searched
 OPERATIONS = 40
 INSTALL = f"Install sundials4py >= {VERSION}.9, < {VERSION + 1}."
 _TYPES: dict[str, Any] = {
@@ -78,7 +78,7 @@ def load() -> ctypes.CDLL:
     Raises
     ------
     AdapterError
-        sundials4py is missing, is of another major version, or does not export the C functions.
+        sundials4py is missing, has another major version, or does not export the C functions.
     """
     try:
         spec = find_spec("sundials4py")
@@ -86,7 +86,7 @@ def load() -> ctypes.CDLL:
         spec = None
     if spec is None or spec.origin is None:
         raise AdapterError("sundials4py, which carries SUNDIALS, is not installed.", remedy=INSTALL)
-    found = version("sundials4py")  # the wheel's version is that of the SUNDIALS inside; the library does not export it
+    found = version("sundials4py")  # the wheel's version is that of its SUNDIALS, which the library does not export
     if found.partition(".")[0] != str(VERSION):
         raise AdapterError(f"sundials4py {found} is installed; this adapter needs {VERSION}.x.", remedy=INSTALL)
     try:
@@ -114,21 +114,21 @@ def _all_prototypes() -> dict[str, str]:
 
 
 class Resources:
-    """Native objects owned by one Python object, freed in reverse order when it goes."""
+    """Native objects owned by one Python object; freed in reverse order with it."""
 
     def __init__(self) -> None:
         self._releases: list[Callable[[], object]] = []
         self._finalizer = weakref.finalize(self, _release, self._releases)
 
     def own(self, handle: int | None, release: Callable[[], object], what: str) -> int:
-        """Register a handle with what frees it; a null handle is an error."""
+        """Register a handle and its release function; raise a `MemoryError` for a null handle."""
         if not handle:
             raise MemoryError(f"SUNDIALS could not make {what}")
         self._releases.append(release)
         return handle
 
     def free(self) -> None:
-        """Free everything now; later calls do nothing."""
+        """Free all objects now; further calls do nothing."""
         self._finalizer()
 
 
@@ -138,7 +138,7 @@ def _release(releases: list[Callable[[], object]]) -> None:
 
 
 class Objects(Resources):
-    """A SUNDIALS context and the vectors, matrices and solvers made in it."""
+    """A SUNDIALS context, and vectors, matrices and solvers created in it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class Objects(Resources):
         if lib.SUNContext_Create(0, byref(context)) != 0:
             raise MemoryError("SUNDIALS could not make a context")
         self.context = self.own(context.value, lambda: lib.SUNContext_Free(byref(context)), "a context")
-        # return codes carry everything that is needed; nothing of SUNDIALS is printed
+        # return codes carry all information: suppress SUNDIALS' own messages
         lib.SUNContext_ClearErrHandlers(self.context)
         logger = c_void_p()
         if lib.SUNContext_GetLogger(self.context, byref(logger)) == 0 and logger:
@@ -155,18 +155,18 @@ class Objects(Resources):
             lib.SUNLogger_SetWarningFilename(logger, b"")
 
     def vector(self, n: int) -> int:
-        """A serial vector; those that SUNDIALS makes like it combine several vectors in one loop, too."""
+        """Create a serial vector with fused operations, which its clones inherit."""
         lib, handle = self.library, self.library.N_VNew_Serial(n, self.context)
         self.own(handle, lambda: lib.N_VDestroy(handle), "a vector")
         lib.N_VEnableFusedOps_Serial(handle, 1)
         return handle
 
     def vectors(self, count: int, n: int) -> Any:
-        """A C array of vectors."""
+        """Create a C array of vectors."""
         return (c_void_p * count)(*(self.vector(n) for _ in range(count)))
 
     def replace_operations(self, vector: int, replacements: dict[str, int]) -> None:
-        """Other operations, by the names of those of this vector; vectors made like it take them over."""
+        """Replace operations of a vector, given by name; its clones inherit them."""
         operations = (c_void_p * OPERATIONS).from_address((c_void_p * 2).from_address(vector)[1] or 0)
         places = list(operations)
         for name, other in replacements.items():
@@ -176,7 +176,7 @@ class Objects(Resources):
             operations[places.index(own)] = other
 
     def data(self, vector: int, n: int) -> Any:
-        """The numbers of a vector as a NumPy view; valid while this object lives."""
+        """A vector's data as a NumPy view, valid while this object lives."""
         import numpy as np
 
         if n == 0:
@@ -185,12 +185,12 @@ class Objects(Resources):
         return np.ctypeslib.as_array(ctypes.cast(address, POINTER(c_double)), (n,))
 
     def view(self, data: Any, n: int) -> int:
-        """A vector on numbers that belong to somebody else."""
+        """Create a vector on data owned by the caller."""
         lib, handle = self.library, self.library.N_VMake_Serial(n, data.ctypes.data, self.context)
         return self.own(handle, lambda: lib.N_VDestroy(handle), "a vector")
 
     def dense_solver(self, vector: int, n: int) -> tuple[int, int]:
-        """A dense matrix and a linear solver on it."""
+        """Create a dense matrix and a linear solver for it."""
         lib = self.library
         matrix = lib.SUNDenseMatrix(n, n, self.context)
         self.own(matrix, lambda: lib.SUNMatDestroy(matrix), "a matrix")
@@ -198,14 +198,14 @@ class Objects(Resources):
         return matrix, self.own(solver, lambda: lib.SUNLinSolFree(solver), "a linear solver")
 
     def step_controller(self, bias: float) -> int:
-        """A proportional-integral controller of step sizes, which takes errors to be `bias` times as large."""
+        """Create a proportional-integral step controller, with errors multiplied by `bias`."""
         lib, handle = self.library, self.library.SUNAdaptController_PI(self.context)
         self.own(handle, lambda: lib.SUNAdaptController_Destroy(handle), "a controller")
         lib.SUNAdaptController_SetErrorBias(handle, bias)
         return handle
 
     def fixed_point(self, vector: int, count: int = 0) -> int:
-        """A fixed-point nonlinear solver; with `count`, for that many sensitivities."""
+        """Create a fixed-point nonlinear solver; with `count`, for that many sensitivities."""
         lib = self.library
         solver = (
             lib.SUNNonlinSol_FixedPointSens(count, vector, 0, self.context)

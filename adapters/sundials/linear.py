@@ -1,7 +1,7 @@
-"""Newton's matrix of large systems: band, sparse or Krylov, behind SUNDIALS' interface of linear solvers.
+"""Newton's matrix of large systems: band, sparse or Krylov, through SUNDIALS' interface of linear solvers.
 
-SUNDIALS is given a matrix that it never looks into and a solver of our own; see linear.c. Their structs are known here
-by their layout, which is compared with SUNDIALS' own dense ones before anything is made.
+SUNDIALS receives an opaque matrix and a custom solver; see linear.c. Their structs are accessed
+by layout, which is verified with SUNDIALS' dense ones first.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ SOLVER_OPERATIONS = (
     "initialize", "setup", "solve", "numiters", "resnorm", "lastflag", "space", "resid", "free",
 )  # fmt: skip
 RECOVERABLE, FATAL = CONSTANTS["RECOVERABLE"], CONSTANTS["FATAL"]
-PRECONDITION_RIGHT = 2  # the residual that is tested is the true one, whatever a preconditioner makes of it
-#: subspace of GMRES, and what the incomplete factorisation drops and fills in
+PRECONDITION_RIGHT = 2  # right preconditioning: the tested residual is the true one, for any preconditioner
+#: dimension of the Krylov subspace; drop tolerance and fill factor of the incomplete factorisation
 KRYLOV, DROPPED, FILL = 20, 1e-4, 10.0
-#: of SuperLU: entries of the diagonal are kept as pivots down to this share of the largest
+#: SuperLU and the sparse factorisation keep a diagonal pivot down to this share of the column's largest entry
 PIVOT = 0.1
 Linear, SparseLU = STRUCTS["linear"], STRUCTS["sparse_lu"]
 
 
 class _Matrix(Structure):
-    """Begin of SUNDIALS' matrices."""
+    """Header of SUNDIALS' matrices."""
 
     _fields_ = [(name, c_void_p) for name in ("content", "operations", "context")]
 
 
 class _Solver(Structure):
-    """Begin of SUNDIALS' linear solvers."""
+    """Header of SUNDIALS' linear solvers."""
 
     _fields_ = [(name, c_void_p) for name in ("content", "python", "operations", "context")]
 
@@ -61,7 +61,7 @@ def _operations(kind: Any, handle: int, count: int) -> Any:
 
 @cache
 def _check_layout() -> None:
-    """Refuse a SUNDIALS whose matrices and linear solvers are laid out in another way than here."""
+    """Refuse a SUNDIALS library with a different layout of matrices and linear solvers."""
     objects = Objects()
     lib = objects.library
     matrix, solver = objects.dense_solver(objects.vector(1), 1)
@@ -83,10 +83,10 @@ def _check_layout() -> None:
 
 
 class SuperLU:
-    """SciPy's SuperLU on values that lie in an array, solving in place in another; as C functions.
+    """SciPy's SuperLU for values in one array, solving in place in another, as C functions.
 
-    With `incomplete` the factorisation is an incomplete one, or what `preconditioner` says. A singular matrix is a
-    recoverable failure; whatever else is raised is kept in `pending`.
+    With `incomplete` the factorisation is incomplete, or is replaced by `preconditioner`. A singular matrix is a
+    recoverable failure; other exceptions are kept in `pending`.
     """
 
     preconditioner: Preconditioner | None = None
@@ -101,7 +101,7 @@ class SuperLU:
         self.factor, self.solve = prototype(self._guarded(self._factor)), prototype(self._guarded(self._solve))
 
     def keep(self, error: BaseException) -> bool:
-        """Take an exception, to be raised later; the first one only."""
+        """Keep an exception to be raised later, if it is the first one."""
         if self.pending is not None:
             return False
         self.pending = error
@@ -131,7 +131,7 @@ class SuperLU:
         return 0
 
     def _of_user(self, preconditioner: Preconditioner) -> Callable[[Array], Array]:
-        """What the user's preconditioner makes of the matrix, in the order of the variables, and back."""
+        """Call the user's preconditioner with the matrix in variable order; return a solve in the matrix's order."""
         order, n = self._order, self._order.size
         place = np.empty_like(order)
         place[order] = np.arange(n)
@@ -143,7 +143,7 @@ class SuperLU:
             found = np.asarray(solver(right[place]), dtype=float)
             if found.shape != (n,):
                 raise OptionError(f"The preconditioner gave shape {found.shape} for {n} equations.")
-            if right.any() and not found.any():  # no correction would be taken for a converged one
+            if right.any() and not found.any():  # a zero correction would pass for convergence
                 raise OptionError("The preconditioner gave zero for a right-hand side that is not: it is singular.")
             return found[order]
 
@@ -163,7 +163,7 @@ class SuperLU:
 
 
 class LinearSystem:
-    """Newton's matrix of one solver memory: the arrays that linear.c works on, and what SUNDIALS is given."""
+    """Newton's matrix of one solver memory: the arrays used by linear.c, and the objects given to SUNDIALS."""
 
     def __init__(self, objects: Objects, model: Any, structure: structures.Structure, border: int, suffix: str) -> None:
         _check_layout()
@@ -203,7 +203,7 @@ class LinearSystem:
         self.struct.solve_band = ctypes.cast(lib.SUNDlsMat_bandGBTRS, c_void_p).value
 
     def _use_sparse(self) -> None:
-        """Compiled code factorises; SuperLU does where that finds no room, and without compiled code."""
+        """Factorise in compiled code; SuperLU is the fallback without a compiler, or if the fill exceeds the room."""
         s = self.structure
         integers = {"l_column": s.n + 1, "u_column": s.n + 1, "l_row": s.room, "u_row": s.room, "pivot": s.n}
         integers["work"] = 3 * s.n
@@ -215,22 +215,22 @@ class LinearSystem:
         self.struct.lu = ctypes.addressof(self._lu)
 
     def counters(self) -> dict[str, int]:
-        """Factorisations and solutions so far, under the name of their kind."""
+        """Numbers of factorisations and solves so far, named after the kind of solver."""
         kind, s = self.structure.kind, self.struct
         return {f"{kind} factorisations": int(s.setups), f"{kind} solutions": int(s.solves)}
 
     def raise_pending(self) -> None:
-        """Raise what a factorisation in Python left behind."""
+        """Raise an exception of a factorisation in Python."""
         if self.superlu is not None and self.superlu.pending is not None:
             pending, self.superlu.pending = self.superlu.pending, None
             raise pending
 
     def interruptible(self) -> AbstractContextManager[None]:
-        """Native work within which signal handlers may run in what Python factorises."""
+        """Run native work with signal handlers enabled during factorisations in Python."""
         return nullcontext() if self.superlu is None else caught(self.superlu.keep)
 
     def direct(self) -> tuple[int, int]:
-        """A matrix and a solver for SUNDIALS."""
+        """Create the matrix and the solver for SUNDIALS."""
         objects, lib, callback = self._objects, self._objects.library, self._model.callback
         made = lib.SUNMatNewEmpty(objects.context)
         matrix = objects.own(made, lambda: lib.SUNMatFreeEmpty(made), "a matrix")
@@ -246,14 +246,14 @@ class LinearSystem:
         return matrix, solver
 
     def krylov(self, vector: int) -> int:
-        """GMRES, preconditioned from the right."""
+        """Create GMRES with right preconditioning."""
         objects, lib = self._objects, self._objects.library
         solver = lib.SUNLinSol_SPGMR(vector, PRECONDITION_RIGHT, KRYLOV, objects.context)
         return objects.own(solver, lambda: lib.SUNLinSolFree(solver), "a linear solver")
 
 
 def prepare(memory: Any, wanted: str, suffix: str) -> Callable[[], None]:
-    """Make the linear solver of a solver memory, of the wanted kind; the result connects the two.
+    """Create the linear solver of a solver memory; return a function that attaches it.
 
     The suffix is that of the callbacks.
     """

@@ -1,7 +1,7 @@
-"""What CVODES, IDAS and ARKODE memories share: created once for a set of equations, restarted for every segment.
+"""Base of CVODES, IDAS and ARKODE memories: created once per set of equations, restarted for every segment.
 
-The libraries have parallel interfaces; `SolverMemory` names the functions by family and the few
-differences (IDAS carries x' and an identification of the algebraic rows) are spelled out here.
+The libraries have parallel interfaces. `SolverMemory` calls functions by family name; the few
+differences (IDAS has x' and an identification of the algebraic rows) are explicit.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .linear import prepare
 from .methods import SundialsMethod
 from .runge_kutta import Table
 
-#: absolute tolerance of what takes no part in any test
+#: absolute tolerance of components excluded from the error test
 UNTESTED = 1e100
-#: explicit steps: errors are taken to be so many times as large as estimated (measured: a third of the failed steps of
-#: ARKODE's own choice, at a tenth of the error); and the degree of the interpolant, which evaluates nothing up to 3
+#: explicit steps: factor on the error estimate (measured: a third of the failed steps of ARKODE's default, at a tenth
+#: of the error), and degree of the interpolant, which needs no evaluations up to 3
 ERROR_BIAS, INTERPOLANT = 2.0, 3
 
 
 def taken[T](idle: list[T], make: Callable[[], T]) -> T:
-    """One of those that are idle, or another one; threads may take from the same pool."""
+    """Take an idle object, or make one. Thread-safe."""
     try:
         return idle.pop()
     except IndexError:
@@ -40,13 +40,13 @@ def taken[T](idle: list[T], make: Callable[[], T]) -> T:
 
 
 class SolverMemory:
-    """What the forward and the adjoint memory share."""
+    """Base of the forward and the adjoint memory."""
 
     def __init__(self, equations: Equations, method: SundialsMethod, size: int, model: Any) -> None:
         self.equations, self.model, self.size = equations, model, size
         self.family = method.family(equations)
-        self.implicit = self.family == "IDA"  # whether its solver has x' beside x
-        self.prefix = self.family.removesuffix("ode").lower()  # callbacks are called cv_* and ida_*
+        self.implicit = self.family == "IDA"  # whether the solver has x' in addition to x
+        self.prefix = self.family.removesuffix("ode").lower()  # of callbacks: cv_* and ida_*
         self.method = method
         n = size
         self.objects = Objects()
@@ -67,14 +67,14 @@ class SolverMemory:
         return function
 
     def call(self, suffix: str, *arguments: Any) -> int:
-        """Call it on this memory; negative return codes become errors."""
+        """Call a function on this memory; negative return codes raise errors."""
         flag: int = self.name(suffix)(self.memory, *arguments)
         if flag < 0:
             self.fail(flag, self.time.value)
         return flag
 
     def fail(self, flag: int, time: float) -> None:
-        """Raise what a return code means, or the exception a callback left behind."""
+        """Raise the error of a return code, or the exception of a callback."""
         self.model.raise_pending()
         returned = self.model.take_returned()
         if returned is not None:
@@ -88,8 +88,8 @@ class SolverMemory:
         )
 
     not_finite = 0
-    pool: list[Any] | None = None  # where it goes when a session is over; that of a runner stays with it
-    _configured: Options | None = None  # what the memory has been told
+    pool: list[Any] | None = None  # pool to which a session returns it; memories of a runner stay with the runner
+    _configured: Options | None = None  # the options set in the memory
 
     def create_explicit(self, table: Table) -> None:
         """Create the memory of a Runge-Kutta method."""
@@ -107,11 +107,11 @@ class SolverMemory:
         if self.equations.implicit:
             self.call("SetPostprocessStepFn", self.model.callback("ark_settle"))
 
-    linear_solver = "none"  # which one there is
-    superlu: Any = None  # where it is SciPy's, see `linear.SuperLU`
+    linear_solver = "none"  # kind of the linear solver
+    superlu: Any = None  # SciPy's solver, if used; see `linear.SuperLU`
 
     def create(self, linear_solver: str, suffix: str = "") -> None:
-        """Create the memory with its right-hand side and linear solver; the suffix is that of the callbacks."""
+        """Create the memory with its right-hand side and linear solver; `suffix` is that of the callbacks."""
         lib, e, free = self.lib, self.equations, self.name("Free")
         callback = self.model.callback
         connect = prepare(self, linear_solver, suffix) if self.method.implicit else None
@@ -141,7 +141,7 @@ class SolverMemory:
             self.call("SetId", self.differential_rows)
 
     def configure(self, options: Options, parameters: Array) -> None:
-        """Apply the options and parameters of a run that every memory has."""
+        """Apply options and parameters common to all memories."""
         self.model.parameters[:] = parameters
         self.model.reset()
         self.not_finite = self.model.counters()["not_finite"]
@@ -157,29 +157,29 @@ class SolverMemory:
         self._configured = options
 
     def _free_algebraic(self, absolute: Array) -> None:
-        """Take algebraic variables that follow from constraints out of every test.
+        """Exclude algebraic variables determined by constraints from every test.
 
         The corrector's error reaches them divided by the step size, or through the derivatives of the constraints, and
-        tests on them fail at small steps. What they do to y is tested there, and they are solved for again wherever
+        tests on them fail at small steps. Their effect on y is tested there, and they are solved for again wherever
         they are reported.
         """
         if self.equations.index == 2:
             absolute[self.equations.n_differential : self.equations.n] = UNTESTED
 
     def free(self) -> None:
-        """Free everything native now."""
+        """Free all native objects now."""
         self.objects.free()
 
 
 @cache
 def _flag_name(family: str, flag: int) -> str:
-    """SUNDIALS' name of a return code; kept, since every call makes a string that nobody frees."""
+    """SUNDIALS' name of a return code; cached, since every call allocates a string that is never freed."""
     name = getattr(load(), f"{family}GetReturnFlagName")(flag)
     return name.decode() if name else str(flag)
 
 
 class _Pointer:
-    """A handle and a reference to it, for the functions that free through ``void **``."""
+    """A handle and a reference to it, for functions that free through ``void **``."""
 
     def __init__(self, handle: int | None) -> None:
         self.cell = c_void_p(handle)

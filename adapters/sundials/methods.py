@@ -1,4 +1,4 @@
-"""The methods of CVODES, IDAS and ARKODE: one more is one more object here."""
+"""Methods of CVODES, IDAS and ARKODE. To add one, add an object here."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .runge_kutta import Table
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SundialsMethod(Method):
-    """Multistep methods have a `formula` of CVODES; Runge-Kutta methods have `tables` of ARKODE, by order.
+    """A method of SUNDIALS: a multistep `formula` of CVODES, or Runge-Kutta `tables` of ARKODE by order.
 
-    `order` is that of explicit steps where ``max_order`` says nothing, `stable` the longest stable step of others per
-    time of decay. `adjoint` integrates adjoints in its place.
+    `order` is the default order of explicit steps, `stable` the longest stable step of other methods times the decay
+    rate. `adjoint` is the method that integrates adjoints instead.
     """
 
     formula: int | None = None
@@ -31,36 +31,37 @@ class SundialsMethod(Method):
 
     @property
     def explicit(self) -> bool:
-        """Whether its steps are explicit, of compiled equations; sensitivities are then further states."""
+        """Whether it is an explicit Runge-Kutta method; it needs compiled equations, and sensitivities are states."""
         return bool(self.tables)
 
     def takes(self, equations: Equations) -> bool:
-        """Whether it integrates these equations; explicit steps solve for algebraic variables that are few."""
+        """Whether it integrates these equations; explicit methods can solve for a few algebraic variables."""
         return not equations.implicit or self is STIFF or (self.explicit and equations.reducible)
 
     def family(self, equations: Equations) -> str:
-        """Prefix of the names of the library that carries it out."""
+        """Prefix of the library's function names."""
         return "ARKode" if self.explicit else "IDA" if equations.implicit else "CVode"
 
     def table(self, options: Options) -> Table | None:
-        """The coefficients of explicit steps: of the order wanted, or of the next lower one that has a table."""
+        """Coefficients of explicit steps: of the requested order, or of the next lower order that has a table."""
         if not self.explicit:
             return None
         wanted = max(options.max_order or self.order, min(self.tables))
         return Table.of(self.tables[max(order for order in self.tables if order <= wanted)])
 
     def reach(self, options: Options) -> float:
-        """The longest stable step, times the rate of the fastest decay."""
+        """Longest stable step times the rate of the fastest decay."""
         table = self.table(options)
         return self.stable if table is None else table.reach
 
 
 BDF = SundialsMethod(name="bdf", orders=(1, 5), formula=CV_BDF)
 ADAMS = SundialsMethod(name="adams", implicit=False, orders=(1, 12), formula=CV_ADAMS, stable=0.75)  # measured
-#: ARKODE's embedded pairs whose coefficients are given to rounding (those of VERNER_9_5_6 are off by 7e-13) and whose
-#: weights do not cancel (those of VERNER_13_7_8 sum to 1 with terms of 32: states within a step carry a hundred
+#: ARKODE's embedded pairs whose coefficients are accurate to rounding (those of VERNER_9_5_6 are off by 7e-13) and
+#: whose weights do not cancel (those of VERNER_13_7_8 sum to 1 with terms of 32: states within a step carry a hundred
 #: roundings, and an event may be seen twice; the error estimate of FEHLBERG_13_7_8 is zero for integrals). Order 7
-#: takes less work than 6 at every tolerance, and than 9 down to 1e-9 (measured on the hysteretic oscillator)
+#: needs less work than order 6 at every tolerance, and than order 9 down to 1e-9 (measured on the hysteretic
+#: oscillator)
 ERK = SundialsMethod(
     name="erk",
     implicit=False,
@@ -80,17 +81,17 @@ ERK = SundialsMethod(
     adjoint=ADAMS,
 )
 METHODS = {method.name: method for method in (BDF, ADAMS, ERK)}
-#: what ``method="auto"`` takes: for stiff equations and those with algebraic variables, and for others, compiled or not
+#: methods of ``method="auto"``: for stiff equations and algebraic variables; for others, compiled and not compiled
 STIFF, NONSTIFF, INTERPRETED = BDF, ERK, ADAMS
-#: the limits of ``max_order`` are those of the method that every mode can be integrated by
+#: the limits of ``max_order`` are those of the method that integrates every mode
 CHOICE = Method(name=AUTO, orders=STIFF.orders)
 
 
 def chosen(options: Options) -> SundialsMethod:
-    """The method of compiled explicit equations that are not stiff."""
+    """The method for nonstiff explicit compiled equations."""
     return NONSTIFF if options.automatic else METHODS[options.method]
 
 
 def method_of(equations: Equations, method: SundialsMethod) -> SundialsMethod:
-    """The method for a mode, of runs by one method for explicit equations."""
+    """The method for a mode, given the run's method for explicit equations."""
     return method if method.takes(equations) else STIFF

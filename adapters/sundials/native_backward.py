@@ -1,4 +1,4 @@
-"""The adjoint of a whole run in compiled code: `plain.c`, its struct mirrored, with the work arrays it needs."""
+"""Adjoints of native runs: the structs of `plain.c` and their work arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PlainAdjoint = STRUCTS["plain_adjoint"]
 
 
 def table_back(graph: TransitionGraph, options: Options) -> Table | None:
-    """The coefficients of the steps that adjoints of runs go back by, None where not all of them are explicit."""
+    """Coefficients of the steps for adjoints of native runs; None unless all modes take explicit steps."""
     method = chosen(options)
     return method.table(options) if all(method.takes(e) for e in graph.equations) else None
 
@@ -33,7 +33,7 @@ def table_back(graph: TransitionGraph, options: Options) -> Table | None:
 def carry_back(
     graph: TransitionGraph, run: NativeRun, components: tuple[int, ...], wrt: tuple[int, ...], *, marked: bool
 ) -> NativeGradient | None:
-    """The adjoint of a run, with its marks where they are wanted; None where its steps do not carry it."""
+    """Compute the adjoint of a native run, with its marks if `marked`; None if its steps do not allow it."""
     options = run.request.options
     table = table_back(graph, options)
     if table is None:
@@ -46,7 +46,7 @@ def carry_back(
 
 
 class NativeBackward:
-    """Tables and work for the adjoints of a network's runs by some parameters; used by one at a time."""
+    """Tables and work arrays for the adjoints of a graph's runs by some parameters; for one run at a time."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class NativeBackward:
         self._library = loops()
 
     def _tell(self, request: RunRequest) -> None:
-        """Everything but the parameters."""
+        """Set all inputs except the parameters."""
         if self._told is not None and request.is_like(self._told):
             return
         nothing = np.zeros(0), np.zeros(0, np.int64)
@@ -106,11 +106,11 @@ class NativeBackward:
         self._told = request
 
     def advance(self) -> int:
-        """From the end to the start; SUNDIALS' return code."""
+        """Run from the end to the start; return SUNDIALS' code."""
         return int(self._library.dh_run_back(byref(self.struct)))
 
     def run(self, left: Left, *, marked: bool) -> NativeGradient | None:
-        """The adjoint of a run, by what it has left behind; None where its steps do not carry it."""
+        """Compute the adjoint of a run from its raw data; None if its steps do not allow it."""
         if not left.paths or any(path is None for path in left.paths.values()):
             return None
         request = left.request

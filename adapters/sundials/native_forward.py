@@ -1,4 +1,4 @@
-"""Runs from their start in compiled code: `plain.c`, its struct mirrored, with its memories and tables."""
+"""Native runs: the structs of `plain.c`, with their solver memories and tables."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from .methods import SundialsMethod, chosen, method_of
 from .native_loop import NativeLoop
 from .structure import structure_of
 
-#: of more modes a run makes the memories of those that it enters, one by one (measured: a millisecond each)
+#: with more modes, solver memories are created as modes are entered (measured: a millisecond each)
 MOST_MODES = 256
 PlainStruct = STRUCTS["plain"]
 
 
 def is_native(equations: Equations) -> bool:
-    """Whether the functions of a mode are compiled, and the loop is."""
+    """Whether the functions of a mode and the loop are compiled."""
     return bool(equations.compiled) and driver() is not None
 
 
 def method_of_runs(graph: TransitionGraph, request: RunRequest) -> SundialsMethod | None:
-    """The method of explicit equations by which runs are begun, None where they cannot be."""
+    """The method for explicit equations in native runs; None if the run is not eligible."""
     if graph.ends is None or not all(is_native(e) and not e.unwatched for e in graph.equations):
         return None
     if (any(graph.timed) or graph.ends.measured) and not request.alarms:
@@ -52,7 +52,7 @@ def method_of_runs(graph: TransitionGraph, request: RunRequest) -> SundialsMetho
 
 
 def carry_out(graph: TransitionGraph, request: RunRequest) -> tuple[NativeRun | None, Head | None]:
-    """A run from its start: what it comes to, or where it has paused; neither where it has not begun."""
+    """Start a native run; return its result, or where it has paused; neither if it is not eligible."""
     options = request.options
     method = method_of_runs(graph, request) if len(graph.equations) <= MOST_MODES else None
     if method is None:
@@ -69,9 +69,9 @@ def carry_out(graph: TransitionGraph, request: RunRequest) -> tuple[NativeRun | 
 
 
 class NativeForward:
-    """Tables and memories for the runs of a network from their start, by one method; used by one run at a time.
+    """Tables and solver memories for native runs of a graph by one method; for one run at a time.
 
-    `paused` is the status of a run that has begun and has not come to its end.
+    `paused` is the status of a run that has started and not finished.
     """
 
     paused: int | None = None
@@ -87,7 +87,7 @@ class NativeForward:
             Forward(own, options, how, n_directions, compiled) for own, how in zip(e, methods, strict=True)
         ]
         self._kind = _Kind(graph, methods, ends.mode, self.loop.n_integrals)
-        self._told: RunRequest | None = None  # what tables and memories have been told
+        self._told: RunRequest | None = None  # the request that tables and memories are set for
         shapes = [_shape(graph, mode) for mode in range(count)]
         n_p, nf = e[0].n_parameters, e[0].functionals.size
         own, d = shapes[ends.mode], n_directions
@@ -117,7 +117,7 @@ class NativeForward:
         self.loop.measure(by_itself=True)
 
     def _tell(self, request: RunRequest) -> None:
-        """Everything but the parameters."""
+        """Set all inputs except the parameters."""
         told, options = self._told, request.options
         if told is not None and request.is_like(told):
             return
@@ -134,11 +134,11 @@ class NativeForward:
         self.loop.set_alarms(request.alarms)
         self.struct.max_steps, self.struct.watch = options.max_steps, options.automatic
         self.struct.reach, self.struct.longest = BOUND * reach_of(options, self._method), options.max_step or 0.0
-        if all(memory.stepper.run.width < WIDE for memory in self.memories):  # else rows are given away
+        if all(memory.stepper.run.width < WIDE for memory in self.memories):  # otherwise rows are given away
             self._told = request
 
     def run(self, request: RunRequest) -> NativeRun | None:
-        """Carry out a run; None where it has paused, or has not begun."""
+        """Carry out a run; None if it has paused or has not started."""
         s = self.struct
         self._parameters[:] = request.parameters
         self._tell(request)
@@ -162,35 +162,35 @@ class NativeForward:
         return {i: own for i, own in enumerate(self.memories) if self.loop.stations[i].run}
 
     def began_with(self, task: SegmentTask) -> bool:
-        """Whether the first segment is that of a task; it began with no derivatives of costs."""
+        """Whether the first segment is that of a task, started without derivatives of costs."""
         x, m = (self._start[part] for part in self._of_start[:2])
         e = self.graph.equations[self.struct.mode]
-        gained = task.integral_sensitivities  # by measurements at the start
+        gained = task.integral_sensitivities  # from measurements at the start
         same = task.equations is e and task.t0 == self.loop.struct.t0 and (gained is None or not gained.any())
         return same and np.array_equal(task.x0, x[: e.n]) and np.array_equal(task.memory, m)
 
     @property
     def look(self) -> tuple[int, int]:
-        """After how many steps the next look at them is due, and how many after the last one."""
+        """Number of steps until the next check of the method is due, and the interval between checks."""
         return int(self.struct.look), int(self.struct.interval)
 
     @property
     def stretch(self) -> tuple[float, int, int]:
-        """Time, steps and events at the last look at the steps."""
+        """Time, steps and events at the last check."""
         return float(self.struct.before), int(self.struct.taken), int(self.struct.events)
 
     def counted(self, mode: int) -> dict[str, int]:
-        """The counters of a memory when the run began."""
+        """The counters of a memory at the start of the run."""
         return dict(zip(COUNTERS, self._counted[mode].tolist(), strict=True))
 
     def hand_over(self, context: RunContext, options: Options) -> None:
-        """The run that has paused goes on as part of a context."""
+        """Continue the paused run as part of a context."""
         context.ranges[:], context.rested[:] = self._ranges, self._rested
         self.loop.measure(by_itself=False)
         self.loop.tell(context, options, self._parameters)
 
     def advance(self) -> int:
-        """From the start to the end, or to where it pauses; the status."""
+        """Run from the start to the end or to a pause; return the status."""
         while (status := int(self._library.dh_run(byref(self.struct)))) == ROWS_FULL:
             if not self.loop.make_room():
                 self.memories[self.loop.mode].stepper.enlarge()
@@ -211,7 +211,7 @@ class NativeForward:
         )  # fmt: skip
         loop.rest()
         if any(path is None for path in left.paths.values()):
-            self._told = None  # they are to be kept again
+            self._told = None  # the next run must allocate new ones
         left.start.flags.writeable = left.end.flags.writeable = False
         x, m, xdot, guards, rates, sizes, by_p, _ = (left.start[part] for part in self._of_start)
         end_x, end_xdot, end_guards, end_rates, end_sizes, values, _, _, integrals, memory_end, gradient = (
@@ -237,20 +237,20 @@ class NativeForward:
 
 @dataclass
 class Head:
-    """A run that has paused, with the pool of its runner, and whether a session goes on with it."""
+    """A paused run, with the pool of its runner; `adopted` if a session continues it."""
 
     runner: NativeForward
     idle: list[NativeForward]
     adopted: bool = False
 
     def give_back(self, alive: list[Forward]) -> None:
-        """Give the runner back, where none of its memories has been given up."""
+        """Return the runner to the pool, unless one of its memories has been given up."""
         if not self.adopted or all(memory in alive for memory in self.runner.memories):
             self.idle.append(self.runner)
 
 
 class _Shape(NamedTuple):
-    """Sizes of what a mode has."""
+    """Sizes of a mode's vectors."""
 
     n: int
     n_integrated: int
@@ -260,7 +260,7 @@ class _Shape(NamedTuple):
 
     @property
     def n_w(self) -> int:
-        """Of (y, m)."""
+        """Size of (y, m)."""
         return self.n_y + self.n_memory
 
 
@@ -270,22 +270,22 @@ def _shape(graph: TransitionGraph, mode: int) -> _Shape:
 
 
 def _slices(*sizes: int) -> list[slice]:
-    """Parts of these sizes, one after the other."""
+    """Consecutive slices of the given sizes."""
     ends = np.cumsum(sizes).tolist()
     return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
 class _Kind(NamedTuple):
-    """What runs of one runner have in common."""
+    """Properties shared by all runs of a runner."""
 
     graph: TransitionGraph
-    methods: tuple[SundialsMethod, ...]  # by mode
-    mode: int  # the first
+    methods: tuple[SundialsMethod, ...]  # per mode
+    mode: int  # the initial mode
     n_integrals: int
 
 
 class Left(NamedTuple):
-    """What a run has left behind, as numbers; what they mean is made of them when it is asked for."""
+    """Raw data of a native run, from which segments and events are built on demand."""
 
     kind: _Kind
     request: RunRequest
@@ -302,14 +302,14 @@ class Left(NamedTuple):
     path_row: int
     first_step: float | None
     integrals: Array
-    gained: Array  # costs of events, and their derivatives
+    gained: Array  # costs of events, followed by their derivatives
 
     def forget_paths(self) -> None:
-        """Let go of what only an adjoint needs."""
+        """Release the paths, which only an adjoint needs."""
         self.paths.clear()
 
     def pieces(self, start: StatePoint, by_p: Array, end: StatePoint) -> Pieces:
-        """All segments but the last with their events; of the last one the task and the outcome."""
+        """Return the record table of all segments but the last, and the task and the outcome of the last."""
         request, (graph, methods, mode, n_integrals) = self.request, self.kind
         first, last, d = graph.equations[mode], graph.equations[self.mode], request.directions
         task = SegmentTask(
@@ -342,7 +342,7 @@ class Left(NamedTuple):
         return table, task, outcome
 
     def _sensitive(self, e: Equations, by_p: Array, event: Mapping[str, Array] | None) -> dict[str, Any]:
-        """Of the sensitivities that a segment begins with, at the start or after an event, what its record needs."""
+        """Fields of a task for the sensitivities at the start of a segment, as far as its record needs them."""
         d = self.request.directions
         if d is None:
             return {}

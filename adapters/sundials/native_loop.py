@@ -1,4 +1,4 @@
-"""Through segment after segment in compiled code: `march.c`, its structs mirrored."""
+"""Integrate through successive segments and transitions in compiled code: the structs of `march.c`."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from .driver import Run, loops
 from .header import CONSTANTS, STRUCTS
 
 RECENT, NONE, NO_TRANSITION = CONSTANTS["RECENT"], np.zeros(0), -1
-#: records of so many numbers are given away instead of copied
+#: larger records are given away instead of copied
 LARGE = 100_000
 LinkStruct, Station, AlarmsStruct = (STRUCTS[name] for name in ("link", "station", "alarms"))
 Measuring, MarchStruct = STRUCTS["measuring"], STRUCTS["march"]
 
 
 def rates_of(completed: Array, ny: int, n: int) -> Array:
-    """Rates of the derivatives of (y, z), from what a record has of them; those of z are zero."""
+    """Rates of the derivatives of (y, z), from a record's completed part; those of z are zero."""
     rates = np.zeros((len(completed), n))
     rates[:, :ny] = completed[:, n - ny :]
     return rates
 
 
 def _by_mode(functions: tuple[NativeFunction | None, ...]) -> Any:
-    """Addresses of functions."""
+    """Addresses of functions, per mode."""
     return (c_void_p * len(functions))(*(None if f is None else f.address for f in functions))
 
 
 class NativeLoop:
-    """The tables of a network for one number of directions; made once, used by one run at a time."""
+    """The tables of a transition graph for one number of directions; created once, used by one run at a time."""
 
     pool: list[NativeLoop] | None = None
 
@@ -66,7 +66,7 @@ class NativeLoop:
         if graph.ends is not None:
             functions += [graph.ends.origin, *graph.ends.final]
             functions += [f for measured in graph.ends.measured for f in measured.of_mode if f is not None]
-        functions = list({id(f): f for f in functions}.values())  # modes that are alike have the same
+        functions = list({id(f): f for f in functions}.values())  # similar modes share functions
         sizes = np.max([f.work_sizes for f in functions], axis=0)
         kinds = (np.intp, np.intp, np.int64, float)
         self._work = [np.zeros(max(int(s), 16), kind) for s, kind in zip(sizes, kinds, strict=True)]
@@ -77,7 +77,7 @@ class NativeLoop:
         self._bands, self._entered = np.zeros(2 * most), np.zeros(2 * most)
         self._schedule = (AlarmsStruct * len(graph.equations))()
         self._alarms: tuple[Alarms, ...] = ()
-        self._atol: Any = None  # that of the stations' tolerances
+        self._atol: Any = None  # tolerance last written to the stations
         unknowns, widest = max((x.unknowns for x in every), default=0), max(e.n_differential for e in graph.equations)
         self._scratch = [np.zeros(max(e.n for e in graph.equations) + 4 * most), np.zeros(largest), np.zeros(largest)]
         self._solving = np.zeros(unknowns * (10 + 6 * unknowns))
@@ -123,7 +123,7 @@ class NativeLoop:
         return links
 
     def measure(self, *, by_itself: bool) -> None:
-        """Whether measurements are taken here, or left to the core."""
+        """Choose whether measurements are taken here or left to the core."""
         ends = self.graph.ends
         if by_itself and self._measured is None and ends is not None and ends.measured:
             functions = {own: _by_mode(own) for own in dict.fromkeys(given.of_mode for given in ends.measured)}
@@ -134,7 +134,7 @@ class NativeLoop:
         self.struct.measured = ctypes.addressof(self._measured[1]) if by_itself and self._measured else None
 
     def tell(self, context: RunContext, options: Options, parameters: Array) -> None:
-        """What stays as it is along a run."""
+        """Set all inputs that are constant along a run."""
         m = self.struct
         self._held = (parameters, np.ascontiguousarray(context.directions), context.ranges, context.rested)
         m.parameters, m.directions, m.ranges, m.rested = (v.ctypes.data for v in self._held)
@@ -154,7 +154,7 @@ class NativeLoop:
         self._make_room(0)
 
     def begin(self, task: SegmentTask, context: RunContext, options: Options, parameters: Array) -> None:
-        """Tables for a run that begins with a segment."""
+        """Initialise the tables for a run that begins with a segment."""
         self.tell(context, options, parameters)
         m, recent = self.struct, context.recent[: -RECENT - 1 : -1]
         for station in self.stations:
@@ -173,7 +173,7 @@ class NativeLoop:
         m.began_with = m.first_step or task.first_step or 0.0
 
     def set_alarms(self, alarms: tuple[Alarms, ...], knots: Knots | None = None) -> bool:
-        """When time events are due, and knots; whether any are."""
+        """Set the due times of time events and knots; return whether there are any."""
         if alarms is not self._alarms:
             for i, own in enumerate(self._schedule):
                 times, links, counts = alarms[i] if alarms else (NONE, NONE, NONE)
@@ -186,12 +186,12 @@ class NativeLoop:
         return bool(alarms)
 
     def look_back(self, parameters: Array, start: float) -> None:
-        """Tables for a sweep backwards, of a run that began at `start`."""
+        """Initialise the tables for a backward sweep over a run that began at `start`."""
         self._of_sweep = parameters
         self.struct.parameters, self.struct.clock[0] = parameters.ctypes.data, start
 
     def enter(self, mode: int, run: Any) -> None:
-        """A mode's memory is ready."""
+        """Register the solver memory of a mode."""
         self.stations[mode].run = ctypes.addressof(run)
 
     @property
@@ -200,7 +200,7 @@ class NativeLoop:
 
     def _make_room(self, more: int) -> None:
         needed = self.struct.used + more
-        if needed > self._records.size > LARGE:  # the system moves pages, where a copy would need twice the memory
+        if needed > self._records.size > LARGE:  # realloc moves pages; a copy would need twice the memory
             self._records.resize(5 * needed // 4, refcheck=False)
         elif needed > self._records.size:
             larger = np.zeros(2 * needed)
@@ -212,7 +212,7 @@ class NativeLoop:
         self.struct.offsets, self.struct.room = self._offsets.ctypes.data, self._offsets.size
 
     def advance(self, budget: int) -> int:
-        """At most `budget` steps; see `dh_march`. It stops for a mode that is not ready with `wanted`."""
+        """Take at most `budget` steps; see `dh_march`. It stops with `wanted` for a mode without a solver memory."""
         m = self.struct
         end = self._taken() + budget
         while True:
@@ -222,12 +222,12 @@ class NativeLoop:
                 return status
 
     def _taken(self) -> int:
-        """Steps of all segments, that under way among them."""
+        """Steps of all segments, including the current one."""
         under_way = Run.from_address(self.stations[self.struct.at].run)
         return int(self.struct.steps + under_way.steps)
 
     def make_room(self) -> bool:
-        """Room for another event, where it stopped for want of it."""
+        """Enlarge the record buffers if `dh_march` stopped for lack of room; return whether it did."""
         m = self.struct
         if not m.full:
             return False
@@ -236,60 +236,60 @@ class NativeLoop:
         return True
 
     def resume(self) -> None:
-        """The transition that was to be carried out can be now."""
+        """Continue with the pending transition, whose target mode now has a memory."""
         self.struct.wanted, self.struct.resumed = -1, 1
 
-    # -- where it stands ------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------
 
     @property
     def mode(self) -> int:
-        """The mode that is under way."""
+        """The current mode."""
         return int(self.struct.at)
 
     @property
     def n_events(self) -> int:
-        """How many transitions have been carried out."""
+        """Number of records: transitions, measurements and knots."""
         return int(self.struct.n_events)
 
     @property
     def n_passed(self) -> int:
-        """How many of them are no transitions: measurements, and knots."""
+        """Number of records that are not transitions: measurements and knots."""
         return int(self.struct.n_passed)
 
     @property
     def wanted(self) -> int:
-        """The mode that is to be entered and is not ready, -1 for none."""
+        """Mode that needs a solver memory before the event can be taken; -1 if none."""
         return int(self.struct.wanted)
 
     @property
     def steps(self) -> int:
-        """Steps of the segments that are over."""
+        """Steps of completed segments."""
         return int(self.struct.steps)
 
     @property
     def stop(self) -> float:
-        """When the segment under way has to stop."""
+        """Stop time of the current segment."""
         return float(Run.from_address(self.stations[self.struct.at].run).t_stop)
 
     def _next_stop(self, mode: int, t: float) -> float:
-        """The same of one that begins at a time in a mode."""
+        """Stop time of a segment that begins at a time in a mode."""
         end, times = float(self.struct.t_stop), self._alarms[mode].times if self._alarms else NONE
         i = int(np.searchsorted(times, t, side="right"))
         return min(float(times[i]), end) if i < times.size else end
 
     @property
     def failures(self) -> tuple[int, int]:
-        """Failed error tests and Newton iterations of these segments."""
+        """Failed error tests and Newton iterations of completed segments."""
         return int(self.struct.failures), int(self.struct.newton_failures)
 
     @property
     def row(self) -> int:
-        """The first row of the segment under way."""
+        """First row of the current segment."""
         return int(self.struct.row)
 
     @property
     def path_row(self) -> int:
-        """The same of its path."""
+        """First path row of the current segment."""
         return int(self.struct.path_row)
 
     def _record(self, at: int, source: int, target: int) -> dict[str, Array]:
@@ -298,7 +298,7 @@ class NativeLoop:
         return {name: record[part] for name, part in layout.items()}
 
     def ahead(self, first: SegmentTask) -> SegmentTask:
-        """The task of a segment in the mode that is wanted, as far as that matters for its memory."""
+        """The task of a segment in the mode `wanted`, as far as its memory needs it."""
         m = self.struct
         found, target = self._record(m.used, m.at, m.wanted), self.graph.equations[m.wanted]
         nothing = np.zeros(target.n_guards)
@@ -309,7 +309,7 @@ class NativeLoop:
         )  # fmt: skip
 
     def task(self, first: SegmentTask) -> SegmentTask:
-        """The task of the segment under way."""
+        """The task of the current segment."""
         m, d = self.struct, self.n_directions
         if not m.n_events:
             return first
@@ -339,11 +339,11 @@ class NativeLoop:
 
     @property
     def gained(self) -> Array:
-        """Costs of the events, and behind them their derivatives along the directions."""
+        """Costs of the events, followed by their derivatives along the directions."""
         return self._gained.copy()
 
     def left(self) -> tuple[Array, NDArray[np.int64]]:
-        """The records, and where they begin: copies, or where they are large these themselves."""
+        """The records and their offsets: copies, or the buffers themselves if they are large."""
         used, self._given_away = self.struct.used, self.struct.used > LARGE
         if self._given_away:
             self._records.resize(used, refcheck=False)
@@ -355,7 +355,7 @@ class NativeLoop:
         return records, offsets
 
     def rest(self) -> None:
-        """Let go of records that belong to a run by now."""
+        """Release buffers that were given to a run."""
         if self._given_away:
             self._given_away = False
             self._records, self._offsets = np.zeros(256), np.zeros(16, dtype=np.int64)
@@ -366,7 +366,7 @@ class NativeLoop:
         self, task: SegmentTask, mode: int, start: tuple[Array, Array], rows: dict[int, Array],
         paths: dict[int, Array], methods: Mapping[int, Method], tested: frozenset[int],
     ) -> RecordTable:  # fmt: skip
-        """What has been gone through."""
+        """The record table of the completed segments."""
         return RecordTable(
             self.graph,
             mode,

@@ -1,4 +1,4 @@
-"""Explicit Runge-Kutta methods of ARKODE: their tables, and what is needed to go through parts of a step."""
+"""Explicit Runge-Kutta methods of ARKODE: their tables, and the data to evaluate states within a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .driver import ExplicitStep
 from .header import STRUCTS
 from .library import load
 
-#: how far, and how closely, the limit of stability is looked for
+#: range and resolution of the search for the limit of stability
 FARTHEST, PER_UNIT = 100, 100
 
 
@@ -33,7 +33,7 @@ class _Table(Structure):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Coefficients of one method: a (stages, stages), b, c, d (stages), and the handle that SUNDIALS knows them by.
+    """Coefficients of one method: a (stages, stages), b, c, d (stages), and SUNDIALS' handle.
 
     d are the weights of the embedded method.
     """
@@ -48,7 +48,7 @@ class Table:
     @classmethod
     @cache
     def of(cls, name: str) -> Table:
-        """The table that ARKODE has under a name; it is kept."""
+        """Load ARKODE's table of this name; cached."""
         handle = load().ARKodeButcherTable_LoadERKByName(name.encode())
         if not handle:
             raise AssertionError(f"ARKODE has no table {name}")
@@ -60,7 +60,7 @@ class Table:
 
     @cached_property
     def reach(self) -> float:
-        """How far along the negative real axis the method is stable."""
+        """Length of the stability interval on the negative real axis."""
         z = -np.arange(1, FARTHEST * PER_UNIT) / PER_UNIT
         growth, power = np.ones_like(z), np.ones_like(self.b)
         for k in range(1, self.b.size + 1):
@@ -70,12 +70,12 @@ class Table:
 
     @property
     def struct(self) -> Any:
-        """`tableau` of driver.h; a table lives as long as the process."""
+        """`tableau` of driver.h; tables live as long as the process."""
         return STRUCTS["tableau"](stages=self.b.size, **{key: getattr(self, key).ctypes.data for key in "abcd"})
 
 
 class Parts:
-    """The struct of a memory's last step, with the arrays it points at."""
+    """The struct of a memory's last step, with the arrays it points to."""
 
     def __init__(self, table: Table, n: int, size: int) -> None:
         self.table = table

@@ -1,4 +1,4 @@
-"""One way forward: a segment, or one after the other through plain transitions, with looks around on the way."""
+"""Advance a segment, or successive segments through native transitions, with periodic checks."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from .native_loop import NativeLoop
     from .session import SundialsSession
 
-#: steps between two looks at whether they get anywhere
+#: steps between checks for progress
 BUDGET = 20_000
-#: multipliers of index 2 as it stands that are off by this share are not to be trusted
+#: largest relative residual of multipliers in the direct form of index 2
 LOOSE = 0.1
-#: steps between two looks at the sign of a determinant that no guard stands for
+#: steps between checks of the sign of a determinant that no guard monitors
 SIGN_LOOK = 50
-#: no segment's number
+#: number of no segment
 NONE = -1
-#: how far back from the end of a segment its state is looked for, as a share of the time
+#: distances from the end of a segment at which its last finite state is searched for, relative to the time
 BACK = (0.0, 1e-14, 1e-12, 1e-10, 1e-8, 1e-6)
 
 
 class SegmentLoop:
-    """A task on its way. With a `marcher` it goes on where transitions are plain; `task` and `mode` are the latest.
+    """One task in progress. With a `loop` it continues through native transitions; `task` and `mode` are the latest.
 
-    `first` is the task that it began with. A `runner` that has paused has begun it already.
+    `first` is the initial task. A paused `runner` has already started it.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class SegmentLoop:
         self.mode = 0 if context is None else context.mode
         self.memories: dict[int, Forward] = {}
         self._starved: DaeHybridError | None = None
-        self._sign, self._trusted = 0.0, np.inf  # of the determinant of unwatched equations, and until when it was that
+        self._sign, self._trusted = 0.0, np.inf  # last sign of the determinant, and when
 
     def run(self) -> SegmentRun:
-        """Go as far as it goes."""
+        """Advance as far as possible."""
         self.before = self.session.counts["steps"]
         outcome: SegmentOutcome | None = None
         error: DaeHybridError | None = None
@@ -94,40 +94,40 @@ class SegmentLoop:
 
     @property
     def memory(self) -> Forward:
-        """Of the segment that is under way."""
+        """The memory of the current segment."""
         return self.memories[self.mode]
 
     @property
     def task(self) -> SegmentTask:
-        """Of the segment that is under way."""
+        """The task of the current segment."""
         if self.loop is not None and self.loop.n_events != self._known[0]:
             self._known = self.loop.n_events, self.loop.task(self.first)
         return self._known[1]
 
     @property
     def steps(self) -> int:
-        """Steps so far, of all segments."""
+        """Steps of all segments so far."""
         return self.memory.stepper.steps + (self.loop.steps if self.loop is not None else 0)
 
     @property
     def _segment(self) -> int:
-        """A number for the segment that is under way."""
+        """Number of the current segment."""
         return 0 if self.loop is None else self.loop.n_events
 
     @property
     def _leads_onto_constraints(self) -> bool:
-        """Whether a mode that is entered on the way may be one that the solution has to be kept on constraints in."""
+        """Whether a mode entered on the way may have constraints on which the solution must be kept."""
         return self.context is not None and any(self.context.graph.constraints)
 
     @property
     def _row(self) -> int:
-        """The first row of the segment under way."""
+        """First row of the current segment."""
         return 0 if self.loop is None else self.loop.row
 
     # -- steps ----------------------------------------------------------------------------------------------
 
     def _advance(self) -> int:
-        """Step until something happens; PAUSED at the step limit or where another way of going on is called for."""
+        """Step until a result; PAUSED at the step limit, or if the segment must continue differently."""
         left = self.session.options.max_steps - self.before
         since, self.session.since_look = self.session.since_look, 0
         looked, begun = self.steps - since, (self.memory.stepper.t, self.steps, NONE if since else self._segment)
@@ -155,7 +155,7 @@ class SegmentLoop:
             t, looked = self.memory.stepper.t, self.steps
             if self._automatic and status == driver.PAUSED and self._ought_to_change(t):
                 return driver.PAUSED
-            if status == driver.STALLED or not patient or self.steps - begun[1] >= BUDGET:  # else they may grow yet
+            if status == driver.STALLED or not patient or self.steps - begun[1] >= BUDGET:  # otherwise steps may grow
                 stalled, same = status == driver.STALLED, begun[2] == self._segment
                 step = (t - begun[0]) / (self.steps - begun[1]) if same and not stalled else 0.0
                 if same and is_starved(step, t, self.task):
@@ -168,14 +168,14 @@ class SegmentLoop:
         return driver.PAUSED
 
     def _repeat(self) -> int:
-        """Step through a record table again; whatever is to be looked at on the way has been before."""
+        """Repeat a record table; all checks were made in the first pass."""
         left, status = self.session.options.max_steps - self.before, driver.PAUSED
         while left > self.steps and status in (driver.PAUSED, driver.STALLED):
             status = self._go(self.steps, left - self.steps, None)
         return status
 
     def _refuse_singular(self, t: float) -> None:
-        """Refuse to go on where the determinant of the algebraic equations has changed its sign since the last look."""
+        """Refuse to continue if the determinant of the algebraic equations has changed sign since the last check."""
         e, memory = self.memory.equations, self.memory
         sign = determinant_sign(e, t, memory.x_data[: e.n], memory.model.memory, self.session.parameters)
         if self._sign and sign != self._sign:
@@ -190,7 +190,7 @@ class SegmentLoop:
 
     @property
     def _again(self) -> RecordTable | None:
-        """What is gone through once more, if so."""
+        """The record table to be repeated, if any."""
         return None if self.context is None else self.context.again
 
     @property
@@ -198,7 +198,7 @@ class SegmentLoop:
         return self._automatic and self.session.choice.has(self.memory.equations)
 
     def _ought_to_change(self, t: float) -> bool:
-        """Whether another method is the right one from here on; see `choice`."""
+        """Whether the method should change here; see `choice`."""
         choice, memory, steps = self.session.choice, self.memory, self.before + self.steps
         if choice.left(steps) > 0:
             return False
@@ -206,7 +206,7 @@ class SegmentLoop:
         return choice.changes(e, t, memory.x_data[: e.n], memory.model.memory, t_stop, steps)
 
     def _look_around(self, t: float) -> bool:
-        """Whether another way of going on is called for, with the next task."""
+        """Whether the segment must continue differently, with the next task."""
         session, memory, e = self.session, self.memory, self.memory.equations
         if e.index == 2:
             memory.stepper.stop()
@@ -216,13 +216,13 @@ class SegmentLoop:
         return drifts and has_drifted(self.task, t, x, session.parameters, session.options)
 
     def _end(self, taken: int, budget: int) -> int:
-        """After how many steps to look around: enough, after the last time, to tell whether they get anywhere."""
+        """Step count at the next check: late enough after the last one to measure progress."""
         if self._chooses:
             budget = min(budget, max(LOOK, self.session.choice.left(self.before + taken)))
         return taken + budget
 
     def _go(self, taken: int, budget: int, status: int | None) -> int:
-        """At most so many steps after some, from the status of those that have been taken since, if any."""
+        """Take at most `budget` steps after `taken`; `status` is that of steps already taken since, if any."""
         end = self._end(taken, budget)
         if self.loop is None:
             return self.memory.stepper.advance(end - self.steps)
@@ -240,7 +240,7 @@ class SegmentLoop:
             status = None
 
     def _open(self, mode: int) -> None:
-        """Get the memory of a mode that is to be entered."""
+        """Create the memory of a mode that is to be entered."""
         if self.loop is None:
             raise AssertionError("only a marcher wants modes")
         task = self.loop.ahead(self.first)
@@ -271,7 +271,7 @@ class SegmentLoop:
             raise lost_crossing(crossing, pole=pole, mode=e.name, time=t)
         path = stepper.path(0 if self.loop is None else self.loop.path_row)
         if ended is not None:
-            if path is not None and not memory.explicit:  # there may be no values beyond
+            if path is not None and not memory.explicit:  # values beyond it may not exist
                 path = shortened(path, n, t)
             t, x, xdot, crossing = ended
         elif crossing is not None and is_pole(task, stepper.t, x, xdot, crossing, self.session.parameters):
@@ -295,15 +295,15 @@ class SegmentLoop:
         )
 
     def _zero_at_the_end(self) -> tuple[float, Array, Array, tuple[int, float, float]] | None:
-        """The zero of a guard that the segment ends next to, where the equations have no values beyond."""
+        """The zero of a guard just before the segment's end, if the equations have no finite values beyond it."""
         task, memory, stepper = self.task, self.memory, self.memory.stepper
         e = task.equations
         if not e.n_guards or task.record == "dense":
             return None
         end, p = stepper.t, self.session.parameters
-        if not stepper.steps:  # a method that took over where another one got no further has no step to look into
+        if not stepper.steps:  # a method that replaced a failed one has no step to interpolate
             return zero_at_the_end(task, task.t0, task.x0, p, self.session.options, memory.model.zero_band)
-        for back in BACK:  # the zero may lie beyond where there are values
+        for back in BACK:  # the zero may lie beyond the last finite values
             stepper.move_to(end - back * max(abs(end), end - task.t0))
             if stepper.stop() >= 0 and np.all(np.isfinite(stepper.completed[: 2 * e.n])):
                 break
@@ -354,7 +354,7 @@ class SegmentLoop:
 
 
 def refuse_loose(memory: Forward) -> None:
-    """In index 2 as it stands nothing tests the multipliers as such; see `Forward._free_algebraic`."""
+    """In the direct form of index 2 no test bounds the multipliers; see `Forward._free_algebraic`."""
     if memory.equations.index == 2 and not memory.stepper.loose <= LOOSE:
         raise StepSizeError(
             "The multipliers of index 2 have come loose from the equations.",

@@ -1,4 +1,4 @@
-"""The integrator and its sessions: memories are taken from a pool, used for one run, and given back."""
+"""The integrator and its sessions, which lease solver memories from a pool for one run."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ from .sweep import DiscreteAdjoint, LegSweep
 
 
 class SundialsIntegrator:
-    """CVODES and IDAS behind the port of `dae_hybrid.port.integrator`.
+    """SUNDIALS as an `Integrator` of `dae_hybrid.port.integrator`: CVODES, IDAS and ARKODE.
 
-    Raises `AdapterError` where SUNDIALS cannot be loaded.
+    Raises `AdapterError` if SUNDIALS cannot be loaded.
     """
 
     name = "sundials"
@@ -114,10 +114,10 @@ class SundialsSession:
         self._base: dict[int, dict[str, int]] = {}
         self._turns: list[tuple[Equations, Turn]] = []
         self._marchers: dict[int, NativeLoop] = {}
-        self.tested: set[int] = set()  # equations whose multipliers are in the error test
-        self._head: Head | None = None  # a run that has paused; its memories and tables may be those of this session
+        self.tested: set[int] = set()  # equations with multipliers in the error test
+        self._head: Head | None = None  # a paused run, whose memories and tables this session may adopt
         self.choice = Choice(options, parameters)
-        self.since_look = 0  # steps since steps were looked at, before a record table that goes over into another one
+        self.since_look = 0  # steps since the last check, before a record table that continues in another one
 
     # -- memories -------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class SundialsSession:
             memory.configure_run(options, self.parameters)
         memory.pool = idle
         self._base[id(memory)] = memory.model.counters()
-        self._leased[own] = memory  # last: an interrupt may come anywhere
+        self._leased[own] = memory  # last, because an interrupt may occur at any point
         return memory
 
     def _discard(self, own: Any) -> None:
@@ -165,11 +165,11 @@ class SundialsSession:
         return {name: value - base[name] for name, value in memory.model.counters().items()}
 
     def close(self) -> None:
-        """Give the memories back to their pools."""
+        """Return the memories to their pools."""
         head, self._head = self._head, None
         if head is not None:
             head.give_back(list(self._leased.values()))
-        while self._leased:  # one that an interrupt meets on its way is given up
+        while self._leased:  # a memory is lost if an interrupt occurs here
             _, memory = self._leased.popitem()
             if memory.pool is not None:
                 memory.pool.append(memory)
@@ -180,7 +180,7 @@ class SundialsSession:
                 loop.pool.append(loop)
 
     def statistics(self) -> dict[str, int]:
-        """Counters, in SciPy's names where SciPy has one."""
+        """Counters, with SciPy's names where it has one."""
         counts = Counter(self.counts)
         for memory in self._leased.values():
             counts.update(self._since_lease(memory))
@@ -214,7 +214,7 @@ class SundialsSession:
         return carry_back(graph, run, components, wrt, marked=marked)
 
     def _adopt(self, task: SegmentTask) -> NativeForward | None:
-        """The run that has paused, where this is the task that it began with; it goes on in this session."""
+        """Continue the paused run if this task is its first one."""
         head = self._head
         if head is None or head.adopted or not head.runner.began_with(task):
             return None
@@ -246,7 +246,7 @@ class SundialsSession:
         return self._pass(task, context)
 
     def _pass(self, task: SegmentTask, context: RunContext | None) -> SegmentRun:
-        """One way forward; where steps have become too small once more, in another way, from where that began."""
+        """Advance a task; if steps become too small, continue from there by another method."""
         self.counts["segments"] += 1
         method = METHODS[task.method] if task.method else self.method_for(task, self.counts["steps"], context)
         if is_short(task.t0, task.t_stop):
@@ -295,10 +295,10 @@ class SundialsSession:
         return self._marchers[n_directions]
 
     def _other_way(self, task: SegmentTask, method: SundialsMethod) -> SundialsMethod | None:
-        """The method to try where steps have become too small, with what else is changed; None for no other way.
+        """The method to try after steps became too small, with other changes made; None if there is none.
 
-        Multipliers stay out of the error test (`constrained`), and steps are those for y alone: where they enter
-        nonlinearly Newton's method may not find them any more, at some tolerances.
+        Multipliers are excluded from the error test (`constrained`), so that steps are chosen for y alone. If they
+        enter nonlinearly, Newton's method may then fail to find them at some tolerances.
         """
         e, key = task.equations, id(task.equations)
         untested = e.constrained and e.implicit and e.index == 1 and not self.options.suppress_algebraic
@@ -311,7 +311,7 @@ class SundialsSession:
         return STIFF
 
     def method_for(self, task: SegmentTask, steps: int, context: RunContext | None = None) -> SundialsMethod:
-        """The method for a segment that begins after so many steps of the run."""
+        """The method for a segment that begins after `steps` steps of the run."""
         e = task.equations
         if self._directions is not None and not (self.options.sensitivity_error_control or is_native(e)):
             raise UnsupportedError(
@@ -333,13 +333,13 @@ class SundialsSession:
         return self.choice.method_for(task, NONSTIFF if is_native(e) else INTERPRETED, steps)
 
     def forward_memory(self, task: SegmentTask, method: SundialsMethod) -> Forward:
-        """The memory for a task, ready to begin it."""
+        """The memory for a task, configured for the run."""
         n_directions = 0 if task.sensitivities is None else len(task.sensitivities)
         memory: Forward = self._lease(task.equations, self._forward(method, n_directions))
         return memory
 
     def _forward(self, method: SundialsMethod, n_directions: int) -> tuple[Any, ...]:
-        """The purpose of a forward memory; ARKODE makes room for the stages of one table."""
+        """The purpose of a forward memory; ARKODE allocates stages for one table."""
         detail = method.table(self.options) or (self.options.sensitivity_method if n_directions else None)
         return "forward", method, n_directions, detail
 
@@ -368,7 +368,7 @@ class SundialsSession:
         return BackwardOutcome(adjoints, integrals[:, :n_wrt], integrals[:, n_wrt:], samples)
 
     def _back_by_steps(self, task: BackwardTask, method: SundialsMethod, path: Array) -> BackwardOutcome | None:
-        """The exact adjoint of the steps of a Runge-Kutta method; None where they cannot resolve it."""
+        """The exact adjoint of Runge-Kutta steps; None if they cannot resolve it."""
         e, n_wrt = task.forward.equations, len(self._wrt)
         discrete = self._discrete(e, method, task.components, task.tolerances())
         with discrete.model.interruptible():
@@ -420,7 +420,7 @@ class SundialsSession:
         return found
 
     def _back(self, task: BackwardTask, method: SundialsMethod, j: int, path: Array) -> tuple[Array, Array, Array]:
-        """The adjoint of one component along a path: at t0, its integrals, samples."""
+        """The adjoint of one component along a path: its value at t0, its integrals, samples."""
         e = task.forward.equations
         purpose = ("adjoint", method, self._wrt, j)
         memory = self._lease(e, purpose)

@@ -1,4 +1,4 @@
-"""Exceptions of signal handlers that run as a callback begins, before any `try` in it."""
+"""Exceptions of signal handlers that run when a callback begins, before any `try` in it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 @contextmanager
 def caught(keep: Callable[[Any], bool]) -> Iterator[None]:
-    """Native work that calls back into Python; `keep` says whether it has taken an exception.
+    """Run native work that calls back into Python; `keep` returns whether it has taken an exception.
 
-    A handler may run between a callback's call and its first line, where no `try` catches what it raises: ctypes
-    reports it as unraisable and goes on. Handlers run on the main thread only.
+    A handler may run between the call of a callback and its first line, where no `try` catches the exception: ctypes
+    reports it as unraisable and continues. Handlers run on the main thread only.
     """
     here = current_thread() is main_thread()
     report = sys.unraisablehook

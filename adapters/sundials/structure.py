@@ -1,6 +1,6 @@
-"""How Newton's matrix of a set of equations is stored and factorised: decided once, from its structure.
+"""Choose the storage and factorisation of Newton's matrix for a set of equations, from its structure.
 
-The matrix is that of x alone; see linear.c for what stands behind x.
+The matrix is that of x alone; see linear.c for the components after x.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from dae_hybrid.port.segment_rules import kept
 
 Indices = NDArray[np.int64]
 
-#: below this size nothing is quicker than a dense matrix (measured, as are the costs; benchmarks/linear_solvers.py)
+#: below this size a dense matrix is fastest (measured, as are the costs; benchmarks/linear_solvers.py)
 DENSE_BELOW = 12
-#: seconds of a factorisation and the solutions that follow it: dense n^3 + n^2; band n, n p (p + q) and n (p + q);
-#: sparse once, by entries of L and U and by what is multiplied. Only their ratios matter.
+#: seconds per factorisation and the solves that follow: dense n^3 + n^2; band n, n p (p + q) and n (p + q);
+#: sparse constant, entries of L and U, and multiplications. Only their ratios matter.
 DENSE_COST = (8e-12, 4e-9)
 BAND_COST = (60e-9, 0.25e-9, 2e-9)
 SPARSE_COST = (60e-6, 60e-9, 0.4e-9)
-#: up to so many products to an entry of the factors a sparse matrix is factorised entry by entry, in compiled code
+#: largest number of multiplications per entry of the factors for the compiled sparse factorisation
 FEW_PRODUCTS = 50.0
-#: a quicker way has to be so much quicker than the dense one
+#: another kind of matrix must cost less than this share of the dense one
 WORTH = 0.9
 
 
 @dataclass(frozen=True)
 class Structure:
-    """Where the entries of F_x, of the diagonal, of the equations and of the unknowns stand in what is factorised.
+    """Positions of the entries of F_x, the diagonal, the equations and the unknowns in the factorised matrix.
 
-    Entry k of F_x is number `place[k]` of the values, that of row and column i on the diagonal number `diagonal[i]`,
-    for the differential equations; equation `equations[i]` and unknown `order[i]` come as number i. A band stores its
-    columns one after the other, with room for what pivoting fills in; a sparse matrix has its column pointers and row
+    Entry k of F_x is value `place[k]`, the diagonal entry of row i is value `diagonal[i]`,
+    for the differential equations; equation `equations[i]` and unknown `order[i]` are number i. A band is stored by
+    columns, with room for the fill-in of pivoting; a sparse matrix has column pointers and row
     indices.
     """
 
@@ -54,11 +54,11 @@ class Structure:
     lower: int = 0
     pointers: NDArray[np.int32] | None = None
     rows: NDArray[np.int32] | None = None
-    room: int = 0  # entries of the factors; zero where they have so many that dense blocks of them are worth while
+    room: int = 0  # capacity for entries of the factors; zero if they are so full that a supernodal method is faster
 
     @property
     def stored(self) -> int:
-        """Upper bandwidth of the factorised matrix, with what pivoting fills in."""
+        """Upper bandwidth of the factorised matrix, including the fill-in of pivoting."""
         return min(self.n - 1, self.upper + self.lower)
 
     def __str__(self) -> str:
@@ -66,9 +66,9 @@ class Structure:
 
 
 def structure_of(equations: Equations, *, backward: bool, wanted: str) -> Structure:
-    """The structure of the equations' Newton matrix, backwards that of the adjoint; made once.
+    """Return the structure of the equations' Newton matrix, or of the adjoint's if `backward`; cached.
 
-    `wanted` is an option's value: "auto" takes the one that costs least.
+    `wanted` is the value of an option; "auto" selects the cheapest.
     """
 
     def make() -> Structure:
@@ -84,9 +84,9 @@ def structure_of(equations: Equations, *, backward: bool, wanted: str) -> Struct
 def decide(
     n: int, rows: Indices, columns: Indices, wanted: str = "auto", *, differential: int | None = None
 ) -> Structure:
-    """The structure for a pattern given by the rows and columns of its entries.
+    """Choose the structure for a pattern given by the rows and columns of its entries.
 
-    The first `differential` equations, all by default, have an entry on the diagonal besides.
+    The first `differential` equations, by default all, have an additional entry on the diagonal.
     """
     if wanted == "dense" or (wanted == "auto" and n < DENSE_BELOW):
         return _dense(n)
@@ -109,10 +109,10 @@ def decide(
 
 @dataclass(frozen=True)
 class Pattern:
-    """Entries of a square matrix, the last `diagonal` of them those that F_x lacks on its diagonal.
+    """Entries of a square matrix; the last `diagonal` of them are diagonal entries that F_x may lack.
 
-    Each equation has an unknown of its own, by whose number `rows` count it: entries are on the diagonal, then, and
-    next to it where equations use few unknowns. Equation `equations[j]` is that of unknown j.
+    Each equation is matched with an unknown, whose number replaces the row's: entries are then on the diagonal, and
+    close to it if equations use few unknowns. Equation `equations[j]` is matched with unknown j.
     """
 
     n: int
@@ -123,7 +123,7 @@ class Pattern:
 
     @classmethod
     def of(cls, n: int, rows: Indices, columns: Indices, diagonal: int) -> Pattern:
-        """Equations keep their own number where it is among their unknowns; all do where the matrix is singular."""
+        """Match equations with unknowns, preferring their own number; keep the order if the matrix is singular."""
         keys = np.unique(rows * n + columns)
         row, column = keys // n, keys % n
         unknown = np.arange(n)
@@ -135,25 +135,25 @@ class Pattern:
         return cls(n, unknown[rows].astype(np.int64), columns, diagonal, equations.astype(np.int64))
 
     def structure(self, kind: str, place: Indices, order: Indices, **stored: Any) -> Structure:
-        """By the places of all entries."""
+        """Build the structure from the positions of all entries."""
         split = len(place) - self.diagonal
         place = place.astype(np.int64)
         return Structure(kind, self.n, place[:split], place[split:], order, self.equations[order], **stored)
 
 
 def dense_cost(n: int) -> float:
-    """Estimated seconds."""
+    """Estimated cost in seconds."""
     return DENSE_COST[0] * n**3 + DENSE_COST[1] * n**2
 
 
 def band_cost(s: Structure) -> float:
-    """Estimated seconds."""
+    """Estimated cost in seconds."""
     width = s.lower + s.stored
     return s.n * (BAND_COST[0] + BAND_COST[1] * s.lower * width + BAND_COST[2] * width)
 
 
 def sparse_cost(fill: float, products: float) -> float:
-    """Estimated seconds for so many entries of L and U and so many products."""
+    """Estimated cost in seconds, given the entries of L and U and the multiplications."""
     return SPARSE_COST[0] + SPARSE_COST[1] * fill + SPARSE_COST[2] * products
 
 
@@ -166,7 +166,7 @@ def _bandwidths(rows: Indices, columns: Indices) -> tuple[int, int]:
 
 
 def _band(pattern: Pattern) -> Structure:
-    """As it stands, or in the order of Cuthill and McKee where that is narrower."""
+    """Band structure, in Cuthill-McKee order if that is narrower."""
     n, rows, columns = pattern.n, pattern.rows, pattern.columns
     order = np.arange(n)
     lower, upper = _bandwidths(rows, columns)
@@ -185,7 +185,7 @@ def _band(pattern: Pattern) -> Structure:
 
 
 def sparse_structure(pattern: Pattern) -> tuple[Structure, float, float]:
-    """In the order that fills in less, with how much it fills in and how much is multiplied; for most values."""
+    """Structure with the less filling of two orderings, with its fill and multiplications."""
     n, rows, columns = pattern.n, pattern.rows, pattern.columns
     trial = _trial(n, rows, columns)
     best: Any = None
@@ -196,7 +196,7 @@ def sparse_structure(pattern: Pattern) -> tuple[Structure, float, float]:
             below, across = np.diff(factors.L.indptr).astype(float), np.bincount(factors.U.indices, minlength=n)
             best = fill, float(below @ across), factors.perm_c.astype(np.int64)
         if ordering == "COLAMD" and _has_full_rows(n, rows, columns):
-            break  # minimum degree takes for ever over these
+            break  # minimum degree is very slow for these
     fill, products, position = best
     unique, place = np.unique(position[columns] * n + position[rows], return_inverse=True)
     counts = np.bincount(unique // n, minlength=n)
@@ -214,7 +214,7 @@ def _has_full_rows(n: int, rows: Indices, columns: Indices) -> bool:
 
 
 def _trial(n: int, rows: Indices, columns: Indices) -> Any:
-    """A regular matrix of the pattern; as regular as rows without a diagonal entry would be with some."""
+    """A nonsingular sample matrix with the pattern."""
     random = np.random.default_rng(0)
     values = random.uniform(-1.0, 1.0, len(rows))
     matrix = csc_array((values, (rows, columns)), shape=(n, n))

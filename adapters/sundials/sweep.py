@@ -1,4 +1,4 @@
-"""The adjoint of explicit Runge-Kutta steps, and back through plain events: `sweep.c`, its structs mirrored."""
+"""Adjoints of explicit Runge-Kutta steps, and the backward sweep through native events: the structs of `sweep.c`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ExplicitAdjoint, SweepStruct = STRUCTS["explicit_adjoint"], STRUCTS["sweep"]
 
 
 class DiscreteAdjoint:
-    """The adjoint of the steps of one set of equations; needs no memory of SUNDIALS."""
+    """The discrete adjoint of one set of equations; needs no SUNDIALS memory."""
 
     pool: list[Any]
     not_finite = 0
@@ -49,7 +49,7 @@ class DiscreteAdjoint:
         self._library = loops()
 
     def choose(self, components: tuple[int, ...], parameters: Array, tolerances: Tolerances, max_steps: int) -> None:
-        """The functionals' components, the parameters and the tolerances of a sweep, and its steps at most."""
+        """Set the components of functionals, parameters, tolerances and step limit of a sweep."""
         self.model.parameters[:] = parameters
         self.model.reset()
         k, e = len(components), self.equations
@@ -67,7 +67,7 @@ class DiscreteAdjoint:
         s.steps, s.max_steps, s.rtol = 0, max_steps, tolerances.rtol
 
     def back(self, path: Array, memory: Array, adjoints: Array) -> int:
-        """From the end of a path, with `adjoints` (k, n), to its start; SUNDIALS' return code."""
+        """Run from the end of a path, with `adjoints` (k, n), to its start; return SUNDIALS' code."""
         self.model.memory[:] = memory
         self.model.reset()
         self.adjoint[:], self.totals[:] = adjoints, 0.0
@@ -79,9 +79,9 @@ class DiscreteAdjoint:
 
 
 class LegSweep:
-    """The adjoint back through a record table.
+    """The adjoint swept backward through a record table.
 
-    `discrete`, by mode, where its steps are explicit; else one memory for every component.
+    `discrete` holds the modes with explicit steps; other modes have one memory per component in `integrated`.
     """
 
     def __init__(
@@ -115,9 +115,10 @@ class LegSweep:
     def run(
         self, adjoints: Array, total: Array, measured: Array, precision: float, max_steps: int
     ) -> tuple[TableAdjoint | None, int]:
-        """From dG/d(y, m) (k, n_w) after it, and dG/dp; None where an integration fails, and the steps of integrations.
+        """Sweep from dG/d(y, m) (k, n_w) at the end and dG/dp; return None if an integration fails, and its steps.
 
-        `precision` is that of the adjoints that an integration starts with, `measured` what measurements add to them.
+        `precision` is that of the adjoints at the start of an integration, `measured` the contributions of
+        measurements.
         """
         self.adjoint[:, : adjoints.shape[1]], totals = adjoints, total.copy()
         addresses = {

@@ -1,1 +1,1 @@
-"""From CasADi functions to compiled code: kernels, the compiler, the cache. Knows no model."""
+"""Generate, compile and cache C code for CasADi functions; evaluate them in kernels. Knows no model."""

@@ -1,11 +1,11 @@
-"""The cache of compiled libraries: private to the user, and checked before anything of it is loaded.
+"""The cache of compiled libraries: private to the user, and verified before anything is loaded.
 
-The folder that the user names may hold anything. The cache reads, writes and deletes only in a folder of its own inside
-it, which it knows by a marker that it wrote when it made that folder.
+The user's directory may contain other files. The cache reads, writes and deletes only in its own subdirectory, which it
+identifies by a marker file written on creation.
 
-An entry is one file, the library with a seal behind it: a hash of the entry's name and of the library, so that neither
-damage nor an entry in the place of another goes unnoticed. What is loaded is a copy of the very bytes that were
-checked; what happens to the entry afterwards does not reach this process.
+An entry is one file: the library followed by a seal, which is a hash of the entry's name and of the library. Damaged
+and misplaced entries are thus detected. A copy of the verified bytes is loaded; later changes to the entry do not
+affect this process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from contextlib import suppress
 from pathlib import Path
 
 SEAL = hashlib.sha256().digest_size
-#: the folder inside `cache_directory` that belongs to the cache, and the file in it that says so
+#: subdirectory of `cache_directory` that belongs to the cache, and its marker file
 FOLDER, MARKER = "compiled-models", ".dae_hybrid"
 _MARK = b"Compiled models of dae_hybrid. This folder may be deleted as a whole.\n"
-#: scratch files that a killed process left behind are removed after this many seconds
+#: age in seconds after which scratch files of killed processes are removed
 STALE = 86_400.0
 _SCRATCH = "dae_hybrid-scratch-"
 _OWN_SCRATCH = re.compile(re.escape(_SCRATCH) + r"\w+\.(so|tmp)", re.ASCII)
@@ -33,7 +33,7 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_directory() -> Path:
-    """Where the folder of compiled models is kept: ``$DAE_HYBRID_CACHE`` or the user's cache directory."""
+    """Return the parent of the cache's directory: ``$DAE_HYBRID_CACHE`` or the user's cache directory."""
     if given := os.environ.get("DAE_HYBRID_CACHE"):
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -41,12 +41,12 @@ def cache_directory() -> Path:
 
 
 def open_cache() -> Path:
-    """The cache's own folder inside `cache_directory`, made and marked where it is missing.
+    """Return the cache's own directory inside `cache_directory`; create and mark it if missing.
 
     Raises
     ------
     OSError, RuntimeError
-        It cannot be made or found, is not the user's own, or was not made by the cache.
+        It cannot be created or found, is not owned by the user, or was not created by the cache.
     """
     parent = cache_directory().absolute()
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -63,13 +63,13 @@ def open_cache() -> Path:
 
 
 def _mark(directory: Path) -> None:
-    """Take possession of an empty folder; refuse one that holds files and no marker."""
+    """Mark an empty directory as the cache's; refuse one that has files but no marker."""
     if _is_marked(directory):
         return
     if next(directory.iterdir(), None) is None:
         with suppress(FileExistsError):  # another process was faster
             (directory / MARKER).touch(mode=0o600, exist_ok=False)
-            with suppress(OSError):  # the name is the marker, its text is for readers
+            with suppress(OSError):  # the file's name is the marker; its text is for readers
                 (directory / MARKER).write_bytes(_MARK)
     if not _is_marked(directory):
         raise FileExistsError(f"{directory} was not made by dae_hybrid: it holds files, but not its marker {MARKER}")
@@ -84,7 +84,7 @@ def _is_marked(directory: Path) -> bool:
 
 
 def _problem(state: os.stat_result) -> str | None:
-    """Why a file or directory is not to be trusted, None where it is."""
+    """Reason why a file or directory is not trusted, or None."""
     if os.name != "posix":
         return None
     if state.st_uid != os.geteuid():
@@ -97,7 +97,7 @@ def _seal(name: str, library: bytes) -> bytes:
 
 
 def read(entry: Path) -> bytes | None:
-    """The library of an entry; None unless it is there, the user's own, and what was written under this name."""
+    """Return the library of an entry; None if it is missing, not owned by the user, or fails verification."""
     flags = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
     try:
         with open(os.open(entry, flags), "rb") as file:
@@ -110,7 +110,7 @@ def read(entry: Path) -> bytes | None:
 
 
 def keep(entry: Path, library: bytes) -> None:
-    """Write an entry: readable by the user only, and there as a whole or not at all."""
+    """Write an entry atomically, readable by the user only."""
     scratch = _write(library + _seal(entry.name, library), entry.parent, ".tmp")
     try:
         scratch.replace(entry)
@@ -121,10 +121,10 @@ def keep(entry: Path, library: bytes) -> None:
 
 
 def load(library: bytes, directory: Path | None) -> ctypes.CDLL:
-    """Load these bytes, by way of a file that is gone again afterwards.
+    """Load a library from memory, through a temporary file.
 
-    It is made in `directory`, or where that cannot be written in the folder for temporary files, which may be one that
-    nothing can be executed from.
+    The file is created in `directory`, or if that is not writable in the directory for temporary files, which may be
+    mounted noexec.
     """
     _check_whole(library)
     if directory is not None:
@@ -134,12 +134,12 @@ def load(library: bytes, directory: Path | None) -> ctypes.CDLL:
 
 
 def _load(library: bytes, directory: Path) -> ctypes.CDLL:
-    # never a name that was used before: the dynamic linker would give the library that it knows by that name
+    # never reuse a name: the dynamic linker returns the library it has loaded under that name
     path = _write(library, directory, ".so")
     try:
         return ctypes.CDLL(str(path))
     finally:
-        with suppress(OSError):  # a loaded library cannot be removed everywhere
+        with suppress(OSError):  # some systems cannot remove a loaded library
             path.unlink()
 
 
@@ -155,7 +155,7 @@ def _write(content: bytes, directory: Path, suffix: str) -> Path:
 
 
 def _sweep(directory: Path) -> None:
-    """Delete scratch files of processes that were killed; of the cache's own making, and nothing else."""
+    """Delete the cache's scratch files left behind by killed processes."""
     limit = time.time() - STALE
     for path in directory.iterdir():
         if not _OWN_SCRATCH.fullmatch(path.name):
@@ -167,9 +167,9 @@ def _sweep(directory: Path) -> None:
 
 
 def _check_whole(library: bytes) -> None:
-    """Refuse a library that ends before what its headers promise: the loader would map it, and the process would die.
+    """Refuse a truncated library, which the loader would map and then crash the process.
 
-    Looks at 64-bit ELF; elsewhere the loader is trusted.
+    Checks 64-bit ELF; other formats are left to the loader.
     """
     if library[:5] != b"\x7fELF\x02":
         return

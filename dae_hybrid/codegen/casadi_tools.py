@@ -1,4 +1,4 @@
-"""CasADi's two kinds of expressions, and linear systems in them."""
+"""Tools for SX and MX expressions of CasADi: Jacobians, linear systems, operation counts."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import casadi as ca
 import numpy as np
 from numpy.typing import NDArray
 
-#: up to this many unknowns a linear system is solved symbolically, above by CasADi's sparse QR
+#: largest linear system solved symbolically; larger ones use CasADi's sparse QR
 SYMBOLIC_SOLVE = 4
-#: up to this size a block of affine equations for algebraic variables is eliminated
+#: largest block of affine equations for algebraic variables that is eliminated
 ELIMINATED = 8
-#: up to so many determinants of such blocks are watched as functions of time; of more the signs at the ends of steps
+#: largest number of block determinants monitored as functions of time; above, only their signs at step ends
 WATCHED = 8
-#: equations of more elementary operations stay in MX form where one operation of theirs stands for so many of them
-#: (measured: their code takes a second to compile, and runs no faster than loops from about there on)
+#: equations with more elementary operations stay in MX form if one of its operations replaces this many of them
+#: (measured: beyond this size their code takes a second to compile, and runs no faster than loops)
 LARGE, VECTORISED = 500, 8
-#: statements of C that an operation on vectors takes, and elements up to which their text is worth comparing with
+#: C statements per vector operation, and largest number of elements for which the lengths of both texts are compared
 STATEMENTS, MOST_WRITTEN = 5, 30_000
-#: with products of matrices of parameters among them, whose derivatives by their entries make long texts, from here on
+#: the limit if there are products with parameter matrices, whose derivatives by the entries give long texts
 LARGE_PRODUCTS = 250
-#: elements up to which expressions are expanded to see how many operations they really are
+#: largest number of elements for which expressions are expanded to count their operations
 MOST_EXPANDED = 200_000
 
 
 def kind_for(functions: Sequence[ca.Function]) -> Any:
-    """CasADi's SX where every function allows it, MX otherwise."""
+    """SX if every function allows it, else MX."""
     return ca.SX if all(f.is_a("SXFunction") for f in functions) else ca.MX
 
 
 def expanded(function: ca.Function) -> ca.Function:
-    """The function in SX form where it has one."""
+    """Return the function in SX form if possible."""
     try:
         return function.expand()
     except RuntimeError:
@@ -40,9 +40,10 @@ def expanded(function: ca.Function) -> ca.Function:
 
 
 def jacobian(values: Any, by: Any) -> Any:
-    """Derivative of a column by a column; the few rows that depend on much are differentiated apart from the others.
+    """Differentiate a column by a column; the few rows with many dependencies are differentiated separately.
 
-    CasADi's coloured products take as many directions as the fullest row has entries, where all else is sparse too.
+    The number of directions in CasADi's coloured differentiation is that of the fullest row's entries, even if all
+    other rows are sparse.
 
     Examples
     --------
@@ -63,27 +64,27 @@ def jacobian(values: Any, by: Any) -> Any:
 
 
 def directions(pattern: ca.Sparsity) -> int:
-    """How many directional derivatives give a Jacobian of this pattern, as `jacobian` takes them."""
+    """Number of directional derivatives that `jacobian` takes for this pattern."""
     full = _full_rows(pattern)
     rest = pattern.sub(sorted(set(range(pattern.size1())) - set(full)), list(range(pattern.size2())))[0]
     return len(full) + min(int(p.uni_coloring(p.T).size2()) for p in (rest, rest.T))
 
 
 def _full_rows(pattern: ca.Sparsity) -> list[int]:
-    """Rows without which the others take much fewer directions; none where there are no such rows."""
+    """Rows that are differentiated separately because this saves many directions; empty if there are none."""
     counts = np.bincount(np.array(pattern.row(), dtype=int), minlength=pattern.size1())
     order = np.argsort(-counts, kind="stable")
-    needed = np.arange(counts.size) + counts[order]  # one for each of the fullest rows, and as many as the next one has
+    needed = np.arange(counts.size) + counts[order]  # one direction per separate row, plus the next row's count
     k = int(np.argmin(needed))
     return sorted(order[:k].tolist()) if 2 * needed[k] < needed[0] else []
 
 
 def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = (), by: Sequence[ca.MX] = ()) -> bool:
-    """Whether much is done with few operations on vectors: such code is short, and as fast as element by element.
+    """Whether an expression consists of few vector operations; its code is short and as fast as elementwise code.
 
-    What depends on the `held` symbols alone is computed once per segment and does not count. The Jacobian by the
-    symbols `by` takes the operations once more for every direction, and the elements a few times more whatever the
-    directions: where that makes the longer text, elements it is.
+    Expressions of the `held` symbols alone are computed once per segment and do not count. The Jacobian by the symbols
+    `by` repeats vector operations for each direction, but elements only a few times: elementwise code is chosen if its
+    text is shorter.
     """
     function = ca.Function("everything", ca.symvar(expression), [expression])
     if function.sz_w() * function.n_instructions() <= LARGE_PRODUCTS:  # no result is large enough
@@ -91,7 +92,7 @@ def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = (), by: Sequence[ca
     products = bool(held) and _multiplies(function, ca.veccat(*held))
     own, elements = vector_operations(function)
     many = max(LARGE_PRODUCTS if products else LARGE, VECTORISED * own)
-    if many < elements < MOST_EXPANDED:  # of which more than a few may be zeros, copies and constants
+    if many < elements < MOST_EXPANDED:  # many of them may be zeros, copies and constants
         rest = ca.extract_parametric([expression], ca.veccat(*held))[0] if held else [expression]
         elements = expanded(ca.Function("rest", ca.symvar(rest[0]), rest)).n_instructions()
     if many < elements < MOST_WRITTEN and by:
@@ -102,7 +103,7 @@ def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = (), by: Sequence[ca
 
 
 def _multiplies(function: ca.Function, held: ca.MX) -> bool:
-    """Whether there are products with matrices that depend on symbols."""
+    """Whether a function contains matrix products that depend on the held symbols."""
     places = [i for i in range(function.n_instructions()) if function.instruction_id(i) == ca.OP_MTIMES]
     return any(
         ca.depends_on(ca.veccat(*(node.dep(1), node.dep(2))), held) for node in map(function.instruction_MX, places)
@@ -110,7 +111,7 @@ def _multiplies(function: ca.Function, held: ca.MX) -> bool:
 
 
 def vector_operations(function: ca.Function) -> tuple[int, int]:
-    """How many operations on vectors a function of MX has, and on how many elements; those of what it calls included.
+    """Count the vector operations of an MX function and the elements they process, including called functions.
 
     Examples
     --------
@@ -139,9 +140,9 @@ def vector_operations(function: ca.Function) -> tuple[int, int]:
 
 
 def without_numbers(expression: ca.MX) -> tuple[tuple[Any, ...], ca.MX, ca.MX, NDArray[np.float64]]:
-    """An expression with a column of symbols in place of its numbers, that column, and the numbers.
+    """Replace the numbers of an expression by a column of symbols; return key, expression, column and numbers.
 
-    Before them a key: those of one key are the same function of the same symbols and of their numbers.
+    Expressions with the same key are the same function of the same symbols and of their numbers.
     """
     symbols = ca.symvar(expression)
     function = ca.Function("f", symbols, [expression])
@@ -158,7 +159,7 @@ def without_numbers(expression: ca.MX) -> tuple[tuple[Any, ...], ca.MX, ca.MX, N
 
 
 def linear_solve(matrix: Any, right: Any) -> Any:
-    """matrix^-1 right, symbolically for small systems and by a sparse QR factorisation above."""
+    """Return matrix^-1 right, solved symbolically for small systems and by sparse QR factorisation above."""
     n = matrix.shape[0]
     if n == 0:
         return right

@@ -1,7 +1,7 @@
-"""The C compiler: texts become loaded libraries, taken from the cache or compiled in the background.
+"""The C compiler: turn C texts into loaded libraries, from the cache or compiled in the background.
 
-A library is on its way once in a process, whoever asks for it. Compilers run outside of the process, as many at a time
-as there are cores; one thread waits for each of them.
+Each library is built at most once per process. Compilers run as subprocesses, at most one per core; a thread waits
+for each of them.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from dae_hybrid.codegen.split_source import is_straight
 from dae_hybrid.errors import CompilerWarning
 
 FLAGS = ("-O2", "-fno-math-errno", "-fPIC", "-shared")
-#: straight statements run as fast with less effort, to the same bits, and compile in two thirds of the time (measured
-#: with gcc); loops take up to 6 % longer
+#: straight-line code runs as fast with less optimisation, with bitwise equal results, and compiles in two thirds of the
+#: time (measured with gcc); loops run up to 6 % slower
 STRAIGHT = ("-O1", *FLAGS[1:])
-#: files of one library
+#: flags for a library of several files
 SEPARATE = ("-O1", "-fno-math-errno", "-fPIC", "-c")
 COMPILE_TIMEOUT = 600.0
-#: seconds that the interpreter waits at its end for compilers that it has killed
+#: seconds to wait at interpreter exit for compilers that have been killed
 PARTING = 5.0
-#: seconds after which a waiting main thread looks for signals that another thread has been given
+#: interval in seconds at which a waiting main thread handles signals delivered to other threads
 SIGNALS = 0.1
 
 _warned: set[str] = set()
 
 
 def warn_once(what: str, consequence: str) -> None:
-    """Warn of the same thing once in a process."""
+    """Issue a warning once per process."""
     subject = what.partition(" (")[0]
     if subject not in _warned:
         warnings.warn(f"{what}{consequence}", CompilerWarning, stacklevel=3)
@@ -56,7 +56,7 @@ def warn_once(what: str, consequence: str) -> None:
 
 @cache
 def find_compiler() -> tuple[str, ...] | None:
-    """Command of the C compiler: ``$CC``, ``cc``, ``gcc``, ``clang`` or the ziglang wheel; None without one."""
+    """Return the command of the C compiler: ``$CC``, ``cc``, ``gcc``, ``clang``, the ziglang wheel, or None."""
     if given := os.environ.get("CC", "").strip():
         return _words(given)
     for name in ("cc", "gcc", "clang"):
@@ -68,12 +68,12 @@ def find_compiler() -> tuple[str, ...] | None:
 
 
 def _words(command: str) -> tuple[str, ...]:
-    """A command as a shell would read it: a path with spaces stands in quotes, or is all there is."""
+    """Split a command like a shell; a path with spaces may be quoted, or the whole command."""
     if shutil.which(command):
         return (command,)
     try:
         return tuple(shlex.split(command, posix=os.name == "posix"))
-    except ValueError:  # a quote that is not closed: the first word is named when it cannot be run
+    except ValueError:  # unbalanced quotes: the error that follows names the first word
         return tuple(command.split())
 
 
@@ -90,7 +90,7 @@ def _compiler_identity(command: tuple[str, ...]) -> str:
 
 @cache
 def _machine() -> str:
-    """What a compiler may tune for: in a home that machines share, "native" means something else on each."""
+    """Describe the target of "native" tuning; a home directory may be shared by different machines."""
     try:
         first = Path("/proc/cpuinfo").read_text(errors="replace").partition("\n\n")[0].splitlines()
     except OSError:
@@ -99,7 +99,7 @@ def _machine() -> str:
 
 
 class _Workshop:
-    """The compilers of this process; a child process begins with one of its own."""
+    """The compilers of this process; a child process starts with an empty set."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -109,17 +109,17 @@ class _Workshop:
         self.closed = False
 
     def close(self) -> None:
-        """Kill compilers that are at work: nobody needs what they make any more."""
+        """Kill running compilers at interpreter exit."""
         with self.lock:
             self.closed = True
             for process in list(self.compilers):
                 self.kill(process)
             left, deadline = list(self.under_way.values()), time.monotonic() + PARTING
-        for compilation in left:  # its scratch files go, too
+        for compilation in left:  # their scratch files are removed as well
             compilation.thread.join(max(0.0, deadline - time.monotonic()))
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """End a compiler, with what it has started where it has a group of its own."""
+        """Kill a compiler, with its children if it has a process group."""
         with suppress(OSError):
             if self.compilers.get(process) and os.name == "posix":
                 os.killpg(process.pid, signal.SIGKILL)
@@ -128,7 +128,7 @@ class _Workshop:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -147,9 +147,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class Compilation:
-    """A library that is there, cannot be had, or is being compiled by a thread.
+    """A library that is loaded, unavailable, or being compiled by a thread.
 
-    What went wrong on the way is said to whoever asks for the library.
+    Problems are reported when the library is requested.
     """
 
     thread: threading.Thread
@@ -173,7 +173,7 @@ class Compilation:
             _loaded[self.key] = self._library
         except (OSError, subprocess.SubprocessError) as reason:
             self._warnings.append((f"The C compiler failed ({reason})", ": models run interpreted, slower."))
-        except BaseException as error:  # raised where the library is asked for
+        except BaseException as error:  # raised by `result`
             self._error = error
         finally:
             self._workshop.under_way.pop(self.key, None)
@@ -193,22 +193,22 @@ class Compilation:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing to wait for."""
-        if self._workshop is not _workshop and not self._done.is_set():  # forked: the thread has stayed behind
+        """Whether the compilation has finished."""
+        if self._workshop is not _workshop and not self._done.is_set():  # forked: the thread stayed in the parent
             with _workshop.lock:
                 if self._workshop is not _workshop:
                     self._begin()
         return self._done.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the compiler; whether it is done."""
+        """Wait for the compiler; return whether it has finished."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self.is_done and (left := deadline - time.monotonic()) > 0:
             self._done.wait(min(left, SIGNALS))
         return self.is_done
 
     def result(self) -> ctypes.CDLL | None:
-        """The library, waited for; None, after one `CompilerWarning`, where the compiler failed."""
+        """Wait for the library and return it; None, after one `CompilerWarning`, if the compiler failed."""
         self.wait()
         if self._error is not None:
             raise self._error
@@ -218,7 +218,7 @@ class Compilation:
 
 
 class Finished(Compilation):
-    """A library that is there, or cannot be had."""
+    """A library that is loaded or unavailable."""
 
     def __init__(self, library: ctypes.CDLL | None) -> None:
         self._library = library
@@ -226,22 +226,22 @@ class Finished(Compilation):
     is_done = True
 
     def result(self) -> ctypes.CDLL | None:
-        """The library."""
+        """Return the library."""
         return self._library
 
 
 def compile_source(*sources: str) -> ctypes.CDLL | None:
-    """Compile C texts, one file each, into a loaded shared library, or take it from the cache.
+    """Compile C texts, one file each, into a shared library and load it, or take it from the cache.
 
-    Returns None, after one `CompilerWarning`, when there is no working compiler.
+    Returns None, after one `CompilerWarning`, without a working compiler.
     """
     return begin(*sources).result()
 
 
 def begin(*sources: str, apart: bool = False) -> Compilation:
-    """The same, compiled in the background; `apart` where an interrupt of the process is to leave the compiler alone.
+    """Start `compile_source` in the background; with `apart`, interrupts of this process do not reach the compiler.
 
-    A library that another thread has begun is not begun again.
+    A compilation that is already running is shared.
     """
     command = find_compiler()
     if command is None:
@@ -256,12 +256,12 @@ def begin(*sources: str, apart: bool = False) -> Compilation:
 
 
 def _from_cache(key: str) -> bool:
-    """Load the library from its entry, where there is a usable one."""
+    """Load the library from the cache, if a valid entry exists."""
     directory = _directory(lambda _: None)
     kept = None if directory is None else read(_entry(directory, key))
     if kept is None:
         return False
-    with suppress(OSError):  # sound, but made where other system libraries are
+    with suppress(OSError):  # valid, but built against other system libraries
         _loaded[key] = load(kept, directory)
     return key in _loaded
 
@@ -286,7 +286,7 @@ def _of_cache(reason: Exception) -> tuple[str, str]:
 
 
 def _compile(command: Sequence[str], sources: Sequence[str], *, apart: bool = False) -> bytes:
-    """Build in a scratch directory; failures are `OSError` or `subprocess.SubprocessError`."""
+    """Build in a scratch directory. Failures raise `OSError` or `subprocess.SubprocessError`."""
     with tempfile.TemporaryDirectory(prefix="dae_hybrid-", ignore_cleanup_errors=True) as scratch:
         texts, built = [Path(scratch) / f"model{i}.c" for i in range(len(sources))], Path(scratch) / "model.so"
         for text, source in zip(texts, sources, strict=True):
@@ -304,7 +304,7 @@ def _compile(command: Sequence[str], sources: Sequence[str], *, apart: bool = Fa
 
 
 def _run_each(jobs: Iterable[tuple[Sequence[str], Path]], command: Sequence[str], *, apart: bool) -> None:
-    """Run compilers side by side; the first failure is raised when all are done."""
+    """Run compilers in parallel; raise the first failure when all have finished."""
     failures: list[Exception] = []
 
     def one(arguments: Sequence[str], built: Path) -> None:
@@ -324,7 +324,7 @@ def _run_each(jobs: Iterable[tuple[Sequence[str], Path]], command: Sequence[str]
 
 def _run(command: Sequence[str], arguments: Sequence[str], built: Path, *, apart: bool) -> None:
     shop, group = _workshop, 0 if apart and os.name == "posix" else None
-    said = built.with_suffix(".err")  # a pipe would be held open by what a killed compiler has started
+    said = built.with_suffix(".err")  # a pipe would be held open by children of a killed compiler
     with shop.slots, open(said, "wb") as errors:
         with shop.lock:
             if shop.closed:
@@ -344,7 +344,7 @@ def _run(command: Sequence[str], arguments: Sequence[str], built: Path, *, apart
         limit.daemon = True
         limit.start()
         try:
-            process.wait()  # with a limit of its own it would look every 50 ms
+            process.wait()  # with a timeout of its own, wait() would poll every 50 ms
         finally:
             limit.cancel()
             del shop.compilers[process]

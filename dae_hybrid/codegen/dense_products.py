@@ -1,11 +1,11 @@
-"""CasADi's dense matrix product in C, with loops that run along the columns of a matrix as it lies in memory."""
+"""Replace CasADi's dense matrix product in C by loops along the columns, in memory order."""
 
 from __future__ import annotations
 
 import re
 
 _PRODUCT = re.compile(r"^void casadi_mtimes_dense\(.*?^\}\n", re.MULTILINE | re.DOTALL)
-#: z + x y, and z + x^T y where tr. Sums are in the order of CasADi's own loops: same numbers, to the last bit
+#: z + x y, and z + x^T y if tr. Sums are in the order of CasADi's own loops, so that results are bitwise equal
 _BY_COLUMNS = """\
 #if defined(__GNUC__) && !defined(__clang__)
 __attribute__((optimize("O3")))
@@ -35,5 +35,5 @@ static void casadi_mtimes_dense(const casadi_real* x, casadi_int nrow_x, casadi_
 
 
 def by_columns(text: str) -> str:
-    """C text of CasADi with that product in place of its own."""
+    """Replace the product in CasADi's C text."""
     return _PRODUCT.sub(lambda _: _BY_COLUMNS, text)

@@ -1,4 +1,4 @@
-"""What depends on parameters and memory alone is computed once per segment, not at every call of the integrator."""
+"""Hoist expressions of parameters and memory out of the integrator's functions: computed once per segment."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import casadi as ca
 from dae_hybrid.codegen.casadi_tools import expanded
 from dae_hybrid.codegen.products import inlined, is_cheaper, operations, parts_of
 
-#: functions that are called at every step
+#: functions called at every step
 HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch", "pullback", "tangent")
-#: those of them that are looked through as operations on vectors
+#: those examined as vector operations
 VECTORISED = ("flow", "guards", "pullback", "tangent")
-#: larger functions are left as they are: the integration is expensive enough, and so is looking through them
+#: larger functions are not rewritten: their evaluation dominates, and the analysis is expensive
 LARGEST = 100_000
-#: operations up to which one by one they are quicker than on vectors, and soon compiled
+#: largest operation count for which elementwise code is faster than vector operations and quickly compiled
 SHORT = 1_000
 
 
 def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
-    """The same functions with a further input c, and `constants`, which gives c from the inputs (t, x, m, p).
+    """Add an input c to the functions, and `constants`, which computes c from the inputs (t, x, m, p).
 
-    Common subexpressions are shared within each function. Functions that are not rewritten ignore c. A `pullback`
-    becomes `tape`, which gives what `flow` gives and intermediate results, and `pullback`, which takes these behind c
-    and gives the derivatives by x, m and p, the last in the parts of `parts_of`; a `tangent` takes the same tape, and
-    then stands for `linearised`, where that costs more. There are none of them where they are not rewritten.
+    Common subexpressions are shared within each function. Functions that are not rewritten ignore c. A `pullback` is
+    split into `tape`, which returns the outputs of `flow` and intermediate results, and `pullback`, which takes these
+    after c and returns the derivatives by x, m and p, the last in the parts of `parts_of`. A `tangent` uses the same
+    tape and replaces `linearised` if that is more expensive. If they cannot be rewritten, they are omitted.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def _with_tape(
     multiplied: dict[str, tuple[str, list[Any], list[Any]]], others: Mapping[str, ca.Function], point: list[Any],
     symbols: Sequence[Any], pieces: list[Any],
 ) -> dict[str, ca.Function]:  # fmt: skip
-    """`tape`, `pullback` and, where it is worth it, `tangent`."""
+    """Return `tape`, `pullback` and, if it is cheaper than `linearised`, `tangent`."""
     if "tangent" in multiplied:
         found = _taped(multiplied, point, symbols, pieces)
         if is_cheaper(found, others["linearised"]):
@@ -90,7 +90,7 @@ def _taped(
     symbols: Sequence[Any],
     pieces: list[Any],
 ) -> dict[str, ca.Function]:
-    """`tape`, which gives what the products have in common, whatever is multiplied, and the rest of each of them."""
+    """Return `tape`, the common part of the products that is independent of the vectors, and the remaining products."""
     name, values, vectors = multiplied["pullback"]
     along, rates, directions = multiplied.get("tangent", ("", [], []))
     found, recorded, kept = _extracted([*values[2:], *rates], [*point[:4], *symbols])
@@ -108,14 +108,14 @@ def _taped(
 
 
 def _extracted(values: list[Any], known: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Columns with symbols in place of what depends on known symbols alone, these symbols, and what they stand for."""
+    """Replace subexpressions of known symbols by symbols; return the columns, the symbols and the subexpressions."""
     if isinstance(values[0], ca.SX):
         found, symbols, parts = ca.extract_parametric(values, known)
         return list(found), list(symbols), list(parts)
     whole, symbols, parts = ca.extract_parametric(ca.cse(ca.vertcat(*values)), known)
     pieces = [whole.dep(i) for i in range(whole.n_dep())] if whole.is_op(ca.OP_VERTCAT) else [whole]
     columns = list[Any]()
-    for value in values:  # CasADi would make of a list a column that it splits again, number by number
+    for value in values:  # CasADi would turn a list into one column and split it into scalars
         own, missing = list[Any](), value.numel()
         while missing > 0:
             own.append(pieces.pop(0))
@@ -128,28 +128,28 @@ def _extracted(values: list[Any], known: list[Any]) -> tuple[list[Any], list[Any
 
 
 def _ends(values: Sequence[Any]) -> list[int]:
-    """Where pieces of a column end, from zero on."""
+    """Offsets of the pieces of a column, starting with zero."""
     return [0, *accumulate(value.nnz() for value in values)]
 
 
 def _named(values: Sequence[Any], symbols: Sequence[Any], pieces: list[Any]) -> list[Any]:
-    """Expressions with pieces of a column in place of symbols; common subexpressions are shared."""
+    """Replace symbols by pieces of a column; share common subexpressions."""
     found = ca.substitute(list(values), list(symbols), pieces) if symbols else list(values)
     return found if len(found) == 1 else ca.cse(found)
 
 
 def _column(kind: Any, name: str, values: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """A column of symbols, and its pieces in the shapes of these values."""
+    """A column of symbols, and its pieces in the shapes of the values."""
     ends = _ends(values)
     column = kind.sym(name, ends[-1])
     pieces = ca.vertsplit(column, ends) if values else []
-    if kind is ca.SX:  # numbers, each by itself
+    if kind is ca.SX:  # scalars
         return column, pieces
     return column, [kind(v.sparsity(), piece) for v, piece in zip(values, pieces, strict=True)]
 
 
 def _stacked(kind: Any, values: Sequence[Any]) -> Any:
-    """Such a column of these values."""
+    """Stack values into such a column."""
     if kind is ca.MX:
         values = [ca.vec(value if value.is_dense() else value.nz[:]) for value in values]
     return ca.densify(ca.vertcat(kind(0, 1), *values))

@@ -1,8 +1,8 @@
-"""From CasADi functions to fast callables: kernels for Python, compiled code for integrators.
+"""Turn CasADi functions into fast callables: kernels for Python, compiled code for integrators.
 
 A `Kernel` evaluates one CasADi function on flat arrays through its buffer (0.2 microseconds of
-overhead instead of the 25 of a plain call). `compile_functions` turns a set of functions into one
-shared library, kept in the user's cache under a hash of its source, compiler, flags and machine.
+overhead instead of 25 for a regular call). `compile_functions` compiles a set of functions into one
+shared library, cached for the user under a hash of its source, compiler, flags and machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dae_hybrid.errors import UnsupportedError
 from dae_hybrid.numerics.arrays import Array
 
 MOST_FILES = 8
-#: a function of CasADi's C text that says something about another one, which is called `name`
+#: a function in CasADi's C text that describes another one, called `name`
 DESCRIPTION = re.compile(
     r"^CASADI_SYMBOL_EXPORT [^\n(]*?(?P<name>\w+?)_(?:checkout|release|incref|decref|n_in|n_out|default_in|name_in|"
     r"name_out|sparsity_in|sparsity_out|work|work_bytes)\((?:[^\n]*\}|.*?\n\})\n+",
@@ -51,11 +51,11 @@ class NotPicklable:
 
 
 class Kernel(NotPicklable):
-    """A CasADi function on flat arrays; safe to call from several threads at once.
+    """A CasADi function on flat arrays. Thread-safe.
 
     Inputs are one-dimensional arrays (or numbers for size one). Outputs are one-dimensional, except
-    those whose indices are in `matrices`: they keep their two dimensions, and where they are sparse they are sparse
-    arrays of SciPy.
+    those listed in `matrices`: they are two-dimensional, and SciPy sparse arrays if they are
+    sparse.
     """
 
     def __init__(self, function: ca.Function, matrices: Sequence[int] = ()) -> None:
@@ -90,7 +90,7 @@ class Kernel(NotPicklable):
         return inputs, output, (trigger, buffer)
 
     def __call__(self, *arguments: Any) -> list[Array]:
-        """Outputs for these inputs."""
+        """Evaluate the function."""
         try:
             workspace = self._idle.pop()
         except IndexError:
@@ -110,7 +110,7 @@ class Kernel(NotPicklable):
         return found
 
     def over(self, *arguments: Array) -> Iterator[list[Array]]:
-        """Dense outputs for rows of inputs, one after the other; an input that is a vector is the same for all."""
+        """Yield dense outputs for rows of inputs; a one-dimensional input is shared by all rows."""
         found = self.function.call([np.atleast_2d(v).T for v in arguments])
         outputs = [
             np.asarray(v).reshape(rows, -1, columns).swapaxes(0, 1)
@@ -121,14 +121,14 @@ class Kernel(NotPicklable):
 
 
 def densified(function: ca.Function, outputs: int | None = None) -> ca.Function:
-    """The same function with dense outputs; only the first `outputs` where given."""
+    """Return the function with dense outputs; only the first `outputs` if given."""
     kind: Any = ca.SX if function.is_a("SXFunction") else ca.MX
     inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
     return ca.Function(function.name(), inputs, [ca.densify(o) for o in function.call(inputs)[:outputs]])
 
 
 class NativeFunction(NotPicklable):
-    """A CasADi function with its sparsity, work sizes and, where compiled, its address."""
+    """A CasADi function with its sparsity, work sizes and, if compiled, its address."""
 
     def __init__(self, function: ca.Function, library: ctypes.CDLL | None) -> None:
         self.function = function
@@ -146,7 +146,7 @@ class NativeFunction(NotPicklable):
 
 
 def generate_files(functions: Sequence[ca.Function]) -> list[str]:
-    """C texts of the functions: one, several of straight statements, or where it is long several of short functions."""
+    """Generate C text: one file, or several if the code is straight-line or long."""
     files, load = min(os.cpu_count() or 1, MOST_FILES), sum(f.n_instructions() for f in functions)
     if 2 * APART <= load < LONG and files > 1:
         shares = shared_out(functions, min(files, load // APART))
@@ -161,7 +161,7 @@ def generate_files(functions: Sequence[ca.Function]) -> list[str]:
 
 
 def generate(functions: Sequence[ca.Function], name: str = "model.c", *, in_work_vector: bool = False) -> str:
-    """C text of the functions, with their values in variables or in the work vector; the name prefixes its symbols."""
+    """Generate C text; values are kept in variables or in the work vector. The file name prefixes symbols."""
     generator = ca.CodeGenerator(name, {"casadi_int": "long long int", "avoid_stack": in_work_vector})
     for function in functions:
         generator.add(function)
@@ -169,7 +169,7 @@ def generate(functions: Sequence[ca.Function], name: str = "model.c", *, in_work
 
 
 def _without_descriptions(source: str, names: Sequence[str]) -> str:
-    """C text without what CasADi adds to each function to describe it: nine tenths of what there is to compile."""
+    """Remove the functions with which CasADi describes each function: nine tenths of the text to compile."""
     own = set(names)
 
     def kept(found: re.Match[str]) -> str:
@@ -181,16 +181,16 @@ def _without_descriptions(source: str, names: Sequence[str]) -> str:
 def compile_functions[Key](
     functions: Mapping[Key, ca.Function], *, native: bool = True
 ) -> tuple[dict[Key, NativeFunction], str]:
-    """Native functions by the same keys, and why they are not compiled where they are too long for that.
+    """Compile functions; return native functions under the same keys, and a note if they are too long to compile.
 
-    They have no addresses when `native` is off, nothing compiles, or a compiler would be at work for minutes.
+    The functions have no addresses if `native` is false, if no compiler works, or if compilation would take minutes.
     """
     compilation, note = begin_functions(functions) if native else (Finished(None), "")
     return bound(functions, compilation.result()), note
 
 
 def begin_functions(functions: Mapping[Any, ca.Function], *, apart: bool = False) -> tuple[Compilation, str]:
-    """Their library on its way, see `begin`, and why there is none where they are too long for that."""
+    """Start compiling functions, see `begin`; return a note instead of a library if they are too long."""
     if not functions:
         return Finished(None), ""
     texts = generate_files(list(functions.values()))
@@ -206,5 +206,5 @@ def begin_functions(functions: Mapping[Any, ca.Function], *, apart: bool = False
 
 
 def bound[Key](functions: Mapping[Key, ca.Function], library: ctypes.CDLL | None) -> dict[Key, NativeFunction]:
-    """The functions, with their addresses in a library."""
+    """Bind functions to their addresses in a library."""
     return {key: NativeFunction(function, library) for key, function in functions.items()}

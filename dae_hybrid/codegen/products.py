@@ -1,8 +1,8 @@
-"""Products of derivatives with vectors, for equations whose Jacobians cost more.
+"""Jacobian-vector and vector-Jacobian products, for equations with expensive Jacobians.
 
-Forward analysis needs F_x s + F_p dp + F_m dm for a few directions, an adjoint F_x^T v, F_p^T v and F_m^T v.
-Algorithmic differentiation in forward and in reverse mode gives either at a small multiple of the cost of F, however
-many entries the Jacobians have (Griewank and Walther, Evaluating Derivatives, 2nd ed., 2008, sections 3.2 to 4.2).
+Forward analysis needs F_x s + F_p dp + F_m dm for a few directions, the adjoint F_x^T v, F_p^T v and F_m^T v.
+Algorithmic differentiation in forward and reverse mode computes either at a small multiple of the cost of F, regardless
+of the number of Jacobian entries (Griewank and Walther, Evaluating Derivatives, 2nd ed., 2008, sections 3.2 to 4.2).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import Any
 
 import casadi as ca
 
-#: entries of F_x, F_p and F_m below which their products with vectors are not worth the attention
+#: smallest number of entries of F_x, F_p and F_m for which products are considered
 FEW_ENTRIES = 200
-#: entries per equation from which on products with directions are considered
+#: smallest number of entries per equation for which products with directions are considered
 FULL = 12
-#: vectors that are multiplied at one point: directions; the weights of a method and of its embedded one
+#: vectors multiplied per point: directions; the weights of a method and of its embedded method
 VECTORS = 2
-#: operations that a sparse product takes for each entry (measured: straight code does four to eight additions in the
-#: time in which one entry is looked up and added), and an elementary function
+#: cost of one entry in a sparse product, in additions (measured: straight-line code does four to eight additions in the
+#: time needed to load and add one entry), and cost of an elementary function
 PER_ENTRY, PER_FUNCTION = 6, 10
-#: share of the cost of a Jacobian that products with directions may have
+#: largest cost of products with directions, relative to the Jacobian
 WORTH = 0.6
-#: operations on vectors up to which functions that are called are written out
+#: largest number of vector operations after inlining called functions
 MOST_INLINED = 5_000
-#: entries of an outer product from which on its factors are kept instead
+#: smallest outer product that is stored by its factors
 LEAST_OUTER = 64
-#: what takes about as long as an addition; of matrices also what moves numbers
+#: operations as cheap as an addition; for matrices this includes data movement
 CHEAP = frozenset((
     ca.OP_MTIMES, ca.OP_CALL, ca.OP_DOT, ca.OP_HORZCAT, ca.OP_VERTCAT, ca.OP_DIAGCAT, ca.OP_HORZSPLIT,
     ca.OP_VERTSPLIT, ca.OP_DIAGSPLIT, ca.OP_RESHAPE, ca.OP_TRANSPOSE, ca.OP_SUBREF, ca.OP_GETNONZEROS,
@@ -40,7 +40,7 @@ FREE = frozenset((ca.OP_INPUT, ca.OP_OUTPUT, ca.OP_CONST, ca.OP_PARAMETER))
 
 
 def inlined(function: ca.Function) -> ca.Function | None:
-    """The same function with the expressions of those it calls; None where that would be long."""
+    """Inline the functions that a function calls; None if the result would be too long."""
     if not function.is_a("MXFunction"):
         return function
     inputs = [ca.MX.sym(function.name_in(i), function.sparsity_in(i)) for i in range(function.n_in())]
@@ -62,7 +62,7 @@ def inlined(function: ca.Function) -> ca.Function | None:
 
 
 def operations(function: ca.Function) -> int:
-    """Operations on numbers that a call takes, elementary functions weighted.
+    """Count the scalar operations of a call; elementary functions are weighted.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def _weight(op: int) -> int:
 
 
 def _size(node: ca.MX, op: int) -> int:
-    """How often a matrix operation does what it does."""
+    """Number of elements that a matrix operation processes."""
     if op == ca.OP_MTIMES:
         return 2 * int(node.dep(1).nnz()) * int(node.dep(2).size2())
     if op == ca.OP_CALL and (called := node.which_function()).is_a("SXFunction") | called.is_a("MXFunction"):
@@ -92,11 +92,11 @@ def _size(node: ca.MX, op: int) -> int:
 
 
 def products(name: str, function: ca.Function, linearised: ca.Function, *, explicit: bool) -> dict[str, ca.Function]:
-    """`pullback` and `tangent` of `function`, which gives F and g; see `Equations`.
+    """Return `pullback` and `tangent` of `function`, whose outputs are F and g; see `Equations`.
 
-    `linearised` gives their derivatives besides. There is no `pullback` where products with its matrices are cheaper,
-    and `tangent` only beside it, where the equations are `explicit` rates with many entries; whether its products are
-    cheaper is known when it is hoisted.
+    `linearised` also returns their derivatives. `pullback` is omitted if products with these matrices are cheaper.
+    `tangent` is returned only with `pullback`, for `explicit` rates with many entries; its actual cost is known
+    only after hoisting.
     """
     entries = _entries(linearised)
     plain = inlined(function) if entries >= FEW_ENTRIES else None
@@ -122,7 +122,7 @@ def products(name: str, function: ca.Function, linearised: ca.Function, *, expli
 
 
 def is_cheaper(taped: Mapping[str, ca.Function], linearised: ca.Function) -> bool:
-    """Whether products with directions, from a tape, take clearly less than the sparse Jacobian with its products."""
+    """Whether products with directions, using a tape, cost clearly less than the sparse Jacobian and its products."""
     by_products = operations(taped["tape"]) + VECTORS * operations(taped["tangent"])
     return by_products <= WORTH * (operations(linearised) + VECTORS * PER_ENTRY * _entries(linearised))
 
@@ -132,10 +132,10 @@ def _entries(linearised: ca.Function) -> int:
 
 
 def parts_of(values: Any) -> list[tuple[Any, ...]]:
-    """The parts of a column of expressions: columns, and for outer products a column and a row.
+    """Split a column of expressions into parts: columns, and a column and a row for each outer product.
 
-    The derivatives by the weights of a layer are an outer product. The sum of such products at several points is a
-    product of two matrices, and takes a fraction of what they take one by one.
+    The derivatives by the weights of a layer are an outer product. The sum of such products over several points is one
+    matrix product, which costs a fraction of the individual products.
 
     Examples
     --------
@@ -151,7 +151,7 @@ def parts_of(values: Any) -> list[tuple[Any, ...]]:
 
 
 def _outer_product(piece: Any) -> tuple[Any, ...]:
-    """The column and the row that a matrix is the product of, where it is one of any size; else nothing."""
+    """The two factors of a matrix if it is an outer product of sufficient size; otherwise empty."""
     if not isinstance(piece, ca.MX) or piece.numel() < LEAST_OUTER:
         return ()
     while piece.is_op(ca.OP_RESHAPE):

@@ -1,4 +1,4 @@
-"""Many expressions at once: which of them are the same function of the same symbols and of their numbers."""
+"""Find expressions that are the same function of the same symbols and differ only in their numbers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from dae_hybrid.codegen.casadi_tools import without_numbers
 from dae_hybrid.numerics.arrays import Array
 
-#: so many expressions are looked through at a time, of so many instructions each
+#: expressions examined at a time, and largest number of instructions of each
 MANY, LONGEST = 1000, 100
 POWERS = frozenset((ca.OP_POW, ca.OP_CONSTPOW))
 
 
 class Shape(NamedTuple):
-    """An expression with a column of symbols in place of its numbers; its key is that of all that are like it."""
+    """An expression with its numbers replaced by a column of symbols. Equal expressions have equal keys."""
 
     key: Any
     expression: ca.MX
@@ -26,9 +26,9 @@ class Shape(NamedTuple):
 
 
 def shapes_of(values: Sequence[ca.MX]) -> list[tuple[Shape, Array]]:
-    """The shape of every expression, and its numbers.
+    """Return the shape and the numbers of every expression.
 
-    Scalar ones that share no operation with others are looked through together, in elementary operations.
+    Scalar expressions that share no operations are examined together, as elementary operations.
 
     Examples
     --------
@@ -59,11 +59,11 @@ def shapes_of(values: Sequence[ca.MX]) -> list[tuple[Shape, Array]]:
 def in_elements(
     symbols: Sequence[ca.MX], values: Sequence[ca.MX], *, structural: Set[float] = frozenset()
 ) -> list[tuple[Any, Array] | None]:
-    """Of every expression the operations that it takes, and the numbers in them.
+    """Return the operations of every expression and its numbers.
 
-    The operations come with their operands: the place of an operation before it, of an entry of the symbols, or of a
-    number; the `structural` ones, whatever their sign, and exponents if there are any, are operands themselves. None
-    of what is no scalar, long, calls functions (an interpolant), or uses operations of others.
+    Each operation lists its operands: the index of a previous operation, of an entry of the symbols, or of a number.
+    `structural` numbers, of either sign, and exponents if there are any are operands themselves. The result is None for
+    an expression that is not scalar, is long, calls functions (an interpolant), or shares operations with others.
     """
     if len(values) < 2 or not all(value.is_scalar() for value in values):
         return [None] * len(values)
@@ -80,7 +80,7 @@ def _in_elements(function: ca.Function, structural: Set[float]) -> list[tuple[An
     except RuntimeError:
         return none
     found = none
-    known: dict[int, Any] = {}  # what stands at a place of the work vector: a number, an input, or an operation
+    known: dict[int, Any] = {}  # work index -> number, input or operation
     operations, numbers, alone, first = list[Any](), list[float](), True, 0
     for k in range(flat.n_instructions()):
         op = flat.instruction_id(k)
@@ -88,7 +88,7 @@ def _in_elements(function: ca.Function, structural: Set[float]) -> list[tuple[An
             known[flat.instruction_output(k)[0]] = float(flat.instruction_constant(k))
         elif op == ca.OP_INPUT:
             known[flat.instruction_output(k)[0]] = ("input", *flat.instruction_input(k))
-        elif op == ca.OP_CALL:  # of which function the operation does not say
+        elif op == ca.OP_CALL:  # the operation does not identify the function
             alone = False
             known |= dict.fromkeys(flat.instruction_output(k), k)
         else:
@@ -118,7 +118,7 @@ def _in_elements(function: ca.Function, structural: Set[float]) -> list[tuple[An
 
 
 def written_out(key: Any, symbols: Sequence[ca.MX], column: ca.MX) -> ca.MX:
-    """The expression of these operations with a column for its numbers."""
+    """Rebuild an expression from its operations, with a column in place of its numbers."""
     inputs = [ca.SX.sym("x", *s.shape) for s in symbols]
     numbers, results = ca.SX.sym("numbers", column.numel()), list[ca.SX]()
 

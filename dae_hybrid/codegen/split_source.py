@@ -1,8 +1,8 @@
-"""C text of large models in pieces: functions short enough for a compiler, in files that are compiled side by side.
+"""Split the C text of large models into short functions, in files that are compiled in parallel.
 
-What a compiler takes for one function of straight-line code grows faster than the function. CasADi writes the elements
-of an expression one statement after the other; with their values in the work vector instead of in variables, such a
-body can be cut anywhere.
+The cost of compiling a function of straight-line code grows faster than its length. CasADi writes the elements of an
+expression as successive statements. If their values are kept in the work vector instead of in variables, the body can
+be split anywhere.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Sequence
 
 import casadi as ca
 
-#: statements of C text from which on it is cut; and into how many (measured on a reaction and diffusion taken apart
-#: into elements: 1,000 cells are 130,000 statements, and take 15 s instead of 35)
+#: number of C statements above which a text is split, and statements per function (measured on a reaction-diffusion
+#: system in elementwise form: 1,000 cells give 130,000 statements, and compile in 15 s instead of 35)
 LONG, STATEMENTS = 15_000, 500
-#: operations that are a file of their own where there are as many again, if they are straight statements (measured
-#: with gcc: two files of 2,000 take as much in all as one of 4,000, and half as long where there are cores for them)
+#: operations per file if straight-line code is distributed over several files (measured with gcc: two files of 2,000
+#: need the same CPU time as one of 4,000, and half the elapsed time if cores are available)
 APART = 2_000
-#: statements of one file from which on it is not compiled at all: a core takes 20 s for them (measured with gcc)
+#: statements per file above which nothing is compiled: they take 20 s on one core (measured with gcc)
 MOST = 175_000
-#: rounds of a loop up to which it is as good as its statements one after the other
+#: largest iteration count of a loop that costs no more than its unrolled statements
 SHORT = 16
 _LOOP = re.compile(r"\bfor \(\w+=0[^;]*; \w+<(\w+);[^)]*\) *([^\n]*)")
 _MOVE = re.compile(r"casadi_(?:copy|clear|fill)\([^;\n]*?, (\d+)[,)]")
-#: what copies and clears consist of
+#: bodies of the loops for copying and clearing
 _MOVES = ("*x++ = 0;", "*y++ = *x++;", "*y++ = 0.;")
 _CALL = re.compile(r"=[a-z]\w*\(")
 _HEAD = re.compile(
@@ -35,17 +35,17 @@ _END = "  return 0;"
 
 
 def is_long(text: str) -> bool:
-    """Whether a text has many statements; tables of indices may be as long as they want."""
+    """Whether a text has many statements; tables of indices do not count."""
     return statements(text) > LONG
 
 
 def statements(text: str) -> int:
-    """How many statements a text has, more or less; a compiler takes twice as long for one that calls a function."""
+    """Approximate number of statements; a function call counts twice, as it does for the compiler."""
     return text.count(";\n") + len(_CALL.findall(text))
 
 
 def is_straight(text: str) -> bool:
-    """Whether a text is nothing but statements, without loops of more than a few rounds."""
+    """Whether a text consists of statements without loops, except very short ones."""
     if any(int(size) > SHORT for size in _MOVE.findall(text)):
         return False
     loops = (rest in _MOVES or (end.isdigit() and int(end) <= SHORT) for end, rest in _LOOP.findall(text))
@@ -53,7 +53,7 @@ def is_straight(text: str) -> bool:
 
 
 def cut(text: str) -> str:
-    """The same text, long bodies of plain statements as calls of short functions."""
+    """Replace long bodies of plain statements by calls of short functions."""
     lines, result, i = text.split("\n"), list[str](), 0
     while i < len(lines):
         head = _HEAD.fullmatch(lines[i])
@@ -76,7 +76,7 @@ def cut(text: str) -> str:
 
 
 def shared_out(functions: Sequence[ca.Function], files: int) -> list[list[ca.Function]]:
-    """Functions by file, so that every file has about the same to do."""
+    """Distribute functions over files with balanced load."""
     shares: list[list[ca.Function]] = [[] for _ in range(max(1, min(files, len(functions))))]
     loads = [0] * len(shares)
     for function in sorted(functions, key=lambda f: f.n_instructions(), reverse=True):

@@ -1,1 +1,1 @@
-"""From a statement to a system: structure, lowering, functions of modes, resets and transitions."""
+"""Compile a statement to a system: structure, lowering, functions of modes, resets and transitions."""

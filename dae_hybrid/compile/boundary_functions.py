@@ -1,4 +1,4 @@
-"""Starts and ends of runs that an integrator may carry out by itself: values and derivatives as compiled functions."""
+"""Compiled functions for the start and the end of native runs: initial, terminal and measured values, derivatives."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from dae_hybrid.system.measurement import Measurement
 from dae_hybrid.system.transition_map import CLOCK
 
 NONE = np.zeros(0)
-#: so many functions for measurements, of all modes, are compiled
+#: limit on the number of compiled measurement functions, over all modes
 MOST_MEASURED = 32
 
 
 def starts_and_ends_plainly(measurements: Sequence[Measurement], initial: InitialMap, builders: Builders) -> bool:
-    """Whether runs start at values that are given explicitly, and no signals interrupt them.
+    """Whether runs start from explicit initial values and have no signals.
 
-    Times of measurements are to be numbers.
+    Measurement times must be numbers.
     """
     if initial.explicit is None or initial.signals or not all(isinstance(m.time, float) for m in measurements):
         return False
@@ -39,20 +39,20 @@ def starts_and_ends_plainly(measurements: Sequence[Measurement], initial: Initia
     units = builders.units
     if any(b.lowering.n + b.nm > LARGEST or b.nk or b.poles or b.nz > SYMBOLIC_SOLVE for b in units.values()):
         return False
-    return units[builders.unit[initial.mode]].nz <= 1  # whose equation is solved for it: a matrix of rank one
+    return units[builders.unit[initial.mode]].nz <= 1  # its equation is solved for it: the matrix has rank one
 
 
 def _shapes(measurements: Sequence[Measurement]) -> list[Callable[[int], Any]]:
-    """What measurements are functions of, each once."""
+    """The distinct functions of the measurements."""
     return list(dict.fromkeys(measurement.of_mode for measurement in measurements))
 
 
 def end_functions(
     initial: InitialMap, builders: Builders, measurements: Sequence[Measurement]
 ) -> dict[str, ca.Function]:
-    """`origin`, `final` with the number of the unit, `measured` with those of a shape and a mode.
+    """Return `origin`, `final<unit>` and `measured<shape>_<mode>`; see `BoundaryFunctions`.
 
-    See `BoundaryFunctions`. None where those of measurements are too long to be worth their compilation.
+    Empty if the functions of the measurements are too long to be worth compiling.
     """
     if initial.explicit is None or initial.exact is None:
         raise AssertionError("the start is explicit")
@@ -68,14 +68,14 @@ def end_functions(
         x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
         point, final = [t, x, m, whole], mode.point_function("final", partial(_final, mode))
         named[f"final{mode.index}"] = [t, y, m, p, *behind], [x, *mode.entry.call(point), *final.call(point)]
-    # not expanded: what is put together from numbers elsewhere must not be simplified across its parts here
+    # not expanded: factors computed elsewhere must not be simplified together with these
     found = {
         key: ca.Function(f"end_{key}", inputs, [ca.densify(v) for v in outputs])
         for key, (inputs, outputs) in named.items()
     }
     for i, of_mode in enumerate(_shapes(measurements)):
         for k in range(len(builders.unit)):
-            with suppress(DaeHybridError):  # it has no value in this mode
+            with suppress(DaeHybridError):  # the measurement has no value in this mode
                 found[f"measured{i}_{k}"] = own = _measured(of_mode, builders.own(k), f"end_measured{i}_{k}")
                 if own.n_instructions() > LONGEST:
                     return {}
@@ -83,7 +83,7 @@ def end_functions(
 
 
 def _measured(of_mode: Callable[[int], Any], mode: ModeBuilder, name: str) -> ca.Function:
-    """What is measured in a mode, and its derivatives by (y, m, p, t)."""
+    """Measured value in a mode, and its derivatives by (y, m, p, t)."""
     function = of_mode(mode.index).function
     t, m, p, clock = (ca.MX.sym(k, v) for k, v in zip("tmpc", (1, mode.nm, mode.np, CLOCK), strict=True))
     y, data = _state(mode), ca.MX.sym("data", function.size1_in(4))
@@ -94,19 +94,19 @@ def _measured(of_mode: Callable[[int], Any], mode: ModeBuilder, name: str) -> ca
 
 
 def _numbers(mode: ModeBuilder, p: ca.MX) -> tuple[list[ca.MX], ca.MX]:
-    """Further inputs, up to the numbers of a mode, and the parameters with these behind them."""
+    """Return the extra inputs up to the numbers of a mode, and the parameters followed by these numbers."""
     numbers = ca.MX.sym("numbers", mode.numbers)
     behind = [ca.MX.sym("clock", CLOCK), ca.MX.sym("xi", 0), numbers] if mode.numbers else []
     return behind, ca.vertcat(p, numbers) if mode.numbers else p
 
 
 def _state(mode: ModeBuilder) -> ca.MX:
-    """A symbol for the integrator's state."""
+    """Return a symbol for the integrator's state."""
     return ca.MX.sym("x", mode.ny if mode.explicit is not None else mode.lowering.n)
 
 
 def _final(mode: ModeBuilder, s: Flat) -> list[Any]:
-    """Terminal values, their derivatives by u and by what u depends on, the shares of the state in them and in g."""
+    """Terminal values, their derivatives by u and by (y, m, p, t), the sizes of the state's terms in them and in g."""
     values, integrands, known = mode.terminals(*s.point), mode.integrands(*s.point), ca.vertcat(s.x, s.m)
     by_u = ca.jacobian(values, s.u)
     size = ca.fabs(by_u[:, : known.numel()]) @ ca.fabs(known)
@@ -117,7 +117,7 @@ def ends_of(
     initial: InitialMap, functions: Mapping[str, NativeFunction], measurements: Sequence[Measurement],
     units: Sequence[int],
 ) -> BoundaryFunctions | None:  # fmt: skip
-    """The compiled functions, those of every mode by its unit; None where there are none."""
+    """Return the compiled functions, those of each mode by its unit; None if any is not compiled."""
     if not functions or any(f.address is None for f in functions.values()):
         return None
     shapes = {shape: i for i, shape in enumerate(_shapes(measurements))}

@@ -1,10 +1,10 @@
-"""Bounds of algebraic variables: a condition of every mode that has the variable, followed as a guard.
+"""Turn the bounds of algebraic variables into guarded conditions of every mode that uses the variable.
 
-A share of two vector fields lies between 0 and 1, a contact force only pushes. Beyond its bounds the equations of the
-mode still have a solution, which is none of the problem; forward and adjoint analysis, differences and the duality
-check agree on it.
+A convex combination of two vector fields has a weight between 0 and 1; a contact force only pushes. Beyond the bounds
+the equations of the mode still have a solution, but not one of the problem. Forward and adjoint analysis, differences
+and the duality check would all agree on it.
 
-A bound is violated where it is exceeded by more than the accuracy of the run, and not where it is only touched: see
+A bound is violated if it is exceeded by more than the accuracy of the run, and not if it is only touched; see
 `dae_hybrid.simulation.touching` for the rule.
 """
 
@@ -22,7 +22,7 @@ from dae_hybrid.statement.triggers import StateTrigger
 
 
 def with_bounds(model: HybridModel) -> HybridModel:
-    """The model with a condition, which ends in a `BoundError`, for every finite bound in every mode that has one."""
+    """Return the model with a condition, ending in a `BoundError`, for each finite bound in each mode that uses it."""
     bounded = [d for d in model.of_kind("algebraic") if d.bounds is not None]
     if not bounded:
         return model
@@ -40,7 +40,7 @@ def with_bounds(model: HybridModel) -> HybridModel:
 
 
 def _bounds(declared: Declaration) -> list[Bound]:
-    """Every finite bound of every entry."""
+    """The finite bounds of all entries of a variable."""
     if declared.bounds is None:
         return []
     found = []

@@ -1,4 +1,4 @@
-"""Which relations of a model are no events, and where they are evaluated; see `dae_hybrid.conditions.branches`."""
+"""Collect the relations that are not events and the places where they are evaluated; see `conditions.branches`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dae_hybrid.statement.model import HybridModel
 
 
 def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) -> BranchTable:
-    """The table of a model as it was stated; in `model` its relations are events."""
+    """Build the branch table. `stated` is the model as declared; in `model` its relations are events."""
     fixed, time = _fixed(stated, model), {stated.time.__hash__()}
     moving = {d.symbol.__hash__() for d in stated.declarations.values() if d.kind in ("differential", "algebraic")}
     moving |= time | {rate.__hash__() for rate in stated.rates.values()}
@@ -46,7 +46,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
     for i, name in enumerate(builders.names):
         timed = [t.trigger.expression for t in builders.outgoing[i] if t.trigger.is_timed]
         if builders.unit[i] in quiet and not timed:
-            continue  # modes that are alike have the same relations
+            continue  # modes with the same functions have the same relations
         lowering, mode, unlifted = builders.lowering(i), model.modes[name], stated.modes[name]
         guarded = (_guard(stated, model, t.name, moving) for t in builders.outgoing[i])
         triggers = [*timed, *(guard for guard in guarded if guard is not None)]
@@ -91,7 +91,7 @@ def branch_table(stated: HybridModel, model: HybridModel, builders: Builders) ->
 
 
 def _guard(stated: HybridModel, model: HybridModel, name: str, moving: set[int]) -> ca.MX | None:
-    """The guard of a transition with its kinks, of a condition how far it is from becoming true."""
+    """The guard of a transition with its kinks; for a condition, the margin by which it is false."""
     transition = model.transitions[name]
     if transition.relation is not None:
         return transition.relation.stated
@@ -105,14 +105,14 @@ def _measured(what: str, value: ca.MX, builders: Builders, fixed: set[int]) -> C
 
 
 def _values(stated: HybridModel, name: str) -> list[ca.MX]:
-    """What a transition evaluates."""
+    """The expressions that a transition evaluates."""
     transition = stated.transitions[name]
     values = [*transition.reset.values(), *transition.memory.values(), transition.equations]
     return values + [value for _, value in event_costs(stated, name)]
 
 
 def _fixed(stated: HybridModel, model: HybridModel) -> set[int]:
-    """Memory that has no derivatives: counters, flags, and what relations have become."""
+    """Memory without derivatives: counters, flags, values of relations."""
     memory = {d.name: d for d in model.of_kind("memory") if d.signal is None and d.of is None}
     fixed = {name for name, d in memory.items() if name not in stated.declarations or not ca.symvar(ca.MX(d.initial))}
     while True:

@@ -1,4 +1,4 @@
-"""The builders of all modes and transitions of a model, shared where these are alike but for numbers."""
+"""Builders for all modes and transitions of a model. Those that differ only in numbers share one builder."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from dae_hybrid.statement.triggers import StateTrigger
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
 
-#: fewer modes, or transitions, that are alike are built one by one
+#: smallest number of modes, or transitions, that share their functions
 FEW = 4
 
 
 class Builders:
-    """The builders of a model's modes, and its transitions.
+    """Builders for the modes and transitions of a model.
 
     Attributes
     ----------
     units : dict of int to ModeBuilder
-        Builders by the first mode that has their functions.
+        Builders, keyed by the first mode that uses them.
     unit : list of int
-        The unit of every mode.
+        Unit of each mode.
     numbers : list of ndarray
-        Those of every mode, behind the parameters of its unit; empty where it shares nothing.
+        Numbers of each mode, appended to the parameters of its unit; empty for a mode that shares nothing.
     """
 
     def __init__(self, model: HybridModel, *, eliminate: bool, direct: bool) -> None:
@@ -60,7 +60,7 @@ class Builders:
         return ModeLowering(self.model, self.model.modes[self.names[mode]])
 
     def _own(self, mode: int) -> ModeBuilder:
-        """The builder of a mode by itself."""
+        """The builder of a single mode, without shared functions."""
         if self.unit[mode] == mode and mode not in self._families:
             return self.units[mode]
         return self._builder(self.lowering(mode), mode, self.outgoing[mode])
@@ -69,7 +69,7 @@ class Builders:
         return ModeBuilder(self.model, lowering, mode, outgoing, eliminate=self._eliminate, direct=self._direct)
 
     def _mode(self, mode: int) -> tuple[Hashable, list[ca.MX]]:
-        """What modes have to have in common to be alike, and the expressions that may differ in numbers."""
+        """Return a key that similar modes share, and the expressions that may differ in numbers."""
         stated = self.model.modes[self.names[mode]]
         guarded = [t for t in self.outgoing[mode] if t.guard is not None]
         if stated.residual.numel() or stated.algebraic.numel() or stated.constraint.numel() or not stated.ode:
@@ -78,7 +78,7 @@ class Builders:
         return key, [*stated.ode.values(), *(t.guard for t in guarded if t.guard is not None)]
 
     def is_shared(self, mode: int) -> bool:
-        """Whether others have the functions of a mode, but for numbers."""
+        """Whether a mode shares its functions with others."""
         return self.unit[mode] in self._families
 
     def _unit(self, mode: int) -> ModeBuilder:
@@ -88,7 +88,7 @@ class Builders:
         return self._with_numbers(mode, numbers, numbers)
 
     def _with_numbers(self, unit: int, numbers: ca.MX, own: ca.MX) -> ModeBuilder:
-        """The builder of a unit with these symbols behind the parameters, of which some are its own."""
+        """Build a unit with symbols appended to the parameters; `own` are those of the unit itself."""
         mode, outgoing = self.model.modes[self.names[unit]], list(self.outgoing[unit])
         if unit in self._families:
             values = self._families[unit].stated(own)
@@ -100,7 +100,7 @@ class Builders:
     def modes(
         self, functions: Mapping[int, dict[str, ca.Function]], compiled: Mapping[int, dict[str, NativeFunction]]
     ) -> tuple[ModeSystem, ...]:
-        """All modes, from the functions of the units."""
+        """Build all modes from the functions of the units."""
         number = {name: i for i, name in enumerate(self.model.transitions)}
         units: dict[int, ModeSystem] = {}
         found = []
@@ -118,9 +118,9 @@ class Builders:
     def _ends_of(
         self, source: int, target: int | None, is_loop: bool, size: int
     ) -> tuple[ModeBuilder, ModeBuilder | None, ca.MX]:
-        """Builders of the units at both ends of a transition, with the numbers of both and so many of its own.
+        """Return the builders of the units at both ends of a transition, and symbols for the transition's own numbers.
 
-        Behind them a column of symbols: those of the transition.
+        The builders' parameters are followed by the numbers of both units and `size` numbers of the transition.
         """
         own = ca.MX.sym("numbers", size)
         at = [source] if target is None or is_loop else [source, target]
@@ -133,7 +133,7 @@ class Builders:
         return found[0], None if target is None else found[-1], pieces[-1]
 
     def _transition(self, transition: Transition, charged: set[str]) -> tuple[Hashable, list[ca.MX]]:
-        """What transitions have to have in common to be alike, and the expressions that may differ in numbers."""
+        """Return a key that similar transitions share, and the expressions that may differ in numbers."""
         source, target = self._at(transition)
         modes = [self.units[unit] for unit in (source, target) if unit is not None]
         special = (
@@ -149,12 +149,12 @@ class Builders:
         return key, [transition.guard, *transition.reset.values(), *transition.memory.values()]
 
     def _at(self, transition: Transition) -> tuple[int, int | None]:
-        """The units of both modes."""
+        """The units of the source and target modes."""
         source, target = self.index[transition.source.name], transition.target
         return self.unit[source], None if target is None else self.unit[self.index[target.name]]
 
     def transitions(self) -> Transitions:
-        """All transitions."""
+        """Build all transitions."""
         found = Transitions(self)
         stated = list(self.model.transitions.values())
         charged = {name for f in self.model.functionals.values() for name, _ in f.at_events}
@@ -182,9 +182,10 @@ class Builders:
 
 
 class Transitions:
-    """The transitions of a model: what is `built`, by the first that has its functions, and that `kind` for `all`.
+    """The transitions of a model.
 
-    `numbers` are behind the parameters of the functions.
+    `built` holds one transition per family, keyed by its first member; `kind` is this key for each transition of `all`.
+    `numbers` are appended to the parameters of the functions.
     """
 
     def __init__(self, builders: Builders) -> None:
@@ -196,7 +197,7 @@ class Transitions:
         self.all: list[TransitionMap] = []
 
     def add(self, transition: Transition, kind: int, numbers: Array) -> None:
-        """A transition of a kind that is built."""
+        """Append a transition whose kind has been built."""
         own = self.built[kind]
         if kind != len(self.all) or numbers.size:
             stated = as_stated(self._builders.model, transition, len(self.all), self._builders.index)
@@ -206,18 +207,18 @@ class Transitions:
         self.all.append(own)
 
     def slopes(self) -> list[bool]:
-        """Whether they have slopes."""
+        """Whether each transition has slopes; see `has_slopes`."""
         found = {kind: has_slopes(own) for kind, own in self.built.items() if own.target is not None}
         return [found.get(kind, False) for kind in self.kind]
 
     def crossings(self) -> dict[int, dict[str, ca.Function]]:
-        """The functions of those that are plain, by kind."""
+        """The compiled functions of native transitions, by kind."""
         plain = {k: ends for k, ends in self.ends.items() if is_plain(self.built[k], *ends)}
         return {k: crossing_functions(self.built[k], *ends) for k, ends in plain.items()}
 
 
 def _with(transition: Transition, values: list[ca.MX]) -> Transition:
-    """A transition with other expressions for its guard, its reset and its memory."""
+    """Replace the guard, reset and memory expressions of a transition."""
     guard, *rest = values
     split = len(transition.reset)
     return replace(

@@ -1,4 +1,4 @@
-"""Implicit equations whose matrix [F_y' | F_z] is singular whatever the values, found at build and taken apart."""
+"""Detect implicit equations whose matrix [F_y' | F_z] is singular for all values, and split them into groups."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from dae_hybrid.errors import FormulationError
 from dae_hybrid.numerics.algebraic import NAMED
 from dae_hybrid.numerics.arrays import Array
 
-#: how large the values are that the matrix is looked at with, and how many looks have to be possible
+#: magnitudes of the sample points, and the number of samples that must be finite
 SIZES, LOOKS = (1.0, 0.1, 10.0, 1.0, 100.0, 1e-2), 3
-#: singular values below this share of the largest one are zero, rows and columns brought to one size
+#: singular values below this multiple of the largest are zero, after rows and columns are equilibrated
 SINGULAR = 1e-13
-#: a row or column with less of the null space belongs to none
+#: a row or column with a smaller share of the null space does not take part in it
 SHARE = 1e-9
-#: names in a list, and groups
+#: longest list of names, or groups, in a message
 MOST = 8
 
 
 def refuse_dependent_equations(
     mode: str, by_z: ca.Function, variables: Sequence[str], equations: Sequence[str], parameters: Array
 ) -> None:
-    """Refuse equations that depend on each other for all values, in groups that have nothing to do with each other.
+    """Refuse equations that are dependent for all values, split into independent groups.
 
-    `by_z` maps (t, x, m, p) to [F_y' | F_z]. Singular matrices of capacitances or masses are the usual case: as many
-    combinations of the equations contain no derivative as the rank falls short. What is singular at some values only
-    is found where a run gets there.
+    `by_z` maps (t, x, m, p) to [F_y' | F_z]. The usual cause is a singular capacitance or mass matrix: as many
+    combinations of the equations contain no derivative as the matrix lacks in rank. Equations that are singular only at
+    some values are found when a run reaches them.
     """
     n = len(variables)
     if not 1 < n <= NAMED:
@@ -66,7 +66,7 @@ def refuse_dependent_equations(
 
 
 def _null_spaces(matrix: Array) -> tuple[Array, Array] | None:
-    """Bases of the left and the right null space, as columns; None where the matrix is regular."""
+    """Return bases of the left and the right null space as columns, or None if the matrix is regular."""
     scaled = matrix
     for _ in range(3):
         for axis in (0, 1):
@@ -83,7 +83,7 @@ def _shares(basis: Array) -> Array:
 
 
 def _groups(matrix: Array, left: Array, right: Array) -> list[tuple[list[int], list[int], int]]:
-    """Rows, columns and by how much the rank falls short, of the parts that the null spaces fall into."""
+    """Split the null spaces into connected parts; return the rows, columns and rank deficiency of each."""
     n, rows, columns = len(matrix), _shares(left), _shares(right)
     graph = np.zeros((2 * n, 2 * n), dtype=bool)
     graph[:n, :n] = np.abs(left @ left.T) > SHARE

@@ -1,4 +1,4 @@
-"""Unknowns that equations give as expressions: what is solved for at build."""
+"""Symbolic solution of algebraic equations at build time."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ import math
 
 import casadi as ca
 
-#: up to so many algebraic variables are solved for as expressions where single equations do not give them
+#: largest number of algebraic variables solved for symbolically when single equations do not determine them
 MOST_AFFINE = 64
-#: up to this size a determinant is written out
+#: largest size for which a determinant is written out
 FEW = 4
-#: operations that jump, or whose derivative is constant though they do
+#: operations that jump, including those with a constant derivative
 JUMPING = {
     ca.OP_SIGN, ca.OP_FLOOR, ca.OP_CEIL, ca.OP_LT, ca.OP_LE, ca.OP_EQ, ca.OP_NE, ca.OP_NOT, ca.OP_AND, ca.OP_OR,
     ca.OP_IF_ELSE_ZERO, ca.OP_FMOD, ca.OP_REMAINDER, ca.OP_COPYSIGN,
 }  # fmt: skip
-#: those that keep what is affine so
+#: operations that preserve affinity
 LINEAR = {ca.OP_ASSIGN, ca.OP_NEG, ca.OP_ADD, ca.OP_SUB, ca.OP_TWICE}
-#: what an operation makes of the variables
+#: classification of a result with respect to the variables
 CONSTANT, AFFINE, OTHER = range(3)
 
 
 def solve_explicitly(k: ca.SX, z: ca.SX, largest: int) -> tuple[ca.SX, ca.SX] | None:
-    """Solution of 0 = k(z) as an expression, and what must not become zero for it (a column); None if there is none.
+    """Solve 0 = k(z) symbolically. Return z and a column of quantities that must not vanish, or None.
 
-    An equation is used for the one variable that is left in it, if that variable enters linearly with a
-    constant factor, as in ``sigma(...) - z``. Where that does not lead to the end, what is left is taken apart into
-    blocks that follow from each other; up to `largest` equations that are affine in their variables are solved
-    together.
+    An equation determines a variable if that is the only one left in it and enters linearly with a constant factor,
+    as in ``sigma(...) - z``. If this does not determine all variables, the rest is decomposed into block triangular
+    form; blocks of up to `largest` equations that are affine in their variables are solved together.
     """
     solution, rows, columns = by_substitution(k, z)
     poles = ca.SX(0, 1)
@@ -49,13 +48,13 @@ def solve_explicitly(k: ca.SX, z: ca.SX, largest: int) -> tuple[ca.SX, ca.SX] | 
 
 
 def has_jumps(expression: ca.SX) -> bool:
-    """Whether anything in it jumps: its derivative says nothing of that."""
+    """Whether an expression contains operations that jump, which its derivative does not show."""
     function = _of_its_symbols(expression)
     return any(function.instruction_id(k) in JUMPING for k in range(function.n_instructions()))
 
 
 def is_affine(expression: ca.SX, variables: ca.SX) -> bool:
-    """Whether it is, by its operations: a function that jumps has a constant derivative, too."""
+    """Whether an expression is affine, judged by its operations: step functions have constant derivatives, too."""
     function = _of_its_symbols(expression, variables)
     kind = [CONSTANT] * function.sz_w()
     for k in range(function.n_instructions()):
@@ -81,7 +80,7 @@ def is_affine(expression: ca.SX, variables: ca.SX) -> bool:
 
 
 def _of_its_symbols(expression: ca.SX, variables: ca.SX | None = None) -> ca.Function:
-    """As a function of these variables, and of all others."""
+    """Return the expression as a function of the given variables and of all others."""
     first = ca.SX(0, 1) if variables is None else variables
     known = {symbol.element_hash() for symbol in ca.symvar(first)}
     others = [symbol for symbol in ca.symvar(expression) if symbol.element_hash() not in known]
@@ -89,7 +88,7 @@ def _of_its_symbols(expression: ca.SX, variables: ca.SX | None = None) -> ca.Fun
 
 
 def _affine(matrix: ca.SX, constant: ca.SX) -> tuple[ca.SX, ca.SX]:
-    """-matrix^-1 constant, and the determinant."""
+    """Return -matrix^-1 constant and the determinant."""
     return -_solved(matrix, constant), determinant(matrix)
 
 
@@ -103,7 +102,7 @@ def _solved(matrix: ca.SX, right: ca.SX) -> ca.SX:
 
 
 def solve_in_blocks(matrix: ca.SX, right: ca.SX) -> ca.SX:
-    """matrix^-1 right, block after block, with the zeros that this leaves."""
+    """Solve matrix x = right block by block, which keeps structural zeros."""
     solution = ca.SX(*right.shape)
     for rows, columns in blocks(matrix.sparsity()):
         rest = right[rows, :] - matrix[rows, :] @ solution
@@ -114,9 +113,9 @@ def solve_in_blocks(matrix: ca.SX, right: ca.SX) -> ca.SX:
 
 
 def determinant(matrix: ca.SX) -> ca.SX:
-    """Determinant of a small matrix, with its sign: by cofactors, or by elimination with row pivoting.
+    """Return the signed determinant of a small matrix, by cofactors or by elimination with row pivoting.
 
-    The diagonal of a QR factorisation has no sign: its product touches zero where the determinant crosses it.
+    The product of the diagonal of a QR factorisation has no sign: it touches zero where the determinant crosses it.
     """
     n = matrix.shape[0]
     if n <= FEW:
@@ -140,10 +139,10 @@ def determinant(matrix: ca.SX) -> ca.SX:
 
 
 def singularities(by_z: ca.SX, moving: ca.SX, largest: int, most: int) -> ca.SX | None:
-    """Determinants of the diagonal blocks of K_z that depend on `moving`, a column: K_z is singular where one is zero.
+    """Return the determinants, as a column, of the diagonal blocks of K_z that depend on `moving`.
 
-    Those that cannot vanish, such as 1 + z^2, are left out. None where there are more than `most` of the others, or one
-    is larger than `largest`.
+    K_z is singular where one of them vanishes. Those that cannot vanish, such as 1 + z^2, are omitted. Returns None if
+    more than `most` remain, or if one is larger than `largest`.
     """
     found: list[ca.SX] = []
     for rows, columns in blocks(by_z.sparsity()):
@@ -160,10 +159,10 @@ def singularities(by_z: ca.SX, moving: ca.SX, largest: int, most: int) -> ca.SX 
 
 
 def keeps_sign(expression: ca.SX) -> bool:
-    """Whether interval arithmetic shows that a number is never zero, whatever its symbols are."""
+    """Whether interval arithmetic proves that an expression is nonzero for all values of its symbols."""
     function = _of_its_symbols(expression)
     found = [(-math.inf, math.inf)] * function.sz_w()
-    multiples = [(-1, 0.0)] * function.sz_w()  # of which value, by its instruction, and how many times that
+    multiples = [(-1, 0.0)] * function.sz_w()  # per work index: the instruction of a base value, and the multiple of it
     for k in range(function.n_instructions()):
         operation, inputs = function.instruction_id(k), function.instruction_input(k)
         if operation == ca.OP_OUTPUT:
@@ -197,7 +196,7 @@ def keeps_sign(expression: ca.SX) -> bool:
 
 
 def _range(operation: int, of: list[tuple[float, float]]) -> tuple[float, float]:
-    """Within which the result of an operation lies; everything where that is not known."""
+    """Interval that contains the result of an operation; the real line if unknown."""
     (low, high), other = of[0], of[-1]
     if operation == ca.OP_ASSIGN:
         return low, high
@@ -223,7 +222,7 @@ def _range(operation: int, of: list[tuple[float, float]]) -> tuple[float, float]
 
 
 def blocks(pattern: ca.Sparsity) -> list[tuple[list[int], list[int]]]:
-    """Rows and columns of the blocks of a square pattern, each of which needs those before it only."""
+    """Return rows and columns of the block triangular form; each block depends only on those before it."""
     count, row, column, row_block, column_block, _, _ = pattern.btf()
     return [
         (list(row[row_block[i] : row_block[i + 1]]), list(column[column_block[i] : column_block[i + 1]]))
@@ -232,7 +231,7 @@ def blocks(pattern: ca.Sparsity) -> list[tuple[list[int], list[int]]]:
 
 
 def by_substitution(k: ca.SX, z: ca.SX) -> tuple[ca.SX, list[int], list[int]]:
-    """z as far as single equations give it, and the equations and variables that are left."""
+    """Solve for z from single equations; return z and the equations and variables that remain."""
     unsolved, equations, solution = dict.fromkeys(range(z.numel())), list(range(k.numel())), ca.SX(z)
     jumps = has_jumps(k)
     while unsolved:

@@ -1,8 +1,8 @@
-"""What is alike but for numbers is built once: expressions of one structure, with their numbers in tables.
+"""Group expressions that differ only in numbers, so that their functions are built once.
 
-Functions that are made of such expressions take the numbers behind the parameters, and no derivative is taken by them.
-A number that all members of a family have in common stays where it is, and so does one that may decide about the
-structure: zero, what CasADi simplifies by (1, 2, 1/2), and exponents.
+The numbers are kept in tables and appended to the parameters; no derivatives are taken with respect to them. A number
+stays in the expression if all members share it, or if it may affect the structure: zero, numbers by which CasADi
+simplifies (1, 2, 1/2), and exponents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dae_hybrid.codegen.kernels import Kernel, NativeFunction
 from dae_hybrid.codegen.shapes import POWERS, in_elements, written_out
 from dae_hybrid.numerics.arrays import Array
 
-#: of so many instructions expressions are not looked through
+#: longest expressions that are examined, in instructions
 LONGEST = 1000
 #: numbers by which CasADi simplifies
 STRUCTURAL = frozenset((0.0, 1.0, 2.0, 0.5))
@@ -29,29 +29,29 @@ STRUCTURAL = frozenset((0.0, 1.0, 2.0, 0.5))
 
 @dataclass(frozen=True, eq=False)
 class Family[Name: Hashable]:
-    """Members whose expressions differ in numbers alone.
+    """Members whose expressions differ only in numbers.
 
-    `numbers` has a row for each member, of those numbers that are not the same in all.
+    `numbers` has a row per member, with the numbers that vary within the family.
     """
 
     members: tuple[Name, ...]
     numbers: Array
-    values: tuple[float | None, ...]  # of all numbers, those that all members have in common
-    write: Callable[[ca.MX], list[ca.MX]]  # the expressions with a column of all numbers
+    values: tuple[float | None, ...]  # shared numbers; None for those that vary
+    write: Callable[[ca.MX], list[ca.MX]]  # map a column of all numbers to the expressions
 
     @property
     def size(self) -> int:
-        """How many numbers differ."""
+        """Number of varying numbers per member."""
         return self.numbers.shape[1]
 
     def stated(self, column: ca.MX) -> list[ca.MX]:
-        """The expressions with the entries of a column for the numbers that differ."""
+        """Return the expressions with the entries of a column in place of the numbers that vary."""
         entries = iter(ca.vertsplit(column) if column.numel() else ())
         return self.write(ca.vertcat(*(next(entries) if value is None else ca.MX(value) for value in self.values)))
 
 
 def families[Name: Hashable](given: Mapping[Name, tuple[Hashable, Sequence[ca.MX]]], least: int) -> list[Family[Name]]:
-    """Members with the same key and expressions that differ in numbers alone, where there are at least so many.
+    """Return families of at least `least` members that share a key and whose expressions differ only in numbers.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def _family[Name: Hashable](group: list[tuple[Name, Array, Callable[[ca.MX], lis
 
 
 def _without_numbers(expressions: Sequence[ca.MX]) -> tuple[Any, list[ca.MX], list[ca.MX], Array] | None:
-    """Structure, expressions with a symbol for every number, these symbols, and the numbers; None of long ones."""
+    """Return the structure, expressions with symbols for numbers, these symbols, the numbers; None if too long."""
     inputs = ca.symvar(ca.veccat(*expressions))
     function = ca.Function("f", inputs, expressions)
     count = function.n_instructions()
@@ -125,7 +125,7 @@ def _without_numbers(expressions: Sequence[ca.MX]) -> tuple[Any, list[ca.MX], li
 
 
 def closed(function: ca.Function, place: int, numbers: Array) -> ca.Function:
-    """A function with these numbers behind the parameters, which are its input at a place."""
+    """Fix the numbers that follow the parameters, which are the input at `place`."""
     kind: Any = ca.SX if function.is_a("SXFunction") else ca.MX
     inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
     inputs[place] = kind.sym("p", function.size1_in(place) - numbers.size)
@@ -134,7 +134,7 @@ def closed(function: ca.Function, place: int, numbers: Array) -> ca.Function:
 
 
 def apart(function: ca.Function, place: int, size: int, n_in: int) -> ca.Function:
-    """A function with its numbers as a last input, behind `n_in` others, instead of behind the parameters."""
+    """Move the numbers from behind the parameters to a separate last input, after `n_in` others."""
     kind: Any = ca.SX if function.is_a("SXFunction") else ca.MX
     inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
     p, numbers = kind.sym("p", function.size1_in(place) - size), kind.sym("numbers", size)
@@ -145,7 +145,7 @@ def apart(function: ca.Function, place: int, size: int, n_in: int) -> ca.Functio
 
 
 class _OfMember(Kernel):
-    """A kernel of a family with the numbers of a member."""
+    """A kernel of a family with the numbers of one member."""
 
     def __init__(self, kernel: Kernel, place: int, numbers: Array) -> None:
         self._kernel, self._place, self._numbers = kernel, place, numbers
@@ -162,7 +162,7 @@ class _OfMember(Kernel):
 
 
 class OfMember[V](Mapping[str, V]):
-    """Functions of a family as those of a member, each made when it is asked for."""
+    """Functions of a family for one member, created on first access."""
 
     def __init__(self, family: Mapping[str, V], of: Callable[[str, V], V]) -> None:
         self._family, self._of, self._found = family, of, dict[str, V]()
@@ -185,7 +185,7 @@ class OfMember[V](Mapping[str, V]):
 def kernels_of(
     family: Mapping[str, Kernel], places: Callable[[str], int | None], numbers: Array
 ) -> Mapping[str, Kernel]:
-    """Kernels of a family as those of a member; `places` says which input of each are the parameters."""
+    """Return the kernels of a family for one member; `places` gives the index of the parameter input of each."""
 
     def of(key: str, kernel: Kernel) -> Kernel:
         place = places(key)
@@ -195,5 +195,5 @@ def kernels_of(
 
 
 def functions_of(family: Mapping[str, NativeFunction], place: int, numbers: Array) -> Mapping[str, NativeFunction]:
-    """The same of functions, none of which is compiled."""
+    """Return the functions of a family for one member, none of them compiled."""
     return OfMember(family, lambda _, f: NativeFunction(closed(f.function, place, numbers), None))

@@ -1,4 +1,4 @@
-"""The functions of the start of a run; see `initial`."""
+"""Build the functions of the initial map; see `system.initial`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.system.initial import InitialMap
 from dae_hybrid.system.signals import SignalTable
 
-#: unknowns that are looked for one by one at build
+#: largest number of unknowns solved for symbolically
 MOST_EXPLICIT = 8
 
 
 def build_initial(model: HybridModel, builders: Builders, signals: tuple[SignalTable, ...]) -> InitialMap:
-    """The initial map of a model whose declarations have been checked."""
+    """Build the initial map of a model whose declarations have been checked."""
     initial = model.start
     if initial is None:
         raise AssertionError("no initial mode")
@@ -57,7 +57,7 @@ def build_initial(model: HybridModel, builders: Builders, signals: tuple[SignalT
     m0 = ca.vertcat(*memories.call(list(s.point))) if builder.nm else s.kind(0, 1)
     if builder.nm and ca.jacobian(m0, s.m).nnz():
         raise ModelError("The initial value of a memory uses a memory or a signal.", mode=initial.mode.name)
-    if builder.nm:  # MX keeps what it does not use
+    if builder.nm:  # MX keeps unused inputs
         m0 = ca.vertcat(*memories.call([s.t, s.x, s.kind.zeros(builder.nm), s.p]))
     for table in signals:
         m0 = s.kind(m0)
@@ -131,7 +131,7 @@ def build_initial(model: HybridModel, builders: Builders, signals: tuple[SignalT
 
 
 def _bend(inputs: list[Any], total: Any, x: Any) -> Kernel:
-    """(t, x, held, p, u, v) -> derivatives of u^T Phi_x v by x, held and p."""
+    """Return the kernel (t, x, held, p, u, v) -> derivatives of u^T Phi_x v by x, held and p."""
     kind: Any = type(x)
     u, v = kind.sym("u", total.numel()), kind.sym("v", x.numel())
     value = u.T @ ca.jtimes(total, x, v)
@@ -141,10 +141,10 @@ def _bend(inputs: list[Any], total: Any, x: Any) -> Kernel:
 
 @dataclass(frozen=True)
 class _Projection:
-    """Stationarity of the Lagrangian 1/2 d^T M d - nu^T G: by the entries `along` of x, those that are moved first.
+    """Stationarity of the Lagrangian 1/2 d^T M d - nu^T G by the entries `along` of x, projected ones first.
 
-    G are the first equations, those that are stated and the constraints; where they contain algebraic variables all of
-    them are.
+    G is the leading part of the equations, the stated ones and the constraints; it is all of them if the leading part
+    contains algebraic variables.
     """
 
     along: tuple[int, ...]
@@ -169,9 +169,9 @@ class _Projection:
 
 @dataclass(frozen=True)
 class _ExplicitStart:
-    """(x0, m0) and their derivatives as functions of (t, held, p), where the equations give them one by one.
+    """(x0, m0) and their derivatives as functions of (t, held, p), if the equations determine them one by one.
 
-    Called with places among the given values it makes functions of these values too, which are held fixed.
+    When called with places, these given values become an additional input; by default they are fixed.
     """
 
     s: Any
@@ -287,7 +287,7 @@ def _start(
     entries: list[int],
     multipliers: int,
 ) -> Kernel:
-    """x0 where Newton's method starts, and multipliers of a projection, which are zero."""
+    """Return x0, the initial guess of Newton's method, followed by zeros for the multipliers of a projection."""
     lowering, rows = builder.lowering, []
     for d in lowering.variables:
         guess = initial.guess.get(d.name, ca.MX(ca.DM(np.zeros(d.size) if d.value is None else d.value)))

@@ -1,8 +1,8 @@
-"""From a model's named symbols to functions of flat vectors.
+"""Convert expressions in a model's named symbols to functions of flat vectors.
 
 Every function of a mode takes ``(t, x, m, p)`` with ``x = (y, z)``. Derivative symbols ``der(y)`` are
-replaced by the mode's right-hand side. Expressions become CasADi SX where they can (fast, flat), and
-stay MX where they contain something that cannot be expanded.
+replaced by the mode's right-hand side. Expressions are expanded to CasADi SX (fast, flat) if possible, and
+stay MX if they contain operations that cannot be expanded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dae_hybrid.statement.model import HybridModel
 class Flat:
     """Flat symbols of one type (SX or MX) for one mode.
 
-    The last entries of p may be `numbers` in which modes that share their functions differ; see
+    The last entries of p may be `numbers`, in which modes that share their functions differ; see
     `dae_hybrid.compile.families`.
     """
 
@@ -44,34 +44,34 @@ class Flat:
 
     @property
     def parameters(self) -> Any:
-        """p without numbers."""
+        """p without the numbers."""
         return self.p[: self.p.numel() - self.numbers, :] if self.numbers else self.p
 
     @property
     def u(self) -> Any:
-        """(x, m, p, t) as one column, without numbers."""
+        """(x, m, p, t) as one column, without the numbers."""
         return ca.vertcat(self.x, self.m, self.parameters, self.t)
 
 
 def symbols_for(functions: Sequence[ca.Function], n: int, nm: int, np_: int, suffix: str = "") -> Flat:
-    """Flat of the kind that suits the functions of (t, x, m, p, ...); what their p has beyond `np_` are numbers."""
+    """Create symbols of the kind that suits functions of (t, x, m, p, ...); entries of p beyond `np_` are numbers."""
     kind, size = kind_for(functions), functions[0].size1_in(3)
     symbols = (kind.sym(name + suffix, s) for name, s in zip("txmp", (1, n, nm, size), strict=True))
     return Flat(kind, *symbols, numbers=size - np_)
 
 
 class ModeLowering:
-    """Lowers expressions of one mode, and knows which variables the mode has.
+    """Lowers the expressions of one mode, and determines which variables the mode has.
 
-    A derivative that a residual uses becomes an algebraic variable ``der(y)`` of its own, with y' = der(y): the
-    implicit equations then read 0 = F(der(y), y, z) and are of the form of Hessenberg index 1, with [F_y' | F_z]
-    for k_z. Their adjoint is SR eq. 12 with L = -F_y'^T lambda as a state of its own, whose index stays one.
+    A derivative that appears in a residual becomes an algebraic variable ``der(y)`` with y' = der(y). The implicit
+    equations then read 0 = F(der(y), y, z), which is Hessenberg index 1 with [F_y' | F_z] in the role of k_z. Their
+    adjoint is SR eq. 12 with L = -F_y'^T lambda as an additional state; its index remains one.
     """
 
     def __init__(self, model: HybridModel, mode: Mode, numbers: ca.MX | None = None) -> None:
         self.model = model
         self.mode = mode
-        self.numbers = [] if numbers is None else [numbers]  # symbols behind the parameters
+        self.numbers = [] if numbers is None else [numbers]  # symbols that follow the parameters
         used = {s.__hash__() for s in ca.symvar(mode.everything)}
         self.implicit = [
             d for d in model.of_kind("differential") if d.name not in mode.ode and self._rate_hash(d) in used
@@ -104,11 +104,11 @@ class ModeLowering:
 
     @property
     def guess(self) -> list[float]:
-        """Start of Newton's method for the algebraic variables."""
+        """Initial guess of Newton's method for the algebraic variables."""
         return [float(v) for d in self.variables if d.kind == "algebraic" for v in d.start]
 
     def flow(self) -> list[tuple[str, ca.MX]]:
-        """Rates of the differential variables, one row each."""
+        """Rates of the differential variables, each with a description for errors."""
         where = f"in mode '{self.mode.name}'"
         rates = {d.name: self.model.rates[d.name] for d in self.implicit}
         return [
@@ -117,7 +117,7 @@ class ModeLowering:
         ]
 
     def lower(self, name: str, expressions: Sequence[tuple[str, ca.MX]], extra: Sequence[ca.MX] = ()) -> ca.Function:
-        """A function of (t, x, m, p, *extra) that returns the expressions; each comes with what it is, for errors."""
+        """Return a function of (t, x, m, p, *extra) for expressions, each given with a description for errors."""
         rates = [self.model.rates[key] for key in self.mode.ode if key in self.model.rates]
         flows = [self.mode.ode[key] for key in self.mode.ode if key in self.model.rates]
         values = [e for _, e in expressions]
@@ -172,7 +172,7 @@ class ModeLowering:
 
 
 def split(flat: Any, sizes: Sequence[int]) -> list[Any]:
-    """Pieces of a column of these sizes."""
+    """Split a column into pieces of the given sizes."""
     if not sizes:
         return []
     offsets = [0]

@@ -1,4 +1,4 @@
-"""The equations of one mode as functions of flat vectors: formulated, differentiated, solved at points."""
+"""The equations of one mode as functions of flat vectors: formulated, differentiated, and solved at points."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEWTON_STEPS = 3  # from the integrator's tolerance to rounding
 
 
 class ModeFunctions:
-    """The equations of one mode as functions of (t, x, m, p), and what follows from them."""
+    """The equations of one mode as functions of (t, x, m, p), and functions derived from them."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ModeFunctions:
         self.ny, self.nz = lowering.differential.size, lowering.algebraic.size
         self.nm = sum(d.size for d in lowering.memory)
         self.np = sum(d.size for d in lowering.parameters)
-        self.numbers = sum(s.numel() for s in lowering.numbers)  # behind the parameters
+        self.numbers = sum(s.numel() for s in lowering.numbers)  # appended to the parameters
         self.direct = direct
         self._slopes: dict[str, ca.Function] = {}
         self._formulate()
@@ -54,17 +54,17 @@ class ModeFunctions:
         self.integrands = self.stack("integrands", integrands)
         self.terminals = self.stack("terminals", terminals)
         self._check_guards()
-        self.poles = 0  # how many quantities must not become zero: determinants of what was solved for z
+        self.poles = 0  # number of quantities that must not vanish: determinants of the systems solved for z
         self.explicit = self._explicit() if eliminate and self.nz and not (direct and self.nk) else None
-        self.singularities: ca.Function | None = None  # what must not become zero, of implicit equations
-        self.unwatched = False  # whether these are too many, or too large, to be written out
+        self.singularities: ca.Function | None = None  # quantities of implicit equations that must not vanish
+        self.unwatched = False  # whether there are too many of them, or too large ones, to write out
         if self.nz and self.explicit is None:
             self._watch_singularities()
-        #: whether the algebraic variables can be solved for within a right-hand side, on a branch that is watched
+        #: whether the algebraic variables can be solved for within a right-hand side, on a monitored branch
         self.reducible = eliminate and self.explicit is None and self._is_reducible()
 
     def _formulate(self) -> None:
-        """`flow` (f, K), `stated` (f and the equations as they stand) and `invariants` k; see `numerics.algebraic`."""
+        """Set `flow` (f, K), `stated` (f and the equations as stated) and `invariants` k; see `numerics.algebraic`."""
         lowering, mode = self.lowering, self.lowering.mode
         where, ny = f"of mode '{mode.name}'", self.ny
         f = self.stack("rates", lowering.flow())
@@ -89,7 +89,7 @@ class ModeFunctions:
         index2 = [i for i in range(len(labels)) if i not in with_z]
         self.nk = len(index2)
         by_index1 = sorted({j for i, j in zip(*stated_by_z.get_triplet(), strict=True) if i in with_z})
-        #: places of the algebraic variables that equations without constraints determine
+        #: indices of the algebraic variables determined by equations other than constraints
         self.index1 = tuple(by_index1) if len(by_index1) == len(index1) else ()
         self.constraint_labels = tuple(labels[i] for i in index2)
         hidden = by_x[index2, :ny] @ rates + jacobian(rows[index2, :], s.t) if index2 else s.kind(0, 1)
@@ -112,7 +112,7 @@ class ModeFunctions:
         self.invariants = function("invariants", k)
 
     def _explicit(self) -> ca.Function | None:
-        """Algebraic variables, where the equations give them, and what must not become zero for that."""
+        """Algebraic variables, if the equations give them explicitly, and the quantities that must not vanish."""
         s = self.symbols()
         if s.kind is not ca.SX:
             return None
@@ -124,7 +124,7 @@ class ModeFunctions:
         return ca.Function("explicit", [s.t, y, s.m, s.p], [ca.densify(v) for v in found])
 
     def _watch_singularities(self) -> None:
-        """Determinants of the blocks of [F_y' | F_z], C B in index 2: as functions, where they are few and small."""
+        """Set `singularities` to the determinants of the blocks of [F_y' | F_z] (C B in index 2), if few and small."""
         s = self.symbols()
         found = None
         if s.kind is ca.SX:
@@ -141,11 +141,11 @@ class ModeFunctions:
         return semi_explicit and 0 < self.nz <= SYMBOLIC_SOLVE and self.symbols().kind is ca.SX
 
     def singular(self, s: Flat) -> Any:
-        """Determinants of implicit equations."""
+        """Determinants of the implicit equations."""
         return ca.MX(0, 1) if self.singularities is None else self.singularities(*s.point)
 
     def singular_rates(self, s: Flat) -> Any:
-        """Their total time derivatives."""
+        """Total time derivatives of the determinants."""
         return self._along(self.singularities, s) if self.singularities is not None else ca.MX(0, 1)
 
     @staticmethod
@@ -153,7 +153,7 @@ class ModeFunctions:
         return ca.MX.zeros(size) if expression is None else expression
 
     def stack(self, name: str, rows: list[tuple[str, Any]]) -> ca.Function:
-        """One function (t, x, m, p) -> column, checked row by row so that errors name the equation."""
+        """Return a function (t, x, m, p) -> column, checked row by row so that errors name the equation."""
         function = self.lowering.lower(name, rows or [(name, ca.MX(0, 1))])
         s = symbols_for([function], self.lowering.n, self.nm, self.np)
         return ca.Function(name, list(s.point), [ca.vertcat(*function.call(list(s.point)))])
@@ -173,13 +173,13 @@ class ModeFunctions:
                 )
 
     def _signal_entries(self) -> list[int]:
-        """Entries of the memory that change along the run by themselves."""
+        """Indices of memory entries that vary with time between events: those of signals."""
         layout = Layout.of((d.name, d.size) for d in self.lowering.memory)
         names = [d.name for d in self.lowering.memory if d.signal is not None]
         return [i for name in names for i in range(layout[name].start, layout[name].stop)]
 
     def symbols(self, suffix: str = "") -> Flat:
-        """Flat symbols that suit all functions of the mode."""
+        """Flat symbols of a kind that suits all functions of the mode."""
         functions = (self.flow, self.guards, self.integrands, self.terminals)
         return symbols_for(functions, self.lowering.n, self.nm, self.np, suffix)
 
@@ -190,7 +190,7 @@ class ModeFunctions:
         return self.flow(*s.point)[self.ny :, :]
 
     def by_u(self, function: ca.Function, s: Flat) -> Any:
-        """Derivative of what a function gives by u; in MX form a call of its expressions, which all share."""
+        """Derivative of a function by u; in MX form a call of one shared function."""
         if not function.is_a("SXFunction"):
             return jacobian(function(*s.point), s.u)
         key = function.name()
@@ -200,11 +200,11 @@ class ModeFunctions:
         return self._slopes[key](*s.point)
 
     def by_z(self, s: Flat) -> Any:
-        """Derivative of the rates and the algebraic equations by z."""
+        """Derivative of the rates and of the algebraic equations by z."""
         return self.by_u(self.flow, s)[:, self.ny : self.lowering.n]
 
     def xdot(self, s: Flat) -> Any:
-        """Rates of y, which are f, and of z from the differentiated algebraic equations."""
+        """Rates of y, given by f, and of z, from the differentiated algebraic equations."""
         f = self.flow(*s.point)[: self.ny, :]
         if not self.nz:
             return f
@@ -224,13 +224,13 @@ class ModeFunctions:
         return ca.vertcat(selection[: self.ny, :], by_kept, selection[self.lowering.n :, :])
 
     def solvable(self, s: Flat) -> Flat:
-        """Flat of a kind in which the mode's algebraic equations can be solved."""
+        """Flat symbols of a kind that allows solving the mode's algebraic equations."""
         if self.nz <= SYMBOLIC_SOLVE or s.kind is ca.MX:
             return s
         return Flat(ca.MX, *(ca.MX.sym(n, getattr(s, n).numel()) for n in "txmp"), numbers=s.numbers)
 
     def point_function(self, name: str, outputs: Any) -> ca.Function:
-        """A function of (t, x, m, p); `outputs(s)` are evaluated on symbols that its linear solves allow."""
+        """Return a function of (t, x, m, p); `outputs(s)` is evaluated on symbols that permit its linear solves."""
         s = self.solvable(self.symbols())
         return ca.Function(name, list(s.point), [ca.densify(o) for o in outputs(s)])
 
@@ -239,13 +239,13 @@ class ModeFunctions:
         return self.invariants(*s.point)
 
     def direction(self, s: Flat) -> Any:
-        """D = f_z K_z^-1 E, along which y moves onto the constraints: k_y D = I; see `numerics.algebraic`."""
+        """D = f_z K_z^-1 E, along which y is projected onto the constraints: k_y D = I; see `numerics.algebraic`."""
         by_z = self.by_z(s)
         columns = s.kind(ca.DM.eye(self.nz)[:, self.nz - self.nk :])
         return by_z[: self.ny, :] @ linear_solve(by_z[self.ny :, :], columns)
 
     def onto(self, s: Flat) -> Any:
-        """-D k, which moves y onto the constraints but for squares: with one solution where D has a column for each."""
+        """-D k, which projects y onto the constraints to first order; one right-hand side instead of one per column."""
         by_z = self.by_z(s)
         right = ca.vertcat(s.kind.zeros(self.nz - self.nk, 1), self.invariant_part(s))
         return -by_z[: self.ny, :] @ linear_solve(by_z[self.ny :, :], right)
@@ -255,7 +255,7 @@ class ModeFunctions:
         return self._along(self.guards, s)
 
     def _along(self, function: ca.Function, s: Flat) -> Any:
-        """Total time derivative of a function."""
+        """Total time derivative of a function of (t, x, m, p)."""
         by_u = self.by_u(function, s)
         return by_u[:, : self.lowering.n] @ self.xdot(s) + by_u[:, -1]
 
@@ -268,18 +268,18 @@ class ModeFunctions:
         return self.point_function("newton", step)
 
     def settle(self, s: Flat) -> Any:
-        """x after one Newton correction: y onto the constraints, and z to the algebraic equations there."""
+        """x after one Newton correction: y moved onto the constraints, z onto the algebraic equations there."""
         k, by_x = self.algebraic_part(s), self.by_u(self.flow, s)[self.ny :, : self.lowering.n]
         moved = self.onto(s) if self.nk else s.kind.zeros(self.ny, 1)
         off = k + by_x[:, : self.ny] @ moved if self.nk else k
         return s.x + ca.vertcat(moved, -linear_solve(by_x[:, self.ny :], off))
 
     def off(self, s: Flat) -> Any:
-        """By how much x misses the algebraic equations and the constraints."""
+        """Residuals of the algebraic equations and the constraints at x."""
         return ca.vertcat(self.algebraic_part(s), self.invariant_part(s))
 
     def guard_weights(self, s: Flat) -> Any:
-        """W, a column for each guard: `settle` changes the guards by -W^T off, but for squares."""
+        """W, with a column per guard: `settle` changes the guards by -W^T off, to first order."""
         ny, nz = self.ny, self.nz
         by_x, h_x = (self.by_u(f, s)[:, : self.lowering.n] for f in (self.flow, self.guards))
         transposed = by_x[ny:, ny:].T
@@ -290,12 +290,12 @@ class ModeFunctions:
         return ca.vertcat(by_z, linear_solve(transposed, ca.densify(along))[nz - self.nk :, :])
 
     def _rounding(self) -> ca.Function:
-        """What rounding of the algebraic variables is a multiple of: their size and that of their equations' terms."""
+        """Scale of the rounding errors of the algebraic variables: their size and that of their equations' terms."""
 
         def scale(s: Flat) -> list[Any]:
             k, by_u = self.algebraic_part(s), self.by_u(self.flow, s)[self.ny :, :]
             by_z, terms = by_u[:, self.ny : self.lowering.n], sizes_by(by_u, k, s.u)
-            if self.nz > LARGE:  # instead of all of the inverse, what it makes of two combinations of signs
+            if self.nz > LARGE:  # in place of the full inverse, its product with two combinations of signs
                 signs = ca.DM((-1.0) ** np.arange(self.nz))
                 found = linear_solve(by_z, ca.horzcat(terms, signs * terms))
                 return [ca.fabs(s.x[self.ny :, :]) + ca.fabs(found) @ ca.DM.ones(2)]
@@ -305,9 +305,9 @@ class ModeFunctions:
 
     @cached_property
     def consistent(self) -> ca.Function:
-        """(t, state, m, p) -> x, last correction of z: the consistent point next to a state.
+        """(t, state, m, p) -> x, last correction of z: the consistent point nearest to a state.
 
-        The state is y where the algebraic variables are eliminated, x where they are not.
+        The state is y if the algebraic variables are eliminated, otherwise x.
         """
         t, state, m, p = point = self._state_point()
         ny = self.ny
@@ -335,12 +335,12 @@ class ModeFunctions:
 
     @cached_property
     def landing(self) -> ca.Function:
-        """(t, state, m, p) -> x, x', last correction of z over its scale: what `consistent` gives, and more."""
+        """(t, state, m, p) -> x, x', last correction of z relative to its scale: `consistent`, extended."""
         t, _, m, p = point = self._state_point()
         x, step = self.consistent(*point)
         xdot = self.point_function("xdot", lambda s: [self.xdot(s)])
         if self.explicit is None and self.nz:
-            # what vanishes has no scale of its own: linear algebra gives it roundings of the others' corrections
+            # a vanishing variable has no scale of its own: linear algebra gives it roundings of the other corrections
             step = ca.fabs(step)
             step = step / (self._rounding()(t, x, m, p) + ca.mmax(step) + TINY)
         return ca.Function("landing", point, [ca.densify(v) for v in (x, xdot(t, x, m, p), step)])
@@ -348,10 +348,10 @@ class ModeFunctions:
     def multipliers(self) -> ca.Function:
         """(t, x, m, p, L, e) -> lambda, (mu of index-1 rows, mu of constraints), zeta, lambda'.
 
-        The adjoint as SR state it.
+        The adjoint in the notation of Serban and Recuero (SR).
         L = dG/dy is the adjoint of (f, K), e selects components of the functionals. With (alpha, zeta) =
         -K_z^-T (g_z + f_z^T L), lambda = L + k_y^T zeta is the projection above SR eq. 21, and mu of the constraints
-        is -zeta', which is SR's mu_f of the lines after eq. 21.
+        is -zeta', which is SR's mu_f in the lines after eq. 21.
         """
         s = self.solvable(self.symbols())
         ny, nk = self.ny, self.nk
@@ -375,7 +375,7 @@ class ModeFunctions:
 
     @cached_property
     def entry(self) -> ca.Function:
-        """x', guards, their rates and the sizes of their terms at a point."""
+        """x', the guards, their rates and the sizes of their terms at a point."""
         return self.point_function("entry", self._entry)
 
     def _entry(self, s: Flat) -> list[Any]:
@@ -384,22 +384,22 @@ class ModeFunctions:
 
 
 def term_sizes(values: Any, u: Any) -> Any:
-    """Size of what each value is summed from, to first order: |dv/du| |u|. Rounding is a multiple of it."""
+    """First-order size of the terms summed into each value, |dv/du| |u|. Rounding errors are proportional to it."""
     return sizes_by(jacobian(values, u), values, u)
 
 
 def sizes_by(by_u: Any, values: Any, u: Any) -> Any:
-    """The same, from the derivative by u."""
+    """`term_sizes`, given the derivative by u."""
     return ca.fabs(by_u) @ ca.fabs(u) + ca.fabs(values)
 
 
 def entry_sizes(matrix: Any, u: Any) -> Any:
-    """Size of what each entry of a matrix is summed from; an entry far below it is zero but for cancellation.
+    """Size of the terms summed into each entry of a matrix; an entry far below it is zero up to cancellation.
 
-    Of sparse matrices nothing: see `algebraic.refuse_multiple_root`.
+    Zero for sparse matrices: see `algebraic.refuse_multiple_root`.
     """
     if not is_dense(matrix):
         return type(matrix)(*matrix.shape)
-    if min(matrix.shape) > LARGE:  # those that there are
+    if min(matrix.shape) > LARGE:  # structural nonzeros only
         return type(matrix)(matrix.sparsity(), term_sizes(matrix.nz[:], u))
     return ca.reshape(term_sizes(ca.vec(ca.densify(matrix)), u), *matrix.shape)

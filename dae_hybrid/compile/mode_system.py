@@ -1,4 +1,4 @@
-"""The finished functions of one mode: what the integrator calls, and what the core evaluates at points."""
+"""Build the functions of one mode: those called by the integrator and those evaluated at points."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from dae_hybrid.numerics.matrices import compact
 from dae_hybrid.port.integrator import Equations
 from dae_hybrid.system.system import ModeSystem
 
-#: guards times equations up to which what a look at the guards misses is weighed instead of solved for
+#: largest product of guards and equations for which guards at consistent points are weighted, not solved for
 WEIGHED = 100_000
-#: which input of a mode's functions are the parameters
+#: index of the parameter input in a mode's functions
 P = 3
 
 
 class ModeBuilder(ModeFunctions):
-    """Makes a `ModeSystem`."""
+    """Builds a `ModeSystem`."""
 
     def integrator_functions(self) -> dict[str, ca.Function]:
-        """What the integrator calls, with inputs (t, X, m, p); see `Equations`.
+        """Return the functions called by the integrator, with inputs (t, X, m, p); see `Equations`.
 
-        X is y where the algebraic variables are eliminated, x = (y, z) where they are not.
+        X is y if the algebraic variables are eliminated, otherwise x = (y, z).
         """
         s = self.symbols()
         inputs = list(s.point)
@@ -54,7 +54,7 @@ class ModeBuilder(ModeFunctions):
             by, integrands_by = self._by_implicit_functions(s)
         integrands_by = [matrix.T for matrix in integrands_by]
         named = {
-            "flow": [ca.densify(equations), ca.densify(g)],  # MX drops entries that are always zero
+            "flow": [ca.densify(equations), ca.densify(g)],  # MX drops structural zeros
             "jacobian": [by[0], integrands_by[0]],
             "linearised": [equations, g, *by, *integrands_by],
             "guards": [h],
@@ -66,12 +66,12 @@ class ModeBuilder(ModeFunctions):
             functions |= products(f"m{self.index}", functions["flow"], functions["linearised"], explicit=not self.nz)
         for key, function in self._at_points(inputs, h, equations).items():
             w = symbols_for([function], state.numel(), self.nm, self.np)
-            outputs = [ca.densify(o) for o in function.call(list(w.point))]  # MX drops entries that are always zero
+            outputs = [ca.densify(o) for o in function.call(list(w.point))]  # MX drops structural zeros
             functions[key] = ca.Function(f"m{self.index}_{key}", list(w.point), outputs)
         return functions
 
     def _by_implicit_functions(self, s: Flat) -> tuple[list[Any], list[Any]]:
-        """Derivatives of rates and integrands by (y, p, m), with those of z from the equations that z satisfies."""
+        """Derivatives of rates and integrands by (y, p, m), with those of z from the implicit function theorem."""
         ny, n, nm, n_p = self.ny, self.lowering.n, self.nm, self.np
         places = range(ny), range(n + nm, n + nm + n_p), range(n, n + nm)
         whole, of_integrands = self.by_u(self.flow, s), self.by_u(self.integrands, s)
@@ -84,10 +84,10 @@ class ModeBuilder(ModeFunctions):
         return found[0], found[1]
 
     def _at_points(self, inputs: list[Any], h: Any, equations: Any) -> dict[str, ca.Function]:
-        """The functions that solve for something: `complete`, `rates`, and on constraints `drift`."""
+        """Functions that involve a solve: `complete`, `rates` and, with constraints, `drift`."""
         t, state, m, p = inputs
         landing, consistent, eliminated = self.landing, self.consistent, state.numel() == self.ny
-        if self.nk:  # the integrator's X is off the constraints, and in index 2 its z is worse than its y
+        if self.nk:  # the integrator's X is off the constraints, and in index 2 its z is less accurate than its y
             point = [ca.MX.sym(k, v.numel()) for k, v in zip("txmp", (t, state, m, p), strict=True)]
             (x, xdot, correction), there = landing(*point), consistent(*point)[0]
             own = (x[: self.ny], xdot[: self.ny], ca.MX(0, 1)) if eliminated else (x, xdot, correction)
@@ -117,7 +117,7 @@ class ModeBuilder(ModeFunctions):
         }
 
     def _in_pieces(self) -> dict[str, ca.Function]:
-        """What compiled code makes consistent points, and guards there, of; see `Equations`."""
+        """Functions from which compiled code assembles consistent points and guards there; see `Equations`."""
         found, n_guards = {"settle": self.point_function("settle", lambda s: [self.settle(s)])}, len(self.guarded)
         if not n_guards:
             return found
@@ -132,9 +132,9 @@ class ModeBuilder(ModeFunctions):
         return found
 
     def _with_singularities(self, function: ca.Function, name: str) -> ca.Function:
-        """Guards, or their rates, with the determinants of implicit equations behind them.
+        """Append the determinants of implicit equations to the guards or their rates.
 
-        These are taken at the state as it stands: next to a singular matrix there is no consistent point to go to.
+        They are evaluated at the state itself: near a singular matrix there is no consistent point.
         """
         if self.singularities is None:
             return function
@@ -148,7 +148,7 @@ class ModeBuilder(ModeFunctions):
         return ca.Function(name, point, [both])
 
     def _on_the_constraints(self, point: list[Any], x: Any, name: str) -> ca.Function:
-        """Guards, or their rates, at the consistent point x next to an integrator's state."""
+        """Guards, or their rates, at the consistent point x nearest to an integrator's state."""
 
         def values(s: Flat) -> list[Any]:
             h = self.guards(*s.point)
@@ -162,7 +162,7 @@ class ModeBuilder(ModeFunctions):
         return ca.Function(name, point, [self.point_function(name, values)(t, x, m, p)])
 
     def kernels(self) -> dict[str, Kernel]:
-        """What the core evaluates at points; see `ModeSystem`."""
+        """Kernels evaluated at points; see `ModeSystem`."""
         s = self.symbols()
         k = self.invariant_part(s)
         phi, g, equations = self.terminals(*s.point), self.integrands(*s.point), self.flow(*s.point)
@@ -190,14 +190,14 @@ class ModeBuilder(ModeFunctions):
 
     @cached_property
     def closure(self) -> ca.Function:
-        """k and k_z of the algebraic equations, and the size of the terms of k."""
+        """k and k_z of the algebraic equations, and the sizes of the terms of k."""
         s = self.symbols()
         k = self.algebraic_part(s)
         outputs = [k, compact(jacobian(k, s.x)[:, self.ny :]), term_sizes(k, s.u)]
         return ca.Function("closure", list(s.point), dense_vectors(outputs, [1]))
 
     def _solved(self) -> dict[str, Any]:
-        """x at outputs, and its derivative by (y, m, p), made when it is asked for; see `ModeSystem`."""
+        """x at outputs and its derivative by (y, m, p), created on demand; see `ModeSystem`."""
         t, state, m, p = self._state_point()
         x = self.consistent(t, state, m, p)[0]
         ny, n_w = self.ny, self.ny + self.nm + self.np
@@ -234,7 +234,7 @@ class ModeBuilder(ModeFunctions):
         guarded: tuple[int, ...],
         timed: tuple[int, ...],
     ) -> ModeSystem:
-        """The finished mode, with the numbers of its transitions."""
+        """Build the mode, given the indices of its transitions."""
         lowering = self.lowering
         variables = Layout.of((d.name, d.size) for d in lowering.variables)
         equations = Equations(
@@ -278,7 +278,7 @@ class ModeBuilder(ModeFunctions):
 def of_member(
     family: ModeSystem, name: str, index: int, guarded: tuple[int, ...], timed: tuple[int, ...], numbers: Array
 ) -> ModeSystem:
-    """A mode that has the functions of a family, with its own numbers behind the parameters."""
+    """Return a mode that shares the functions of a family, with its own numbers appended to the parameters."""
     e = family.equations
 
     def completed(function: Callable[[], ca.Function]) -> Callable[[], ca.Function]:
@@ -298,7 +298,7 @@ def of_member(
 
 
 def to_compile(functions: dict[str, ca.Function]) -> dict[str, ca.Function]:
-    """What compiled code calls: where it has guards in pieces, these instead of the whole."""
+    """Select the functions to compile: guards in pieces, where there are any, replace the whole function."""
     if "sketch" not in functions:
         return functions
     kept = {key: function for key, function in functions.items() if key not in ("guards", "slopes")}
@@ -306,12 +306,12 @@ def to_compile(functions: dict[str, ca.Function]) -> dict[str, ca.Function]:
 
 
 def with_numbers_apart(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str, ca.Function]:
-    """The functions to compile, with the numbers of a family as an input behind c."""
+    """Return the functions to compile, with the numbers of a family as an input after c."""
     if not mode.numbers:
         return functions
     return {key: apart(function, P, mode.numbers, 5) for key, function in functions.items()}
 
 
 def dense_vectors(values: list[Any], matrices: list[int]) -> list[Any]:
-    """Columns with all their entries; matrices as they are."""
+    """Densify columns; leave the outputs listed in `matrices` sparse."""
     return [value if i in matrices else ca.densify(value) for i, value in enumerate(values)]

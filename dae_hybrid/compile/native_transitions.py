@@ -1,4 +1,4 @@
-"""Crossings that an integrator may carry out by itself: transitions and their derivatives as compiled functions."""
+"""Compiled functions for native crossings: transitions and their derivatives."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from dae_hybrid.system.signals import SignalTable, entries
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import CLOCK, TransitionMap
 
-#: beyond so many states and memories it is the integration of a segment that takes the time, not the transition
+#: with more states and memory entries the integration of a segment dominates the cost, not the transition
 LARGEST = 40
-#: functions of a transition with unknowns that take more operations than this take longer than half a second to compile
+#: longest functions of a transition with unknowns, in operations; longer ones compile for more than half a second
 LONGEST = 5000
-#: guards of both modes beyond which transitions call the modes' functions for them, which would fill each of them
+#: guards of both modes above which transitions call the modes' functions instead of inlining them
 CALLED = 16
-#: the largest modes of points where nothing happens, where they are integrated as explicit equations
+#: the same as LARGEST for points without a transition, in modes integrated as explicit equations
 LARGEST_POINT = 1000
 
 
 def is_plain(transition: TransitionMap, source: ModeBuilder, target: ModeBuilder | None) -> bool:
-    """Whether the point after a transition is given explicitly, or by as many equations as it has unknowns."""
+    """Whether the point after a transition is explicit, or given by a square system of equations."""
     if target is None or transition.projects or transition.conditions:
         return False
     ends = source, target
@@ -48,7 +48,7 @@ def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
 
 
 def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]:
-    """`cross` of a mode where nothing happens, and `solve` for knots; none where it is too large, or of index 2."""
+    """Return `cross` of a point without a transition, and `solve` for knots; empty for index 2 and large modes."""
     largest = LARGEST if mode.nz and mode.explicit is None else LARGEST_POINT
     if mode.nk or mode.poles or mode.lowering.n + mode.nm > largest:
         return {}
@@ -68,28 +68,28 @@ def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]
 
 
 def _in_elements(function: ca.Function, *modes: ModeBuilder) -> ca.Function:
-    """The function in SX form, unless equations of a mode stay operations on vectors."""
+    """Expand the function to SX, unless the equations of a mode stay vector operations."""
     return function if any(mode.lowering.vectorised for mode in modes) else expanded(function)
 
 
 def has_slopes(transition: TransitionMap) -> bool:
-    """Whether more than the algebraic variables after a transition depends on what is solved for."""
+    """Whether anything after a transition, other than algebraic variables, depends on solved unknowns."""
     cost = transition.kernels.get("cost")
     charged = cost is not None and cost.function.jac_sparsity(0, 3).nnz() > 0
     return not transition.simple or charged or transition.kernels["after"].function.jac_sparsity(1, 3).nnz() > 0
 
 
 def solves(transition: TransitionMap, target: ModeBuilder) -> bool:
-    """Whether anything is solved for after a transition; explicit algebraic variables need not be."""
+    """Whether a transition solves equations; explicit algebraic variables do not count."""
     return bool(transition.labels) and (target.explicit is None or has_slopes(transition))
 
 
 def crossing_functions(
     transition: TransitionMap, source: ModeBuilder, target: ModeBuilder | None
 ) -> dict[str, ca.Function]:
-    """The functions of a plain transition; see `NativeTransition`.
+    """Return the functions of a native transition; see `NativeTransition`.
 
-    None where they are too long to be worth their compilation.
+    Empty if they are too long to be worth compiling.
     """
     if target is None:
         raise AssertionError("a plain transition has a target")
@@ -146,14 +146,14 @@ def crossing_functions(
 
 
 def _with_numbers_apart(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str, ca.Function]:
-    """The functions with the numbers of a family as their last input, instead of behind the parameters."""
+    """Return the functions with the numbers of a family as a separate last input."""
     if not mode.numbers:
         return functions
     return {key: apart(function, 3, mode.numbers, 6) for key, function in functions.items()}
 
 
 def _open(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:
-    """How algebraic variables depend on y where that could become singular: what `refuse_singular_entry` looks at."""
+    """Derivative of the algebraic variables by y, if it may become singular; checked by `refuse_singular_entry`."""
     if not mode.nz or not (mode.explicit is None or mode.poles):
         return ca.MX(0, 0)
     rows = slice(mode.ny, mode.lowering.n)
@@ -161,7 +161,7 @@ def _open(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:
 
 
 def _constraint_slopes(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:
-    """The constraints of a mode by (y, m, p, t)."""
+    """Derivatives of a mode's constraints by (y, m, p, t)."""
     n = mode.lowering.n
 
     def slopes(s: Flat) -> list[Any]:
@@ -172,7 +172,7 @@ def _constraint_slopes(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX
 
 
 def first_output(function: ca.Function, *arguments: ca.MX) -> ca.MX:
-    """The first output."""
+    """Call a function and return its first output."""
     found: ca.MX = function.call(list(arguments))[0]
     return found
 
@@ -189,10 +189,10 @@ def graph(
     measured: bool,
     signals: Sequence[SignalTable],
 ) -> TransitionGraph:
-    """The modes' equations, what leads from one to the other, and where runs start and end.
+    """Assemble the modes' equations, the native transitions, and the functions for the start and the end of runs.
 
-    `functions` are those of transitions, with their `numbers` and whether they have `slopes`; `points` are those of
-    modes where nothing happens: measurements need them, and knots.
+    `functions` are those of the transitions, with their `numbers` and whether they have `slopes`; `points` are the
+    functions of points without a transition, needed for measurements and knots.
     """
 
     def link(index: int) -> NativeTransition | None:
@@ -247,7 +247,7 @@ def graph(
 
 
 def _clocks(transitions: Sequence[TransitionMap]) -> tuple[int, ...]:
-    """Numbers of what ticks together; a time of its own has its own."""
+    """Number the clocks: transitions that tick together share one, other timed transitions have their own."""
     numbers: dict[str | int, int] = {}
     keys = [t.clock or t.index if t.trigger.is_timed else None for t in transitions]
     return tuple(-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys)

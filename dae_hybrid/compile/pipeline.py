@@ -1,4 +1,4 @@
-"""`HybridModel` -> `HybridSystem`: all checks, all symbolic differentiation, compilation."""
+"""Build a `HybridSystem` from a `HybridModel`: all checks, all symbolic differentiation, compilation."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from dae_hybrid.system.measurement import Measurement
 from dae_hybrid.system.signals import SignalTable
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 
-#: by the kind of what has them, its number, and their names
+#: kind of owner -> its index -> name of the function -> function
 ByOwner = dict[str, dict[int, dict[str, NativeFunction]]]
 
 
 def build_system(
     model: HybridModel, *, native: bool | Literal["later"], eliminate: bool, direct: bool, kinks: bool, parts: Parts
 ) -> HybridSystem:
-    """See `HybridModel.build`."""
+    """Build the system; see `HybridModel.build`."""
     _check_declarations(model)
     parts.begin("equations")
     stated = with_bounds(model)
@@ -128,7 +128,7 @@ def build_system(
 
 
 def _by_owner(compiled: Mapping[Any, NativeFunction]) -> ByOwner:
-    """Functions by the kind of their owner, its number and their name."""
+    """Group functions by the kind of their owner, its index and their name."""
     found: ByOwner = {"mode": {}, "transition": {}, "point": {}, "end": {0: {}}}
     for (kind, i, key), function in compiled.items():
         found[kind].setdefault(i, {})[key] = function
@@ -136,7 +136,7 @@ def _by_owner(compiled: Mapping[Any, NativeFunction]) -> ByOwner:
 
 
 def _loops() -> list[Compilation]:
-    """The library of the default integrator, which no model changes, on its way."""
+    """Start compiling the library of the default integrator, which does not depend on the model."""
     from dae_hybrid.interface.registry import BUILT_IN, adapter_class
 
     with suppress(AdapterError):
@@ -175,7 +175,7 @@ def _measurements(model: HybridModel, functionals: Layout, builders: Builders) -
 
 
 def _time(model: HybridModel, what: str, when: ca.MX) -> Kernel | float:
-    """A number, or a time and its derivative as a function of p."""
+    """A number, or a kernel p -> time and its derivative."""
     if when.is_constant():
         return float(when.to_DM())
     check_parameters_only(model, what, when)

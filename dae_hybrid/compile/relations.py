@@ -1,13 +1,13 @@
 """Relations in expressions become events, as in Modelica.
 
-A comparison in an equation makes its right-hand side jump; `floor`, `sign`, `fmod` do, too; `fabs`, `fmin` and `fmax`
-make its derivative jump. An integrator that steps across loses accuracy, and a derivative that does not know of the
-jump is that of one branch: the time at which the branches change depends on the parameters.
+A comparison in an equation makes its right-hand side jump, as do `floor`, `sign` and `fmod`; `fabs`, `fmin` and
+`fmax` make its derivative jump. An integrator that steps across a jump loses accuracy, and a derivative that ignores
+the jump is that of one branch: the switching time depends on the parameters.
 
 `with_relations` replaces every such node in the equations, integrands and guards of a model by an expression in a
-memory, which says what holds, and adds the transition that changes it. Between transitions everything is smooth. What
-is evaluated at an instant only (resets, initial values, terminal costs) keeps its relations, and what depends on
-parameters and memory alone does too.
+memory that holds the current branch, and adds the transition that updates it. Between transitions all functions are
+smooth. Expressions evaluated only at an instant (resets, initial values, terminal costs) keep their relations, and so
+do expressions that depend only on parameters and memory.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from dae_hybrid.statement.expressions import free_name
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.triggers import StateTrigger
 
-#: relations are quoted up to this many characters
+#: longest quotation of a relation, in characters
 LONGEST_TEXT = 60
 
 
 def with_relations(model: HybridModel, *, kinks: bool) -> tuple[HybridModel, tuple[str, ...]]:
-    """The model with its relations lifted into memory and transitions, and what `smooth` has spared.
+    """Lift the relations of a model into memory and transitions; also return the expressions marked by `smooth`.
 
-    `kinks` says whether those of equations and integrands become events, as those of guards do.
+    `kinks` tells whether kinks of equations and integrands become events, as those of guards always do.
 
     Raises
     ------
     ModelError
-        A discontinuity cannot be lifted; the error names it, and what to state instead.
+        A discontinuity cannot be lifted; the message names it and the remedy.
     """
     if not unsmooth(_stated(model)):
         return model, ()
@@ -75,7 +75,7 @@ def with_relations(model: HybridModel, *, kinks: bool) -> tuple[HybridModel, tup
 
 
 def _stated(model: HybridModel) -> dict[Any, list[ca.MX]]:
-    """What is evaluated between transitions."""
+    """Expressions evaluated between transitions."""
     found: dict[Any, list[ca.MX]] = {("mode", name): [mode.everything] for name, mode in model.modes.items()}
     found |= {("guard", name): [t.guard] for name, t in model.transitions.items() if t.guard is not None}
     return found | {("G", f.name): [f.integrand] for f in model.functionals.values() if f.integrand is not None}
@@ -83,48 +83,48 @@ def _stated(model: HybridModel) -> dict[Any, list[ca.MX]]:
 
 @dataclass(eq=False)
 class _Switch:
-    """A memory that says what holds, and what it takes to change it.
+    """A memory that holds the current branch of a relation, and its guards.
 
-    `value` is what the memory holds: 1 where a relation ``margin < 0`` is true, else 0; of a step function its value.
+    The memory is 1 if the relation ``margin < 0`` is true, else 0; for a step function it is the function's value.
     """
 
     text: str
     symbol: ca.MX
-    value: ca.MX  # by the expression itself
-    changes: list[tuple[ca.MX, ca.MX, ca.MX]]  # guards that fall through zero, the value then, and guards as stated
+    value: ca.MX  # in terms of the expression itself
+    changes: list[tuple[ca.MX, ca.MX, ca.MX]]  # (guard falling through zero, new value, guard as stated)
     is_relation: bool
     is_kink: bool
-    rests: bool  # whether its value where the guard stays at zero is one of the two sides
+    rests: bool  # whether its value while the guard stays at zero is that of one side
 
 
 @dataclass
 class _Lifting:
-    """Switches of a model, shared by all expressions in which the same relation stands."""
+    """The switches of a model, shared by all expressions that contain the same relation."""
 
     model: HybridModel
-    ops: frozenset[int]  # what is lifted from equations and integrands
+    ops: frozenset[int]  # operations lifted from equations and integrands
     switches: dict[str, _Switch] = field(default_factory=dict)
     used: dict[str, dict[str, None]] = field(default_factory=dict)  # keys of switches by mode
-    spared: dict[str, None] = field(default_factory=dict)  # expressions that are taken as smooth
+    spared: dict[str, None] = field(default_factory=dict)  # expressions assumed smooth
 
     def __post_init__(self) -> None:
         model = self.model
         self.names = set(model.declarations)
-        self.inner: dict[str, dict[str, None]] = {}  # of switches: those of the kinks in their guards
-        self.everywhere: dict[str, None] = {}  # of integrands
+        self.inner: dict[str, dict[str, None]] = {}  # switch -> switches of the kinks in its guards
+        self.everywhere: dict[str, None] = {}  # switches of integrands
         moving = [d for d in model.declarations.values() if d.kind in ("differential", "algebraic")]
-        #: what the equations of a mode are solved for
+        #: symbols that the equations of a mode are solved for
         self.solved = ca.veccat(ca.MX(0, 1), *(d.symbol for d in model.of_kind("algebraic")), *model.rates.values())
         self.moving = {s.__hash__() for s in (model.time, *(d.symbol for d in moving), *model.rates.values())}
 
     # -- expressions ------------------------------------------------------------------------------
 
     def mode(self, mode: Mode) -> Mode:
-        """The mode with smooth equations."""
+        """Return the mode with smooth equations."""
         where, used = f"mode '{mode.name}'", self.used_in(mode)
         parts = [*mode.ode.values(), mode.residual, mode.algebraic, mode.constraint]
         hidden = [part.numel() > len({*ca.jacobian_sparsity(part, self.solved).row()}) for part in parts[-3:]]
-        # what is differentiated jumps where it has a kink
+        # a differentiated equation jumps at its kinks
         parts[-3:] = [
             self._lift(where, [part], used, JUMPS | KINKS, sharp=True)[0] if is_hidden else part
             for part, is_hidden in zip(parts[-3:], hidden, strict=True)
@@ -139,7 +139,7 @@ class _Lifting:
         )
 
     def functional(self, functional: Functional) -> Functional:
-        """The functional with a smooth integrand."""
+        """Return the functional with a smooth integrand."""
         if functional.integrand is None:
             return functional
         where = f"the integrand of functional '{functional.name}'"
@@ -147,9 +147,9 @@ class _Lifting:
         return replace(functional, integrand=integrand)
 
     def guard(self, transition: Transition) -> dict[str, Any]:
-        """The guard of a transition, smooth between events, and what else a condition changes."""
+        """Return the fields of a transition that lifting changes: its guard, smooth between events, and its flags."""
         if transition.guard is None or transition.refusal or transition.bound is not None:
-            return {}  # no run goes on, and no derivative, where a condition on a mode fails
+            return {}  # nothing is integrated or differentiated beyond a violated condition
         where = f"the guard of transition '{transition.name}'"
         guard, more = transition.guard, dict[str, Any]()
         if (found := margin(guard, self.moving)) is not None:
@@ -165,13 +165,13 @@ class _Lifting:
         return {"trigger": StateTrigger(guard), **more}
 
     def used_in(self, mode: Mode) -> dict[str, None]:
-        """Keys of the switches that a mode uses, in order."""
+        """Keys of the switches used in a mode, in order."""
         return self.used.setdefault(mode.name, {})
 
     def _lift(
         self, where: str, parts: Sequence[ca.MX], used: dict[str, None], ops: frozenset[int], *, sharp: bool = False
     ) -> list[ca.MX]:
-        """The expressions with a memory for each relation; `sharp` says that kinks of theirs make others jump."""
+        """Replace the relations of expressions by memory; with `sharp`, their kinks make other expressions jump."""
         if are_smooth(parts):
             return list(parts)
         found = Discontinuities(where, parts, self.moving)
@@ -182,13 +182,13 @@ class _Lifting:
         return found.expressions
 
     def _replacement(self, node: Node, used: dict[str, None], *, sharp: bool) -> ca.MX:
-        """What stands for a node, by entries where it is a vector."""
+        """The expression that replaces a node, entry by entry for a vector."""
         own = [node.entry(i) for i in range(node.size)]
         values = [entry.by(self._switch(entry, used, sharp=sharp)) for entry in own]
         return values[0] if node.size == 1 else ca.reshape(ca.vertcat(*values), node.shape)
 
     def _switch(self, node: Node, used: dict[str, None], *, sharp: bool) -> ca.MX:
-        """The memory of a switch."""
+        """The memory of a node's switch, created on first use."""
         key = node.key
         if key not in self.switches:
             text = node.text if len(node.text) <= LONGEST_TEXT else f"{node.text[:LONGEST_TEXT]}..."
@@ -213,7 +213,7 @@ class _Lifting:
     # -- declarations -----------------------------------------------------------------------------
 
     def declarations(self) -> dict[str, Declaration]:
-        """A memory for each switch."""
+        """Declare a memory for each switch."""
         start = self.model.start
         at_start = {} if start is None else self.used_in(start.mode) | self.everywhere
         return {
@@ -224,7 +224,7 @@ class _Lifting:
         }
 
     def memory(self, transition: Transition) -> dict[str, ca.MX]:
-        """The updates of a transition, and those of the switches that its target has and it may change."""
+        """Return the memory updates of a transition, with those of the target's switches that it may change."""
         target, is_late = transition.target, self._reads_solved(transition)
         is_given = not (transition.equations.numel() or transition.project)
         if target is None or not (is_given or is_late):
@@ -246,7 +246,7 @@ class _Lifting:
         return found
 
     def _reads_solved(self, transition: Transition) -> bool:
-        """Whether a transition uses what the equations after it are solved for: switches have to be right at once."""
+        """Whether a transition uses values solved for after it: its switches must then be correct at once."""
         solved = {d.name for d in self.model.of_kind("algebraic")} | {f"der({name})" for name in self.model.rates}
         posts = {s.__hash__() for name, s in self.model.posts.items() if name in solved}
         values = [transition.equations, *transition.memory.values()]
@@ -257,7 +257,7 @@ class _Lifting:
         return transition.freezes and any(of is not None and of.name in solved for of in frozen)
 
     def _afterwards(self, transition: Transition, value: ca.MX) -> ca.MX:
-        """What a switch holds after a transition, in quantities after it."""
+        """Value of a switch after a transition, in post-transition quantities."""
         symbols = {s.__hash__() for s in ca.symvar(value)}
         if not symbols.isdisjoint(rate.__hash__() for rate in self.model.rates.values()):
             raise ModelError(
@@ -276,7 +276,7 @@ class _Lifting:
         return found
 
     def _crossed(self, transition: Transition) -> dict[str, ca.MX]:
-        """The switch of the relation that a transition is guarded by, with its value where that fires."""
+        """The switch of the relation that guards a transition, with its value where the transition fires."""
         if transition.guard is None or transition.guard.op() not in RELATIONS:
             return {}
         node = Node(transition.guard.op(), tuple(map(transition.guard.dep, range(2))), (1, 1))
@@ -284,10 +284,10 @@ class _Lifting:
         return {node.key: ca.MX(float(fires_true == (node.op == ca.OP_LT)))}
 
     def _after(self, transition: Transition, value: ca.MX, *, is_kept: bool) -> ca.MX | None:
-        """What a switch holds after a transition, in quantities before; None where that is what it held before.
+        """Value of a switch after a transition, in pre-transition quantities; None if it does not change.
 
-        None, too, where it takes more than states, parameters, memory and time: such a switch is set right by
-        transitions of its own.
+        Also None if the value depends on anything but states, parameters, memory and time: such a switch is corrected
+        by its own transitions.
         """
         symbols = {s.__hash__() for s in ca.symvar(value)} - {self.model.time.__hash__()}
         used = [d for d in self.model.declarations.values() if d.symbol.__hash__() in symbols]
@@ -309,7 +309,7 @@ class _Lifting:
         return set(mode.ode) | rates
 
     def _unfold(self, value: ca.MX) -> ca.MX:
-        """An expression without the memory of switches."""
+        """Substitute the memory of switches by the relations themselves."""
         for _ in self.switches:
             symbols = {s.__hash__() for s in ca.symvar(value)}
             inner = [s for s in self.switches.values() if s.symbol.__hash__() in symbols]
@@ -319,14 +319,14 @@ class _Lifting:
         return value
 
     def _initial(self, switch: _Switch) -> ca.MX:
-        """The value of a switch at the start; what is unknown there is set right by the transitions."""
+        """Initial value of a switch; where it is unknown, its transitions correct it."""
         value = self._unfold(switch.value)
         symbols = {s.__hash__() for s in ca.symvar(value)}
         own = [d for d in self.model.of_kind("memory") if d.symbol.__hash__() in symbols]
         return ca.substitute([value], [d.symbol for d in own], [_start_of(d) for d in own])[0]
 
     def transitions(self, mode: Mode, taken: Mapping[str, Transition]) -> Iterable[Transition]:
-        """What changes the switches of a mode."""
+        """Yield the transitions that update the switches of a mode."""
         none: dict[str, ca.MX] = {}
         names = set(taken)
         every = {**self.model.declarations, **self.declarations()}.values()
@@ -348,7 +348,7 @@ class _Lifting:
 
 
 def _start_of(declared: Declaration) -> ca.MX:
-    """The initial value of a memory, zero for the coefficients of a signal."""
+    """Initial value of a memory; zero for the coefficients of a signal."""
     if declared.initial is not None:
         return ca.MX(declared.initial)
     return ca.MX.zeros(declared.size) if declared.of is None else declared.of.symbol

@@ -1,4 +1,4 @@
-"""What a transition does, as symbolic functions: its unknowns, its equations, their derivatives."""
+"""Symbolic functions of a transition's reset: its unknowns, its equations, and their derivatives."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dae_hybrid.statement.model import HybridModel
 
 
 class Jump:
-    """What a transition does, as functions of the point before, (t, x-, m-, p), and of its unknowns xi.
+    """The reset of a transition as functions of the point before, (t, x-, m-, p), and of the unknowns xi.
 
-    xi = (y+ that the reset leaves open, z+, unknowns of the reset, multipliers of the projection). The equations
-    Phi(xi) = 0 are T = 0 (SR eq. 3c, 16c) or the stationarity of the projection, the target's constraints where
-    they help to determine y+ (eq. 16e), and the target's K (eq. 3d, 16f).
+    xi = (y+ left open by the reset, z+, unknowns of the reset, multipliers of the projection). The equations
+    Phi(xi) = 0 are T = 0 (SR eq. 3c, 16c) or the stationarity of the projection, those of the target's constraints that
+    help to determine y+ (eq. 16e), and the target's K (eq. 3d, 16f).
     """
 
     def __init__(self, model: HybridModel, transition: Transition, source: ModeLowering, target: ModeBuilder) -> None:
@@ -52,19 +52,19 @@ class Jump:
 
     @property
     def post_rates(self) -> list[ca.MX]:
-        """Symbols of the rates after the transition, of the states `rated`."""
+        """Symbols for the post-transition rates of the states `rated`."""
         return [self.model.posts[f"der({n})"] for n in self.rated]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the entries of xi."""
+        """Labels of the entries of xi."""
         y, z = self.target.lowering.differential.labels(), self.target.lowering.algebraic.labels()
         unknowns = Layout.of((d.name, d.size) for d in self.unknowns).labels()
         return (*(y[i] for i in self.free), *z, *unknowns, *(f"projection multiplier {i}" for i in range(self.nv)))
 
     @property
     def equation_labels(self) -> tuple[str, ...]:
-        """Names of the rows of Phi."""
+        """Labels of the rows of Phi."""
         target, stationary = self.target, len(self.free) if self.transition.project else 0
         return (
             *(self.transition.labels[i] for i in self.solved),
@@ -75,12 +75,12 @@ class Jump:
 
     @property
     def condition_labels(self) -> tuple[str, ...]:
-        """Names of the equations of the reset that have no unknowns."""
+        """Labels of the reset equations without unknowns."""
         return tuple(self.transition.labels[i] for i in self.conditions)
 
     @property
     def simple(self) -> bool:
-        """Whether xi is z+ alone, and nothing else has to hold."""
+        """Whether xi is z+ alone and there are no further conditions."""
         return self.n_xi == self.target.nz and not self.target.nk and not self.conditions
 
     # -- declarations -----------------------------------------------------------------------------------
@@ -153,23 +153,23 @@ class Jump:
         self.cost = lower("cost", costs or none, [*self.posts, *unknown, *rates])
 
     def _start(self, d: Declaration) -> ca.MX:
-        """Where Newton's method starts for a variable, in values before."""
+        """Initial guess of Newton's method for a variable, in pre-transition values."""
         return self.transition.guess.get(d.name, self._before(d))
 
     def _before(self, d: Declaration) -> ca.MX:
-        """The value before the transition, where there is one."""
+        """The value before the transition; the declared value if the source mode lacks the variable."""
         if d.name in self.has:
             return d.symbol
         return ca.MX(ca.DM(np.zeros(d.size) if d.value is None else d.value))
 
     def _parted(self) -> tuple[list[int], list[int]]:
-        """Equations of the reset without unknowns, which are conditions on what was before, and the others."""
+        """Split the reset equations into conditions on pre-transition values (no unknowns) and the others."""
         unknowns = range(4, self.t.n_in())
         solved = sorted({row for i in unknowns for row in self.t.jac_sparsity(0, i).row()})
         return [i for i in range(self.transition.equations.numel()) if i not in set(solved)], solved
 
     def _helping_constraints(self) -> tuple[int, ...]:
-        """The target's constraints that contain what the reset leaves open; refuses too few equations."""
+        """Indices of the target's constraints that contain values left open by the reset; refuses too few equations."""
         target, name = self.target, self.transition.name
         s = target.symbols()
         by_x = jacobian(target.invariant_part(s), s.x)
@@ -191,7 +191,7 @@ class Jump:
     # -- functions of flat vectors ------------------------------------------------------------------------
 
     def symbols(self) -> tuple[Flat, Any, Any]:
-        """Flat symbols before, of xi and of m+."""
+        """Flat symbols before the transition, symbols for xi and for m+."""
         functions = [self.y, self.given, self.z, self.z_before, self.u, self.m, self.t, self.metric, self.cost]
         s = symbols_for(
             [*functions, self.target.flow, self.target.invariants], self.source.n, self.target.nm, self.target.np
@@ -199,7 +199,7 @@ class Jump:
         return s, s.kind.sym("xi", self.n_xi), s.kind.sym("m_after", self.target.nm)
 
     def start(self, s: Flat, *, continuous: bool = False) -> Any:
-        """Where Newton's method starts for xi; with the z before if `continuous`."""
+        """Initial guess of Newton's method for xi; with the pre-transition z if `continuous`."""
         functions = (self.y, self.z_before if continuous else self.z, self.u)
         columns: list[Any] = [ca.vertcat(*function.call(list(s.point))) for function in functions]
         y, z, u = columns
@@ -207,11 +207,11 @@ class Jump:
         return ca.vertcat(*parts)
 
     def values_given(self, s: Flat) -> Any:
-        """y+ as the reset gives it; where it leaves y+ open the value before."""
+        """y+ given by the reset; for values left open, the value before."""
         return ca.vertcat(*self.given.call(list(s.point)))
 
     def after(self, s: Flat, xi: Any) -> Any:
-        """x+ with xi."""
+        """x+ as a function of xi."""
         y, count = s.kind(self.values_given(s)), len(self.free)
         if count:
             y[self.free, :] = xi[:count, :]
@@ -225,7 +225,7 @@ class Jump:
         return split(after, [d.size for d in self.target.lowering.variables])
 
     def memory(self, s: Flat, xi: Any) -> Any:
-        """m+."""
+        """m+ as a function of xi."""
         return ca.vertcat(*self.m.call([*s.point, *self._posts(self.after(s, xi)), *self._unknown(xi)]))
 
     def _rates(self, s: Flat, after: Any, m_after: Any) -> list[Any]:
@@ -246,7 +246,7 @@ class Jump:
         return ca.vertcat(*rows, target.algebraic_part(joint))
 
     def _stationary(self, s: Flat, xi: Any, after: Any, m_after: Any) -> Any:
-        """M (y+ - y~) - k_y^T nu: y+ is the point of the constraint nearest to y~ in the metric M."""
+        """M (y+ - y~) - k_y^T nu: y+ is the point on the constraints nearest to y~ in the metric M."""
         count = len(self.free)
         metric = square_metric(self.metric(*s.point), count, s.kind, transition=self.transition.name)
         at = s.kind.sym("at", after.numel())
@@ -263,14 +263,14 @@ class Jump:
     # -- kernels ----------------------------------------------------------------------------------------
 
     def phi_by_xi(self, s: Flat, xi: Any, m_after: Any) -> tuple[Any, Any, Any]:
-        """Phi, dPhi/dxi with m+ following, and the size of the terms of that."""
+        """Phi, its total derivative by xi (with m+ a function of xi), and the sizes of that derivative's terms."""
         phi = self.phi(s, xi, m_after)
         by_xi, by_m = jacobian(phi, xi), jacobian(phi, m_after)
         m_xi = jacobian(self.memory(s, xi), xi)
         return phi, by_xi + by_m @ m_xi, ca.fabs(by_xi) + ca.fabs(by_m) @ ca.fabs(m_xi)
 
     def kernels(self) -> dict[str, Kernel]:
-        """`jump`, `after`, `linear` and, where it has costs, `cost` of `TransitionMap`."""
+        """Return `jump`, `after`, `linear` and, if there are costs, `cost` of `TransitionMap`."""
         s, xi, m_after = self.symbols()
         t, x, m, p = s.point
         phi, by_xi, by_xi_size = self.phi_by_xi(s, xi, m_after)
@@ -304,16 +304,16 @@ class Jump:
         return found
 
     def _conditions(self, s: Flat) -> Kernel:
-        """`conditions` of `TransitionMap`."""
+        """Return `conditions` of `TransitionMap`."""
         none = [s.kind(*self.t.size_in(i)) for i in range(4, self.t.n_in())]
         rows = self.t(*s.point, *none)[self.conditions, :]
         outputs = [rows, jacobian(rows, s.u), term_sizes(rows, s.u)]
         return Kernel(ca.Function("conditions", list(s.point), [ca.densify(e) for e in outputs]), [1])
 
     def _check_rank(self, pattern: ca.Sparsity) -> None:
-        """Refuse equations that cannot determine what they should, whatever their values.
+        """Refuse structurally deficient equations.
 
-        Algebraic variables may be left to continuity, which is decided where the transition fires.
+        Algebraic variables may be determined by continuity, which is decided when the transition fires.
         """
         begin = len(self.free)
         continuous = ca.DM.eye(self.n_xi)[begin : begin + self.target.nz, :].sparsity()
@@ -330,7 +330,7 @@ class Jump:
         )
 
     def _arrival(self, after: ca.Function) -> ca.Function:
-        """The whole arrival in one call, for the usual case that the start of xi solves the equations."""
+        """Arrival in one call, for the usual case that the initial guess of xi solves the equations."""
         s, _, _ = self.symbols()
         first = self.start(s, continuous=True)
         x_new, m_new, phi, _, _, phi_size = after(s.t, s.x, s.m, first, s.p)
@@ -345,7 +345,7 @@ class Jump:
 
 
 def square_metric(given: Any, count: int, kind: Any, *, transition: str | None = None) -> Any:
-    """The matrix of a metric that is given as a number, a diagonal or a matrix, in one column."""
+    """Expand a metric given as a number, a diagonal or a matrix, in one column, to a matrix."""
     if given.numel() == 1:
         return given * kind(ca.DM.eye(count))
     if given.numel() == count:
@@ -360,7 +360,7 @@ def square_metric(given: Any, count: int, kind: Any, *, transition: str | None =
 
 
 def event_costs(model: HybridModel, transition: str) -> list[tuple[str, ca.MX]]:
-    """Costs of all functionals at a transition, each with what it is; nothing where no functional has any."""
+    """Costs of all functionals at a transition, each with a description; empty if no functional has any."""
     fired = [(f, dict(f.at_events).get(transition)) for f in model.functionals.values()]
     if all(value is None for _, value in fired):
         return []
@@ -370,6 +370,6 @@ def event_costs(model: HybridModel, transition: str) -> list[tuple[str, ca.MX]]:
 
 
 def cost_kernel(s: Flat, xi: Any, cost: Any) -> Kernel:
-    """`cost` of `TransitionMap`."""
+    """Return `cost` of `TransitionMap`."""
     outputs = [ca.densify(e) for e in (cost, jacobian(cost, s.u), jacobian(cost, xi))]
     return Kernel(ca.Function("cost", [s.t, s.x, s.m, xi, s.p], outputs), [1, 2])

@@ -13,9 +13,9 @@ from dae_hybrid.errors import FormulationError
 
 
 def check_structure(mode: str, algebraic: Sequence[str], rows: Sequence[str], hidden: int, by_z: ca.Sparsity) -> None:
-    """Refuse equations that cannot determine the algebraic variables, naming what does not match.
+    """Refuse equations that cannot determine the algebraic variables, and name those that do not match.
 
-    `rows` says what each equation is; the last `hidden` of them are time derivatives of constraints.
+    `rows` describes each equation; the last `hidden` of them are time derivatives of constraints.
     """
     n_rows, n_columns = by_z.shape
     if n_rows != n_columns:
@@ -56,9 +56,9 @@ def check_structure(mode: str, algebraic: Sequence[str], rows: Sequence[str], hi
 
 
 def unmatched(pattern: ca.Sparsity) -> tuple[list[int], list[int]]:
-    """Rows and columns that a largest matching leaves over."""
+    """Rows and columns left over by a maximum matching."""
     columns, rows = pattern.get_col(), pattern.row()
     graph = csr_matrix((np.ones(len(rows)), (rows, columns)), shape=pattern.shape)
-    matched = maximum_bipartite_matching(graph, perm_type="column")  # column of each row, -1 where there is none
+    matched = maximum_bipartite_matching(graph, perm_type="column")  # column matched to each row, -1 if none
     free = set(range(pattern.shape[1])) - set(matched.tolist())
     return [i for i, j in enumerate(matched) if j < 0], sorted(free)

@@ -1,4 +1,4 @@
-"""The functions of one transition: trigger, jump and their derivatives."""
+"""Build the functions of one transition: trigger, jump and their derivatives."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.triggers import TimeTrigger
 from dae_hybrid.system.transition_map import CLOCK, TransitionMap
 
-#: guards are quoted up to this many characters
+#: longest quotation of a guard, in characters
 LONGEST_TEXT = 80
 
 
 def parameters_of(kernel: str) -> int | None:
-    """Which input of a transition's kernel are the parameters with the numbers behind them; None without numbers."""
+    """Index of the parameter input, with numbers appended, of a transition's kernel; None if it takes no numbers."""
     return {"time": None, "tangent": 5, "after": 4, "linear": 4, "cost": 4}.get(kernel, 3)
 
 
 def as_stated(model: HybridModel, transition: Transition, index: int, mode_index: dict[str, int]) -> dict[str, Any]:
-    """What is said of a transition besides its functions: fields of `TransitionMap`."""
+    """Return the fields of `TransitionMap` that are not functions."""
     return {
         "name": transition.name,
         "index": index,
@@ -54,7 +54,7 @@ def build_transition(
     source_builder: ModeBuilder,
     target: ModeBuilder | None,
 ) -> TransitionMap:
-    """One transition of the built system; see `TransitionMap` for its kernels."""
+    """Build one transition; see `TransitionMap` for its kernels."""
     name, source = transition.name, source_builder.lowering
     trigger, clock = transition.trigger, ca.MX.sym("clock", CLOCK)
     if isinstance(trigger, TimeTrigger):
@@ -88,7 +88,7 @@ def build_transition(
 
 
 def _keeps_its_guard(model: HybridModel, transition: Transition) -> bool:
-    """Whether a guard depends on nothing that its transition changes."""
+    """Whether a guard is independent of everything that its transition changes."""
     if transition.guard is None or transition.source is not transition.target or transition.equations.numel():
         return False
     changed = {*transition.reset, *transition.memory, *(d.name for d in transition.project)}
@@ -101,19 +101,19 @@ def _keeps_its_guard(model: HybridModel, transition: Transition) -> bool:
 
 
 def _text(guard: ca.MX | None) -> str:
-    """A guard as text that fits into a sentence."""
+    """Text of a guard, shortened to fit into a message."""
     text = "" if guard is None else str(guard)
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
 
 
 def _is_movable(trigger: ca.Function, n_parameters: int) -> bool:
-    """Whether the time of a transition depends on anything but time and numbers."""
+    """Whether the time of a transition depends on anything but time and constants."""
     by_p = any(column < n_parameters for column in trigger.jac_sparsity(0, 3).get_col())
     return by_p or any(trigger.jac_sparsity(0, i).nnz() for i in (1, 2))
 
 
 def _costs_at_the_end(model: HybridModel, transition: Transition, source: ModeBuilder) -> Kernel | None:
-    """`cost` of a transition that ends the run, in values before."""
+    """Return `cost` of a transition that ends the run, in pre-transition values."""
     rows = event_costs(model, transition.name)
     if not rows:
         return None
@@ -123,7 +123,7 @@ def _costs_at_the_end(model: HybridModel, transition: Transition, source: ModeBu
 
 
 def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Kernel:
-    """`tangent` of `TransitionMap`."""
+    """Return `tangent` of `TransitionMap`."""
     functions = [trigger, source.flow, source.integrands]
     if jump is not None:
         functions += [jump.given, jump.z_before, jump.u, jump.m, jump.t, jump.metric]
@@ -133,7 +133,7 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Ke
     s = source.solvable(s)
     kind, n_after = s.kind, source.lowering.n if jump is None else jump.target.lowering.n
     after, m_after, clock = kind.sym("after", n_after), kind.sym("m_after", source.nm), kind.sym("clock", CLOCK)
-    # through many algebraic variables the derivatives are left by u: their chain is known by its products only
+    # with many algebraic variables, derivatives stay by u: only products with their chain are computed
     by_w = source.chain(s) if source.nz <= LARGE else kind.eye(s.u.numel())
     h = trigger(*s.point, clock)
     flow_minus = ca.vertcat(source.flow(*s.point)[: source.ny, :], kind.zeros(source.nm))
@@ -163,7 +163,7 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Ke
 
 
 def check_parameters_only(model: HybridModel, what: str, expression: Any, *more: ca.MX) -> None:
-    """Refuse an expression that depends on anything but parameters."""
+    """Raise a `ModelError` if an expression depends on anything but parameters."""
     allowed = {d.symbol.__hash__() for d in model.of_kind("parameter")} | {s.__hash__() for s in more}
     wrong = [s for s in ca.symvar(ca.MX(expression)) if s.__hash__() not in allowed]
     if not wrong:
@@ -184,7 +184,7 @@ def check_parameters_only(model: HybridModel, what: str, expression: Any, *more:
 
 
 def of_parameters(model: HybridModel, name: str, outputs: list[Any], extra: list[ca.MX]) -> ca.Function:
-    """A function of (p, *extra)."""
+    """Return a function of (p, *extra)."""
     parameters = model.of_kind("parameter")
     named = ca.Function(name, [*(d.symbol for d in parameters), *extra], outputs)
     p = ca.MX.sym("p", sum(d.size for d in parameters))

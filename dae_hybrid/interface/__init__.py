@@ -1,1 +1,1 @@
-"""The functions that users call, and the adapters that they name."""
+"""The public functions and the registry of adapters."""

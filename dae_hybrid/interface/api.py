@@ -1,4 +1,4 @@
-"""The public calls: simulate, forward sensitivities, adjoint gradient."""
+"""Public functions: `simulate`, `forward_sensitivity`, `adjoint_gradient`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Algorithm = Literal["general", "serban-recuero"]
 
 
 class RunOptions(TypedDict, total=False):
-    """Keywords every run takes; see `Options` for their meaning and defaults."""
+    """Keyword options of every run; see `Options` for their meaning and defaults."""
 
     rtol: float
     atol: float | Mapping[str, float]
@@ -66,40 +66,42 @@ def simulate(
     Parameters
     ----------
     system : HybridSystem
-        From `HybridModel.build`.
+        The built system, from `HybridModel.build`.
     t_span : (float, float)
-        Start and end.
+        Initial and final time, in the model's unit of time.
     parameters : mapping, labelled array or array, optional
-        Values by name, the others nominal, or all in order of declaration. What has labels (a pandas Series with an
-        index of its own, a row of a DataFrame, an xarray DataArray with coordinates, a named tuple) is read as a
-        mapping; a Series with the default index is all values in order. See `HybridSystem.parameter_vector`.
+        Values by name (others keep their nominal values), or all values in order of declaration. Labelled objects (a
+        pandas Series with an index of its own, a row of a DataFrame, an xarray DataArray with coordinates, a named
+        tuple) are read as mappings; a Series with the default index gives all values. See
+        `HybridSystem.parameter_vector`.
     t_eval : array, shape (n_t,), optional
-        Output times, increasing; the value at an event is the one after it. By default every step of the
-        integrator, with both sides of every event.
+        Output times, increasing. An output at the time of an event is the value after the event. By default every step
+        of the integrator, with both sides of each event.
     adapter : str
-        Integrator library.
+        Name of the adapter; see `adapter_names`.
     keep : {"all", "events", "final"}
-        What the result keeps of the run. ``"all"`` (default): outputs, events, and what dense output ``sol(t)`` is made
-        of. ``"events"``: events, and outputs at `t_eval`, if given. ``"final"``: the end (`Trajectory.final`), the
-        functionals, the number of events and the statistics; the memory that the run takes does not grow with its
-        length. Whatever else the result is asked for it refuses with `NotKeptError`.
+        What the result keeps of the run. ``"all"`` (default): outputs, events, and the data of dense output ``sol(t)``.
+        ``"events"``: events, and outputs at `t_eval` if given. ``"final"``: the final point (`Trajectory.final`), the
+        functionals, the number of events and the statistics; the memory used does not grow with the length of the run.
+        Any other attribute of the result raises `NotKeptError`.
     **options
-        rtol, atol, method, max_step, ...: see `Options`.
+        rtol, atol, method, max_step, ...; see `Options`.
 
     Returns
     -------
     Trajectory
+        Outputs, events, functionals, diagnostics and statistics of the run.
 
     Raises
     ------
     ParameterError, OptionError
-        An argument is wrong.
+        An argument is invalid.
     IntegrationError
-        The integrator could not go on; the error's ``trajectory`` holds what there was.
+        The integrator failed; the error's ``trajectory`` holds the partial result.
     ConsistencyError
-        No consistent initial or post-transition values.
+        No consistent initial or post-transition values exist, or Newton's method does not find them.
     EventError
-        Chattering, accumulating or invalid transitions.
+        Transitions chatter, accumulate or are invalid.
 
     Examples
     --------
@@ -125,28 +127,45 @@ def forward_sensitivity(
     duality: bool | float = False,
     **options: Unpack[RunOptions],
 ) -> ForwardSensitivity:
-    """Simulate with forward sensitivities: derivatives of states, event times and every functional.
+    """Simulate with forward sensitivities: derivatives of states, event times and all functionals.
 
     Parameters
     ----------
     wrt : str or sequence of str, optional
-        Parameters to differentiate by; all by default.
+        Parameters to differentiate by; default all.
     keep : {"all", "events", "final"}
-        What the result keeps, see `simulate`: with ``"events"`` the derivatives at events and, with `t_eval`, at
-        outputs; with ``"final"`` the gradients. The analysis itself looks at all of the run, and takes the memory.
+        What the result keeps; see `simulate`. ``"events"`` keeps the derivatives at events and, with `t_eval`, at
+        outputs; ``"final"`` keeps the gradients. The analysis itself needs the memory of the whole run.
     strict : bool
-        Raise where a condition for the derivatives fails (default): `GrazingError` where a guard touches zero,
-        `EventError` where a measurement, a knot, the start or the end of the run falls on an event that moves,
-        `ZenoError` where the run was ended by ``on_zeno="end"``, `DualityError`. Otherwise the numbers come with a
-        `DerivativeWarning`, and `diagnostics` carries the reasons.
+        Raise if a condition for the derivatives fails (default): `GrazingError` if a guard touches zero, `EventError`
+        if a measurement, a knot, the start or the end of the run coincides with an event whose time depends on
+        parameters, `ZenoError` if the run was ended by ``on_zeno="end"``, `DualityError`. If False, the numbers are
+        returned with a `DerivativeWarning`, and `diagnostics` lists the reasons.
     duality : bool or float
-        Compare with adjoint analysis (`dae_hybrid.sensitivity.duality`), one sweep for every functional; a number is
-        the difference allowed, relative to the gradient; True is sqrt(rtol).
+        Compare with adjoint analysis (`dae_hybrid.sensitivity.duality`), one sweep per functional. A number is the
+        allowed difference relative to the gradient; True means sqrt(rtol). Default False.
 
-    Other parameters, returned errors: as in `simulate`. Warns with `DerivativeWarning` where what falls together makes
-    derivatives one-sided, and with `ConditionWarning` where perturbations grow so much along the run that the tolerance
-    does not determine the derivatives of the functionals, or where rounding and the errors of the states are larger
-    than derivatives by a parameter that does next to nothing. Serban and Recuero (2019), eq. 5, 6, 25 to 28.
+    Returns
+    -------
+    ForwardSensitivity
+        The trajectory, its sensitivities and the gradients of all functionals.
+
+    Raises
+    ------
+    GrazingError, EventError, ZenoError, DualityError
+        See `strict`. Errors of `simulate` apply as well.
+
+    Warns
+    -----
+    DerivativeWarning
+        Coincident events make derivatives one-sided.
+    ConditionWarning
+        Perturbations grow so much along the run that the tolerance does not determine the derivatives of the
+        functionals, or rounding and the errors of the states exceed the derivatives by an insensitive parameter.
+
+    Notes
+    -----
+    Other parameters are those of `simulate`. The sensitivities solve Serban and Recuero (2019), eq. 5, 6, 25 to 28.
 
     Examples
     --------
@@ -215,24 +234,31 @@ def adjoint_gradient(
     duality: bool | float = False,
     **options: Unpack[RunOptions],
 ) -> Gradient:
-    """The gradient of a functional by a backward sweep: its cost does not grow with the number of parameters.
+    """Compute the gradient of a functional by a backward sweep; its cost does not grow with the number of parameters.
 
     Parameters
     ----------
     functional : str, optional
-        Which functional; may be left out when the model has one.
+        Name of the functional; optional if the model has only one.
     wrt : str or sequence of str, optional
-        Parameters to differentiate by; all by default.
+        Parameters to differentiate by; default all.
     keep : {"all", "events", "final"}
-        What the result keeps of the run when the sweep is over, see `simulate`. `Gradient.adjoint` needs ``"all"``.
-        While it is under way the sweep keeps ``adjoint_memory`` bytes beside that (see `Options`).
+        What the result keeps of the run after the sweep; see `simulate`. `Gradient.adjoint` needs ``"all"``. During the
+        sweep, ``adjoint_memory`` bytes are kept in addition (see `Options`).
     algorithm : {"general", "serban-recuero"}
-        ``"serban-recuero"`` is Algorithm 1 of Serban and Recuero (2019) as printed, for systems with memory
-        whose states are continuous; anything else it refuses with an `AssumptionError`.
+        ``"serban-recuero"`` is Algorithm 1 of Serban and Recuero (2019) as printed, for systems with memory and
+        continuous states; other systems raise an `AssumptionError`.
     strict, duality
-        As in `forward_sensitivity`; the check costs one forward direction.
+        As in `forward_sensitivity`; the duality check costs one forward direction.
 
-    Other parameters, errors and warnings: as in `simulate` and `forward_sensitivity`.
+    Returns
+    -------
+    Gradient
+        The gradient, shape (n_wrt,), or (k, n_wrt) of a vector functional, with the run and its diagnostics.
+
+    Notes
+    -----
+    Other parameters, errors and warnings are those of `simulate` and `forward_sensitivity`.
 
     Examples
     --------
@@ -295,7 +321,7 @@ def adjoint_gradient(
 
 
 def left_of(trajectory: Trajectory, keep: Keep) -> Trajectory:
-    """What is kept of a run that has been analysed: what there is to say of its diagnostics, at any rate."""
+    """Reduce an analysed run to the parts to be kept; its diagnostics are computed first."""
     if keep == "final":
         _ = trajectory.diagnostics
     return trajectory.thinned(keep)

@@ -1,4 +1,4 @@
-"""Many runs of one system: parameter sets and initial values, on all cores."""
+"""Batches: many runs of one system, with different parameters and initial values, on all cores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dae_hybrid.port.native_batch import DONE, Outcomes
 from dae_hybrid.simulation.starts import Starts
 from dae_hybrid.system.system import HybridSystem
 
-#: by more parameters than so many times the components of functionals gradient=True is by the adjoint
+#: with more parameters than this multiple of the functionals' components, gradient=True uses the adjoint
 MANY = 4
 
 
@@ -42,47 +42,46 @@ def batch(
     duality: bool | float = False,
     **options: Unpack[RunOptions],
 ) -> Batch:
-    """Carry out a run for every set of parameters and initial values, on all cores.
+    """Run a system for many sets of parameters and initial values, on all cores.
 
-    Numbers are, to the last bit, those of `simulate`, `forward_sensitivity` or `adjoint_gradient` for each set (adjoint
-    gradients with `x0` may differ by rounding). Runs that compiled code carries out from start to end go on without
-    Python; all others, and every gradient whose conditions need a closer look, are left to a single call. A run that
-    fails does not stop the others.
+    Results are bitwise equal to those of `simulate`, `forward_sensitivity` or `adjoint_gradient` for each set (adjoint
+    gradients with `x0` may differ by rounding). Runs that compiled code completes need no Python; all others, and all
+    gradients whose conditions need a closer check, are made by single calls. A failed run does not stop the others.
 
     Parameters
     ----------
     system, t_span, t_eval, adapter, **options
-        As in `simulate`, for all runs.
+        As in `simulate`; common to all runs.
     parameters : array, shape (N, n_parameters), mapping or DataFrame, optional
-        A row for every run, in order of declaration; or by name, shape (N,), or (N, size) of a vector, or one value for
-        all runs. What is left out is nominal. A run with a value that is not finite fails by itself.
+        One row per run, in order of declaration; or by name, shape (N,), (N, size) for a vector, or one value for all
+        runs. Missing names take their nominal values. A run with a non-finite value fails; the others continue.
     x0 : array, shape (N, n), or mapping, optional
-        Initial values, in the same forms, of the differential variables to which `HybridModel.initial` gives a value,
-        in place of that value. Algebraic variables and memory follow from them. They do not depend on the parameters:
-        derivatives are those at fixed initial values. For derivatives by them make them parameters.
+        Initial values, in the same forms, of differential variables with a value in `HybridModel.initial`, which they
+        replace. Algebraic variables and memory follow from them. They do not depend on the parameters: derivatives are
+        taken at fixed initial values. To differentiate by initial values, declare them as parameters.
     functional : str or sequence of str, optional
-        Functionals to report, all by default.
+        Functionals to report; default all.
     gradient : {None, "forward", "adjoint", True}
-        Which analysis gives gradients, if any; True is the adjoint where there are more than four parameters for every
-        component of the functionals.
+        Analysis that computes gradients, if any. True selects the adjoint if there are more than four parameters per
+        component of the functionals, else forward analysis.
     wrt : str or sequence of str, optional
-        Parameters to differentiate by; all by default.
+        Parameters to differentiate by; default all.
     workers : int, optional
-        Threads; by default as many as there are cores for this process.
+        Number of threads; default the number of cores available to this process.
     strict, duality
-        As in `forward_sensitivity`; with `duality` every gradient is left to a single call.
+        As in `forward_sensitivity`; with `duality`, every gradient is made by a single call.
 
     Returns
     -------
     Batch
-        Arrays with a row for each run, the errors of those that failed, and how many were left to single calls.
+        Arrays with one row per run, the errors of failed runs, and the number of single calls.
 
     Raises
     ------
     ParameterError
-        Wrong names or shapes, of parameters or initial values; no functional to differentiate.
+        Wrong names or shapes of parameters or initial values, or no functional to differentiate.
     OptionError, UnsupportedError
-        Another argument is wrong, or cannot be honoured.
+        Another argument is invalid or not supported.
 
     Examples
     --------
@@ -136,38 +135,38 @@ def _workers(given: int | None) -> int:
 
 
 class Batch:
-    """What many runs come to, a row for each.
+    """Results of many runs, one row per run.
 
     Attributes
     ----------
     parameters : ndarray, shape (N, n_parameters)
-        Of every run.
+        Parameters of each run.
     functionals : mapping of str to ndarray, shape (N,), or (N, k) of a vector
         Values of the functionals.
     gradient : mapping of str to ndarray, shape (N, n_wrt), or (N, k, n_wrt)
-        Their gradients, where they were asked for; `wrt` names the columns.
+        Gradients of the functionals, if requested; `wrt` names the columns.
     values : ndarray, shape (N, n_components)
-        The same values in one array, and
+        Values of all reported functionals in one array.
     gradients : ndarray, shape (N, n_components, n_wrt)
-        the same gradients.
+        Their gradients in one array.
     errors : tuple of DaeHybridError or None
-        Why a run has failed; its numbers are NaN.
+        Error of each failed run, else None; the numbers of a failed run are NaN.
     native : ndarray of bool, shape (N,)
-        Which runs compiled code has carried out, with gradients that need no closer look; the others are single calls.
+        Whether compiled code completed the run and its gradient needs no closer check; the others are single calls.
     n_events, n_steps : ndarray of int, shape (N,)
-        Events and steps of the run.
+        Number of events and of steps.
     t : ndarray, shape (n_t,), or None
-        Output times: those that were asked for.
+        Output times `t_eval`.
     t_end : ndarray, shape (N,)
-        When runs have ended.
+        Final times.
     final : mapping of str to ndarray, shape (N,), or (N, size) of a vector
-        Variables and memories at the end; NaN where the last mode does not have them.
+        Variables and memory at the final times; NaN if the last mode lacks the variable.
     statistics : mapping of str to int
-        ``runs``, ``failed``, ``native`` (carried out by compiled code), ``single`` (by single calls), ``workers``.
+        ``runs``, ``failed``, ``native`` (completed by compiled code), ``single`` (single calls), ``workers``.
 
-    ``batch["u"]`` are the values of a variable or memory at the output times, (N, n_t), or (N, n_t, size) of a vector;
-    NaN where the mode does not have it and behind the end of a run. ``len(batch)`` is N, ``batch.ok`` says which runs
-    have not failed, ``batch.single(i)`` makes one call of run i.
+    ``batch["u"]`` returns a variable or memory at the output times, (N, n_t), or (N, n_t, size) of a vector; NaN if the
+    mode lacks it and after the end of a run. ``len(batch)`` is N, ``batch.ok`` marks the runs that did not fail, and
+    ``batch.single(i)`` repeats run i as a single call.
     """
 
     def __init__(
@@ -196,12 +195,12 @@ class Batch:
 
     @property
     def ok(self) -> NDArray[np.bool_]:
-        """Which runs have not failed, shape (N,)."""
+        """Whether each run succeeded, shape (N,)."""
         return np.array([error is None for error in self.errors], dtype=bool)
 
     @cached_property
     def final(self) -> Mapping[str, Array]:
-        """Variables and memories at the end of the runs."""
+        """Variables and memory at the final times."""
         return MappingProxyType({name: self._final(name) for name in self._names})
 
     @property
@@ -216,7 +215,7 @@ class Batch:
         raise KeyError(f"No variable {name!r}; there are {', '.join(self._names)}.")
 
     def _memory_at(self, name: str) -> slice:
-        """Where a memory stands in a row of `Outcomes`."""
+        """Position of a memory in a row of `Outcomes`."""
         memory, width = self._case.system.memory, self._out.ends.shape[1]
         first = width - memory.size
         return slice(first + memory[name].start, first + memory[name].stop)
@@ -252,7 +251,7 @@ class Batch:
         return _narrow(found, 2)
 
     def _complete(self, index: int, here: NDArray[np.bool_]) -> Array:
-        """x of a mode at these outputs, (n, n_x)."""
+        """x of a mode at the selected outputs, (n, n_x)."""
         case, rows = self._case, self._out.outputs[here]
         mode, nm = case.system.modes[index], case.system.memory.size
         states = rows[:, : mode.equations.n]
@@ -263,9 +262,9 @@ class Batch:
         return np.asarray(mode.solved()(times[None, :], states.T, m.T, p.T)).reshape(mode.variables.size, len(rows)).T
 
     def single(self, i: int) -> Single:
-        """The single call of run i: a `Trajectory`, a `ForwardSensitivity`, or `Gradient` by name of the functional.
+        """Repeat run i as a single call: a `Trajectory`, a `ForwardSensitivity`, or a dict of `Gradient` by functional.
 
-        It raises what ``errors[i]`` says.
+        Raises ``errors[i]`` if the run failed.
         """
         n_p = self._case.system.parameters.size
         return self._case.single(self._given[i, :n_p].copy(), self._given[i, n_p:].copy())
@@ -276,5 +275,5 @@ class Batch:
 
 
 def _narrow(values: Array, axis: int) -> Array:
-    """Without an axis of length one."""
+    """Squeeze an axis of length one."""
     return values.squeeze(axis) if values.shape[axis] == 1 else values

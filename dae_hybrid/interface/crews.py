@@ -1,4 +1,4 @@
-"""Many runs on threads: those that compiled code carries out by itself, and single calls for all others."""
+"""Many runs on threads: native runs by compiled code, and single calls for the others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dae_hybrid.interface.prepared_case import Case, Single, gradients_of, traje
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import DONE, LEFT_OUT, STEEP, Crew, Outcomes
 
-#: a thread takes this share of what is left, divided by the threads, and no more than so much at once
+#: share of the remaining work, divided by the threads, that a thread takes at once, and its limit
 SHARE, MOST = 0.25, 1000
-#: so many single calls for each thread are worth another one
+#: single calls per thread that justify another thread
 FEW = 2
-#: seconds between two looks at whether threads have ended, and until those that do not are left behind
+#: seconds between checks of whether threads have ended, and before unresponsive threads are abandoned
 LOOK, PATIENCE = 0.05, 5.0
 
 type Failures = dict[int, DaeHybridError]
@@ -25,7 +25,7 @@ type Outputs = dict[int, dict[str, Array]]
 
 
 def by_crews(case: Case, given: Array, out: Outcomes, workers: int) -> None:
-    """Carry out what compiled code does by itself; what is not `done` then is left."""
+    """Carry out native runs; those not marked `done` are left to single calls."""
     crews: list[Crew] = []
     for _ in range(min(workers, len(given))):
         crew = case.crew()
@@ -40,7 +40,7 @@ def by_crews(case: Case, given: Array, out: Outcomes, workers: int) -> None:
 
     share_out(len(given), [crew.run for crew in crews], stop)
     nothing = case.outcomes(0)
-    for crew in crews:  # one that was stopped is not used again
+    for crew in crews:  # a crew that was stopped is not reused
         crew.aim(given[:0].copy(), nothing)
         case.rest(crew)
     if case.analysis is not None:
@@ -48,7 +48,7 @@ def by_crews(case: Case, given: Array, out: Outcomes, workers: int) -> None:
 
 
 def judge_growth(case: Case, given: Array, out: Outcomes, workers: int) -> None:
-    """Where perturbations may have grown, see whether gradients are the same at other tolerances."""
+    """Where perturbations may have grown, check whether gradients agree at another tolerance."""
     grown = np.flatnonzero(out.done == STEEP)
     if not grown.size:
         return
@@ -61,7 +61,7 @@ def judge_growth(case: Case, given: Array, out: Outcomes, workers: int) -> None:
 
 
 def by_single_calls(case: Case, given: Array, out: Outcomes, workers: int) -> tuple[Failures, Outputs]:
-    """Carry out what is not done, one call after the other, with their errors, and outputs at given times."""
+    """Carry out the remaining runs one by one; return their errors, and outputs at given times."""
     left, n_p = np.flatnonzero(out.done != DONE).tolist(), case.system.parameters.size
     failures: Failures = {}
     outputs: Outputs = {}
@@ -75,7 +75,7 @@ def by_single_calls(case: Case, given: Array, out: Outcomes, workers: int) -> tu
                 single = case.single(given[i, :n_p].copy(), given[i, n_p:].copy())
             except DaeHybridError as error:
                 failures[i] = error
-                error.trajectory = error.rows = error.__traceback__ = None  # large, and there may be many
+                error.trajectory = error.rows = error.__traceback__ = None  # large, and there may be many errors
             else:
                 take_over(case, single, i, out, outputs)
 
@@ -85,7 +85,7 @@ def by_single_calls(case: Case, given: Array, out: Outcomes, workers: int) -> tu
 
 
 def take_over(case: Case, single: Single, i: int, out: Outcomes, outputs: Outputs) -> None:
-    """Enter what a single call returned."""
+    """Store the result of a single call."""
     run, system = trajectory_of(single), case.system
     t, mode, x, m = run.final
     out.times[i], out.modes[i], out.n_events[i], out.n_steps[i] = t, mode, len(run.events), run.statistics["steps"]
@@ -98,9 +98,9 @@ def take_over(case: Case, single: Single, i: int, out: Outcomes, outputs: Output
 
 
 def share_out(count: int, work: Sequence[Callable[[int, int], None]], stop: Callable[[], None]) -> None:
-    """Have so many pieces of work done, each of `work` on a thread of its own, the only one on this one.
+    """Divide `count` pieces of work among threads, one for each callable of `work`; a single one runs on this thread.
 
-    What one raises, and what interrupts this thread, ends all of them and is raised.
+    An exception in one of them, or an interrupt of this thread, stops all of them and is raised.
     """
     if len(work) == 1:
         for begin, end in _chunks(count, 1):
@@ -132,14 +132,14 @@ def share_out(count: int, work: Sequence[Callable[[int, int], None]], stop: Call
     finally:
         patient_until = monotonic() + PATIENCE
         while raised and any(thread.is_alive() for thread in threads) and monotonic() < patient_until:
-            stop()  # again and again: one may have begun anew
+            stop()  # repeatedly: a thread may have started another piece
             threads[0].join(LOOK)
     if raised:
         raise raised[0]
 
 
 def _chunks(count: int, threads: int) -> Iterator[tuple[int, int]]:
-    """Parts of the work, the first large and the last small."""
+    """Yield chunks of the work, from large to small."""
     begin = 0
     while begin < count:
         end = begin + max(1, min(MOST, int(SHARE * (count - begin) / threads)))

@@ -1,4 +1,4 @@
-"""Verification of gradients: forward, adjoint and finite differences side by side."""
+"""Compare gradients by forward analysis, adjoint analysis and finite differences."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ from dae_hybrid.tables import align
 
 @dataclass(frozen=True, eq=False)
 class GradientCheck:
-    """One gradient, computed several ways.
+    """One gradient, computed by several methods.
 
     Attributes
     ----------
     functional : str
+        Name of the functional.
+    value : float or ndarray, shape (k,)
+        Value of the functional.
     parameters : tuple of str
-    gradients : dict of ndarray
-        By way: ``"finite_difference"``, ``"forward"``, ``"adjoint"`` and, where it applies, ``"algorithm_1"``;
-        each (n_p,) or (k, n_p).
+        Labels of the parameters.
+    gradients : dict of ndarray, each of shape (n_wrt,) or (k, n_wrt)
+        By method: ``"finite_difference"``, ``"forward"``, ``"adjoint"`` and, if applicable, ``"algorithm_1"``.
     same_events : bool
-        Whether the perturbed runs of the finite differences went through the same transitions; where not,
-        the finite differences say nothing about the derivative.
+        Whether the perturbed runs of the finite differences had the same transitions; if not, the finite differences
+        do not approximate the derivative.
     """
 
     functional: str
@@ -43,7 +46,7 @@ class GradientCheck:
     same_events: bool
 
     def difference(self, one: str, other: str) -> float:
-        """Largest difference of two ways, relative to the largest component in every row."""
+        """Largest difference between two methods, relative to the largest component of each row."""
         a, b = (np.atleast_2d(self.gradients[way]) for way in (one, other))
         scale = np.maximum(np.abs(a).max(axis=1, initial=0.0), np.abs(b).max(axis=1, initial=0.0))
         return float((np.abs(a - b).max(axis=1, initial=0.0) / np.where(scale > 0, scale, 1.0)).max(initial=0.0))
@@ -89,15 +92,28 @@ def check_gradient(
     step: float | None = None,
     **options: Unpack[RunOptions],
 ) -> GradientCheck:
-    """Compare forward, adjoint and finite-difference gradients; print the result for a table.
+    """Compare forward, adjoint and finite-difference gradients. Printing the result gives a table.
 
     Parameters
     ----------
     step : float, optional
-        Relative step of the central differences (absolute where a parameter is zero);
-        by default rtol^(1/3), which balances truncation against the integrator's error.
+        Relative step of the central differences (absolute for a parameter equal to zero). The default rtol^(1/3)
+        balances truncation error against the integrator's error.
 
-    Other parameters as in `adjoint_gradient`. Algorithm 1 of Serban and Recuero joins in where its assumptions hold.
+    Returns
+    -------
+    GradientCheck
+        The gradients, and their differences.
+
+    Raises
+    ------
+    OptionError
+        `step` is not between 0 and 1.
+
+    Notes
+    -----
+    Other parameters are those of `adjoint_gradient`. Algorithm 1 of Serban and Recuero is included if its assumptions
+    hold.
 
     Examples
     --------
@@ -107,7 +123,7 @@ def check_gradient(
     >>> check.difference("forward", "adjoint") < 1e-7
     True
     """
-    system = for_call(system, adapter, options)  # differences of runs by one engine
+    system = for_call(system, adapter, options)  # one engine for all runs of the differences
     relative = _relative_step(step, options)
     name = system.functional_name(functional)
     common: dict[str, Any] = {"adapter": adapter, **options}
@@ -125,7 +141,7 @@ def check_gradient(
             shifted[i] += sign * h
             try:
                 run = simulate(system, t_span, parameters=shifted, **common)
-            except DaeHybridError:  # nothing to compare with there
+            except DaeHybridError:  # no difference available
                 same = False
                 sides.append(np.full(np.size(forward.functionals[name]), np.nan))
                 continue
@@ -139,7 +155,7 @@ def check_gradient(
         "forward": forward.gradient[name],
         "adjoint": adjoint.gradient,
     }
-    with suppress(AssumptionError):  # the table says so by not having the column
+    with suppress(AssumptionError):  # the column is then missing
         gradients["algorithm_1"] = adjoint_gradient(
             system, t_span, name, wrt=wrt, parameters=parameters, algorithm="serban-recuero", **common
         ).gradient

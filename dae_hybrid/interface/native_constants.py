@@ -1,4 +1,4 @@
-"""Constants of rules that stand in Python and in C: C takes them from here."""
+"""Constants shared by Python and C; the C text is generated from here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dae_hybrid.sensitivity import adjoint
 from dae_hybrid.simulation import automaton, event_accuracy, event_logic, grazing
 from dae_hybrid.system import excess, reinitialisation, system, transition_map
 
-#: by the module that explains them, under the same names, or (there, in C)
+#: module that documents them -> names, or (name in Python, name in C)
 NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     adjoint: ("SETTLED", "SMALLEST", ("ROUNDING", "ADJOINT_ROUNDING"), ("FEW", "FEW_SEGMENTS"), ("LOOKS", "ENDS")),
     amplification: (("LARGE", "GROWN_LARGE"),),
@@ -50,7 +50,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
 
 
 def as_c() -> str:
-    """Lines of C: the constants, and the columns at the head of an event's record, from `record_table.HEADER`."""
+    """Return the constants as C, and the header columns of an event record from `record_table.HEADER`."""
     pairs = [(own, (name, name) if isinstance(name, str) else name) for own, names in NAMES.items() for name in names]
     lines = [f"#define {in_c} {getattr(own, name)!r}" for own, (name, in_c) in pairs]
     columns = ", ".join(f"{name.upper()}_AT" for name in record_table.HEADER)

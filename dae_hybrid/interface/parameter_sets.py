@@ -1,4 +1,4 @@
-"""Tables of numbers, a row for every run, as users give them."""
+"""Tables of parameters or initial values given by the user, one row per run."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Table = Mapping[str, ArrayLike] | ArrayLike | None
 
 
 def as_columns(given: Any) -> Any:
-    """A mapping of the columns of a table that has names for them (a pandas DataFrame); anything else as it is."""
+    """Return a table with named columns (a pandas DataFrame) as a mapping; other values unchanged."""
     if hasattr(given, "columns") and hasattr(given, "iloc"):
         return {name: given[name].to_numpy() for name in given.columns}
     return given
 
 
 def read_table(what: str, given: Table, layout: Layout, default: Array | None) -> Array:
-    """Rows in the order of a layout, (N, size), or (1, size) of what is the same for all runs.
+    """Return rows in the order of a layout, (N, size), or (1, size) if all runs share them.
 
-    Numbers that are not finite are left for the runs to refuse.
+    Non-finite numbers are accepted here and refused by the runs.
 
     Raises
     ------
     ParameterError
-        Wrong names, shapes or types; nothing is given where there is no default.
+        Wrong names, shapes or types, or no value without a default.
     """
     given = as_columns(given)
     if given is None and default is not None:
@@ -86,12 +86,12 @@ def _numbers(what: str, given: Any) -> Array:
 
 
 def side_by_side(sets: Array, values: Array | None) -> Array:
-    """Parameters and, behind them, initial values of every run.
+    """Join the parameters and the initial values of every run in one row.
 
     Raises
     ------
     ParameterError
-        They are of different numbers of runs.
+        Their numbers of runs differ.
     """
     if values is None:
         return np.ascontiguousarray(sets)

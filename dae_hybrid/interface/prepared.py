@@ -1,4 +1,4 @@
-"""Calls whose arguments are checked once, to be made again and again with other parameters."""
+"""Prepared calls: arguments are checked once for many calls with different parameters."""
 
 from __future__ import annotations
 
@@ -34,26 +34,28 @@ def prepare(
     duality: bool | float = False,
     **options: Unpack[RunOptions],
 ) -> Prepared:
-    """Check the arguments of a call once, for many calls with other parameters.
+    """Check the arguments of a call once, for many calls with different parameters.
 
-    The numbers are, to the last bit, those of `simulate`, `forward_sensitivity` or `adjoint_gradient`. What compiled
-    code carries out from start to end costs next to nothing besides.
+    Results are bitwise equal to those of `simulate`, `forward_sensitivity` or `adjoint_gradient`. Runs that compiled
+    code completes have almost no overhead.
 
     Parameters
     ----------
     functional : str or sequence of str, optional
-        Functionals to report, all by default.
+        Functionals to report; default all.
     derivatives : {None, "forward", "adjoint"}
-        Which analysis gives gradients, if any.
+        Analysis that computes gradients, if any.
     wrt, strict, duality
         As in `forward_sensitivity`.
-
-    Other parameters and errors: as in `simulate`.
 
     Returns
     -------
     Prepared
-        Called with parameters, as `simulate` takes them, it returns a `Run`. Threads may share it.
+        A callable that takes parameters, as `simulate` does, and returns a `Run`. It may be shared by threads.
+
+    Notes
+    -----
+    Other parameters and errors are those of `simulate`.
 
     Examples
     --------
@@ -74,14 +76,14 @@ def prepare(
 
 
 class Prepared:
-    """A call that waits for its parameters; made by `prepare`."""
+    """A call with fixed arguments except for the parameters; created by `prepare`."""
 
     def __init__(self, system: HybridSystem, make: Callable[[], Case]) -> None:
         self._system, self._make, self._shape = system, make, (system.parameters.size,)
         self._work = _Work(make())
 
     def __call__(self, parameters: Parameters = None) -> Run:
-        """Carry out a run.
+        """Carry out a run with these parameters.
 
         Parameters
         ----------
@@ -91,18 +93,19 @@ class Prepared:
         Returns
         -------
         Run
+            Functionals, gradients and counts of the run.
 
         Raises
         ------
         DaeHybridError
-            What `simulate`, `forward_sensitivity` or `adjoint_gradient` raise.
+            Any error of `simulate`, `forward_sensitivity` or `adjoint_gradient`.
         """
         if type(parameters) is np.ndarray and parameters.dtype == np.float64 and parameters.shape == self._shape:
             p = parameters
         else:
             p = self._system.parameter_vector(parameters)
         work = self._work
-        if work.case.system is not self._system.current():  # whose code has come since
+        if work.case.system is not self._system.current():  # compiled code has become available
             work = self._work = _Work(self._make())
         return work.run(p)
 
@@ -114,15 +117,15 @@ class Prepared:
 
 
 class _Work:
-    """The runs of a case, one at a time on every thread."""
+    """Native runs of a case; each thread has its own crew."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self._idle: list[_Seat] = []
-        self._is_left = case.fleet is None  # to single calls, all of them
+        self._is_left = case.fleet is None  # whether all runs are left to single calls
 
     def run(self, p: Array) -> Run:
-        """One run."""
+        """Carry out one run."""
         if self._is_left:
             return self._singly(p)
         try:
@@ -145,7 +148,7 @@ class _Work:
 
 
 class _Seat:
-    """A crew with room for what one run comes to."""
+    """A crew with buffers for the result of one run."""
 
     def __init__(self, case: Case, crew: Crew) -> None:
         self._case, self._crew, self._out = case, crew, case.outcomes(1)
@@ -153,7 +156,7 @@ class _Seat:
         crew.aim(self._given, self._out)
 
     def run(self, p: Array) -> Run | None:
-        """The run; None where it is left to a single call."""
+        """Carry out a run; None if it is left to a single call."""
         case, out = self._case, self._out
         self._given[0] = p
         self._crew.run(0, 1)
@@ -165,23 +168,25 @@ class _Seat:
 
 
 def _run_of(case: Case, p: Array, out: Outcomes, single: Single | None = None) -> Run:
-    """The only one of these outcomes."""
+    """Make a `Run` from the only row of the outcomes."""
     gradients = None if case.analysis is None else case.reported(out.gradients)[0].copy()
     counts = out.n_events.item(), out.n_steps.item()
     return Run(case, p.copy(), out.values[0].copy(), gradients, *counts, out.times.item(), single)
 
 
 class Run:
-    """What a run of a prepared call comes to.
+    """Result of a prepared call.
 
     Attributes
     ----------
     parameters : ndarray, shape (n_parameters,)
+        Parameters of the run.
     n_events, n_steps : int
+        Number of events and of steps.
     t_end : float
-        When it ended.
+        Final time.
 
-    What is not among the attributes stands in `single`: events, outputs, diagnostics, sensitivities of states.
+    Events, outputs, diagnostics and sensitivities of states are available from `single`.
     """
 
     def __init__(
@@ -197,18 +202,18 @@ class Run:
 
     @property
     def functionals(self) -> Mapping[str, Any]:
-        """Values of the functionals: numbers, or ndarrays, shape (k,), of vectors."""
+        """Values of the functionals: floats, or ndarrays of shape (k,) for vectors."""
         parts = self._case.system.functionals
         return MappingProxyType({name: scalar(self._values[parts[name]]) for name in self._case.names})
 
     @property
     def value(self) -> Any:
-        """The value of the only functional that is reported."""
+        """Value of the functional, if only one is reported."""
         return self.functionals[self._only]
 
     @property
     def gradient(self) -> Mapping[str, Array]:
-        """Gradients by functional, shape (n_wrt,), or (k, n_wrt) of vectors; none of a simulation."""
+        """Gradients by functional, shape (n_wrt,), or (k, n_wrt) of a vector; empty for a simulation."""
         if self._gradients is None:
             return MappingProxyType({})
         rows = {name: self._gradients[part] for name, part in self._case.components.items()}
@@ -220,15 +225,15 @@ class Run:
 
     @cached_property
     def single(self) -> Single:
-        """All that the call has to say, made when it is first asked for, by carrying it out once more.
+        """The complete result, computed on first access by repeating the run as a single call.
 
-        A `Trajectory`, a `ForwardSensitivity`, or for adjoint analysis `Gradient` by name of the functional.
+        A `Trajectory`, a `ForwardSensitivity`, or for adjoint analysis a dict of `Gradient` by functional.
         """
         return self._case.single(self.parameters.copy())
 
     @property
     def trajectory(self) -> Trajectory:
-        """The complete run; see `single`."""
+        """The trajectory of `single`."""
         return trajectory_of(self.single)
 
     def __repr__(self) -> str:

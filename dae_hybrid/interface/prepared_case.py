@@ -1,4 +1,4 @@
-"""A call that is to be made many times with other numbers: checked once, and carried out by compiled code or singly."""
+"""A case: the checked arguments of a call that is repeated with different numbers, natively or by single calls."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from dae_hybrid.simulation.starts import Starts
 
 Analysis = Literal["forward", "adjoint"]
-#: so many crews that have nothing to do are kept with a system
+#: largest number of idle crews kept with a system
 MOST_IDLE = 16
 _resting = Lock()
-#: what a single call returns: of adjoint analysis one for every functional
+#: result of a single call; for adjoint analysis a gradient per functional
 type Single = Trajectory | ForwardSensitivity | dict[str, Gradient]
 
 
 class Case:
-    """Checked arguments that all runs have in common.
+    """Checked arguments shared by all runs.
 
-    `names` are the functionals that are reported, `components` of these which of all components.
+    `names` are the reported functionals, `components` their components among the reported ones.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Case:
 
     @cached_property
     def components(self) -> dict[str, slice]:
-        """Where the components of every functional that is reported stand among those that are."""
+        """Slices of the reported functionals among the reported components."""
         sizes = [_size(self.system.functionals[name]) for name in self.names]
         ends = np.cumsum(sizes).tolist()
         return {n: slice(end - size, end) for n, end, size in zip(self.names, ends, sizes, strict=True)}
 
     @cached_property
     def columns(self) -> list[int]:
-        """Which of all components those are that are reported."""
+        """Indices of the reported components among all components."""
         parts = (self.system.functionals[name] for name in self.names)
         return [i for part in parts for i in range(part.start, part.stop)]
 
@@ -77,7 +77,7 @@ class Case:
 
     @cached_property
     def fleet(self) -> NativeBatch | None:
-        """The runs, where an integrator may carry them out by itself."""
+        """The native batch; None if the integrator cannot carry out the runs natively."""
         setup, system = self.setup, self.system
         if not isinstance(setup.integrator, RunsMany) or system.signals:
             return None
@@ -96,7 +96,7 @@ class Case:
         origin = None if self.starts is None else self.starts.origin
         if request is None or (self.starts is not None and origin is None):
             return None
-        # forward analysis gives the gradients of all functionals, and its conditions are those of all
+        # forward analysis gives the gradients of all functionals, and checks the conditions of all
         of = self.names if back else system.functionals.names
         parts = tuple(tuple(range(system.functionals[n].start, system.functionals[n].stop)) for n in of if certify)
         n_start = 0 if self.starts is None else self.starts.size
@@ -106,7 +106,7 @@ class Case:
 
     @cached_property
     def looser(self) -> Case:
-        """The same at other tolerances, for gradients whatever their conditions."""
+        """The same case at looser tolerances, with gradients not subject to conditions."""
         other = copy(self)
         for name in ("fleet", "_kind"):
             other.__dict__.pop(name, None)
@@ -114,7 +114,7 @@ class Case:
         return other
 
     def is_determined(self, p: Array, gradients: Array, others: Array) -> bool:
-        """Whether gradients, (n_components, n_wrt), are determined, by those of `looser`; see `amplification`."""
+        """Whether gradients, (n_components, n_wrt), agree with those of `looser`; see `amplification`."""
         scale, functionals = np.where(p != 0, np.abs(p), 1.0)[list(self.indices)], self.system.functionals
         parts = self.components.values() if self.analysis == "adjoint" else (functionals[n] for n in functionals.names)
         least = self.setup.options.absolute(functionals)
@@ -123,7 +123,7 @@ class Case:
         return all(difference(gradients[i] * scale, others[i] * scale, least[i]) <= limit for i in parts)
 
     def crew(self) -> Crew | None:
-        """What carries out runs on one thread; to be given back to `rest`."""
+        """Take a crew that carries out runs on one thread; return it with `rest`."""
         if self.fleet is None or not isinstance(self.setup.integrator, RunsMany):
             return None
         with _resting:
@@ -135,7 +135,7 @@ class Case:
         return self.setup.integrator.crew(self.system.graph, self.fleet)
 
     def rest(self, crew: Crew) -> None:
-        """It has done its work, and may do other."""
+        """Return a crew for reuse."""
         with _resting:
             idle = self.system.graph.kept.setdefault("crews", [])
             idle.append((self._kind, crew))
@@ -143,7 +143,7 @@ class Case:
 
     @cached_property
     def _kind(self) -> tuple[Any, ...]:
-        """What a crew is for."""
+        """Key of crews that can serve this case."""
         setup = self.setup
         times = None if setup.t_eval is None else setup.t_eval.tobytes()
         starts = None if self.starts is None else self.starts.layout
@@ -151,19 +151,19 @@ class Case:
         return setup.integrator.name, setup.options, setup.span, times, starts, *what
 
     def outcomes(self, count: int) -> Outcomes:
-        """Room for what so many runs come to."""
+        """Allocate buffers for the results of `count` runs."""
         n_t = 0 if self.setup.t_eval is None else self.setup.t_eval.size
         rows = {None: 0, "forward": self.system.functionals.size, "adjoint": len(self.columns)}[self.analysis]
         return Outcomes.of(count, self.system.graph, n_t, rows, len(self.indices))
 
     def reported(self, gradients: Array) -> Array:
-        """Of gradients, (..., n_components, n_wrt), those of the functionals that are reported."""
+        """Select the reported functionals from gradients, (..., n_components, n_wrt)."""
         return gradients[..., self.columns, :] if self.analysis == "forward" else gradients
 
     # -- by single calls ----------------------------------------------------------------------------------------
 
     def single(self, p: Array, start: Array | None = None) -> Single:
-        """What the call of these numbers alone returns."""
+        """Carry out one run as a single call."""
         system, span = self.system, self.setup.span
         if self.starts is not None and start is not None:
             system = self.starts.system(start)
@@ -176,14 +176,14 @@ class Case:
 
 
 def trajectory_of(single: Single) -> Trajectory:
-    """The run of a single call."""
+    """The trajectory of a single call."""
     if isinstance(single, Trajectory):
         return single
     return next(iter(single.values())).trajectory if isinstance(single, dict) else single.trajectory
 
 
 def gradients_of(single: Single) -> Array:
-    """The gradients by a single call, (n_components, n_wrt) as in `Outcomes`; none of a simulation."""
+    """The gradients of a single call, (n_components, n_wrt) as in `Outcomes`; empty for a simulation."""
     if isinstance(single, Trajectory):
         return np.zeros((0, 0))
     found = [g.gradient for g in single.values()] if isinstance(single, dict) else list(single.gradient.values())
@@ -191,7 +191,7 @@ def gradients_of(single: Single) -> Array:
 
 
 def check_analysis(option: str, given: object, legal: str) -> Analysis | None:
-    """Which analysis is asked for, if any."""
+    """Check the name of an analysis; None means no derivatives."""
     if given is None:
         return None
     if given not in ("forward", "adjoint"):
@@ -200,7 +200,7 @@ def check_analysis(option: str, given: object, legal: str) -> Analysis | None:
 
 
 def functional_names(system: HybridSystem, functional: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Names of functionals, checked; None is all of them."""
+    """Check names of functionals; None means all."""
     if functional is None:
         return system.functionals.names
     given = [functional] if isinstance(functional, str) else list(functional)
@@ -218,8 +218,8 @@ def _size(part: slice) -> int:
 
 
 def _is_judged_by_numbers(system: HybridSystem) -> bool:
-    """Whether numbers of a run say that nothing about its derivatives needs a closer look.
+    """Whether the numbers of a run suffice to check its derivatives.
 
-    They do not where relations at instants decide, or kinks at which a run may rest.
+    They do not if derivatives depend on relations evaluated at instants, or on kinks at which a run may rest.
     """
     return not (system.branches or any(bool(own) for own in system.branches.equations.values()))

@@ -1,4 +1,4 @@
-"""Which adapters there are, what they declare, and the refusal of what they cannot do."""
+"""The registry of adapters, their capabilities, and the refusal of unsupported requests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dae_hybrid.steppers.session import SteppedPort
 from dae_hybrid.system.system import HybridSystem, check_built
 from dae_hybrid.tables import align
 
-#: entry points of this group are adapters of other packages
+#: entry-point group for adapters of other packages
 GROUP = "dae_hybrid.adapters"
-#: the adapters of this package, the default one first
+#: adapters of this package; the first is the default
 BUILT_IN = {
     "sundials": "dae_hybrid.adapters.sundials:SundialsIntegrator",
     "scikits-odes": "dae_hybrid.adapters.scikits_odes:ScikitsOdesIntegrator",
@@ -32,23 +32,28 @@ _registered: dict[str, type[Adapter]] = {}
 
 
 def register_adapter[A: type[Adapter]](adapter: A, *, replace: bool = False) -> A:
-    """Make an adapter known under its name; may be used as a decorator.
+    """Register an adapter under its name. May be used as a decorator.
 
-    A package that offers an adapter names it in its metadata instead, under the entry-point group
-    ``dae_hybrid.adapters``, and nothing needs to be registered.
+    A package can instead declare its adapter in its metadata, under the entry-point group ``dae_hybrid.adapters``;
+    registration is then not needed.
 
     Parameters
     ----------
     adapter : class
-        A `SteppedIntegrator`, or any class with the members of `dae_hybrid.port.integrator.Integrator`; made without
-        arguments.
+        A `SteppedIntegrator`, or any class with the members of `dae_hybrid.port.integrator.Integrator`. It is
+        instantiated without arguments.
     replace : bool
-        Whether it may take the place of another of the same name.
+        Whether it may replace an adapter of the same name. Default False.
+
+    Returns
+    -------
+    class
+        The adapter, unchanged.
 
     Raises
     ------
     OptionError
-        It has no name or capabilities, or the name is taken.
+        The adapter has no name or no capabilities, or the name is taken.
 
     Examples
     --------
@@ -79,50 +84,50 @@ def _elsewhere() -> dict[str, EntryPoint]:
 
 
 def adapter_names() -> tuple[str, ...]:
-    """Names of all adapters: those of this package, of other packages, and registered ones."""
+    """Return the names of all adapters: built-in, from other packages, and registered."""
     return tuple(dict.fromkeys((*BUILT_IN, *_elsewhere(), *_registered)))
 
 
 def registered(name: Any) -> tuple[Any, type[Adapter] | None]:
-    """What stands for an adapter as long as no other takes its name."""
+    """Cache key of the adapter registered under a name."""
     return name, _registered.get(name) if isinstance(name, str) else None
 
 
 def adapter_class(name: str) -> type[Adapter]:
-    """The class of an adapter; its solver library is not loaded.
+    """Return the class of an adapter without loading its solver library.
 
     Raises
     ------
     OptionError
-        There is no adapter of that name.
+        No adapter has this name.
     AdapterError
-        The package that offers it cannot be imported.
+        The package that provides it cannot be imported.
     """
     if not isinstance(name, str):
         raise OptionError(f"adapter must be a name, got {name!r}.", remedy=f"Adapters: {', '.join(adapter_names())}.")
     if name in _registered:
         return _registered[name]
-    # every run comes here, and to look through what is installed takes longer than a short run
+    # called by every run: scanning the installed packages takes longer than a short run
     point = EntryPoint(name, BUILT_IN[name], GROUP) if name in BUILT_IN else _elsewhere().get(name)
     if point is None:
         raise OptionError(f"There is no adapter {name!r}.", remedy=f"Adapters: {', '.join(adapter_names())}.")
     try:
         found: type[Adapter] = point.load()
-    except Exception as reason:  # whatever another package does when it is imported
+    except Exception as reason:  # the import may raise anything
         raise AdapterError(f"Adapter {name!r} cannot be loaded: {reason}.", remedy=_other_than(name)) from reason
     return found
 
 
 @cache
 def find_integrator(name: str) -> Integrator:
-    """The integrator of that name, its solver library loaded when first asked for.
+    """Return the integrator of an adapter; its solver library is loaded on first use.
 
     Raises
     ------
     OptionError
-        There is no adapter of that name.
+        No adapter has this name.
     AdapterError
-        It cannot be used on this machine.
+        The adapter cannot be used on this machine.
     """
     kind = adapter_class(name)
     try:
@@ -140,7 +145,7 @@ def _other_than(name: str) -> str:
 
 
 def for_call(system: object, adapter: str, options: Mapping[str, Any]) -> HybridSystem:
-    """What carries out a call: waited for, where its code comes later and the method needs it."""
+    """Return the system that serves a call; wait for its code if the method needs compiled code."""
     found = check_built(system)
     if found.later is None and (later := cast(HybridSystem, system).later) is not None and not later.is_done:
         method = adapter_class(adapter).capabilities.named.get(str(options.get("method")))
@@ -154,14 +159,14 @@ def for_call(system: object, adapter: str, options: Mapping[str, Any]) -> Hybrid
 
 
 def check_capabilities(name: str, system: HybridSystem, options: Options, analysis: Analysis = "simulate") -> None:
-    """Refuse what an adapter cannot do, naming one that can.
+    """Refuse requests that an adapter does not support, and name one that does.
 
     Raises
     ------
     OptionError
-        No adapter has such a method.
+        No adapter has this method.
     UnsupportedError
-        This adapter cannot do it.
+        This adapter does not support the request.
     """
     kind = adapter_class(name)
     can, method = kind.capabilities, options.method
@@ -217,7 +222,7 @@ def _check_order(method: Method, order: int | None) -> None:
 
 
 def _with(able: Any) -> str:
-    """Names of the adapters of this package that are able to."""
+    """Names of the built-in adapters with a capability."""
     return ", ".join(repr(name) for name in BUILT_IN if able(adapter_class(name).capabilities))
 
 
@@ -225,16 +230,16 @@ def _with(able: Any) -> str:
 
 
 def capability_table() -> list[list[str]]:
-    """What the adapters declare: a heading and one row for each adapter.
+    """Return the capabilities of the adapters as a table: a heading and one row per adapter.
 
-    *own* is done by the adapter, *core* by this library around it.
+    *own* is provided by the adapter, *core* by this library.
     """
     heading = ["adapter", "methods", "events", "algebraic", "dense output", "forward", "adjoint", "index 2 direct"]
     rows = []
     for name in adapter_names():
         try:
             kind = adapter_class(name)
-        except AdapterError:  # of a package that cannot be imported
+        except AdapterError:  # the package cannot be imported
             rows.append([name, *["?"] * (len(heading) - 1)])
             continue
         can = kind.capabilities
@@ -247,7 +252,7 @@ def capability_table() -> list[list[str]]:
 
 
 def describe_adapters() -> str:
-    """The table of capabilities, and which adapters can be used on this machine.
+    """Return the table of capabilities as text, with a column that tells which adapters work on this machine.
 
     Examples
     --------
@@ -262,12 +267,12 @@ def describe_adapters() -> str:
 
 
 def usable_adapters() -> list[str]:
-    """Names of the adapters that can be used on this machine."""
+    """Return the names of the adapters that work on this machine."""
     return [name for name in adapter_names() if not _unusable(name)]
 
 
 def _unusable(name: str) -> str:
-    """Why an adapter cannot be used here, empty where it can."""
+    """Reason why an adapter does not work here; empty if it does."""
     try:
         find_integrator(name)
     except DaeHybridError as reason:

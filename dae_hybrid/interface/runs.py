@@ -1,4 +1,4 @@
-"""A call with its arguments checked, and the runs it is made of: simulation, directions, sweeps."""
+"""A call with checked arguments, and the runs it consists of: simulation, tangents, adjoint sweeps."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 Parameters = Mapping[str, ArrayLike] | ArrayLike | None
-#: tightest tolerance of the direct form of index 2 (measured: below it events on multipliers go astray)
+#: tightest rtol of the direct form of index 2 (measured: below it events on multipliers are missed)
 DIRECT_RTOL = 1e-11
-#: how often a guard may be looked at in a run because of its resolution
+#: limit on the evaluations of a guard in a run, from its resolution
 LOOKS = 1e8
-#: local errors of sensitivities, in tolerances and in a step on average, that may go unsaid where no test limits them
+#: average untested local error of sensitivities per step, in tolerances, that needs no note
 UNTESTED_ERROR = 100
-#: or to this share of their size over the run
+#: or relative to the size of the sensitivities over the run
 UNTESTED_SHARE = 0.05
-#: a witness may take so many times as many steps as the run, or another direction is tried, up to so many
+#: largest ratio of the check's steps to the run's steps before another direction is tried; number of directions
 LONGER, DIRECTIONS = 20, 4
-#: no relative tolerance is made larger
+#: upper limit on rtol when tolerances are loosened
 LOOSEST = 0.5
-#: values of options that can be compared with others
+#: types of option values that can be compared
 PLAIN = (str, int, float, np.number, np.bool_)
-#: so many sets of options that have been checked are kept with a system
+#: limit on the checked sets of options cached with a system
 KEPT = 100
 
 
 class RunBuilder:
-    """Checked arguments of a call, and the runs it is made of."""
+    """Checked arguments of a call, and the runs it consists of."""
 
     def __init__(
         self, system: HybridSystem, t_span: Sequence[float], parameters: Parameters, t_eval: ArrayLike | None,
@@ -67,13 +67,13 @@ class RunBuilder:
         self.integrator: Integrator = find_integrator(adapter)
 
     def _choose(self, adapter: str, given: Mapping[str, Any], analysis: Analysis) -> None:
-        """Take options, checked against the system and the adapter; what has been checked is kept for the next call."""
+        """Set the options, checked against system and adapter; checked options are cached for the next call."""
         known: dict[Any, Options] = self.system.graph.kept.setdefault("checked", {})
         key = (registered(adapter), self.span, analysis, *((name, type(v), v) for name, v in given.items()))
         plain = isinstance(adapter, str) and all(
             value is None or isinstance(value, PLAIN) or callable(value) for value in given.values()
         )
-        with suppress(TypeError):  # tolerances by name, and what is no option
+        with suppress(TypeError):  # tolerances by name are not hashable, nor are invalid options
             if plain and key in known:
                 self.options = known[key]
                 return
@@ -127,13 +127,13 @@ class RunBuilder:
             )
 
     def open(self, **more: Any) -> Session:
-        """A session of this run."""
+        """Open a session for this run."""
         return self.integrator.open(self.options, self.p, **more)
 
     def run(
         self, directions: TangentState | None = None, max_steps: int | None = None, *, for_adjoint: bool = False
     ) -> Trajectory:
-        """Simulate, carrying directions where given, or keeping what the adjoint follows."""
+        """Simulate; propagate tangents if `directions` is given, or keep the path for the adjoint."""
         if directions is None or not directions.count:
             return self._run(directions, max_steps, for_adjoint=for_adjoint)
         scales = self.scales(directions.directions)
@@ -160,7 +160,7 @@ class RunBuilder:
         return found
 
     def _untested(self, run: Trajectory, directions: TangentState, scales: Array) -> list[str]:
-        """What is to be said of sensitivities that steps were not chosen by."""
+        """Notes on sensitivities that were excluded from the error test."""
         steps, rtol = run.statistics["steps"], self.options.rtol
         error = run.statistics.get("sensitivity_error")
         if error is None and steps:
@@ -184,14 +184,14 @@ class RunBuilder:
         return said
 
     def _names(self, directions: TangentState, chosen: NDArray[np.bool_]) -> str:
-        """Parameters that some of the directions move."""
+        """Labels of the parameters that some of the directions change."""
         labels = self.system.parameters.labels()
         return ", ".join(labels[i] for i in np.flatnonzero(directions.directions[:, chosen].any(axis=1)))
 
     def _unresolved(
         self, directions: TangentState, short: NDArray[np.bool_], scales: Array, error: IntegrationError
     ) -> str:
-        """What is to be said of directions whose sensitivities no run resolves."""
+        """Note on directions whose sensitivities no run resolves."""
         return (
             f"The derivatives by {self._names(directions, short)} are not resolved: the states change by no more than "
             f"their absolute tolerance when these parameters change by "
@@ -209,7 +209,7 @@ class RunBuilder:
         t_eval = np.zeros(0) if self.t_eval is None and self.keep != "all" else self.t_eval
         certify, found = for_adjoint or directions is not None, None
         session = self.integrator.open(options, self.p, **more)
-        # derivatives are checked by the steps of one long segment, which outputs at given times do not show
+        # derivatives are checked by the steps of one long segment, which outputs at given times do not contain
         keep_path = for_adjoint or (bool(more) and t_eval is not None and not self.system.transitions)
         schedule = Schedule(self.system, self.span[0], self.p, self.span[1])
         try:
@@ -240,7 +240,7 @@ class RunBuilder:
         schedule: Schedule, *, certify: bool, keep_path: bool,
         parameter_directions: Array | None = None, scales: Array | None = None,
     ) -> Trajectory | None:  # fmt: skip
-        """The run, where the integrator carries it to its end."""
+        """Carry out a native run; None if the integrator cannot complete it."""
         request = self.request(
             options, certify=certify, keep_path=keep_path,
             directions=parameter_directions, scales=scales, t_eval=t_eval, schedule=schedule,
@@ -252,7 +252,7 @@ class RunBuilder:
         self, options: Options, *, certify: bool, keep_path: bool, t_eval: Array | None,
         directions: Array | None = None, scales: Array | None = None, schedule: Schedule | None = None,
     ) -> RunRequest | None:  # fmt: skip
-        """The run as one that an integrator may begin by itself; None where it may not."""
+        """Make the request for a native run; None if the run is not eligible."""
         able, ends = self.integrator.capabilities.whole and options.native_events, self.system.graph.ends
         able = able and (directions is None or options.sensitivity_error_control)
         if not able or ends is None or is_unresolved(*self.span) or not ends.is_measured_within(self.span):
@@ -270,7 +270,7 @@ class RunBuilder:
         )  # fmt: skip
 
     def _alarms(self, schedule: Schedule, ends: BoundaryFunctions) -> tuple[tuple[Alarms, ...], float]:
-        """What is due in a whole run; where that are measurements alone, it is the same in the next one."""
+        """Due times in a native run. If they are measurements only, they are cached for the next run."""
         graph = self.system.graph
         if any(graph.timed):
             return schedule.alarms(self.span[0], ends.waiting, None)
@@ -281,13 +281,13 @@ class RunBuilder:
         return cast(tuple[tuple[Alarms, ...], float], found)
 
     def scales(self, directions: Array) -> Array:
-        """How many times each direction fits into the parameters: |p_i| for that of p_i alone."""
+        """Scale of each direction relative to the parameters: |p_i| for a unit direction of p_i."""
         size = np.where(self.p != 0, np.maximum(np.abs(self.p), adjoint_analysis.SMALLEST), 1.0)
         share = (np.abs(directions) / size[:, None]).max(axis=0, initial=0.0)
         return np.asarray(1.0 / np.where(share > 0, share, 1.0))
 
     def allowed(self, duality: bool | float) -> float | None:
-        """What the duality check may find, None where there is none."""
+        """Tolerance of the duality check, None if it is off."""
         if duality is False:
             return None
         if duality is True:
@@ -297,30 +297,30 @@ class RunBuilder:
         return float(duality)
 
     def directions(self, indices: tuple[int, ...], conditions: Conditions) -> TangentState:
-        """One direction for every parameter."""
+        """One tangent direction per parameter."""
         return TangentState(self.system, self.p, self.columns(indices), self.span[0], conditions)
 
     def conditions(self, *, strict: bool) -> Conditions:
-        """The conditions of the derivatives of this call."""
+        """Conditions of the derivatives in this call."""
         if not isinstance(strict, bool):
             raise OptionError(f"strict must be True or False, got {strict!r}.")
         return Conditions(strict=strict)
 
     def columns(self, indices: tuple[int, ...]) -> Array:
-        """Unit directions of these parameters, (n_parameters, n_wrt)."""
+        """Unit directions of the parameters, (n_parameters, n_wrt)."""
         return np.eye(self.system.parameters.size)[:, list(indices)]
 
     def witness(self, columns: Array, combination: Array, conditions: Conditions) -> TangentTrace:
-        """Directions that keep one combination of themselves for a duality check."""
+        """Tangents that record one combination of themselves for a duality check."""
         return TangentTrace(self.system, self.p, columns, self.span[0], conditions, combination)
 
     def testimony(
         self, run: Trajectory, indices: tuple[int, ...], conditions: Conditions
     ) -> tuple[TangentTrace, Array, Array]:
-        """A witness that has gone along a run in one direction, its derivatives of the functionals, and the direction.
+        """Return tangents along a run in one direction, the derivatives of the functionals, and the direction.
 
-        IDA may lose its way in a combination of sensitivities where it does not in others, and take a thousand times
-        as many steps (measured on a throw with an energy as algebraic variable): then another direction is taken.
+        IDA may fail to follow a combination of sensitivities although it follows others, and take a thousand times as
+        many steps (measured on a throw with an energy as algebraic variable): another direction is then tried.
         """
         patience = min(self.options.max_steps, 1000 + LONGER * run.statistics["steps"])
         for which in range(DIRECTIONS):
@@ -339,7 +339,7 @@ class RunBuilder:
     def sweep(
         self, run: Trajectory, session: Session, name: str, wrt: tuple[int, ...], conditions: Conditions
     ) -> adjoint_analysis.AdjointSweep:
-        """A backward sweep over a run."""
+        """Prepare a backward sweep over a run."""
         part = self.system.functionals[name]
         components = tuple(range(part.start, part.stop))
         return adjoint_analysis.AdjointSweep(run, session, self.options, components, wrt, conditions)
@@ -348,7 +348,7 @@ class RunBuilder:
         self, run: Trajectory, name: str, wrt: tuple[int, ...], conditions: Conditions, algorithm: str = "general", *,
         marked: bool = False,
     ) -> Swept:  # fmt: skip
-        """The gradient of a functional by a backward sweep over a run; `marked` where what is before events counts."""
+        """Compute a gradient by a backward sweep; `marked` records the adjoint before each event."""
 
         def use(session: Session) -> Swept:
             sweep = self.sweep(run, session, name, wrt, conditions)
@@ -366,26 +366,26 @@ class RunBuilder:
         return found
 
     def looser(self, factor: float) -> RunBuilder:
-        """The same call at so many times the tolerances."""
+        """The same call with tolerances multiplied by `factor`."""
         other, atol = copy(self), self.options.atol
         atol = {key: factor * a for key, a in atol.items()} if isinstance(atol, Mapping) else factor * atol
         other.options = replace(self.options, rtol=min(factor * self.options.rtol, LOOSEST), atol=atol)
-        other.bound = self.bound._replace(records=True, rows=True)  # nobody asks for them
+        other.bound = self.bound._replace(records=True, rows=True)  # they are not needed
         return other
 
     def forward_gradients(self, wrt: tuple[int, ...]) -> dict[str, Array]:
-        """The gradients (k, n_wrt) of all functionals by forward analysis, whatever their conditions."""
+        """Gradients (k, n_wrt) of all functionals by forward analysis, not subject to conditions."""
         directions = self.directions(wrt, Conditions(strict=False))
         gradient, parts = directions.gradient(self.run(directions)), self.system.functionals
         return {name: gradient[parts[name]] for name in parts.names}
 
     def adjoint_gradients(self, name: str, wrt: tuple[int, ...], algorithm: str) -> dict[str, Array]:
-        """The gradient (k, n_wrt) of one functional by adjoint analysis, whatever its conditions."""
+        """Gradient (k, n_wrt) of one functional by adjoint analysis, not subject to conditions."""
         run = self.run(for_adjoint=True)
         return {name: self.adjoint(run, name, wrt, Conditions(strict=False), algorithm).gradient}
 
     def _back(self, sweep: adjoint_analysis.AdjointSweep, session: Session, *, marked: bool) -> Swept | None:
-        """The sweep, where the integrator has carried the run to its end and carries its adjoint back to the start."""
+        """Carry out the sweep natively; None if the run was not native or the integrator cannot complete it."""
         run = sweep.trajectory.parts.whole
         if run is None or not run.request.keep_path:
             return None
@@ -400,7 +400,7 @@ class RunBuilder:
         return Swept(sweep, found.gradient, found.statistics, marks)
 
     def use(self, use: Callable[[Session], Any], wrt: tuple[int, ...]) -> Any:
-        """What a function gives that needs a session."""
+        """Call a function with a session, which is closed afterwards."""
         session = self.open(wrt=wrt)
         try:
             return use(session)

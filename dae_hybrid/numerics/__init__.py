@@ -1,1 +1,1 @@
-"""Numerical methods on arrays: matrices, operators, Newton's method, zero crossings. Imports the root alone."""
+"""Numerical methods on arrays: matrices, operators, Newton's method, zero crossings. Imports only the root."""

@@ -1,12 +1,12 @@
-"""Formulations of a mode: structure, consistent values, derivatives of the algebraic part.
+"""Solution and differentiation of algebraic equations, with rank decisions.
 
 Every mode is brought to ``y' = f(x, m, p, t)``, ``0 = K(x, m, p, t)`` with x = (y, z) and K_z nonsingular:
 
 * an ODE has no K;
-* Hessenberg index 1 (SR eq. 22) has it as it stands;
-* implicit equations 0 = F(y', y, z, m, p, t) (SR eq. 1) take y' = v with v a further algebraic variable, and F for
-  K: then K_z is [F_y' | F_z];
-* Hessenberg index 2 (SR eq. 15) has the hidden constraint k_y f + k_t for K; k itself is an invariant, kept by
+* in Hessenberg index 1 (SR eq. 22) K is the equation as stated;
+* implicit equations 0 = F(y', y, z, m, p, t) (SR eq. 1) take y' = v with v an additional algebraic variable and
+  K = F, so that K_z is [F_y' | F_z];
+* in Hessenberg index 2 (SR eq. 15) K is the hidden constraint k_y f + k_t; k itself is an invariant, enforced by
   projection along D = f_z K_z^-1 E (E selects the rows of the hidden constraint), for which k_y D = I. Without
   index-1 rows D is B (CB)^-1 in SR's notation.
 """
@@ -24,31 +24,31 @@ from dae_hybrid.errors import ConsistencyError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.matrices import Factors, Matrix, dense, independent_rows, is_finite, row_maxima, solve
 
-#: singular values below this, relative to the size of what was summed to form the matrix, are zero
+#: singular values below this multiple of the size of the matrix's terms are zero
 RANK_TOLERANCE = 1e-11
-#: between RANK_TOLERANCE and this the rank cannot be decided
+#: between RANK_TOLERANCE and this value the rank is undecidable
 DOUBTFUL_TOLERANCE = 1e-8
-#: where Newton's method gets no farther, residuals below this share of the largest value are rounding
+#: when Newton's method stagnates, residuals below this multiple of the largest value are rounding
 STAGNANT = 1e-13
-#: a matrix below this share of the terms of its entries belongs to a multiple root
+#: a matrix below this multiple of its entries' terms belongs to a multiple root
 MULTIPLE_ROOT = 1e-5
-#: a matrix whose smallest singular value falls below this share of what it was is becoming singular
+#: a matrix whose smallest singular value drops by this factor is becoming singular
 COLLAPSED = 1e-5
-#: a residual below this many roundings of its terms is zero
+#: residuals within this many roundings of their terms are zero
 RESIDUAL_ROUNDINGS = 1e4
-#: how far from a root, as a share of it, its neighbours are looked at
+#: relative distance from a root at which its neighbourhood is sampled
 ASIDE = 1e-3
-#: and how often they are corrected
+#: number of corrections of a sample
 CORRECTIONS = 8
-#: a matrix that changes by this share of itself within the rounding of a root is that of a multiple root
+#: relative change of the matrix within the rounding of a root that indicates a multiple root
 UNSETTLED = 0.1
-#: of Newton's method: steps, how far they are shortened, and what of the unknowns the last one may still change
+#: Newton's method: largest number of steps, smallest damping factor, relative size of a converged step in roundings
 MOST_STEPS = 50
-#: full steps that are tried first where there are more unknowns than this
+#: undamped steps tried first for systems with more unknowns than the second number
 FULL_STEPS, MANY = 8, 40
 LEAST_DAMPING = 1e-6
 STEP_ROUNDINGS = 4.0
-#: up to this size a singular matrix is taken apart to name what is wrong
+#: largest singular matrix that is decomposed to name the equations at fault
 NAMED = 1000
 
 
@@ -61,25 +61,25 @@ def solve_algebraic(
     time: float,
     equations: Sequence[str] = (),
 ) -> Array:
-    """Damped Newton for k(z) = 0.
+    """Solve k(z) = 0 by damped Newton's method.
 
-    `system(z)` gives the residual, its Jacobian (it may have more rows than columns, when the equations
-    are consistent) and the size of the residual's terms; `equations` are their names for errors. Raises
-    `ConsistencyError` when the Jacobian is singular or the iteration does not converge.
+    `system(z)` returns the residual, its Jacobian (with more rows than columns if consistent equations are redundant)
+    and the sizes of the residual's terms; `equations` are labels for error messages. Raises `ConsistencyError` if the
+    Jacobian is singular or the iteration does not converge.
     """
     z = start.copy()
 
     def evaluate(trial: Array) -> tuple[Array, Array, Array]:
-        """Terms without a finite size, such as a root at zero, leave exact zeros."""
+        """Terms without a finite size, such as a root at zero, require exact zeros."""
         k, by_z, terms = system(trial)
         return k, by_z, np.where(np.isfinite(terms), terms, np.abs(k))
 
     residual, jacobian, size = evaluate(z)
 
     def zero() -> bool:
-        """Whether every residual is rounding: of its own terms, or of the values it is made from.
+        """Whether every residual is rounding of its own terms, or of the values from which it is computed.
 
-        Asked only where Newton's method gets no farther. Terms that all vanish leave no scale of their own.
+        Used only when Newton's method stagnates. Terms that all vanish provide no scale.
         """
         if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
             return False
@@ -88,14 +88,14 @@ def solve_algebraic(
         return bool(np.all(np.abs(residual) <= allowed))
 
     def fail(reason: str = "") -> ConsistencyError:
-        fixed = row_maxima(jacobian) == 0.0  # nothing can be done about these: they are in conflict with what is given
+        fixed = row_maxima(jacobian) == 0.0  # no unknown affects these equations: the given values contradict them
         conflict = np.any(fixed & (np.abs(residual) > RESIDUAL_ROUNDINGS * EPS * size))
         return _inconsistent(
             np.where(fixed, residual, 0.0) if conflict else residual, size, reason, equations, mode, variables, time
         )
 
     def iterate(*, damped: bool, most: int = MOST_STEPS) -> bool:
-        """Newton's method from where it is; whether it has converged."""
+        """Run Newton's method from the current point; return whether it converged."""
         nonlocal z, residual, jacobian, size
         for _ in range(most):
             if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
@@ -124,8 +124,8 @@ def solve_algebraic(
                     return zero()
         return zero()
 
-    # equations that are linear in some unknowns and quadratic in these (velocities, then accelerations) are solved by
-    # full steps, on a way through larger residuals; many equations of that kind take damped ones very long
+    # equations that are linear in some unknowns and quadratic in the others (velocities, then accelerations) are solved
+    # by full steps through larger residuals; with many equations of this kind damped steps are very slow
     if z.size > MANY:
         with suppress(ConsistencyError):
             if iterate(damped=False, most=FULL_STEPS):
@@ -144,9 +144,9 @@ def solve_algebraic(
 
 
 def is_isolated(z: Array, jacobian: Array, evaluate: Callable[[Array], tuple[Array, Array, Array]]) -> bool:
-    """Whether a root at which the matrix is singular is a multiple one, rather than one of a curve of roots.
+    """Whether a root with a singular Jacobian is an isolated multiple root, and not part of a curve of roots.
 
-    Next to a multiple root the equations fail, on both sides, however the other directions are corrected.
+    Near a multiple root the equations cannot be satisfied, on either side, by corrections in the other directions.
     """
     if max(jacobian.shape) > NAMED:
         return False
@@ -161,7 +161,7 @@ def is_isolated(z: Array, jacobian: Array, evaluate: Callable[[Array], tuple[Arr
 
 
 def _reaches_root(z: Array, fixed: Array, evaluate: Callable[[Array], tuple[Array, Array, Array]]) -> bool:
-    """Whether Newton's method, kept from moving along `fixed`, comes to a root."""
+    """Whether Newton's method, restricted to directions orthogonal to `fixed`, finds a root."""
     for _ in range(CORRECTIONS):
         residual, jacobian, size = evaluate(z)
         if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
@@ -174,7 +174,7 @@ def _reaches_root(z: Array, fixed: Array, evaluate: Callable[[Array], tuple[Arra
 
 
 def _newton_step(jacobian: Array, residual: Array) -> Array | None:
-    """The step, None where the matrix is singular."""
+    """Return the Newton step; None if the matrix is singular."""
     rows, columns = jacobian.shape
     if rows == columns or issparse(jacobian):
         try:
@@ -190,16 +190,16 @@ def _newton_step(jacobian: Array, residual: Array) -> Array | None:
 
 
 def _row_sizes(matrix: Matrix) -> Array:
-    """Largest magnitude of every row, as a column; one where a row is zero."""
+    """Largest magnitude of each row, as a column; one for zero rows."""
     scale = row_maxima(matrix)
     return np.where(scale > 0, scale, 1.0)[:, None]
 
 
 def solve_linear(matrix: Array, right: Array, right_size: Array) -> tuple[Array, Array, Array]:
-    """Solution of a linear system that may have more rows than unknowns, what is left of each row, and its scale.
+    """Solve a linear system that may be overdetermined; return the solution, the residual of each row, and its scale.
 
-    `right_size` bounds the terms that the right-hand side was summed from. The rows are brought to one size first,
-    which is also that of what is left. Raises `np.linalg.LinAlgError` where the matrix is singular.
+    `right_size` bounds the terms of the right-hand side. The rows are scaled to equal size, and so are the residuals.
+    Raises `np.linalg.LinAlgError` if the matrix is singular.
     """
     scale = _row_sizes(matrix)
     rows, columns = matrix.shape
@@ -224,12 +224,12 @@ def solve_linear(matrix: Array, right: Array, right_size: Array) -> tuple[Array,
 
 
 def refuse_multiple_root(matrix: Array, sizes: Array) -> None:
-    """Raise `np.linalg.LinAlgError` where a matrix is singular against what its entries are summed from.
+    """Raise `np.linalg.LinAlgError` if a matrix is singular relative to the terms of its entries.
 
-    At a multiple root Newton's method stops at about the square root of rounding, where a matrix that should be
-    singular still is a regular one, of entries that have almost cancelled. Units of the unknowns do not matter:
-    derivatives may be larger than variables by whatever the unit of time makes of them. Large matrices are not looked
-    at: what discretises a smooth problem comes as close to a singular one as it is fine.
+    At a multiple root Newton's method stops at about the square root of rounding. The Jacobian, which should be
+    singular there, is still regular, but its entries have almost cancelled. The test does not depend on the units of
+    the unknowns: derivatives may exceed variables by any factor when the unit of time changes. Sparse matrices are not
+    tested: the discretisation of a smooth problem approaches a singular matrix as it is refined.
     """
     if issparse(matrix):
         return
@@ -244,10 +244,10 @@ def refuse_multiple_root(matrix: Array, sizes: Array) -> None:
 
 
 def refuse_unsettled_root(matrix: Array, sizes: Array, z: Array, jacobian: Callable[[Array], Array]) -> None:
-    """Raise `np.linalg.LinAlgError` where rounding of the equations leaves their matrix open.
+    """Raise `np.linalg.LinAlgError` if rounding of the equations makes their matrix undetermined.
 
-    `sizes` are those of the terms of the equations, `jacobian` gives the matrix at other values. At a multiple root at
-    zero, as of z^2 = p at p = 0, no terms cancel in the matrix, but it is made of rounding alone.
+    `sizes` are those of the equations' terms; `jacobian` returns the matrix at other values. At a multiple root at
+    zero, such as that of z^2 = p at p = 0, no terms cancel in the matrix, but it consists of rounding alone.
     """
     if issparse(matrix) or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         return
@@ -259,7 +259,7 @@ def refuse_unsettled_root(matrix: Array, sizes: Array, z: Array, jacobian: Calla
 
 
 def reciprocal_condition(matrix: Matrix) -> float:
-    """Smallest over largest singular value, the rows brought to one size; 0 where the matrix is not finite."""
+    """Ratio of the smallest to the largest singular value after row scaling; 0 if the matrix is not finite."""
     if not min(matrix.shape):
         return 1.0
     if not is_finite(matrix):
@@ -277,7 +277,7 @@ def reciprocal_condition(matrix: Matrix) -> float:
 
 
 def collapsed(matrix: Array, before: Array, share: float = COLLAPSED) -> bool:
-    """Whether a matrix has lost its smallest singular value, but for a share, against what it was before."""
+    """Whether the smallest singular value of a matrix has dropped below `share` of its value in `before`."""
     if not (is_finite(matrix) and is_finite(before)):
         return True
     if issparse(matrix):
@@ -288,7 +288,7 @@ def collapsed(matrix: Array, before: Array, share: float = COLLAPSED) -> bool:
 
 
 def singular_names(matrix: Array, equations: Sequence[str], variables: Sequence[str]) -> str:
-    """Which equations depend on each other and which variables they leave open, from the null vectors."""
+    """Name the dependent equations and the undetermined variables, from the null vectors."""
     if not is_finite(matrix):
         return "the derivatives of the equations are not finite"
     if max(matrix.shape) > NAMED:
@@ -328,13 +328,13 @@ def _inconsistent(
 
 
 def closed_by_continuity(matrix: Matrix, size: Matrix, algebraic: slice = slice(None)) -> Array:
-    """Which algebraic variables an arrival leaves to continuity, as rows of the identity.
+    """Return the algebraic variables that an arrival leaves to continuity, as rows of the identity.
 
-    `matrix` is the derivative of the arrival's equations by its unknowns with the memory following, `size` bounds
-    the terms it was summed from, `algebraic` says where z+ stands among the unknowns. An equation
-    whose row cancels (SR's z* = z+ can do that) is satisfied by every z+; the variable that it determines
-    between transitions is then continuous. Raises `np.linalg.LinAlgError` where the equations that are left
-    do not determine the other variables, or where it cannot be decided whether a row cancels.
+    `matrix` is the derivative of the arrival's equations by its unknowns, with the memory a function of them, `size`
+    bounds its terms, and `algebraic` is the position of z+ among the unknowns. An equation whose row cancels (SR's
+    z* = z+ may have this effect) is satisfied by every z+; the variable that it determines between transitions is then
+    continuous. Raises `np.linalg.LinAlgError` if the remaining equations do not determine the other variables, or if it
+    is undecidable whether a row cancels.
     """
     n = matrix.shape[1]
     scale = row_maxima(size)

@@ -1,4 +1,4 @@
-"""Arrays of numbers, and their rounding unit."""
+"""The array type and the rounding unit."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-#: unit roundoff, twice
+#: twice the unit roundoff
 EPS = float(np.finfo(float).eps)

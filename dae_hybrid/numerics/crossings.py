@@ -1,4 +1,4 @@
-"""Guards between two points of a smooth motion: which one crosses zero first, and where."""
+"""Detect and locate the first zero crossing of guards between two points of a smooth motion."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from scipy.optimize import brentq
 
 from dae_hybrid.numerics.arrays import EPS, Array
 
-#: a step is parted so often to look for guards that cross zero and come back; a cubic is at most this many times as
-#: wrong as within
+#: depth of the bisection of a step that searches for double crossings; safety factor on the error of a cubic, which is
+#: measured at an interior point
 DEPTH, SAFETY = 8, 4.0
-#: where in a step it is looked at: the middle may be a zero of its own
+#: relative position of the interior point; the midpoint may be a zero by symmetry
 INSIDE = 0.43
-#: the search for a zero, which is slow where the guard is flat, ends after so many steps
+#: limit on the iterations of the root search, which is slow where the guard is flat
 MANY = 10_000
 #: rounding of a guard within a step, relative to its values at the ends
 NOISE = 1e-13
-#: the same of a determinant: one that touches zero makes the equations singular as one that crosses it does
+#: the same for a determinant: the equations are singular if it touches zero, as if it crosses
 TOUCHED = 1e-10
-#: a parabola that is this far from zero and from wrong needs no look, where the step before was no shorter than a share
+#: a parabola needs no closer check if it stays above this share of the guard's values,
+#: and the previous step was at least this multiple of the current one
 CALM, GROWN = 0.25, 0.4
-#: a guard whose rates would take it so often through its range turns in a step, and is looked at when they may have
-#: taken it so far; its speed and its range keep this share from one look to the next
+#: a guard whose rates could take it this many times through its range turns within a step, and is sampled at intervals
+#: in which they could take it this many times through; share of speed and range kept from one sample to the next
 TURNS, SPACING, HELD = 2.5, 1.5, 0.9
-#: a guard moves at its rate if it moves so much of the way in a time that would take it so far through its range
+#: rates are trusted if the guard moves at least this share of the distance that they predict,
+#: over the time that takes it this share of its range
 MOVES, SHORTLY = 0.3, 0.1
-#: looks within a step
+#: limit on the samples in a step
 MOST_LOOKS = 20_000
 
 
-#: a guard that turns at this share of its values around is next to zero; so many such turns are kept
+#: a turning point below this share of the neighbouring values is a near miss; number of near misses kept
 NEXT_TO, TURNED = 0.1, 32
 
 
 class Turn(NamedTuple):
-    """A guard has turned next to zero without crossing it, in this time."""
+    """A near miss: a guard turned close to zero, without crossing it, in this interval."""
 
     guard: int
     begin: float
@@ -49,13 +51,13 @@ class Turn(NamedTuple):
 
 @dataclass
 class Turns:
-    """Guards that turn next to zero without crossing it; see guards.c. Of `n` guards those that are no determinants."""
+    """Near misses of the first `n` guards, which exclude determinants; see guards.c."""
 
     n: int
-    found: list[tuple[float, Turn]] = field(default_factory=list)  # with the share
+    found: list[tuple[float, Turn]] = field(default_factory=list)  # (share, near miss)
 
     def between(self, start: GuardSample, end: GuardSample) -> None:
-        """Note turns between two samples, by the cubics through them."""
+        """Record near misses between two samples, by the cubics through them."""
         side = np.sign(start.values)
         with np.errstate(all="ignore"):
             least, place = _smallest(_cubic(start, end, end.t - start.t) * side)
@@ -65,7 +67,7 @@ class Turns:
             self._note(float(abs(least[i]) / most[i]), Turn(i, start.t, end.t))
 
     def at_end(self, times: Sequence[float], values: Sequence[Sequence[float]]) -> None:
-        """Note turns at the end of the step before, by guards at the last three ends of steps, the latest first."""
+        """Record near misses at the end of the previous step, from guards at the last three step ends, latest first."""
         if len(times) < 3:
             return
         for i, (v0, v1, v2) in enumerate(zip(*(row[: self.n] for row in values), strict=True)):
@@ -81,54 +83,53 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class GuardSample:
-    """The guards at a time, those that have not left their zero band as zero, and their rates."""
+    """Guards at a time, with zero for those that have not left their zero band, and their rates."""
 
     t: float
     values: Array
     rates: Array
 
     def after(self, earlier: GuardSample) -> GuardSample:
-        """The same, with zeros that had a sign before as that sign."""
+        """The same sample, with zeros replaced by the earlier sign."""
         return GuardSample(self.t, np.where(self.values != 0, self.values, earlier.values), self.rates)
 
 
 class Pace:
-    """Speed and range of guards, by their values at three times of every stretch; see guards.c."""
+    """Speed and range of guards, estimated from three values in each interval; see guards.c."""
 
     def __init__(self, n: int) -> None:
         self.speed, self.range = np.zeros(n), np.zeros(n)
 
     def again(self) -> Pace:
-        """What is known where the mode goes on after an event: speeds alone, as a reset may have changed the range."""
+        """The estimate after an event in the same mode: speeds only, since a reset may have changed the range."""
         known = Pace(self.speed.size)
         known.speed = np.where(np.isfinite(self.speed), self.speed, 0.0)
         return known
 
     def see(self, h: float, v0: Array, v: Array, v1: Array) -> None:
-        """What values within a time say; both fade where nothing bears them out."""
+        """Update the estimates from values within a time; both decay unless confirmed."""
         values = np.array((v0, v, v1))
         self.speed = np.maximum(np.abs(np.diff(values, axis=0)).sum(axis=0) / h, HELD * self.speed)
         self.range = np.maximum(np.ptp(values, axis=0), HELD * self.range)
 
     def often(self, h: float, speed: Array, noise: Array) -> Array:
-        """How often each guard would go through its range."""
+        """Number of times each guard could traverse its range."""
         way = speed * h
         room = self.range + noise
         found: Array = np.divide(way, room, out=np.zeros_like(way), where=room > 0)
         return found
 
     def hasten(self, rates: Array) -> None:
-        """Rates that can be trusted."""
+        """Update the speeds by trusted rates."""
         self.speed = np.where(np.isfinite(rates), np.maximum(self.speed, np.abs(rates)), self.speed)
 
 
 @dataclass(frozen=True)
 class Scan:
-    """Looks at guards along a motion that `sample` shows at any time; `value` is one guard, not filtered.
+    """Search for crossings of guards along a motion; `sample` evaluates all guards, `value` one guard, unfiltered.
 
-    `band` and `departure` are those of the task; `refuse` is called with the guards that came back through zero within
-    the shortest stretch looked at, if any did. The last `n_singularities` guards are determinants, which must not even
-    touch zero.
+    `band` and `departure` are those of the task; `refuse` is called with the guards that returned through zero within
+    the shortest interval examined. The last `n_singularities` guards are determinants, which must not even touch zero.
     """
 
     directions: NDArray[np.int64]
@@ -142,7 +143,7 @@ class Scan:
     def first(
         self, start: GuardSample, end: GuardSample, resolution: float = np.inf, pace: Pace | None = None
     ) -> tuple[int, float] | None:
-        """The first crossing between two samples, and about when; `pace` is what is known, and is kept up to date."""
+        """The first crossing between two samples and its approximate time; updates `pace`."""
         pace = Pace(start.values.size) if pace is None else pace
         pieces = int(np.ceil((end.t - start.t) / resolution)) if end.t - start.t > resolution else 1
         touched = NOISE * np.maximum(np.abs(start.values), np.abs(end.values))
@@ -166,26 +167,26 @@ class Scan:
         return (self.directions.size - self.n_singularities + int(zero[0]), seen.t) if zero.size else None
 
     def _piece(self, start: GuardSample, end: GuardSample, touched: Array, pace: Pace) -> tuple[int, float] | None:
-        """As `_between`, at the pace of guards that turn several times."""
+        """As `_between`, with intervals adapted to guards that turn several times."""
         h = end.t - start.t
-        if not start.t < start.t + INSIDE * h < end.t:  # nothing but rounding
+        if not start.t < start.t + INSIDE * h < end.t:  # rounding only
             return self._between(start, end, touched, DEPTH)
         middle = self._look(start.t + INSIDE * h, touched)
         pace.see(h, start.values, middle.values, end.values)
         rates = np.abs((start.rates, middle.rates, end.rates))
         mean = (rates[0] + 4 * rates[1] + rates[2]) / 6
-        mean = np.maximum(mean, (rates.sum(axis=0) - rates.min(axis=0)) / 2)  # an extremum may be among them
+        mean = np.maximum(mean, (rates.sum(axis=0) - rates.min(axis=0)) / 2)  # one of the rates may be at an extremum
         often = pace.often(h, np.where(np.isfinite(mean), np.maximum(mean, pace.speed), pace.speed), touched)
         if not often.size or often.max() <= TURNS:
             return self._between(start, end, touched, DEPTH)
         trusted = self._moves((start, middle, end), int(often.argmax()), pace)
-        if trusted:  # a guard that begins at one of its extrema is as fast as elsewhere in the step
+        if trusted:  # a guard that starts at an extremum is as fast as elsewhere in the step
             for seen in (start, middle, end):
                 pace.hasten(seen.rates)
         return self._keep_up(start, end, touched, pace, trusted)
 
     def _moves(self, samples: tuple[GuardSample, GuardSample, GuardSample], i: int, pace: Pace) -> bool:
-        """Whether a guard moves at its rates: those of a stiff state are known to fewer digits."""
+        """Whether a guard moves at its rates; those of a stiff state may be inaccurate."""
         finite = [g for g in samples if np.isfinite(g.rates[i])]
         fastest = max(finite, key=lambda g: abs(g.rates[i]), default=samples[0])
         rate = abs(float(fastest.rates[i]))
@@ -203,7 +204,7 @@ class Scan:
         while start.t < end.t:
             if trusted:
                 pace.hasten(start.rates)
-            room = SPACING * (pace.range + touched + self.band)  # nothing happens within a zero band
+            room = SPACING * (pace.range + touched + self.band)  # crossings within a zero band do not count
             ones = np.divide(room, pace.speed, out=np.full_like(room, np.inf), where=pace.speed > 0)
             crowded[int(ones.argmin())] += ones.min() < shortest
             away, left = max(float(ones.min()), shortest), end.t - start.t
@@ -217,28 +218,28 @@ class Scan:
                 pace.hasten(middle.rates)
                 pace.hasten(piece.rates)
             start = piece.after(start)
-        self.refuse(crowded > MOST_LOOKS // 2, end.t)  # nobody could follow it
+        self.refuse(crowded > MOST_LOOKS // 2, end.t)  # too fast to be resolved
         return None
 
     def _between(self, start: GuardSample, end: GuardSample, touched: Array, depth: int) -> tuple[int, float] | None:
         """The first crossing between two samples.
 
-        A guard may cross zero and come back in between. It cannot where the cubic through its values and rates stays
-        away from zero by more than it is off within; else both parts are looked at by themselves. They also are
-        where a guard that starts at zero has come back through it, until it is seen on the other side.
+        A guard may cross zero and return in between. This is excluded if the cubic through its values and rates stays
+        away from zero by more than the cubic's error at the interior point; otherwise both halves are examined. They
+        are also examined if a guard that starts at zero has returned through it, until it is found on the other side.
         """
         middle = self._look(start.t + INSIDE * (end.t - start.t), touched)
-        if self._singular(middle) is not None:  # or a guard that crosses on the way there
+        if self._singular(middle) is not None:  # or a guard crosses before it
             return self.locate(self.crossed(start.values, middle.values), start, middle)
         returned = (start.values == 0) & (self.returned(middle.values) | self.returned(end.values))
         left = middle.values * self.departure > 0
-        with np.errstate(all="ignore"):  # rates that are not finite say nothing
+        with np.errstate(all="ignore"):  # non-finite rates carry no information
             hidden, place = may_cross(start, middle, end, self.band, self._margin(touched))
         if depth and np.any(returned & ~left | hidden):
             found = self._between(start, middle, touched, depth - 1)
             return found if found is not None else self._between(middle.after(start), end, touched, depth - 1)
         self.refuse(returned & ~left, end.t)
-        if place > 0:  # the last resort
+        if place > 0:  # at the finest level
             middle = self._look(start.t + place * (end.t - start.t), touched)
             if self._singular(middle) is not None:
                 return self.locate(self.crossed(start.values, middle.values), start, middle)
@@ -250,18 +251,18 @@ class Scan:
         return None
 
     def _look(self, t: float, touched: Array) -> GuardSample:
-        """The guards within a step: what is rounding is zero, so that a touch does not cross."""
+        """Guards within a step, with rounding replaced by zero, so that a touch is not a crossing."""
         seen = self.sample(t)
         return GuardSample(t, _without(seen.values, touched), seen.rates)
 
     def _margin(self, touched: Array) -> Array:
-        """How close to zero a determinant calls for a closer look."""
+        """Distance from zero below which a determinant needs a closer check."""
         margin = np.zeros_like(touched)
         margin[self._determinants] = touched[self._determinants]
         return margin
 
     def returned(self, values: Array) -> NDArray[np.bool_]:
-        """Guards that start at zero and are on the side to which they do not leave."""
+        """Guards that start at zero and are on the side opposite to their departure."""
         return (self.band > 0) & (values * self.departure < 0)
 
     def crossed(self, before: Array, now: Array) -> NDArray[np.intp]:
@@ -270,7 +271,7 @@ class Scan:
         return np.flatnonzero(changed & (self.directions * before <= 0))
 
     def locate(self, crossed: NDArray[np.intp], start: GuardSample, end: GuardSample) -> tuple[int, float]:
-        """The first of the guards that have crossed, and about when."""
+        """The earliest of the guards that have crossed, and its approximate time."""
         found = []
         for i in crossed.tolist():
 
@@ -290,9 +291,9 @@ class Scan:
 def is_calm(
     times: Sequence[float], values: Sequence[Sequence[float]], inside: Callable[[float], Sequence[float]], pace: Pace
 ) -> bool:
-    """Whether a step needs no closer look: guards at the last three ends of steps, the latest first.
+    """Whether a step needs no closer check, from guards at the last three step ends, latest first.
 
-    A parabola through them is clearly away from zero, and right at one point within the step, where `inside` has them.
+    The parabola through them stays clearly away from zero and agrees with `inside` at one interior point.
     """
     if len(times) < 3:
         return False
@@ -327,7 +328,7 @@ def is_calm(
 
 
 def _without(values: Array, touched: Array) -> Array:
-    """Values with those that are rounding as zeros."""
+    """Replace values that are rounding by zeros."""
     return np.where(np.abs(values) <= touched, 0.0, values)
 
 
@@ -341,7 +342,7 @@ def keeps_away(start: GuardSample, end: GuardSample) -> bool:
 
 
 def _cubic(start: GuardSample, end: GuardSample, h: float) -> Array:
-    """Coefficients of cubics through values and rates at two samples, along the first axis."""
+    """Coefficients of the cubics through values and rates at two samples, along the first axis."""
     c = np.array((start.values, h * start.rates, np.zeros_like(start.values), np.zeros_like(start.values)))
     c[2] = 3 * (end.values - start.values) - h * (2 * start.rates + end.rates)
     c[3] = 2 * (start.values - end.values) + h * (start.rates + end.rates)
@@ -351,7 +352,7 @@ def _cubic(start: GuardSample, end: GuardSample, h: float) -> Array:
 def may_cross(
     start: GuardSample, middle: GuardSample, end: GuardSample, band: Array, margin: Array | float = 0.0
 ) -> tuple[NDArray[np.bool_], float]:
-    """Guards that may cross zero between two samples without showing it there, and at which share one of them would."""
+    """Guards that may cross zero twice between two samples, and the relative position where one of them would."""
     c = _cubic(start, end, end.t - start.t)
     off = np.maximum(np.abs(c[0] + INSIDE * (c[1] + INSIDE * (c[2] + INSIDE * c[3])) - middle.values) - 2 * band, 0.0)
     largest = np.abs((start.values, middle.values, end.values)).max(axis=0)
@@ -360,7 +361,7 @@ def may_cross(
     least, place = _smallest(c * side)
     hidden = same & (least <= SAFETY * off + margin)
     rough = ~same & (SAFETY * off > largest)
-    # from zero: c1 + c2 s + c3 s^2 has the sign of the guard
+    # for a guard that starts at zero, c1 + c2 s + c3 s^2 has its sign
     leaving = (start.values == 0) & (middle.values * end.values > 0)
     bent = np.array((c[1], c[2], c[3], np.zeros_like(c[0]))) * np.sign(middle.values)
     back, turn = _turns_back(c, start.values, end.values, SAFETY * off)
@@ -370,7 +371,7 @@ def may_cross(
 
 
 def _turns_back(c: Array, before: Array, after: Array, off: Array) -> tuple[NDArray[np.bool_], Array]:
-    """Cubics that change sign and have been on the other side and back before, but for an error, and where."""
+    """Cubics that change sign after having crossed and returned, within an error, and the position of that."""
     root = np.sqrt(c[2] ** 2 - 3 * c[1] * c[3])
     one, two = (-c[2] + root) / (3 * c[3]), (-c[2] - root) / (3 * c[3])
     first, second, side = np.minimum(one, two), np.maximum(one, two), np.sign(before)
@@ -380,7 +381,7 @@ def _turns_back(c: Array, before: Array, after: Array, off: Array) -> tuple[NDAr
 
 
 def _smallest(c: Array) -> tuple[Array, Array]:
-    """Smallest values on [0, 1] of cubics, coefficients along the first axis, and where they are."""
+    """Minima of cubics on [0, 1], with coefficients along the first axis, and their positions."""
     root = np.sqrt(c[2] ** 2 - 3 * c[1] * c[3])
     extrema = np.array(((-c[2] + root) / (3 * c[3]), (-c[2] - root) / (3 * c[3]), -c[1] / (2 * c[2])))
     places = np.array((*np.where((extrema > 0) & (extrema < 1), extrema, 0.0), np.ones_like(c[0])))

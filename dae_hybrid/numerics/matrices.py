@@ -1,7 +1,7 @@
-"""Matrices that are dense where they are small and sparse where they are large.
+"""Matrix operations for dense and sparse arrays: dense up to `LARGE` rows or columns, sparse above.
 
-What the core evaluates at points is a NumPy array up to `LARGE` rows or columns, and beyond that a SciPy sparse array
-wherever its structure leaves most of it empty. Both know ``@``, ``abs`` and slices; what else is needed is here.
+Matrices evaluated at points are NumPy arrays up to `LARGE` rows or columns, and SciPy sparse arrays above if their
+structure is sparse. Both support ``@``, ``abs`` and slices; this module provides the other operations.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from scipy.sparse.linalg import LinearOperator, onenormest, splu
 
 from dae_hybrid.numerics.arrays import Array
 
-#: a matrix with at most so many rows or columns is dense
+#: largest number of rows or columns of a dense matrix
 LARGE = 100
-#: and one that is filled by more than this share
+#: matrices with a larger share of nonzeros are dense
 FULL = 0.3
 
 #: a NumPy array or a SciPy sparse array
@@ -30,35 +30,35 @@ Matrix = Any
 
 
 def compact(value: Any) -> Any:
-    """A symbolic matrix with all its entries where it is small or full, else with those that it has."""
+    """Densify a symbolic matrix if it is small or mostly full."""
     return ca.densify(value) if is_dense(value) else value
 
 
 def is_dense(value: Any) -> bool:
-    """Whether a symbolic matrix is small or full."""
+    """Whether a symbolic matrix is small or mostly full."""
     rows, columns = value.shape
     return bool(min(rows, columns) <= LARGE or value.nnz() > FULL * rows * columns)
 
 
 def compacted(function: ca.Function) -> ca.Function:
-    """The same function with compact outputs."""
+    """Return the function with `compact` outputs."""
     kind: Any = ca.SX if function.is_a("SXFunction") else ca.MX
     inputs = [kind.sym(function.name_in(i), function.size1_in(i)) for i in range(function.n_in())]
     return ca.Function(function.name(), inputs, [compact(o) for o in function.call(inputs)])
 
 
 def identity(size: int) -> Matrix:
-    """The identity."""
+    """The identity matrix, sparse if large."""
     return np.eye(size) if size <= LARGE else eye_array(size, format="csc")
 
 
 def dense(matrix: Matrix) -> Array:
-    """All entries."""
+    """Convert to a dense array."""
     return matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix.toarray())
 
 
 def column(matrix: Matrix, j: int) -> Array:
-    """A column with all its entries."""
+    """One column as a dense array."""
     if isinstance(matrix, np.ndarray):
         return matrix[:, j]
     unit = np.zeros(matrix.shape[1])
@@ -67,45 +67,45 @@ def column(matrix: Matrix, j: int) -> Array:
 
 
 def row_maxima(matrix: Matrix) -> Array:
-    """Largest magnitude of every row."""
+    """Largest magnitude of each row."""
     if isinstance(matrix, np.ndarray):
         return np.asarray(np.abs(matrix).max(axis=1, initial=0.0))
     return dense(abs(matrix).max(axis=1)).ravel()
 
 
 def is_finite(matrix: Matrix) -> bool:
-    """Whether every entry is."""
+    """Whether all entries are finite."""
     return bool(np.isfinite(entries(matrix)).all())
 
 
 def entries(matrix: Matrix) -> Array:
-    """What is stored of it, one-dimensional."""
+    """Stored entries, as a one-dimensional array."""
     return np.asarray(matrix.data if issparse(matrix) else matrix.ravel())
 
 
 def vstack(parts: Any) -> Matrix:
-    """One above the other."""
+    """Stack matrices vertically."""
     parts = [part for part in parts if part.shape[0]] or list(parts)[:1]
     return sparse_vstack(parts, format="csc") if any(map(issparse, parts)) else np.vstack(parts)
 
 
 def hstack(parts: Any) -> Matrix:
-    """One beside the other."""
+    """Stack matrices horizontally."""
     parts = [part for part in parts if part.shape[1]] or list(parts)[:1]
     return sparse_hstack(parts, format="csc") if any(map(issparse, parts)) else np.hstack(parts)
 
 
 def solve(matrix: Matrix, right: Any) -> Any:
-    """matrix^-1 right, dense where `right` is; raises `np.linalg.LinAlgError` where the matrix is singular."""
+    """Return matrix^-1 right, dense. Raises `np.linalg.LinAlgError` if the matrix is singular."""
     if not issparse(matrix):
         return np.linalg.solve(matrix, dense(right))
     return Factors(matrix).solve(dense(right))
 
 
 def independent_rows(matrix: Matrix) -> Array:
-    """As many rows of a sparse matrix as it has columns, in order, that make it regular where there are such.
+    """Select as many rows of a sparse matrix as it has columns, in order, that form a regular matrix if possible.
 
-    Raises `np.linalg.LinAlgError` where there are not enough rows.
+    Raises `np.linalg.LinAlgError` if there are too few rows.
     """
     rows, columns = matrix.shape
     if rows < columns:
@@ -116,7 +116,7 @@ def independent_rows(matrix: Matrix) -> Array:
     scaled = csr_array(matrix / np.where(largest > 0, largest, 1.0)[:, None])
     scaled.eliminate_zeros()
     weights = scaled.copy()
-    weights.data = 1 - np.log(abs(scaled.data))  # of all ways the one whose product is the largest
+    weights.data = 1 - np.log(abs(scaled.data))  # maximises the product of the matched entries
     with suppress(ValueError, np.linalg.LinAlgError):
         chosen = np.sort(min_weight_full_bipartite_matching(weights)[0])
         Factors(scaled[chosen])
@@ -125,13 +125,13 @@ def independent_rows(matrix: Matrix) -> Array:
 
 
 def onto_null_space(matrix: Matrix, vectors: Array) -> Array:
-    """The part of every column of `vectors` that a matrix makes nothing of."""
+    """Project the columns of `vectors` onto the null space of a matrix."""
     if issparse(matrix):
         largest = row_maxima(matrix)
         rows = csc_array(matrix / np.where(largest > 0, largest, 1.0)[:, None])
         with suppress(np.linalg.LinAlgError):
             factors = Factors(rows @ rows.T)
-            for _ in range(2):  # the second removes what rounding has left
+            for _ in range(2):  # the second pass removes rounding
                 vectors = vectors - rows.T @ factors.solve(rows @ vectors)
             return vectors
     matrix = dense(matrix)
@@ -139,7 +139,7 @@ def onto_null_space(matrix: Matrix, vectors: Array) -> Array:
 
 
 def sign_of_determinant(matrix: Matrix) -> float:
-    """-1 or 1, and 0 where the matrix is singular."""
+    """Sign of the determinant: -1, 0 or 1."""
     if not issparse(matrix):
         return float(np.linalg.slogdet(matrix)[0])
     try:
@@ -151,14 +151,14 @@ def sign_of_determinant(matrix: Matrix) -> float:
 
 
 def _swaps(permutation: Array) -> int:
-    """How many exchanges of two entries make a permutation."""
+    """Number of transpositions in a permutation."""
     size = permutation.size
     cycles, _ = connected_components(csr_array((np.ones(size), (np.arange(size), permutation)), shape=(size, size)))
     return size - int(cycles)
 
 
 class Factors:
-    """A sparse factorisation; raises `np.linalg.LinAlgError` where the matrix is singular."""
+    """A sparse LU factorisation. Raises `np.linalg.LinAlgError` if the matrix is singular."""
 
     def __init__(self, matrix: Matrix) -> None:
         try:
@@ -167,7 +167,7 @@ class Factors:
             raise np.linalg.LinAlgError(str(reason)) from None
 
     def inverse_norm(self) -> float:
-        """1-norm of the inverse, estimated."""
+        """Estimated 1-norm of the inverse."""
         shape = self._factors.shape
         operator = LinearOperator(
             shape, matvec=self._factors.solve, rmatvec=lambda v: self._factors.solve(v, "T"),
@@ -176,5 +176,5 @@ class Factors:
         return float(onenormest(operator))
 
     def solve(self, right: Array, *, transposed: bool = False) -> Array:
-        """matrix^-1 right, or with the transpose."""
+        """Return matrix^-1 right, or matrix^-T right."""
         return np.asarray(self._factors.solve(np.asfortranarray(right), "T" if transposed else "N"))

@@ -1,4 +1,4 @@
-"""Matrices that are known by their products: derivatives through large algebraic equations, whose inverse is full."""
+"""Linear operators: derivatives through large algebraic equations, whose inverse is dense."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Product = Callable[[Array], Array]
 
 
 class Operator:
-    """A matrix with products from both sides, (rows, columns) its shape.
+    """A matrix of shape (rows, columns), given by its products.
 
-    `forward` gives its product with a dense matrix (columns, k), `backward` that of a dense matrix (k, rows) with it.
+    `forward` multiplies it by a dense matrix (columns, k), `backward` multiplies a dense matrix (k, rows) by it.
     """
 
-    __array_ufunc__ = None  # so that ``array @ operator`` comes here
+    __array_ufunc__ = None  # makes ``array @ operator`` call __rmatmul__
 
     def __init__(self, shape: tuple[int, int], forward: Product, backward: Product) -> None:
         self.shape, self._forward, self._backward = shape, forward, backward
@@ -45,7 +45,7 @@ class Operator:
         )
 
     def __getitem__(self, where: tuple[slice, slice]) -> Operator:
-        """Some of its rows and columns, both as slices."""
+        """Select rows and columns by two slices."""
         rows, columns = (range(size)[part] for size, part in zip(self.shape, where, strict=True))
 
         def forward(v: Array) -> Array:
@@ -61,21 +61,21 @@ class Operator:
         return Operator((len(rows), len(columns)), forward, backward)
 
     def __abs__(self) -> Operator:
-        """Itself, its products without their signs: as far as sizes can be told without the entries."""
+        """Return |product| as an operator: an estimate of sizes without access to the entries."""
         return Operator(self.shape, lambda v: np.abs(self._forward(v)), lambda v: np.abs(self._backward(v)))
 
     def toarray(self) -> Array:
-        """All entries."""
+        """Return the dense matrix."""
         return self._forward(np.eye(self.shape[1]))
 
 
 def of(matrix: Matrix) -> Operator:
-    """A matrix as one."""
+    """Wrap a matrix as an operator."""
     return Operator(matrix.shape, lambda v: np.asarray(matrix @ v), lambda v: np.asarray(v @ matrix))
 
 
 def below(upper: Operator, lower: Operator) -> Operator:
-    """One above the other."""
+    """Stack two operators vertically."""
     size = upper.shape[0]
     return Operator(
         (size + lower.shape[0], upper.shape[1]),
@@ -85,7 +85,7 @@ def below(upper: Operator, lower: Operator) -> Operator:
 
 
 def solution(matrix: Matrix, right: Any) -> Operator:
-    """-matrix^-1 right; raises `np.linalg.LinAlgError` where the matrix is singular."""
+    """Return -matrix^-1 right as an operator. Raises `np.linalg.LinAlgError` if the matrix is singular."""
     factors = Factors(matrix)
     return Operator(
         (matrix.shape[0], right.shape[1]),

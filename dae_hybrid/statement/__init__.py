@@ -1,1 +1,1 @@
-"""The model as its user states it. Imports `codegen` for expressions; knows nothing of runs."""
+"""The model as declared by the user. Imports `codegen` for expressions; knows nothing of runs."""

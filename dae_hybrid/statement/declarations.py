@@ -1,4 +1,4 @@
-"""What a model consists of: declared symbols, modes, transitions, functionals. Plain data."""
+"""Records of a model's declarations: symbols, modes, transitions, functionals. Plain data."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Statement:
 
 
 def no_equations() -> ca.MX:
-    """An empty column."""
+    """Return an empty column."""
     return ca.MX(0, 1)
 
 
@@ -73,7 +73,7 @@ class Declaration(Statement):
 
     @property
     def start(self) -> NDArray[np.float64]:
-        """Nominal value or guess."""
+        """Nominal value or guess, shape (size,)."""
         if self.value is None:
             raise AssertionError(f"'{self.name}' has no value")
         return self.value
@@ -81,13 +81,13 @@ class Declaration(Statement):
 
 @dataclass(frozen=True, eq=False)
 class SignalData(Statement):
-    """Data of an input: knots, values there (an expression in parameters), how to interpolate and to extrapolate."""
+    """Data of an input signal: knots, values there (an expression in parameters), interpolation and extrapolation."""
 
     name: str
     knots: NDArray[np.float64]
     values: ca.MX
     kind: Interpolation
-    hold: bool  # the first and the last value hold outside the data
+    hold: bool  # hold the first and the last value outside the data
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +99,8 @@ class Mode(Statement):
     residual: ca.MX = field(default_factory=no_equations)
     algebraic: ca.MX = field(default_factory=no_equations)
     constraint: ca.MX = field(default_factory=no_equations)
-    labels: tuple[str, ...] = ()  # of residual, algebraic and constraint, one below the other
-    idle: tuple[str, ...] = ()  # algebraic variables without a part in it, whose bounds it does not look at
+    labels: tuple[str, ...] = ()  # labels of residual, algebraic and constraint equations, in this order
+    idle: tuple[str, ...] = ()  # algebraic variables that this mode does not use; their bounds are not checked
 
     @property
     def everything(self) -> ca.MX:
@@ -110,7 +110,7 @@ class Mode(Statement):
 
 @dataclass(frozen=True)
 class Bound:
-    """A bound of an algebraic variable: which entry, its lower and upper bounds, and which of the two is meant."""
+    """One bound of one entry of an algebraic variable."""
 
     variable: str
     entry: int
@@ -121,25 +121,25 @@ class Bound:
 
     @property
     def limit(self) -> float:
-        """The value that is not to be passed."""
+        """The active limit: `lower` or `upper`."""
         return self.lower if self.is_lower else self.upper
 
 
 @dataclass(frozen=True)
 class Relation:
-    """What a transition changes the memory of: a relation of an expression, or a step function such as `floor`."""
+    """The relation or step function (such as `floor`) whose memory a transition updates."""
 
     memory: str
-    entry: int  # of all memory
-    is_condition: bool  # true or false
-    is_kink: bool  # the expression is continuous where it changes
-    rests: bool  # it has the value of a side where its guard stays at zero
-    stated: ca.MX  # the guard, with its kinks
+    entry: int  # index into the memory vector
+    is_condition: bool  # boolean-valued
+    is_kink: bool  # the expression is continuous at the switch
+    rests: bool  # while the guard stays at zero, the relation keeps the value of one side
+    stated: ca.MX  # the guard before its kinks are lifted
 
 
 @dataclass(frozen=True, eq=False)
 class Transition(Statement):
-    """What makes the system leave a mode, and what happens then."""
+    """A transition: its trigger, its target and its reset."""
 
     name: str
     source: Mode
@@ -151,16 +151,16 @@ class Transition(Statement):
     reset: dict[str, ca.MX]
     memory: dict[str, ca.MX]
     equations: ca.MX  # implicit resets, T(post, pre, p, t) = 0
-    labels: tuple[str, ...]  # of these
-    project: tuple[Declaration, ...]  # variables that move onto the target's constraint
+    labels: tuple[str, ...]  # labels of the reset equations
+    project: tuple[Declaration, ...]  # variables projected onto the target's constraints
     metric: ca.MX | None
-    guess: dict[str, ca.MX]  # where Newton's method starts for values after the transition
-    refusal: str = ""  # why a run cannot go on where it fires
-    bound: Bound | None = None  # what is passed there
-    freezes: bool = True  # whether memory ``of=`` takes the values after it
-    becomes: bool = False  # the guard is a condition that becomes true, by a reset as well as in time
-    jumps: bool = False  # the guard may jump across zero where a relation changes
-    relation: Relation | None = None  # what it follows
+    guess: dict[str, ca.MX]  # initial guess of Newton's method for values after the transition
+    refusal: str = ""  # reason why the run cannot continue after it; empty for ordinary transitions
+    bound: Bound | None = None  # the bound that is violated there
+    freezes: bool = True  # whether memory declared with ``of=`` takes the values after it
+    becomes: bool = False  # the guard is a condition, which a reset may make true as well as time
+    jumps: bool = False  # the guard may jump across zero when a relation switches
+    relation: Relation | None = None  # the relation whose switching it carries out
 
     @property
     def guard(self) -> ca.MX | None:
@@ -170,24 +170,24 @@ class Transition(Statement):
 
 @dataclass(frozen=True, eq=False)
 class Initial(Statement):
-    """How a run starts: explicit values, equations T0 = 0, and where Newton's method starts."""
+    """Initial conditions: explicit values, equations T0 = 0, and initial guesses of Newton's method."""
 
     mode: Mode
     values: dict[str, ca.MX]
     equations: ca.MX
-    labels: tuple[str, ...]  # of the equations
+    labels: tuple[str, ...]  # labels of the equations
     guess: dict[str, ca.MX]
-    project: tuple[Declaration, ...] = ()  # variables that move onto the constraints and equations
+    project: tuple[Declaration, ...] = ()  # variables projected onto the constraints and equations
     metric: ca.MX | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Functional(Statement):
-    """A cost: the sum of its parts."""
+    """A cost functional: the sum of its parts."""
 
     name: str
     size: int
     integrand: ca.MX | None
     terminal: ca.MX | None
-    at_times: tuple[tuple[ca.MX, ca.MX], ...] = ()  # time, value
-    at_events: tuple[tuple[str, ca.MX], ...] = ()  # transition, value
+    at_times: tuple[tuple[ca.MX, ca.MX], ...] = ()  # (time, value)
+    at_events: tuple[tuple[str, ca.MX], ...] = ()  # (transition, value)

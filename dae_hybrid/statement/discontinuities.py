@@ -1,4 +1,4 @@
-"""Where CasADi expressions have discontinuous nodes, as far as these move along a run."""
+"""Find the discontinuous nodes of CasADi expressions that depend on moving quantities, and replace them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from dae_hybrid.statement.discontinuous_nodes import (
     written_out,
 )
 
-#: an operation of CasADi that changes nothing: the mark of `smooth`
+#: identity operation of CasADi that marks an expression of `smooth`
 SMOOTH = ca.OP_LIFT
-#: so many expressions are looked through at a time
+#: expressions searched at a time
 MANY = 500
 
 
 def smooth(expression: Any) -> Any:
-    """Leave an expression as it is: its relations do not become events (Modelica's ``noEvent``).
+    """Mark an expression as smooth: its relations do not become events (Modelica's ``noEvent``).
 
-    Use it where a relation never changes its value, or where the expression is smooth although its parts are not. The
-    integrator steps across whatever jumps inside, and derivatives are those of the branch: `HybridSystem.describe` and
-    the diagnostics of a run say that the model relies on it.
+    Use it where a relation never switches, or where the expression is smooth although its parts are not. The integrator
+    steps across any jump inside, and derivatives are those of the active branch. `HybridSystem.describe` and the
+    diagnostics of a run report that the model relies on the mark.
 
     Parameters
     ----------
@@ -47,11 +47,16 @@ def smooth(expression: Any) -> Any:
     Returns
     -------
     MX
-        The same values; numbers are returned as they are.
+        The marked expression; numbers are returned unchanged.
+
+    Raises
+    ------
+    ModelError
+        `expression` is a CasADi SX expression.
 
     Examples
     --------
-    The square of a relation's branches is smooth where the branches meet:
+    A kink whose two branches agree in their first and second derivatives at the switch:
 
     >>> import casadi as ca
     >>> import dae_hybrid as dh
@@ -70,7 +75,7 @@ def smooth(expression: Any) -> Any:
 
 
 def without_marks(function: ca.Function) -> ca.Function:
-    """A function of MX without the marks of `smooth`."""
+    """Remove the marks of `smooth` from a function of MX."""
     if function.is_a("SXFunction") or SMOOTH not in map(function.instruction_id, range(function.n_instructions())):
         return function
     inputs = function.mx_in()
@@ -81,14 +86,14 @@ def without_marks(function: ca.Function) -> ca.Function:
 
 
 def instructions(inputs: Sequence[ca.MX], outputs: Sequence[ca.MX], ops: Set[int]) -> list[tuple[int, ca.MX]]:
-    """Nodes of expressions with one of some operations."""
+    """Return the nodes of expressions whose operation is in `ops`, with their operations."""
     function = ca.Function("expressions", inputs, outputs)
     every = [(function.instruction_id(k), k) for k in range(function.n_instructions())]
     return [(op, function.instruction_MX(k)) for op, k in every if op in ops]
 
 
 def without_folds(expressions: Sequence[ca.MX]) -> list[ca.MX]:
-    """Expressions with the kinks of two entries each for those of all entries of a matrix."""
+    """Replace the norms and extrema of matrices by nested kinks of two entries each."""
     found = list(expressions)
     while nodes := [node for _, node in instructions(_symbols(found), found, FOLDS)]:
         found = ca.graph_substitute(found, nodes[:1], [written_out(nodes[0])])
@@ -96,12 +101,12 @@ def without_folds(expressions: Sequence[ca.MX]) -> list[ca.MX]:
 
 
 def are_smooth(expressions: Sequence[ca.MX]) -> bool:
-    """Whether expressions have neither discontinuous nodes, nor marks, nor calls in which such nodes may be."""
+    """Whether expressions contain no discontinuous nodes, no marks, and no calls that may hide such nodes."""
     return not instructions(_symbols(expressions), expressions, ALL | {SMOOTH, ca.OP_CALL})
 
 
 def unsmooth[Key](expressions: Mapping[Key, Sequence[ca.MX]]) -> dict[Key, Sequence[ca.MX]]:
-    """Those that are not `are_smooth`, looked for in many at a time."""
+    """Return the entries of a mapping that are not `are_smooth`. They are searched in batches of `MANY`."""
     found: dict[Key, Sequence[ca.MX]] = {}
     for some in batched(expressions.items(), MANY):
         if not are_smooth([value for _, values in some for value in values]):
@@ -115,22 +120,22 @@ def _symbols(expressions: Sequence[ca.MX]) -> list[ca.MX]:
 
 
 class Discontinuities:
-    """The discontinuous nodes of expressions, as far as they depend on what moves between transitions.
+    """The discontinuous nodes of expressions that depend on quantities that move between transitions.
 
     Parameters
     ----------
     where : str
-        What the expressions are, for errors.
+        Description of the expressions for error messages.
     expressions : sequence of MX
     moving : set of int
         Hashes of the symbols that move.
     clips : bool
-        Whether kinks that keep the arguments of other functions in their domains count.
+        Whether kinks that clip the arguments of other functions to their domains count.
 
     Raises
     ------
     ModelError
-        A function that is called has discontinuities that cannot be reached.
+        A called function has discontinuities that cannot be made events.
     """
 
     def __init__(self, where: str, expressions: Sequence[ca.MX], moving: Set[int], *, clips: bool = False) -> None:
@@ -144,18 +149,18 @@ class Discontinuities:
 
     @property
     def expressions(self) -> list[ca.MX]:
-        """The expressions as they are now."""
+        """The expressions in their current form, with marked parts restored."""
         return self.restored(self._expressions)
 
     def restored(self, expressions: Sequence[ca.MX]) -> list[ca.MX]:
-        """Expressions, or parts of nodes, with what `smooth` has marked in its place."""
+        """Put the marked parts of `smooth` back into expressions."""
         symbols, marks = zip(*self._marks, strict=True) if self._marks else ((), ())
         found: list[ca.MX] = ca.substitute(list(expressions), symbols, marks)
         return found
 
     @property
     def spared(self) -> list[str]:
-        """What `smooth` leaves as it is."""
+        """Text of the expressions that `smooth` has marked."""
         return [bare(str(mark.dep(0))) for _, mark in self._marks]
 
     @property
@@ -163,11 +168,11 @@ class Discontinuities:
         return _symbols(self._expressions)
 
     def innermost(self, ops: frozenset[int]) -> list[Node]:
-        """Moving nodes of some operations without another one in their arguments."""
+        """Moving nodes with an operation in `ops` and no other such node in their arguments."""
         return [_node(node) for op, node in self._walk(ops) if op in ops]
 
     def replace(self, pairs: Sequence[tuple[Node, ca.MX]], *, moving: bool = False) -> None:
-        """Put expressions in the place of nodes; `moving` says that they are symbols that move."""
+        """Replace nodes by expressions; with `moving`, these are symbols that move."""
         self._moving |= {value.__hash__() for _, value in pairs if moving}
         self._put([node.node for node, _ in pairs], [value for _, value in pairs])
 
@@ -176,7 +181,7 @@ class Discontinuities:
             self._expressions = ca.graph_substitute(self._expressions, old, new)
 
     def refuse_rest(self) -> None:
-        """Refuse what cannot be lifted: equality of what moves, and numbers that move as conditions."""
+        """Refuse nodes that cannot be lifted: equalities and look-ups of moving quantities, numeric conditions."""
         for op, node in self._walk(frozenset()):
             if op in EQUALITIES:
                 raise ModelError(
@@ -200,13 +205,13 @@ class Discontinuities:
         return any(s.__hash__() in self._moving for s in ca.symvar(expression))
 
     def _walk(self, blocking: frozenset[int]) -> Iterator[tuple[int, ca.MX]]:
-        """Operations and nodes whose arguments move, without those that have one of `blocking` in their arguments.
+        """Yield (operation, node) for moving nodes, except those with a node of `blocking` in their arguments.
 
-        Clips that keep the arguments of other functions in their domains are left out, too, where they do not count.
+        Clips that keep the arguments of other functions in their domains are skipped unless `clips` is set.
         """
         function, moving = self._function(), [s.__hash__() in self._moving for s in self._symbols]
         clips = set() if self._clips else _clips(function)
-        state: dict[int, tuple[bool, bool]] = {}  # by place of work: whether it moves, and whether it is blocked
+        state: dict[int, tuple[bool, bool]] = {}  # by work index: (moves, blocked)
         for k in range(function.n_instructions()):
             op, places = function.instruction_id(k), function.instruction_input(k)
             if op == ca.OP_OUTPUT:
@@ -226,13 +231,13 @@ class Discontinuities:
         return ca.Function("expressions", self._symbols, self._expressions)
 
     def _inline(self) -> None:
-        """Write out the functions that are called, where they have discontinuities."""
+        """Inline called functions that contain discontinuities."""
         names = self._closed()
         if not names:
             return
         with suppress(RuntimeError):
             self._expressions = self._function().expand().call(self._symbols, True, False)
-            names = self._closed()  # those that are never inlined
+            names = self._closed()  # functions that CasADi never inlines
         if names:
             raise ModelError(
                 f"{self.where} calls {names} with discontinuities inside, which cannot be made events.",
@@ -240,20 +245,20 @@ class Discontinuities:
             )
 
     def _closed(self) -> str:
-        """Names of functions that are called, with discontinuities inside."""
+        """Names of called functions that contain discontinuities."""
         calls = [node.which_function() for op, node in self._walk(frozenset()) if op == ca.OP_CALL]
         return ", ".join(f"'{f.name()}'" for f in calls if _is_discontinuous(f))
 
 
 def _clips(function: ca.Function) -> set[int]:
-    """Instructions that keep the argument of another one in its domain, such as fmax in sqrt(fmax(h, 0))."""
-    made: dict[int, int] = {}  # place of work: the kink that it holds
+    """Instructions that clip the argument of another one to its domain, such as fmax in sqrt(fmax(h, 0))."""
+    made: dict[int, int] = {}  # work index -> the kink stored there
     parents: dict[int, list[int]] = {}
     clips: list[int] = []
     for k in range(function.n_instructions()):
         op, places = function.instruction_id(k), function.instruction_input(k)
         kinks = [] if op == ca.OP_INPUT else [made[i] for i in places if i in made]
-        if op in LIMITED:  # of a quotient the denominator, of a power the base
+        if op in LIMITED:  # the denominator of a quotient, the base of a power
             limited = places[1:] if op == ca.OP_DIV else places[:1]
             clips += [made[i] for i in limited if i in made]
         for i in function.instruction_output(k) if op != ca.OP_OUTPUT else ():
@@ -270,7 +275,7 @@ def _clips(function: ca.Function) -> set[int]:
 
 
 def _is_discontinuous(function: ca.Function) -> bool:
-    """Whether there are discontinuous nodes in a function; those that are not CasADi's own are taken as smooth."""
+    """Whether a function contains discontinuous nodes. External functions are assumed smooth."""
     if function.is_a("SXFunction") or function.is_a("MXFunction"):
         ids = [function.instruction_id(k) for k in range(function.n_instructions())]
         if not ALL.isdisjoint(ids):
@@ -287,9 +292,9 @@ def _node(node: ca.MX) -> Node:
 
 
 def jumps(expressions: Sequence[ca.MX]) -> list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]]:
-    """Entries of all discontinuous nodes, the nodes, and the expressions as functions of the entry's value.
+    """Return every entry of the discontinuous nodes with its node and the expressions as a function of its value.
 
-    Those that `smooth` leaves as they are do not count.
+    Nodes inside `smooth` are excluded.
     """
     found: list[tuple[Node, ca.MX, Callable[[ca.MX], list[ca.MX]]]] = []
     ops = JUMPS | KINKS | {*EQUALITIES}
@@ -308,13 +313,16 @@ def jumps(expressions: Sequence[ca.MX]) -> list[tuple[Node, ca.MX, Callable[[ca.
 
 
 def _forced(expressions: Sequence[ca.MX], node: ca.MX, i: int, value: ca.MX) -> list[ca.MX]:
-    """The expressions with a value for one entry of a node."""
+    """Return the expressions with one entry of a node set to a value."""
     entries = [value if k == i else part for k, part in enumerate(ca.vertsplit(ca.vec(ca.densify(node))))]
     return list(ca.graph_substitute(list(expressions), [node], [ca.reshape(ca.vertcat(*entries), node.shape)]))
 
 
 def margin(condition: ca.MX, moving: set[int]) -> ca.MX | None:
-    """What is negative where a condition is true and continuous where its parts are; None of what is no condition."""
+    """Return a guard that is negative where a condition holds and continuous where its operands are.
+
+    Returns None if the expression is not a condition.
+    """
     op = condition.op()
     if op not in (*RELATIONS, *EQUALITIES, *LOGIC):
         return None
@@ -327,7 +335,7 @@ def margin(condition: ca.MX, moving: set[int]) -> ca.MX | None:
         return -parts[0]
     if op in LOGIC:
         return ca.fmax(*parts) if op == ca.OP_AND else ca.fmin(*parts)
-    return 1 - 2 * condition  # equality, which is refused where it is looked at
+    return 1 - 2 * condition  # equality: refused by `refuse_rest`
 
 
 def _parts(condition: ca.MX) -> list[ca.MX]:

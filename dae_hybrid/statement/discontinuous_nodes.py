@@ -1,4 +1,4 @@
-"""Nodes of CasADi expressions at which a value or its derivative jumps, and what stands for them."""
+"""Discontinuous nodes of CasADi expressions: their switches, their guards, and their smooth replacements."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from functools import cached_property, reduce
 
 import casadi as ca
 
-#: true or false
+#: boolean-valued
 RELATIONS, EQUALITIES = (ca.OP_LT, ca.OP_LE), (ca.OP_EQ, ca.OP_NE)
 LOGIC = (ca.OP_AND, ca.OP_OR, ca.OP_NOT)
-#: places in tables
+#: table look-ups
 SEARCHES = (ca.OP_LOW, ca.OP_FIND)
-#: piecewise constant with many pieces, or made from such
+#: piecewise constant with many pieces, or composed of such functions
 STEPS = (ca.OP_FLOOR, ca.OP_CEIL, ca.OP_FMOD, ca.OP_REMAINDER)
 SIGNS = (ca.OP_SIGN, ca.OP_COPYSIGN)
-#: continuous, with a derivative that jumps
+#: continuous, with a discontinuous derivative
 KINKS = frozenset((ca.OP_FABS, ca.OP_FMIN, ca.OP_FMAX))
-#: kinks of all entries of a matrix at once
+#: kinks over all entries of a matrix
 FOLDS = frozenset((ca.OP_MMAX, ca.OP_MMIN, ca.OP_NORM1, ca.OP_NORMINF))
-#: functions whose arguments must not leave their domain; a kink there is a clip that keeps them in it
+#: functions with a restricted domain; a kink in their argument is a clip
 LIMITED = frozenset(
     (ca.OP_SQRT, ca.OP_LOG, ca.OP_LOG1P, ca.OP_POW, ca.OP_CONSTPOW, ca.OP_DIV, ca.OP_INV, ca.OP_ASIN, ca.OP_ACOS,
      ca.OP_ACOSH, ca.OP_ATANH)
@@ -30,10 +30,10 @@ ALL = JUMPS | FOLDS | {*KINKS, *EQUALITIES, *LOGIC, *SEARCHES, ca.OP_IF_ELSE_ZER
 
 @dataclass(frozen=True)
 class Node:
-    """A discontinuous node without any other in its arguments."""
+    """A discontinuous node whose arguments contain no other discontinuous node."""
 
     op: int
-    arguments: tuple[ca.MX, ...]  # columns of its size, or scalars
+    arguments: tuple[ca.MX, ...]  # columns of length `size`, or scalars
     shape: tuple[int, int]
     node: ca.MX | None = None
 
@@ -43,36 +43,36 @@ class Node:
         return self.shape[0] * self.shape[1]
 
     def entry(self, i: int) -> Node:
-        """The same for one entry."""
+        """Return the scalar node of entry `i`."""
         own = tuple(a if a.numel() == 1 else a[i] for a in self.arguments)
         return Node(self.op, own, (1, 1))
 
     @property
     def is_relation(self) -> bool:
-        """Whether its switch has two values."""
+        """Whether its switch is binary."""
         return self.op not in STEPS
 
     @property
     def is_kink(self) -> bool:
-        """Whether its value is continuous."""
+        """Whether its value is continuous at the switch."""
         return self.op in KINKS
 
     @property
     def is_sign(self) -> bool:
-        """Whether it has a value of its own where its argument is zero."""
+        """Whether the value at a zero argument differs from both sides."""
         return self.op == ca.OP_SIGN
 
     @cached_property
     def key(self) -> str:
-        """What two nodes with one switch have in common."""
+        """Key shared by nodes that have the same switch."""
         parts = self._sides if self.is_relation else (self._quotient,)
         symbols = ca.symvar(ca.vertcat(*parts))
-        # symbols by their identity: their names need not tell them apart
+        # symbols are identified by hash: names need not be unique
         return f"{self._kind} {[s.__hash__() for s in symbols]} {ca.Function('key', symbols, list(parts)).serialize()}"
 
     @property
     def _sides(self) -> tuple[ca.MX, ca.MX]:
-        """a and b of the relation a < b that its switch follows."""
+        """The operands a and b of the relation a < b that sets the switch."""
         first = self.arguments[0]
         zero = ca.MX(0)
         if self.op in (ca.OP_LT, ca.OP_FMIN):
@@ -83,7 +83,7 @@ class Node:
 
     @property
     def _quotient(self) -> ca.MX:
-        """What is rounded."""
+        """The quantity that is rounded."""
         first = self.arguments[0]
         if self.op == ca.OP_CEIL:
             return -first
@@ -91,14 +91,14 @@ class Node:
 
     @property
     def _kind(self) -> str:
-        """What its switch holds."""
+        """Kind of the switch: relation, floor, trunc or round."""
         if self.is_relation:
             return "relation"
         return {ca.OP_FMOD: "trunc", ca.OP_REMAINDER: "round"}.get(self.op, "floor")
 
     @property
     def text(self) -> str:
-        """As a user reads it."""
+        """Text of the switch for messages."""
         if self.is_relation:
             a, b = (str(side) for side in self._sides)
             return f"{bare(a)} < {bare(b)}"
@@ -106,14 +106,14 @@ class Node:
 
     @property
     def value(self) -> ca.MX:
-        """The value of its switch."""
+        """Value of the switch."""
         if self.is_relation:
             a, b = self._sides
             return a < b
         return _rounded(self.op, self._quotient)
 
     def changes(self, switch: ca.MX) -> list[tuple[ca.MX, ca.MX]]:
-        """Guards that fall through zero where the switch changes, and its value then."""
+        """Return the guards that fall through zero when the switch changes, each with the new value of the switch."""
         if self.is_relation:
             a, b = self._sides
             return [((1 - 2 * switch) * (a - b), 1 - switch)]
@@ -128,7 +128,7 @@ class Node:
         return [(upper - q, ca.fmax(k + 1, to)), (q - lower, ca.fmin(k - 1, to))]
 
     def sides(self) -> tuple[ca.MX, ca.MX, ca.MX]:
-        """How far it is from where it jumps, or has a kink, and its values to both sides of that."""
+        """Return the distance from the discontinuity and the values on its two sides."""
         if self.op in EQUALITIES:
             return self.arguments[0] - self.arguments[1], ca.MX(0), ca.MX(1)
         if self.is_relation:
@@ -137,11 +137,11 @@ class Node:
         q = self._quotient
         at = ca.floor(q) + 0.5 if self.op == ca.OP_REMAINDER else ca.floor(q + 0.5)
         low, high = _rounded(self.op, at - 0.25), _rounded(self.op, at + 0.25)
-        away = q - at + ca.if_else(low == high, 1, 0)  # the integer part has no jump at zero
+        away = q - at + ca.if_else(low == high, 1, 0)  # truncation toward zero has no jump at zero
         return away, self.by(low), self.by(high)
 
     def by(self, switch: ca.MX) -> ca.MX:
-        """The node in terms of its switch: smooth as long as that keeps its value."""
+        """Return the node as a function of its switch; smooth while the switch is constant."""
         first = self.arguments[0]
         if self.op == ca.OP_LT:
             return switch
@@ -171,7 +171,7 @@ def _rounded(op: int, q: ca.MX) -> ca.MX:
 
 
 def written_out(node: ca.MX) -> ca.MX:
-    """One of FOLDS by the kinks of two entries each."""
+    """Expand a node of FOLDS into nested kinks of two entries each."""
     matrix = ca.vec(ca.densify(node.dep(0)))
     entries = [matrix[i] for i in range(matrix.numel())]
     if node.op() == ca.OP_MMIN:
@@ -183,7 +183,7 @@ def written_out(node: ca.MX) -> ca.MX:
 
 
 def bare(text: str) -> str:
-    """An expression without the parentheses around it."""
+    """Strip the enclosing parentheses of an expression's text."""
     if not (text.startswith("(") and text.endswith(")")):
         return text
     depth = 0

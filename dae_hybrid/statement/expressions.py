@@ -1,4 +1,4 @@
-"""What users give as numbers, sizes and expressions: checked, and brought into one form."""
+"""Validate numbers, sizes and expressions given by the user, and convert them to a canonical form."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from numpy.typing import ArrayLike, NDArray
 from dae_hybrid.errors import ModelError
 from dae_hybrid.numeric_input import as_mapping, by_label, in_order, real_array, shown
 
-#: of a vector, far beyond what can be built
+#: largest size of a vector, far above any model that can be built
 LARGEST_SIZE = 10**9
 
 
 class EquationRows(NamedTuple):
-    """Equations ``0 = e`` in a column, and what errors call them."""
+    """Equations ``0 = e`` in one column, with their labels for error messages."""
 
     equations: ca.MX
     labels: tuple[str, ...]
 
 
 def checked_name(what: str, name: object) -> None:
-    """Refuse what is not a name."""
+    """Raise a `ModelError` unless `name` is a non-empty string."""
     if not isinstance(name, str) or not name:
         raise ModelError(f"A {what} needs a non-empty name, got {name!r}.")
 
 
 def free_name(base: str, taken: Container[str]) -> str:
-    """`base`, or numbered where that is taken: ``base#2``."""
+    """Return `base`, or the first free ``base#2``, ``base#3``, ... if it is taken."""
     if base not in taken:
         return base
     taken_up_to, free = 1, 2
@@ -44,7 +44,7 @@ def free_name(base: str, taken: Container[str]) -> str:
 
 
 def positive_size(name: str, size: Any) -> int:
-    """A positive integer."""
+    """Return `size` as a positive int, or raise a `ModelError`."""
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
         raise ModelError(f"size of '{name}' must be a positive integer, got {shown(size)}.")
     if size > LARGEST_SIZE:
@@ -53,7 +53,7 @@ def positive_size(name: str, size: Any) -> int:
 
 
 def labelled(what: str, value: Any) -> Any:
-    """A mapping where a value has labels, such as a pandas Series; else the value itself."""
+    """Convert a labelled value, such as a pandas Series, to a mapping; return other values unchanged."""
     try:
         return as_mapping(value)
     except ValueError as reason:
@@ -61,7 +61,7 @@ def labelled(what: str, value: Any) -> Any:
 
 
 def items(what: str, given: Any) -> list[tuple[Any, Any]]:
-    """The pairs of a mapping, or of something labelled; of None nothing."""
+    """Return the items of a mapping or labelled value; None gives an empty list."""
     given = {} if given is None else labelled(what, given)
     if not isinstance(given, Mapping):
         raise ModelError(f"{what} must be a mapping, got {shown(given)}.")
@@ -69,7 +69,7 @@ def items(what: str, given: Any) -> list[tuple[Any, Any]]:
 
 
 def numbers(what: str, value: ArrayLike, size: int | None = None) -> NDArray[np.float64]:
-    """A flat array of finite numbers; one number stands for all `size` of them."""
+    """Return a flat array of finite numbers; a scalar is broadcast to `size`."""
     try:
         array = np.atleast_1d(real_array(value))
     except ValueError as reason:
@@ -88,7 +88,7 @@ def numbers(what: str, value: ArrayLike, size: int | None = None) -> NDArray[np.
 
 
 def limits(what: str, bounds: Any, size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Lower and upper bounds, each (size,) and perhaps infinite; None where there are none."""
+    """Return lower and upper bounds, each (size,), infinite where one is missing; None if `bounds` is None."""
     if bounds is None:
         return None
     sides: list[NDArray[np.float64]] = []
@@ -109,7 +109,7 @@ def limits(what: str, bounds: Any, size: int) -> tuple[NDArray[np.float64], NDAr
 
 
 def entries(what: str, name: str, size: int | None, value: Any) -> Any:
-    """A value of a variable, its entries in order where they have labels; see `in_order`."""
+    """Return a variable's value with labelled entries sorted into the variable's order; see `in_order`."""
     try:
         found = None if isinstance(value, float | int) else by_label(value)
         if found is None:
@@ -121,7 +121,7 @@ def entries(what: str, name: str, size: int | None, value: Any) -> Any:
 
 
 def matrix(what: str, value: Any) -> ca.MX:
-    """A dense CasADi expression of any shape from a number, an array or an expression."""
+    """Convert a number, an array or an expression to a dense CasADi expression of the same shape."""
     if isinstance(value, ca.SX):
         raise ModelError(f"{what} is a CasADi SX expression; the symbols of a model are MX.")
     if type(value) is float and math.isfinite(value):
@@ -141,7 +141,7 @@ def matrix(what: str, value: Any) -> ca.MX:
 
 
 def expression(what: str, value: Any, size: int | None) -> ca.MX:
-    """A dense column; a scalar stands for all `size` entries."""
+    """Convert a value to a dense column; a scalar is repeated `size` times."""
     found = matrix(what, value)
     column = found if found.is_column() else ca.vec(found)
     if size is not None and column.numel() != size:
@@ -152,9 +152,9 @@ def expression(what: str, value: Any, size: int | None) -> ca.MX:
 
 
 def equation_rows(what: str, given: Any) -> EquationRows:
-    """Equations ``0 = e``, one below the other, from an expression or a sequence of them.
+    """Stack equations ``0 = e`` from an expression or a sequence of expressions into one column.
 
-    An equation, or several, may come as a pair of a name and an expression: errors speak of it by that name.
+    An item may be a pair of a name and an expression; error messages then use the name.
     """
     if given is None:
         return EquationRows(ca.MX(0, 1), ())

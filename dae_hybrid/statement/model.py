@@ -1,4 +1,4 @@
-"""What a user declares: symbols, modes, transitions, functionals. No numerics."""
+"""`HybridModel`: declare modes, transitions, initial conditions and functionals. No numerics."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class HybridModel(Symbols):
-    """A hybrid DAE system, stated as on paper.
+    """A hybrid DAE system in symbolic form.
 
-    Declare symbols (`parameter`, `differential`, `algebraic`, `memory`, `signal`), combine them to CasADi
-    expressions, give each mode its equations, say what makes the system change mode, and `build`.
+    Declare symbols (`parameter`, `differential`, `algebraic`, `memory`, `signal`), combine them into CasADi
+    expressions, give each mode its equations, declare the transitions between modes, and call `build`.
 
     Examples
     --------
@@ -70,31 +70,31 @@ class HybridModel(Symbols):
         algebraic: Sequence[Any] | ca.MX | None = None,
         constraint: Sequence[Any] | ca.MX | None = None,
     ) -> Mode:
-        """Declare a mode by its equations; the forms may be mixed.
+        """Declare a mode by its equations. The forms may be combined.
 
         Parameters
         ----------
         name : str
-            Its name.
+            Name of the mode, unique in the model.
         ode : mapping of variable to expression
             ``y' = f(y, z, m, p, t)``.
         residual : sequence of expressions
             ``0 = F(y', y, z, m, p, t)`` with derivatives `der(y)` (Serban and Recuero 2019, eq. 1). The matrix
-            [F_y' | F_z] must be nonsingular: index 0 or 1. The derivatives of its variables become outputs,
-            named ``der(y)``.
+            [F_y' | F_z] must be nonsingular (index 0 or 1). The derivatives of its variables become outputs named
+            ``der(y)``.
         algebraic : sequence of expressions
             ``0 = k(y, z, m, p, t)`` with k_z nonsingular: Hessenberg index 1 (eq. 22).
         constraint : sequence of expressions
             ``0 = k(y, m, p, t)`` without algebraic variables: Hessenberg index 2 (eq. 15); k_y f_z must be
             nonsingular. Equations of `residual` and `algebraic` that contain neither derivatives nor algebraic
-            variables are constraints too. Here and in resets and initial equations ``("rod", e)`` in place of an
-            expression e gives the equation a name for errors.
+            variables are treated as constraints. In mode, reset and initial equations, ``("rod", e)`` in place of an
+            expression e names the equation in error messages.
 
         Raises
         ------
         ModelError
-            The name is taken, or something is not an expression of this model. Whether the equations fit the
-            variables is looked at by `build`.
+            The name is taken, or an argument is not an expression of this model. `build` checks that equations and
+            variables match.
         """
         checked_name("mode", name)
         if name in self.modes:
@@ -134,49 +134,54 @@ class HybridModel(Symbols):
         resolution: float | None = None,
         name: str | None = None,
     ) -> Transition:
-        """Declare a transition.
+        """Declare a transition between two modes, or one that ends the run.
 
         Parameters
         ----------
         source, target : Mode or str
-            Where it leads from and to; ``target=None`` ends the run.
+            Modes before and after the transition; ``target=None`` ends the run.
         guard : scalar expression
-            Fires when it crosses zero in `direction`; a condition, such as ``x > 1``, when it becomes true, or false
-            with ``direction="falling"``. In pre-transition quantities: states, algebraic variables,
-            derivatives (`der`), memory, parameters, time. It is followed within the integrator's steps by its values
-            and rates; give a `resolution` where it moves much faster than the state.
+            Fires when it crosses zero in `direction`. A condition, such as ``x > 1``, fires when it becomes true, or
+            false with ``direction="falling"``. It may use pre-transition states, algebraic variables, derivatives
+            (`der`), memory, parameters and time. Within each integrator step it is monitored by its values and
+            rates; set `resolution` if it varies much faster than the state.
         at, every : expression in parameters
-            Fires at a time, or at start time + k period, k = 1, 2, ...; exactly one of `guard`,
-            `at`, `every` is given. Transitions with the same period share a clock: one that fires and leaves its mode
-            has used the tick up for the mode that it leads to.
+            Fires at a time, or at start time + k period, k = 1, 2, ... Exactly one of `guard`, `at`, `every` is
+            required. Transitions with the same period share a clock: a tick consumed by a transition that leaves its
+            mode is not available in the target mode.
         direction : {"rising", "falling", "both"}
             Direction of the crossing.
         reset : mapping of variable to expression, or sequence of equations, optional
             A mapping gives new values of differential variables in terms of the old ones. A sequence states
-            ``0 = T(post, pre, p, t)`` (Serban and Recuero 2019, eq. 3c, 16c) with `post`, `pre` and `unknown`; the
-            target's equations and constraints join in. What is not named (has no `post`) is continuous.
+            ``0 = T(post, pre, p, t)`` (Serban and Recuero 2019, eq. 3c, 16c) with `post`, `pre` and `unknown`, and is
+            solved together with the target's equations and constraints. Variables without a `post` are continuous.
         memory : mapping of memory to expression, optional
             Updates of memory declared without ``of=``; may use `post` and `unknown`.
         project : sequence of variables, optional
-            Move these differential variables, after the reset, to the nearest point that satisfies the target's
-            constraints: the rest stay.
+            After the reset, move these differential variables to the nearest point that satisfies the target's
+            constraints; the others are held fixed.
         metric : number, vector or matrix expression, optional
-            What "nearest" means for `project`: the mass matrix, or its diagonal, in pre-transition values; identity
-            by default.
+            Defines "nearest" for `project`: the mass matrix, or its diagonal, in pre-transition values; identity by
+            default.
         guess : mapping of variable to expression, optional
-            Where Newton's method starts for values after the transition, in pre-transition values. By default the
-            values before (algebraic variables and variables of implicit resets), and the declared guess for
-            unknowns. Where an implicit reset has several solutions, the one that Newton's method reaches from
-            there is taken.
+            Initial guess of Newton's method for values after the transition, in pre-transition values. The defaults
+            are the values before the transition (algebraic variables and variables of implicit resets) and the
+            declared guess (unknowns). If an implicit reset has several solutions, the one that Newton's method
+            reaches from the guess is taken.
         on_entry : {"wait", "fire", "error"}
-            What happens when the guard is already past its threshold on entry into `source`: wait
-            for the next crossing, fire at once, or raise `GuardPassedError`. Of several, each has its turn in order of
-            declaration, with the values that the one before has left.
+            Action if the guard is already past its threshold on entry into `source`: wait for the next crossing, fire
+            at once, or raise `GuardPassedError`. Several such transitions fire in order of declaration, each with the
+            values left by the one before.
         resolution : float, optional
-            Longest time between two looks at the guard, as short as the shortest time for which it may stay on one
-            side of zero. The integrator's steps are not shortened: that is what ``max_step`` does.
+            Longest time between two evaluations of the guard. Choose the shortest time for which the guard may stay
+            on one side of zero. The integrator's steps are not shortened; ``max_step`` does that.
         name : str, optional
-            Default ``"source->target"``, numbered where that is taken.
+            Default ``"source->target"``, numbered if that is taken.
+
+        Raises
+        ------
+        ModelError
+            The name is taken, or an argument is invalid or not an expression of this model.
         """
         start, end = self._mode(source, "source"), None if target is None else self._mode(target, "target")
         if name is None:
@@ -231,19 +236,20 @@ class HybridModel(Symbols):
         return transition
 
     def require(self, mode: Mode | str, quantity: Any, reason: str, *, name: str | None = None) -> Transition:
-        """State that a quantity stays positive in a mode: where it falls to zero the run is refused.
+        """Require that a quantity stays positive in a mode: the run is refused where it falls to zero.
 
-        Transitions that are due at that instant go first. For an algebraic variable and numbers ``bounds=`` does it.
+        Transitions due at the same instant fire first. For constant bounds of an algebraic variable use ``bounds=``.
 
         Parameters
         ----------
         mode : Mode or str
+            Mode in which the requirement holds.
         quantity : scalar expression
-            In whatever a guard may use.
+            May use the same quantities as a guard.
         reason : str
-            The message of the `ConsistencyError`: what is wrong there.
+            Message of the `ConsistencyError`.
         name : str, optional
-            Default ``"<mode> requires"``, numbered where that is taken.
+            Default ``"<mode> requires"``, numbered if that is taken.
 
         Examples
         --------
@@ -288,30 +294,30 @@ class HybridModel(Symbols):
         project: Sequence[Any] | None = None,
         metric: Any = None,
     ) -> None:
-        """Say where a run starts.
+        """Declare the initial mode and the initial conditions.
 
         Parameters
         ----------
         mode : Mode or str
             The initial mode.
         values : mapping of variable to expression in parameters, or sequence of equations
-            Initial values of differential variables. What is not given follows from `equations` and, in index 2,
-            from the constraints; algebraic variables follow from the mode's equations.
+            Initial values of differential variables. Missing ones follow from `equations` and, in index 2, from the
+            constraints; algebraic variables follow from the mode's equations.
         equations : sequence of expressions, optional
             ``0 = T0(y', y, z, p, t)`` at the initial time (Serban and Recuero 2019, eq. 2), such as ``der(y)`` for a
-            steady state. A sequence as `values` means the same.
+            steady state. They may also be given as a sequence in `values`.
         guess : mapping of variable to expression in parameters, optional
-            Where Newton's method starts; 0 for differential variables and the declared guess for algebraic ones.
+            Initial guess of Newton's method; 0 for differential variables, the declared guess for algebraic ones.
         project : sequence of variables, optional
             Move these differential variables from their `values` to the nearest point that satisfies `equations` and
-            the constraints, as for values that were measured, or published with few digits; the others stay.
+            the constraints, for values that were measured or published with few digits; the others are held fixed.
         metric : number, vector or matrix expression in parameters, optional
-            What "nearest" means for `project`; identity by default.
+            Defines "nearest" for `project`; identity by default.
 
         Raises
         ------
         ModelError
-            Called twice, or something is not of this model, or `project` names a variable without a value.
+            It is called twice, an argument is not of this model, or `project` names a variable without a value.
         """
         if self.start is not None:
             raise ModelError("initial() is called twice.", remedy="A model has one initial mode.")
@@ -359,10 +365,10 @@ class HybridModel(Symbols):
         at_times: Mapping[Any, Any] | Sequence[tuple[Any, Any]] | None = None,
         at_events: Mapping[Any, Any] | None = None,
     ) -> None:
-        """Declare a functional, scalar or vector: the sum of its parts.
+        """Declare a functional, scalar or vector, as the sum of its parts.
 
-        Every part may use states, algebraic variables, derivatives, memory, parameters and time, and all parts have
-        one size.
+        Each part may use states, algebraic variables, derivatives, memory, parameters and time. All parts must have
+        the same size.
 
         Parameters
         ----------
@@ -371,10 +377,15 @@ class HybridModel(Symbols):
         terminal : expression
             Evaluated at the end of the run, which may be a transition.
         at_times : mapping of time to expression, or sequence of such pairs
-            Evaluated at times, numbers or expressions in parameters, such as misfits to measurements. At the time
-            of an event the value after it counts.
+            Evaluated at the given times, numbers or expressions in parameters, such as misfits to measurements. At
+            the time of an event, the value after the event counts.
         at_events : mapping of transition to expression
-            Added whenever the transition fires; in pre-transition values, `post` and `unknown`.
+            Added each time the transition fires; may use pre-transition values, `post` and `unknown`.
+
+        Raises
+        ------
+        ModelError
+            The name is taken, the functional has no part, or the sizes of its parts differ.
         """
         checked_name("functional", name)
         if name in self.functionals:
@@ -421,31 +432,36 @@ class HybridModel(Symbols):
         Parameters
         ----------
         native : {True, False, "later"}
-            Compile to machine code (default). False runs the same functions interpreted. With ``"later"`` compilers
-            work in the background: runs are interpreted until they are done, and `HybridSystem.wait` waits for them.
-            A run is carried out as it was begun, and its `diagnostics` say where it was interpreted. What fails in the
-            background is said when the next run begins, as a `CompilerWarning`.
+            Compile to machine code (default). False interprets the same functions. ``"later"`` compiles in the
+            background: runs are interpreted until compilation is complete; `HybridSystem.wait` blocks until then.
+            A run keeps the engine with which it began, and its `diagnostics` say where it was interpreted. A failure
+            in the background is reported as a `CompilerWarning` when the next run begins.
         progress : bool or callable
-            True writes to stderr what is being done, and how long it took; a callable is given every part and its
-            seconds, ``progress(part, seconds)``. What compilers do in the background is no part of it.
+            True writes each part and its duration to stderr. A callable receives them as
+            ``progress(part, seconds)``. Compilation in the background is not included.
         eliminate : bool
-            Substitute algebraic variables that their equations give explicitly (default), so that the mode
-            is integrated as an ODE. False integrates it as the DAE that was written. Results have the same form.
+            Substitute algebraic variables that their equations give explicitly (default), so that the mode is
+            integrated as an ODE. False integrates the DAE as stated. Results have the same form.
         index2 : {"reduced", "direct"}
-            Modes of index 2 are integrated with the constraint's time derivative in its place, and kept on the
-            constraint by projection (default); or as they stand, which is fragile at tight tolerances.
+            Integrate modes of index 2 with the constraint replaced by its time derivative, and keep them on the
+            constraint by projection (default); or integrate them as stated, which is fragile at tight tolerances.
         kinks : {"integrate", "events"}
-            What is continuous with a derivative that jumps, such as ``fabs``, ``fmin`` and ``fmax`` in equations and
-            integrands, is integrated across (default), under error control; or is an event like other relations, with
-            gradients that are more accurate by orders of magnitude where steps are explicit. Not for quantities that
-            rest at their kink.
+            Functions that are continuous with a discontinuous derivative, such as ``fabs``, ``fmin`` and ``fmax`` in
+            equations and integrands, are integrated across under error control (default), or become events like other
+            relations. Events make gradients of explicit methods more accurate by orders of magnitude. Do not use
+            them for quantities that rest at their kink.
+
+        Returns
+        -------
+        HybridSystem
+            The compiled system, for `simulate`, `forward_sensitivity` and `adjoint_gradient`.
 
         Raises
         ------
         ModelError
-            The declarations do not make a model; names the one at fault.
+            The declarations are incomplete or inconsistent; the message names the declaration at fault.
         FormulationError
-            A mode's equations are not square, or of an index above 2.
+            A mode's equations are not square, or have an index above 2.
         """
         from dae_hybrid.compile.pipeline import build_system
 

@@ -1,4 +1,4 @@
-"""The symbols of a model: parameters, variables, memory, signals, and their values around a transition."""
+"""Declare the symbols of a model: parameters, variables, memory, signals, and their values around a transition."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from dae_hybrid.numeric_input import shown
 from dae_hybrid.statement.declarations import Declaration, Interpolation, Kind, SignalData, Statement
 from dae_hybrid.statement.expressions import checked_name, entries, expression, labelled, limits, numbers, positive_size
 
-#: polynomial degree between two knots
+#: polynomial degree of a signal between two knots
 DEGREES: dict[str, int] = {"previous": 0, "linear": 1, "cubic": 3}
 
 
 @dataclass
 class Symbols(Statement):
-    """The named symbols of a model; base of `HybridModel`."""
+    """The named symbols of a model; base class of `HybridModel`."""
 
     name: str
     time: ca.MX = field(default_factory=lambda: ca.MX.sym("t"), init=False)
     declarations: dict[str, Declaration] = field(default_factory=dict, init=False)
     rates: dict[str, ca.MX] = field(default_factory=dict, init=False)
     posts: dict[str, ca.MX] = field(default_factory=dict, init=False)
-    signals: dict[str, tuple[ca.MX, ca.MX]] = field(default_factory=dict, init=False)  # value and rate
+    signals: dict[str, tuple[ca.MX, ca.MX]] = field(default_factory=dict, init=False)  # (value, rate)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -39,13 +39,13 @@ class Symbols(Statement):
     def parameter(
         self, name: str, value: ArrayLike, *, size: int | None = None, unit: str = "", description: str = ""
     ) -> ca.MX:
-        """Declare a parameter with its nominal value; an array value makes a vector of its length."""
+        """Declare a parameter with its nominal value; an array value declares a vector."""
         value = entries(f"parameter '{name}'", name, size, value)
         nominal = numbers(f"parameter '{name}'", value, None if size is None else positive_size(name, size))
         return self._declare(name, "parameter", nominal.size, unit, description, value=nominal)
 
     def differential(self, name: str, *, size: int = 1, unit: str = "", description: str = "") -> ca.MX:
-        """Declare a state whose time derivative the modes give."""
+        """Declare a state whose time derivative is defined by the modes."""
         return self._declare(name, "differential", size, unit, description)
 
     def algebraic(
@@ -63,20 +63,20 @@ class Symbols(Statement):
         Parameters
         ----------
         name : str
-            Its name.
+            Name of the variable.
         size : int
             Length of a vector.
         guess : float or array, shape (size,)
-            Where Newton's method starts at the initial time.
+            Initial guess of Newton's method at the initial time.
         bounds : (lower, upper), optional
-            Values between which the modes that have it are solutions of the problem: ``(0, 1)`` for a share,
-            ``(0, inf)`` for a force that only pushes. Each a number, an array of shape (size,), or None for no bound.
-            A run that passes a bound is refused with a `BoundError`, unless a transition leaves the mode there.
+            Valid range of the variable in the modes that use it: ``(0, 1)`` for a fraction, ``(0, inf)`` for a
+            force that only pushes. Each bound is a number, an array of shape (size,), or None. A run that violates a
+            bound raises a `BoundError`, unless a transition leaves the mode there.
 
         Raises
         ------
         ModelError
-            The name is taken, or `guess` or `bounds` are not what they should be.
+            The name is taken, or `guess` or `bounds` is invalid.
         """
         start = numbers(f"guess of '{name}'", guess, positive_size(name, size))
         between = limits(f"bounds of '{name}'", bounds, size)
@@ -85,9 +85,9 @@ class Symbols(Statement):
     def unknown(
         self, name: str, *, size: int = 1, guess: ArrayLike = 0.0, unit: str = "", description: str = ""
     ) -> ca.MX:
-        """Declare an unknown of implicit resets, such as an impulse; `EventRecord.unknowns` has its value.
+        """Declare an unknown of implicit resets, such as an impulse; its value is in `EventRecord.unknowns`.
 
-        `guess` is where Newton's method starts.
+        `guess` is the initial guess of Newton's method.
         """
         start = numbers(f"guess of '{name}'", guess, positive_size(name, size))
         return self._declare(name, "unknown", size, unit, description, value=start)
@@ -107,16 +107,20 @@ class Symbols(Statement):
         Parameters
         ----------
         name : str
-            Its name.
+            Name of the memory state.
         of : symbol, optional
-            Freeze this differential or algebraic variable at entry into a mode: SR's ``y*``, ``z*``
-            (Serban and Recuero 2019, section 4). Without it, transitions update the memory by their
-            ``memory=`` argument.
+            Freeze this differential or algebraic variable on entry into a mode: ``y*``, ``z*`` of Serban and
+            Recuero (2019), section 4. Without it, transitions update the memory by their ``memory=`` argument.
         initial : number, array or expression
-            Value in the initial mode, in terms of parameters and the differential variables there. May be left out
-            with `of` a differential variable: then it is that variable's initial value.
+            Value in the initial mode, in terms of parameters and differential variables. Optional if `of` is a
+            differential variable; the default is that variable's initial value.
         size : int
-            Length, taken from `of` where given.
+            Length; taken from `of` if that is given.
+
+        Raises
+        ------
+        ModelError
+            The name is taken, `of` is neither differential nor algebraic, or an initial value is missing.
         """
         frozen, size = None, positive_size(name, size)
         if of is not None:
@@ -145,22 +149,27 @@ class Symbols(Statement):
         unit: str = "",
         description: str = "",
     ) -> ca.MX:
-        """An input from data, such as a ground motion or a measured load: an expression like any other.
+        """Declare an input signal from data, such as a ground motion or a measured load.
 
-        The coefficients of the current interval are held in memory and change at the knots, where the integrator
-        is stopped, so that accuracy does not suffer from jumps of the signal or its derivatives. `der` gives the
-        signal's rate.
+        The result is an expression like any other. The coefficients of the current interval are memory and change at
+        the knots, where the integrator stops, so that jumps of the signal or its derivatives cost no accuracy. `der`
+        gives the signal's rate.
 
         Parameters
         ----------
         t_data : array, shape (n,)
             Knots, strictly increasing.
         values : array, shape (n,), or expression in parameters
-            Values at the knots; with an expression, such as a vector parameter, derivatives by it are exact.
+            Values at the knots. Derivatives with respect to an expression, such as a vector parameter, are exact.
         kind : {"linear", "previous", "cubic"}
-            Interpolation: piecewise linear, the last value before, or a cubic spline (not-a-knot).
+            Interpolation: piecewise linear, piecewise constant (the previous value), or cubic spline (not-a-knot).
         outside : {"error", "hold"}
-            Outside the data a run is refused, or the first and the last value hold.
+            Outside the data, refuse the run, or hold the first and the last value.
+
+        Raises
+        ------
+        ModelError
+            The name is taken, the knots do not increase strictly, or `kind`, `outside` or the sizes are invalid.
 
         Examples
         --------
@@ -201,7 +210,7 @@ class Symbols(Statement):
     # -- derivatives and sides --------------------------------------------------------------------------
 
     def der(self, variable: ca.MX | str) -> ca.MX:
-        """The time derivative of a differential variable (for residuals, guards, resets, functionals) or a signal."""
+        """Return the time derivative of a differential variable (for residuals, guards, resets, costs) or a signal."""
         for value, rate in self.signals.values():
             if isinstance(variable, ca.MX) and value.__hash__() == variable.__hash__():
                 return rate
@@ -213,9 +222,9 @@ class Symbols(Statement):
         return self.rates.setdefault(declared.name, ca.MX.sym(f"der({declared.name})", declared.size))
 
     def post(self, variable: ca.MX | str) -> ca.MX:
-        """The value just after a transition.
+        """Return the symbol of a value just after a transition.
 
-        Of a variable for implicit resets, memory updates and costs at events; of a derivative (`der`) for implicit
+        For a variable: in implicit resets, memory updates and costs at events. For a derivative (`der`): in implicit
         resets and costs at events.
         """
         rate = self.rate_name(variable)
@@ -229,12 +238,12 @@ class Symbols(Statement):
         return self.posts.setdefault(declared.name, ca.MX.sym(f"post({declared.name})", declared.size))
 
     def pre(self, variable: ca.MX | str) -> ca.MX:
-        """The value just before a transition of a variable or its derivative: the plain symbol."""
+        """Return the symbol of a value just before a transition: the symbol of a variable or derivative."""
         rate = self.rate_name(variable)
         return self.lookup(variable, "pre()").symbol if rate is None else self.rates[rate]
 
     def rate_name(self, symbol: Any) -> str | None:
-        """Name of the variable whose derivative a symbol is, None where it is none."""
+        """Return the name of the variable whose derivative a symbol is, or None."""
         if not isinstance(symbol, ca.MX):
             return None
         return next((name for name, rate in self.rates.items() if rate.__hash__() == symbol.__hash__()), None)
@@ -242,7 +251,7 @@ class Symbols(Statement):
     # -- lookups ------------------------------------------------------------------------------------
 
     def lookup(self, variable: Any, where: str) -> Declaration:
-        """The declaration of a symbol or name."""
+        """Return the declaration of a symbol or name."""
         if isinstance(variable, str):
             if variable in self.declarations:
                 return self.declarations[variable]
@@ -257,11 +266,11 @@ class Symbols(Statement):
         raise ModelError(f"{where}: {variable} is not declared in model '{self.name}'.", remedy=f"Declared: {known}.")
 
     def of_kind(self, kind: Kind) -> list[Declaration]:
-        """Declarations of one kind, in order."""
+        """Return the declarations of one kind, in order."""
         return [d for d in self.declarations.values() if d.kind == kind]
 
     def assignments(self, values: Any, where: str, kinds: tuple[str, ...]) -> dict[str, ca.MX]:
-        """A mapping of variable to expression, by name; of None nothing."""
+        """Return a mapping of variable to expression, keyed by name; None gives an empty mapping."""
         values = {} if values is None else labelled(where, values)
         if not isinstance(values, Mapping):
             raise ModelError(f"{where} must be a mapping of variable to expression, got {type(values).__name__}.")

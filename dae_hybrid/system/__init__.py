@@ -1,1 +1,1 @@
-"""A built system: modes, transition maps, initial values, and their derivatives at a point."""
+"""Built systems: modes, transition maps, initial values, and their derivatives at a point."""

@@ -1,4 +1,4 @@
-"""Conditions under which derivatives of a run exist: one that fails is an error, or a note where that was asked for."""
+"""Conditions under which derivatives of a run exist. A failed condition raises, or is noted on request."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dae_hybrid.errors import DaeHybridError
 
 
 class Conditions:
-    """What has to hold for a gradient. `failed` are the reasons why it is not one, in the order they were met.
+    """Conditions for a gradient. `failed` lists the reasons why it does not exist, in order of detection.
 
-    `doubts` are reasons why digits of it may be missing.
+    `doubts` lists reasons why it may have lost digits.
     """
 
     def __init__(self, *, strict: bool = True) -> None:
@@ -17,7 +17,7 @@ class Conditions:
         self.doubts: list[str] = []
 
     def refuse(self, error: DaeHybridError) -> None:
-        """A condition has failed."""
+        """Record a failed condition; raise it if `strict`."""
         if self.strict:
             raise error
         reason = str(error).partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Equations of an arrival that are too many: neighbouring arrivals must satisfy them too, or no derivative exists."""
+"""Redundant equations of an arrival: neighbouring arrivals must satisfy them too, or no derivative exists."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from dae_hybrid.system.system import ModeSystem
     from dae_hybrid.system.transition_map import TransitionMap
 
-#: states below this share of the largest are zero where only a scale is wanted
+#: states below this multiple of the largest take their scale from it
 NEGLIGIBLE = 1e-3
-#: an equation too many whose derivative is below this share of its terms is satisfied
+#: a redundant equation is satisfied if its derivative is below this multiple of its terms
 EXCESS_TOLERANCE = 1e-7
-#: so many combinations are looked at of derivatives that are known by their products
+#: random combinations tested for derivatives available only as products
 COMBINATIONS = 4
 
 
 class Excess(NamedTuple):
-    """Derivatives of equations too many by (w-, p, t), matrices or operators, and the sizes of their terms."""
+    """Derivatives of redundant equations by (w-, p, t), as matrices or operators, and the sizes of their terms."""
 
     rows: Any
     sizes: Any
@@ -35,8 +35,8 @@ class Excess(NamedTuple):
 class Reached(NamedTuple):
     """Derivatives where an event fires, by (w-, p) before the first event of its instant.
 
-    `state` is that of w- at fixed time, `tau` that of the time of the event before, None where there is none; `first`
-    is the first event and `source` the mode that it left.
+    `state` is the derivative of w- at fixed time, `tau` that of the time of the preceding event, None for the first;
+    `first` is the first event and `source` the mode that it left.
     """
 
     state: Array
@@ -46,7 +46,7 @@ class Reached(NamedTuple):
 
 
 def constraint_rows(target: ModeSystem, event: EventRecord, p: Array, jump: Any, which: list[int]) -> Excess:
-    """Some of the target's constraints after the transition; `jump` is that of (y+, m+) by (w-, p, t)."""
+    """Selected constraints of the target after the transition; `jump` is the derivative of (y+, m+) by (w-, p, t)."""
     ny, n, nm = target.differential.size, target.variables.size, event.memory_plus.size
     k_u = target.kernels["invariants"](event.time, event.x_plus, event.memory_plus, p)[1][which]
     many = isinstance(jump, Operator)
@@ -70,22 +70,22 @@ def refuse_excess(
     flow_minus: Array,
     reached: Reached | None,
 ) -> None:
-    """Refuse equations that neighbouring arrivals do not satisfy.
+    """Refuse redundant equations that neighbouring arrivals do not satisfy.
 
-    Of matrices every column is looked at, of operators a few combinations of all columns with random weights, which
-    miss nothing but by a chance of zero.
+    For matrices every column is tested. For operators a few random combinations of all columns are tested, which detect
+    a violation with probability one.
 
     Raises
     ------
     ConsistencyError
-        With the largest derivative.
+        Reports the largest derivative.
     """
     first = event if reached is None else reached.first
     source = source if reached is None else reached.source
-    # relative changes: derivatives by quantities of any size are compared
+    # scale the perturbations, so that derivatives by quantities of different magnitude are comparable
     w = np.abs(np.concatenate((first.x_minus[: source.differential.size], first.memory_minus)))
     w = np.maximum(w, NEGLIGIBLE * w.max(initial=0.0))  # a guard may hold a state at zero
-    moves = when is not None or reached is not None  # where nothing says how time moves it is a direction of its own
+    moves = when is not None or reached is not None  # otherwise time is a direction of its own
     scale = np.concatenate((w, np.abs(p), [] if moves else [1.0]))
     scale = np.where(scale > 0, scale, 1.0)
     if any(isinstance(part.rows, Operator) for part in excess):
@@ -119,9 +119,9 @@ def refuse_excess(
 
 
 def _where_it_fires(given: Array, n_p: int, when: Array | None, flow: Array, reached: Reached | None) -> Array:
-    """Changes of (w-, p, t) where an event fires, from those of (w, p), or (w, p, t), before the first of its instant.
+    """Changes of (w-, p, t) at the event, from changes of (w, p) or (w, p, t) before the first event of its instant.
 
-    The change of w- is that along the run: it includes what a change of the time makes of it.
+    The change of w- is taken along the run: it includes the effect of the change of time.
     """
     if reached is None:
         state, by_p, tau = given[: flow.size], given[flow.size : flow.size + n_p], given[-1]

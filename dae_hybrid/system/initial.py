@@ -1,7 +1,7 @@
-"""The start of a run: consistent values and their derivatives (SR eq. 2).
+"""The start of a run: consistent initial values and their derivatives (SR eq. 2).
 
-The unknowns are what is not given of x0 = (y0, z0). The equations Phi(x0) = 0 are T0 = 0, the constraints of index 2
-and the mode's K. There may be more equations than unknowns where they agree, at every value of the parameters.
+The unknowns are the entries of x0 = (y0, z0) without given values. The equations Phi(x0) = 0 are T0 = 0, the
+constraints of index 2 and the mode's K. They may outnumber the unknowns if they agree for all values of the parameters.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from dae_hybrid.system.signals import SignalTable
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import all_finite
 
-#: a multiple root is known to the square root of rounding, and so is what is zero there
+#: relative accuracy of a multiple root, the square root of rounding, and of quantities that vanish there
 ROUNDED_ROOT, TINIEST = 1e-5, 1e-100
-#: share by which parameters are changed to see whether two solutions stay together
+#: relative perturbation of the parameters that tests whether two solutions stay together
 MOVED = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class InitialMap:
-    """Initial values and their derivatives by the parameters.
+    """Initial values and their derivatives with respect to the parameters.
 
     ============ =================== =======================================================
     kernel       inputs              outputs
@@ -57,29 +57,29 @@ class InitialMap:
     exact        t, held, p          (y0, m0) by held, p, likewise
     ============ =================== =======================================================
 
-    `held` is the memory with the coefficients of signals at the initial time; its other entries are not used.
+    `held` is the memory with the signals' coefficients at the initial time; its other entries are ignored.
     """
 
     mode: int
     start: Kernel
     equations: Kernel
     linear: Kernel
-    free: tuple[int, ...]  # entries of x0 that are not given
-    labels: tuple[str, ...]  # of the equations
+    free: tuple[int, ...]  # entries of x0 without given values
+    labels: tuple[str, ...]  # labels of the equations
     signals: tuple[SignalTable, ...]
     explicit: Kernel | None = None
     exact: Kernel | None = None
-    moved: int = 0  # how many of the unknowns, the first, are projected,
-    stationary: int = 0  # how many of the equations, the first, say that the distance is stationary,
-    bend: Callable[[], Kernel] | None = None  # makes the function for derivatives of Phi_x along a direction
-    multipliers: int = 0  # and how many of the unknowns, the last, are multipliers of that; they stand behind x0
-    given: Layout = field(default_factory=lambda: Layout(()))  # the variables that are given
-    entries: tuple[int, ...] = ()  # where these stand in x0
-    #: makes `explicit` and `exact` with given values, by their places, as a further input
+    moved: int = 0  # number of projected unknowns, which come first
+    stationary: int = 0  # number of stationarity equations, which come first
+    bend: Callable[[], Kernel] | None = None  # create the kernel for derivatives of Phi_x along a direction
+    multipliers: int = 0  # number of multipliers of the projection, the last unknowns; they follow x0
+    given: Layout = field(default_factory=lambda: Layout(()))  # the variables with given values
+    entries: tuple[int, ...] = ()  # their indices in x0
+    #: create `explicit` and `exact` with the given values at some places as an additional input
     explicit_at: Callable[[tuple[int, ...]], tuple[Kernel, Kernel] | None] = lambda _: None
 
     def at(self, places: tuple[int, ...], values: Array) -> InitialMap:
-        """The same with numbers for given values, by their places, which do not depend on the parameters."""
+        """Replace given values at some places by numbers, which do not depend on the parameters."""
         explicit = self.explicit_at(places)
         return replace(
             self,
@@ -101,7 +101,7 @@ class InitialMap:
         return by_p
 
     def apply(self, mode: ModeSystem, t: float, p: Array) -> StatePoint:
-        """The initial point, consistent with the mode's equations."""
+        """Return the initial point, consistent with the mode's equations."""
         x, m = self.values(mode, t, p)
         entry, n = mode.kernels["entry"](t, x, m, p), mode.equations.n
         if not all_finite(entry[0]):
@@ -114,7 +114,7 @@ class InitialMap:
         return StatePoint(x, m, *entry)
 
     def values(self, mode: ModeSystem, t: float, p: Array) -> tuple[Array, Array]:
-        """x0 and m0."""
+        """Return x0 and m0."""
         held = self._held(mode.equations.n_memory, t, p)
         if self.explicit is not None:
             x, m = self.explicit(t, held, p)
@@ -163,7 +163,7 @@ class InitialMap:
     def _nearest(
         self, solve: Any, system: Any, start: Array, mode: ModeSystem, names: Sequence[str], t: float
     ) -> Array:
-        """The unknowns at the consistent point that is nearest to the given values."""
+        """The unknowns at the consistent point nearest to the given values."""
 
         def fail(reason: str) -> ConsistencyError:
             return ConsistencyError(
@@ -191,7 +191,7 @@ class InitialMap:
         refuse_unsettled_root(matrix, self.equations(t, x, held, p)[3], x[free], jacobian)
 
     def _refuse_curve(self, mode: ModeSystem, t: float, system: Any, values: Array, names: Sequence[str]) -> None:
-        """Refuse values that others next to them could take the place of."""
+        """Refuse values that lie on a curve of solutions."""
         matrix = system(values)[1]
         square = matrix.shape[0] == matrix.shape[1] and not issparse(matrix)
         if not square or reciprocal_condition(matrix) > RANK_TOLERANCE or is_isolated(values, matrix, system):
@@ -205,10 +205,10 @@ class InitialMap:
         )
 
     def _of_double_root(self, t: float, x: Array, held: Array, p: Array, matrix: Array, right: Array) -> Array | None:
-        """Derivatives of what is not given where two solutions meet, and stay together whatever the parameters.
+        """Derivatives of the unknowns at a double root whose two solutions coincide for all parameters.
 
-        With u and v the null vectors of Phi_x, u^T Phi_x v = 0 takes the place of the equation that is lost. None where
-        the two do not stay together.
+        With u and v the null vectors of Phi_x, u^T Phi_x v = 0 replaces the dependent equation. Returns None if the two
+        solutions separate.
         """
         free = list(self.free)
         if self.bend is None or self.signals or issparse(matrix) or matrix.shape[0] != matrix.shape[1]:
@@ -224,7 +224,7 @@ class InitialMap:
         scaled = right / scale
         lost = np.abs(left[:, -1] @ scaled)
         if np.any(lost > ROUNDED_ROOT * np.maximum(np.abs(scaled).max(axis=0), 1.0)):
-            return None  # a fold: they meet at these parameters only
+            return None  # a fold: they coincide at these parameters only
         along = rows[:-1].T @ ((left[:, :-1].T @ scaled) / sizes[:-1, None])
         w_x, _, w_p = self.bend()(t, x, held, p, u, v)
         bent = float(w_x[free] @ v[free])
@@ -240,21 +240,21 @@ class InitialMap:
     def _parts(
         self, t: float, x: Array, held: Array, p: Array, u: Array, found: Array, direction: Array, bent: float
     ) -> bool:
-        """Whether two solutions that meet part where the parameters are changed in a direction."""
+        """Whether two coincident solutions separate when the parameters change in a direction."""
         step = MOVED * max(float(np.abs(p[direction != 0]).max(initial=0.0)), MOVED) / float(np.abs(direction).max())
         free, start = list(self.free), self.start(p)[0]
         left = 0.0
         for side in (step, -step):
             there = x.copy()
-            there += self.start(p + side * direction)[0] - start  # what is given
+            there += self.start(p + side * direction)[0] - start  # the given values
             there[free] = x[free] + side * (found @ direction)
             left += float(u @ self.equations(t, there, held, p + side * direction)[1]) / 2
-        # the two are this far apart, in multiples of v
+        # distance between the two solutions, in multiples of v
         apart = np.sqrt(2 * abs(left / bent)) / step
         return bool(apart > np.sqrt(ROUNDED_ROOT) * (1.0 + float(np.abs(found @ direction).max())))
 
     def _with_multipliers(self, t: float, x: Array, held: Array, p: Array) -> Array:
-        """x0, and behind it the multipliers of a projection that belong to it."""
+        """Return x0 followed by the corresponding multipliers of the projection."""
         if not self.multipliers:
             return x
         whole = np.concatenate((x, np.zeros(self.multipliers)))
@@ -264,7 +264,7 @@ class InitialMap:
         return whole
 
     def matrix(self, mode: ModeSystem, t: float, x: Array, p: Array) -> Array:
-        """The derivative of the equations by what is not given: the matrix below SR eq. 2."""
+        """The Jacobian of the equations with respect to the unknowns: the matrix below SR eq. 2."""
         x = self._with_multipliers(t, x, self._held(mode.equations.n_memory, t, p), p)
         by_x = self.equations(t, x, self._held(mode.equations.n_memory, t, p), p)[2]
         return by_x[:, list(self.free)]
@@ -281,7 +281,7 @@ class InitialMap:
         linear, by_p, free = self.linear(t, x, held, p), self.start(p)[1], list(self.free)
         refuse_not_finite("an initial value or equation", (*linear[:6], by_p), mode=mode.name, time=t)
         phi_x, phi_held, phi_p, m_x, m_held, m_p, entries = linear
-        if not self.labels and not free:  # everything is given
+        if not self.labels and not free:  # no unknowns
             return vstack((by_p[: mode.differential.size], m_x @ by_p + m_held @ held_by_p + m_p))
         by_p = dense(by_p).copy()
         by_p[free] = 0.0
@@ -324,7 +324,7 @@ class InitialMap:
 
 
 class _Bound(Kernel):
-    """A kernel whose last argument is given."""
+    """A kernel with a fixed last argument."""
 
     def __init__(self, kernel: Kernel, last: Array) -> None:
         self.function, self.name = kernel.function, kernel.name
@@ -335,7 +335,7 @@ class _Bound(Kernel):
 
 
 class _Fixed(Kernel):
-    """`InitialMap.start` with numbers at some entries of x0."""
+    """`InitialMap.start` with some entries of x0 fixed to numbers."""
 
     def __init__(self, start: Kernel, entries: list[int], values: Array) -> None:
         self.function, self.name = start.function, start.name
@@ -350,14 +350,14 @@ class _Fixed(Kernel):
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Where a run starts: mode, time and point, for the parameters p."""
+    """The start of a run at parameters p: mode, time and point."""
 
     map: InitialMap
     mode: ModeSystem
     t: float
     at: StatePoint
     p: Array
-    by_p: Matrix | None = None  # the derivatives, where they are known
+    by_p: Matrix | None = None  # the derivatives, if known
 
     @property
     def x(self) -> Array:
@@ -370,7 +370,7 @@ class Start:
         return self.map.derivatives(self.mode, self.t, self.x, self.p) if self.by_p is None else self.by_p
 
     def matrix(self) -> Array:
-        """The derivative of the initial equations by what is not given: the matrix below SR eq. 2."""
+        """The Jacobian of the initial equations with respect to the unknowns: the matrix below SR eq. 2."""
         return self.map.matrix(self.mode, self.t, self.x, self.p)
 
 
@@ -386,7 +386,7 @@ def _not_finite(names: Sequence[str], values: Array, mode: ModeSystem, t: float)
 
 
 def _check_index(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> None:
-    """Refuse a start at which [F_y' | F_z], or C B in index 2, is numerically singular."""
+    """Refuse an initial point at which [F_y' | F_z], or C B in index 2, is numerically singular."""
     _, by_z, _ = mode.kernels["closure"](t, x, m, p)
     if reciprocal_condition(by_z) > RANK_TOLERANCE:
         return

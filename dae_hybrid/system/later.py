@@ -1,4 +1,4 @@
-"""Systems that are interpreted until their code is compiled."""
+"""Systems that are interpreted while their code is being compiled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEANWHILE = "Interpreted: the compiler was at work when the call was made."
 
 
 class Later(NotPicklable):
-    """A system as it is now, and as it is when its library and all `others` are compiled; threads may share it."""
+    """A system that is interpreted until its library and all `others` are compiled. Thread-safe."""
 
     def __init__(
         self,
@@ -34,17 +34,17 @@ class Later(NotPicklable):
 
     @property
     def is_done(self) -> bool:
-        """Whether all compilers are."""
+        """Whether all compilations have finished."""
         return all(one.is_done for one in (self._library, *self._others))
 
     def wait(self, timeout: float | None) -> None:
-        """Wait for all compilers."""
+        """Wait for all compilations."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for one in (self._library, *self._others):
             one.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def current(self) -> HybridSystem:
-        """The system for a call that is made now."""
+        """Return the system for a call that is made now."""
         if self._left and self.is_done:
             with self._lock:
                 if self._left:

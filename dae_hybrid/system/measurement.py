@@ -23,17 +23,17 @@ class Measurement:
     """One cost of a functional at one time."""
 
     functional: str
-    components: slice  # of all functionals
-    time: Kernel | float  # or p -> time and its derivative by p
-    of_mode: Callable[[int], Kernel] = field(repr=False)  # (t, x, m, p, data) -> value, and derivative by (x, m, p, t)
-    data: Array = field(repr=False)  # numbers in it; measurements that differ in them alone share their functions
+    components: slice  # indices among all functionals
+    time: Kernel | float  # a number, or p -> time and its derivative by p
+    of_mode: Callable[[int], Kernel] = field(repr=False)  # (t, x, m, p, data) -> value and derivative by (x, m, p, t)
+    data: Array = field(repr=False)  # constants; measurements that differ only in them share their functions
 
     def at(self, mode: int, t: float, x: Array, m: Array, p: Array) -> list[Array]:
-        """What is measured at a point of a mode, and its derivative by u = (x, m, p, t)."""
+        """Measured value at a point of a mode, and its derivative by u = (x, m, p, t)."""
         return self.of_mode(mode)(t, x, m, p, self.data)
 
     def value(self, record: MeasurementRecord, p: Array) -> list[Array]:
-        """The same at a record."""
+        """Measured value at a record, and its derivative by u."""
         return self.at(record.mode.index, record.time, record.x, record.memory, p)
 
     @cached_property
@@ -42,7 +42,7 @@ class Measurement:
         return isinstance(self.time, Kernel) and bool(self.time.function.jac_sparsity(0, 0).nnz())
 
     def when(self, p: Array) -> float:
-        """The time."""
+        """Time of the measurement."""
         return float(self.time(p)[0][0]) if isinstance(self.time, Kernel) else self.time
 
     def time_by(self, p: Array) -> Array:
@@ -50,18 +50,18 @@ class Measurement:
         return np.asarray(self.time(p)[1][0]) if isinstance(self.time, Kernel) else np.zeros(p.size)
 
     def moved(self, by_u: Array, record: MeasurementRecord, p: Array) -> Array:
-        """Derivative of a value by p through its time, from that of the value by u = (x, m, p, t)."""
+        """Derivative of a value by p through the measurement time, given the value's derivative by u = (x, m, p, t)."""
         return np.outer(measurement_rate(by_u, record), self.time_by(p))
 
 
 def measurement_rate(by_u: Array, record: MeasurementRecord) -> Array:
-    """Rate of a measured value along the run, from its derivative by u = (x, m, p, t)."""
+    """Rate of a measured value along the run, given its derivative by u = (x, m, p, t)."""
     n = record.x.size
     return np.asarray(by_u[:, :n] @ record.xdot + by_u[:, -1])
 
 
 def measured(measurements: Sequence[Measurement], records: Sequence[MeasurementRecord], p: Array) -> list[list[Array]]:
-    """`Measurement.value` of records; of the same thing at many points in one call."""
+    """Evaluate `Measurement.value` at records; records that share a kernel are evaluated in one call."""
     places: dict[Kernel, list[int]] = {}
     for i, record in enumerate(records):
         places.setdefault(measurements[record.index].of_mode(record.mode.index), []).append(i)
@@ -76,7 +76,7 @@ def measured(measurements: Sequence[Measurement], records: Sequence[MeasurementR
 
 
 def measured_at_ends(system: HybridSystem, run: NativeRun) -> tuple[list[MeasurementRecord], list[MeasurementRecord]]:
-    """The measurements at the start and at the end of a whole run; those in between are in its record table."""
+    """Return the measurements at the start and at the end of a native run; the others are in its record table."""
     ends, t0, points = system.graph.ends, run.request.span[0], (run.start, run.end)
     modes = system.modes[system.initial.mode], system.modes[run.mode]
     waiting = [] if ends is None else ends.waiting

@@ -1,13 +1,13 @@
-"""The nearest point of a projection: local minima of the distance along the constraints, and a search among them.
+"""Projection onto constraints: the nearest point, by a search among local minima of the distance.
 
-The unknowns begin with what is moved, y first and then what follows it, and end with the multipliers nu; the equations
-begin with the stationarity of the Lagrangian 1/2 (y - y~)^T M (y - y~) - nu^T k, and k = 0 follows. Their Jacobian then
-has the Hessian of the Lagrangian in its corner, and k_y below that.
+The unknowns are the projected entries, y first and then those that follow from it, and the multipliers nu; the first
+equations are the stationarity of the Lagrangian 1/2 (y - y~)^T M (y - y~) - nu^T k, followed by k = 0. The leading
+block of their Jacobian is the Hessian of the Lagrangian, with k_y below it.
 
-Newton's method on all of this reaches some stationary point, which may be far. So points around the start are led onto
-the constraints by corrections that are as small as possible, and from there along the constraints as long as the
-distance decreases; Newton's method has the last word. The points lie no farther than the nearest minimum so far, and
-nearer ones are tried until nothing nearer is found.
+Newton's method on all equations converges to some stationary point, which may be far from the nearest. Points around
+the start are therefore restored to the constraints by minimum-norm corrections and moved along the constraints as long
+as the distance decreases; Newton's method then refines them. Trial points lie within the distance of the nearest
+minimum found, and the search is repeated with smaller radii until it finds nothing nearer.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from dae_hybrid.errors import ConsistencyError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import Matrix, dense, is_finite
 
-#: the Hessian on the tangent space is positive definite where its eigenvalues are above this share of the metric's
+#: smallest eigenvalue of a positive definite reduced Hessian, relative to the metric
 DEFINITE = 1e-8
-#: a constraint is linear where it changes the Hessian, and its own derivatives, by less than this share
+#: largest relative change of the Hessian and of the constraints' derivatives for constraints treated as linear
 LINEAR = 1e-12
-#: points that are moved by less than this share of their size are not compared with others,
+#: displacements below this multiple of the point's size need no comparison with other minima,
 NEXT_TO_IT = 1e-6
-#: where the constraint is flat over that distance: it changes the Hessian by less than this share
+#: if the constraint is flat over that distance: largest relative change of the Hessian
 FLAT = 1e-3
-#: and where it changes it by less than this the distance is small beside the radius of curvature
+#: largest relative change of the Hessian for a distance small against the radius of curvature
 PLAIN = 0.05
-#: distances that agree to this are equal
+#: relative tolerance for equal distances
 EQUAL = 1e-7
-#: directions of each kind in which other starts lie, where there are more than three unknowns
+#: number of search directions of each kind, with more than three unknowns
 MOST = 8
-#: distances of other starts, as shares of that of the nearest minimum
+#: distances of trial points, relative to that of the nearest minimum
 SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
-#: how often the search begins anew from a nearer minimum, or farther away where there is none
+#: number of searches, each from a nearer minimum or, without one, with a larger radius
 ROUNDS = 8
-#: points on the constraints that are this near to each other, as a share of their distance, lead to the same minimum
+#: points on the constraints closer than this, relative to their distance, lead to the same minimum
 SAME = 0.02
-#: corrections onto the constraints, and steps along them
+#: iterations of the restoration, and steps along the constraints
 STEPS = 25
-#: a point is on the constraints where the next correction is below this share
+#: relative size of the correction at which the restoration has converged
 ON_IT = 1e-9
 
 
@@ -57,26 +57,25 @@ def nearest_point(
     multipliers: int,
     fail: Callable[[str], ConsistencyError],
 ) -> Array:
-    """The stationary point that is nearest to the start, of those that a search finds.
+    """Return the stationary point nearest to the start, among those found by a search.
 
     Parameters
     ----------
     solve : callable
-        Newton's method from some unknowns; raises `ConsistencyError`.
+        Newton's method from given unknowns; raises `ConsistencyError`.
     system : callable
-        Residuals of the equations at some unknowns, and their Jacobian.
+        Residuals of the equations and their Jacobian at given unknowns.
     start : ndarray
-        The unknowns to start from: the point that is to be moved, and multipliers that are zero.
+        Initial unknowns: the point to be projected, followed by multipliers equal to zero.
     count, moved, multipliers : int
-        How many unknowns are in the Lagrangian, of how many of them, the first, the distance is taken, and how many
-        multipliers there are.
+        Number of unknowns in the Lagrangian, of leading unknowns that enter the distance, and of multipliers.
     fail : callable
-        Makes the error from a reason.
+        Creates the error from a reason.
 
     Raises
     ------
     ConsistencyError
-        No minimum was found, two that are equally near, or a nearer point that leads to none.
+        No minimum was found, two minima are equally near, or a nearer point leads to no minimum.
     """
     first, reason, across = None, None, np.zeros((count, 0))
     try:
@@ -113,7 +112,7 @@ def nearest_point(
 class _Search:
     """Stationary points of the distance from the start; see `nearest_point`.
 
-    Points are given by v, their offset from the start in coordinates in which the metric is the identity.
+    Points are represented by v, their offset from the start in coordinates in which the metric is the identity.
     """
 
     def __init__(
@@ -124,22 +123,22 @@ class _Search:
         self._count, self._moved, self._multipliers = count, moved, multipliers
         self.metric = _hessian(system(start)[1], count)
         self.minima: list[Array] = []
-        self.nearest = np.inf  # distance of the nearest point on the constraints, a minimum or not
+        self.nearest = np.inf  # distance of the nearest point found on the constraints, whether or not it is a minimum
         self._ends: list[Array] = []
         values, vectors = np.linalg.eigh(self.metric[:moved, :moved])
         largest = float(values.max(initial=0.0)) or 1.0
         values = np.where(values > DEFINITE * largest, values, largest)
-        self._by_v = np.eye(count) / np.sqrt(values.min())  # what is not moved costs nothing
+        self._by_v = np.eye(count) / np.sqrt(values.min())  # entries that are not projected have no weight
         self._by_v[:moved, :moved] = vectors / np.sqrt(values)
         self._to_v = np.linalg.inv(self._by_v)
 
     def distance(self, xi: Array) -> float:
-        """The distance from the start, in the metric."""
+        """Distance from the start, in the metric."""
         offset, moved = (xi - self._start)[: self._moved], self._moved
         return float(np.sqrt(max(float(offset @ self.metric[:moved, :moved] @ offset), 0.0)))
 
     def alone(self, xi: Array) -> bool:
-        """Whether no other minimum needs to be looked for: the constraints are linear, or it is next to the start."""
+        """Whether no search is needed: the constraints are linear, or the minimum is close to the start."""
         metric, count = np.abs(self.metric).max(), self._count
         matrix = dense(self._system(xi)[1])
         bends = np.abs(_hessian(matrix, count) - self.metric).max()
@@ -154,7 +153,7 @@ class _Search:
         return bool(bends <= LINEAR * metric and all(turn <= allowed for turn in turns))
 
     def is_plain(self, xi: Array) -> bool:
-        """Whether a minimum is near beside the radius of curvature, and smallest corrections lead to nothing nearer."""
+        """Whether the distance is small against the radius of curvature, and restoration finds nothing nearer."""
         bends = np.abs(_hessian(self._system(xi)[1], self._count) - self.metric).max()
         if not bends <= PLAIN * np.abs(self.metric).max():
             return False
@@ -162,7 +161,7 @@ class _Search:
         return landed is not None and self.distance(xi) <= float(np.linalg.norm(landed[: self._moved])) * (1 + SAME)
 
     def curvature(self, matrix: Matrix) -> tuple[float, Array]:
-        """Smallest eigenvalue of the Hessian along the constraints, zero where that is rounding, and the directions."""
+        """Smallest eigenvalue of the Hessian along the constraints (zero if it is rounding), and the eigenvectors."""
         count = self._count
         if not is_finite(matrix):
             return 0.0, np.zeros((count, 0))
@@ -177,7 +176,7 @@ class _Search:
         return (smallest if abs(smallest) > DEFINITE * scale else 0.0), along @ vectors
 
     def look_around(self, first: Array | None, across: Array) -> None:
-        """Collect minima from starts around the start; `across` are directions that may lead away from `first`."""
+        """Collect minima from trial points around the start; `across` are directions that may leave `first`."""
         directions = self._directions(self._to_v @ across)
         nothing = np.zeros(self._count)
         origins = [nothing]
@@ -192,7 +191,7 @@ class _Search:
                     self._try(v + sign * share * reach * direction / np.linalg.norm(direction))
             for share in SHARES[:-1]:
                 self._try(share * v)
-            if self._count > self._moved:  # other values of what costs nothing
+            if self._count > self._moved:  # alternative values of the entries without weight
                 origins.append(np.concatenate((nothing[: self._moved], v[self._moved :])))
         size = float(np.abs(self._to_v @ self._start[: self._count])[: self._moved].max(initial=0.0)) or 1.0
         radius = self._reach() if np.isfinite(self._reach()) else 2 * size
@@ -205,13 +204,13 @@ class _Search:
             radius = self._reach() if self.minima else 2 * radius
 
     def _reach(self) -> float:
-        """Distance of the nearest minimum, or else of the nearest point."""
+        """Distance of the nearest minimum; without one, of the nearest point."""
         if self.minima:
             return min(self.distance(found) for found in self.minima)
         return self.nearest if 0 < self.nearest < np.inf else np.inf
 
     def _directions(self, across: Array) -> list[Array]:
-        """Of length one, those of what is moved."""
+        """Unit search directions in the space of the projected entries."""
         moved, rng = self._moved, np.random.default_rng(1)
         if moved == 1:
             units = np.array([[1.0], [-1.0]])
@@ -228,7 +227,7 @@ class _Search:
         return [np.concatenate((unit, np.zeros(self._count - moved))) for unit in units]
 
     def _try(self, v: Array) -> None:
-        """Follow the constraints from the point on them that is next to v, if that may lead to something new."""
+        """Restore v to the constraints, and descend from there if that may find a new minimum."""
         landed = self._restored(v)
         if landed is None:
             return
@@ -240,7 +239,7 @@ class _Search:
             self._follow(landed)
 
     def _follow(self, v: Array) -> None:
-        """Descend from a point on the constraints, and add the minimum there."""
+        """Descend from a point on the constraints and record the minimum reached."""
         end = self._descended(v)
         self.nearest = min(self.nearest, self._length(end))
         if self._apart(end) > NEXT_TO_IT * self._length(end):
@@ -251,7 +250,7 @@ class _Search:
         self._ends.append(v)
 
     def _apart(self, v: Array) -> float:
-        """Distance from what has been followed."""
+        """Distance to the nearest point already visited."""
         if not self._ends:
             return np.inf
         return float(np.sqrt(((np.array(self._ends) - v) ** 2).sum(axis=1).min()))
@@ -260,7 +259,7 @@ class _Search:
         return float(np.linalg.norm(v[: self._moved]))
 
     def _at(self, v: Array, nu: Array | None = None) -> tuple[Array, Array, Array] | None:
-        """Constraints, their derivatives by v, in rows of length one, and the Hessian; None where they do not exist."""
+        """Constraints, their derivatives by v, rows scaled to unit length, and the Hessian; None if not finite."""
         count, rows = self._count, slice(self._count, self._count + self._multipliers)
         trial = self._start.copy()
         trial[:count] += self._by_v @ v
@@ -277,7 +276,7 @@ class _Search:
         return values[rows] / sizes, by_v / sizes[:, None], hessian
 
     def _restored(self, v: Array) -> Array | None:
-        """The point of the constraints that the smallest corrections lead to."""
+        """Restore v to the constraints by minimum-norm corrections; None if that does not converge."""
         at = self._at(v)
         for _ in range(STEPS):
             if at is None:
@@ -301,10 +300,10 @@ class _Search:
         return None
 
     def _descended(self, v: Array) -> Array:
-        """Where the distance decreases no more along the constraints.
+        """Move along the constraints until the distance stops decreasing.
 
-        Newton's method on the tangent space, with the eigenvalues of the Hessian made positive, and back onto the
-        constraints.
+        Newton's method on the tangent space, with the absolute values of the Hessian's eigenvalues, followed by a
+        restoration to the constraints.
         """
         for _ in range(STEPS):
             nu = self._nu(self._start[: self._count] + self._by_v @ v)
@@ -331,7 +330,7 @@ class _Search:
         return v
 
     def _nu(self, moved: Array) -> Array | None:
-        """Multipliers that suit a point."""
+        """Least-squares multipliers at a point."""
         count, first = self._count, self._start.size - self._multipliers
         matrix = dense(self._system(np.concatenate((moved, self._start[count:])))[1])
         if not np.all(np.isfinite(matrix)):
@@ -340,7 +339,7 @@ class _Search:
         return np.asarray(np.linalg.lstsq(-matrix[:count, first:], right, rcond=None)[0])
 
     def _minimum(self, moved: Array) -> Array | None:
-        """The minimum that Newton's method reaches from a point, with multipliers to suit; None for another one."""
+        """The minimum reached by Newton's method from a point; None if it converges to no minimum."""
         trial = np.concatenate((moved, self._start[self._count :]))
         try:
             nu = self._nu(moved)
@@ -354,12 +353,12 @@ class _Search:
 
 
 def _null_space(matrix: Array) -> Array:
-    """Directions in which nothing changes, as columns."""
+    """Basis of the null space, as columns."""
     _, sizes, right = np.linalg.svd(matrix)
     return np.asarray(right[int(np.count_nonzero(sizes > DEFINITE * sizes.max(initial=0.0))) :].T)
 
 
 def _hessian(matrix: Matrix, count: int) -> Array:
-    """The symmetric part of the first rows and columns."""
+    """Symmetric part of the leading block."""
     block = dense(matrix)[:count, :count]
     return np.asarray(block + block.T) / 2

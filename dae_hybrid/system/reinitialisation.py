@@ -1,9 +1,9 @@
-"""The derivative of an arrival: what follows a transition, by what was before it.
+"""The derivative of an arrival: the point after a transition by the point before it.
 
 The unknowns xi of an arrival solve Phi(xi; w-, p, t) = 0, so dxi = -Phi_xi^-1 Phi_(w, p, t), and (y+, m+) follow.
-Equations that are too many (a constraint that the reset satisfies by itself) must be satisfied whatever the
-parameters: along every admissible perturbation, one that stays on the source's constraints and on the guard. Where
-other events have come before at the same instant, that is what they make of one that is admissible before the first.
+Redundant equations, such as a constraint that the reset satisfies by itself, must hold for all parameters: along every
+admissible perturbation, one that stays on the source's constraints and on the guard. After earlier events at the same
+instant, this is the image of a perturbation that is admissible before the first of them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from dae_hybrid.system.system import ModeSystem
     from dae_hybrid.system.transition_map import TransitionMap
 
-#: algebraic variables beyond this multiple of what their tolerances are made for are enormous
+#: multiple of their tolerance scale beyond which algebraic variables indicate a singular matrix
 ENORMOUS = 1e6
 
 
 class ArrivalDerivative(NamedTuple):
-    """(y+, m+) and xi by (w-, p, t)."""
+    """Derivatives of (y+, m+) and xi by (w-, p, t)."""
 
     jump: Any
     xi: Any
@@ -50,16 +50,16 @@ def arrival_derivative(
     flow_minus: Array,
     earlier: Callable[[], Reached] | None,
 ) -> ArrivalDerivative:
-    """The derivative at a recorded event.
+    """Return the derivative at a recorded event.
 
-    `by_w` is the chain of the source, `when` the derivative of the event time by (w-, p), None where the transition
-    only follows another one, `flow_minus` the rates of w-. `earlier` says what events before at the same instant lead
-    to.
+    `by_w` is the chain of the source, `when` the derivative of the event time by (w-, p), None for a transition that
+    follows another one, `flow_minus` the rates of w-. `earlier` returns the derivatives reached through preceding
+    events at the same instant.
 
     Raises
     ------
     ConsistencyError
-        The equations of the arrival are singular, or too many and not satisfied by neighbouring arrivals.
+        The equations of the arrival are singular, or redundant and violated by neighbouring arrivals.
     """
     t, x, m = event.time, event.x_minus, event.memory_minus
     xi = event.xi
@@ -89,10 +89,10 @@ def arrival_derivative(
 def _by_entries(
     transition: TransitionMap, target: ModeSystem, t: float, by_w: Array, linear: list[Any]
 ) -> tuple[Array, Array, list[Excess]]:
-    """(y+, m+) and xi by (w-, p, t), and the equations that are too many."""
+    """Derivatives of (y+, m+) and xi by (w-, p, t), and the redundant equations."""
     y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u, entries = linear
     right, right_size = -phi_u @ by_w, abs(phi_u) @ abs(by_w)
-    # equations without unknowns are conditions on what was before
+    # equations without unknowns are conditions on pre-transition values
     bare = (row_maxima(entries) == 0.0) & (row_maxima(phi_xi_size) == 0.0)
     excess = [Excess(-right[bare], right_size[bare])]
     phi_xi, phi_xi_size, entries, right, right_size = (
@@ -121,7 +121,7 @@ def _by_entries(
 def _by_products(
     transition: TransitionMap, target: ModeSystem, t: float, by_w: Operator, linear: list[Any]
 ) -> tuple[Operator, Operator, list[Excess]]:
-    """The same of many unknowns, whose derivatives would fill a matrix: one sparse factorisation, and products."""
+    """`_by_entries` for many unknowns, with dense derivatives: one sparse factorisation, and operators."""
     y_u, y_xi, m_u, m_xi, phi_u, phi_xi, phi_xi_size, z_u, entries = linear
     few = not (transition.simple or issparse(phi_xi))
     z, phi_u, phi_xi, phi_xi_size = transition.z(target), csc_array(phi_u), csc_array(phi_xi), csc_array(phi_xi_size)
@@ -151,7 +151,7 @@ def _by_products(
 
 
 def undetermined(transition: TransitionMap, target: ModeSystem, t: float, reason: str) -> ConsistencyError:
-    """The error where the equations of an arrival are singular."""
+    """The error for singular equations of an arrival."""
     return ConsistencyError(
         f"The equations after the transition do not determine {', '.join(transition.labels)}: {reason}.",
         transition=transition.name,
@@ -166,9 +166,9 @@ def undetermined(transition: TransitionMap, target: ModeSystem, t: float, reason
 def refuse_singular_entry(
     mode: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options, transition: str | None
 ) -> None:
-    """Refuse to enter a mode where the algebraic variables are large only because a matrix vanishes.
+    """Refuse to enter a mode where algebraic variables are large only because a matrix is nearly singular.
 
-    They are then determined by less than the tolerance of the state, and far larger than their own tolerance.
+    The tolerance of the state then does not determine them, and they exceed their own tolerance scale by far.
     """
     ny = mode.differential.size
     by_u = mode.kernels["closure_by_u"](t, x, m, p)[0]

@@ -1,4 +1,4 @@
-"""The times at which the time events of a run are due."""
+"""Due times of the time events of a run."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from dae_hybrid.system.transition_map import TransitionMap, clock
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem, ModeSystem
 
-#: ticks of a clock that are listed at once where a run has no known end, or more than so many
+#: ticks listed at a time if the end of the run is unknown, or if more than the second number remain
 TICKS, MOST_TICKS = 1000, 100_000
 
 
 def ticks_within(period: float, duration: float) -> int:
-    """How many ticks of a clock are listed at once for what is left of a run: some more than it has."""
+    """Number of ticks of a clock to list at a time; slightly more than the rest of the run has."""
     left = duration / period if period > 0 else np.inf
     return int(left) + 3 if left < MOST_TICKS else TICKS
 
 
 class Schedule:
-    """The time events of a run that began at `start` and may go on to `end`; times of `at=` are evaluated once."""
+    """The time events of a run over [`start`, `end`]. Times of `at=` are evaluated once."""
 
     def __init__(self, system: HybridSystem, start: float, p: Array, end: float = np.inf) -> None:
         self.system, self.start, self.p, self.end = system, start, p, end
@@ -37,7 +37,7 @@ class Schedule:
         self._until = np.inf
 
     def time(self, transition: TransitionMap, count: int) -> float:
-        """The time of a transition, of an `every=` after so many periods."""
+        """Time of a transition; for `every=`, after `count` periods."""
         time = float(transition.kernels["time"](self.p, clock(self.start, count))[0][0])
         if not np.isfinite(time) or (transition.trigger.is_periodic and count and time <= self.start):
             what = "period is not positive" if transition.trigger.is_periodic else "time is not finite"
@@ -51,7 +51,7 @@ class Schedule:
         return time
 
     def once(self, mode: ModeSystem, first: float, last: float = np.inf) -> Iterator[tuple[float, TransitionMap]]:
-        """The `at=` transitions of a mode from one time to another, by time and in order of declaration."""
+        """Yield the `at=` transitions of a mode within [first, last], by time, then in order of declaration."""
         times, transitions = self._sorted(mode)
         for i in range(bisect_left(times, first), len(times)):
             if times[i] > last:
@@ -61,7 +61,7 @@ class Schedule:
     def alarms(
         self, t: float, measured: Sequence[tuple[float, int]], knots: Knots | None
     ) -> tuple[tuple[Alarms, ...], float]:
-        """All time events, measurements and knots by mode, and until when: some after t are listed up to a number."""
+        """All time events, measurements and knots by mode, and the time up to which the lists are complete."""
         if t >= self._until or not self._alarms:
             self._until = np.inf if knots is None else knots.until
             self._alarms = tuple(self._of_mode(mode, t, measured, knots) for mode in self.system.modes)
@@ -74,7 +74,7 @@ class Schedule:
         others = len(mode.guarded) + len(mode.timed)
         once, transitions = self._sorted(mode)
         turns = np.zeros(0) if knots is None else knots.times
-        times = [turns, np.array(once), np.array([when for when, _ in measured])]  # of one time knots are the first
+        times = [turns, np.array(once), np.array([when for when, _ in measured])]  # at equal times knots come first
         counts = [
             np.arange(turns.size),
             np.zeros(len(once), dtype=np.int64),
@@ -90,13 +90,13 @@ class Schedule:
             times.append(when)
             counts.append(ticks)
             links.append([link_of[transition.index]] * ticks.size)
-            self._until = min(self._until, float(1.5 * when[-1] - 0.5 * when[-2]))  # between two ticks
+            self._until = min(self._until, float(1.5 * when[-1] - 0.5 * when[-2]))  # midway between two ticks
         every, of = np.concatenate(times), np.concatenate([np.array(part, dtype=np.int64) for part in links])
         order = np.argsort(every, kind="stable")
         return Alarms(every[order], of[order], np.concatenate(counts)[order])
 
     def _ticks(self, transition: TransitionMap, t: float) -> tuple[NDArray[np.int64], Array]:
-        """After how many periods a transition comes from a time on, and when."""
+        """Counts and times of the ticks of a transition from time t on."""
         period = self.time(transition, 1) - self.start
         first = max(1, int((t - self.start) // period))
         counts = np.arange(first, first + ticks_within(period, self.end - t))
@@ -118,5 +118,5 @@ class Schedule:
             pairs = sorted(((self.time(t, 0), i) for i, t in enumerate(single)))
             self._once[mode.index] = [time for time, _ in pairs], [single[i] for _, i in pairs]
             if not any(t.kernels["time"].function.jac_sparsity(0, k).nnz() for t in single for k in (0, 1)):
-                kept[key] = self._once[mode.index]  # at any parameters
+                kept[key] = self._once[mode.index]  # valid for all parameters
         return self._once[mode.index]

@@ -1,4 +1,4 @@
-"""Inputs from data: coefficients of the current interval, held in memory and changed at knots."""
+"""Input signals: coefficients of the current interval, stored in memory and updated at knots."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from dae_hybrid.statement.declarations import SignalData
 
 @dataclass(frozen=True, eq=False)
 class SignalTable:
-    """A signal's coefficients (knot, c_0, c_1, ...), f = sum of c_k (t - knot)^k, by interval.
+    """Coefficients (knot, c_0, c_1, ...) of a signal on each interval, f = sum of c_k (t - knot)^k.
 
-    Interval i reaches from knot i to knot i + 1; -1 is before the data and the last one after them.
+    Interval i extends from knot i to knot i + 1; interval -1 precedes the data, the last one follows them.
     """
 
     data: SignalData
-    memory: slice  # where the coefficients are in the memory
+    memory: slice  # entries of the memory that hold the coefficients
     values: Kernel  # p -> values at the knots
-    values_by_p: Kernel  # p -> their derivatives
-    _kept: dict[str, tuple[Any, Array]] = field(default_factory=dict, repr=False)  # of the latest parameters
+    values_by_p: Kernel  # p -> derivatives of the values
+    _kept: dict[str, tuple[Any, Array]] = field(default_factory=dict, repr=False)  # results for the latest parameters
 
     def check(self, span: tuple[float, float]) -> None:
-        """Refuse a run that leaves the data."""
+        """Raise an `OptionError` if the run extends beyond the data."""
         first, last = self.data.knots[0], self.data.knots[-1]
         if not self.data.hold and not (first <= span[0] and span[1] <= last):
             raise OptionError(
@@ -46,21 +46,21 @@ class SignalTable:
         return int(self.intervals(t))
 
     def intervals(self, times: Array | float) -> NDArray[np.intp]:
-        """The same of several times."""
+        """Indices of the intervals that contain times."""
         return np.searchsorted(self.data.knots, times, side="right") - 1
 
     def next_knot(self, t: float) -> float:
-        """The next knot after t, infinity after the last."""
+        """First knot after t; infinity after the last."""
         i = self.interval(t) + 1
         return float(self.data.knots[i]) if i < self.data.knots.size else np.inf
 
     def evaluate(self, memory: Array, t: Array) -> Array:
-        """Values at times, with the coefficients of their interval in one memory for all, or in (len(t), n_memory)."""
+        """Values at times. `memory` is (n_memory,) for one interval, or (len(t), n_memory)."""
         knot, *coefficients = memory[..., self.memory].T
         return np.polynomial.polynomial.polyval(t - knot, np.array(coefficients), tensor=False)
 
     def sensitivities(self, memory: Array, dm: Array, t: Array) -> Array:
-        """Derivatives (len(t), d) at these times, from those of the memory (n_memory, d), one for all or by time."""
+        """Derivatives (len(t), d) at times, from those of the memory: (n_memory, d), or with times as leading axis."""
         of_coefficients = dm[..., self.memory, :][..., 1:, :]
         powers = (t - memory[..., self.memory.start])[:, None] ** np.arange(of_coefficients.shape[-2])
         return np.asarray(np.einsum("tk,...kd->td" if dm.ndim == 2 else "tk,tkd->td", powers, of_coefficients))
@@ -71,7 +71,7 @@ class SignalTable:
         return bool(self.values.function.jac_sparsity(0, 0).nnz())
 
     def coefficients(self, interval: int, p: Array) -> Array:
-        """(n_coefficients,) of an interval."""
+        """Coefficients of an interval, (n_coefficients,)."""
         found: Array = self.rows(p)[interval + 1]
         return found
 
@@ -80,7 +80,7 @@ class SignalTable:
         return self.rows_along(p, None)[interval + 1]
 
     def rows(self, p: Array) -> Array:
-        """Coefficients of all intervals, (n_knots + 1, n_coefficients); the first row is of interval -1."""
+        """Coefficients of all intervals, (n_knots + 1, n_coefficients); the first row belongs to interval -1."""
         key, found = p.tobytes(), self._kept.get("rows")
         if found is None or found[0] != key:
             values = self.values(p)[0]
@@ -96,7 +96,7 @@ class SignalTable:
         return found[1]
 
     def rows_along(self, p: Array, directions: Array | None) -> Array:
-        """Derivatives of `rows` along directions (n_parameters, d), or by all parameters."""
+        """Derivatives of `rows` along directions (n_parameters, d); by all parameters if `directions` is None."""
         if not self.movable:
             count = p.size if directions is None else directions.shape[1]
             return np.broadcast_to(0.0, (self.data.knots.size + 1, self.memory.stop - self.memory.start, count))
@@ -113,7 +113,7 @@ class SignalTable:
         return whole[1]
 
     def _pieces(self, values: Array) -> Array:
-        """`rows` but for the knots themselves, (n_knots + 1, n_coefficients, k); linear in values (n_knots, k)."""
+        """`rows` without the knots, (n_knots + 1, n_coefficients, k); linear in values (n_knots, k)."""
         knots, kind, size = self.data.knots, self.data.kind, self.memory.stop - self.memory.start
         found = np.zeros((knots.size + 1, size, values.shape[1]))
         found[0, 1], found[1:, 1] = values[0], values
@@ -125,15 +125,15 @@ class SignalTable:
 
 
 def coefficients(signals: Sequence[SignalTable], intervals: Sequence[int], p: Array) -> Array:
-    """The coefficients of all signals in these intervals, one after the other as they stand in the memory."""
+    """Concatenate the coefficients of all signals on the given intervals, in memory order."""
     return np.concatenate([signal.coefficients(i, p) for signal, i in zip(signals, intervals, strict=True)])
 
 
 def derivatives(signals: Sequence[SignalTable], intervals: Sequence[int], p: Array) -> Array:
-    """Their derivatives, (n_coefficients, n_parameters)."""
+    """Derivatives of `coefficients`, (n_coefficients, n_parameters)."""
     return np.vstack([signal.derivatives(i, p) for signal, i in zip(signals, intervals, strict=True)])
 
 
 def entries(signals: Sequence[SignalTable]) -> NDArray[np.int64]:
-    """The places of all signals in the memory."""
+    """Memory indices of all signals."""
     return np.concatenate([np.arange(s.memory.start, s.memory.stop) for s in signals]) if signals else np.zeros(0, int)

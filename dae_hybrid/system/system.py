@@ -1,4 +1,4 @@
-"""The built system: immutable, every function differentiated and ready to call."""
+"""The built system: immutable, with every function differentiated and ready to call."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from dae_hybrid.system.later import Later
 
 
-#: rows are completed so many at a time, or so many numbers
+#: rows completed per call, and limit on the numbers per call
 ROWS, NUMBERS = 64, 10_000
-#: derivatives of rows are completed for so many numbers at a time
+#: numbers per batch when derivatives of rows are completed
 ENTRIES = 1_000_000
-#: where nothing moved it, a state this many tolerances off a constraint is on it but for the integrator's error
+#: tolerances by which an unprojected state may miss a constraint, which is the integrator's error
 SLACK = 2.0
-#: and one this many roundings
+#: roundings by which it may miss
 ROUNDINGS = 256.0
 
 
 @dataclass(frozen=True, eq=False)
 class ModeSystem(NotPicklable):
-    """One mode: its variables, its equations for the integrator, and what the core evaluates at points.
+    """One mode: its variables, the integrator's equations, and kernels evaluated at points.
 
-    Kernels take ``(t, x, m, p)`` with ``x = (y, z)``; derivatives are by ``u = (x, m, p, t)``.
+    Kernels take ``(t, x, m, p)`` with ``x = (y, z)``; derivatives are with respect to ``u = (x, m, p, t)``.
 
     ============== ============================================================================
     entry          x', guards, their rates, and the scale of rounding of each guard
@@ -74,18 +74,18 @@ class ModeSystem(NotPicklable):
     algebraic: Layout
     equations: Equations
     guarded: tuple[int, ...]  # transitions with a state guard, in order of declaration
-    timed: tuple[int, ...]  # transitions at times
-    guess: Array  # start of Newton's method for the algebraic variables
+    timed: tuple[int, ...]  # transitions with a time trigger
+    guess: Array  # initial guess of Newton's method for the algebraic variables
     kernels: Mapping[str, Kernel]
-    formulation: str  # in words
-    explicit: ca.Function | None  # z as a function of (t, y, m, p), where the integrator sees y only
-    solved: Callable[[], ca.Function]  # makes the function for x from (t, integrator's state, m, p), consistent
-    solved_by_w: Callable[[], ca.Function]  # and that for its derivative by (y, m, p)
-    invariants: tuple[str, ...]  # names of the constraints that the state is kept on
-    fragile: bool  # whether [F_y' | F_z] could become singular, as far as the structure says
+    formulation: str  # description for users
+    explicit: ca.Function | None  # z as a function of (t, y, m, p), if eliminated
+    solved: Callable[[], ca.Function]  # create the function (t, integrator's state, m, p) -> consistent x
+    solved_by_w: Callable[[], ca.Function]  # create the function for its derivative by (y, m, p)
+    invariants: tuple[str, ...]  # labels of the constraints on which the state is kept
+    fragile: bool  # whether [F_y' | F_z] may become singular, judged by structure
 
     def not_finite(self, t: float, state: Array, m: Array, p: Array) -> tuple[list[str], list[int]]:
-        """Rates, equations and integrands that are NaN or infinite at a state of the integrator, and which guards."""
+        """Names of rates, equations and integrands, and indices of guards, that are NaN or infinite at a state."""
         e = self.equations
         flow, gained = kernel(e, "flow")(t, state, m, p)
         names = [f"the rate of {name}" for name in self.differential.labels()]
@@ -96,23 +96,23 @@ class ModeSystem(NotPicklable):
         return bad, np.flatnonzero(~np.isfinite(guards)).tolist()
 
     def complete(self, t: float, state: Array, rate: Array, m: Array, p: Array) -> tuple[Array, Array]:
-        """x and x' from what the integrator ends a segment with."""
+        """Return x and x' from the integrator's state and rates at the end of a segment."""
         if self.explicit is None:
             return state, rate
         x, xdot, _ = self.kernels["landing"](t, state, m, p)
         return x, xdot
 
     def land(self, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
-        """x and x' that satisfy the equations and constraints to rounding, from x nearby."""
+        """Return x and x' that satisfy the equations and constraints to rounding, from a nearby x."""
         landed, rates, _ = self.kernels["landing"](t, x[: self.equations.n], m, p)
         return landed, rates
 
     def land_within(
         self, t: float, x: Array, m: Array, p: Array, options: Options, rates: Array | None = None
     ) -> Array | None:
-        """x on the constraints to rounding, None where it is not there to tolerance but for the integrator's error.
+        """Return x on the constraints to rounding, or None if x misses them by more than the integrator's error.
 
-        Tolerances below rounding ask for nothing; `rates` are those that y had before, for the rounding of the time.
+        Tolerances below rounding have no effect; `rates` of y before the transition give the rounding of the time.
         """
         ny, landed = self.differential.size, self.land(t, x, m, p)[0]
         moved, allowed = np.abs(landed[:ny] - x[:ny]), options.allowed(self.differential, x[:ny])
@@ -128,11 +128,11 @@ class ModeSystem(NotPicklable):
 
     @property
     def plain(self) -> bool:
-        """Whether the integrator's state is all of x, as it is."""
+        """Whether the integrator's state is x itself."""
         return not self.algebraic.size and not self.invariants
 
     def complete_rows(self, t: Array, states: Array, m: Array, p: Array) -> Array:
-        """(n_t, n) values of x from (n_t, .) states of the integrator, and one memory for all or (n_t, n_memory)."""
+        """Return x (n_t, n) from states (n_t, .) of the integrator; the memory is (n_memory,) or (n_t, n_memory)."""
         if self.plain:
             return states
         found = np.zeros((t.size, self.variables.size))
@@ -150,11 +150,11 @@ class ModeSystem(NotPicklable):
         return found
 
     def _solver(self, count: int) -> Kernel:
-        """`solved` of so many rows at once."""
+        """`solved` for `count` rows at once."""
 
         def make() -> Kernel:
             function = densified(self.solved())
-            with suppress(RuntimeError):  # what solves equations by iteration cannot be written out
+            with suppress(RuntimeError):  # functions that solve equations iteratively cannot be expanded
                 function = function.expand()
             return Kernel(function.map("rows", "serial", count, [3], []))
 
@@ -163,9 +163,9 @@ class ModeSystem(NotPicklable):
     def complete_sensitivities(
         self, t: Array, states: Array, rows: Array, m: Array, dm: Array, p: Array, dp: Array
     ) -> Array:
-        """(n_t, d, n) derivatives of x from (n_t, d, .) derivatives of the integrator's state.
+        """Return derivatives of x, (n_t, d, n), from those of the integrator's state, (n_t, d, .).
 
-        The memory and its derivatives (n_memory, d) are those of all rows, or have n_t of them along a further axis.
+        The memory and its derivatives (n_memory, d) hold for all rows, or have a leading axis of length n_t.
         """
         if self.plain:
             return rows
@@ -185,9 +185,9 @@ class ModeSystem(NotPicklable):
         return found
 
     def onto_constraints(self, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
-        """The projection of dw = d(y, m) onto the constraints of index 2: dw - D (k_w dw + k_p dp).
+        """Projection of dw = d(y, m) onto the constraints of index 2: dw - D (k_w dw + k_p dp).
 
-        D with zero rows for the memory (n_w, n_k), and (k_w, k_p) (n_k, n_w + n_p).
+        Returns D, with zero rows for the memory, (n_w, n_k), and (k_w, k_p), (n_k, n_w + n_p).
         """
         by_w = self.constraint_slopes(t, x, m, p)
         direction = np.zeros((self.differential.size + m.size, by_w.shape[0]))
@@ -207,19 +207,22 @@ class ModeSystem(NotPicklable):
 
 @dataclass(frozen=True, eq=False)
 class HybridSystem(NotPicklable):
-    """A model, checked, differentiated and compiled; made by `HybridModel.build`.
+    """A checked, differentiated and compiled model; created by `HybridModel.build`.
 
     Attributes
     ----------
     name : str
+        Name of the model.
     parameters, memory, functionals : Layout
         Names and sizes, in order of declaration.
     nominal : ndarray, shape (n_parameters,)
         Nominal parameter values.
     modes : tuple of ModeSystem
+        The modes, in order of declaration.
     transitions : tuple of TransitionMap
+        The transitions, in order of declaration, with those made from bounds and relations.
     native : bool
-        Whether a call that is made now is carried out by functions that are compiled to machine code.
+        Whether a call made now uses functions compiled to machine code.
     """
 
     name: str
@@ -234,42 +237,42 @@ class HybridSystem(NotPicklable):
     signals: tuple[SignalTable, ...]
     measurements: tuple[Measurement, ...]
     compiled: bool
-    branches: BranchTable  # relations that are no events
+    branches: BranchTable  # relations that are not events
     assumed_smooth: tuple[str, ...]  # expressions whose relations do not become events
-    note: str  # why the functions are not compiled, where they are too long for that
-    frozen: Mapping[str, str | None]  # memory to the variable it is of, None for general memory
-    labels: Mapping[str, str]  # "name [unit]" or description, for plots
-    later: Later | None = None  # what has the code when the compiler is done
+    note: str  # reason why the functions are not compiled
+    frozen: Mapping[str, str | None]  # memory -> the variable it freezes, None for general memory
+    labels: Mapping[str, str]  # name -> "name [unit]", for plots
+    later: Later | None = None  # the pending compilation of ``native="later"``
 
     @property
     def native(self) -> bool:
-        """See the attributes."""
+        """See the class attributes."""
         return self.current().compiled
 
     def current(self) -> HybridSystem:
-        """What carries out a call that is made now: this system, or where its code comes later what there is of it.
+        """Return the system that serves a call made now: the compiled one as soon as it is available.
 
-        A failure of the compiler is said here.
+        A failure of the compiler is reported here.
         """
         return self if self.later is None else self.later.current()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the compiler of ``build(native="later")``.
+        """Wait for the background compilation of ``build(native="later")``.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait at most.
+            Maximum time to wait, in seconds; no limit by default.
 
         Returns
         -------
         bool
-            `native`: False where the compiler has failed, is still at work, or was not asked.
+            `native`: False if the compiler has failed, is still running, or was not requested.
 
         Raises
         ------
         OptionError
-            `timeout` is not a number of seconds.
+            `timeout` is not a nonnegative number of seconds.
 
         Examples
         --------
@@ -285,24 +288,25 @@ class HybridSystem(NotPicklable):
         return self.native
 
     def parameter_vector(self, given: Mapping[str, ArrayLike] | ArrayLike | None) -> Array:
-        """Nominal values overlaid with `given`: by name, or all values in order of declaration.
+        """Return the nominal values, overridden by `given`.
 
         Parameters
         ----------
         given : mapping, labelled array or array, optional
             A mapping of names to values; ``"k[1]"`` is an entry of a vector. A pandas Series with an index of its own,
-            a DataFrame of one row, an xarray DataArray with coordinates, a named tuple and a NumPy record are read as
-            mappings, in any order. Everything else, a Series with the default index included, is all values in order
+            a one-row DataFrame, an xarray DataArray with coordinates, a named tuple and a NumPy record are read as
+            mappings, in any order. Anything else, including a Series with the default index, gives all values in order
             of declaration.
 
         Returns
         -------
         ndarray, shape (n_parameters,)
+            Parameter values in order of declaration.
 
         Raises
         ------
         ParameterError
-            A name that is unknown or given twice, wrong length, or a value that is not a finite real number.
+            A name is unknown or given twice, the length is wrong, or a value is not a finite real number.
         """
         values = self.nominal.copy()
         if given is None:
@@ -325,7 +329,7 @@ class HybridSystem(NotPicklable):
         return values
 
     def _parameter_slice(self, name: object) -> slice:
-        """Where a parameter is, or an entry of one, in the flat vector."""
+        """Slice of a parameter, or of one of its entries, in the flat vector."""
         if isinstance(name, str):
             if name in self.parameters:
                 return self.parameters[name]
@@ -338,7 +342,7 @@ class HybridSystem(NotPicklable):
         )
 
     def parameter_indices(self, wrt: Any) -> tuple[int, ...]:
-        """Flat indices of the parameters named by `wrt`; None is all of them."""
+        """Flat indices of the parameters named by `wrt`; None means all."""
         if wrt is None:
             return tuple(range(self.parameters.size))
         try:
@@ -361,7 +365,7 @@ class HybridSystem(NotPicklable):
         return tuple(indices)
 
     def functional_name(self, functional: str | None) -> str:
-        """That name, checked; None is the only functional of the model."""
+        """Check the name of a functional; None means the model's only functional."""
         names = self.functionals.names
         remedy = f"Functionals: {', '.join(names) or 'none'}."
         if functional is None:
@@ -373,15 +377,15 @@ class HybridSystem(NotPicklable):
         return functional
 
     def signal(self, name: str) -> SignalTable | None:
-        """The signal of that name, None where it is something else."""
+        """The signal of this name, or None."""
         return next((signal for signal in self.signals if signal.data.name == name), None)
 
     def knot_derivatives(self, knot: KnotRecord, p: Array) -> Array:
-        """Derivatives of what a knot writes into the memory, (n_entries, n_parameters)."""
+        """Derivatives of the memory entries written at a knot, (n_entries, n_parameters)."""
         return derivatives(self.signals, knot.intervals, p)
 
     def turns(self, found: list[tuple[Equations, Turn]]) -> tuple[tuple[int, Turn], ...]:
-        """Turns of guards of transitions, by mode."""
+        """Group turns of transition guards by mode."""
         if not found:
             return ()
         by_equations = {id(mode.equations): mode for mode in self.modes}
@@ -389,7 +393,7 @@ class HybridSystem(NotPicklable):
         return tuple((mode.index, turn) for mode, turn in pairs if turn.guard < len(mode.guarded))
 
     def linearise(self, event: EventRecord, p: Array, start: float, conditions: Conditions) -> TransitionLinearisation:
-        """The linearised transition of a record, of a run that began at `start`."""
+        """Linearise the transition of a record, in a run that started at `start`."""
         transition = self.transitions[event.index]
         source = self.modes[transition.source]
         target = None if transition.target is None else self.modes[transition.target]
@@ -401,7 +405,7 @@ class HybridSystem(NotPicklable):
         return transition.linearise(source, target, event, p, clock(start, event.count), conditions, earlier)
 
     def _reached(self, event: EventRecord, p: Array, start: float) -> Reached:
-        """What neighbouring runs have where an event fires, by what they have before the first one of its instant."""
+        """Derivatives where an event fires, by (w-, p) before the first event of its instant."""
         if event.earlier is None:
             source = self.modes[self.transitions[event.index].source]
             n_w = source.differential.size + event.memory_minus.size
@@ -413,7 +417,7 @@ class HybridSystem(NotPicklable):
         return Reached(after, tau, first, source)
 
     def describe(self) -> str:
-        """What `build` found: every mode with its formulation and variables, as a table.
+        """Describe the modes, relations and derivative products of the built system as tables.
 
         Examples
         --------
@@ -457,7 +461,7 @@ class HybridSystem(NotPicklable):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of every run of the system."""
+        """Notes attached to every run of the system."""
         smooth = ", ".join(self.assumed_smooth)
         said = f"Taken as smooth, by dh.smooth: {smooth}. Derivatives are wrong where it jumps." if smooth else ""
         return tuple(note for note in (self.note, said) if note)
@@ -470,7 +474,7 @@ class HybridSystem(NotPicklable):
 
 
 def check_built(system: object) -> HybridSystem:
-    """What carries out a call on this system; anything that is not a built one is refused."""
+    """Return the system that serves a call made now; raise an `OptionError` if `system` is not a built system."""
     if not isinstance(system, HybridSystem):
         raise OptionError(
             f"The first argument must be a built HybridSystem, got {type(system).__name__}.",
@@ -480,7 +484,7 @@ def check_built(system: object) -> HybridSystem:
 
 
 def _numbers(what: str, value: Any, labels: Sequence[str]) -> Array:
-    """Finite numbers, one for each label."""
+    """Return finite numbers, one per label."""
     try:
         array = np.atleast_1d(real_array(in_order(value, labels)))
     except ValueError as reason:

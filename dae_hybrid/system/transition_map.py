@@ -14,7 +14,7 @@ and its transpose, with L = dG/dw,
     c   = L+ . (R_w wdot- + R_t - wdot+) + g- - g+
     L-  = R_w^T L+ - h_w^T c / D,      dG/dp += R_p^T L+ - h_p^T c / D
 
-One object, `TransitionLinearisation`, carries the numbers and goes both ways.
+`TransitionLinearisation` holds these quantities and applies the map in both directions.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from dae_hybrid.system.excess import Reached
 from dae_hybrid.system.projection import nearest_point
 from dae_hybrid.system.reinitialisation import arrival_derivative, refuse_singular_entry, undetermined
 
-#: up to this many numbers Python is quicker than NumPy
+#: size up to which plain Python is faster than NumPy
 SHORT = 16
-#: a drift within this many roundings of its terms is none
+#: a drift within this many roundings of its terms is zero
 DRIFT_ROUNDINGS = 64.0
-#: what is off by no more than so many tolerances of the state may be zero: errors add up along a run
+#: residuals within this many state tolerances may be zero: errors accumulate along a run
 KNOWN = 100.0
-#: a guard whose rate is below this share of its range over the time of the run does not cross
+#: a guard with a rate below this multiple of its range over the run's duration does not cross
 GRAZING = 1e-9
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 def all_finite(values: Array) -> bool:
-    """Whether every entry is finite; quick for short arrays."""
+    """Whether all entries are finite; fast for short arrays."""
     if values.size <= SHORT:
         return all(map(math.isfinite, values.tolist()))
     return bool(np.isfinite(values).all())
@@ -69,14 +69,14 @@ CLOCK = 2  # (start time, count)
 
 
 def clock(start: float, count: int) -> Array:
-    """What a trigger needs to know of time events: the start of the run and how many periods have passed."""
+    """Schedule state of a trigger: the start of the run and the number of elapsed periods."""
     return np.array([start, float(count)])
 
 
 def vanishes(values: Array, sizes: Array, roundings: float) -> bool:
-    """Whether every entry is zero to this many roundings of its terms; NaN and infinity are not.
+    """Whether every entry is zero within this many roundings of its terms; False for NaN and infinity.
 
-    Terms without a finite size, such as a root at zero, leave exact zeros.
+    Terms without a finite size, such as the derivative of a root at zero, require exact zeros.
     """
     limit = roundings * EPS
     if values.size <= SHORT:
@@ -118,7 +118,7 @@ def _not_differentiable(mode: ModeSystem, t: float) -> ConsistencyError:
 
 
 def _chain_of_many(mode: ModeSystem, t: float, by_u: Matrix) -> Operator:
-    """The chain of many algebraic variables, known by its products."""
+    """The chain for many algebraic variables, as an operator."""
     ny, nz = mode.differential.size, mode.algebraic.size
     refuse_not_finite("an equation for algebraic variables", (by_u,), mode=mode.name, time=t)
     end, by_u = ny + nz, csc_array(by_u)
@@ -134,7 +134,7 @@ def _chain_of_many(mode: ModeSystem, t: float, by_u: Matrix) -> Operator:
 
 
 def _cancels(matrix: Matrix, sizes: Matrix) -> bool:
-    """Whether every entry of a matrix vanishes against its terms."""
+    """Whether every entry of a matrix is zero relative to its terms."""
     if issparse(sizes):
         return bool(row_maxima(matrix).max(initial=0.0) <= RANK_TOLERANCE * row_maxima(sizes).min(initial=np.inf))
     return vanishes(dense(matrix), sizes, RANK_TOLERANCE / EPS)
@@ -142,11 +142,11 @@ def _cancels(matrix: Matrix, sizes: Matrix) -> bool:
 
 @dataclass(frozen=True)
 class TransitionLinearisation:
-    """A transition linearised at one of its firings; see the module for the symbols.
+    """A transition linearised at one firing; see the module docstring for the symbols.
 
     Shapes: h_w (n_w-), h_p (n_p), R_w (n_w+, n_w-), R_p (n_w+, n_p), R_t (n_w+), flow_minus (n_w-),
     flow_plus (n_w+), integrand_minus and integrand_plus (k). `cost` (k, n_w- + n_p + 1) is the derivative of the
-    costs of this event by (w-, p, t), None where it has none.
+    event's costs by (w-, p, t), None if it has none.
     """
 
     h_w: Array
@@ -159,11 +159,11 @@ class TransitionLinearisation:
     flow_plus: Array
     integrand_minus: Array
     integrand_plus: Array
-    follows: bool = False  # the time is that of the event before, not that of the guard
+    follows: bool = False  # the event time is that of the preceding event, not of the guard
     cost: Array | None = None
 
     def select(self, components: list[int]) -> TransitionLinearisation:
-        """The same transition for some components of the functionals."""
+        """The same linearisation for selected components of the functionals."""
         return replace(
             self,
             integrand_minus=self.integrand_minus[components],
@@ -172,7 +172,7 @@ class TransitionLinearisation:
         )
 
     def refuse_not_finite(self, event: EventRecord) -> None:
-        """Refuse a linearisation that has no numbers; of the functionals it speaks for those that it was made for."""
+        """Refuse non-finite entries, including those of the selected functionals."""
         given = (self.h_w, self.h_p, self.R_w, self.R_p, self.R_t, self.flow_minus, self.flow_plus)
         what = f"transition '{event.transition}'"
         of: dict[str, Any] = {"transition": event.transition, "time": event.time}
@@ -184,13 +184,13 @@ class TransitionLinearisation:
 
     @property
     def drift(self) -> Array:
-        """R_w wdot- + R_t - wdot+: what a shift of the event time does to the state after it."""
+        """R_w wdot- + R_t - wdot+: derivative of the post-transition state by the event time."""
         return self.R_w @ self.flow_minus + self.R_t - self.flow_plus
 
     def forward(self, before: Array, directions: Array, earlier: Array | None = None) -> tuple[Array, Array, Array]:
-        """Carry dw across: (n_w-, d) and dp (n_p, d) to tau (d,), dw+ (n_w+, d) and dG (k, d).
+        """Map dw- (n_w-, d) and dp (n_p, d) to tau (d,), dw+ (n_w+, d) and dG (k, d).
 
-        `earlier` is tau of the event before at the same instant, zero where there is none.
+        `earlier` is tau of the preceding event at the same instant; zero if None.
         """
         if self.follows:
             tau = np.zeros(directions.shape[1]) if earlier is None else earlier
@@ -206,7 +206,7 @@ class TransitionLinearisation:
 
     @property
     def _cost_rate(self) -> Array:
-        """What a shift of the event time does to the costs of this event."""
+        """Derivative of the event's costs by the event time."""
         if self.cost is None:
             return np.zeros_like(self.integrand_minus)
         return np.asarray(self.cost[:, : self.flow_minus.size] @ self.flow_minus + self.cost[:, -1])
@@ -216,9 +216,9 @@ class TransitionLinearisation:
         return np.asarray((self.h_w @ before + self.h_p @ directions) / -self.rate)
 
     def backward(self, after: Array, clock: Array) -> tuple[Array, Array, Array]:
-        """Carry L = dG/dw back: (k, n_w+) to (k, n_w-), the share of dG/dp (k, n_p), and dG/dt for the event before.
+        """Map L+ = dG/dw+ (k, n_w+) to L- (k, n_w-), its part of dG/dp (k, n_p), and dG/dt of the preceding event.
 
-        `clock` (k,) is dG/dt of what reads the time of this event: a terminal value, or an event that follows it.
+        `clock` (k,) is dG/dt of whatever depends on the time of this event: a terminal value, or an event that follows.
         """
         c = after @ self.drift + self.integrand_minus - self.integrand_plus + clock
         before, share = after @ self.R_w, after @ self.R_p
@@ -226,7 +226,7 @@ class TransitionLinearisation:
             nw = before.shape[1]
             c, before, share = c + self._cost_rate, before + self.cost[:, :nw], share + self.cost[:, nw:-1]
         sizes = abs(after) @ self._drift_size + abs(self.integrand_minus) + abs(self.integrand_plus) + abs(clock)
-        c[abs(c) <= DRIFT_ROUNDINGS * EPS * sizes] = 0.0  # nothing but rounding: rates and integrand are continuous
+        c[abs(c) <= DRIFT_ROUNDINGS * EPS * sizes] = 0.0  # rounding only: rates and integrand are continuous
         if self.follows:
             return before, share, c
         if c.any():
@@ -236,13 +236,13 @@ class TransitionLinearisation:
 
     @property
     def _drift_size(self) -> Array:
-        """What the drift is summed from, in magnitude."""
+        """Sum of the magnitudes of the drift's terms."""
         return np.asarray(abs(self.R_w) @ abs(self.flow_minus) + abs(self.R_t) + abs(self.flow_plus))
 
 
 @dataclass(frozen=True, eq=False)
 class TransitionMap:
-    """One transition of the built system.
+    """One transition of a built system.
 
     ============ =================================== =====================================================
     kernel       inputs                              outputs
@@ -262,9 +262,9 @@ class TransitionMap:
                                                      the sizes of its terms
     ============ =================================== =====================================================
 
-    xi are the unknowns of the arrival: the entries `free` of y+, then z+, then the reset's own `unknowns`, then
-    multipliers of a projection; Phi(xi) = 0 are its equations. `clock` is (start time, count): a periodic
-    transition fires for the count-th time at start + count period.
+    xi are the unknowns of the arrival: the entries `free` of y+, then z+, then the reset's own `unknowns`, then the
+    multipliers of a projection; Phi(xi) = 0 are its equations. `clock` is (start time, count): a periodic transition
+    fires for the count-th time at start + count * period.
     """
 
     name: str
@@ -277,44 +277,44 @@ class TransitionMap:
     kernels: Mapping[str, Kernel]
     free: tuple[int, ...]
     unknowns: Layout
-    labels: tuple[str, ...]  # of the entries of xi
+    labels: tuple[str, ...]  # labels of the entries of xi
     simple: bool  # xi is z+ alone
-    helping: tuple[int, ...]  # the target's constraints that are among the equations for xi
-    equations: tuple[str, ...]  # names of the equations for xi
-    conditions: tuple[str, ...]  # and of those of the reset that have no unknowns
-    movable: bool  # its time depends on the parameters or the state
-    surface: str = ""  # the guard as text
-    projects: bool = False  # whether xi is that of a projection
-    refusal: str = ""  # why a run cannot go on where it fires
-    clock: str = ""  # of periodic transitions: what it has in common with others that tick together
-    bound: Bound | None = None  # what is passed there
-    becomes: bool = False  # fires where its guard has become negative by another transition, too
-    jumps: bool = False  # its guard may jump across zero where a relation changes
-    relation: Relation | None = None  # whose memory it changes
-    keeps: bool = False  # its guard after it is what it was before, whatever the values
+    helping: tuple[int, ...]  # indices of the target's constraints among the equations for xi
+    equations: tuple[str, ...]  # labels of the equations for xi
+    conditions: tuple[str, ...]  # labels of the reset equations without unknowns
+    movable: bool  # whether its time depends on parameters or state
+    surface: str = ""  # text of the guard
+    projects: bool = False  # whether xi is found by a projection
+    refusal: str = ""  # reason why the run cannot continue after it
+    clock: str = ""  # identifies periodic transitions that tick together
+    bound: Bound | None = None  # the bound that is violated there
+    becomes: bool = False  # also fires if another transition makes its guard negative
+    jumps: bool = False  # its guard may jump across zero when a relation changes
+    relation: Relation | None = None  # the relation whose memory it updates
+    keeps: bool = False  # its guard does not depend on anything that it changes
 
     @property
     def refuses(self) -> bool:
-        """Whether it is a condition on its mode: no run goes on where it fires, and other transitions go first."""
+        """Whether it is a condition of its mode: the run is refused where it fires, after all other transitions."""
         return bool(self.refusal) or self.bound is not None
 
     @property
     def is_kink(self) -> bool:
-        """Whether all rates are continuous where it fires by its own guard: derivatives are, too."""
+        """Whether all rates, and hence derivatives, are continuous where it fires by its own guard."""
         return self.relation is not None and self.relation.is_kink
 
     @property
     def is_sided(self) -> bool:
-        """Whether it fires wherever its guard gets to the other side, by leaving zero as well as by crossing it."""
+        """Whether it fires whenever its guard changes side, by leaving zero as well as by crossing it."""
         return self.relation is not None or self.jumps
 
     @property
     def matters(self) -> bool:
-        """Whether it makes a difference for derivatives that it fires before another one, or after it."""
+        """Whether its order relative to other transitions affects derivatives."""
         return not (self.refuses or self.is_kink)
 
     def title(self, memory: Array) -> str:
-        """Its name in a record, by the memory after it: ``"x < p" became true``."""
+        """Name in a record, given the memory after it: ``"x < p" became true``."""
         if self.relation is None:
             return self.name
         value = float(memory[self.relation.entry])
@@ -324,10 +324,10 @@ class TransitionMap:
     def apply(
         self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options, rates: Array | None = None
     ) -> tuple[StatePoint, Array]:
-        """The point after the transition, consistent with the target mode (SR eq. 3, 16, 24), and xi.
+        """Return the point after the transition, consistent with the target mode (SR eq. 3, 16, 24), and xi.
 
-        Algebraic variables are continuous where that is consistent; otherwise they solve the target's
-        equations, starting from their old values. `rates` are those that the target's y had before.
+        Algebraic variables are continuous if that is consistent; otherwise they solve the target's equations, starting
+        from their old values. `rates` are the rates of the target's y before the transition.
         """
         after, memory, xi, phi, phi_size, start, *entry = self.kernels["jump"](t, x, m, p)
         moved = False
@@ -365,12 +365,12 @@ class TransitionMap:
         return StatePoint(after, memory, *entry), xi
 
     def refuse_unmet(self, source: ModeSystem, t: float, before: StatePoint, p: Array, options: Options) -> None:
-        """Refuse to fire where the conditions on what was before do not hold to the accuracy of the state.
+        """Refuse to fire if the conditions on pre-transition values do not hold to the accuracy of the state.
 
         Raises
         ------
         ConsistencyError
-            Names them, with their values.
+            Names the violated conditions, with their values.
         """
         if not self.conditions:
             return
@@ -395,7 +395,7 @@ class TransitionMap:
             )
 
     def _refuse_singular(self, target: ModeSystem, t: float, by_xi: Array, by_xi_size: Array) -> None:
-        """Values after a reset may be anything where its equations are singular, and satisfied all the same."""
+        """Refuse singular reset equations: any of their solutions may have been found."""
         if not is_finite(by_xi):
             return
         try:
@@ -410,7 +410,7 @@ class TransitionMap:
     def _on_constraints(
         self, target: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options, rates: Array | None
     ) -> Array:
-        """x+ on the target's constraints to rounding; refuses where it is not there to tolerance."""
+        """Return x+ on the target's constraints to rounding; refuse if it misses them by more than the tolerance."""
         landed = target.land_within(t, x, m, p, options, rates)
         if landed is None:
             k = target.kernels["invariants"](t, x, m, p)[0]
@@ -426,13 +426,13 @@ class TransitionMap:
         return landed
 
     def z(self, target: ModeSystem) -> slice:
-        """Where z+ stands in xi."""
+        """Position of z+ in xi."""
         return slice(len(self.free), len(self.free) + target.algebraic.size)
 
     def _arrive(
         self, target: ModeSystem, t: float, x: Array, m: Array, start: Array, continuous: Array, p: Array
     ) -> Array:
-        """xi; of a projection that of the nearest point."""
+        """Solve for xi; with a projection, for the nearest point."""
 
         def solve(begin: Array) -> Array:
             return self._solve(target, t, x, m, begin, continuous, p)
@@ -473,7 +473,7 @@ class TransitionMap:
         try:
             _, by_start, by_start_size, _ = equations(start)
             kept = closed_by_continuity(by_start, by_start_size, self.z(target))
-        except (np.linalg.LinAlgError, ValueError):  # let Newton's method say what is wrong
+        except (np.linalg.LinAlgError, ValueError):  # Newton's method reports the cause
             kept = np.zeros((0, start.size))
         try:
             return solve_algebraic(
@@ -489,7 +489,7 @@ class TransitionMap:
             raise
 
     def named_unknowns(self, target: ModeSystem, xi: Array) -> Mapping[str, Any]:
-        """The reset's own unknowns by name."""
+        """The reset's own unknowns, by name."""
         if not self.unknowns.size:
             return {}
         begin = len(self.free) + target.algebraic.size
@@ -500,7 +500,7 @@ class TransitionMap:
     def guard_derivatives(
         self, source: ModeSystem, t: float, x: Array, m: Array, p: Array, clock: Array
     ) -> tuple[Array, Array, float]:
-        """Derivatives of the guard by (y, m) and p at a point of its mode, and its rate there."""
+        """Derivatives of the guard by (y, m) and by p at a point of its mode, and its rate there."""
         tangent, nw = self.kernels["tangent"], source.differential.size + m.size
         after = [np.zeros(tangent.function.nnz_in(i)) for i in (3, 4)]
         h, _, flow, *_ = tangent(t, x, m, *after, p, clock)
@@ -518,7 +518,7 @@ class TransitionMap:
         conditions: Conditions,
         earlier: Callable[[], Reached] | None = None,
     ) -> TransitionLinearisation:
-        """The linearisation at a recorded event; `earlier` is for one that is not the first of its instant."""
+        """Linearise at a recorded event; `earlier` is required unless it is the first of its instant."""
         t, before, m = event.time, event.x_minus, event.memory_minus
         nw, np_ = source.differential.size + m.size, p.size
         out: list[Any] = self.kernels["tangent"](t, before, m, event.x_plus, event.memory_plus, p, clock)
@@ -542,7 +542,7 @@ class TransitionMap:
             jump, dxi = arrival_derivative(self, source, target, event, p, by_w, when, flow_minus, earlier)
         if by_w is not None and costs:
             _, by_u, by_xi = self.kernels["cost"](t, before, m, event.xi, p)
-            with np.errstate(invalid="ignore"):  # of functionals that nobody may ask for
+            with np.errstate(invalid="ignore"):  # functionals that may not be requested
                 cost = by_u @ by_w + by_xi @ dxi
         return TransitionLinearisation(
             h_w=h[0, :nw],
@@ -562,7 +562,7 @@ class TransitionMap:
     def _continuous(
         self, h: Array, rate: float, flow: Array, integrand: Array, event: EventRecord
     ) -> TransitionLinearisation:
-        """The linearisation where nothing jumps; a guard that only touches zero gives the event no time that moves."""
+        """The linearisation of a continuous transition; the event time is fixed if the guard only touches zero."""
         nw = flow.size
         if not self._crosses(event, rate):
             h, rate = np.zeros_like(h), 1.0
@@ -585,7 +585,7 @@ class TransitionMap:
         return math.isfinite(rate) and abs(rate) > GRAZING * event.rate_scale
 
     def _refuse_grazing(self, event: EventRecord, rate: float, conditions: Conditions) -> None:
-        """The event time is differentiable only where the guard crosses zero at a rate (SR eq. 4)."""
+        """The event time is differentiable only if the guard crosses zero at a nonzero rate (SR eq. 4)."""
         if self.trigger.is_timed or event.follows:
             return
         if rate == 0.0 or not self._crosses(event, rate):
@@ -596,6 +596,6 @@ class TransitionMap:
                 time=event.time,
                 remedy="Change the parameters away from the grazing point, or the guard so that it crosses.",
             )
-            if not rate:  # there is not even a number to give
+            if not rate:  # no number can be returned
                 raise error
             conditions.refuse(error)

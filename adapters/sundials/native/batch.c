@@ -1,11 +1,11 @@
-/* ---- many runs, one after the other -----------------------------------------------------------------------------
+/* ---- successive runs ---------------------------------------------------------------------------------------------
  *
- * Every run is one of `dh_run` (plain.c), with the adjoints of `dh_run_back`, and has to be to the last bit what a single call
- * returns; the conditions of derivatives are those of conditions.c. */
+ * Each run is one of `dh_run` (plain.c), with the adjoints of `dh_run_back`, and must be bitwise equal to the result of
+ * a single call. The conditions of derivatives are those of conditions.c. */
 enum { LEFT_OUT, DONE, STEEP };              /* outcomes, see `Outcomes` in port/native_batch.py */
 enum { TO_BEGIN, UNDER_WAY, ARRIVED };       /* stages */
 
-/* Tells the memories how sensitivities are scaled, by the parameters (`RunBuilder.scales`); whether they took it. */
+/* Scale the tolerances of sensitivities by the parameters (`RunBuilder.scales`); returns whether the memories accept them. */
 static int set_scales(batch *b) {
   const plain *v = b->run;
   const march *m = v->tables;
@@ -34,7 +34,7 @@ static int set_scales(batch *b) {
   return 1;
 }
 
-/* The outputs at given times, one after the other; whether there is one for each time. */
+/* Copy the outputs at given times; returns whether there is one for each time. */
 static int put_out(const batch *b, integer place) {
   const march *m = b->run->tables;
   const integer width = b->widest + m->n_memory;
@@ -53,7 +53,7 @@ static int put_out(const batch *b, integer place) {
   return count == b->n_t;
 }
 
-/* What a run has come to. */
+/* Copy the results of a run. */
 static void hand_out(const batch *b, integer place, const double *values) {
   const plain *v = b->run;
   const march *m = v->tables;
@@ -68,7 +68,7 @@ static void hand_out(const batch *b, integer place, const double *values) {
   b->n_steps[place] = m->steps + r->steps;
 }
 
-/* The adjoint of a run that has arrived; 0, or SUNDIALS' return code. */
+/* The adjoint of a completed run; 0, or SUNDIALS' return code. */
 static int go_back(const batch *b, const returning *back, double *gradient) {
   const plain *v = b->run;
   const march *m = v->tables;
@@ -96,7 +96,7 @@ static int go_back(const batch *b, const returning *back, double *gradient) {
   return flag;
 }
 
-/* The gradients of a run that has arrived, and its outcome. */
+/* The gradients of a completed run, and its outcome. */
 static int differentiate_run(const batch *b, const double *values, double *gradients) {
   const plain *v = b->run;
   const march *m = v->tables;
@@ -114,7 +114,7 @@ static int differentiate_run(const batch *b, const double *values, double *gradi
   return !b->certify || is_moderate(b, values, gradients) ? DONE : STEEP;
 }
 
-/* Whether a signal handler has raised on the way back. */
+/* Whether a signal handler has raised during the backward sweep. */
 static int was_interrupted(const batch *b) {
   for (integer i = 0; i < b->n_back; i++)
     for (integer k = 0; k < b->run->n_modes; k++)
@@ -122,7 +122,7 @@ static int was_interrupted(const batch *b) {
   return 0;
 }
 
-/* When the time events of a run are due; whether all of them are known. */
+/* Set the due times of the time events of a run; returns whether all are known. */
 static int set_alarms(const batch *b) {
   march *m = b->run->tables;
   const integer row = b->is_shared ? 0 : b->next - b->first;
@@ -135,7 +135,7 @@ static int set_alarms(const batch *b) {
   return b->listed_until[row] > m->t1;
 }
 
-/* One run; 0, or why it stopped. */
+/* Carry out one run; 0, or the status with which it stopped. */
 static int carry_out(batch *b) {
   plain *v = b->run;
   march *m = v->tables;
@@ -168,8 +168,8 @@ static int carry_out(batch *b) {
   return 0;
 }
 
-/* Runs from `next` on; 0 where they are over. Else it has to be called again: when there is more room, or, from the next run
- * on, when the tables and memories have been told anew (NOT_PLAIN), or others are there (`broken`). PAUSED: it was stopped. */
+/* Carry out runs from `next` on; returns 0 when all are done. Otherwise call again: with larger buffers, or, for the next
+ * run, with reset tables and memories (NOT_PLAIN), or new ones (`broken`). PAUSED: it was stopped. */
 int dh_batch(batch *b) {
   for (; b->next < b->until; b->next++, b->stage = TO_BEGIN) {
     if (b->stopped) return PAUSED;

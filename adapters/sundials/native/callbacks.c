@@ -1,6 +1,6 @@
 /* ---- what both families share -------------------------------------------------------------------- */
 
-/* K_z^-1 K_y at the latest Jacobian, row by row, behind n_z x n_z numbers of work; null where there is none. */
+/* K_z^-1 K_y at the latest Jacobian, row-major, after n_z x n_z numbers of work; null if K_z is singular. */
 static double *algebraic_by_states(const context *c, double *by_z) {
   const integer ny = c->n_differential, nz = c->n - ny;
   const sparse *a = &c->state_jacobian;
@@ -16,7 +16,7 @@ static double *algebraic_by_states(const context *c, double *by_z) {
   return solve_dense(by_z, by_y, nz, ny) && all_finite(by_y, nz * ny) ? by_y : 0;
 }
 
-/* How far errors of y move the algebraic variables. */
+/* Propagation of errors of y to the algebraic variables. */
 static void measure_spread(context *c) {
   const integer ny = c->n_differential, nz = c->n - ny;
   const double *by_y = algebraic_by_states(c, c->spread_work);
@@ -47,16 +47,16 @@ static void subtract_rates(const context *c, const double *rate, double *residua
   for (integer i = c->n; i < c->n + c->n_integrals; i++) residual[i] -= rate[i];
 }
 
-/* What a guard that has left zero and come back through it within one step is, `look` finds out where it may. */
+/* A guard that has left zero and returned through it within one step is handled by `look` if `looks` is set. */
 static int guard_values(context *c, double t, const double *x, double *out, int looks) {
   c->guard_calls++;
   if (guards_near(c, t, x, out)) return FATAL;
   if (!all_finite(out, c->n_guards)) { c->not_finite++; return FATAL; }
   for (integer i = 0; i < c->n_guards; i++) {
     if (c->zero_band[i] == 0) continue;
-    /* exact zeros stay inactive in SUNDIALS' root finding until they have become something else */
+    /* exact zeros are inactive in SUNDIALS' root finding until they change */
     if (fabs(out[i]) <= c->zero_band[i]) out[i] = 0;
-    else if (out[i] * c->departure[i] < 0) { /* and back within one step */
+    else if (out[i] * c->departure[i] < 0) { /* returned within one step */
       c->returned = i + 1;
       if (!looks) return FATAL;
       out[i] = 0;
@@ -68,8 +68,8 @@ static int guard_values(context *c, double t, const double *x, double *out, int 
   return 0;
 }
 
-/* What SUNDIALS' root finding is told. Where a guard is zero at the start it asks once more, at a point on the tangent,
- * which is not on the solution: a guard may have left zero there that has not left it yet. */
+/* Guard values for SUNDIALS' root finding. If a guard is zero at the start, SUNDIALS evaluates once more, at a point on the
+ * tangent, which is not on the solution: a guard may be nonzero there that has not left zero yet. */
 static int root_values(context *c, double t, const double *x, double *out) {
   const integer call = c->root_calls++;
   if (call == 1 && c->resting) {
@@ -81,7 +81,7 @@ static int root_values(context *c, double t, const double *x, double *out) {
   return flag;
 }
 
-/* F_x s + F_p dp + F_m dm, and the same of the integrands, for some directions from `first` on; SR eq. 5, 18, 25 */
+/* F_x s + F_p dp + F_m dm, and the same for the integrands, for `count` directions from `first`; SR eq. 5, 18, 25 */
 static int along(context *c, integer first, integer count, const double *const *s, double *const *out) {
   const double *dm[TOGETHER];
   for (integer i = 0; c->tangent && i < count; i++) {
@@ -105,8 +105,8 @@ static int along(context *c, integer first, integer count, const double *const *
   return 0;
 }
 
-/* The same for all of them: given as vectors, or each as a block behind the state, and its rates behind those. Where the
- * algebraic variables are solved for, so are their derivatives: those that are given are zero. */
+/* `along` for all directions: given as vectors, or as blocks after the state, with the rates after those of the state. If
+ * the algebraic variables are solved for, so are their derivatives: the given ones are zero. */
 static int along_all(context *c, vector *s, vector *out, const double *state, double *rates) {
   const integer size = c->n + c->n_integrals;
   for (integer first = 0; first < c->n_directions; first += TOGETHER) {
@@ -131,7 +131,7 @@ static int directional(context *c, double t, const double *x, vector *s, vector 
   return flag ? flag : along_all(c, s, out, 0, 0);
 }
 
-/* The integrands of SR eq. 33 to 35 from a product. */
+/* The integrands of SR eq. 33 to 35, from a product. */
 static void integrands_of(const context *c, double *out) {
   const double *by_p = c->by_parameters, *by_m = by_p + c->n_parameters;
   for (integer i = 0; i < c->n_wrt; i++) out[i] = -by_p[c->wrt[i]];
@@ -146,7 +146,7 @@ static int product_on_path(context *c, double clock, const double *lambda, doubl
   return flag ? flag : sum_parts(c, c->product, 1, c->by_parameters);
 }
 
-/* SR eq. 33 to 35: parameters first, then memory. The minus undoes the direction of integration. */
+/* SR eq. 33 to 35: parameters, then memory. The minus sign accounts for the backward integration. */
 static int adjoint_quadrature(context *c, double t, const double *lambda, double *out) {
   if (c->pullback) {
     const int off = product_on_path(c, t, lambda, 1);
@@ -166,9 +166,9 @@ static int adjoint_quadrature(context *c, double t, const double *lambda, double
   return 0;
 }
 
-/* sign * (F_x^T lambda + g_x^T), SR eq. 12, 20, 36; behind it the guide: one weighted sum of the integrands of eq. 33
- * to 35. SUNDIALS chooses the order by the states alone, and where lambda stands still the integrals would be summed at
- * order one; the guide is a state that moves as they do. */
+/* sign * (F_x^T lambda + g_x^T), SR eq. 12, 20, 36, followed by the guide: a weighted sum of the integrands of eq. 33
+ * to 35. SUNDIALS chooses the order by the states alone; where lambda is constant, the integrals would be summed at
+ * order one. The guide is a state that varies as they do. */
 static int adjoint(context *c, double t, const double *lambda, double sign, double *out) {
   const int flag = adjoint_quadrature(c, t, lambda, c->integrands);
   if (flag) return flag;
@@ -180,7 +180,7 @@ static int adjoint(context *c, double t, const double *lambda, double sign, doub
   return 0;
 }
 
-/* The same as `adjoint_jacobian`, each row of F_x and of the guide from one product: F_p and F_m would be larger by far. */
+/* `adjoint_jacobian` by rows of F_x and of the guide, each from one product: F_p and F_m would be far larger. */
 static int jacobian_by_rows(context *c, double t, double sign, double cj, double *dense) {
   const integer n = c->n, size = n + 1;
   memset(c->vector, 0, (size_t)n * sizeof(double));
@@ -201,7 +201,7 @@ static int jacobian_by_rows(context *c, double t, double sign, double cj, double
   return 0;
 }
 
-/* F_x, and minus the weighted sum of the columns of F_p and F_m, which is the row of the guide */
+/* F_x, and the row of the guide: minus the weighted sum of the columns of F_p and F_m */
 static int jacobian_on_path(context *c, double t, double *f_x, double *guide) {
   const int flag = linearise_path(c, t);
   if (flag) return flag;
@@ -254,7 +254,7 @@ int dh_cv_jac(double t, vector y, vector fy, void *jac, void *data, vector a, ve
 
 int dh_cv_root(double t, vector y, double *out, void *data) { return root_values(data, t, ARRAY(y), out); }
 
-/* CVODES overwrites what it has predicted when a step is complete. */
+/* CVODES overwrites its predictions when a step is complete. */
 static int keep_prediction(const context *c) {
   const integer size = c->n + c->n_integrals;
   vector *predicted, *s, *rates;
@@ -283,11 +283,11 @@ int dh_cv_quad_b(double t, vector yb, vector qbdot, void *data) {
   return adjoint_quadrature(data, t, ARRAY(yb), ARRAY(qbdot));
 }
 
-/* IDAS lowers the order by the errors of the states alone, before it looks at those of sensitivities. Where the states
- * have next to none, because they rest or are polynomials, it compares zeros or roundings, and stays at order one, where
- * the errors of sensitivities pass every test and add up. States that are as exact as that are said to need the order
- * that there is. IDATestError asks for the norms of the errors of the order, and of one and two below, as the second to
- * fourth since the residual was evaluated; the first is that of Newton's correction. */
+/* IDAS lowers the order by the errors of the states alone, before it tests those of sensitivities. If the states
+ * have almost none, because they are constant or polynomials, it compares zeros or roundings and stays at order one,
+ * where the errors of sensitivities pass every test and accumulate. For states this accurate the norms are modified so
+ * that the current order is kept. IDATestError computes the norms of the errors at the order, and at one and two below,
+ * as the second to fourth norms after the residual; the first is that of Newton's correction. */
 static double (*plain_norm)(vector, vector), (*plain_masked_norm)(vector, vector, vector);
 static _Thread_local int norms;
 static _Thread_local double at_order;
@@ -317,9 +317,9 @@ int dh_ida_res(double t, vector x, vector xdot, vector out, void *data) {
   return flag;
 }
 
-/* Error weights. An algebraic variable is known as well as the equations determine it from y, whose errors are within
- * their tolerances. A test that asks for more sees the noise that the corrector leaves in y, and fails however short the
- * steps are. */
+/* Error weights. An algebraic variable is known as accurately as the equations determine it from y, whose errors are
+ * within their tolerances. A stricter test sees the noise that the corrector leaves in y, and fails for any step
+ * size. */
 int dh_ida_weights(vector x, vector weights, void *data) {
   const context *c = data;
   const double *value = ARRAY(x);
@@ -329,7 +329,7 @@ int dh_ida_weights(vector x, vector weights, void *data) {
   for (integer i = 0; i < c->n - ny; i++) {
     double reach = c->linear ? c->spread[i] : 0;
     for (integer j = 0; j < ny && !c->linear; j++) reach += c->spread[i * ny + j] * weight[j];
-    /* where they hardly determine it any more, the test still has to tell one value from another */
+    /* even if they hardly determine it, the test must distinguish its values */
     weight[ny + i] = fmax(weight[ny + i], fmin(reach, weight[ny + i] * COARSEST / c->rtol));
   }
   for (integer i = 0; i < size; i++) weight[i] = 1 / weight[i];

@@ -1,9 +1,9 @@
-/* ---- the conditions of derivatives, by numbers ----------------------------------------------------------------------
+/* ---- conditions of derivatives, checked by numbers --------------------------------------------------------------------
  *
- * What a single call looks at when a run is over (conditions/certify.py and what it calls), more strictly and by what is cheap:
- * where anything may need a closer look, the run is left to a single call. Nothing here refuses a gradient, or clears one that
- * a single call would refuse. */
-/* The last segment's record is not there: what a segment has to be known by. */
+ * The checks that a single call makes after a run (conditions/certify.py and its callees), in a stricter and cheaper
+ * form: a run that may need a closer check is left to a single call. Nothing here refuses a gradient, or accepts one
+ * that a single call would refuse. */
+/* A segment's rows; the last segment has no record. */
 typedef struct {
   integer mode, row, row_end;
   double end;
@@ -32,21 +32,21 @@ static stretch stretch_of(const march *m, integer i) {
   return own;
 }
 
-/* Derivatives of a guard by (y, m, p, t), at a point; null where there is no function for them. */
+/* Derivatives of a guard by (y, m, p, t) at a point; null if there is no function for them. */
 static const double *guard_derivatives(march *m, const link *l, double t, const double *x, const double *memory) {
   double *res[13] = {m->tangent};
-  m->xi = 0; /* guards do not depend on what is solved for */
+  m->xi = 0; /* guards do not depend on unknowns */
   return l->tangent && !call(m, l->tangent, l->numbers, t, x, memory, res, 13) ? m->tangent : 0;
 }
 
-/* The tolerance of a guard by those of the states. */
+/* Accuracy of a guard, from the tolerances of the states. */
 static double guard_accuracy(const march *m, const station *at, const double *by_y, const double *y) {
   double sum = 0;
   for (integer j = 0; j < at->n_y; j++) sum += fabs(by_y[j]) * (at->absolute[j] + m->rtol * fabs(y[j]));
   return sum;
 }
 
-/* Guards at the start: whether none of them is at zero, or next to it, that a neighbouring run would meet or not
+/* Guards at the start: whether none is at or near zero, so that a neighbouring run may or may not meet it
  * (`RunInspector.moving_at_start`, `RunInspector.near` in conditions/instants.py). */
 static int starts_clear(const batch *b) {
   const plain *v = b->run;
@@ -82,8 +82,8 @@ static const link *link_of(const march *m, integer i) {
   return &m->stations[(integer)record[MODE_AT]].links[(integer)record[GUARD_AT]];
 }
 
-/* Whether the time of an event, or the end, is next to one at which something else is due in a mode; what is due at that very
- * time is what happened. Measurements are next to events. */
+/* Whether an event, or the end, is close to another due time in a mode; coincident due times
+ * are part of the event. Measurements may be close to events. */
 static int is_beside_alarm(const march *m, integer mode, double t, double near, int is_event) {
   const alarms *own = &m->schedule[mode];
   integer low = 0, high = own->n;
@@ -97,8 +97,8 @@ static int is_beside_alarm(const march *m, integer mode, double t, double near, 
   return 0;
 }
 
-/* Whether no event is next to another one, to another time that is given, or to the end, and nothing is on its way there
- * (`RunInspector.is_sure`, `RunInspector.coming`); what rests at the end has been seen by `arrive`. */
+/* Whether no event is close to another event, to another given time or to the end, and no guard is about to cross at the end
+ * (`RunInspector.is_sure`, `RunInspector.coming`); guards at rest at the end have been found by `arrive`. */
 static int stands_apart(const batch *b) {
   const plain *v = b->run;
   const march *m = v->tables;
@@ -119,7 +119,7 @@ static int stands_apart(const batch *b) {
   return 1;
 }
 
-/* How fast perturbations of the states decay at most, by a norm of their Jacobian, of explicit equations. */
+/* Upper bound on the decay rate of perturbations of the states, by a norm of their Jacobian; explicit equations. */
 static double fastest(context *c, double t, const double *x, double *memory) {
   const sparse *a = &c->state_jacobian;
   double *own = c->memory;
@@ -134,7 +134,7 @@ static double fastest(context *c, double t, const double *x, double *memory) {
   return flag || !all_finite(a->value, a->column[c->n]) ? HUGE_VAL : column_norm(a, c->n);
 }
 
-/* Whether the times of some events of every transition are as accurate as is asked for (simulation/event_accuracy.py). */
+/* Whether sampled event times of every transition have the requested accuracy (simulation/event_accuracy.py). */
 static int times_known(const batch *b) {
   const plain *v = b->run;
   march *m = v->tables;
@@ -163,8 +163,8 @@ static int times_known(const batch *b) {
   return 1;
 }
 
-/* The steps of the segment that ends with event i, or of the last one: t and, from `first` on, what is integrated. `before`
- * is where its path begins. Null where they are not on record. */
+/* Steps of the segment that ends with event i, or of the last one: t and, from column `first`, the states. `before`
+ * is the start of its path. Null if they are not recorded. */
 static const double *steps_of(const march *m, integer i, integer before, integer *count, integer *width, integer *first) {
   const stretch own = stretch_of(m, i);
   const run *r = m->stations[own.mode].run;
@@ -176,8 +176,8 @@ static const double *steps_of(const march *m, integer i, integer before, integer
   return r->n_eval ? 0 : r->rows + own.row * r->width;
 }
 
-/* Whether no segment may have a passage so fast that digits are lost on it: by the ratio of the largest speed to the least,
- * which no passage is faster than (simulation/passages.py). */
+/* Whether no segment may contain a passage fast enough to lose digits: by the ratio of the largest to the smallest speed,
+ * which bounds that of any passage (simulation/passages.py). */
 static int no_fast_passage(const batch *b) {
   const plain *v = b->run;
   const march *m = v->tables;
@@ -211,7 +211,7 @@ static int no_fast_passage(const batch *b) {
   return 1;
 }
 
-/* The largest values of the variables of the last mode, at least as far as they are on record. */
+/* Lower bounds of the largest values of the last mode's variables, from the recorded rows. */
 static void find_largest(const batch *b) {
   const plain *v = b->run;
   const march *m = v->tables;
@@ -229,7 +229,7 @@ static void find_largest(const batch *b) {
   }
 }
 
-/* Whether a parameter that doubles changes no functional by much more than it is made of (conditions/amplification.py). */
+/* Whether doubling a parameter changes no functional by much more than its terms (conditions/amplification.py). */
 static int is_moderate(const batch *b, const double *values, const double *gradients) {
   const plain *v = b->run;
   const march *m = v->tables;
@@ -257,7 +257,7 @@ static void note_sizes(const march *m, const station *at, const double *x, const
     for (integer j = 0; j < at->n_y; j++) found[i] = fmax(found[i], fabs(s[i * stride + j]) / at->absolute[j]);
 }
 
-/* Whether sensitivities stand clear of their absolute tolerances; no other tolerances are called for
+/* Whether sensitivities are well above their absolute tolerances, so that no finer tolerances are needed
  * (conditions/resolution.py). */
 static int is_resolved_well(const batch *b) {
   const plain *v = b->run;
@@ -301,7 +301,7 @@ static int is_resolved_well(const batch *b) {
   return 1;
 }
 
-/* Whether nothing about the run of a gradient needs a closer look. */
+/* Whether nothing in the run of a gradient needs a closer check. */
 static int needs_no_look(const batch *b) {
   const plain *v = b->run;
   if (v->resting || v->doubtful) return 0;

@@ -1,8 +1,8 @@
-/* ---- what a transition leads to -----------------------------------------------------------------------------
+/* ---- the point after a transition -----------------------------------------------------------------------------
  *
- * The functions of a link at a point, the unknowns of its arrival by Newton's method, and their derivatives by the
- * implicit function theorem. The rules are those of system/transition_map.py, algebraic.py and reinitialisation.py, wherever it
- * is clear what they say; else the transition is left to the automaton. */
+ * Functions of a link at a point, the unknowns of its arrival by Newton's method, and their derivatives by the
+ * implicit function theorem. The rules are those of system/transition_map.py, algebraic.py and reinitialisation.py
+ * where they apply clearly; otherwise the transition is left to the automaton. */
 static int call(march *m, casadi_function function, const double *numbers, double t, const double *x,
                 const double *memory, double **res, int count) {
   m->arg[0] = &t;
@@ -28,14 +28,14 @@ static int at_most(const double *values, const double *sizes, integer n, double 
   return 1;
 }
 
-/* the largest magnitude in a row of a matrix that is given by columns */
+/* largest magnitude in a row of a column-major matrix */
 static double row_maximum(const double *a, integer n, integer i) {
   double largest = 0;
   for (integer j = 0; j < n; j++) largest = fmax(largest, fabs(a[j * n + i]));
   return largest;
 }
 
-/* Whether no row cancels against the terms that its entries are summed from: none is left to continuity. */
+/* Whether no row cancels against the terms of its entries, so that none is left to continuity. */
 static int determines(const double *a, const double *sizes, integer n) {
   for (integer i = 0; i < n; i++) {
     const double scale = row_maximum(sizes, n, i);
@@ -44,7 +44,7 @@ static int determines(const double *a, const double *sizes, integer n) {
   return 1;
 }
 
-/* The inverse, row by row, of a matrix that is given by columns, its rows brought to the size one first, by `scale`. */
+/* Row-major inverse of a column-major matrix whose rows are first divided by `scale`, their largest entries. */
 static int invert(const double *a, integer n, double *scale, double *work, double *inverse) {
   if (!all_finite(a, n * n)) return 0;
   memset(inverse, 0, (size_t)(n * n) * sizeof(double));
@@ -57,8 +57,8 @@ static int invert(const double *a, integer n, double *scale, double *work, doubl
   return solve_dense(work, inverse, n, n) && all_finite(inverse, n * n);
 }
 
-/* Bounds from below of the smallest singular value of a / (rows columns), from `invert`, and, with `relative`, of its
- * share of the largest one. */
+/* Lower bounds of the smallest singular value of a / (rows columns), from `invert`, and, if `relative`, of its
+ * ratio to the largest one. */
 static double least_singular(const double *a, const double *inverse, const double *scale, integer n, const double *rows,
                              const double *columns, int relative) {
   double of_inverse = 0, of_matrix = 0;
@@ -70,8 +70,8 @@ static double least_singular(const double *a, const double *inverse, const doubl
   return 1 / sqrt(relative ? of_inverse * of_matrix : of_inverse);
 }
 
-/* Whether a square matrix is a regular one beyond doubt, `rows` and `columns` (n each, and n more) being work. Where the
- * sizes of the terms of its entries are given it is not that of a multiple root either. */
+/* Whether a square matrix is clearly nonsingular; `rows` and `columns` (n each, adjacent) are work. If the sizes of the
+ * terms of its entries are given, it must not belong to a multiple root either. */
 static int is_regular(const double *a, const double *sizes, const double *entries, const double *inverse,
                       const double *scale, integer n, double *rows) {
   double *columns = rows + n;
@@ -91,13 +91,13 @@ static int is_regular(const double *a, const double *sizes, const double *entrie
   return least_singular(a, inverse, scale, n, rows, columns, 0) > MULTIPLE_ROOT;
 }
 
-typedef struct {                             /* what `tangent` of a link gives; see `NativeTransition` in port/native_plan.py */
+typedef struct {                             /* outputs of a link's `tangent`; see `NativeTransition` in port/native_plan.py */
   double *h, *jump, *flow, *g, *flow_after, *g_after;
-  double *by_after, *direct;                 /* of constraints after it that the arrival does not solve */
-  double *onto, *held;                       /* the projection onto the constraints before it: D, and k by (w, p) */
+  double *by_after, *direct;                 /* of target constraints that the arrival does not solve */
+  double *onto, *held;                       /* projection onto the source's constraints: D, and k by (w, p) */
 } crossing;
 
-typedef struct {                             /* the equations of an arrival at some unknowns, matrices by columns */
+typedef struct {                             /* the equations of an arrival at given unknowns; matrices are column-major */
   double *xi, *phi, *by_xi, *by_xi_size, *size;
 } trial;
 
@@ -110,7 +110,7 @@ static int try_unknowns(march *m, const link *l, double t, const double *x, cons
   double *res[4] = {at->phi, at->by_xi, at->by_xi_size, at->size};
   m->xi = at->xi;
   if (call(m, l->solve, l->numbers, t, x, memory, res, 4)) return 0;
-  for (integer i = 0; i < l->unknowns; i++) /* terms without a finite size leave exact zeros */
+  for (integer i = 0; i < l->unknowns; i++) /* terms without a finite size require exact zeros */
     if (!isfinite(at->size[i])) at->size[i] = fabs(at->phi[i]);
   return 1;
 }
@@ -121,7 +121,7 @@ static double largest_of(const double *values, integer n) {
   return largest;
 }
 
-/* Whether every residual is rounding, of its own terms or of the values it is made from. */
+/* Whether every residual is rounding of its own terms, or of the values from which it is computed. */
 static int is_zero(const trial *at, integer n) {
   const double largest = largest_of(at->xi, n);
   if (!all_finite(at->phi, n) || !all_finite(at->by_xi, n * n)) return 0;
@@ -133,7 +133,7 @@ static int is_zero(const trial *at, integer n) {
   return 1;
 }
 
-/* Damped Newton's method, see `solve_algebraic` in compile/structure.py; whether it has converged. */
+/* Damped Newton's method, see `solve_algebraic` in numerics/algebraic.py; returns whether it has converged. */
 static int iterate(march *m, const link *l, double t, const double *x, const double *memory, trial *at, trial *next,
                    double *work) {
   const integer n = l->unknowns;
@@ -163,7 +163,7 @@ static int iterate(march *m, const link *l, double t, const double *x, const dou
   return is_zero(at, n);
 }
 
-/* Solves for the unknowns of an arrival, which are then in `m->xi`; whether they are determined beyond doubt. Algebraic
+/* Solve for the unknowns of an arrival, stored in `m->xi`; returns whether they are clearly determined. Algebraic
  * variables are continuous where that is consistent. */
 static int solve_arrival(march *m, const link *l, double t, const double *x, const double *memory) {
   const integer n = l->unknowns, one = 3 * n + 2 * n * n;
@@ -182,12 +182,12 @@ static int solve_arrival(march *m, const link *l, double t, const double *x, con
          is_regular(at.by_xi, at.by_xi_size, 0, inverse, scale, n, rows);
 }
 
-/* the unknowns of an arrival as the record of an event has them */
+/* the unknowns of an arrival in an event's record */
 static const double *unknowns_of(const station *to, const link *l, const event *e) {
   return l->simple ? e->x_after + to->n_y : e->xi;
 }
 
-/* (w, p, t) -> w after an event and, in `m->slopes`, its unknowns; whether the derivatives exist beyond doubt. */
+/* (w, p, t) -> w after an event and, in `m->slopes`, its unknowns; returns whether the derivatives clearly exist. */
 static int differentiate_arrival(march *m, const station *from, const station *to, const link *l, double t,
                                  const double *x, const event *e, crossing *c) {
   const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
@@ -232,8 +232,8 @@ static int differentiate_arrival(march *m, const station *from, const station *t
   return all_finite(c->jump, nt * width);
 }
 
-/* What an event costs, in `m->cost`, and behind it the derivatives by (w, p, t); after `differentiate_arrival` those too
- * are right where the costs depend on what is solved for. */
+/* Costs of an event, in `m->cost`, followed by their derivatives by (w, p, t); these include the dependence on solved
+ * unknowns only after `differentiate_arrival`. */
 static int charges_of(march *m, const station *from, const link *l, double t, const double *x, const double *memory) {
   const integer nk = m->n_functionals, width = from->n_y + m->n_memory + m->n_parameters + 1;
   double *by = m->cost + nk, *by_xi = by + nk * width, *res[3] = {m->cost, by, by_xi};
@@ -244,7 +244,7 @@ static int charges_of(march *m, const station *from, const link *l, double t, co
   return 0;
 }
 
-/* What is measured at a point of a mode, in `cost`, with its derivatives by (w, p, t); whether all that is wanted is finite. */
+/* Measured value at a point of a mode, in `cost`, and its derivatives by (w, p, t); returns whether they are finite. */
 static int look_measured(march *m, integer mode, integer which, double t, const double *x, const double *memory) {
   const measuring *own = m->measured + which;
   const integer width = m->stations[mode].n_y + m->n_memory + m->n_parameters + 1;
@@ -254,8 +254,8 @@ static int look_measured(march *m, integer mode, integer which, double t, const 
   return all_finite(m->cost, own->count * (m->certify ? 1 + width : 1));
 }
 
-/* Takes a measurement at a point of the mode that is under way, with its derivatives along the directions; whether it could
- * be taken. */
+/* Take a measurement at a point of the current mode, with its derivatives along the directions; returns whether this was
+ * possible. */
 static int take_measured(march *m, integer which, double t, const double *x, const double *memory) {
   const station *at = &m->stations[m->at];
   const run *r = at->run;
@@ -277,7 +277,7 @@ static int take_measured(march *m, integer which, double t, const double *x, con
   return 1;
 }
 
-/* Directions before an event are those of states on the constraints of its mode, */
+/* Project directions before an event onto the constraints of its mode, */
 static void land_directions(const march *m, const station *from, const crossing *c, const event *e) {
   const integer nf = from->n_y + m->n_memory, nk = from->n_held;
   const sparse *dp = &from->run->model->moved;
@@ -293,7 +293,7 @@ static void land_directions(const march *m, const station *from, const crossing 
   }
 }
 
-/* and derivatives by (w, p) there are transposed so. */
+/* and apply the transpose to derivatives by (w, p). */
 static void land_adjoint(const march *m, const station *from, const crossing *c, double *by) {
   const integer count = from->n_y + m->n_memory + m->n_parameters, nk = from->n_held;
   double *weight = m->work;
@@ -305,8 +305,8 @@ static void land_adjoint(const march *m, const station *from, const crossing *c,
     for (integer k = 0; k < nk; k++) by[j] -= weight[k] * c->held[j * nk + k];
 }
 
-/* Whether neighbouring runs satisfy the constraints after an event that its arrival does not solve; see
- * system/reinitialisation.py, `_refuse_excess`. */
+/* Whether neighbouring runs satisfy the target constraints that the arrival does not solve; see
+ * system/excess.py, `refuse_excess`. */
 static int keeps_constraints(march *m, const station *from, const station *to, const link *l, const event *e,
                              const crossing *c, double rate) {
   const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;

@@ -1,9 +1,9 @@
 /* ---- the step loop ---------------------------------------------------------------------------------- */
 
-/* the caller makes room for every output time and for the rows of one step */
+/* the caller provides room for every output time and for the rows of one step */
 static double *new_row(run *r) { return r->rows + r->n_rows++ * r->width; }
 
-/* a row holds t, x as it stands in the vector of the run, and every sensitivity vector */
+/* a row holds t, the current x of the run, and every sensitivity vector */
 static void record_values(run *r, double t, const vector *sensitivities) {
   const context *c = r->model;
   double *row = new_row(r);
@@ -16,7 +16,7 @@ static void record_values(run *r, double t, const vector *sensitivities) {
 
 static void record_point(run *r, double t) { record_values(r, t, r->sensitivities); }
 
-/* everything the run reports, taken from the solver's interpolant at t */
+/* all reported quantities, from the solver's interpolant at t */
 static int fetch(run *r, double t) {
   const context *c = r->model;
   if (r->step) return part_of_step(r, t, r->step->size, c->api->array(r->x));
@@ -38,7 +38,7 @@ static int record_outputs(run *r, double limit, int inclusive) {
   return 0;
 }
 
-/* t_n, h, order and the derivatives 0..order at t_n: the solver's own interpolant on [t_n - h, t_n] */
+/* t_n, h, order and the derivatives 0..order at t_n: the solver's interpolant on [t_n - h, t_n] */
 static int record_dense(run *r, double *row) {
   const context *c = r->model;
   int order = 0;
@@ -57,7 +57,7 @@ static int record_dense(run *r, double *row) {
   return 0;
 }
 
-/* what the adjoint follows: of an explicit method the points that its steps lead to, of others their polynomials */
+/* path of the adjoint: the step ends of an explicit method, the polynomials of other methods */
 static int keep(run *r, int step) {
   const context *c = r->model;
   if (!r->path || step == !!r->step) return 0;
@@ -68,7 +68,7 @@ static int keep(run *r, int step) {
   return 0;
 }
 
-/* x and x' that satisfy the mode's equations to rounding, starting from what the solver gave */
+/* x and x' that satisfy the mode's equations to rounding, starting from the solver's values */
 static int complete(run *r, double t) {
   context *c = r->model;
   double *x = c->api->array(r->x);
@@ -98,7 +98,7 @@ static int come_to(run *r, double t) {
   return flag ? flag : guards_at(c, t, c->api->array(r->x), 1, r->guard_values, r->guard_values + c->n_guards);
 }
 
-/* Halves the bracket of the zero down to rounding; the rate may be infinite at the zero itself, but not next to it. */
+/* Bisect the bracket of the zero down to rounding. The rate may be infinite at the zero itself, but not beside it. */
 static int bisect(run *r, double *t) {
   double t0 = r->bracket[0], t1 = r->bracket[1];
   for (double middle = t0 + (t1 - t0) / 2; middle > t0 && middle < t1; middle = t0 + (t1 - t0) / 2) {
@@ -111,8 +111,8 @@ static int bisect(run *r, double *t) {
   return flag || isfinite(r->guard_values[r->model->n_guards + r->root]) ? flag : come_to(r, *t = t0);
 }
 
-/* Newton on the solver's interpolant takes the event time from the bracket's tolerance to rounding. Where a guard is like a
- * root it goes to and fro, and need not come closer. */
+/* Newton's method on the solver's interpolant improves the event time from the bracket's tolerance to rounding. For a guard
+ * that behaves like a square root it oscillates, and need not come closer. */
 static int polish(run *r) {
   context *c = r->model;
   double now, h, t = r->t, before = r->approach;
@@ -130,17 +130,17 @@ static int polish(run *r) {
       if (off) return off;
       break;
     }
-    /* SUNDIALS knows the root to 100 roundings: whatever lies farther away is another one */
+    /* SUNDIALS locates the root to 100 roundings: anything farther away is another root */
     const double allowed = fmax(POLISH * DBL_EPSILON * (fabs(now) + fabs(h)), r->step ? REFINED * h : 0);
     if (!(fabs(t + dt - r->t) <= allowed) || t + dt > now || t + dt < now - h) break;
     t += dt;
-    /* values shrink by about the same share again: the state of a step is not quite one whose rate is that of the guard */
+    /* values shrink by about the same ratio again: the guard's rate is not exactly that of the states in a step */
     if (fabs(dt) * fmin(share, 1) <= DBL_EPSILON * fabs(t)) break;
     before = value;
   }
   r->t = t;
   if (!r->step) return 0;
-  { /* a zero to the accuracy that a time has, or a jump through zero; not a pole */
+  { /* a zero to the accuracy of time, or a jump through zero, but not a pole */
     const double value = fabs(r->guard_values[r->root]), rate = fabs(r->guard_values[c->n_guards + r->root]);
     const double largest = fmax(fabs(r->history[r->root]), fabs(r->history[c->n_guards + r->root]));
     if (value > largest && value > r->band[r->root]) return LOST;
@@ -154,7 +154,7 @@ static void count_failures(run *r) {
   const sundials_api *api = r->model->api;
   long failures = 0;
   api->get_error_test_failures(r->memory, &failures);
-  if (r->step) failures -= r->failures_before; /* ARKODE counts on */
+  if (r->step) failures -= r->failures_before; /* ARKODE's count is cumulative */
   r->error_test_failures = failures;
   if (api->get_newton_failures) api->get_newton_failures(r->memory, &r->newton_failures);
 }
@@ -174,13 +174,13 @@ static int finish(run *r, int status) {
   return flag ? flag : status;
 }
 
-/* Weights of a segment may not depend on the one before. */
+/* Reset the weights: those of a segment must not depend on the previous one. */
 static void forget_spread(const context *c) {
   const integer ny = c->n_differential, nz = c->n - ny;
   if (c->spread) memset(c->spread, 0, (size_t)(c->linear ? nz : nz * ny) * sizeof(double));
 }
 
-/* Restarts the solver at r->t from what stands in the vectors, and records the start. */
+/* Restart the solver at r->t from its vectors, and record the start. */
 int dh_begin(run *r) {
   context *c = r->model;
   r->steps = 0;
@@ -211,7 +211,7 @@ int dh_begin(run *r) {
   memset(r->pace, 0, (size_t)(2 * c->n_guards) * sizeof(double));
   c->returned = 0;
   r->n_past = 0;
-  c->latest_time = HUGE_VAL; /* there is none yet */
+  c->latest_time = HUGE_VAL; /* none yet */
   if (!flag && c->n_guards) flag = remember(r);
   if (!flag) flag = keep(r, 0);
   if (!flag && r->record == RECORD_STEPS) {
@@ -222,7 +222,7 @@ int dh_begin(run *r) {
   return flag;
 }
 
-/* What the run reports, at the point where it was paused. */
+/* Set the reported quantities at the point of a pause. */
 int dh_stop(run *r) {
   int flag = fetch(r, r->t);
   if (!flag) flag = complete(r, r->t);
@@ -230,8 +230,8 @@ int dh_stop(run *r) {
   return flag;
 }
 
-/* Whether a guard that was zero has left zero on one side and come back to the other within the step; one that was on its
- * way to the other where the step began has not, and `guard_values` says so. */
+/* Whether a guard that was zero has left zero on one side and come back to the other within the step. A guard that was
+ * already on its way to the other side at the start of the step is handled by `guard_values`. */
 static int came_back(run *r) {
   context *c = r->model;
   int leaving = 0;
@@ -247,8 +247,8 @@ static int came_back(run *r) {
   return 0;
 }
 
-/* One step. Where the equations are not finite beyond a point, or algebraic variables not found, ARKODE gives up: begin
- * again with shorter steps; and where a first step was so long that the next event came and went. */
+/* One step. If the equations are not finite beyond a point, or algebraic variables are not found, ARKODE fails: restart
+ * with shorter steps; also if a first step was so long that it skipped the next event. */
 static int explicit_advance(run *r) {
   context *c = r->model;
   explicit_step *s = r->step;
@@ -280,10 +280,10 @@ static int explicit_advance(run *r) {
   return status;
 }
 
-/* Local errors of sensitivities, in tolerances, of a step whose size was chosen without them: the largest of all directions
- * is added to the sum of the run. Of multistep methods the error is the change from what was predicted over order + 1
- * (Hairer, Norsett, Wanner, Solving Ordinary Differential Equations I, III.2, with constant steps), of Runge-Kutta methods
- * the difference of the embedded pair. */
+/* Local errors of sensitivities, in tolerances, in a step chosen without them: the largest over all directions
+ * is added to the sum of the run. For multistep methods the error is the change from the prediction over order + 1
+ * (Hairer, Norsett, Wanner, Solving Ordinary Differential Equations I, III.2, with constant steps), for Runge-Kutta
+ * methods the difference of the embedded pair. */
 static int add_sensitivity_error(const run *r) {
   context *c = r->model;
   const integer size = c->n + c->n_integrals;
@@ -314,7 +314,7 @@ static int add_sensitivity_error(const run *r) {
   return 0;
 }
 
-/* Steps from r->t until the stop time, a root, a failure or the end of the budget (then call again). */
+/* Step from r->t to the stop time, a root, a failure or the end of the budget (then call again). */
 int dh_advance(run *r) {
   const context *c = r->model;
   for (integer step = 0, stuck = 0; step < r->budget; step++) {
@@ -327,7 +327,7 @@ int dh_advance(run *r) {
     if (status < 0) return status;
     r->steps++;
     if (c->memory_of && add_sensitivity_error(r)) return FATAL;
-    stuck = r->t == before ? stuck + 1 : 0; /* SUNDIALS would go on until its step underflows, and then for ever */
+    stuck = r->t == before ? stuck + 1 : 0; /* SUNDIALS would continue until its step underflows, and then forever */
     if (stuck >= STUCK) return STALLED;
     if (r->record == RECORD_DENSE) {
       const int flag = record_dense(r, new_row(r));
@@ -345,7 +345,7 @@ int dh_advance(run *r) {
     if (seen < 0 && c->unsolved > unsolved) r->t = r->step->begins;
     if (seen < 0) return c->unsolved > unsolved ? UNCONVERGED : seen;
     if (seen || status == FOUND_ROOT) {
-      if (r->root >= determinants(r)) { /* next to it there is no consistent point to go to */
+      if (r->root >= determinants(r)) { /* near it there is no consistent point */
         const int flag = record_outputs(r, r->t, 0);
         count_failures(r);
         return flag ? flag : SINGULAR;
@@ -372,9 +372,9 @@ int dh_advance(run *r) {
 
 /* ---- the adjoint of a segment ------------------------------------------------------------------------- */
 
-/* Start the solver at r->t from what stands in its vectors. An adjoint has layers of its own at the end of a segment,
- * as short as the equations are fast, and those of the solution at its start. Where time is large it cannot tell their
- * steps apart: then it is counted from the end of the segment, or from its start. */
+/* Start the solver at r->t from its vectors. An adjoint has boundary layers of its own at the end of a segment,
+ * as short as the equations are fast, and those of the solution at its start. If time is large, their steps cannot be
+ * distinguished: time is then measured from the end of the segment, or from its start. */
 static int start_back(backward *r, integer anchor) {
   context *c = r->model;
   c->origin = anchor == FROM_END ? r->begun : anchor == FROM_START ? r->t_stop : 0;
@@ -382,7 +382,7 @@ static int start_back(backward *r, integer anchor) {
   r->anchor = anchor;
   r->clock = r->t - c->origin;
   r->target = r->toward = r->t_stop - c->origin;
-  /* CVODE's first step is at least a hundred roundings of the time that it is to go to */
+  /* CVODE's first step is at least a hundred roundings of the time passed to it */
   if (anchor == FROM_END && !r->implicit) r->toward = r->clock + NEARBY * (r->target - r->clock);
   int flag = r->implicit ? c->api->ida_reinit(r->memory, r->clock, r->x, r->xdot)
                          : c->api->cvode_reinit(r->memory, r->clock, r->x);
@@ -390,7 +390,7 @@ static int start_back(backward *r, integer anchor) {
   return flag ? flag : c->api->set_stop_time(r->memory, r->target);
 }
 
-/* Go on with another origin of time: from where the solver stands, or once more from the end. */
+/* Continue with another origin of time: from the current point, or again from the end. */
 static int restart_back(backward *r, integer anchor) {
   context *c = r->model;
   double at, *x = c->api->array(r->x);
@@ -400,7 +400,7 @@ static int restart_back(backward *r, integer anchor) {
     const int flag = c->api->get_quad(r->memory, &at, r->integrals);
     if (flag) return flag;
   }
-  if (r->implicit) { /* the solver's interpolant has the rates to tolerance only */
+  if (r->implicit) { /* the solver's interpolant gives the rates to tolerance only */
     double *rates = c->api->array(r->xdot);
     const int flag = adjoint(c, r->t - c->origin, x, 1, rates);
     if (flag) return flag;
@@ -409,7 +409,7 @@ static int restart_back(backward *r, integer anchor) {
   return start_back(r, anchor);
 }
 
-/* Start at r->t, for the way back to r->t_stop. */
+/* Start at r->t, toward r->t_stop. */
 int dh_begin_back(backward *r) {
   const context *c = r->model;
   memcpy(c->api->array(r->sample), c->api->array(r->x), (size_t)(c->n + 1) * sizeof(double));
@@ -419,7 +419,7 @@ int dh_begin_back(backward *r) {
   return start_back(r, ABSOLUTE);
 }
 
-/* How long a backward step from a time may be; `longest` says it of the times where forward steps end. */
+/* Longest backward step from a time; `longest` holds the bound at the ends of forward steps. */
 static double longest_step(const backward *r, double t) {
   context *c = r->model;
   const integer i = path_row(c, t);
@@ -427,15 +427,15 @@ static double longest_step(const backward *r, double t) {
   return i ? fmin(longest[0], longest[-1] + (t - c->path[(i - 1) * c->path_width]) / 2) : longest[0];
 }
 
-/* At most `budget` steps back to r->t_stop, none longer than the path allows. */
+/* Take at most `budget` steps back to r->t_stop, none longer than the path allows. */
 int dh_back(backward *r) {
   context *c = r->model;
   for (integer step = 0, stuck = 0; step < r->budget; step++) {
     const double before = r->clock;
-    double ahead = 0; /* SUNDIALS has chosen the length of this step, and will choose that of the next one at its end */
+    double ahead = 0; /* SUNDIALS has chosen the length of this step, and chooses the next one at its end */
     if (r->steps && c->api->get_next_step(r->memory, &ahead)) return FATAL;
     const double most = fmin(longest_step(r, r->t), r->max_step), stop = fmax(r->target, r->clock - most);
-    const int is_short = r->steps && fabs(ahead) > most && stop > r->target; /* a bound does not shorten what is constant */
+    const int is_short = r->steps && fabs(ahead) > most && stop > r->target; /* a bound does not shorten constant functions */
     const int told = c->api->set_stop_time(r->memory, is_short ? stop : r->target);
     if (told) return told;
     const double bound = fmin(longest_step(r, is_short ? r->t - most : r->t + ahead), r->max_step);

@@ -1,23 +1,23 @@
 /* ---- guards within a step ------------------------------------------------------------------------------ */
 
-/* SUNDIALS compares guards at the ends of steps. One that passes through zero and comes back in between is found here:
- * the step is halved where the cubic through values and rates at the ends does not stay away from zero by more than it
- * is off within. Where a parabola through the ends of the last steps is clearly away from zero, and right within
- * the step, that is not needed. */
+/* SUNDIALS compares guards at step ends. A guard that passes through zero and returns in between is found here:
+ * the step is bisected if the cubic through values and rates at the ends does not stay away from zero by more than its
+ * error at an interior point. This is skipped if a parabola through the last step ends is clearly away from zero and
+ * accurate within the step. */
 static double *values_of(const run *r, int row) { return r->glances + row * 2 * r->model->n_guards; }
 
-/* x at a time within the step that has ended, by the solver's polynomial or by a shorter explicit step, in r->work */
+/* x at a time within the last step, by the solver's polynomial or by a shorter explicit step, in r->work */
 static int within(run *r, double t) {
   const context *c = r->model;
   return r->step ? part_of_step(r, t, c->n, c->api->array(r->work)) : c->api->get_dky(r->memory, t, 0, r->work);
 }
 
-/* guards, and behind them their rates, at a point */
+/* guards, followed by their rates, at a point */
 static int guards_and_rates(context *c, double t, const double *x, double *value) {
   return guards_at(c, t, x, 0, value, value + c->n_guards);
 }
 
-/* the same at a time: of the state as it stands where it is the end of the step, else within it */
+/* the same at a time: of the current state if `here`, else within the step */
 static int glance(run *r, int row, double t, int here) {
   context *c = r->model;
   const double *x = c->api->array(here ? r->x : r->work);
@@ -25,17 +25,17 @@ static int glance(run *r, int row, double t, int here) {
   if (!here && within(r, t)) return FATAL;
   c->guard_calls++;
   if (guards_and_rates(c, t, x, value)) return FATAL;
-  for (integer i = 0; row != TRIAL && i < c->n_guards; i++) /* trials follow a guard through all its decades */
+  for (integer i = 0; row != TRIAL && i < c->n_guards; i++) /* trials follow a guard over all orders of magnitude */
     if (fabs(value[i]) <= r->noise[i]) value[i] = 0;
   r->times[row] = t;
   return 0;
 }
 
-/* the first of the guards that are determinants */
+/* index of the first determinant among the guards */
 static integer determinants(const run *r) { return r->model->n_guards - r->n_singularities; }
 
-/* Whether a determinant is zero at a glance. One that only touches zero does not change sign, and leaves the algebraic
- * variables as undetermined. */
+/* Whether a determinant is zero at a sample. A determinant that only touches zero does not change sign, but leaves the
+ * algebraic variables undetermined as well. */
 static int is_singular(run *r, int row, double *where) {
   for (integer i = determinants(r); i < r->model->n_guards; i++)
     if (values_of(r, row)[i] == 0) {
@@ -54,7 +54,7 @@ static void cubic(const run *r, int a, int b, integer i, double *k) {
 
 static double horner(const double *k, double s) { return k[0] + s * (k[1] + s * (k[2] + s * k[3])); }
 
-/* smallest value on [0, 1] of a cubic, or of its negative, and where it is */
+/* smallest value on [0, 1] of a cubic, or of its negative, and its position */
 static double smallest(const double *k, double sign, double *place) {
   double least = fmin(sign * k[0], sign * horner(k, 1));
   *place = 0;
@@ -68,15 +68,15 @@ static double smallest(const double *k, double sign, double *place) {
 
 static double sign_of(double v) { return v < 0 ? -1 : 1; }
 
-/* ---- guards that turn next to zero without crossing it ----
+/* ---- near misses: guards that turn close to zero without crossing it ----
  *
- * Whether they cross may be a matter of accuracy: those that come closest are noted, for simulation/grazing.py to look at
- * where derivatives are wanted. */
+ * Whether they cross may be a matter of accuracy: the closest ones are recorded for simulation/grazing.py, which checks
+ * them if derivatives are requested. */
 static void note_turn(run *r, integer i, double from, double to, double least, double most) {
   const double share = fabs(least) / most;
   if (!(share <= NEXT_TO) || i >= determinants(r)) return;
   integer at = r->n_turns;
-  for (integer k = 0; k < r->n_turns; k++) { /* within what is known of that guard, or instead of one farther away */
+  for (integer k = 0; k < r->n_turns; k++) { /* replaces an overlapping near miss of the guard, or the farthest one */
     const double *known = r->turns + k * TURN;
     if ((integer)known[TURN_GUARD] == i && known[TURN_FROM] <= to && from <= known[TURN_TO]) {
       at = k;
@@ -90,7 +90,7 @@ static void note_turn(run *r, integer i, double from, double to, double least, d
   turn[TURN_GUARD] = (double)i, turn[TURN_FROM] = from, turn[TURN_TO] = to, turn[TURN_SHARE] = share;
 }
 
-/* Turns between two glances, by the cubics through them. */
+/* Near misses between two samples, by the cubics through them. */
 static void note_turns(run *r, int a, int b) {
   for (integer i = 0; i < determinants(r); i++) {
     const double v0 = values_of(r, a)[i], v1 = values_of(r, b)[i];
@@ -102,7 +102,7 @@ static void note_turns(run *r, int a, int b) {
   }
 }
 
-/* Turns at the end of the step before, by the ends of the last two. */
+/* Near misses at the end of the previous step, from the last three step ends. */
 static void note_turns_at_end(run *r) {
   const integer n = r->model->n_guards;
   if (r->n_past < HISTORY) return;
@@ -115,20 +115,20 @@ static void note_turns_at_end(run *r) {
 
 /* ---- guards that turn several times within a step ----
  *
- * Steps follow the state. A guard whose rates would take it through its range several times within one, of which its
- * values show nothing, turns in between: it is looked at as often as those rates ask for, and less often once it is seen
- * to have slowed down. */
+ * Steps are chosen for the state. If a guard's rates could take it through its range several times within one step
+ * without a trace in its values, it turns in between: it is sampled as often as these rates require, and less often
+ * once it has been found to be slower. */
 static double *speed_of(const run *r) { return r->pace; }
 static double *range_of(const run *r) { return r->pace + r->model->n_guards; }
 
-/* What values of a guard within a time say of its speed and range; both fade where nothing bears them out. */
+/* Update speed and range of a guard from values within a time; both decay unless confirmed. */
 static void pace(run *r, integer i, double h, double v0, double v, double v1) {
   const double moved = fabs(v - v0) + fabs(v1 - v), range = fmax(v0, fmax(v, v1)) - fmin(v0, fmin(v, v1));
   speed_of(r)[i] = fmax(moved / h, HELD * speed_of(r)[i]);
   range_of(r)[i] = fmax(range, HELD * range_of(r)[i]);
 }
 
-/* Rates at a glance that can be trusted are as good as values. */
+/* Trusted rates at a sample count as speeds. */
 static void hasten(run *r, int row) {
   const integer n = r->model->n_guards;
   for (integer i = 0; i < n; i++) {
@@ -137,15 +137,15 @@ static void hasten(run *r, int row) {
   }
 }
 
-/* whether a guard may have turned often within a step that its values show at three times */
+/* whether a guard may have turned often within a step, given its values at three times */
 static int keeps_pace(run *r, integer i, double h, double v0, double v1, double v) {
   const double noise = NOISE * fmax(fabs(v0), fabs(v1));
   pace(r, i, h, v1, v, v0);
   return !(speed_of(r)[i] * h > TURNS * (range_of(r)[i] + noise));
 }
 
-/* The guard that would go through its range most often within the step, by START, END and a look in between; negative
- * where none would often enough to turn, n_guards on failure. */
+/* The guard that could go through its range most often within the step, from START, END and a sample in between;
+ * negative if none could turn, n_guards on failure. */
 static integer restless(run *r) {
   const integer n = r->model->n_guards;
   const double h = r->times[END] - r->times[START];
@@ -153,7 +153,7 @@ static integer restless(run *r) {
   double most = TURNS;
   const double inside = r->times[START] + INSIDE * h;
   double *middle = values_of(r, HALVES + DEPTH);
-  if (r->step) { /* of the state that ARKODE interpolates: that costs no stages */
+  if (r->step) { /* of ARKODE's interpolant, which costs no stages */
     context *c = r->model;
     c->guard_calls++;
     if (c->api->get_dky(r->memory, inside, 0, r->work)) return n;
@@ -165,7 +165,7 @@ static integer restless(run *r) {
   for (integer i = 0; i < n; i++) {
     const double r0 = fabs(values_of(r, START)[n + i]), rate = fabs(middle[n + i]);
     const double r1 = fabs(values_of(r, END)[n + i]), two = (r0 + rate + r1 - fmin(rate, fmin(r0, r1))) / 2;
-    const double mean = fmax((r0 + 4 * rate + r1) / 6, two); /* an extremum may be among them */
+    const double mean = fmax((r0 + 4 * rate + r1) / 6, two); /* one of them may be an extremum */
     const double speed = isfinite(mean) ? fmax(mean, speed_of(r)[i]) : speed_of(r)[i];
     const double often = speed * h / (range_of(r)[i] + r->noise[i]);
     if (often > most && isfinite(often)) most = often, found = i;
@@ -173,7 +173,7 @@ static integer restless(run *r) {
   return found;
 }
 
-/* Whether a guard moves at its rates: those of a stiff state are known to fewer digits. Negative on failure. */
+/* Whether a guard moves at its rates; those of a stiff state may be inaccurate. Negative on failure. */
 static int moves(run *r, integer i) {
   const integer n = r->model->n_guards;
   const int rows[3] = {START, HALVES + DEPTH, END};
@@ -190,7 +190,7 @@ static int moves(run *r, integer i) {
 static int scan(run *r, int a, int b, int depth, double *where);
 static void keep_signs(run *r, int row, int earlier);
 
-/* Goes through a step at the pace of the guards; as crossings.py. */
+/* Scan a step at intervals adapted to the guards' speeds; see crossings.py. */
 static int keep_up(run *r, int trusted, double until, double *where) {
   context *c = r->model;
   const integer n = c->n_guards;
@@ -198,7 +198,7 @@ static int keep_up(run *r, int trusted, double until, double *where) {
   const int m = HALVES + DEPTH;
   integer crowded = 0, fastest = 0;
   int found = 0;
-  if (trusted) /* a guard that begins at one of its extrema is as fast as elsewhere in the step */
+  if (trusted) /* a guard that starts at an extremum is as fast as elsewhere in the step */
     hasten(r, START), hasten(r, m), hasten(r, END);
   while (!found && r->times[START] < until) {
     double away = r->resolution;
@@ -221,15 +221,15 @@ static int keep_up(run *r, int trusted, double until, double *where) {
     memcpy(values_of(r, START), values_of(r, END), (size_t)(2 * n) * sizeof(double));
     r->times[START] = r->times[END];
   }
-  if (!found && crowded > MOST_LOOKS / 2) { /* nobody could follow it */
+  if (!found && crowded > MOST_LOOKS / 2) { /* too fast to be resolved */
     c->returned = fastest;
     return FATAL;
   }
   return found;
 }
 
-/* Whether all guards are so far from zero, and so well known, that a step needs no closer look: 1 if so, negative on
- * failure. One look within the step tells a guard that moves faster than the steps from one that does not. */
+/* Whether all guards are far enough from zero, and accurate enough, to skip a closer check: 1 if so, negative on
+ * failure. One sample within the step detects guards that vary faster than the steps. */
 static int is_calm(run *r) {
   context *c = r->model;
   const integer n = c->n_guards;
@@ -243,7 +243,7 @@ static int is_calm(run *r) {
   if (c->api->get_dky(r->memory, inside, 0, r->work)) return FATAL;
   c->guard_calls++;
   const double *x = c->api->array(r->work);
-  /* of a cubic through the ends only the rate there says how good it is */
+  /* only the rate there shows the error of a cubic through the ends */
   if (r->step ? guards_at(c, inside, x, 0, value, value + n) : guards_near(c, inside, x, value)) return FATAL;
   for (integer i = 0; i < n; i++) {
     const double v0 = r->history[i], v1 = r->history[n + i], v2 = r->history[2 * n + i];
@@ -262,9 +262,9 @@ static int is_calm(run *r) {
   return 1;
 }
 
-/* The same for an explicit step, also for the first ones of a segment: by the cubic through values and rates at its ends,
- * and the state that ARKODE interpolates. That is a cubic, too, so the values of a guard may agree however wrong both are:
- * what tells are the rates, where the error of a cubic, s^2 (1 - s)^2 (c0 + c1 (s - 1/2)), moves most. */
+/* The same for an explicit step, including the first ones of a segment: by the cubic through values and rates at its ends,
+ * and ARKODE's interpolant. That is a cubic as well, so that values of a guard may agree although both are wrong:
+ * the rates show it, where the error of a cubic, s^2 (1 - s)^2 (c0 + c1 (s - 1/2)), varies most. */
 static int is_clear(run *r) {
   context *c = r->model;
   const integer n = c->n_guards;
@@ -297,7 +297,7 @@ static int is_clear(run *r) {
   return 1;
 }
 
-/* where a cubic that changes sign from v0 to v1 has been on the other side and back before, but for an error; else 0 */
+/* position where a cubic that changes sign from v0 to v1 has crossed and returned before, within an error; else 0 */
 static double turns_back(const double *k, double v0, double v1, double off) {
   const double root = sqrt(k[2] * k[2] - 3 * k[1] * k[3]), side = sign_of(v0);
   const double one = (-k[2] + root) / (3 * k[3]), two = (-k[2] - root) / (3 * k[3]);
@@ -308,14 +308,14 @@ static double turns_back(const double *k, double v0, double v1, double off) {
   return over <= off && back >= -off ? first : 0;
 }
 
-/* where a guard may cross zero without showing it at the ends or within, in (0, 1]; else 0 */
+/* position in (0, 1] where a guard may cross zero without a trace at the ends or the interior sample; else 0 */
 static double may_cross(const run *r, int a, int m, int b) {
   for (integer i = 0; i < r->model->n_guards; i++) {
     const double v0 = values_of(r, a)[i], v = values_of(r, m)[i], v1 = values_of(r, b)[i];
     double k[4], place;
     cubic(r, a, b, i, k);
     double off = fabs(horner(k, INSIDE) - v);
-    if (r->step) { /* of the state itself: the rate there is a second opinion */
+    if (r->step) { /* of the state itself: the rate is an independent check */
       const double slope = k[1] + INSIDE * (2 * k[2] + INSIDE * 3 * k[3]), h = r->times[b] - r->times[a];
       off = fmax(off, fabs(slope - h * values_of(r, m)[r->model->n_guards + i]));
     }
@@ -336,7 +336,7 @@ static double may_cross(const run *r, int a, int m, int b) {
   return 0;
 }
 
-/* the zero of a cubic that changes sign on [0, 1]; near enough to begin Newton's method there */
+/* zero of a cubic that changes sign on [0, 1], as an initial guess for Newton's method */
 static double cubic_zero(const double *k) {
   double low = 0, high = 1, s = k[0] / (k[0] - horner(k, 1));
   for (int i = 0; i < GUESSES; i++) {
@@ -349,8 +349,8 @@ static double cubic_zero(const double *k) {
   return s;
 }
 
-/* The first of the guards that change sign between two glances, and where: Newton's method, kept within its bracket, to
- * where `polish` goes on. */
+/* The first of the guards that change sign between two samples, and its time: Newton's method, safeguarded by a bracket,
+ * to the accuracy from which `polish` continues. */
 static int first_root(run *r, int a, int b, double *where) {
   const integer n = r->model->n_guards;
   int found = 0;
@@ -375,7 +375,7 @@ static int first_root(run *r, int a, int b, double *where) {
         last = f;
         break;
       }
-      t = move < before / 2 ? next : (t0 + t1) / 2; /* Newton's moves shrink, or the bracket does */
+      t = move < before / 2 ? next : (t0 + t1) / 2; /* Newton steps shrink, or the bracket does */
       before = move;
     }
     if (!found || t1 < *where) {
@@ -387,14 +387,14 @@ static int first_root(run *r, int a, int b, double *where) {
   return found;
 }
 
-/* zeros have the sign they had before */
+/* replace zeros by the earlier sign */
 static void keep_signs(run *r, int row, int earlier) {
   for (integer i = 0; i < r->model->n_guards; i++)
     if (values_of(r, row)[i] == 0) values_of(r, row)[i] = values_of(r, earlier)[i];
 }
 
-/* Explicit steps are long from the first on: a guard that begins at zero may have left it and come back before the first
- * look. It is given the sign that it has a moment after the beginning. */
+/* Explicit steps are long from the start: a guard that starts at zero may have left it and returned before the first
+ * sample. It is given the sign that it has shortly after the start. */
 static int leave_zero(run *r, int a, int m) {
   const context *c = r->model;
   int back = 0;
@@ -410,14 +410,14 @@ static int leave_zero(run *r, int a, int m) {
   return 0;
 }
 
-/* 1 where a crossing has been found between two glances */
+/* 1 if a crossing is found between two samples */
 static int scan(run *r, int a, int b, int depth, double *where) {
   const int m = HALVES + depth;
   int found = glance(r, m, r->times[a] + INSIDE * (r->times[b] - r->times[a]), 0);
   if (!found && r->step && a == START) found = leave_zero(r, a, m);
   if (found) return FATAL;
   if (is_singular(r, m, where)) {
-    const int before = first_root(r, a, m, where); /* a guard that crosses on the way there */
+    const int before = first_root(r, a, m, where); /* a guard that crosses before it */
     return before ? before : is_singular(r, m, where);
   }
   const double place = may_cross(r, a, m, b);
@@ -427,7 +427,7 @@ static int scan(run *r, int a, int b, int depth, double *where) {
     keep_signs(r, m, a);
     return scan(r, m, b, depth - 1, where);
   }
-  if (place > 0 && place < 1) { /* the last resort */
+  if (place > 0 && place < 1) { /* at the finest level */
     found = glance(r, m, r->times[a] + place * (r->times[b] - r->times[a]), 0);
     if (found) return FATAL;
   }
@@ -443,7 +443,7 @@ static int remember(run *r) {
   const size_t row = (size_t)c->n_guards;
   memmove(r->history + row, r->history, (HISTORY - 1) * row * sizeof(double));
   memmove(r->past + 1, r->past, (HISTORY - 1) * sizeof(double));
-  if (r->step) { /* ARKODE looks for no roots: this is the one look at the end of a step */
+  if (r->step) { /* ARKODE has no root finding: the only evaluation at a step end */
     if (guard_values(c, r->t, c->api->array(r->x), c->latest, 0)) return FATAL;
   } else if (c->latest_time != r->t) {
     if (glance(r, END, r->t, 1)) return FATAL;
@@ -456,8 +456,8 @@ static int remember(run *r) {
   return 0;
 }
 
-/* Looks at the guards within the step that has ended; where one has crossed before anything else happened, r->t is
- * about when. Returns 1 then, a negative flag on failure. */
+/* Check the guards within the last step; if one has crossed first, r->t becomes the approximate time. Returns 1 then, a
+ * negative flag on failure. */
 static int look(run *r, int status) {
   context *c = r->model;
   r->approach = 0;
@@ -471,7 +471,7 @@ static int look(run *r, int status) {
   const int calm = h > 0 && pieces == 1 && !c->returned ? is_calm(r) : 0;
   if (calm < 0) return FATAL;
   if (h > 0 && !calm) {
-    for (integer i = 0; i < c->n_guards; i++) { /* of a polynomial's values by the larger end, of explicit steps' by its own */
+    for (integer i = 0; i < c->n_guards; i++) { /* relative to the larger end for polynomials, the smaller for explicit steps */
       const double one = fabs(r->history[i]), other = fabs(r->history[c->n_guards + i]);
       r->noise[i] = fmax(r->band[i], NOISE * (r->step ? fmin(one, other) : fmax(one, other)));
       if (i >= determinants(r)) r->noise[i] = TOUCHED * fmax(one, other);
@@ -502,14 +502,14 @@ static int look(run *r, int status) {
       r->times[START] = r->times[END];
     }
   }
-  if (c->returned && !found) { /* it has left in its direction, and its way back is none of its transition's business */
+  if (c->returned && !found) { /* it has left in its direction; its return does not concern its transition */
     const integer i = c->returned - 1;
     if (!(r->directions[i] * c->departure[i] > 0)) return FATAL;
     c->zero_band[i] = 0;
     c->latest[i] = r->history[i] = values_of(r, START)[i];
   }
   c->returned = 0;
-  for (integer i = 0; r->step && !found && i < c->n_guards; i++) { /* a zero at the very end, to the last bit */
+  for (integer i = 0; r->step && !found && i < c->n_guards; i++) { /* a zero exactly at the end */
     const double before = r->history[c->n_guards + i];
     if (r->history[i] == 0 && before != 0 && c->zero_band[i] == 0 && r->directions[i] * before <= 0)
       found = 1, where = r->t, r->root = i, r->jumps = 0;

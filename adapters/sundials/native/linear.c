@@ -1,18 +1,19 @@
 /* ---- Newton's matrix of large systems --------------------------------------------------------------- */
 
-/* Nothing depends on what is integrated beside x (integrals, or the guide of an adjoint), so that Newton's matrix is
+/* Nothing depends on the components after x (integrals, or the guide of an adjoint), so that Newton's matrix is
  *     [ M  0 ]      M = scale J + shift E,  E = 1 on the differential rows
  *     [ R  d ]
- * with J = F_x forwards and its transpose backwards. M is factorised as a band, as a sparse matrix in sparse.c or, where that
- * fills in much, by Python; the rows R follow by substitution, however dense they are. `place` says where each entry of F_x stands in the values of M,
- * whatever their storage is. As a preconditioner (Krylov) the same matrix is solved with approximately. */
+ * with J = F_x forward and its transpose backward. M is factorised as a band, as a sparse matrix in sparse.c or, with
+ * much fill, by Python; the rows R follow by substitution, however dense they are. `place` gives the position of each
+ * entry of F_x in the values of M, for any storage. As a preconditioner (Krylov) the same matrix is factorised
+ * incompletely. */
 
-/* what SUNDIALS' vectors and matrices begin with; Python checks that they do */
+/* common header of SUNDIALS' vectors and matrices; Python verifies it */
 typedef struct {
   struct linear *content;
 } holder;
 
-/* J at a point, and R; kept, because CVODES comes back to it with another gamma */
+/* J at a point, and R; stored, because CVODES reuses it with another gamma */
 static int keep_jacobian(context *c, double t, const double *x) {
   linear *l = c->linear;
   if (l->backward) return jacobian_on_path(c, t, l->jacobian, l->rows);
@@ -44,7 +45,7 @@ static void assemble(const context *c, double scale, double shift, double row_sc
   l->corner = corner;
 }
 
-/* 1 - gamma J, backwards with J = -F_x^T */
+/* 1 - gamma J, backward with J = -F_x^T */
 static void assemble_explicit(const context *c, double gamma) {
   assemble(c, c->linear->backward ? gamma : -gamma, 1, -gamma, 1);
 }
@@ -80,8 +81,8 @@ static int substitute(const context *c, double *x, const double *b) {
   return 0;
 }
 
-/* How far errors of y as large as their tolerances move the algebraic variables, through Newton's matrix. Signs are those
- * of a hash, so that contributions hardly ever cancel in all of the probes. */
+/* Propagation of errors of y, as large as their tolerances, to the algebraic variables, through Newton's matrix. The signs
+ * are pseudo-random, so that contributions hardly ever cancel in all probes. */
 static void probe(context *c) {
   const integer ny = c->n_differential, nz = c->n - ny, size = c->n + c->n_integrals;
   double *b = c->spread_work, *x = b + size, *tolerance = x + size;
@@ -100,7 +101,7 @@ static void probe(context *c) {
   }
 }
 
-/* J v, and R v behind it */
+/* J v, followed by R v */
 static void jacobian_product(const context *c, const double *v, double *out) {
   const linear *l = c->linear;
   const sparse *pattern = l->backward ? &c->f_x : &c->state_jacobian;
@@ -113,7 +114,7 @@ static void jacobian_product(const context *c, const double *v, double *out) {
   for (integer i = 0; i < l->border; i++) out[l->n + i] = row_product(c, l, i, v);
 }
 
-/* -- what SUNDIALS calls: a matrix that it never looks into, and a solver -- */
+/* -- called by SUNDIALS: an opaque matrix, and a solver -- */
 
 int dh_matrix_id(const void *matrix) { (void)matrix; return MATRIX_CUSTOM; }
 int dh_matrix_zero(void *matrix) { (void)matrix; return 0; }
@@ -152,7 +153,7 @@ int dh_ida_system(double t, double cj, vector x, vector xdot, vector r, void *ma
   return flag;
 }
 
-/* -- and what its Krylov methods call: products with J at the point of the iteration, and the preconditioner -- */
+/* -- called by SUNDIALS' Krylov methods: products with J at the current iterate, and the preconditioner -- */
 
 int dh_cv_product_setup(double t, vector y, vector fy, void *data) {
   (void)fy;

@@ -1,22 +1,22 @@
-/* ---- through segment after segment ---------------------------------------------------------------------------
+/* ---- successive segments and native events ---------------------------------------------------------------------
  *
- * Where a guard crosses, or the time of a time event, a measurement or a knot has come, and nothing is special about it,
- * it is carried out here, as the automaton would do it: the rules are those of simulation/event_logic.py, the derivatives those
- * of system/transition_map.py, knots are those of simulation/stop_times.py. Anything that is not plain (another guard near zero,
- * values that are not finite, equations to be solved, events that accumulate, ...) is left as it stands, for the automaton to
- * go on from there. */
+ * When a guard crosses, or a time event, a measurement or a knot is due, and no special rule applies,
+ * it is carried out here as the automaton would do it: the rules are those of simulation/event_logic.py, the
+ * derivatives those of system/transition_map.py, knots are those of simulation/stop_times.py. In any other case
+ * (another guard near zero, non-finite values, equations that are not clearly solvable, accumulating events, ...) the
+ * state is left unchanged, and the automaton continues from it. */
 static double elapsed(const march *m, double t) { return fmax(fabs(t), t - m->t0); }
 
 static double duration(const march *m, double t) { return fmax(fabs(t), m->t1 - m->t0); }
 
-/* within which a guard is zero to rounding */
+/* band within which a guard is zero to rounding */
 static double band_of(const march *m, double h, double size, double rate, double t) {
   const double rounding = size + fabs(rate) * elapsed(m, t);
   return ZERO_ROUNDINGS * DBL_EPSILON * (isfinite(rounding) ? rounding : fabs(h)) + DBL_MIN;
 }
 
-/* Whether intervals between events shrink, by one ratio and for some time, as if they were to accumulate soon; the
- * automaton looks closer. */
+/* Whether intervals between events have been shrinking for some time, by a constant ratio, as if they were to accumulate
+ * soon; the automaton then checks. */
 static int accumulates(const march *m, double t) {
   if (m->n_times < ZENO_INTERVALS) return 0;
   double least = HUGE_VAL, most = 0, later = t - m->recent[0];
@@ -29,7 +29,7 @@ static int accumulates(const march *m, double t) {
   return most <= 2 * least && !(last * last / (before - last) > FAR * ZENO_REST * (t - m->t0));
 }
 
-/* the parts of an event's record, one after the other; mirrored in record_table.py */
+/* parts of an event's record, in order; mirrored in record_table.py */
 static integer lay_out(const march *m, const station *from, const station *to, double *record, event *e) {
   double *at = record + HEADER;
 #define PART(name, size) e->name = at, at += (size)
@@ -57,8 +57,8 @@ static integer lay_out(const march *m, const station *from, const station *to, d
 
 static int stays(const link *l) { return l->measures || l->turns; }
 
-/* Whether no other time event is near, of the mode before an event and of that after it. What ticks together ticks once;
- * measurements may be at one time, that of a knot, too. */
+/* Whether no other time event is near, in the mode before an event and in that after it. Transitions on a shared clock tick
+ * once; measurements may coincide with each other and with a knot. */
 static int no_other_alarm(const march *m, integer mode, double t, const link *own) {
   const double instant = SAME_INSTANT * elapsed(m, t), near = fmax(instant, m->slack * elapsed(m, t));
   alarms *before = &m->schedule[m->at], *after = &m->schedule[own->target];
@@ -74,7 +74,7 @@ static int no_other_alarm(const march *m, integer mode, double t, const link *ow
   return 1;
 }
 
-/* When the segment has to stop that begins in the mode; outputs at the end of the run belong to it. */
+/* Set the stop time of the segment that begins in the current mode; outputs at the end of the run belong to it. */
 static void set_stop(const march *m, run *r) {
   alarms *own = &m->schedule[m->at];
   const double instant = SAME_INSTANT * elapsed(m, r->t);
@@ -83,8 +83,8 @@ static void set_stop(const march *m, run *r) {
   r->closed_end = r->t_stop >= m->t_end;
 }
 
-/* whether the guards of the mode before are as they should be: the one that crosses, if any, alone at zero, and no other one
- * past it since the step began */
+/* whether the crossing guard, if any, is the only one at zero in the source mode, and no other one has passed zero in the
+ * step */
 static int one_alone(const march *m, const station *from, integer index, double t, const event *e) {
   const double *h = e->guards, *rate = h + from->n_guards, *size = rate + from->n_guards;
   const double *begun = from->run->history + from->run->model->n_guards;
@@ -97,9 +97,9 @@ static int one_alone(const march *m, const station *from, integer index, double 
   return 1;
 }
 
-/* Whether the guard of a transition and its rate are zero to the accuracy of the state where a mode is entered: it may be
- * at rest there, see simulation/departure.py. `decided` is whether none but its own is next to zero, to that accuracy, where
- * a neighbouring run would meet it. */
+/* Whether the guard of a transition and its rate are zero to the accuracy of the state on entry into a mode: it may then
+ * be at rest, see simulation/departure.py. Clears `decided` if another guard is close to zero, to that accuracy, so
+ * that a neighbouring run may meet it. */
 static int may_rest(march *m, const station *from, const station *to, integer own, double t, const event *e, int *decided) {
   context *c = to->run->model;
   const integer n = c->n_guards;
@@ -128,8 +128,8 @@ static int may_rest(march *m, const station *from, const station *to, integer ow
   return rests;
 }
 
-/* Looks at the guards of the mode that is entered, and sets what the next segment needs to know of them; whether nothing
- * fires or is past its threshold. `decided`: none is zero that a neighbouring run would meet. */
+/* Check the guards on entry into a mode, and set their bands for the next segment; returns whether none
+ * fires or is past its threshold. `decided`: none is at zero that a neighbouring run would meet. */
 static int enter(march *m, const station *from, const station *to, integer index, double t, const event *e,
                  int *decided) {
   const double *h = e->guards_after, *rate = h + to->n_guards, *size = rate + to->n_guards;
@@ -141,7 +141,7 @@ static int enter(march *m, const station *from, const station *to, integer index
   for (integer j = 0; j < to->n_guards; j++) {
     const int own = from == to && j == index;
     const double rounding = band_of(m, h[j], size[j], rate[j], t), towards = (double)to->links[j].direction * rate[j];
-    const double width = own ? fmax(rounding, RESIDUE * fabs(h0[j])) : rounding; /* as close to zero as it was found */
+    const double width = own ? fmax(rounding, RESIDUE * fabs(h0[j])) : rounding; /* as close to zero as it was located */
     if (fabs(h[j]) <= width) {
       const int moving = fabs(rate[j]) * duration(m, t) > width;
       if (!moving && (to->links[j].jumps || !to->links[j].waits)) return 0;
@@ -153,7 +153,7 @@ static int enter(march *m, const station *from, const station *to, integer index
       if (!kept && (towards >= 0 || !(to->links[j].waits || (own && to->links[j].toggles)))) *decided = 0;
     } else if (!own && from == to && to->links[j].jumps && h[j] * h0[j] < 0) {
       return 0;
-    } else if (!own && (double)to->links[j].direction * h[j] > 0) { /* its own reset may move a guard on */
+    } else if (!own && (double)to->links[j].direction * h[j] > 0) { /* a reset may move its own guard further */
       const double before = from == to ? band_of(m, h0[j], size0[j], rate0[j], t) : 0;
       if (from != to || !((double)to->links[j].direction * h0[j] > before)) return 0;
     }
@@ -161,8 +161,8 @@ static int enter(march *m, const station *from, const station *to, integer index
   return 1;
 }
 
-/* Derivatives across the event, SR eq. 6 and 28; whether they exist. Where they are to be relied on, `clean` says that the
- * crossing is deep enough for the accuracy of the run. */
+/* Derivatives across the event, SR eq. 6 and 28; returns whether they exist. `clean` is set if the
+ * crossing is deep enough for the accuracy of the run, so that they are reliable. */
 static int differentiate(march *m, const station *from, const station *to, const link *l, double t, const event *e,
                          double *clean) {
   const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
@@ -177,8 +177,8 @@ static int differentiate(march *m, const station *from, const station *to, const
   if (!keeps_constraints(m, from, to, l, e, &found, rate)) return 0;
   land_directions(m, from, &found, e);
   *clean = 1;
-  double apart = BESIDE * m->rtol * elapsed(m, t); /* in time, from other guards */
-  if (l->clock < 0) { /* a parabola through the rate a moment before says how deep the guard goes beyond zero */
+  double apart = BESIDE * m->rtol * elapsed(m, t); /* distance in time from other guards */
+  if (l->clock < 0) { /* a parabola through the rate shortly before gives the depth of the crossing */
     const double moment = BEFORE * (m->t_end - m->t0);
     double accuracy = 0, *x = m->work;
     context *c = r->model;
@@ -215,7 +215,7 @@ static int differentiate(march *m, const station *from, const station *to, const
   return 1;
 }
 
-/* What an event costs, and what that does to the functionals; whether it is finite. After `differentiate`. */
+/* Costs of an event, and their effect on the functionals; returns whether they are finite. Call after `differentiate`. */
 static int charge(march *m, const station *from, const station *to, const link *l, double t, const event *e) {
   const integer nk = m->n_functionals, nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, width = nf + m->n_parameters + 1;
   const run *r = from->run;
@@ -249,15 +249,15 @@ static int determined(const march *m, const station *to, const event *e) {
   return 1;
 }
 
-/* Whether an event leads onto the constraints after it, to the accuracy of the state, before it is moved onto them by so
- * much. */
+/* Whether an event leads onto the target's constraints, to the accuracy of the state, before the projection by
+ * `moved`. */
 static int lands(const march *m, const station *to, const event *e, const double *moved) {
   for (integer i = 0; to->n_held && i < to->n_y; i++)
     if (!(moved[i] <= LANDED * (to->absolute[i] + m->rtol * fabs(e->x_after[i])))) return 0;
   return 1;
 }
 
-/* Whether a guard that has been found crosses as it should. */
+/* Whether a located guard crosses in its direction, and events do not accumulate. */
 static int crosses(const march *m, const run *r, const link *l) {
   const integer root = l->index, n = r->model->n_guards;
   const double rate = r->guard_values[n + root];
@@ -265,7 +265,7 @@ static int crosses(const march *m, const run *r, const link *l) {
   return !accumulates(m, r->t);
 }
 
-/* What a segment ends with goes into a record: integrals, the derivatives of (y, m), and what events have cost so far. */
+/* Record the end of a segment: integrals, the derivatives of (y, m), and the accumulated costs of events. */
 static void note_end(const march *m, const station *at, const event *e) {
   const run *r = at->run;
   const context *c = r->model;
@@ -278,20 +278,20 @@ static void note_end(const march *m, const station *at, const event *e) {
   if (m->charges) memcpy(e->gained, m->gained_directions, (size_t)(m->n_directions * m->n_functionals) * sizeof(double));
 }
 
-/* Outputs that rounding alone puts before an event, or a knot, show what is after it. */
+/* Remove outputs that precede an event or a knot by rounding only: they show the values after it. */
 static void retract(const march *m, run *r) {
   while (r->n_eval && r->n_rows > m->row && r->t - r->t_eval[r->next_eval - 1] <= SAME_INSTANT * elapsed(m, r->t))
     r->next_eval--, r->n_rows--;
 }
 
-/* Whether there is room for so many records of a link; `full` if not. */
+/* Whether there is room for `count` records of a link; sets `full` otherwise. */
 static int has_room(march *m, const link *l, integer count) {
   if (m->used + count * l->width <= m->capacity && m->n_events + count <= m->room) return 1;
   m->full = count;
   return 0;
 }
 
-/* Goes on behind what has been recorded of a segment. */
+/* Advance past the recorded rows of a segment. */
 static void go_behind(march *m, const run *before, const run *r) {
   m->kept += (double)((before->n_path - m->path_row) * before->path_width);
   if (m->counts_rows) m->kept += (double)((before->n_rows - m->row) * before->width);
@@ -299,7 +299,7 @@ static void go_behind(march *m, const run *before, const run *r) {
   m->path_row = r->n_path;
 }
 
-/* Carries out the transition that is due at the end of a segment, where that is plain; 1 if so, and 0 if not. */
+/* Carry out the transition due at the end of a segment, if it can be done natively; returns 1 if so, else 0. */
 static int fire(march *m) {
   const station *from = &m->stations[m->at];
   run *r = from->run;
@@ -353,8 +353,8 @@ static int fire(march *m) {
   return 1;
 }
 
-/* Of implicit equations: the derivatives of the algebraic variables that go with those of y and m, and the rates of those
- * of y, as IDA takes its first step from them. Both are kept in a record, where there is one. */
+/* For implicit equations: derivatives of the algebraic variables consistent with those of y and m, and the rates of those
+ * of y, from which IDA takes its first step. Both are stored in a record, if given. */
 static int complete_directions(run *r, double *kept) {
   context *c = r->model;
   const integer ny = c->n_differential, nz = c->n - ny;
@@ -379,7 +379,7 @@ static int complete_directions(run *r, double *kept) {
   return 0;
 }
 
-/* IDA takes its first step from the rates, those of the integrals too */
+/* IDA takes its first step from the rates, including those of the integrals */
 static int set_rates(run *r, const double *xdot) {
   context *c = r->model;
   double *rates = c->api->array(r->work), *own = c->api->array(r->xdot);
@@ -391,7 +391,7 @@ static int set_rates(run *r, const double *xdot) {
   return 0;
 }
 
-/* The solver stands where an event, or a knot, has led to. */
+/* Place the solver at the point after an event or a knot. */
 static int place(march *m) {
   const station *from = &m->stations[m->at];
   const run *before = from->run;
@@ -438,7 +438,7 @@ static int place(march *m) {
   return to->implicit ? complete_directions(r, e.completed) : 0;
 }
 
-/* The segment begins where the solver has been placed. */
+/* Begin the segment where the solver has been placed. */
 static int begin(march *m) {
   run *r = m->stations[m->at].run;
   set_stop(m, r);
@@ -447,7 +447,7 @@ static int begin(march *m) {
   return dh_begin(r);
 }
 
-/* The parts of the record of a point where the mode goes on, the first of so many; whether there is room for them. */
+/* Lay out the first of `count` records of a point without transition; returns whether there is room. */
 static int make_record(march *m, const station *at, const link *l, integer count, event *e) {
   if (!has_room(m, l, count)) return 0;
   double *record = m->records + m->used;
@@ -455,14 +455,14 @@ static int make_record(march *m, const station *at, const link *l, integer count
   return lay_out(m, at, at, record, e) == l->width;
 }
 
-/* A point of a mode: what is at the integrator's x with a memory, finite. */
+/* Evaluate a point of a mode, at the integrator's x and a memory; returns whether it is finite. */
 static int look_at(march *m, const link *l, double t, const double *given, const double *memory, double *x, double *xdot,
                    double *guards, integer n) {
   double *res[5] = {x, xdot, guards, guards + n, guards + 2 * n};
   return !call(m, l->cross, l->numbers, t, given, memory, res, 5) && all_finite(x, guards + 3 * n - x);
 }
 
-/* The record of a point where the mode goes on is complete but for what changes there. */
+/* Complete the record of a point without transition, except for changes there. */
 static void note_point(march *m, const station *at, const link *l, const event *e) {
   const run *r = at->run;
   const context *c = r->model;
@@ -483,7 +483,7 @@ static void note_point(march *m, const station *at, const link *l, const event *
   own->next++;
 }
 
-/* Records the point of a measurement at the end of a segment, where nothing else is near; 1 if so, and 0 if not. */
+/* Record the point of a measurement at the end of a segment, if nothing else is near; returns 1 if so, else 0. */
 static int measure(march *m) {
   const station *at = &m->stations[m->at];
   const run *r = at->run;
@@ -508,7 +508,7 @@ static int measure(march *m) {
   return 1;
 }
 
-/* The algebraic variables after a knot, from those before it. */
+/* Solve for the algebraic variables after a knot, starting from those before it. */
 static int close_algebraic(march *m, const station *at, const link *l, double t, double *x, const double *memory) {
   const integer n = at->n_z, one = 3 * n + 2 * n * n;
   trial now = lay_out_trial(m->solving, n), next = lay_out_trial(m->solving + one, n);
@@ -519,8 +519,8 @@ static int close_algebraic(march *m, const station *at, const link *l, double t,
   return 1;
 }
 
-/* Signals take their next coefficients at a knot, where no guard is near zero or changes its sign; 1 if so, and 0 if not.
- * Measurements at its time are to follow. */
+/* Give signals their next coefficients at a knot, if no guard is near zero or changes sign; returns 1 if so, else 0.
+ * Measurements at the same time follow. */
 static int turn(march *m) {
   const station *at = &m->stations[m->at];
   run *r = at->run;
@@ -555,7 +555,7 @@ static int turn(march *m) {
   return 1;
 }
 
-/* Goes on after a knot, with the measurements of its time. */
+/* Continue after a knot, with the measurements at its time. */
 static int turn_over(march *m) {
   const alarms *own = &m->schedule[m->at];
   const run *r = m->stations[m->at].run;
@@ -567,7 +567,7 @@ static int turn_over(march *m) {
   return flag ? flag : begin(m);
 }
 
-/* The segment goes on after measurements, with the solver as it is. */
+/* Continue the segment after measurements, with the solver unchanged. */
 static int carry_on(march *m) {
   run *r = m->stations[m->at].run;
   context *c = r->model;
@@ -582,11 +582,11 @@ static int carry_on(march *m) {
   return flag;
 }
 
-/* Whether more is kept than is to be, where another leg may begin. */
+/* Whether more is stored than allowed at a point where another record table may begin. */
 static int is_complete(const march *m) { return m->kept + (m->counts_records ? (double)m->used : 0) > m->bound; }
 
-/* Goes on from where the run of the mode stands, for at most `budget` steps; as `dh_advance`, with FOUND_ROOT where an event is
- * not plain, or a mode is wanted, or there is no room for the record, and COMPLETE where there are to be no more. */
+/* Continue from the current point of the mode's run for at most `budget` steps; like `dh_advance`, with FOUND_ROOT if an event
+ * cannot be taken natively, a mode is wanted or there is no room for the record, and COMPLETE if the table is full. */
 int dh_march(march *m) {
   const integer end = m->steps + m->stations[m->at].run->steps + m->budget;
   while (1) {
@@ -623,6 +623,6 @@ int dh_march(march *m) {
     int flag = place(m);
     if (!flag) flag = begin(m);
     if (flag) return flag;
-    if (is_complete(m) && (!timed || m->clock[1] > 0)) return COMPLETE; /* a single time would come again */
+    if (is_complete(m) && (!timed || m->clock[1] > 0)) return COMPLETE; /* a single time event would occur again */
   }
 }

@@ -1,4 +1,4 @@
-/* loops on long vectors, for which a compiler is to use operations on vectors */
+/* loops on long vectors, to be vectorised by the compiler */
 #if defined(__GNUC__) && !defined(__clang__)
 #define IN_VECTORS __attribute__((optimize("O3")))
 #else
@@ -8,7 +8,7 @@
 /* ---- evaluating the model ---------------------------------------------------------------------- */
 
 static int all_finite(const double *values, integer n) {
-  double sums[4] = {0, 0, 0, 0}; /* one would wait for itself */
+  double sums[4] = {0, 0, 0, 0}; /* a single sum would be a chain of dependent additions */
   integer i = 0;
   for (; i + 4 <= n; i += 4)
     for (int k = 0; k < 4; k++) sums[k] += 0 * values[i + k];
@@ -16,8 +16,8 @@ static int all_finite(const double *values, integer n) {
   return sums[0] + sums[1] + sums[2] + sums[3] == 0;
 }
 
-/* Whether a signal handler has raised: no Python runs in here, so that nobody else would see Ctrl-C before the end of a
- * long stretch. The handlers run from here, at most every SIGNALS seconds. */
+/* Whether a signal handler has raised. No Python runs in these loops, so that Ctrl-C would go unnoticed during a long
+ * segment. Handlers are run from here, at most every SIGNALS seconds. */
 static int interrupted(context *c) {
   struct timespec now;
   if (c->raised) return 1;
@@ -39,7 +39,7 @@ static int evaluate(context *c, casadi_function function, double t, const double
   c->arg[1] = x;
   c->arg[2] = c->memory;
   c->arg[3] = c->parameters;
-  if (c->numbers) c->arg[5] = c->numbers; /* else functions of products have other inputs there */
+  if (c->numbers) c->arg[5] = c->numbers; /* functions of products have other inputs there */
   if (!c->held_valid && c->constants) {
     double *wanted[8];
     memcpy(wanted, c->res, sizeof wanted);
@@ -55,10 +55,10 @@ static int evaluate(context *c, casadi_function function, double t, const double
 static int checked(context *c, const double *values, integer n) {
   if (all_finite(values, n)) return 0;
   c->not_finite++;
-  return RECOVERABLE; /* the solver tries a smaller step first */
+  return RECOVERABLE; /* the solver retries with a smaller step */
 }
 
-/* F and, behind it, the integrands where they are integrated */
+/* F, followed by the integrands if they are integrated */
 static int flow(context *c, double t, const double *x, double *out) {
   c->flow_calls++;
   c->res[0] = out;
@@ -67,7 +67,7 @@ static int flow(context *c, double t, const double *x, double *out) {
   return checked(c, out, c->n + c->n_integrals);
 }
 
-/* Of a small matrix, row by row: solutions in place of `columns` right-hand sides, also row by row; whether there are any. */
+/* Solve a small row-major system in place for `columns` right-hand sides, row-major; 0 if singular. */
 static int solve_dense(double *a, double *b, integer n, integer columns) {
   for (integer k = 0; k < n; k++) {
     integer pivot = k;
@@ -101,13 +101,13 @@ static int solve_dense(double *a, double *b, integer n, integer columns) {
 
 /* ---- consistent points, and guards there ----
  *
- * A guard on algebraic variables, or next to constraints, is meant at the consistent point: x of the integrator is off by
- * its tolerance. `sketch` gives the guards at x as it stands, and by how much x misses the equations; `settle` is one
- * Newton correction of x. Most guards are far from zero, and need none: what it would do to them is known to first order
- * from `weigh`, whose result is kept as long as Newton's matrix. Determinants (`poles`) are taken at x as it stands,
- * because next to a singular matrix there is no consistent point. */
+ * A guard of algebraic variables, or near constraints, is defined at the consistent point: the integrator's x is off by
+ * its tolerance. `sketch` returns the guards at x itself and the residuals of x; `settle` is one
+ * Newton correction of x. Most guards are far from zero and need no correction: its effect on them is known to first
+ * order from `weigh`, whose result is reused as long as Newton's matrix. Determinants (`poles`) are evaluated at x
+ * itself, because near a singular matrix there is no consistent point. */
 
-/* How far a correction moves the algebraic variables, as a share of what they are there and at the start. */
+/* Largest move of an algebraic variable by a correction, relative to its values here and at the start. */
 static double moved_by(const context *c, const double *start, const double *from, const double *to) {
   double largest = DBL_MIN, share = 0;
   for (integer i = c->n_differential; i < c->n; i++) largest = fmax(largest, fmax(fabs(start[i]), fabs(to[i])));
@@ -116,8 +116,8 @@ static double moved_by(const context *c, const double *start, const double *from
   return share;
 }
 
-/* The consistent point next to x, to rounding, by so many corrections at most; RECOVERABLE where they do not say that it
- * is. Each may be at most a share of the one before. */
+/* The consistent point nearest to x, to rounding, by at most `most` corrections; RECOVERABLE if they do not converge.
+ * Each correction may be at most a share of the previous one. */
 static int settle_by(context *c, double t, const double *x, int most, double share, const double **settled) {
   double *next = c->settled, *other = next + c->n, moved = HUGE_VAL;
   int converged = 0;
@@ -149,9 +149,9 @@ static int settle(context *c, double t, const double *x, const double **settled)
   return settle_by(c, t, x, NEWTON_STEPS, HUGE_VAL, settled);
 }
 
-/* Where the algebraic variables are solved for at x, which is off by no more than a step moves them: on the same branch.
- * Where the second correction is a quarter of the first, or less, a ball around x has this root and no other (Kantorovich;
- * Deuflhard, Newton Methods for Nonlinear Problems, 2.1): else the step is to be shorter. */
+/* Solve for the algebraic variables at x, which is off by at most the change in a step, on the same branch.
+ * If the second correction is at most a quarter of the first, a ball around x contains this root and no other
+ * (Kantorovich; Deuflhard, Newton Methods for Nonlinear Problems, 2.1); otherwise the step must be shorter. */
 static int solved(context *c, double t, const double *x, const double **at) {
   *at = x;
   if (!c->solves) return 0;
@@ -160,7 +160,7 @@ static int solved(context *c, double t, const double *x, const double **at) {
   return flag;
 }
 
-/* dz along directions, from what `along` gives with dz = 0: -K_z^-1 times its algebraic rows, n_z x count row by row */
+/* dz along directions, given the output of `along` with dz = 0: -K_z^-1 times its algebraic rows, n_z x count row-major */
 static int algebraic_directions(const context *c, integer count, double *const *along, double *dz) {
   const integer ny = c->n_differential, nz = c->n - ny;
   double matrix[MOST_SOLVED * MOST_SOLVED] = {0};
@@ -172,7 +172,7 @@ static int algebraic_directions(const context *c, integer count, double *const *
   return solve_dense(matrix, dz, nz, count) ? 0 : RECOVERABLE;
 }
 
-/* and what dz adds to the rates of y and to those of the integrals */
+/* add the contribution of dz to the rates of y and of the integrals */
 static void add_algebraic(const context *c, integer count, const double *dz, double *const *along) {
   const integer ny = c->n_differential, nz = c->n - ny;
   for (integer j = 0; j < nz; j++)
@@ -185,7 +185,7 @@ static void add_algebraic(const context *c, integer count, const double *dz, dou
   for (integer i = 0; i < count; i++) memset(along[i] + ny, 0, (size_t)nz * sizeof(double));
 }
 
-/* Guards, and where `rate` is given their rates, at the consistent point next to x, or at an x that is consistent. */
+/* Guards, and their rates if `rate` is given, at the consistent point nearest to x, or at a consistent x. */
 static int guards_at(context *c, double t, const double *x, int consistent, double *value, double *rate) {
   const integer own = c->n_guards - c->n_poles;
   const double *at = x;
@@ -203,7 +203,7 @@ static int guards_at(context *c, double t, const double *x, int consistent, doub
   return rate ? evaluate(c, c->rates, t, at) : 0;
 }
 
-/* Guards at the consistent point next to x: to first order where all of them are far from zero. */
+/* Guards at the consistent point nearest to x; to first order if all of them are far from zero. */
 static int guards_near(context *c, double t, const double *x, double *value) {
   const integer own = c->n_guards - c->n_poles;
   int certain = c->weigh != 0;
@@ -232,7 +232,7 @@ static int guards_near(context *c, double t, const double *x, double *value) {
   return c->poles ? evaluate(c, c->poles, t, x) : 0;
 }
 
-/* F and g where `out` is given, and their derivatives in the values of the blocks */
+/* F and g if `out` is given, and their derivatives in the values of the blocks */
 static int evaluate_linearised(context *c, double t, const double *x, double *out, sparse *const *blocks) {
   c->linearised_calls++;
   c->res[0] = out;
@@ -245,7 +245,7 @@ static int evaluate_linearised(context *c, double t, const double *x, double *ou
   return out ? checked(c, out, c->n + c->n_integrals) : 0;
 }
 
-/* F and, behind it, the integrands where `out` is given; and what products of derivatives at the same point have in common */
+/* F, followed by the integrands, if `out` is given; and the common part of all products of derivatives at the point */
 static int record_tape(context *c, double t, const double *x, double *out, double *tape) {
   c->linearised_calls++;
   c->res[0] = out;
@@ -271,17 +271,17 @@ static int take_point(context *c, double t, const double *x, double *out, intege
   return 0;
 }
 
-/* Where directions take products, their tape stands for the blocks. */
+/* If directions use products, the tape replaces the blocks. */
 static int linearise_and(context *c, double t, const double *x, double *out) {
   return take_point(c, t, x, out, c->tangent ? OF_TAPE : OF_BLOCKS);
 }
 
-/* Newton iterations and quadratures come back to the same (t, x): evaluate once. */
+/* Newton iterations and quadratures return to the same (t, x): evaluate once. */
 static int linearise(context *c, double t, const double *x) {
   return is_known(c, t, x, c->tangent ? OF_TAPE : OF_BLOCKS) ? 0 : linearise_and(c, t, x, 0);
 }
 
-/* F_x s + F_p dp + F_m dm at the point of a tape, and the same of the integrands where they are wanted */
+/* F_x s + F_p dp + F_m dm at the point of the tape, and the same for the integrands if requested */
 static int push_forward(context *c, double t, const double *x, const double *s, const double *dp, const double *dm,
                         double *out, double *of_integrals) {
   c->arg[5] = c->recorded, c->arg[6] = s, c->arg[7] = dm, c->arg[8] = dp;
@@ -289,8 +289,8 @@ static int push_forward(context *c, double t, const double *x, const double *s, 
   return evaluate(c, c->tangent, t, x) ? FATAL : 0;
 }
 
-/* F_x^T v + weight g_x^T of a component, the same by m, and parts of the same by p, at the point of a tape, whose constants
- * are those that are held. Of the two last the caller sees to it that they are finite. */
+/* F_x^T v + weight g_x^T of a component, the same by m, and parts of the same by p, at the point of a tape, with the
+ * held constants. The caller checks that the last two are finite. */
 static int pull_back(context *c, double t, const double *x, const double *tape, const double *v, integer component,
                      double weight, double *out) {
   double **res = c->res;
@@ -306,7 +306,7 @@ static int pull_back(context *c, double t, const double *x, const double *tape, 
   return flag ? flag : checked(c, out, c->n);
 }
 
-/* z + the sum of products of columns and rows */
+/* z plus the sum of outer products */
 IN_VECTORS static void add_outer(double *restrict z, const double *restrict left, const double *restrict right, integer apart,
                                  integer rows, integer columns, integer count) {
   for (integer j = 0; j < columns; j++, z += rows, right++) {
@@ -326,7 +326,7 @@ IN_VECTORS static void add_to(double *restrict sum, const double *restrict v, in
   for (integer i = 0; i < n; i++) sum[i] += v[i];
 }
 
-/* The sum over several points of what `pull_back` gives by p, and behind it by m. */
+/* Sum over several points of the output of `pull_back` by p, followed by that by m. */
 static int sum_parts(context *c, const double *products, integer count, double *sum) {
   const integer others = c->n_parameters + c->n_memory;
   memset(sum, 0, (size_t)others * sizeof(double));
@@ -339,13 +339,13 @@ static int sum_parts(context *c, const double *products, integer count, double *
   return checked(c, sum, others);
 }
 
-/* of several vectors at once: each by itself would wait for one sum after the other */
+/* for several vectors at a time, whose sums are independent */
 static void add_products(const sparse *a, integer columns, const double *const *v, integer count, double *const *out) {
   for (integer k = 0; k < a->column[columns]; k++)
     for (integer i = 0; i < count; i++) out[i][a->row[k]] += a->value[k] * v[i][a->owner[k]];
 }
 
-/* the product with column i of a sparse matrix */
+/* product with column i of a sparse matrix */
 static void add_sparse_product(const sparse *a, const sparse *b, integer i, double *out) {
   for (integer q = b->column[i]; q < b->column[i + 1]; q++)
     for (integer k = a->column[b->row[q]]; k < a->column[b->row[q] + 1]; k++) out[a->row[k]] += a->value[k] * b->value[q];
@@ -361,7 +361,7 @@ static void scatter_column(const sparse *a, integer j, double *out) {
   for (integer k = a->column[j]; k < a->column[j + 1]; k++) out[a->row[k]] += a->value[k];
 }
 
-/* the step of the path that a time lies in */
+/* the step of the path that contains a time */
 static integer path_row(context *c, double t) {
   integer i = c->path_row;
   while (i > 0 && t <= c->path[(i - 1) * c->path_width]) i--;
@@ -369,8 +369,8 @@ static integer path_row(context *c, double t) {
   return c->path_row = i;
 }
 
-/* The solver's own polynomial on the step of the path that a time lies in. It is as good as the tolerance for y, but
- * not for algebraic variables, which may move faster than the steps: solve for them. */
+/* Evaluate the solver's polynomial on the step of the path that contains a time. It has the accuracy of the tolerance for
+ * y, but not for algebraic variables, which may vary faster than the steps: solve for them. */
 static int follow(context *c, double t) {
   const integer n = c->n, nz = n - c->n_differential;
   if (c->interpolated_valid && c->interpolated_time == t) return 0;
@@ -407,7 +407,7 @@ static int linearise_path(context *c, double clock) {
   return flag ? flag : linearise(c, t, c->interpolated);
 }
 
-/* The tape at a time of the path, and where that is. */
+/* The tape at a time of the path, and the time. */
 static int record_path(context *c, double clock, double *t) {
   *t = fmax(c->origin + clock, c->earliest);
   const int flag = follow(c, *t);

@@ -1,14 +1,14 @@
-/* ---- a run from its start to its end ---------------------------------------------------------------------------
+/* ---- a run from start to end ------------------------------------------------------------------------------------
  *
- * The rules are those of the automaton (simulation/automaton.py, event_logic.py, stiffness.py). Where one of them calls for more
- * than is done here the run pauses, and the automaton goes on from there; NOT_PLAIN says that it has not begun. */
+ * The rules are those of the automaton (simulation/automaton.py, event_logic.py, stiffness.py). If one of them requires
+ * more than is implemented here, the run pauses and the automaton continues; NOT_PLAIN means that it has not started. */
 
 static integer counter(const context *c, int which) {
   const integer counts[COUNTED] = {c->flow_calls, c->jacobian_calls, c->linearised_calls, c->guard_calls, c->not_finite};
   return counts[which];
 }
 
-/* Looks at the guards of the mode in which the run starts; whether none fires or is past its threshold. */
+/* Check the guards of the initial mode; returns whether none fires or is past its threshold. */
 static int look_at_start(const march *m, const station *first, context *c, const double *h) {
   const double *rate = h + first->n_guards, *size = rate + first->n_guards;
   memset(c->zero_band, 0, (size_t)c->n_guards * sizeof(double));
@@ -27,7 +27,7 @@ static int look_at_start(const march *m, const station *first, context *c, const
   return 1;
 }
 
-/* The derivatives of what has been measured, by (w, p, t), are added to those of all functionals. */
+/* Add the derivatives of a measurement, by (w, p, t), to those of all functionals. */
 static void add_derivatives(const march *m, const station *at, integer which, double *derivatives) {
   const measuring *own = m->measured + which;
   const integer width = at->n_y + m->n_memory + m->n_parameters + 1;
@@ -36,7 +36,7 @@ static void add_derivatives(const march *m, const station *at, integer which, do
       derivatives[j * m->n_functionals + own->first + k] += m->cost[(1 + j) * own->count + k];
 }
 
-/* Takes the measurements at the start, with their derivatives; whether nothing else is due there. */
+/* Take the measurements at the start, with their derivatives; returns whether nothing else is due there. */
 static int measure_start(plain *v, double *derivatives) {
   march *m = v->tables;
   alarms *due = &m->schedule[v->mode];
@@ -68,7 +68,7 @@ static int measure_end(plain *v, double *derivatives) {
   return 1;
 }
 
-/* The first segment begins. */
+/* Begin the first segment. */
 static int set_out(plain *v) {
   march *m = v->tables;
   station *first = v->stations + v->mode;
@@ -124,13 +124,13 @@ static int set_out(plain *v) {
   return dh_begin(r);
 }
 
-/* When to look at the steps again, after so many; what there was room for does not move that. */
+/* Schedule the next check of the steps; reallocations do not affect it. */
 static void schedule_look(plain *v, integer taken) {
   const integer due = taken + (v->watch && !v->runs[v->tables->at]->implicit ? v->interval : BUDGET);
   v->look = due < v->max_steps ? due : v->max_steps;
 }
 
-/* The mode that is to be entered is, where explicit steps will do in it. */
+/* Enter the wanted mode, if explicit steps suffice in it. */
 static int open_wanted(plain *v) {
   march *m = v->tables;
   const station *from = v->stations + m->at, *to = v->stations + m->wanted;
@@ -141,7 +141,7 @@ static int open_wanted(plain *v) {
   memcpy(c->memory, e.memory_after, (size_t)m->n_memory * sizeof(double));
   c->held_valid = 0;
   if (v->watch && !r->implicit && !begins_soft(v, to, c, m->now, e.x_after)) return 0;
-  if (!r->implicit) { /* a choice that is made is looked at again soon */
+  if (!r->implicit) { /* a new choice is checked again soon */
     v->interval = LOOK;
     schedule_look(v, m->steps + from->run->steps);
   }
@@ -151,7 +151,7 @@ static int open_wanted(plain *v) {
   return 1;
 }
 
-/* What the run ends with; whether nothing happens there. */
+/* Evaluate the end of the run; returns 0 if nothing else happens there. */
 static int arrive(plain *v) {
   march *m = v->tables;
   const station *last = v->stations + m->at;
@@ -200,9 +200,9 @@ static int arrive(plain *v) {
   return 0;
 }
 
-/* From the start to the end; to be called again where there was no room for what is recorded. FINISHED at the end, NOT_PLAIN
- * where it has not begun; else it pauses, with the status of `dh_march`, and PAUSED where the method or the steps need a
- * closer look. */
+/* From the start to the end; call again after enlarging the buffers if there was no room. FINISHED at the end, NOT_PLAIN
+ * if it has not started; otherwise it pauses, with the status of `dh_march`, or PAUSED if the method or the steps need
+ * a closer check. */
 int dh_run(plain *v) {
   march *m = v->tables;
   if (!v->under_way) {
@@ -238,9 +238,9 @@ int dh_run(plain *v) {
   }
 }
 
-/* ---- and the adjoint of one ---------------------------------------------------------------------------------- */
+/* ---- the adjoint of a run -------------------------------------------------------------------------------------- */
 
-/* of what is integrated, where the last segment begins */
+/* rates of the integrated states at the start of the last segment */
 static const double *rates_begin(const plain_adjoint *b) {
   const sweep *s = b->back;
   const march *m = s->tables;
@@ -252,8 +252,8 @@ static const double *rates_begin(const plain_adjoint *b) {
   return e.xdot_after;
 }
 
-/* How large each variable and memory becomes, by name; of variables that never leave their absolute tolerances where
- * that and the relative one are the same, and one for a memory of zero. */
+/* Largest magnitude of each variable, by name, and of each memory. For variables that never leave their absolute
+ * tolerance, the magnitude at which it equals the relative one; one for a memory of zero. */
 static void measure_extents(const plain_adjoint *b) {
   const sweep *s = b->back;
   const march *m = s->tables;
@@ -288,7 +288,7 @@ static void measure_extents(const plain_adjoint *b) {
     if (!(b->extent[j] > 0)) b->extent[j] = 1;
 }
 
-/* How much of each cost the states make up, to first order. */
+/* First-order contribution of the states to each cost. */
 static int measure_costs(const plain_adjoint *b) {
   const sweep *s = b->back;
   march *m = s->tables;
@@ -357,7 +357,7 @@ static void count_work(plain_adjoint *b) {
   }
 }
 
-/* From the end of a run to its start, where all its steps are explicit. */
+/* From the end of a run to its start, if all its steps are explicit. */
 int dh_run_back(plain_adjoint *b) {
   sweep *s = b->back;
   march *m = s->tables;

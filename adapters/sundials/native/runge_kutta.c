@@ -1,13 +1,13 @@
 /* ---- explicit Runge-Kutta steps ----------------------------------------------------------------------------
  *
- * ARKODE takes the steps and chooses their size. Its interpolant is of lower order than they are; a state within a step
- * is therefore the end of a shorter step from the same beginning, as accurate as the step itself. The state is
+ * ARKODE takes the steps and chooses their size. Its interpolant has a lower order than the steps; a state within a
+ * step is therefore the end of a shorter step from the same start, as accurate as the step itself. The state is
  * (x, q, s_1, .., s_d) with s_i = d(x, q) along direction i.
  *
- * Where there are algebraic variables, `flow` is x' = (f, -K_z^-1 (K_y f + K_t)), and they are solved for wherever it is
- * evaluated: the steps are those of y' = f(y, z(y)), whose derivatives are those of the implicit function. What the steps
- * make of z is where Newton's method begins, and whether it comes to the branch that was followed. Their derivatives are
- * zero among the states, and are solved for where they are needed. */
+ * With algebraic variables, `flow` is x' = (f, -K_z^-1 (K_y f + K_t)), and they are solved for at every
+ * evaluation: the steps are those of y' = f(y, z(y)), with the derivatives of the implicit function. The value of z in
+ * the steps is the initial guess of Newton's method, and shows whether it converges to the branch that was followed.
+ * The derivatives of z are zero among the states, and are solved for where needed. */
 static int augmented(context *c, double t, const double *x, double *out) {
   const double *at;
   int flag = solved(c, t, x, &at);
@@ -18,7 +18,7 @@ static int augmented(context *c, double t, const double *x, double *out) {
   return flag ? flag : along_all(c, 0, 0, x, out);
 }
 
-/* what the steps are combined by, element by element where vectors are short: SUNDIALS' loops over vectors cost more than
+/* linear combinations, elementwise for short vectors, where SUNDIALS' loops over vectors cost more than
  * the arithmetic */
 typedef struct {
   integer length;
@@ -68,7 +68,7 @@ static void combine(const double *base, double h, const double *weights, const d
   }
 }
 
-/* a step from a state in its place, of x alone where size is n */
+/* a step from a state, in place; of x alone if size is n */
 static int step_from(run *r, double t, double h, integer size, double *x) {
   context *c = r->model;
   const explicit_step *s = r->step;
@@ -84,7 +84,7 @@ static int step_from(run *r, double t, double h, integer size, double *x) {
   return 0;
 }
 
-/* The state at a time within the step, or x alone where size is n; in shorter steps where algebraic variables are not found
+/* The state at a time within the step, or x alone if size is n; with shorter steps if algebraic variables are not found
  * otherwise. */
 static int part_of_step(run *r, double t, integer size, double *out) {
   const explicit_step *s = r->step;
@@ -100,7 +100,7 @@ static int part_of_step(run *r, double t, integer size, double *out) {
   return flag == RECOVERABLE ? UNCONVERGED : flag;
 }
 
-/* the step as a polynomial: t_n, h, order and the derivatives at t_n, as `record_dense` of the other methods */
+/* the step as a polynomial: t_n, h, order and the derivatives at t_n, like `record_dense` of the other methods */
 static int record_polynomial(run *r, double *row) {
   const context *c = r->model;
   const explicit_step *s = r->step;
@@ -122,7 +122,7 @@ static int record_polynomial(run *r, double *row) {
   return 0;
 }
 
-/* After a step: what its rates have made of z is to be what the equations say, to the accuracy of the step. */
+/* After a step: z advanced by its rates must agree with the equations, to the accuracy of the step. */
 int dh_ark_settle(double t, vector y, void *data) {
   context *c = data;
   double *x = ARRAY(y);

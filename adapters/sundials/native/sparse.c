@@ -1,13 +1,13 @@
 /* ---- Sparse LU factorisation ------------------------------------------------------------------------ */
 
-/* P A = L U, column by column (Gilbert and Peierls 1988): every column is solved for with the part of L that is there,
- * within the pattern that a depth-first search finds. The columns come in the order that fills in least; rows are chosen
- * by size, the diagonal one as long as it is not small against the largest. For matrices whose factors fill in little:
- * there are no dense blocks to speak of. */
+/* P A = L U by columns (Gilbert and Peierls 1988): each column is solved for with the available part of L, within the
+ * pattern found by a depth-first search. Columns are in a fill-reducing order; rows are chosen
+ * by magnitude, preferring the diagonal unless it is small against the largest entry. For matrices with little fill,
+ * whose factors have no significant dense blocks. */
 
-enum { NO_ROOM = 2 };                           /* L or U has more entries than there is room for */
+enum { NO_ROOM = 2 };                           /* L or U exceeds its capacity */
 
-/* rows that column k of the solution may have entries in, from `first` on in `found`, in an order of elimination */
+/* rows in which column k of the solution may be nonzero, from `first` on in `found`, in topological order */
 static integer reach(sparse_lu *f, integer k) {
   integer first = f->n, *found = f->work, *next = found + f->n, *mark = next + f->n;
   for (integer a = f->column[k]; a < f->column[k + 1]; a++) {

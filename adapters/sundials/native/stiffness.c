@@ -1,9 +1,9 @@
-/* ---- how stiff a mode is ----------------------------------------------------------------------------------------
+/* ---- stiffness of a mode -----------------------------------------------------------------------------------------
  *
- * The rules are those of port/stiffness.py and choice.py, by bounds: where these do not say that explicit steps will do,
- * the run pauses, and Python looks at the eigenvalues. */
+ * The rules are those of port/stiffness.py and choice.py, by bounds: if these do not show that explicit steps suffice,
+ * the run pauses, and Python computes the eigenvalues. */
 
-/* largest -Re of the eigenvalues of a matrix of two rows; see port/stiffness.py */
+/* largest -Re of the eigenvalues of a 2 x 2 matrix; see port/stiffness.py */
 static double fastest_of_two(double a, double b, double c, double d) {
   const double scale = fmax(fmax(fabs(a), fabs(b)), fmax(fabs(c), fabs(d)));
   if (scale == 0) return 0;
@@ -11,7 +11,7 @@ static double fastest_of_two(double a, double b, double c, double d) {
   return fmax(0, (square > 0 ? sqrt(square) - half : -half) * scale);
 }
 
-/* The time to look ahead for: some times as long as the guards, at their rates, take to the next event, or up to t_stop. */
+/* Time to look ahead: a multiple of the guards' time to the next event, at their rates, but not beyond t_stop. */
 static double horizon(context *c, double t, const double *x, double t_stop) {
   double value[2 * FEW_GUARDS], ahead = HUGE_VAL;
   if (c->n_guards > FEW_GUARDS || guards_and_rates(c, t, x, value)) return t_stop - t;
@@ -20,7 +20,7 @@ static double horizon(context *c, double t, const double *x, double t_stop) {
   return fmin(t_stop - t, EVENTS_AHEAD * ahead);
 }
 
-/* the largest sum of magnitudes in a column */
+/* the 1-norm */
 static double column_norm(const sparse *a, integer n) {
   double norm = 0;
   for (integer j = 0; j < n; j++) {
@@ -31,7 +31,7 @@ static double column_norm(const sparse *a, integer n) {
   return norm;
 }
 
-/* The Jacobian of y' = f(y, z(y)), all entries: f_y - f_z K_z^-1 K_y; whether there is one, of few states. */
+/* Dense Jacobian of y' = f(y, z(y)): f_y - f_z K_z^-1 K_y; returns whether it exists. For few states. */
 static int reduce(const context *c, const sparse *out, integer *column, integer *row) {
   const integer ny = c->n_differential, nz = c->n - ny;
   const sparse *a = &c->state_jacobian;
@@ -51,7 +51,7 @@ static int reduce(const context *c, const sparse *out, integer *column, integer 
   return 1;
 }
 
-/* A bound on the rate of the fastest decay, of one or two variables the rate; 0 where little is left to decay; see
+/* Upper bound on the rate of the fastest decay, exact for one or two variables; 0 if little is left to decay; see
  * `stiff_rate` in port/stiffness.py */
 static double decay_bound(context *c, double t, const double *x, double t_stop) {
   const sparse *a = &c->state_jacobian;
@@ -83,8 +83,8 @@ static double decay_bound(context *c, double t, const double *x, double t_stop) 
   return rate * ahead <= DECAYS ? 0 : rate;
 }
 
-/* A step within which explicit equations change by no more than high orders resolve; see `accurate_step` in
- * port/stiffness.py. 0 where that is not known. */
+/* Step within which explicit equations change by no more than high orders resolve; see `accurate_step` in
+ * port/stiffness.py. 0 if unknown. */
 static double accurate_step(const march *m, const station *at, context *c, double t, const double *x, double span) {
   double rate[FEW_STATES], moved[FEW_STATES], after[FEW_STATES], allowed[FEW_STATES], sizes[2] = {0, 0}, largest = 0;
   if (c->solves || c->n > FEW_STATES || rates_at(c, t, x, rate)) return 0;
@@ -104,7 +104,7 @@ static double accurate_step(const march *m, const station *at, context *c, doubl
   return largest > 0 ? pow(TRIAL_SHARE / largest, 1.0 / ACCURATE_ORDER) : HUGE_VAL;
 }
 
-/* Whether a mode in which a segment begins is not stiff beyond doubt; the rules are those of choice.py. */
+/* Whether a mode is clearly nonstiff at the start of a segment; the rules are those of choice.py. */
 static int begins_soft(const plain *v, const station *at, context *c, double t, const double *x) {
   const march *m = v->tables;
   const double rate = decay_bound(c, t, x, m->t1), left = m->t1 - t;

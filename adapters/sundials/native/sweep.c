@@ -1,22 +1,22 @@
-/* ---- the adjoint of explicit steps, and of plain events --------------------------------------------------------
+/* ---- the adjoint of explicit steps, and of native events -------------------------------------------------------
  *
- * The adjoint of a Runge-Kutta step is a Runge-Kutta step back, exactly: with x+ = x + h sum b_i K_i, K_i = F(Y_i),
+ * The adjoint of a Runge-Kutta step is exactly a Runge-Kutta step backward: with x+ = x + h sum b_i K_i, K_i = F(Y_i),
  * Y_i = x + h sum a_ij K_j, and lambda = dG/dx+,
  *
  *     theta_i = h (b_i lambda + sum_j a_ji nu_j)      = dG/dK_i
  *     nu_i    = F_x(Y_i)^T theta_i + h b_i g_x(Y_i)   = dG/dY_i
  *     dG/dx   = lambda + sum nu_i,     dG/dp += sum F_p(Y_i)^T theta_i + h b_i g_p(Y_i)
  *
- * with the derivatives of y' = f(y, z(y)) where there are algebraic variables: then K has a theta, too, which is
- * -K_z^-T (f_z^T theta_i + h b_i g_z), and F_x^T of all equations does the rest
- * (Hairer, Norsett, Wanner, Solving Ordinary Differential Equations I, II.6, differentiated and transposed; Sandu, On the
- * properties of Runge-Kutta discrete adjoints, 2006, eq. 7). It needs no interpolation of the solution, only its points.
- * The steps are those that the state needs. Where the adjoint moves faster, the weights of the embedded method tell, and the
- * step is gone through in parts. */
+ * with the derivatives of y' = f(y, z(y)) if there are algebraic variables: then K has a theta as well,
+ * -K_z^-T (f_z^T theta_i + h b_i g_z), and the formulas use F_x^T of all equations
+ * (Hairer, Norsett, Wanner, Solving Ordinary Differential Equations I, II.6, differentiated and transposed; Sandu, On
+ * the properties of Runge-Kutta discrete adjoints, 2006, eq. 7). No interpolation of the solution is needed, only its
+ * points. The steps are those chosen for the state. If the adjoint varies faster, which the weights of the embedded
+ * method show, the step is subdivided. */
 #define SHAPES(c) {&(c)->f_x, &(c)->f_p, &(c)->f_m, &(c)->g_x, &(c)->g_p, &(c)->g_m}
 #define COLUMNS(c) {(c)->n, (c)->n_parameters, (c)->n_memory, (c)->n_functionals, (c)->n_functionals, (c)->n_functionals}
 
-/* the linearised equations at stage i, as they stand in `values` */
+/* the linearised equations at stage i, as stored in `values` */
 static void at_stage(const explicit_adjoint *s, integer i, sparse *at) {
   context *c = s->model;
   const sparse *shape[BLOCKS] = SHAPES(c);
@@ -25,10 +25,10 @@ static void at_stage(const explicit_adjoint *s, integer i, sparse *at) {
   for (int b = 0; b < BLOCKS; values += shape[b]->column[columns[b]], b++) at[b] = *shape[b], at[b].value = values;
 }
 
-/* Whether the transposed derivatives are known by their products: not where they are those of y' = f(y, z(y)). */
+/* Whether transposed derivatives are computed as products; not possible for those of y' = f(y, z(y)). */
 static int uses_products(const context *c) { return c->pullback && !c->solves; }
 
-/* the linearised equations at every stage of a step, or the points and what products there have in common */
+/* the linearised equations at every stage of a step, or the points and the common parts of products there */
 static int linearise_stages(explicit_adjoint *s, double t, double h, const double *x) {
   context *c = s->model;
   const tableau *rk = &s->table;
@@ -55,13 +55,13 @@ static int linearise_stages(explicit_adjoint *s, double t, double h, const doubl
   return 0;
 }
 
-/* sums over the rows of column j, for every one of `lanes` vectors that lie side by side */
+/* dot products with column j, for each of `lanes` interleaved vectors */
 static void add_column_dots(const sparse *a, integer j, const double *v, integer lanes, double *out) {
   for (integer k = a->column[j]; k < a->column[j + 1]; k++)
     for (integer i = 0; i < lanes; i++) out[i] += a->value[k] * v[a->row[k] * lanes + i];
 }
 
-/* Where the algebraic variables are solved for: theta of their equations, by which nu of these variables is zero. */
+/* With solved algebraic variables: theta of their equations, chosen so that nu of these variables is zero. */
 static int transpose_algebraic(const explicit_adjoint *s, const sparse *f_x, double *theta, double *nu) {
   const integer ny = s->model->n_differential, nz = s->model->n - ny, lanes = 2 * s->n_components;
   double matrix[MOST_SOLVED * MOST_SOLVED] = {0}, *mu = theta + ny * lanes;
@@ -78,8 +78,8 @@ static int transpose_algebraic(const explicit_adjoint *s, const sparse *f_x, dou
   return solve_dense(matrix, mu, nz, lanes) ? 0 : RECOVERABLE;
 }
 
-/* All components back through a step: dG/dx before it, and what it adds to the integrals, in `found`. Each has two lanes,
- * side by side, for the weights of the method and of the embedded one. */
+/* All components backward through a step: dG/dx before it, and its contribution to the integrals, in `found`. Each has two
+ * interleaved lanes, for the weights of the method and of the embedded method. */
 static int transpose(const explicit_adjoint *s, double h) {
   context *c = s->model;
   const tableau *rk = &s->table;
@@ -128,7 +128,7 @@ static int transpose(const explicit_adjoint *s, double h) {
   return 0;
 }
 
-/* The same as `transpose` by products at the points of the stages, one for each lane. */
+/* `transpose` by products at the stage points, one per lane. */
 static int transpose_by_products(const explicit_adjoint *s, double t, double h) {
   context *c = s->model;
   const tableau *rk = &s->table;
@@ -160,7 +160,7 @@ static int transpose_by_products(const explicit_adjoint *s, double t, double h) 
   return 0;
 }
 
-/* Whether what the weights of the embedded method give differs by no more than the tolerances. */
+/* Whether the results of both sets of weights agree to the tolerances. */
 static int is_resolved(const explicit_adjoint *s, integer k) {
   const context *c = s->model;
   const integer n = c->n, n_totals = c->n_wrt + c->n_memory, lanes = 2 * s->n_components;
@@ -173,7 +173,7 @@ static int is_resolved(const explicit_adjoint *s, integer k) {
   return 1;
 }
 
-/* All components back through a step; in parts where it resolves the state but not the adjoint. */
+/* All components backward through a step; subdivided if it resolves the state but not the adjoint. */
 static int back_step(explicit_adjoint *s, double t, double h, const double *x, integer depth) {
   context *c = s->model;
   const tableau *rk = &s->table;
@@ -203,7 +203,7 @@ static int back_step(explicit_adjoint *s, double t, double h, const double *x, i
   return flag ? flag : back_step(s, t, h / 2, x, depth - 1);
 }
 
-/* From the end of a path to its beginning. */
+/* From the end of a path to its start. */
 int dh_back_steps(explicit_adjoint *s) {
   for (integer i = s->n_rows - 2; i >= 0; i--) {
     const double *from = s->path + i * s->width, *to = from + s->width;
@@ -214,7 +214,7 @@ int dh_back_steps(explicit_adjoint *s) {
   return 0;
 }
 
-/* L = dG/d(y, m) from after an event to before it, with its share of dG/dp; see system/transition_map.py */
+/* Map L = dG/d(y, m) from after an event to before it, and add to dG/dp; see system/transition_map.py */
 static int back_across(sweep *s, const station *from, const station *to, const link *l, double t, double count, const event *e) {
   march *m = s->tables;
   const integer nf = from->n_y + m->n_memory, nt = to->n_y + m->n_memory, np = m->n_parameters, width = nf + np + 1;
@@ -255,7 +255,7 @@ static int back_across(sweep *s, const station *from, const station *to, const l
   return 0;
 }
 
-/* Adds what a measurement of a mode, of so many numbers from one of the functionals on, contributes by (w, p, t) to an adjoint
+/* Add the derivatives by (w, p, t) of a measurement, with `count` components of the functionals from `first`, to an adjoint
  * and to dG/dp. */
 static void add_measured(const sweep *s, integer nw, integer first, integer count, integer stride, const double *by) {
   for (integer k = 0; k < s->n_components; k++) {
@@ -266,7 +266,7 @@ static void add_measured(const sweep *s, integer nw, integer first, integer coun
   }
 }
 
-/* How long a backward step may be that starts within each step of a path; see port/segment_rules.py */
+/* Longest backward steps that start within each step of a path; see port/segment_rules.py */
 static void longest_steps(const double *path, integer rows, integer width, double *out) {
   const double begin = path[0] - path[1];
   integer growth = 0;
@@ -276,9 +276,9 @@ static void longest_steps(const double *path, integer rows, integer width, doubl
   }
 #define END_OF(i) path[(i) * width]
   for (integer i = 0; i < rows; i++) out[i] = END_OF(i) - (i ? END_OF(i - 1) : begin);
-  out[rows - 1] = fmax(out[rows - 1], out[rows - 2]); /* cut off by the end */
+  out[rows - 1] = fmax(out[rows - 1], out[rows - 2]); /* shortened by the end */
   while (growth < rows - 1 && out[growth + 1] >= LONGER * out[growth]) growth++;
-  for (integer i = 0; i < growth; i++) out[i] = out[growth]; /* steps grow from nothing, whatever the equations */
+  for (integer i = 0; i < growth; i++) out[i] = out[growth]; /* initial steps are short for any equations */
   double least = HUGE_VAL;
   for (integer i = 0; i < rows; i++) {
     const double half = (END_OF(i) - begin) / 2;
@@ -318,7 +318,7 @@ static int make_consistent(context *c, double t, const double *point, double *ad
   return all_finite(adjoint, c->n) && all_finite(rates, ny) ? 0 : FATAL;
 }
 
-/* One component back through a segment that ends at a point, by integration along the polynomials of its steps. */
+/* One component backward through a segment that ends at a point, by integration along the polynomials of its steps. */
 static int integrate_back(sweep *s, backward *b, double t1, double t0, const double *path, integer rows,
                           const double *point, double *adjoint, double *totals) {
   context *c = b->model;
@@ -346,7 +346,7 @@ static int integrate_back(sweep *s, backward *b, double t1, double t0, const dou
   return 0;
 }
 
-/* where the path of the segment before an event begins among the rows of its mode: where that of the one before ended */
+/* first path row of the segment before an event: where the mode's previous segment ended */
 static integer path_begin(const sweep *s, integer i) {
   const double mode = s->records[s->offsets[i] + MODE_AT];
   for (integer j = i - 1; j >= 0; j--)
@@ -354,7 +354,7 @@ static integer path_begin(const sweep *s, integer i) {
   return 0;
 }
 
-/* Back through every event of a leg and the segment before it. */
+/* Sweep backward through every event of a record table and the segment before it. */
 int dh_sweep(sweep *s) {
   march *m = s->tables;
   integer measured = s->n_measured;
