@@ -168,8 +168,8 @@ def text(results: Results) -> str:
         "Written by `python benchmarks/run.py`, in one run on one machine. Every row is a separate process, and the "
         "rows of a problem run one after another. Times are median CPU times of a warm call in milliseconds. *forward* "
         "is the gradient by forward analysis (forward mode, or finite differences where noted), *adjoint* the gradient "
-        "by adjoint analysis (reverse mode); both include the simulation. Errors are relative to exact values; the error "
-        "of a gradient is that of its worst component. A result is **wrong** if its error exceeds "
+        "by adjoint analysis (reverse mode); both include the simulation. Errors are relative to exact values; the "
+        "error of a gradient is that of its worst component. A result is **wrong** if its error exceeds "
         f"{WRONG:g} rtol or {LARGE:.0%}, or if it misses an event.",
         f"{machine}. {'; '.join(versions)}.",
         "## Summary",

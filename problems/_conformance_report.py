@@ -19,9 +19,9 @@ The table compares every worked problem, in every formulation, with every adapte
 reference values (a closed form, or 20-digit arithmetic by other programs). Errors are relative to the largest
 component, in units of rtol = {rtol:g}. They are those of the functional, the event times, the states at output times,
 and the gradient by forward and by adjoint analysis. An adapter conforms if no error exceeds {multiple:g} units, after
-up to 20 events, and if the errors decrease with the tolerance with a slope of at least {slope} (least-squares fit of log error
-against log rtol, from {largest:g} to {smallest:g}), or stay below {close:g} rtol. The slopes are those of the
-functional, the forward gradient and the adjoint gradient; *exact* means rounding or zero.
+up to 20 events, and if the errors decrease with the tolerance with a slope of at least {slope} (least-squares fit of
+log error against log rtol, from {largest:g} to {smallest:g}), or stay below {close:g} rtol. The slopes are those of
+the functional, the forward gradient and the adjoint gradient; *exact* means rounding or zero.
 
 Cost is CPU time relative to `{first}` in the same run. It measures the adapter, not its library: `sundials` runs
 compiled code, and the other adapters call back into Python in every step.
