@@ -1,4 +1,4 @@
-"""docs/mathematics.md and architecture.md name functions that exist; the code cites the equations of the table there."""
+"""docs/mathematics.md and architecture.md name functions that exist; the code cites the equations of the table."""
 
 from __future__ import annotations
 
