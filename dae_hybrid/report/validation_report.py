@@ -1,4 +1,4 @@
-"""What `dae_hybrid.report.validate` found, as text for a terminal, as a page of Markdown and as JSON."""
+"""Results of `dae_hybrid.report.validate` as text for a terminal, as a Markdown page and as JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BARE_HEADING = ["", "quantity", "size", "difference", "at", "ode15s", "of its si
 
 
 def table(found: Validation) -> str:
-    """Everything about one problem, for a terminal."""
+    """The results of one problem, for a terminal."""
     lines = [f"{found.name}: {found.title}", f"{_conditions(found)}.", f"ode15s: {found.witness.source}."]
     lines += [f"truth: {found.witness.truth}.", "", *align(_rows(found.comparisons), left=(0, 1, 4))]
     lines += [_equal(found.comparisons), "", "ode15s with interpolated event times:", ""]
@@ -55,14 +55,14 @@ def table(found: Validation) -> str:
 
 
 def page(results: Sequence[Validation], command: str, pictures: Mapping[str, str]) -> str:
-    """The same as a page of Markdown: introduction, result, then tables and picture of each problem.
+    """The results as a Markdown page: introduction, result, then tables and figure of each problem.
 
     Parameters
     ----------
     command : str
-        What was typed.
+        Command line that writes the page.
     pictures : dict of str
-        By problem, its picture as the page is to name it.
+        Path of the figure, relative to the page, by problem.
     """
     objections = [f"- {text}" for found in results for text in found.objections]
     verdict = (
@@ -83,7 +83,7 @@ def page(results: Sequence[Validation], command: str, pictures: Mapping[str, str
 
 
 def as_json(results: Sequence[Validation]) -> dict[str, Any]:
-    """Plain numbers; None where there is none."""
+    """Plain numbers; None where no number exists."""
     return {
         "versions": versions(),
         "explained": not any(found.objections for found in results),
@@ -103,7 +103,7 @@ def as_json(results: Sequence[Validation]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of this library and of what its numbers depend on."""
+    """Versions of this library and of the packages on which its numbers depend."""
     names = {"SUNDIALS (sundials4py)": "sundials4py", "CasADi": "casadi", "NumPy": "numpy"}
     numbers = {"dae_hybrid": __version__}
     for name, package in names.items():
@@ -118,7 +118,7 @@ def versions() -> dict[str, str]:
 
 
 def _rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
-    """The heading, and a row for every quantity in which ours and ode15s are not equal."""
+    """The heading, and a row for every quantity that differs from ode15s."""
     rows, last = [[*HEADING, "explained"]], ""
     for one in comparisons:
         if _equals(one):
@@ -167,7 +167,7 @@ def _size(found: Largest | None) -> str:
 
 
 def _relative(one: Comparison) -> float | None:
-    """Error of ode15s in parts of the quantity's largest value."""
+    """Error of ode15s relative to the largest value of the quantity."""
     return one.theirs.size / one.size if one.theirs is not None and one.size else None
 
 
@@ -210,7 +210,7 @@ def _verdict(results: Sequence[Validation]) -> str:
 
 
 def _closer(results: Sequence[Validation]) -> str:
-    """How the two errors compare, over the quantities where both are larger than zero."""
+    """Comparison of the two errors, over the quantities where both are positive."""
     pairs = [(one.theirs, one.ours) for found in results for one in found.comparisons]
     ratios = [a.size / b.size for a, b in pairs if a is not None and b is not None and a.size > 0 and b.size > 0]
     closer = sum(ratio > 1 for ratio in ratios)
@@ -224,7 +224,7 @@ def _closer(results: Sequence[Validation]) -> str:
 
 
 def _cost(found: Validation) -> str:
-    """What event times cost that are not solved for."""
+    """The effect of interpolated event times."""
     (polished,) = (one for one in found.comparisons if (one.block, one.quantity) == ("events", "t"))
     (times,) = (one for one in found.bare if (one.block, one.quantity) == ("events", "t"))
     text = (
