@@ -96,8 +96,8 @@ def main() -> None:
         "# Error against tolerance\n\n"
         "Written by `python benchmarks/convergence.py`. Errors are relative to the largest component of independent "
         "reference values; atol is a tenth of rtol (EM: 1e-4 of it, Menegotto-Pinto: 1e-3). The slope is that of log "
-        "error over log rtol from 1e-4 to 1e-11.\n\n"
-        f"{table(cases)}\n\n![Errors of gradients over the tolerance](convergence.png)\n"
+        "error against log rtol from 1e-4 to 1e-11.\n\n"
+        f"{table(cases)}\n\n![Errors of gradients against the tolerance](convergence.png)\n"
     )
     (folder / "convergence.md").write_text(text, encoding="utf-8")
     draw(cases, folder / "convergence.png")

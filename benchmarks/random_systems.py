@@ -106,10 +106,11 @@ def report(verdicts: list[Verdict], title: str) -> str:
         one, two = max(agreed, key=lambda v: v.adjoint), max(agreed, key=lambda v: v.differences)
         compared, tried = sum(v.compared for v in agreed), sum(v.tried for v in agreed)
         parts.append(
-            f"Of those that agree, {sum(v.events > 0 for v in agreed)} have events, {sum(v.events for v in agreed)} in "
-            f"all. Worst relative difference FSA - ASA: {one.adjoint:.1e} (seed {one.seed}); FSA - finite differences: "
-            f"{two.differences:.1e} (seed {two.seed}). Finite differences converged in {compared} of {tried} "
-            "directions; in the others a perturbed run took other transitions or was refused."
+            f"{sum(v.events > 0 for v in agreed)} of the systems that agree have events, "
+            f"{sum(v.events for v in agreed)} in total. Worst relative difference FSA - ASA: "
+            f"{one.adjoint:.1e} (seed {one.seed}); FSA - finite differences: {two.differences:.1e} (seed {two.seed}). "
+            f"Finite differences converged in {compared} of {tried} directions; in the others a perturbed run "
+            "had different transitions or was refused."
         )
     for verdict in (v for kind in kinds for v in verdicts if v.kind == kind and kind not in {"agree", "refused"}):
         said = verdict.outcome.splitlines()[0][:400]

@@ -165,39 +165,40 @@ def text(results: Results) -> str:
     machine = "; ".join(f"{key}: {value}" for key, value in results.machine.items())
     sections = [
         "# Speed at equal accuracy",
-        "Written by `python benchmarks/run.py`, in one run on one machine. Every row is a process of its own, all rows "
-        "of a problem follow one another; times are medians of the CPU time of a warm call, in milliseconds. *forward* "
-        "is the gradient by forward analysis (forward mode, or finite differences where it says so), *adjoint* by "
-        "adjoint analysis (reverse mode), each with the solve that it needs. Errors are relative to exact values, "
-        "those of a gradient the largest of its components. An answer is **wrong** if its error is more than "
-        f"{WRONG:g} rtol or {LARGE:.0%}, or if it has not seen every event.",
+        "Written by `python benchmarks/run.py`, in one run on one machine. Every row is a separate process, and the "
+        "rows of a problem run one after another. Times are median CPU times of a warm call in milliseconds. *forward* "
+        "is the gradient by forward analysis (forward mode, or finite differences where noted), *adjoint* the gradient "
+        "by adjoint analysis (reverse mode); both include the simulation. Errors are relative to exact values; the "
+        "error of a gradient is that of its worst component. A result is **wrong** if its error exceeds "
+        f"{WRONG:g} rtol or {LARGE:.0%}, or if it misses an event.",
         f"{machine}. {'; '.join(versions)}.",
         "## Summary",
-        f"The fastest right way of each package at rtol {RTOL:.0e}, atol {ATOL:.0e}: solve / gradient (error of the "
-        "gradient).",
+        f"The fastest correct method of each package at rtol {RTOL:.0e}, atol {ATOL:.0e}: solve / gradient (error of "
+        "the gradient).",
         markdown(overview(results)),
         markdown(ratios(results)),
-        f"At equal accuracy: the least time for a value / a gradient with an error of at most {TARGET:.0e}, whatever "
-        "tolerance that takes (interpolated between tolerances that are a factor of ten apart).",
+        f"At equal accuracy: the shortest time for a value / a gradient with an error of at most {TARGET:.0e} at any "
+        "tolerance (interpolated between tolerances a factor of ten apart).",
         markdown(equal(results)),
-        "![CPU time of a gradient against its error, a panel for each problem](benchmarks_gradient.png)",
-        "![CPU time of a solve against its error, a panel for each problem](benchmarks_solve.png)",
-        "The pictures have for each package and each kind of gradient the way that was fastest and right at the "
-        "tolerance of the tables; crosses are wrong.",
+        "![CPU time of a gradient against its error, one panel per problem](benchmarks_gradient.png)",
+        "![CPU time of a solve against its error, one panel per problem](benchmarks_solve.png)",
+        "The figures show, for each package and kind of gradient, the fastest correct method at the tolerance of the "
+        "tables; crosses mark wrong results.",
         "## Problems",
         *(_problem(results, case) for case in _cases(results)),
         "## Building",
-        "Seconds until everything has been called once: the first time / from the caches that this leaves.",
+        "Seconds until every function has been called once: first build / build from the caches of the first.",
         markdown(builds(results)),
     ]
     if results.strip:
         sections += ["## Reaction-diffusion strip", results.strip.strip()]
     if lines := absent(results):
-        sections += ["## What is not here", "\n".join(f"- {_escaped(line)}" for line in lines)]
+        sections += ["## Missing entries", "\n".join(f"- {_escaped(line)}" for line in lines)]
     sections += [
         "## Running it",
-        "`python benchmarks/run.py --quick` takes less than a minute. Peers are optional: `benchmarks/requirements/` "
-        "has a file for each, and `--python diffrax=/path/to/python` names the environment in which one lives.",
+        "`python benchmarks/run.py --quick` takes less than a minute. Other packages are optional: "
+        "`benchmarks/requirements/` contains a file for each, and `--python diffrax=/path/to/python` names the "
+        "environment of a package.",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -223,13 +224,13 @@ STATEMENTS = {
     "P1": "x' = 4 - x below the threshold x^3 - 5 x^2 + 7 x = p and x' = 10 - 2 x above it, x(0) = 0, T = 5, 3 events; "
     "G is the integral of x, p = 2.9 (Serban and Recuero 2019, section 5.1).",
     "P2": "The oscillator of the README, 19 events, G the integral of u^2, 4 parameters (the same, section 5.2). "
-    "*DAE*: with the stress as an algebraic variable.",
+    "*DAE*: the stress is an algebraic variable.",
     "P3": "y'' = -g, y(0) = 1, y'(0) = 0, T = 3, 6 bounces with y' <- -e y'; the result is y(3), e = 0.8, g = 9.81.",
     "P4": "y1' = -k1 y1 + k3 y2 y3 + m r y3, y2' = k1 y1 - k3 y2 y3 - k2 y2^2, y3' = k2 y2^2 - m r y3, "
     "y(0) = (1, 0, 0), T = 200; m becomes 1 when y1 falls to 0.7 and 0 when it rises to 0.85, 8 events. G is the "
     "integral of y3^2, " + _parameters(CASES["P4"].names, CASES["P4"].nominal) + ".",
     "D1": f"`problems/{FORMS['D1'][0]}.py`: fully implicit equations with an acceleration as the guard, 3 events, "
     "6 parameters; derivatives are eliminated at build, or not (*DAE as written*).",
-    "D2": f"`problems/{FORMS['D2'][0]}.py`: a constraint of index 2 that comes with an impact and goes again, 6 "
+    "D2": f"`problems/{FORMS['D2'][0]}.py`: a constraint of index 2 that begins with an impact and ends again, 6 "
     "events, 4 parameters; the index is reduced at build, or not (*index 2 direct*).",
 }

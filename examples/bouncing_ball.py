@@ -1,7 +1,7 @@
-"""A ball that bounces until it leaves the table: resets, an event that ends the run, the derivative of its time.
+"""A ball that bounces until it leaves the table: resets, a terminal event, and the derivative of its time.
 
-The ball rolls off with horizontal speed w, bounces with restitution e, and the run ends when it has travelled
-the length L of the table. All of it has a closed form, which the last lines compare with.
+The ball has the horizontal speed w and bounces with the coefficient of restitution e. The run ends when it has
+travelled the length L of the table. The last lines compare the result with the closed form.
 """
 
 from __future__ import annotations

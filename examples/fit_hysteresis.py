@@ -1,8 +1,8 @@
-"""Calibrate a hysteretic material against a noisy test, by Gauss-Newton with exact sensitivities.
+"""Calibrate a hysteretic material against a noisy test by Gauss-Newton with exact sensitivities.
 
-A displacement record of the oscillator of `dae_hybrid.problems.em_hysteresis` is made with known parameters
-and noise; starting 10 to 20 % away, the fit finds them again, each with its standard deviation. The Jacobian is
-exact, across all reversals, although every iteration moves them.
+A displacement record of the oscillator of `dae_hybrid.problems.em_hysteresis` is simulated with known parameters
+and noise. The fit starts with errors of 10 to 20 % and recovers the parameters with their standard deviations.
+The Jacobian is exact across all reversals, although every iteration moves them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(samples: int = 200, noise: float = 1e-4, seed: int = 1) -> np.ndarray:
     record = dh.simulate(system, span, t_eval=times, **tolerances)["u"]
     record = record + noise * np.random.default_rng(seed).standard_normal(samples)
 
-    # unknowns are factors of the first guess: of one size, whatever the units
+    # the unknowns are factors of the first guess, which scales them in any units
     guess = np.array([1.2, 0.9, 1.1]) * [true[name] for name in NAMES]
 
     def parameters(factors: np.ndarray) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""A friction force that nobody has stated, learnt from one noisy trajectory: a network within a hybrid system.
+"""An unknown friction force, learnt from one noisy trajectory by a neural network within a hybrid system.
 
-A driven mass on a spring hits a wall, which throws it back. The friction between mass and ground is a network of 1,050
-weights, found by L-BFGS-B from the adjoint gradient. What it has learnt is tried on a run that it has not seen, with
-another start and another drive.
+A driven mass on a spring bounces off a wall. The friction between mass and ground is a network of 1,050 weights, fitted
+by L-BFGS-B with the adjoint gradient. The result is validated on an unseen run with another initial value and another
+drive.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def mass(friction, more=None, data=None) -> dh.HybridModel:
 
 
 def stribeck(v):
-    """What nature does: friction that drops as sliding sets in, and viscous drag."""
+    """The true friction: it drops when sliding begins, and contains viscous drag."""
     return (0.5 + 0.5 * ca.exp(-((v / 0.4) ** 2))) * ca.tanh(v / 0.1) + 0.2 * v
 
 
 def weights(m: dh.HybridModel) -> dict[str, ca.MX]:
-    """The parameters of two hidden layers: matrices are vectors, column by column."""
+    """The parameters of two hidden layers; matrices are vectors, column by column."""
     rng, h = np.random.default_rng(1), HIDDEN
     return {
         "inner": ca.reshape(m.parameter("inner", rng.normal(size=2 * h)), h, 2),

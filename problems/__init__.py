@@ -1,19 +1,19 @@
 """Worked systems from the literature, each with its reference values.
 
-``names()`` lists them and ``load(name)`` gives the module of one, which offers
+``names()`` lists them, and ``load(name)`` returns the module of one, with these members:
 
-============== ==================================================================================
-model()        the declaration, a `HybridModel`, meant to be read
-system()       the built `HybridSystem`, made once
-t_span         the interval of the source
-reference()    values with their source and accuracy
-tolerances     where the source has results to reproduce: rtol and atol to do it at
-difference_step   the same: relative step of finite differences
-figures(result)   the same: its figures, of what `dae_hybrid.report.reproduce.reproduce` gives
-reproduce(...)    the same, where the results are of another shape: computes them
-mechanism()       for mechanical systems: the `dae_hybrid.mechanics.Mechanism` that the model is made of
-witness(...)   where ode15s has solved it too: what that says, beside the truth
-============== ==================================================================================
+===============  ================================================================================
+model()          the declaration, a `HybridModel`
+system()         the built `HybridSystem`, cached
+t_span           the interval of the source
+reference()      values with their source and accuracy
+tolerances       rtol and atol at which published results are reproduced, if any
+difference_step  relative step of finite differences, if there are published results
+figures(result)  the published figures, from the result of `dae_hybrid.report.reproduce.reproduce`
+reproduce(...)   computes results that have another shape than those of `reproduce`
+mechanism()      for mechanical systems, the `dae_hybrid.mechanics.Mechanism` of the model
+witness(...)     the solution by ode15s, if any, with the truth
+===============  ================================================================================
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from types import ModuleType
 
 from dae_hybrid.errors import DaeHybridError
 
-#: name of every problem, which is its module, and what it is
+#: title of every problem, by name; the name is that of its module
 TITLES = {
     "hybrid_ode": "a hybrid ODE with hidden discontinuities (Serban and Recuero 2019, section 5.1)",
     "em_hysteresis": "an oscillator with hysteretic material (Serban and Recuero 2019, section 5.2)",
@@ -38,7 +38,7 @@ TITLES = {
 
 
 class UnknownProblemError(DaeHybridError, LookupError):
-    """There is no problem of that name."""
+    """The problem does not exist."""
 
 
 def names() -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def load(name: str) -> ModuleType:
     Raises
     ------
     UnknownProblemError
-        There is none of that name.
+        The problem does not exist.
 
     Examples
     --------

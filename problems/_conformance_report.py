@@ -1,4 +1,4 @@
-"""What the conformance suite found, for a terminal and as a page of Markdown."""
+"""Results of the conformance suite, for a terminal and as a Markdown page."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dae_hybrid.tables import align, markdown
 INTRODUCTION = """\
 # Conformance of the adapters
 
-Written by `{command}`, which exits with 1 where an adapter does not conform.
+Written by `{command}`, which exits with status 1 if an adapter does not conform.
 
-Every worked problem, in every formulation, through every adapter that takes it, against independent reference values
-(a closed form, or 20-digit arithmetic by other programs). Errors are relative to the largest component, in units of
-rtol = {rtol:g}: of the functional, the event times, the states at output times, and the gradient by forward and by
-adjoint analysis. An adapter conforms where none is above {multiple:g}, after up to 20 events, and where the errors fall
-with the tolerance with a slope of at least {slope} (least squares of log error over log rtol, from {largest:g} to
-{smallest:g}), or stay below {close:g} rtol throughout. The slopes are those of the functional, the forward and the
-adjoint gradient; *exact* is rounding, or zero.
+The table compares every worked problem, in every formulation, with every adapter that supports it, against independent
+reference values (a closed form, or 20-digit arithmetic by other programs). Errors are relative to the largest
+component, in units of rtol = {rtol:g}. They are those of the functional, the event times, the states at output times,
+and the gradient by forward and by adjoint analysis. An adapter conforms if no error exceeds {multiple:g} units, after
+up to 20 events, and if the errors decrease with the tolerance with a slope of at least {slope} (least-squares fit of
+log error against log rtol, from {largest:g} to {smallest:g}), or stay below {close:g} rtol. The slopes are those of
+the functional, the forward gradient and the adjoint gradient; *exact* means rounding or zero.
 
-Cost is CPU time relative to `{first}` in the same run: it says what an adapter is good for, not how good its library
-is, since `sundials` runs compiled code and the others call back into Python at every step.
+Cost is CPU time relative to `{first}` in the same run. It measures the adapter, not its library: `sundials` runs
+compiled code, and the other adapters call back into Python in every step.
 """
 
 
@@ -69,7 +69,7 @@ def page(found: Conformance, command: str, rtols: tuple[float, ...]) -> str:
         smallest=min(rtols), close=CLOSE,
     )  # fmt: skip
     refused = {f"- `{r.adapter}`: {r.refused}" for r in found.results if r.refused}
-    notes = ["Refused, each with the name of an adapter that can:", "", *sorted(refused), ""] if refused else []
+    notes = ["Refusals, which name an adapter that supports the problem:", "", *sorted(refused), ""] if refused else []
     return "\n".join([introduction, _verdict(found), "", markdown(rows(found)), "", *notes, _versions(), ""])
 
 

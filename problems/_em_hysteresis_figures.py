@@ -17,7 +17,7 @@ STATES = {"u": "displacement $u$", "v": "velocity $v$", "z": "stress $z$"}
 
 
 def draw(forward: dh.ForwardSensitivity, adjoint: dh.Gradient) -> Iterator[tuple[str, str, Any]]:
-    """Stem of the file, caption, Figure."""
+    """Yield the stem of the file, the caption and the figure."""
     run = adjoint.trajectory
     yield "em_hysteresis_fig5", "state trajectories (SR fig. 5)", _states(run)
     yield "em_hysteresis_fig6", "hysteresis loops and reversals (SR fig. 6)", _loops(run)
@@ -45,8 +45,8 @@ def _loops(run: dh.Trajectory) -> Any:
     reversals = [event.x_minus for event in run.events]
     u, _, z = zip(*reversals, strict=True)
     axes.plot(u, z, label="reversals", **(REFERENCE | {"markerfacecolor": "white"}))
-    for i in range(3, len(run.events)):  # the first three crowd around the origin
-        side = 1 if u[i] > 0 else -1  # outside of the loops: above to the left, below to the right
+    for i in range(3, len(run.events)):  # the first three overlap near the origin
+        side = 1 if u[i] > 0 else -1  # labels outside of the loops
         axes.annotate(
             str(i + 1),
             (u[i], z[i]),
@@ -65,13 +65,13 @@ def _loops(run: dh.Trajectory) -> Any:
 def _sensitivities(forward: dh.ForwardSensitivity) -> Any:
     end = 4.0
     runs = {name: plotting.with_gaps(forward.trajectory, forward[name]) for name in STATES}
-    # derivatives by beta are zero throughout: no panels for them, a sentence
+    # derivatives with respect to beta are zero: the title says so instead of a panel
     largest = np.max([np.nanmax(np.abs(values), axis=0) for _, values in runs.values()], axis=0)
     columns = np.flatnonzero(largest).tolist()
     figure = plotting.new_figure(len(STATES), len(columns), size=(8.0, 5.0), sharex=True)
     panels = iter(figure.axes)
     for name, (t, values) in runs.items():
-        shown = ~(t > end)  # keeps NaN, which is where the line breaks
+        shown = ~(t > end)  # keeps NaN, which breaks the line
         for j in columns:
             axes = next(panels)
             plotting.mark_events(axes, [event.time for event in forward.events if event.time <= end])

@@ -1,4 +1,4 @@
-"""The figures of Corner, Sandu and Sandu (2019, section 7; 2020, section 4), and the mechanism in motion."""
+"""The figures of Corner, Sandu and Sandu (2019, section 7; 2020, section 4), and an animation."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PARAMETERS = five_bar.PARAMETERS[:2]
 LABELS = {"L_s1": "$L_{01}$", "L_s2": "$L_{02}$"}
 COLORS = ("tab:blue", "tab:red")
 DASHED = {"color": "black", "linestyle": (0, (2, 3)), "linewidth": 1.0}
-#: step of the finite differences, relative; times of the figures
+#: relative step of the finite differences; times of the figures
 STEP, TIMES = 1e-5, np.linspace(*five_bar.t_span, 2001)
-#: finite differences within this of an event compare different sides of it
+#: finite differences closer to an event than this compare different sides of it
 NEAR = 2e-3
-#: what the residuals are floored at to be drawn on a logarithmic axis
+#: smallest residual drawn on the logarithmic axis
 FLOOR = 1e-16
 
 
 def draw(result: FiveBarReproduction) -> Iterator[tuple[str, str, Any]]:
-    """Stem of the file, caption, Figure or film."""
+    """Yield the stem of the file, the caption and the figure or animation."""
     mech = five_bar.mechanism("elastic", quadratures=True)
     system = mech.build(Reduced(independent=("x2", "y2")))
     fsa = dh.forward_sensitivity(system, five_bar.t_span, wrt=PARAMETERS, **five_bar.tolerances)
@@ -55,7 +55,7 @@ def draw(result: FiveBarReproduction) -> Iterator[tuple[str, str, Any]]:
 
 
 def _differences(system: dh.HybridSystem) -> dict[str, Array]:
-    """Central differences of whole trajectories at `TIMES`, (n_t, 2) by name; NaN next to events."""
+    """Central differences of trajectories at `TIMES`, (n_t, 2) by name; NaN next to events."""
     columns: dict[str, list[Array]] = {}
     near = np.zeros(TIMES.size, dtype=bool)
     for name in PARAMETERS:

@@ -1,4 +1,4 @@
-"""The published results of the five-bar mechanism, computed again."""
+"""The published results of the five-bar mechanism, recomputed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from dae_hybrid.report.reproduce import WAYS, Entry, finite_differences
 from dae_hybrid.tables import align
 
 Array = NDArray[np.float64]
-#: what is reproduced: functional and parameters of every case
+#: functional and parameters of every reproduced case
 WANTED: dict[five_bar.Case, tuple[str, tuple[str, ...]]] = {
     "smooth": ("psi", five_bar.PARAMETERS),
     "elastic": ("z", five_bar.PARAMETERS[:2]),
     "latch": ("psi", five_bar.PARAMETERS),
 }
-#: relative step of finite differences: nine impacts make the costs a steep function of the lengths
+#: relative step of finite differences; nine impacts make the costs sensitive to the lengths
 STEPS: dict[five_bar.Case, float] = {"smooth": 2e-4, "elastic": 2e-5, "latch": 5e-5}
 #: absolute tolerance of finite differences, times ten
 TIGHT = 1e-12
-#: the formulations whose residuals are shown
+#: formulations whose residuals are reported
 FORMULATIONS = {
     "reduced coordinates": Reduced(),
     "index 2 (GGL)": Index2(),
@@ -47,28 +47,28 @@ class CaseResult:
     adjoint: dh.Gradient
     difference: Array
     reference: Exact
-    columns: tuple[int, ...]  # of the reference's gradients
+    columns: tuple[int, ...]  # columns of the reference's gradients
 
     @property
     def exact(self) -> Array:
-        """The gradient as the reference has it, (k, n_p)."""
+        """The reference gradient, (k, n_p)."""
         return self.reference.gradients[self.functional][:, list(self.columns)]
 
     @property
     def gradients(self) -> dict[str, Array]:
-        """By way, (k, n_p) each."""
+        """The gradients by method, each (k, n_p)."""
         forward = self.forward.gradient[self.functional]
         return {"finite_difference": self.difference, "forward": forward, "adjoint": self.adjoint.gradient}
 
     @property
     def event_times(self) -> Array:
-        """(n_events,)."""
+        """Event times, (n_events,)."""
         return np.array([event.time for event in self.forward.events])
 
 
 @dataclass(frozen=True, eq=False)
 class FiveBarReproduction:
-    """All cases; `residuals` are the largest of positions and velocities, of the elastic case by formulation."""
+    """All cases; `residuals` are the largest of positions and velocities in the elastic case, by formulation."""
 
     name: str
     title: str
@@ -88,7 +88,7 @@ class FiveBarReproduction:
         return found
 
     def entries(self) -> list[Entry]:
-        """The elastic case, which the papers are about."""
+        """Entries of the elastic case, the subject of the papers."""
         result, found = self.cases["elastic"], []
         values = {
             "forward": result.forward.functionals[result.functional],
@@ -105,7 +105,7 @@ class FiveBarReproduction:
         return found
 
     def table(self) -> str:
-        """Everything beside the exact numbers and the printed ones."""
+        """All results with exact and printed values."""
         options = five_bar.tolerances
         lines = [
             f"{self.name}: {self.title}",

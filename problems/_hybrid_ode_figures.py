@@ -13,7 +13,7 @@ REFERENCE = {"linestyle": "none", "marker": "o", "markersize": 3.5, "markerfacec
 
 
 def draw(forward: dh.ForwardSensitivity, adjoint: dh.Gradient) -> Iterator[tuple[str, str, Any]]:
-    """Stem of the file, caption, Figure."""
+    """Yield the stem of the file, the caption and the figure."""
     yield "hybrid_ode_fig2", "state and sensitivity (SR fig. 2)", _state_and_sensitivity(forward)
     yield "hybrid_ode_fig3", "adjoint variable (SR fig. 3)", _adjoint(adjoint)
 
@@ -41,7 +41,7 @@ def _adjoint(adjoint: dh.Gradient) -> Any:
     exact = hybrid_ode.reference().events
     t, values = plotting.adjoint_lines(adjoint)
     plotting.mark_events(axes, exact["t"])
-    # SR eq. 43 has the opposite sign of dG/dx
+    # the adjoint of SR eq. 43 is minus dG/dx
     axes.plot(t, -values["x"], linewidth=1.2, label="computed")
     axes.plot(exact["t"], exact["lambda_minus"], label="exact, before and after", **REFERENCE)
     axes.plot(exact["t"], exact["lambda_plus"], **REFERENCE)

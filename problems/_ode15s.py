@@ -1,4 +1,4 @@
-"""Reader of the ode15s data in ``reference/serban_recuero``, whose README says how they were made."""
+"""Reader of the ode15s data in ``reference/serban_recuero``; the README there describes their origin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BARE = "restarted at every event, event times as its Events gives them"
 
 
 def rows(table: Table) -> SolutionRows:
-    """An event is where two rows have one time."""
+    """Rows of output times and events; an event consists of two rows with the same time."""
     before = np.flatnonzero(np.diff(table["t"]) == 0)
     grid = np.setdiff1d(np.arange(len(table)), np.concatenate((before, before + 1)))
     return SolutionRows(grid, before, before + 1)
@@ -80,7 +80,7 @@ def _located(events: Table) -> Array:
 
 
 def _relative(table: Table, accuracy: float) -> dict[str, float]:
-    """Of the derivatives, whose accuracy was measured relative to the largest entry of each column."""
+    """Absolute accuracy of the derivatives, measured relative to the largest entry of each column."""
     return {name: accuracy * float(np.abs(values).max()) for name, values in table.columns.items() if "_d" in name}
 
 

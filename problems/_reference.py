@@ -1,4 +1,4 @@
-"""Reference values of worked problems: numbers, who computed them, and how well."""
+"""Reference values of worked problems, with their source and accuracy."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FOLDER = Path(__file__).parent / "reference"
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of numbers that somebody computed.
+    """Columns of numbers with their source.
 
     Attributes
     ----------
     columns : dict of ndarray, each of shape (n,)
-        By name; ``table["t"]`` for short.
+        Columns by name; ``table["t"]`` is a shortcut.
     source : str
-        Who or what computed them.
+        Author or program.
     accuracy : dict of float
-        Largest absolute error by column, where it was measured; of a column that is not here see `source`.
+        Largest measured absolute error by column; for other columns see `source`.
     comments : tuple of str
         The comment lines of the file.
     """
@@ -44,28 +44,28 @@ class Table:
         return len(next(iter(self.columns.values())))
 
     def stack(self, *names: str) -> Array:
-        """Columns side by side, shape (n, len(names))."""
+        """Columns stacked, shape (n, len(names))."""
         return np.column_stack([self.columns[name] for name in names])
 
     def take(self, names: Mapping[str, str]) -> Table:
-        """Some of the columns under other names: `names` gives the column of every new name."""
+        """A table of some columns with new names; `names` maps new to old names."""
         accuracy = {new: self.accuracy[old] for new, old in names.items() if old in self.accuracy}
         return Table({new: self.columns[old] for new, old in names.items()}, self.source, accuracy, self.comments)
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A functional, its gradient, events and trajectory by another program, with their measured accuracy.
+    """A functional, its gradient, events and trajectory from another program, with their measured accuracy.
 
     Attributes
     ----------
     value, value_accuracy : float
-        The functional and its absolute error; NaN where nobody recorded it.
+        The functional and its absolute error; NaN if unknown.
     gradient, gradient_accuracy : ndarray, shape (n_p,)
-        Its gradient and the absolute error of every component; NaN where nobody recorded it.
+        Its gradient and the absolute error of every component; NaN if unknown.
     events, trajectory, sensitivities : Table
     located : ndarray, shape (n_events,)
-        Event times as the program's own event location gave them, before anybody polished them.
+        Event times from the program's own event location, before polishing.
     """
 
     source: str
@@ -81,7 +81,7 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What a problem's results are compared with.
+    """Reference results of a problem.
 
     Attributes
     ----------
@@ -96,15 +96,15 @@ class Reference:
     events, states : Table
         Values at the events, and states and sensitivities at chosen times.
     source : str
-        Who computed them, by what.
+        Author and program.
     accuracy : float
-        Relative error of all of the above; below it there is only the rounding to double precision.
+        Relative error of all values, besides the rounding to double precision.
     printed : dict
-        Numbers as the paper prints them, every digit of them: ``"G"``, and gradients by method.
+        Numbers with all digits that the paper prints: ``"G"``, and gradients by method.
     ode15s : Measured
-        The same problem by MATLAB's integrator, as Octave has it.
+        The same problem solved by Octave's ode15s.
     bare : Measured, optional
-        The same as the integrator comes, event times not polished; None where nobody computed it.
+        The same without polished event times, if available.
     """
 
     functional: str
@@ -122,7 +122,7 @@ class Reference:
 
 
 def read_table(path: Path, source: str, accuracy: Mapping[str, float] | None = None) -> Table:
-    """A CSV file with comment lines ``#`` and one line of names."""
+    """Read a CSV file with comment lines ``#`` and one line of names."""
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = tuple(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
     rows = list(csv.reader(line for line in lines if not line.startswith("#")))
@@ -131,7 +131,7 @@ def read_table(path: Path, source: str, accuracy: Mapping[str, float] | None = N
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file, numbers that are written as strings left as they are."""
+    """Read a JSON file; numbers written as strings stay strings."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -142,18 +142,18 @@ class Exact:
     Attributes
     ----------
     values : dict of float or ndarray
-        By functional, (k,) for a vector.
+        Values by functional, (k,) for a vector.
     gradients : dict of ndarray, each (n_p,) or (k, n_p)
-        By functional, parameters in order of declaration.
+        Gradients by functional, parameters in order of declaration.
     event_times : ndarray, shape (n_events,)
     event_time_sensitivity : ndarray, shape (n_events, n_p)
-        NaN where nobody has computed it.
+        NaN if unknown.
     final : dict of float
         Variables at the end of the run.
     source : str
-        Who computed them, by what.
+        Author and program.
     accuracy : float
-        Relative error of all of the above; below it there is only the rounding to double precision.
+        Relative error of all values, besides the rounding to double precision.
     """
 
     values: Mapping[str, Any]
@@ -166,7 +166,7 @@ class Exact:
 
 
 def read_exact(path: Path, source: str, accuracy: float) -> Exact:
-    """Values from a JSON file, numbers or strings; derivatives of event times that nobody has computed are NaN."""
+    """Read values, numbers or strings, from a JSON file; unknown derivatives of event times are NaN."""
     data = read_json(path)
     times, known = data["event_times"], data["event_time_sensitivity"]
     by_event = known if isinstance(known, dict) else {str(i): row for i, row in enumerate(known, 1)}

@@ -1,4 +1,4 @@
-"""ode15s as a witness: what it says of a run in the names of the model, and the truth at the same places."""
+"""Solutions by ode15s in the names of the model, and the truth at the same places."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dae_hybrid.problems._reference import Array, Measured, Reference, Table
 from dae_hybrid.report.external_solution import ExternalSolution, Samples, SolutionRows
 
 PARAMETERS = ("ka", "kb", "alpha", "beta")
-#: where the functional and its gradient come from
+#: sources of the functional and its gradient
 WAYS = ("simulation", "forward", "adjoint")
 
-#: how far our results at the tolerances of the problem modules may be from the truth; four times what was measured
+#: largest allowed errors of our results at the tolerances of the problem modules; four times the measured ones
 OWN_ODE = {"x": 1.5e-8, "s": 2e-8, "t": 2.5e-9, "dt_dp": 1e-12}
 OWN_EM = {"u": 3e-9, "v": 5e-9, "z": 3e-8, "t": 2e-9}
 #: the same for sensitivities and dt/dp, relative to the largest entry of each column
@@ -43,7 +43,7 @@ def closed_form(events: Table, t: Array) -> dict[str, Array]:
 
 
 def hybrid_ode_witness(reference: Reference) -> ExternalSolution:
-    """Section 5.1: the truth is known at every row."""
+    """The solution of section 5.1, with the truth at every row."""
     measured, exact = reference.ode15s, reference.events
     t, where = measured.trajectory["t"], rows(measured.trajectory)
     truth = closed_form(exact, t)
@@ -85,7 +85,7 @@ _EVENTS = {
 
 
 def em_hysteresis_witness(reference: Reference) -> ExternalSolution:
-    """Section 5.2: the truth is known at 20 times and at the events, there without sensitivities."""
+    """The solution of section 5.2, with the truth at 20 times and, without sensitivities, at the events."""
     measured = reference.ode15s
     return ExternalSolution(
         source=measured.source,
@@ -105,7 +105,7 @@ def _em_samples(reference: Reference, measured: Measured) -> dict[str, Samples]:
     events = measured.events.take(_EVENTS)
     allowed = OWN_EM | _relative(both) | _relative(events)
     gradient = {f"dG/d{p}": OWN_EM_GRADIENT * abs(d) for p, d in zip(PARAMETERS, reference.gradient, strict=True)}
-    # the record has no velocity at the events beside those of the trajectory
+    # the accuracy of the velocity at events is recorded with the trajectory only
     recorded = {"v": states.accuracy["v"]} if "v" in states.accuracy else {}
     return {
         "trajectory": _along(t, where, both, _em_truth(reference, t, where), allowed),
@@ -166,7 +166,7 @@ def _at_events(
 def _functional(
     reference: Reference, measured: Measured, parameters: tuple[str, ...], allowed: Mapping[str, float]
 ) -> Samples:
-    gradients = np.array([np.nan, 1.0, 1.0])  # a simulation has none
+    gradients = np.array([np.nan, 1.0, 1.0])  # a simulation has no gradient
     names = [f"dG/d{p}" for p in parameters]
     values = {name: d * gradients for name, d in zip(names, measured.gradient, strict=True)}
     truth = {name: d * gradients for name, d in zip(names, reference.gradient, strict=True)}

@@ -1,4 +1,4 @@
-"""A ball on a rope that is reeled in: an ODE that gains a constraint by an impact, and loses it again.
+"""A ball on a rope that is reeled in: an ODE that gains a constraint by an impact and loses it again.
 
 A point ball flies in a vertical plane. A rope ties it to the origin; it is reeled in, L(t) = L0 - w t. When the
 distance reaches L the rope takes an impulse P along itself, and the ball swings:
@@ -7,19 +7,19 @@ distance reaches L the rope takes an impulse P along itself, and the ball swings
     swing    x' = vx - x mu, y' = vy - y mu, vx' = -x z,  vy' = -g - y z,
              0 = (x^2 + y^2 - L^2) / 2,      0 = x vx + y vy - L L'
 
-The swing is a DAE of Hessenberg index 2 (Serban and Recuero 2019, section 3.3, the form they name for "stabilized
+The swing is a DAE of Hessenberg index 2 (Serban and Recuero 2019, section 3.3, the form that they name for "stabilized
 index reduction of the index-3 equations of motion in multibody system problems", after Gear, Gupta and Leimkuhler): the
 constraints contain neither the tension z nor the multiplier mu, they depend on time and on the parameters L0 and w, and
-their time derivatives give z and mu (which is zero). The impact is an implicit reset T(post, pre, p, t) = 0 (eq. 16c)
-with the impulse as an unknown of its own,
+their time derivatives determine z and mu (which is zero). The impact is an implicit reset T(post, pre, p, t) = 0 (eq.
+16c) with the impulse as an unknown,
 
     v+ = v- + P (x, y),     x vx+ + y vy+ = L L',
 
-where the second line is the constraint of the swing and is not repeated. The rope goes slack when its tension, an
-algebraic variable, falls to zero. Parameters are g, L0, w and the speed v0 at the start.
+where the second equation is the constraint of the swing and is not stated again. The rope goes slack when its tension,
+an algebraic variable, falls to zero. The parameters are g, L0, w and the initial speed v0.
 
-Costs are the integral of x^2 + z^2/10 over both modes, the sum of the squared impulses, and a value at the end.
-`reference` has all of them, their gradients, and the event times with their derivatives, to 20 digits, by Taylor series
+The costs are the integral of x^2 + z^2/10 over both modes, the sum of the squared impulses, and a terminal value.
+`reference` contains them, their gradients, and the event times with their derivatives, to 20 digits, by Taylor series
 in polar coordinates with 60-digit arithmetic (``reference/ball_on_rope/make_reference.py``).
 
 References
@@ -54,7 +54,7 @@ def model() -> dh.HybridModel:
     g = m.parameter("g", 9.81, unit="m/s^2", description="gravity")
     L0 = m.parameter("L0", 1.0, unit="m", description="length of the rope at t = 0")
     w = m.parameter("w", 0.05, unit="m/s", description="speed of reeling in")
-    v0 = m.parameter("v0", 1.0, unit="m/s", description="horizontal speed at the start")
+    v0 = m.parameter("v0", 1.0, unit="m/s", description="initial horizontal speed")
     x, y = m.differential("x", unit="m"), m.differential("y", unit="m")
     vx, vy = m.differential("vx", unit="m/s"), m.differential("vy", unit="m/s")
     z = m.algebraic("z", unit="1/s^2", description="tension per mass and length")

@@ -1,6 +1,6 @@
-"""The conformance suite: the worked problems through an adapter, held against independent reference values.
+"""The conformance suite: the worked problems with an adapter, compared with independent reference values.
 
-``dae-hybrid conformance NAME`` runs it from the command line. In the tests of an adapter of your own::
+``dae-hybrid conformance NAME`` runs it from the command line. In the tests of your own adapter::
 
     from dae_hybrid.problems.conformance import conformance
 
@@ -24,24 +24,24 @@ from dae_hybrid.interface.registry import find_integrator
 from dae_hybrid.problems import load
 from dae_hybrid.system.system import HybridSystem
 
-#: an error may be this many relative tolerances, of the largest component (after up to 20 events and their resets)
+#: largest allowed error, in relative tolerances of the largest component (after up to 20 events and their resets)
 MULTIPLE = 300.0
-#: and has to fall with the tolerance at least by this slope of log error over log rtol, as long as it is above FLOOR;
-#: where it stays below so many rtol throughout, it follows the tolerance, whatever the slope
+#: smallest slope of log error against log rtol for errors above FLOOR; errors that stay below CLOSE rtol conform with
+#: any slope
 SLOPE, FLOOR, CLOSE = 0.5, 1e-13, 10.0
 RTOL = 1e-8
-#: tolerances of the slope
+#: tolerances for the slope
 RTOLS = (1e-5, 1e-6, 1e-7, 1e-8, 1e-9)
 #: atol as a share of rtol, for problems with small variables
 SMALL = {"em_hysteresis": 1e-4, "menegotto_pinto": 1e-3}
-#: seconds of timing after which it is not repeated
+#: seconds after which a timing is not repeated
 ENOUGH = 2.0
 QUANTITIES = ("value", "event times", "states", "forward gradient", "adjoint gradient")
 ANALYSES = ("simulate", "forward", "adjoint")
 
 
 class ConformanceError(DaeHybridError, AssertionError):
-    """An adapter is not as accurate as its tolerances say."""
+    """An adapter is less accurate than its tolerances require."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Case:
 
     @property
     def system(self) -> HybridSystem:
-        """Built once."""
+        """The built system, cached."""
         return _built(self.problem, tuple(self.form.items()))
 
     def options(self, rtol: float) -> dict[str, Any]:
-        """Tolerances: atol a tenth of rtol, less where displacements or strains are small."""
+        """Tolerances: atol is a tenth of rtol, or less for small displacements or strains."""
         return {"rtol": rtol, "atol": rtol * SMALL.get(self.problem, 0.1)}
 
 
@@ -93,7 +93,7 @@ def relative(value: Any, exact: Any) -> float:
 
 
 def errors(case: Case, rtol: float, *, adapter: str = "sundials", states: bool = True) -> np.ndarray:
-    """Relative errors of one case: `QUANTITIES`, in that order; states are NaN where they are not asked for."""
+    """Relative errors of one case: `QUANTITIES`, in that order; states are NaN if not requested."""
     problem, options = load(case.problem), case.options(rtol)
     reference, span = problem.reference(), problem.t_span
     value = reference.value if hasattr(reference, "value") else reference.values[case.functional]
@@ -114,7 +114,7 @@ def errors(case: Case, rtol: float, *, adapter: str = "sundials", states: bool =
 
 
 def _state_error(case: Case, reference: Any, adapter: str, options: dict[str, Any]) -> float:
-    """Of the states at the reference's output times, or at the end where there are none."""
+    """The error of the states at the reference's output times, or at the end if it has none."""
     span = load(case.problem).t_span
     if not hasattr(reference, "states"):
         sol = dh.simulate(case.system, span, adapter=adapter, **options)
@@ -131,7 +131,7 @@ def _state_error(case: Case, reference: Any, adapter: str, options: dict[str, An
 
 @dataclass(frozen=True)
 class Result:
-    """One case through one adapter.
+    """One case with one adapter.
 
     Attributes
     ----------
@@ -140,13 +140,13 @@ class Result:
     errors : ndarray, shape (5,)
         Relative errors at `rtol`, in the order of `QUANTITIES`.
     slopes : ndarray, shape (5,)
-        Slope of log error over log rtol; NaN where errors are rounding or it was not measured.
+        Slope of log error against log rtol; NaN for rounding errors or if not measured.
     worst : ndarray, shape (5,)
-        Largest of the errors that the slopes are of, in units of their rtol.
+        Largest of the errors behind the slopes, in units of their rtol.
     seconds : ndarray, shape (3,)
         CPU time of `ANALYSES`, the best of three.
     refused, failed : str
-        Why the adapter does not take the case, or how a run failed; empty where it did not.
+        Reason for which the adapter refuses the case, or error of a failed run; empty otherwise.
     rtol : float
     """
 
@@ -162,7 +162,7 @@ class Result:
 
     @property
     def objections(self) -> list[str]:
-        """What is not as it should be."""
+        """The violated criteria."""
         if self.refused:
             return []
         if self.failed:
@@ -181,17 +181,17 @@ class Result:
 
 @dataclass(frozen=True)
 class Conformance:
-    """What the suite found."""
+    """The results of the suite."""
 
     results: tuple[Result, ...]
 
     @property
     def objections(self) -> list[str]:
-        """What is not as it should be, by adapter and case."""
+        """The violated criteria, by adapter and case."""
         return [f"{r.adapter}: {text}" for r in self.results for text in r.objections]
 
     def check(self) -> None:
-        """Raise a `ConformanceError` that names everything that is not as it should be."""
+        """Raise a `ConformanceError` that names all violated criteria."""
         if self.objections:
             raise ConformanceError("\n".join(["The adapter does not conform.", *self.objections]))
 
@@ -209,22 +209,22 @@ def conformance(
     Parameters
     ----------
     *adapters : str
-        Their names; the first one is what others are compared with in cost.
+        Names of adapters; costs are relative to the first one.
     cases : sequence of Case
-        Which problems, in which formulations.
+        Problems and their formulations.
     rtol : float
-        Tolerance of the errors.
+        Tolerance for the errors.
     rtols : sequence of float
-        Tolerances of the slopes, none to leave them out.
+        Tolerances for the slopes; empty to skip them.
     timed : bool
         Whether to measure the cost.
     report : callable
-        Takes a line about what is being done.
+        Receives a line about the current step.
 
     Raises
     ------
     OptionError, AdapterError
-        There is no adapter of that name, or it cannot be used here.
+        The adapter does not exist, or cannot be used here.
 
     Examples
     --------
@@ -267,7 +267,7 @@ def _slopes(case: Case, adapter: str, rtols: Sequence[float]) -> tuple[np.ndarra
 
 
 def slopes(rtols: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Least-squares slopes of log error over log rtol for every column, without errors that are rounding."""
+    """Least-squares slopes of log error against log rtol for every column, without rounding errors."""
     found = []
     for column in table.T:
         good = column > FLOOR

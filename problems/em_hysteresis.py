@@ -1,4 +1,4 @@
-"""An oscillator on a bar of hysteretic material: an index-1 DAE whose modes remember where they began.
+"""An oscillator on a bar of hysteretic material: an index-1 DAE whose modes remember their initial point.
 
 A mass on the free end of a bar is driven by the growing load f(t) = 0.5 t sin(2 pi t) over ten periods
 (SR eq. 45):
@@ -19,13 +19,13 @@ their sensitivities; the adjoint variables are not. The functional is G, the int
 
 with L(u) = -2 beta u + 2 sinh(beta u) + kb u, exp(-2 alpha u0) = delta/(ka - kb) and
 fbar = (ka - kb)/(2 alpha) (1 - exp(-2 alpha u0)). With ``sinh`` in ui the stress jumps at a reversal unless
-beta = 0; with ``2 sinh``, as in L, it is continuous, and that is what the model means. So corrected, the
+beta = 0; with ``2 sinh``, as in L, it is continuous, as the model requires. With this correction the
 square bracket is L(u*) + c - z* with
 
     c = xi (ka - kb)/alpha exp(-2 alpha u0) + xi fbar = xi (ka - kb + delta)/(2 alpha),
 
 the logarithm cancels against the exponential in front, exp(-alpha xi (u - ui) - 2 alpha u0) =
-exp(-alpha xi (u - u*)) xi alpha/(ka - kb) (L(u*) + c - z*), and what is left is the short form used here,
+exp(-alpha xi (u - u*)) xi alpha/(ka - kb) (L(u*) + c - z*), and the short form used here remains,
 with one exponential and no logarithm:
 
     sigma = L(u) + c - exp(-alpha xi (u - u*)) (L(u*) + c - z*).
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 #: the interval of the paper
 t_span = (0.0, 10.0)
 
-#: at which the paper's results are reproduced
+#: tolerances at which the paper's results are reproduced
 tolerances = {"rtol": 1e-10, "atol": 1e-14}
 
 #: relative step of finite differences
@@ -145,7 +145,7 @@ def system() -> dh.HybridSystem:
 
 @cache
 def reference() -> Reference:
-    """Values of 20 digits, and the same by ode15s; ``reference/serban_recuero/README.md`` says how they were made.
+    """Values of 20 digits, and those of ode15s; ``reference/serban_recuero/README.md`` describes their origin.
 
     Columns of ``events``: i, t_i, u, v, z, mode_from, mode_to, dt_dka, dt_dkb, dt_dalpha, dt_dbeta. Columns of
     ``states``, at t = 0.5, 1, ..., 10: t, u, v, z, mode, du_dka, ..., dz_dbeta. The fourth component of
@@ -176,12 +176,12 @@ def reference() -> Reference:
 
 
 def witness(reference: Reference) -> ExternalSolution:
-    """What ode15s says of the run, beside the truth where there are 20 digits."""
+    """The solution by ode15s, with the truth where 20 digits are known."""
     return em_hysteresis_witness(reference)
 
 
 def figures(result: Reproduction) -> Iterator[tuple[str, str, Any]]:
-    """Figures 5 to 8 of SR: stem of the file, caption, matplotlib Figure, one after the other."""
+    """Yield figures 5 to 8 of SR: stem of the file, caption, matplotlib Figure."""
     from dae_hybrid.problems._em_hysteresis_figures import draw
 
     yield from draw(result.forward, result.adjoint)

@@ -5,7 +5,7 @@ springs from B to 1 and 2; natural coordinates q = (x1, y1, x2, y2, x3, y3), fou
 It starts at rest and falls; point 2 swings about y = -2.3.
 
 ``"smooth"``
-    nothing else happens.
+    no further events.
 ``"elastic"``
     point 2 hits the ground at y = -2.35: (vx2, vy2)+ = (vx2, -vy2)-, the other velocities follow from the constraints
     (Corner, Sandu and Sandu 2019, eq. 52 and 53; 2020, eq. 38 and 39). Nine impacts in five seconds.
@@ -16,14 +16,14 @@ It starts at rest and falls; point 2 swings about y = -2.3.
     the impact is inelastic and the ground holds point 2, which slides in x (2019, Remark 11, eq. 54; 2020, eq. 40),
     until vx2 = 0.
 
-Costs are psi = (integral of |r2 - r20|^2, |r2'|^2, |r2''|^2), with r20 = (0, -2), and
-z = (integral of y2', y2'', y2'^2 + y2''^2); in the latch the force of the ground N and its impulses besides. They are
-vector functionals (those of Serban and Recuero 2019, eq. 7, are scalar): one backward sweep gives all their gradients.
+The costs are psi = (integral of |r2 - r20|^2, |r2'|^2, |r2''|^2), with r20 = (0, -2), and
+z = (integral of y2', y2'', y2'^2 + y2''^2); for the latch also the force of the ground N and its impulses. They
+are vector functionals (those of Serban and Recuero 2019, eq. 7, are scalar): one backward sweep gives all gradients.
 
-The papers do not say where the springs are nor what the inertia of bar A1 is. ``reference/five_bar/README.md`` has
-what was found by matching the table of Lopez Varela, Dopico and Luaces: the moment of inertia about the centre of mass
-stays what it is when the other properties of A1 change, and the angles of bars A1 and 12 are those of the start
-whatever the length of A1.
+The papers specify neither the positions of the springs nor the inertia of bar A1. ``reference/five_bar/README.md``
+states the values found by matching the table of Lopez Varela, Dopico and Luaces: the moment of inertia about the centre
+of mass is constant when the other properties of A1 change, and the initial angles of bars A1 and 12 do not depend on
+the length of A1.
 
 References
 ----------
@@ -59,17 +59,17 @@ CASES: tuple[Case, ...] = ("smooth", "elastic", "newton", "latch")
 
 t_span = (0.0, 5.0)
 tolerances: RunOptions = {"rtol": 1e-10, "atol": 1e-12}
-#: those that the references have derivatives by, in their order
+#: parameters of the reference gradients, in their order
 PARAMETERS = ("L_s1", "L_s2", "m_A1", "xG_A1", "L_A1")
 GROUND = -2.35
 DATA = FOLDER / "five_bar" / "reference.json"
-#: lengths of the bars but the first, and masses of all
+#: lengths of all bars except the first, and masses of all bars
 LENGTHS = (np.sqrt(13 / 4), np.sqrt(13 / 4), np.sqrt(2))
 MASSES = (1.0, 1.5, 1.5, 1.0)
 
 
 def mechanism(case: Case = "elastic", *, quadratures: bool = False) -> Mechanism:
-    """The statement; with `quadratures` the integrals z are states too, ``sol["z1"]`` to ``sol["z3"]``."""
+    """The mechanism; with `quadratures` the integrals z are states too, ``sol["z1"]`` to ``sol["z3"]``."""
     mech = Mechanism("five_bar")
     L_s1 = mech.parameter("L_s1", np.sqrt(5), unit="m", description="natural length of spring B1")
     L_s2 = mech.parameter("L_s2", np.sqrt(17 / 4), unit="m", description="natural length of spring B2")
@@ -126,13 +126,13 @@ def model() -> dh.HybridModel:
 
 @cache
 def system(case: Case = "elastic", formulation: Formulation | None = None) -> dh.HybridSystem:
-    """The built mechanism, made once for every case and formulation."""
+    """The built mechanism, cached for every case and formulation."""
     return mechanism(case).build(formulation)
 
 
 @cache
 def reference(case: Case = "elastic") -> Exact:
-    """Values and gradients to ten digits or more; NaN where nobody has computed them."""
+    """Values and gradients to ten digits or more; NaN if unknown."""
     data = read_json(DATA)
     own, count = data[case], len(data["parameters"])
     names = {"force": ("z4",), "impulse": ("z5",), "psi": ("psi1", "psi2", "psi3"), "z": ("z1", "z2", "z3")}
@@ -158,7 +158,7 @@ def reference(case: Case = "elastic") -> Exact:
 
 
 def _flat(values: Any) -> Any:
-    """An array; a number, or one row, of a scalar."""
+    """An array; a number, or one row, for a scalar."""
     return np.array(values, dtype=float) if len(values) > 1 else np.array(values[0], dtype=float)
 
 
@@ -169,14 +169,14 @@ def printed() -> dict[str, list[str]]:
 
 
 def reproduce(name: str, title: str, stage: Callable[[str], None]) -> FiveBarReproduction:
-    """Everything of `reference` again, forward and adjoint; see `dae_hybrid.report.reproduce`."""
+    """Recompute the values of `reference`, forward and adjoint; see `dae_hybrid.report.reproduce`."""
     from dae_hybrid.problems import _five_bar_results as results
 
     return results.compute(name, title, stage)
 
 
 def figures(result: FiveBarReproduction) -> Iterator[tuple[str, str, Any]]:
-    """The figures of the papers, and the mechanism in motion."""
+    """The figures of the papers, and an animation."""
     from dae_hybrid.problems import _five_bar_figures as drawing
 
     return drawing.draw(result)

@@ -1,6 +1,6 @@
-"""A hybrid ODE with two modes: what goes wrong when hidden discontinuities are ignored.
+"""A hybrid ODE with two modes, in which hidden discontinuities cause wrong sensitivities.
 
-The state x relaxes towards 4 or towards 5, depending on which side of a threshold a cubic of x is:
+The state x relaxes towards 4 or towards 5, depending on the side of a threshold on which a cubic of x lies:
 
     x' = 4 - x      while  x^3 - 5 x^2 + 7 x <= p,
     x' = 10 - 2 x   otherwise,           x(0) = 0,  p = 2.9,  0 <= t <= 5.
@@ -11,8 +11,8 @@ crossing depends on p (SR eq. 40, 41):
 
     s+ + x'+ dt/dp = s- + x'- dt/dp.
 
-Between crossings neither equation contains p: whoever integrates the sensitivity equations and leaves the
-jumps out finds s = 0, for all times. The functional is G, the integral of x, and dG/dp = -2.31195.
+Between crossings neither equation contains p: without the jumps, the sensitivity equations give s = 0 at all
+times. The functional is G, the integral of x, and dG/dp = -2.31195.
 
 The problem was posed by Galan, Feehery and Barton (1999) and Tolsma and Barton (2002); it is section 5.1 of
 Serban and Recuero (2019), "SR", whose figures 2 and 3 `figures` draws.
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 #: the interval of the paper
 t_span = (0.0, 5.0)
 
-#: at which the paper's results are reproduced
+#: tolerances at which the paper's results are reproduced
 tolerances = {"rtol": 1e-10, "atol": 1e-12}
 
 #: relative step of finite differences: small, because two of the crossings vanish at p = 3
@@ -81,7 +81,7 @@ def system() -> dh.HybridSystem:
 
 @cache
 def reference() -> Reference:
-    """Exact values, and the same by ode15s; ``reference/serban_recuero/README.md`` says how they were made.
+    """Exact values, and those of ode15s; ``reference/serban_recuero/README.md`` describes their origin.
 
     The columns of ``events`` are t, x, xdot_minus, xdot_plus, s_minus, s_plus, dtdp, lambda_minus and
     lambda_plus; lambda is that of SR eq. 43, which is minus dG/dx.
@@ -109,12 +109,12 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def witness(reference: Reference) -> ExternalSolution:
-    """What ode15s says of the run, beside the truth at every one of its rows."""
+    """The solution by ode15s, with the truth at every row."""
     return hybrid_ode_witness(reference)
 
 
 def figures(result: Reproduction) -> Iterator[tuple[str, str, Any]]:
-    """Figures 2 and 3 of SR: stem of the file, caption, matplotlib Figure, one after the other."""
+    """Yield figures 2 and 3 of SR: stem of the file, caption, matplotlib Figure."""
     from dae_hybrid.problems._hybrid_ode_figures import draw
 
     yield from draw(result.forward, result.adjoint)

@@ -2,11 +2,11 @@
 
     m x'' + c x' + k x = F cos(W t),    x <= d,    v+ = -e v-  where x = d.
 
-Corner, Sandu and Sandu (2020), section 2.4: an unconstrained mechanical system with an elastic impact. The law of the
-impact and the impulse are those of `Restitution`; with one coordinate it is the jump function v+ = -e v- of eq. 21.
-Serban and Recuero (2019) state the sensitivities of such a transition in general (eq. 27, 28).
+Corner, Sandu and Sandu (2020), section 2.4: an unconstrained mechanical system with an elastic impact. The impact
+law and the impulse are those of `Restitution`; with one coordinate the law is the jump function v+ = -e v- of eq. 21.
+Serban and Recuero (2019) state the sensitivities of general transitions (eq. 27, 28).
 
-`reference` has values, gradients and event times from the closed form between impacts, in 60-digit arithmetic
+`reference` contains values, gradients and event times from the closed form between impacts, in 60-digit arithmetic
 (``reference/impacts/make_reference.py``).
 
 References
@@ -33,14 +33,14 @@ DATA = FOLDER / "impacts" / "impact_oscillator.json"
 
 
 def mechanism() -> Mechanism:
-    """The statement."""
+    """The mechanism."""
     mech = Mechanism("impact_oscillator")
     m = mech.parameter("m", 1.0, unit="kg", description="mass")
     c = mech.parameter("c", 0.1, unit="N s/m", description="damping")
     k = mech.parameter("k", 4.0, unit="N/m", description="stiffness")
     F = mech.parameter("F", 1.0, unit="N", description="amplitude of the load")
     W = mech.parameter("W", 1.5, unit="1/s", description="frequency of the load")
-    d = mech.parameter("d", 0.3, unit="m", description="place of the stop")
+    d = mech.parameter("d", 0.3, unit="m", description="position of the stop")
     e = mech.parameter("e", 0.7, description="coefficient of restitution")
     x = mech.coordinate("x", velocity="v", acceleration="a", unit="m")
     v = mech.velocity(x)

@@ -12,8 +12,8 @@ import dae_hybrid as dh
 def transistor_amplifier() -> dh.HybridModel:
     """Eight node voltages (Rentrop 1989), M U' = f(U, t) with a singular M of five capacitors.
 
-    The capacitors' voltages are the state, and the other nodes follow from them and from the sums of currents. The
-    test set has the mass matrix; subtracting its rows pairwise gives this form.
+    The voltages of the capacitors are the state; the other nodes follow from them and from the sums of currents.
+    Pairwise subtraction of the rows of the test set's mass matrix gives this form.
     """
     m = dh.HybridModel("transistor amplifier")
     ub, alpha, beta = m.parameter("ub", 6.0), m.parameter("alpha", 0.99), m.parameter("beta", 1e-6)

@@ -1,13 +1,13 @@
 """Problems of the Test Set for IVP Solvers, stated from their public definitions, with its reference values.
 
 The test set (F. Mazzia, C. Magherini and others, University of Bari, before that CWI Amsterdam) gives for each problem
-the equations, a start, an end and the solution at the end, computed by others with tolerances far below those asked for
-here. `PROBLEMS` has them by name; circuits are in `ivp_circuits`, the water tubes in `ivp_tubes`.
+the equations, the initial and final time, and the solution at the end, computed with tolerances far below those used
+here. `PROBLEMS` contains them by name; circuits are in `ivp_circuits`, the water tubes in `ivp_tubes`.
 
 References
 ----------
 F. Mazzia and C. Magherini, Test Set for Initial Value Problem Solvers, release 2.4, Department of Mathematics,
-University of Bari, 2008. Definitions and reference values were read in the sources of the R package deTestSet (K.
+University of Bari, 2008. Definitions and reference values are taken from the sources of the R package deTestSet (K.
 Soetaert, J. Cash, F. Mazzia), those of Chemical Akzo Nobel in the test set's own Fortran file.
 """
 
@@ -26,26 +26,26 @@ from dae_hybrid.problems import ivp_circuits, ivp_tubes
 
 @dataclass(frozen=True)
 class IvpProblem:
-    """A problem with the values that its solution ends with.
+    """A problem with the final values of its solution.
 
     Attributes
     ----------
     title : str
         Its name in the test set.
     kind : str
-        What is integrated: a stiff ODE, an index-1 DAE, ...
+        Kind of equations: a stiff ODE, an index-1 DAE, ...
     model : callable
         The declaration, with a functional ``G``.
     end : float
-        The run starts at zero.
+        Final time; the initial time is zero.
     reference : dict of str to float
-        Values at the end, by labels of entries: ``"y"``, ``"y[0]"``.
+        Final values, by labels of entries: ``"y"``, ``"y[0]"``.
     source : str
-        Who computed them, and how accurately.
+        Author and accuracy.
     floor : float
         Ratio of the absolute to the relative tolerance, for the run and for the digits.
     wrt : tuple of str
-        Parameters that a gradient is wanted for; none where the problem has no natural one.
+        Parameters of the gradient; empty if the problem has no natural parameter.
     """
 
     title: str
@@ -58,7 +58,7 @@ class IvpProblem:
     wrt: tuple[str, ...] = ()
 
     def tolerances(self, rtol: float) -> dict[str, float]:
-        """Both tolerances."""
+        """Relative and absolute tolerance."""
         return {"rtol": rtol, "atol": rtol * self.floor}
 
     def digits(self, found: dict[str, float]) -> float:
@@ -68,7 +68,7 @@ class IvpProblem:
 
 
 def final(trajectory: dh.Trajectory) -> dict[str, float]:
-    """Values at the end of a run, by label."""
+    """Final values of a run, by label."""
     values: dict[str, float] = {}
     for name in trajectory.names:
         last = np.atleast_1d(trajectory[name][-1])
@@ -77,7 +77,7 @@ def final(trajectory: dh.Trajectory) -> dict[str, float]:
 
 
 def numbered(name: str, values: NDArray[np.float64] | list[float]) -> dict[str, float]:
-    """Labels of a vector's entries."""
+    """Entries of a vector by label."""
     return {f"{name}[{i}]": float(v) for i, v in enumerate(values)}
 
 
@@ -148,7 +148,7 @@ def pollution() -> dh.HybridModel:
         0.35, 26.6, 1.23e4, 8.6e-4, 8.2e-4, 1.5e4, 1.3e-4, 2.4e4, 1.65e4, 9e3, 0.022, 1.2e4, 1.88, 1.63e4, 4.8e6,
         3.5e-4, 0.0175, 1e8, 4.44e11, 1.24e3, 2.1, 5.78, 0.0474, 1.78e3, 3.12,
     ]  # fmt: skip
-    # what goes in (once) and what comes out of each reaction, by numbers of substances
+    # reactants (once each) and products of each reaction, by substance number
     table: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
         ((1,), (2, 3)), ((2, 4), (1,)), ((5, 2), (6, 1)), ((7,), (5, 5, 8)), ((7,), (8,)), ((7, 6), (5, 8)),
         ((9,), (5, 8, 10)), ((9, 6), (11,)), ((11, 2), (1, 10, 12)), ((11, 1), (13,)), ((13,), (11, 1)),

@@ -8,12 +8,12 @@ import numpy as np
 
 import dae_hybrid as dh
 
-#: the nodes that each tube leads from and to
+#: start and end node of each tube
 TUBES = (
     (1, 2), (2, 3), (2, 6), (3, 4), (3, 5), (4, 5), (5, 10), (6, 5), (7, 4), (7, 8), (8, 5), (8, 10), (9, 8), (11, 9),
     (11, 12), (12, 7), (12, 8), (13, 11),
 )  # fmt: skip
-#: nodes with a tank, and those without, whose flows add up to zero
+#: nodes with a tank, and nodes without one, where the flows sum to zero
 TANKS, JUNCTIONS = (5, 8), (1, 2, 3, 4, 6, 7, 9, 10, 11, 12, 13)
 #: the root of Colebrook's equation at the Reynolds number at which the flow becomes turbulent
 LAMINAR = 0.47519404529185289807e-1
@@ -22,8 +22,8 @@ LAMINAR = 0.47519404529185289807e-1
 def water_tubes() -> dh.HybridModel:
     """Eighteen tubes between thirteen nodes (Sudarko 1993): index 2, and each tube is laminar or turbulent.
 
-    The resistance of a tube jumps where its flow becomes turbulent, which the test set leaves to the integrator. Here
-    it is a transition that a memory per tube remembers. Units: m^3/s, Pa, s.
+    The resistance of a tube jumps where its flow becomes turbulent; the test set leaves the jump to the integrator.
+    Here it is a transition, and a memory per tube stores the regime. Units: m^3/s, Pa, s.
     """
     m = dh.HybridModel("water tubes")
     viscosity, roughness, area_of_tank = m.parameter("nu", 1.31e-6), m.parameter("k", 2e-4), m.parameter("b", 200.0)
@@ -35,7 +35,7 @@ def water_tubes() -> dh.HybridModel:
     friction = m.algebraic("lambda", size=count, guess=LAMINAR)
     turbulent = m.memory("turbulent", size=count, initial=np.zeros(count))
     at = {node: tank[i] for i, node in enumerate(TANKS)} | {node: pressure[i] for i, node in enumerate(JUNCTIONS)}
-    # what comes in from outside, and what is drawn
+    # inflow and outflow
     net: dict[int, Any] = dict.fromkeys(at, 0.0)
     net[1] = (1 - np.cos(np.exp(-hours) - 1)) / 200
     net[13] = (1 - np.cos(np.exp(-hours) - 1)) / 80

@@ -1,4 +1,4 @@
-"""Reinforcing steel in a cyclic test: a material whose memory is deeper than its last reversal.
+"""Reinforcing steel in a cyclic test: a material with memory beyond its last reversal.
 
 Serban and Recuero (2019, section 6) name the law of Menegotto and Pinto as future work. Between two reversals the
 stress is a curve from the last reversal (e_r, s_r) to an asymptote of slope b E through the yield point, in direction
@@ -6,20 +6,21 @@ xi = +1 in tension and -1 in compression:
 
     e* = (e - e_r) / (e_0 - e_r),    s = s_r + (s_0 - s_r) [b e* + (1 - b) e* / (1 + e*^R)^(1/R)],
 
-(e_0, s_0) being where the elastic line through the reversal meets the asymptote. The exponent R (Bauschinger effect)
-depends on how far the *previous* excursion in the same direction went, e_m (Filippou, Popov and Bertero 1983):
+where (e_0, s_0) is the intersection of the elastic line through the reversal with the asymptote. The exponent R
+(Bauschinger effect) depends on the end e_m of the *previous* excursion in the same direction (Filippou, Popov and
+Bertero 1983):
 
     R = R_0 - a_1 r / (a_2 + r),     r = |e_m - e_0| / e_y,     e_y = s_y / E.
 
-So the material remembers the last reversal, the strain at the end of the last excursion in each direction, and R. All
-are general memory with update maps of old memory, values before the transition and parameters.
+The material therefore remembers the last reversal, the strain at the end of the last excursion in each direction, and
+R. All of these are general memory, updated from old memory, values before the transition and parameters.
 
 The strain is imposed: a cyclic protocol of growing amplitude, two cycles each, every amplitude 1.4 times the one before
 (the sequence of FEMA 461), linear in between. It is a `signal`, whose values depend on the parameter "amplitude". The
-guard of a reversal is the strain rate, which does not pass through zero but changes sign at a knot.
+guard of a reversal is the strain rate, which changes sign at a knot without passing through zero.
 
-Costs are the dissipated energy, the integral of s de, and the misfit to a measured stress at times between the
-reversals. Along a branch everything is a formula, so `reference` is a quadrature, differentiated by complex steps.
+The costs are the dissipated energy, the integral of s de, and the misfit to a measured stress at times between the
+reversals. The stress along a branch is explicit, so that `reference` is a quadrature, differentiated by complex steps.
 
 References
 ----------
@@ -82,7 +83,7 @@ def model() -> dh.HybridModel:
     def branch(xi: int) -> Any:
         e_0 = target(xi, e_r, s_r)
         ratio = (strain - e_r) / (e_0 - e_r)
-        # ratio**R, whose derivative by R would be 0 log(0) at a reversal
+        # ratio**R; its derivative with respect to R would be 0 log(0) at a reversal
         power = np.exp(R * np.log(np.fmax(ratio, 1e-300)))
         return s_r + E * (e_0 - e_r) * (b * ratio + (1 - b) * ratio / (1 + power) ** (1 / R))
 

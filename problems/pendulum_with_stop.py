@@ -1,16 +1,16 @@
-"""A pendulum that hits a stop, in natural coordinates: a constraint, and an impact that keeps it.
+"""A pendulum that hits a stop, in natural coordinates: a constraint, and an impact that satisfies it.
 
 A bob of mass m at (x, y) hangs on a rod of length L. A stop stands at the angle -b from the downward vertical:
 
     m x'' = -2 x lambda,  m y'' = -m g - 2 y lambda,  0 = x^2 + y^2 - L^2,
     x cos(b) - y sin(b) >= 0,
 
-and where that distance becomes zero the velocity along its normal is reversed with a coefficient of restitution e, by
-an impulse of the stop and one in the rod (Newton's law within the constraints). 2 L lambda is the tension.
+and where this distance becomes zero, an impulse of the stop and one in the rod reverse the velocity along its normal
+with a coefficient of restitution e (Newton's law within the constraints). 2 L lambda is the tension.
 
-The index is 3 as it stands; `Mechanism` reduces it, in any of its formulations (Corner, Sandu and Sandu 2020, eq. 27
-to 32; the form of Serban and Recuero 2019, section 3.3, by default). `reference` has values, gradients and event times
-from Taylor series of the angle in 60-digit arithmetic (``reference/impacts/make_reference.py``).
+The equations have index 3; `Mechanism` reduces it in any of its formulations (Corner, Sandu and Sandu 2020, eq. 27 to
+32; the form of Serban and Recuero 2019, section 3.3, by default). `reference` contains values, gradients and event
+times from Taylor series of the angle in 60-digit arithmetic (``reference/impacts/make_reference.py``).
 
 References
 ----------
@@ -36,14 +36,14 @@ DATA = FOLDER / "impacts" / "pendulum_with_stop.json"
 
 
 def mechanism() -> Mechanism:
-    """The statement."""
+    """The mechanism."""
     mech = Mechanism("pendulum_with_stop")
     g = mech.parameter("g", 9.81, unit="m/s^2", description="gravity")
     L = mech.parameter("L", 1.2, unit="m", description="length of the rod")
     m = mech.parameter("m", 0.5, unit="kg", description="mass of the bob")
     b = mech.parameter("b", 0.35, unit="rad", description="angle of the stop")
     e = mech.parameter("e", 0.8, description="coefficient of restitution")
-    start = mech.parameter("start", 0.9, unit="rad", description="angle at the start")
+    start = mech.parameter("start", 0.9, unit="rad", description="initial angle")
     bob = mech.point("")
     rod = mech.constraint("rod", bob.x**2 + bob.y**2 - L**2)
     mech.point_mass(bob, m)

@@ -1,18 +1,18 @@
 """The rimless wheel: a wheel of spokes that rolls down a slope, one foothold after the other.
 
 The hub (x, y) of a wheel of mass m and moment of inertia I stands on a spoke of length l at a foot (fx, fy); theta is
-the angle of that spoke from the vertical, counted downhill, and 2 alpha the angle between spokes. Two constraints hold
+the angle of that spoke from the vertical, counted downhill, and 2 alpha the angle between spokes. Two constraints keep
 the hub above the foot,
 
     x = fx + l sin(theta),    y = fy + l cos(theta),    theta = phi - turned.
 
 Where theta reaches gamma + alpha, gamma the slope, the next spoke lands: the constraints change to those of the new
 foot, and the impact is inelastic (Corner, Sandu and Sandu 2019, Remark 11, eq. 54; 2020, eq. 40). The foothold and the
-angle that has been turned are memory (Serban and Recuero 2019, section 4). It follows that
+angle turned so far are memory (Serban and Recuero 2019, section 4). It follows that
 
     theta+ = gamma - alpha,    w+ = w- (m l^2 cos(2 alpha) + I) / (m l^2 + I),
 
-the well-known map of the wheel (McGeer 1990), but nobody has to derive it.
+the well-known map of the wheel (McGeer 1990); the model does not state it.
 
 References
 ----------
@@ -40,11 +40,11 @@ from dae_hybrid.problems._reference import FOLDER, Exact, read_exact
 
 t_span = (0.0, 3.0)
 DATA = FOLDER / "rimless_wheel" / "reference.json"
-THETA, W = -0.1, 1.2  # at the start
+THETA, W = -0.1, 1.2  # initial values
 
 
 def mechanism() -> Mechanism:
-    """The statement."""
+    """The mechanism."""
     mech = Mechanism("rimless_wheel")
     length = mech.parameter("l", 1.0, unit="m", description="length of a spoke")
     alpha = mech.parameter("alpha", 0.35, unit="rad", description="half the angle between spokes")

@@ -4,19 +4,19 @@ Mass M, velocity v and height h obey the balance of momentum and the definition 
 
     M v' - c f + M g = 0,      M' + f = 0,      h' - v = 0,
 
-written as they stand: F(y', y, z, p, t) = 0 (Serban and Recuero 2019, eq. 1), where F_y' depends on the state. In mode
-"full" the flow f is an algebraic variable with f = q. When the acceleration v' has risen to a, a limit for the payload,
-the engine is throttled: in mode "throttled" v' = a takes the place of f = q and f is whatever that needs. The guard is
-a derivative, so that its rate contains v'' (SR eq. 4, 6b). When the mass has fallen to M_b the tank is empty, the
-first stage, of mass M_s, is dropped, and the payload coasts, an ODE without mass; the run ends where it is highest.
+stated in implicit form, F(y', y, z, p, t) = 0 (Serban and Recuero 2019, eq. 1), where F_y' depends on the state. In
+mode "full" the flow f is an algebraic variable with f = q. When the acceleration v' has risen to a, a limit for the
+payload, the engine is throttled: in mode "throttled" v' = a replaces f = q and determines f. The guard is a derivative,
+so that its rate contains v'' (SR eq. 4, 6b). When the mass has fallen to M_b the tank is empty, the first stage, of
+mass M_s, is dropped, and the payload coasts, an ODE without mass; the run ends at the highest point.
 
-All of it has a closed form. With a + g = b:
+The solution has a closed form. With a + g = b:
 
     full       v = c ln(M0/M) - g t,  h = (c/q) (M0 - M - M ln(M0/M)) - g t^2/2,  until M1 = c q / b
     throttled  M = M1 exp(-b (t - t1)/c),  v = v1 + a (t - t1)
     coast      v = v2 - g (t - t2),  highest at t2 + v2/g
 
-Costs are the height reached, the time it takes, and the integral of (v')^2 + f^2 while the engine burns.
+The costs are the height reached, the time to reach it, and the integral of (v')^2 + f^2 while the engine burns.
 
 References
 ----------
@@ -47,7 +47,7 @@ def model() -> dh.HybridModel:
     q = m.parameter("q", NOMINAL["q"], unit="kg/s", description="full flow")
     g = m.parameter("g", NOMINAL["g"], unit="km/s^2", description="gravity")
     a = m.parameter("a", NOMINAL["a"], unit="km/s^2", description="largest acceleration")
-    M0 = m.parameter("M0", NOMINAL["M0"], unit="kg", description="mass at the start")
+    M0 = m.parameter("M0", NOMINAL["M0"], unit="kg", description="initial mass")
     Mb = m.parameter("Mb", NOMINAL["Mb"], unit="kg", description="mass with empty tank")
     M, v, h = m.differential("M", unit="kg"), m.differential("v", unit="km/s"), m.differential("h", unit="km")
     f = m.algebraic("f", guess=2.0, unit="kg/s", description="flow")

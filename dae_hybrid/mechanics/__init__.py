@@ -1,7 +1,7 @@
 """Mechanical systems: coordinates, masses, forces, constraints and impacts, in several formulations.
 
-`Mechanism` is the statement, `Index2`, `Index1`, `Penalty`, `Reduced` and `Unconstrained` its formulations, and
-`Restitution`, `VelocityJump`, `Inelastic` and `Continuous` what an event does to velocities.
+`Mechanism` states a mechanism. `Index2`, `Index1`, `Penalty`, `Reduced` and `Unconstrained` are its formulations, and
+`Restitution`, `VelocityJump`, `Inelastic` and `Continuous` the impact laws of events.
 """
 
 from __future__ import annotations

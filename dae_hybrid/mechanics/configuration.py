@@ -1,4 +1,4 @@
-"""The nominal configuration at the start: what it says about constraints and masses before anything is integrated."""
+"""The nominal initial configuration, and the checks of constraints and masses before a run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.kinematics import Motion
 from dae_hybrid.numerics.arrays import Array
 
-#: singular values of Phi_q, its rows of length one, below this are zero
+#: singular values of Phi_q with rows of length one that are below this count as zero
 RANK = 1e-8
-#: residuals of constraints, over the size of their derivatives, below this are zero
+#: residuals of constraints, divided by the size of their derivatives, that are below this count as zero
 MET = 1e-8
-#: how far a configuration is moved to tell a singular one from redundant constraints
+#: relative displacement of a configuration that distinguishes singular configurations from redundant constraints
 NEARBY = 1e-2
 
 
@@ -33,7 +33,7 @@ class Configuration:
 
     @cached_property
     def _fixed(self) -> tuple[list[ca.MX], list[ca.DM]]:
-        """Symbols that are given a number: time, parameters, memory."""
+        """Symbols with a fixed value (time, parameters, memory), and their values."""
         mech = self.equations.mechanism
         symbols, values = [mech.time], [ca.DM(0)]
         for d in mech.of_kind("parameter"):
@@ -49,18 +49,18 @@ class Configuration:
         return symbols, values
 
     def evaluate(self, expressions: list[ca.MX], q: Array) -> list[Array]:
-        """Numbers of expressions in coordinates, parameters, time and memory."""
+        """Values of expressions in coordinates, parameters, time and memory."""
         return self._evaluator(expressions)(q)
 
     def _evaluator(self, expressions: list[ca.MX]) -> Callable[[Array], list[Array]]:
-        """`evaluate` at several positions."""
+        """A function that evaluates the expressions at positions."""
         symbols, values = self._fixed
         function = ca.Function("at", [self.equations.q, *symbols], [ca.densify(e) for e in expressions])
         return lambda q: [np.asarray(value, dtype=float) for value in function.call([ca.DM(q), *values])]
 
     @cached_property
     def stated(self) -> tuple[Array, list[int]]:
-        """Positions as given or guessed, and the places of those that are not given."""
+        """Positions as given or guessed, and the indices of those that are not given."""
         start, place = self.start, 0
         values: list[ca.MX] = []
         loose: list[int] = []
@@ -77,7 +77,7 @@ class Configuration:
 
     @cached_property
     def q(self) -> Array:
-        """Positions at the start: what is not given moved to where the constraints hold, as well as it can be."""
+        """Initial positions: those not given satisfy the constraints, in the least-squares sense if necessary."""
         q, loose = self.stated
         if self.start.project:
             loose = list(range(q.size))
@@ -97,7 +97,7 @@ class Configuration:
         return q
 
     def check(self) -> None:
-        """Refuse redundant, inconsistent and massless statements, and a start from a singular configuration.
+        """Refuse redundant or inconsistent constraints, missing masses, and a singular initial configuration.
 
         Raises
         ------
@@ -113,7 +113,7 @@ class Configuration:
             self._check_rank(mode, motion, self._moved(self.q), "everywhere")
             phi, by_q = self.evaluate([motion.phi, motion.phi_q], self.q)
             if mode == start and np.all(np.abs(phi.ravel()) <= MET * np.abs(by_q).max(axis=1)):
-                # on the constraints: redundant ones may show only there (a parallelogram with a third bar)
+                # some redundant constraints are dependent only where they hold (a parallelogram with a third bar)
                 self._check_rank(mode, motion, self._solved(motion, self._moved(self.q), list(range(motion.n))), "")
                 self._check_rank(mode, motion, self.q, "start")
             if motion.m > motion.n:
@@ -124,12 +124,12 @@ class Configuration:
                 )
 
     def _follows_inputs(self, value: ca.MX) -> bool:
-        """Whether signals are in it, whose values belong to a run."""
+        """Whether an expression contains signals, which have values only during a run."""
         signals = {d.name for d in self.equations.mechanism.of_kind("memory") if d.signal is not None}
         return bool(signals & {s.name() for s in ca.symvar(value)})
 
     def _moved(self, q: Array) -> Array:
-        """A configuration nearby, without anything special."""
+        """A generic configuration nearby."""
         angles = np.sqrt(2.0) * (1 + np.arange(q.size)) ** 2
         return np.asarray(q + NEARBY * (1 + np.abs(q).max()) * np.sin(angles))
 
@@ -137,7 +137,7 @@ class Configuration:
         phi, by_q = self.evaluate([motion.phi, motion.phi_q], q)
         size = np.linalg.norm(by_q, axis=1, keepdims=True)
         if not np.all(np.isfinite(by_q)):
-            return  # a run says what is wrong, with the values it has
+            return  # the run reports it, with its values
         scale = np.where(size > 0, size, 1.0)
         left, singular, _ = np.linalg.svd(by_q / scale)
         rank = int(np.count_nonzero(singular > RANK))

@@ -1,4 +1,4 @@
-"""What an event does to positions and velocities, as the reset of a transition."""
+"""The effect of an event on positions and velocities, as the reset of a transition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dae_hybrid.mechanics.reduction import Partition
 from dae_hybrid.statement.expressions import expression
 from dae_hybrid.statement.model import HybridModel
 
-#: at so many places expressions are looked at to see whether they are one, and what is zero there
+#: sample points for testing whether two expressions agree, and the tolerance for zero
 PLACES, NOTHING = 3, 1e-10
 
 
@@ -28,8 +28,8 @@ class Crossing:
 
         M (v+ - v-) + Phi+_q^T dlambda = E P,    Phi+_q v+ + Phi+_t = 0,
 
-    where E P are the impulses of the impact itself, none for `Inelastic` (Corner, Sandu and Sandu 2019, eq. 54). Their
-    derivatives are those of the transition; nothing of sections 3.4 and 5 of the papers is transcribed.
+    where E P are the impulses of the impact itself, zero for `Inelastic` (Corner, Sandu and Sandu 2019, eq. 54). The
+    derivatives are those of the transition; the formulas of sections 3.4 and 5 of the papers are not transcribed.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Crossing:
 
     @cached_property
     def _others(self) -> dict[str, ca.MX]:
-        """New values of further states."""
+        """New values of additional states."""
         return {name: v for name, v in self.event.reset.items() if name in self.mechanism.states}
 
     @cached_property
     def updates(self) -> dict[str, ca.MX]:
-        """Memory after: what the event says, and what is frozen on entry into a mode."""
+        """Memory after the event: updates of the event, and values stored on entry into a mode."""
         frozen = {}
         for d in self.mechanism.of_kind("memory"):
             if d.of is not None and d.of.name in self.mechanism.coordinates:
@@ -76,7 +76,7 @@ class Crossing:
 
     @cached_property
     def gained(self) -> list[str]:
-        """Constraints of the target that do not hold before by themselves: new ones, and those that memory moves."""
+        """Constraints of the target that need not hold before the event: new ones, and those that memory moves."""
         before = self.equations.active(self.event.source)
         return [
             name
@@ -86,7 +86,7 @@ class Crossing:
 
     @cached_property
     def impact(self) -> Impact:
-        """What happens to velocities."""
+        """The impact law."""
         return self.event.impact or (Inelastic() if self.gained or (self._moved and self.motion.m) else Continuous())
 
     def _check(self) -> None:
@@ -114,23 +114,23 @@ class Crossing:
 
     @cached_property
     def places(self) -> ca.MX:
-        """q+ in values before."""
+        """q+ in terms of the values before."""
         return ca.vertcat(*(self._moved.get(c.name, c.q) for c in self.equations.coordinates))
 
     @cached_property
     def speeds(self) -> ca.MX:
-        """v in values before, as the reset gives them to the impact."""
+        """The velocities on which the impact acts, in terms of the values before."""
         return ca.vertcat(*(self._accelerated.get(c.v.name(), c.v) for c in self.equations.coordinates))
 
     def _at_target(self, value: ca.MX) -> ca.MX:
-        """An expression at the positions and with the memory after."""
+        """An expression evaluated with the positions and the memory after the event."""
         updated = [self.mechanism.lookup(name, "memory").symbol for name in self.updates]
         return ca.substitute([value], [*updated, self.equations.q], [*self.updates.values(), self.places])[0]
 
     # -- the reset ----------------------------------------------------------------------------------------
 
     def declared(self) -> dict[str, Any]:
-        """reset= and memory= of the transition."""
+        """The arguments reset= and memory= of the transition."""
         memory: dict[Any, Any] = dict(self.event.memory)
         stays = self.event.source == self.target and not self._moved
         selection = None if self.partition is None else self.partition.selection
@@ -147,7 +147,7 @@ class Crossing:
             reset = {**self._others, **self._moved}
             if not stays or self._accelerated:
                 reset[self.partition.w] = selection @ self.speeds
-        # Index2 keeps velocities on their constraints; elsewhere what the reset says of them would be overruled or lost
+        # Index2 projects velocities onto their constraints; other formulations would lose the values of the reset
         conditions = [] if self._keeps_positions else self._conditions()
         if self._accelerated and self.motion.m and not isinstance(self.formulation, Index2):
             phi_q, phi_t = (self._at_target(e) for e in (self.motion.phi_q, self.motion.phi_t))
@@ -160,7 +160,7 @@ class Crossing:
 
     @property
     def _keeps_positions(self) -> bool:
-        """Whether the formulation keeps positions on their constraints, and sees where they are not."""
+        """Whether the formulation enforces the constraints on positions, and detects violations."""
         return self.partition is not None or (isinstance(self.formulation, Index2) and self.formulation.positions)
 
     def _impact(self, selection: ca.MX | None) -> list[Any]:
@@ -187,9 +187,9 @@ class Crossing:
         return equations
 
     def _conditions(self) -> list[tuple[str, ca.MX]]:
-        """Constraints that have to hold from now on, where nothing else looks at them."""
+        """New constraints that no other part of the transition checks."""
         if isinstance(self.impact, Continuous) and isinstance(self.formulation, Penalty):
-            return []  # springs of their own pull the mechanism onto further constraints
+            return []  # the penalty forces pull the mechanism onto them
         after = self.equations.active(self.target)
         rows = []
         for name in after if self._moved else self.gained:
@@ -199,9 +199,9 @@ class Crossing:
         return rows
 
     def _is_met(self, phi: ca.MX) -> bool:
-        """Whether constraints are multiples of what is zero where the event fires, or zero whatever happens.
+        """Whether constraints are multiples of expressions that are zero at the event, or are identically zero.
 
-        That is the guard, to rounding, and the constraints of the source, but for the drift of the formulation.
+        The guard is zero to rounding, and the constraints of the source up to the drift of the formulation.
         """
         guard = self.event.trigger.get("guard")
         zeros = [ca.MX(0)] if guard is None else [expression("guard", guard, 1)]
@@ -211,7 +211,7 @@ class Crossing:
         return all(any(is_multiple(row, zero) for zero in zeros) for row in ca.vertsplit(phi))
 
     def _impulse(self, of: Any) -> ca.MX:
-        """The unknown of the mechanism, known to the model too."""
+        """The impulse, an unknown of the mechanism, declared in the model too."""
         symbol = self.mechanism.impulse(of)
         self.model.declarations[symbol.name()] = self.mechanism.declarations[symbol.name()]
         return symbol
@@ -269,7 +269,7 @@ class Crossing:
 
 
 def is_multiple(value: ca.MX, of: ca.MX) -> bool:
-    """Whether an expression is a constant times another one: at places picked once and for all."""
+    """Whether an expression is a constant multiple of another one, tested at fixed random points."""
     symbols = ca.symvar(ca.vertcat(value, of))
     function = ca.Function("both", symbols, [ca.densify(value), ca.densify(of)])
     generator = np.random.default_rng(0)

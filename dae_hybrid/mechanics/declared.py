@@ -1,4 +1,4 @@
-"""What a mechanism consists of: coordinates, bodies, constraints, modes, events, impacts. Plain data."""
+"""The parts of a mechanism: coordinates, bodies, constraints, modes, events, impacts. Plain data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dae_hybrid.statement.declarations import Direction, OnEntry, Statement
 
 @dataclass(frozen=True, eq=False)
 class Coordinate(Statement):
-    """Generalised coordinates of one name: position q, velocity v, acceleration a."""
+    """A vector of generalised coordinates: position q, velocity v, acceleration a."""
 
     name: str
     q: ca.MX
@@ -33,7 +33,7 @@ class Constraint:
 
 @dataclass(frozen=True, eq=False)
 class Inertia:
-    """A block of the mass matrix: it belongs to the columns `rows` of coordinates."""
+    """A block of the mass matrix, for the coordinates `rows`."""
 
     rows: ca.MX
     matrix: ca.MX
@@ -41,13 +41,13 @@ class Inertia:
 
 @dataclass(eq=False)
 class Share:
-    """What a mechanism, or one mode of it, is made of; every part adds to what is there already."""
+    """The parts of a mechanism, or those that one of its modes adds."""
 
     constraints: dict[str, Constraint] = field(default_factory=dict)
     forces: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # velocities or coordinates, and forces on them
     inertias: list[Inertia] = field(default_factory=list)
     weights: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # gravity and its direction
-    bodies: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # planar places, and masses that are weighed there
+    bodies: list[tuple[ca.MX, ca.MX]] = field(default_factory=list)  # positions and masses for gravity
 
 
 # -- impacts ----------------------------------------------------------------------------------------------
@@ -55,15 +55,15 @@ class Share:
 
 @dataclass(frozen=True)
 class Impact:
-    """What happens to velocities at an event; positions are continuous. See the subclasses."""
+    """Base class of the impact laws for velocities; positions are continuous."""
 
 
 @dataclass(frozen=True)
 class Inelastic(Impact):
-    """The constraints of the target hold from now on, by impulses along them.
+    """The constraints of the target hold after the event, by impulses along them.
 
-    ``M (v+ - v-) + Phi+_q^T dlambda = 0``, ``Phi+_q v+ + Phi+_t = 0``, M that of the target (Corner, Sandu and Sandu
-    2019, eq. 54; 2020, eq. 40). It is the default where the target has constraints that the source has not.
+    ``M (v+ - v-) + Phi+_q^T dlambda = 0``, ``Phi+_q v+ + Phi+_t = 0``, with M of the target (Corner, Sandu and
+    Sandu 2019, eq. 54; 2020, eq. 40). It is the default if the target has constraints that the source lacks.
     """
 
 
@@ -71,8 +71,8 @@ class Inelastic(Impact):
 class Restitution(Impact):
     """Newton's law of restitution along a normal.
 
-    ``g' + = -coefficient g' -`` for the distance g, by an impulse along ``g_q`` and impulses that keep the target's
-    constraints. An impact without friction; with coefficient 1 it conserves the energy.
+    ``g' + = -coefficient g' -`` for the distance g, by an impulse along ``g_q`` and impulses that maintain the
+    target's constraints. The impact is frictionless; with coefficient 1 it conserves the energy.
 
     Parameters
     ----------
@@ -95,7 +95,8 @@ class Restitution(Impact):
 class VelocityJump(Impact):
     """New values of independent velocities in terms of the old ones, by impulses on them.
 
-    The others follow from the velocity constraints (Corner, Sandu and Sandu 2019, eq. 52 and 53; 2020, eq. 38 and 39).
+    The other velocities follow from the velocity constraints (Corner, Sandu and Sandu 2019, eq. 52 and 53; 2020, eq. 38
+    and 39).
 
     Parameters
     ----------
@@ -108,10 +109,10 @@ class VelocityJump(Impact):
 
 @dataclass(frozen=True)
 class Continuous(Impact):
-    """Nothing happens to velocities, even where the target has further constraints.
+    """Velocities are continuous, even if the target has additional constraints.
 
-    Those must then hold already; or the formulation is `Penalty`, which pulls towards them (Corner, Sandu and Sandu
-    2019, section 6).
+    These constraints must already hold, or the formulation is `Penalty`, whose forces pull towards them (Corner, Sandu
+    and Sandu 2019, section 6).
     """
 
 
@@ -136,7 +137,7 @@ class Event(Statement):
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Where a run starts."""
+    """The initial conditions of a run."""
 
     mode: str
     positions: Mapping[str, ca.MX]

@@ -1,4 +1,4 @@
-"""The equations of motion of a mechanism, mode by mode, whatever they are going to be formulated as."""
+"""The equations of motion of a mechanism, mode by mode, independent of the formulation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dae_hybrid.mechanics.mechanism import Mechanism
 
 
 class EquationsOfMotion:
-    """Columns of all coordinates, and `Motion` of every mode."""
+    """The coordinates of a mechanism as columns, and the `Motion` of every mode."""
 
     def __init__(self, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
@@ -41,7 +41,7 @@ class EquationsOfMotion:
         return {name: self.motion(name) for name in self.mechanism.modes}
 
     def motion(self, mode: str) -> Motion:
-        """Those of one mode."""
+        """The equations of motion of one mode."""
         shares = [self.mechanism.share, self.mechanism.modes[mode].share]
         constraints = self.active(mode).values()
         motion = Motion(
@@ -62,7 +62,7 @@ class EquationsOfMotion:
         return motion
 
     def check_places(self, what: str, value: ca.MX, mode: str | None = None) -> None:
-        """Refuse what is to depend on places, time, parameters and memory alone."""
+        """Refuse an expression that depends on more than positions, time, parameters and memory."""
         others = [s.name() for s in ca.symvar(value) if s.__hash__() in self._not_places]
         if others:
             raise ModelError(
@@ -72,7 +72,7 @@ class EquationsOfMotion:
             )
 
     def _check_signals(self, constraint: Constraint, mode: str) -> None:
-        """Where an input has a kink, velocities would have to jump: nothing says how."""
+        """Refuse signals with kinks in a constraint: velocities would have to jump without an impact law."""
         used = {s.name() for s in ca.symvar(constraint.phi)}
         signals = [d.signal for d in self.mechanism.of_kind("memory") if d.name in used and d.signal is not None]
         rough = [signal.name for signal in signals if signal.kind != "cubic"]
@@ -90,7 +90,7 @@ class EquationsOfMotion:
         return {d.symbol.__hash__() for d in declared if d.kind in kinds and d.name not in self.mechanism.coordinates}
 
     def places(self, columns: ca.MX) -> list[int]:
-        """Where columns of coordinates stand in q."""
+        """The indices of coordinates in q."""
         selected = ca.Function("place", [self.q], [columns])(ca.DM(range(self.q.numel())))
         return [int(i) for i in np.asarray(selected).ravel()]
 
@@ -113,11 +113,11 @@ class EquationsOfMotion:
         return ca.densify(total)
 
     def _selection(self, rows: list[int]) -> ca.DM:
-        """The matrix that adds values up in these rows."""
+        """The matrix that adds values to these rows."""
         return ca.DM.triplet(rows, list(range(len(rows))), ca.DM.ones(len(rows)), self.q.numel(), len(rows))
 
     def by_name(self, column: ca.MX, kind: str) -> dict[str, ca.MX]:
-        """A column of all coordinates, by name of their positions ("q") or velocities ("v")."""
+        """Entries of a column of all coordinates, by name of the positions ("q") or velocities ("v")."""
         symbols = [getattr(c, kind) for c in self.coordinates]
         pieces = split(column, [s.numel() for s in symbols])
         return {s.name(): piece for s, piece in zip(symbols, pieces, strict=True)}

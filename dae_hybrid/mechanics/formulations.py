@@ -1,8 +1,8 @@
-"""How the equations of motion of a mechanism are stated to the integrator.
+"""Formulations of the equations of motion of a mechanism.
 
 All have the solutions of ``M a + Phi_q^T lambda = F``, ``Phi(t, q) = 0`` (Corner, Sandu and Sandu 2020, eq. 1 and 27);
-they differ in what they integrate and in how far off the constraints they may get. Every formulation has positions,
-velocities, accelerations and multipliers for variables, so that costs and guards read the same in all of them.
+they differ in the integrated equations and in the drift from the constraints. The variables of every formulation are
+positions, velocities, accelerations and multipliers, so that costs and guards are the same in all formulations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dae_hybrid.mechanics.kinematics import Motion
 
 
 def checked(owner: str, name: str, value: Any, *, positive: bool) -> None:
-    """Refuse what is neither an expression nor a finite number, positive or not negative."""
+    """Refuse values other than expressions and finite numbers that are positive (or non-negative)."""
     if isinstance(value, ca.MX):
         return
     try:
@@ -33,18 +33,18 @@ def checked(owner: str, name: str, value: Any, *, positive: bool) -> None:
 
 @dataclass(frozen=True)
 class Formulation:
-    """Base of all formulations; by itself that of a mechanism without constraints, ``M a = F``."""
+    """Base class of all formulations; its own equations are those of a mechanism without constraints, ``M a = F``."""
 
     def velocity_rates(self, motion: Motion) -> ca.MX:
-        """v' of all coordinates."""
+        """The rates v' of all coordinates."""
         return motion.a
 
     def closure(self, motion: Motion) -> ca.MX:
-        """Equations that give accelerations and multipliers."""
+        """Equations for the accelerations and multipliers."""
         return motion.index1(-motion.gamma)
 
     def constraint(self, motion: Motion) -> list[tuple[str, ca.MX]]:  # noqa: ARG002 - for those that keep constraints
-        """Equations without accelerations and multipliers, with their names."""
+        """Named equations without accelerations and multipliers."""
         return []
 
 
@@ -55,18 +55,18 @@ class Unconstrained(Formulation):
 
 @dataclass(frozen=True)
 class Penalty(Formulation):
-    """The penalty ODE: constraints are pulled at by springs and dampers of their own.
+    """The penalty ODE: a spring and damper for every constraint.
 
     ``(M + Phi_q^T alpha Phi_q) a = F - Phi_q^T alpha (gamma + 2 xi omega Phi' + omega^2 Phi)``, and the estimates
     ``lambda* = alpha (Phi'' + 2 xi omega Phi' + omega^2 Phi)`` of the multipliers (Corner, Sandu and Sandu 2019,
     eq. 40; 2020, eq. 29 to 31). The constraints hold up to O(1/alpha), and so do the results. It is solved in the
-    equivalent form ``M a + Phi_q^T lambda* = F``, ``Phi'' + 2 xi omega Phi' + omega^2 Phi = lambda* / alpha``, in
-    which a large alpha cancels nothing.
+    equivalent form ``M a + Phi_q^T lambda* = F``, ``Phi'' + 2 xi omega Phi' + omega^2 Phi = lambda* / alpha``, which
+    loses no digits for large alpha.
 
     Parameters
     ----------
     alpha : float or expression in parameters
-        Penalty, in units of mass; large against the masses.
+        Penalty, in units of mass; large compared with the masses.
     xi : float or expression
         Damping ratio of the constraints.
     omega : float or expression
@@ -83,25 +83,25 @@ class Penalty(Formulation):
         checked("Penalty", "omega", self.omega, positive=False)
 
     def closure(self, motion: Motion) -> ca.MX:
-        """Equations that give accelerations and estimates of the multipliers."""
+        """Equations for the accelerations and estimates of the multipliers."""
         damped = motion.gamma + 2 * self.xi * self.omega * motion.velocity + self.omega**2 * motion.phi
         return motion.index1(-damped, compliance=1 / self.alpha)
 
 
 @dataclass(frozen=True)
 class Index1(Formulation):
-    """Constraints on accelerations: an ODE, for accelerations and multipliers are solved for at once.
+    """Constraints on accelerations: an ODE, because the accelerations and multipliers are eliminated.
 
     ``M a + Phi_q^T lambda = F``, ``Phi'' + 2 xi omega Phi' + omega^2 Phi = 0`` (Corner, Sandu and Sandu 2020, eq. 32,
-    with Baumgarte's stabilisation). Without it positions and velocities drift off the constraints by as much as the
-    tolerance allows.
+    with Baumgarte's stabilisation). Without stabilisation, positions and velocities drift from the constraints by the
+    size of the tolerance.
 
     Parameters
     ----------
     xi : float or expression in parameters
         Damping ratio of the stabilisation.
     omega : float or expression
-        Its frequency, in 1/time; 0 (default) is without stabilisation.
+        Its frequency, in 1/time; 0 (default) means no stabilisation.
     """
 
     xi: Any = 1.0
@@ -112,7 +112,7 @@ class Index1(Formulation):
         checked("Index1", "omega", self.omega, positive=False)
 
     def closure(self, motion: Motion) -> ca.MX:
-        """Equations that give accelerations and multipliers."""
+        """Equations for the accelerations and multipliers."""
         pull = 2 * self.xi * self.omega * motion.velocity + self.omega**2 * motion.phi
         return motion.index1(-motion.gamma - pull)
 
@@ -121,23 +121,23 @@ class Index1(Formulation):
 class Index2(Formulation):
     """Constraints on velocities and, by Gear, Gupta and Leimkuhler, on positions: Hessenberg index 2.
 
-    ``q' = v + Phi_q^T mu``, ``M v' + Phi_q^T lambda = F``, ``0 = Phi``, ``0 = Phi_q v + Phi_t``; mu is zero but for
-    what the integrator gets wrong. The state is kept on the constraints, to rounding wherever it is reported.
+    ``q' = v + Phi_q^T mu``, ``M v' + Phi_q^T lambda = F``, ``0 = Phi``, ``0 = Phi_q v + Phi_t``; mu is zero up to
+    integration errors. The state is projected onto the constraints, to rounding wherever it is reported.
 
     Parameters
     ----------
     positions : bool
-        Keep positions on their constraints too (default). Otherwise they drift by the size of the tolerance.
+        Enforce the constraints on positions too (default). Otherwise positions drift by the size of the tolerance.
     """
 
     positions: bool = True
 
     def velocity_rates(self, motion: Motion) -> ca.MX:
-        """v' of all coordinates, for given multipliers."""
+        """The rates v' of all coordinates for given multipliers."""
         return motion.rates
 
     def closure(self, motion: Motion) -> ca.MX:
-        """Equations that give accelerations; multipliers follow from the constraints."""
+        """Equations for the accelerations; multipliers follow from the constraints."""
         return motion.balance
 
     def constraint(self, motion: Motion) -> list[tuple[str, ca.MX]]:
@@ -151,15 +151,15 @@ class Reduced(Formulation):
 
     With a matrix B that selects independent coordinates, ``w = B v`` are the states, ``w' = B a``, and v solves
     ``Phi_q v + Phi_t = 0``, ``B v = w`` (Wehage and Haug 1982; Corner, Sandu and Sandu 2020, section 3.4 and eq. 39).
-    Dependent positions are carried along and put back on ``Phi = 0`` by Newton's method with the independent ones held,
-    to rounding wherever they are reported. Velocities satisfy their constraints throughout.
+    Dependent positions are integrated and projected onto ``Phi = 0`` by Newton's method with fixed independent
+    positions, to rounding wherever they are reported. Velocities satisfy their constraints at all times.
 
     Parameters
     ----------
     independent : sequence of coordinates, optional
-        Which ones, for the modes of as many degrees of freedom. By default they are chosen at the start and at every
-        change of mode by pivoting, and chosen anew, at an event of its own named ``"<mode>: coordinates"``, when
-        ``det(Phi_q,dep)^2 / det(Phi_q Phi_q^T)`` falls to a tenth of what it was.
+        Independent coordinates, for the modes with as many degrees of freedom. By default pivoting selects them at the
+        start and at every change of mode, and again, at an additional event named ``"<mode>: coordinates"``, when
+        ``det(Phi_q,dep)^2 / det(Phi_q Phi_q^T)`` falls to a tenth of its value at the selection.
     """
 
     independent: tuple[Any, ...] = ()

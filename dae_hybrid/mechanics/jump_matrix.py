@@ -25,14 +25,14 @@ class JumpMatrix:
     """S_eve with its blocks: positions and velocities, dependent and independent, parameters, costs.
 
     Corner, Sandu and Sandu (2020), eq. 45 and 58 (and 24, without constraints). The columns of dependent velocities are
-    zero: before the event these follow from the velocity constraint (eq. 44), which has been put in. Where the papers'
-    printed blocks lack terms (those of dt_eve/drho in eq. 54 to 62), these have them.
+    zero, because the velocity constraint before the event (eq. 44) is substituted. The blocks contain the terms with
+    dt_eve/drho that eq. 54 to 62 as printed lack.
 
     Attributes
     ----------
     matrix : ndarray, shape (n_rows, n_columns)
     rows, columns : dict of slice
-        Of the blocks ``"Q_dep"``, ``"Q_dof"``, ``"V_dep"``, ``"V_dof"``, ``"Gamma"`` and ``"Z"``.
+        Ranges of the blocks ``"Q_dep"``, ``"Q_dof"``, ``"V_dep"``, ``"V_dof"``, ``"Gamma"`` and ``"Z"``.
     row_names, column_names : tuple of str
     """
 
@@ -66,15 +66,15 @@ def jump_matrix(
     trajectory : Trajectory
         A run of it, in a formulation whose states are positions and velocities: any but `Reduced`.
     event : int
-        Place of the event in ``trajectory.events``.
+        Index of the event in ``trajectory.events``.
     independent, independent_after : sequence of coordinates, optional
-        Independent coordinates before the event and after it; chosen by pivoting by default, and after the event the
-        same ones where the mode has as many degrees of freedom.
+        Independent coordinates before and after the event. By default pivoting selects them, and after the event the
+        same ones are kept if the mode has as many degrees of freedom.
 
     Raises
     ------
     OptionError
-        There is no such event, or coordinates are not independent or too many or too few.
+        The event does not exist, or the coordinates are not independent or have the wrong number.
     UnsupportedError
         The run is in reduced coordinates, or has memory or states besides those of the mechanism.
     """
@@ -139,7 +139,7 @@ class _Point:
         ]  # fmt: skip
 
     def evaluate(self, expression: ca.MX) -> Array:
-        """Its numbers."""
+        """The value of an expression."""
         function = ca.Function("at", self.symbols, [ca.densify(expression)])
         return np.asarray(function.call(self.values)[0], dtype=float)
 
@@ -147,7 +147,7 @@ class _Point:
 def _partition(
     equations: EquationsOfMotion, motion: Motion, point: _Point, mode: str, chosen: Sequence[Any] | None
 ) -> tuple[list[int], list[int]]:
-    """Places of dependent and independent coordinates."""
+    """Indices of dependent and independent coordinates."""
     if not motion.m:
         free = list(range(motion.n))
     elif chosen is None:
@@ -166,7 +166,7 @@ def _partition(
 def _substitute(
     matrix: Array, columns: dict[str, slice], motion: Motion, point: _Point, sides: tuple[list[int], list[int]]
 ) -> None:
-    """Put the velocity constraint before the event into the columns of dependent velocities (eq. 44, 50 and 51)."""
+    """Substitute the velocity constraint before the event for dependent velocities (eq. 44, 50 and 51)."""
     dependent, free = sides
     phi_q, by_q = point.evaluate(motion.phi_q), point.evaluate(ca.jacobian(motion.velocity, motion.q))
     parameters = ca.vertcat(*point.symbols[3:]) if point.symbols[3:] else ca.MX(0, 1)

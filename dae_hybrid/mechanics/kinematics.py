@@ -1,4 +1,4 @@
-"""Constraints and their rates, the equations of motion they enter, and symbolic solutions of both."""
+"""Constraints, their rates, the equations of motion, and symbolic solutions of both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import casadi as ca
 
-#: coordinates up to which accelerations are solved for as expressions
+#: largest number of coordinates for which accelerations are symbolic expressions
 SMALL = 12
 
 
@@ -16,8 +16,8 @@ SMALL = 12
 class Motion:
     """The equations of motion of one mode, ``M a + Phi_q^T lambda = F`` with ``Phi(t, q) = 0``.
 
-    Corner, Sandu and Sandu (2020), eq. 1 and 27. Columns are those of all coordinates, n of them, and of all active
-    constraints, m of them.
+    Corner, Sandu and Sandu (2020), eq. 1 and 27. Columns contain all n coordinates, or all m active
+    constraints.
     """
 
     t: ca.MX
@@ -28,7 +28,7 @@ class Motion:
     force: ca.MX
     phi: ca.MX
     multipliers: ca.MX
-    labels: tuple[str, ...]  # of the rows of phi
+    labels: tuple[str, ...]  # names of the rows of phi
 
     @property
     def n(self) -> int:
@@ -42,12 +42,12 @@ class Motion:
 
     @cached_property
     def phi_q(self) -> ca.MX:
-        """(m, n)."""
+        """The Jacobian of the constraints, (m, n)."""
         return ca.jacobian(self.phi, self.q)
 
     @cached_property
     def phi_t(self) -> ca.MX:
-        """(m, 1)."""
+        """The partial derivative of the constraints with respect to time, (m, 1)."""
         return ca.jacobian(self.phi, self.t)
 
     @cached_property
@@ -63,46 +63,46 @@ class Motion:
 
     @property
     def bends(self) -> bool:
-        """Whether the directions that the constraints leave free change along a run."""
+        """Whether the directions of free motion change along a run."""
         return bool(ca.depends_on(self.phi_q, ca.vertcat(self.t, self.q))) if self.m else False
 
     @cached_property
     def spread(self) -> ca.MX:
-        """det(J J^T) of Phi_q with rows of length one: how far the constraints are from depending on each other."""
+        """det(J J^T) of Phi_q with rows of length one, a measure of the independence of the constraints."""
         return _spread_function(_Pattern(self.phi_q.sparsity()))(self.phi_q)
 
     @cached_property
     def free_directions(self) -> ca.MX:
-        """The projection onto the directions that the constraints leave free, (n, n)."""
+        """The projection onto the directions of free motion, (n, n)."""
         return free_directions_function(self.m, self.n)(ca.densify(self.phi_q)) if self.m else ca.MX.eye(self.n)
 
     def named(self, rates: bool = False) -> list[tuple[str, ca.MX]]:
-        """The constraints, or their rates, each with its name."""
+        """The constraints, or their rates, with their names."""
         column, what = (self.velocity, "velocity constraint") if rates else (self.phi, "constraint")
         return [(f"{what} '{label}'", row) for label, row in zip(self.labels, rows_of(column), strict=True)]
 
     @property
     def balance(self) -> ca.MX:
-        """Equations that give the accelerations for given multipliers, (n, 1) (eq. 1)."""
+        """Equations for the accelerations for given multipliers, (n, 1) (eq. 1)."""
         return self.a - self.rates if self.is_small else self.mass @ self.a - self.pull
 
     @property
     def rates(self) -> ca.MX:
-        """v' for given multipliers, (n, 1)."""
+        """The rates v' for given multipliers, (n, 1)."""
         return spd_solve(self.mass, self.pull) if self.is_small else self.a
 
     @property
     def pull(self) -> ca.MX:
-        """F - Phi_q^T lambda, (n, 1)."""
+        """The total force F - Phi_q^T lambda, (n, 1)."""
         return self.force - self.phi_q.T @ self.multipliers
 
     @property
     def is_small(self) -> bool:
-        """Whether accelerations are solved for as expressions, which grow with the cube of the coordinates."""
+        """Whether accelerations are symbolic expressions, whose size grows with the cube of the coordinates."""
         return self.n <= SMALL
 
     def index1(self, wanted: ca.MX, compliance: Any = 0.0) -> ca.MX:
-        """Equations that give accelerations and multipliers, ``Phi_q a = wanted + compliance lambda`` (eq. 32)."""
+        """Equations for accelerations and multipliers with ``Phi_q a = wanted + compliance lambda`` (eq. 32)."""
         if not self.is_small:
             return ca.vertcat(self.balance, self.phi_q @ self.a - wanted - compliance * self.multipliers)
         by_force = spd_solve(self.mass, ca.horzcat(self.force, self.phi_q.T))
@@ -113,7 +113,7 @@ class Motion:
 
 
 def spd_solve(matrix: ca.MX, right: ca.MX) -> ca.MX:
-    """matrix^-1 right for a symmetric positive definite matrix, by L D L^T with its zeros kept."""
+    """matrix^-1 right for a symmetric positive definite matrix, by a sparse L D L^T factorisation."""
     if not matrix.shape[0]:
         return right
     pattern = (matrix.sparsity() + matrix.T.sparsity()).unite(ca.Sparsity.diag(matrix.shape[0]))
@@ -122,7 +122,7 @@ def spd_solve(matrix: ca.MX, right: ca.MX) -> ca.MX:
 
 
 class _Pattern:
-    """A sparsity pattern as a key."""
+    """A hashable sparsity pattern."""
 
     def __init__(self, pattern: ca.Sparsity) -> None:
         self.pattern = pattern
@@ -146,12 +146,12 @@ def _spd_solver(key: _Pattern, columns: int) -> ca.Function:
 
 @cache
 def partition_function(m: int, n: int) -> ca.Function:
-    """From Phi_q (m, n) the selection B (n - m, n) of independent coordinates, flat by columns, and how good it is.
+    """From Phi_q (m, n): the selection B (n - m, n) of independent coordinates, flat by columns, and its quality.
 
-    The measure of a selection is ``det(B T B^T)`` with T the projection onto the directions that Phi_q leaves free:
-    ``det(Phi_q,dep)^2 / det(Phi_q Phi_q^T)``, between 0 and 1, whatever the units of the constraints; all selections
-    together have 1. Chosen are the pivots of the Cholesky factorisation of T, the largest at every step (as Wehage and
-    Haug 1982 do with Phi_q). Selections are constant where they do not jump: their derivative is zero.
+    The quality of a selection is ``det(B T B^T)`` with the projection T onto the directions of free motion. It equals
+    ``det(Phi_q,dep)^2 / det(Phi_q Phi_q^T)``, lies between 0 and 1 in any units of the constraints, and sums to 1 over
+    all selections. The selection consists of the pivots of the Cholesky factorisation of T with the largest pivot in
+    every step (Wehage and Haug 1982 do this with Phi_q). Selections are piecewise constant, with derivative zero.
     """
     jacobian = ca.SX.sym("J", m, n)
     left, independent, quality = _free_directions(jacobian), ca.SX.zeros(1, n), ca.SX(1)
@@ -175,7 +175,7 @@ def partition_function(m: int, n: int) -> ca.Function:
 
 @cache
 def quality_function(m: int, n: int) -> ca.Function:
-    """The measure of `partition_function` for a given selection, flat by columns."""
+    """The quality of `partition_function` for a given selection, flat by columns."""
     jacobian, selection = ca.SX.sym("J", m, n), ca.SX.sym("B", (n - m) * n)
     chosen = ca.reshape(selection, n - m, n)
     quality = _determinant(chosen @ _free_directions(jacobian) @ chosen.T)
@@ -197,7 +197,7 @@ def _free_directions(jacobian: ca.SX) -> ca.SX:
 
 @cache
 def _spread_function(key: _Pattern) -> ca.Function:
-    """det(J J^T) of a Jacobian, over the squared lengths of its rows: 1 where they are orthogonal."""
+    """det(J J^T) of a Jacobian with normalised rows; 1 if they are orthogonal."""
     jacobian = ca.SX.sym("J", key.pattern)
     size = ca.sqrt(ca.sum2(jacobian**2))
     rows = ca.diag(1 / (size + (size == 0))) @ jacobian

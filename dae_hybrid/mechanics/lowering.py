@@ -1,4 +1,4 @@
-"""From a mechanism to a `HybridModel` in one of the formulations."""
+"""Conversion of a mechanism to a `HybridModel` in one of the formulations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.statement.declarations import Declaration
 from dae_hybrid.statement.model import HybridModel
 
-#: share of its value at the start that the determinant of the constraints' directions may fall to
+#: smallest determinant of the constraints' directions, relative to its initial value
 SINGULAR = 1e-6
 
 
@@ -85,7 +85,7 @@ class Lowering:
         for partition in partitions.values():
             partition.choose_again(model)
         for name, motion in self.equations.motions.items():
-            # one constraint depends on no other, and the penalty form is regular there too
+            # a single constraint is always independent, and the penalty formulation is regular
             if motion.bends and motion.m > 1 and not isinstance(self.formulation, Penalty):
                 self._require_regular(model, name, motion)
         self._initial(model)
@@ -95,11 +95,11 @@ class Lowering:
 
     @cached_property
     def configuration(self) -> Configuration:
-        """The nominal configuration at the start."""
+        """The nominal initial configuration."""
         return Configuration(self.equations, self.start)
 
     def _declared(self, declared: Declaration) -> Declaration:
-        """A declaration of the mechanism as this formulation has it: in reduced coordinates v is algebraic."""
+        """A declaration of the mechanism in this formulation; in reduced coordinates v is algebraic."""
         if declared.of is not None:
             return replace(declared, of=self._declared(declared.of))
         if not isinstance(self.formulation, Reduced) or declared.kind != "differential":
@@ -119,7 +119,7 @@ class Lowering:
         return found
 
     def _first_choice(self, motion: Motion) -> tuple[Any, Any]:
-        """B and how good it is, at the start of a run; at the nominal one where memory has a say."""
+        """B and its quality at the start of a run; at the nominal start if they depend on memory."""
         memory = ca.vertcat(*(d.symbol for d in self.mechanism.of_kind("memory")))
         by_q: Any = ca.densify(motion.phi_q)
         if memory.numel() and ca.depends_on(by_q, memory):
@@ -138,7 +138,7 @@ class Lowering:
     def _mode(self, model: HybridModel, name: str, partition: Partition | None) -> None:
         motion = self.equations.motions[name]
         ode: dict[Any, Any] = {state: rate for state, (rate, _) in self.mechanism.states.items()}
-        # multipliers of constraints that do not hold here are zero, so that costs may use them everywhere
+        # multipliers of inactive constraints are zero, so that costs may use them in every mode
         active = self.equations.active(name)
         idle = [c.multiplier for key, c in self.mechanism.all_constraints().items() if key not in active]
         algebraic = [*idle, self.formulation.closure(motion)]
@@ -146,7 +146,7 @@ class Lowering:
         if motion.m and (
             partition is not None or (isinstance(self.formulation, Index2) and self.formulation.positions)
         ):
-            text = "correction of positions, zero but for what the integrator gets wrong"
+            text = "correction of positions, zero up to integration errors"
             along = along @ model.algebraic(f"mu_{name}", size=motion.m, description=text)
         else:
             along = ca.MX.zeros(motion.n)
@@ -199,7 +199,7 @@ class Lowering:
         model.initial(start.mode, values | further, equations=equations or None, guess=starts)
 
     def _nearest(self, motion: Motion, values: dict[str, ca.MX]) -> list[tuple[str, ca.MX]]:
-        """The nearest positions and velocities: what is given moves across the constraints only."""
+        """Equations of the nearest positions and velocities: the given ones move normal to the constraints only."""
         missing = [c.name for c in self.equations.coordinates if c.name not in values or c.v.name() not in values]
         if missing:
             raise ModelError(

@@ -1,4 +1,4 @@
-"""A mechanical system as an engineer states it."""
+"""The statement of a mechanical system."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class MechanicalMode(Planar):
-    """What a mechanism has besides in one of its modes; made by `Mechanism.mode`."""
+    """The additions to a mechanism in one of its modes; created by `Mechanism.mode`."""
 
     name: str
     owner: Mechanism = field(repr=False)
@@ -33,7 +33,7 @@ class MechanicalMode(Planar):
 
     @property
     def mechanism(self) -> Mechanism:
-        """Whose mode it is."""
+        """The mechanism to which the mode belongs."""
         return self.owner
 
 
@@ -41,8 +41,8 @@ class MechanicalMode(Planar):
 class Mechanism(Symbols, Planar):
     """A mechanism: coordinates, masses, forces, constraints, and events that change them.
 
-    State it once; `build` makes a `HybridSystem` of it in any formulation (Corner, Sandu and Sandu 2019 and 2020),
-    which everything of this library works on.
+    `build` converts it to a `HybridSystem` in any formulation (Corner, Sandu and Sandu 2019 and 2020), to which all
+    other functions of this library apply.
 
     Examples
     --------
@@ -83,7 +83,7 @@ class Mechanism(Symbols, Planar):
 
     @property
     def mechanism(self) -> Mechanism:
-        """Itself: what `Parts` add to."""
+        """The mechanism itself, to which `Parts` add."""
         return self
 
     # -- symbols ----------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Mechanism(Symbols, Planar):
         return coordinate.q
 
     def coordinate_of(self, symbol: Any, where: str) -> Coordinate:
-        """The coordinate whose position, velocity or acceleration a symbol or name is."""
+        """The coordinate with this position, velocity or acceleration, given as a symbol or name."""
         symbol = self.lookup(symbol, where).symbol
         if symbol.__hash__() not in self._owners:
             raise ModelError(
@@ -147,16 +147,16 @@ class Mechanism(Symbols, Planar):
     def state(
         self, name: str, rate: Any, *, initial: Any = 0.0, size: int = 1, unit: str = "", description: str = ""
     ) -> ca.MX:
-        """Declare a further state by its rate in every mode: a controller, or the quadrature ``z' = g`` of a cost.
+        """Declare an additional state by its rate in every mode: a controller, or the quadrature ``z' = g`` of a cost.
 
         Parameters
         ----------
         name : str
-        rate : expression, or callable of the state that gives one
-            ``lambda u: (5.0 - u) / tau`` where the rate depends on the state itself.
+        rate : expression, or callable that returns one for the state
+            ``lambda u: (5.0 - u) / tau`` if the rate depends on the state itself.
         initial : expression in parameters
         size : int
-            Length; that of `rate` where it is an expression.
+            Length; that of `rate` if it is an expression.
 
         Returns
         -------
@@ -174,8 +174,8 @@ class Mechanism(Symbols, Planar):
     def impulse(self, of: Any) -> ca.MX:
         """The impulse of a constraint (by name), or of the impact of an event, for costs at events.
 
-        Of a constraint ``M (v+ - v-) = -Phi_q^T impulse``, for every entry one; of an event the impulse along the
-        normal (`Restitution`), or those on the independent velocities (`VelocityJump`), in their order.
+        For a constraint ``M (v+ - v-) = -Phi_q^T impulse``, one per entry. For an event the impulse along the normal
+        (`Restitution`), or those on the independent velocities (`VelocityJump`), in their order.
         """
         if isinstance(of, Event):
             name, size = of.name, self._impulse_size(of)
@@ -207,7 +207,7 @@ class Mechanism(Symbols, Planar):
     # -- modes and events ---------------------------------------------------------------------------------
 
     def mode(self, name: str, *, without: Sequence[str] | str = ()) -> MechanicalMode:
-        """Declare a mode; `constraint`, `force` and `inertia` of it add to those of the mechanism.
+        """Declare a mode, whose `constraint`, `force` and `inertia` extend the mechanism.
 
         Parameters
         ----------
@@ -245,11 +245,11 @@ class Mechanism(Symbols, Planar):
         source, target, guard, at, every, direction, on_entry, resolution, name
             As in `HybridModel.transition`; guards may use velocities, accelerations, multipliers, memory and time.
         impact : Impact, optional
-            What happens to velocities: `Restitution`, `VelocityJump`, `Inelastic` or `Continuous`. By default
-            `Inelastic` where the target has constraints that do not hold before, or that the event's memory or reset
-            changes, and `Continuous` otherwise.
+            The impact law: `Restitution`, `VelocityJump`, `Inelastic` or `Continuous`. By default `Inelastic` if the
+            target has constraints that need not hold before the event, or that the event's memory or reset changes,
+            and `Continuous` otherwise.
         reset : mapping of coordinate, velocity or state to expression, optional
-            New values that are known, in values before: a change of coordinates. An impact starts from them.
+            New values in terms of the values before, for a change of coordinates. The impact acts on them.
         memory : mapping of memory to expression, optional
             Updates of memory, such as the place of a new foothold.
         """
@@ -288,21 +288,21 @@ class Mechanism(Symbols, Planar):
         guess: Mapping[Any, Any] | None = None,
         project: bool = False,
     ) -> None:
-        """Say where a run starts.
+        """Declare the initial conditions.
 
         Parameters
         ----------
         mode : MechanicalMode or str
         positions : mapping of coordinate to expression in parameters
-            Those that are not given follow from the constraints.
+            Positions not given follow from the constraints.
         velocities : mapping of velocity to expression in parameters, optional
-            By default the mechanism is at rest. Those that are not given follow from the constraints.
+            By default the mechanism is at rest. Velocities not given follow from the constraints.
         guess : mapping of coordinate to expression in parameters, optional
-            Where Newton's method starts for positions that are not given: it decides between ways of assembly. Where
-            parameters change the mechanism much, let it follow them.
+            Initial guess of Newton's method for positions not given, which selects the assembly configuration. Make it
+            an expression in parameters that change the mechanism much.
         project : bool
-            Move all given positions and velocities to the nearest ones that satisfy the constraints. Otherwise given
-            values that do not are refused when a run starts.
+            Move all given positions and velocities to the nearest ones that satisfy the constraints. Otherwise values
+            that violate them are refused when a run starts.
         """
         if self.start is not None:
             raise ModelError("initial() is called twice.", remedy="A mechanism has one initial mode.")
@@ -331,8 +331,8 @@ class Mechanism(Symbols, Planar):
     ) -> None:
         """Declare a cost as in `HybridModel.functional`.
 
-        It may use accelerations, multipliers and any expression of them (Corner, Sandu and Sandu 2020, eq. 2, 3 and
-        28), and impulses at events. The adjoint of a vector goes back in one sweep for all its entries.
+        It may use accelerations, multipliers and expressions of them (Corner, Sandu and Sandu 2020, eq. 2, 3 and 28),
+        and impulses at events. One backward sweep computes the gradients of all entries of a vector.
         """
         checked_name("functional", name)
         if name in self.functionals:
@@ -358,16 +358,16 @@ class Mechanism(Symbols, Planar):
     # -- build --------------------------------------------------------------------------------------------
 
     def model(self, formulation: Formulation | None = None) -> HybridModel:
-        """The mechanism as a `HybridModel` in a formulation; the same symbols, so that it may be added to.
+        """The mechanism as a `HybridModel` with the same symbols, which may be extended.
 
-        By default `Index2` where there are constraints, else `Unconstrained`.
+        The default formulation is `Index2` for mechanisms with constraints, `Unconstrained` for others.
 
         Raises
         ------
         ModelError
-            The statement is not complete or contradicts itself.
+            The statement is incomplete or contradictory.
         FormulationError
-            Constraints are redundant or inconsistent, or the start is a singular configuration; names them.
+            Constraints are redundant or inconsistent, or the initial configuration is singular; the error names them.
         """
         from dae_hybrid.mechanics.lowering import Lowering
 
@@ -383,7 +383,7 @@ class Mechanism(Symbols, Planar):
         kinks: Literal["integrate", "events"] = "integrate",
         progress: Report = False,
     ) -> HybridSystem:
-        """Lower to a formulation and build; the other arguments and errors are those of `HybridModel.build`."""
+        """Convert to a formulation and build; other arguments and errors are those of `HybridModel.build`."""
         return self.model(formulation).build(
             native=native, eliminate=eliminate, index2=index2, kinks=kinks, progress=progress
         )

@@ -1,4 +1,4 @@
-"""What a run of a mechanism says besides its variables: places of points, residuals of constraints, pictures."""
+"""Derived results of a run of a mechanism: positions of points, residuals of constraints, drawings, animations."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ JOINT = {"color": "black", "marker": "o", "markersize": 4.0, "linestyle": "none"
 
 
 def constraint_residuals(mechanism: Mechanism, trajectory: Trajectory) -> tuple[Array, Array]:
-    """How far a run is off its constraints at the output times.
+    """Residuals of the constraints of a run at the output times.
 
     Returns
     -------
     positions, velocities : ndarray, each of shape (n_t,)
-        The largest ``|Phi|`` and ``|Phi_q v + Phi_t|`` of the constraints of the active mode; 0 where it has none.
+        The largest ``|Phi|`` and ``|Phi_q v + Phi_t|`` in the active mode; 0 in modes without constraints.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def constraint_residuals(mechanism: Mechanism, trajectory: Trajectory) -> tuple[
 
 
 def _values(mechanism: Mechanism, trajectory: Trajectory, rows: NDArray[np.intp]) -> tuple[list[ca.MX], list[Any]]:
-    """Symbols of places, velocities, memory, parameters and time, and their values at output times."""
+    """Symbols of positions, velocities, memory, parameters and time, and their values at output times."""
     symbols, values = [mechanism.time], [trajectory.t[None, rows]]
     for d in mechanism.declarations.values():
         if d.kind in ("differential", "algebraic") and d.name in trajectory.names:
@@ -68,7 +68,7 @@ def _values(mechanism: Mechanism, trajectory: Trajectory, rows: NDArray[np.intp]
 def _with_constants(
     mechanism: Mechanism, trajectory: Trajectory, symbols: list[ca.MX], values: list[Any], owners: Any
 ) -> tuple[list[ca.MX], list[Any]]:
-    """The same with memory, signals too, and parameters; `owners` are the segments that the columns belong to."""
+    """Symbols and values, extended by memory, signals and parameters; `owners` are the segments of the columns."""
     held, layout = trajectory.system.memory, trajectory.system.parameters
     for d in mechanism.of_kind("memory"):
         symbols.append(d.symbol)
@@ -80,7 +80,7 @@ def _with_constants(
 
 
 def places(mechanism: Mechanism, trajectory: Trajectory, points: Sequence[Point], t: ArrayLike) -> Array:
-    """Positions of planar points at times, free ones and those of the ground.
+    """Positions of planar points, free or on the ground, at given times.
 
     Returns
     -------
@@ -101,13 +101,13 @@ def places(mechanism: Mechanism, trajectory: Trajectory, points: Sequence[Point]
 
 
 def draw_mechanism(mechanism: Mechanism, trajectory: Trajectory, t: float = 0.0, *, axes: Any = None) -> Any:
-    """Draw the bars, springs and joints of a planar mechanism at a time.
+    """Draw the bars, springs and joints of a planar mechanism at a given time.
 
     Parameters
     ----------
     t : float
     axes : matplotlib Axes, optional
-        Where to draw; a new figure by default.
+        Axes to draw in; a new figure by default.
 
     Returns
     -------
@@ -134,16 +134,16 @@ def animate(
     trace: Point | None = None,
     axes: Any = None,
 ) -> plotting.Film:
-    """A planar mechanism in motion; ``animate(...).save("run.gif")`` writes it.
+    """An animation of a planar mechanism; ``animate(...).save("run.gif")`` writes it.
 
     Parameters
     ----------
     rate : float
         Frames per second.
     speed : float
-        Time of the run per second.
+        Time of the run per second of the animation.
     trace : Point, optional
-        Whose path is drawn.
+        Point whose path is drawn.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def animate(
 
 
 class _Scene:
-    """Lines of a mechanism, for several times."""
+    """The lines of a mechanism at several times."""
 
     def __init__(
         self, mechanism: Mechanism, trajectory: Trajectory, t: Array, axes: Any, trace: Point | None = None
@@ -184,7 +184,7 @@ class _Scene:
         self.axes.set(xlabel="x", ylabel="y")
 
     def show(self, frame: int) -> None:
-        """Draw the mechanism at one of the times."""
+        """Draw one frame."""
         at = self.at[frame]
         for line, (start, end) in zip(self.lines, self.pairs, strict=True):
             line.set_data(at[[start, end], 0], at[[start, end], 1])

@@ -1,4 +1,4 @@
-"""What a mechanism, or one of its modes, is made of: constraints, forces and inertias of any coordinates."""
+"""Constraints, forces and inertias of a mechanism, or of one of its modes, in arbitrary coordinates."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Parts:
-    """The verbs that a mechanism and its modes have in common: constraints, forces, inertias."""
+    """Methods common to a mechanism and its modes: constraints, forces, inertias."""
 
     share: Share
 
     @property
     def mechanism(self) -> Mechanism:
-        """The mechanism that has the symbols."""
+        """The mechanism that owns the symbols."""
         raise NotImplementedError
 
     def constraint(self, name: str, phi: Any, *, bounds: tuple[Any, Any] | None = None) -> ca.MX:
@@ -31,12 +31,12 @@ class Parts:
         Parameters
         ----------
         name : str
-            Their name, also in errors.
+            Name of the constraints, also in errors.
         phi : expression, shape (k,)
             In coordinates, time, parameters and memory, but no velocities.
         bounds : (lower, upper), optional
-            Of the multipliers, each a number, an array of shape (k,) or None: ``(0, inf)`` for a contact that only
-            pushes along ``-Phi_q^T``. Where a mode with the constraint passes them the run is refused with a
+            Bounds of the multipliers, each a number, an array of shape (k,) or None: ``(0, inf)`` for a contact that
+            only pushes along ``-Phi_q^T``. A run that violates them in a mode with the constraint is refused with a
             `BoundError`, unless an event leaves the mode there.
 
         Returns
@@ -62,7 +62,7 @@ class Parts:
         return multiplier
 
     def force(self, forces: Mapping[Any, Any]) -> None:
-        """Add generalised forces, by coordinate (or its velocity)."""
+        """Add generalised forces by coordinate, or by its velocity."""
         if not isinstance(forces, Mapping):
             raise ModelError(f"force() takes a mapping of coordinate to force, got {type(forces).__name__}.")
         for key, value in forces.items():
@@ -84,8 +84,8 @@ class Parts:
         ----------
         coordinates : coordinate or sequence of coordinates
         mass : expression, shape (k, k) or scalar
-            Symmetric; in coordinates, time and parameters. Forces that a varying mass brings with it are part of the
-            statement: ``M(t, q, rho) q'' = F(t, q, q', rho)``.
+            Symmetric; in coordinates, time and parameters. The statement must include the forces caused by a varying
+            mass: ``M(t, q, rho) q'' = F(t, q, q', rho)``.
         """
         listed = [coordinates] if isinstance(coordinates, ca.MX | str) else list(coordinates)
         columns = ca.vertcat(*(self.mechanism.coordinate_of(c, "inertia()").q for c in listed))

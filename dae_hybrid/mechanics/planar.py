@@ -19,7 +19,7 @@ from dae_hybrid.statement.expressions import expression
 
 @dataclass(frozen=True, eq=False)
 class Point(Statement):
-    """A point of the plane: coordinates of the mechanism, or a place that is given."""
+    """A point of the plane: coordinates of the mechanism, or a given position."""
 
     name: str
     x: ca.MX
@@ -48,7 +48,7 @@ class Point(Statement):
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """What pictures show between two points: a bar or a spring."""
+    """A bar or a spring between two points, for drawings."""
 
     kind: Literal["bar", "spring"]
     start: Point
@@ -56,7 +56,7 @@ class Link:
 
 
 class Planar(Parts):
-    """Verbs that state planar bodies; a mechanism and its modes have them."""
+    """Methods for planar bodies, common to a mechanism and its modes."""
 
     def point(self, name: str, *, unit: str = "m") -> Point:
         """Declare a free point: coordinates x<name>, y<name>, velocities vx<name>, ..., accelerations ax<name>, ..."""
@@ -68,7 +68,7 @@ class Planar(Parts):
         return Point(name, x, y, m.velocity(x), m.velocity(y), m.acceleration(x), m.acceleration(y), free=True)
 
     def ground(self, x: Any, y: Any, name: str = "ground") -> Point:
-        """A point of the ground, at a place that may depend on parameters and on time."""
+        """A point of the ground, at a position that may depend on parameters and time."""
         place = [expression(f"{axis} of {name}", value, 1) for axis, value in (("x", x), ("y", y))]
         speed = [ca.jacobian(value, self.mechanism.time) for value in place]
         ax, ay = (ca.jacobian(value, self.mechanism.time) for value in speed)
@@ -108,14 +108,14 @@ class Planar(Parts):
         inertia : expression, optional
             Moment of inertia about the centre of mass; that of a uniform bar, ``mass length^2 / 12``, by default.
         bounds : (lower, upper), optional
-            Of the multiplier, as in `constraint`: ``(0, inf)`` for a rope without mass, which only pulls.
+            Bounds of the multiplier, as in `constraint`: ``(0, inf)`` for a massless rope, which only pulls.
         name : str, optional
-            Of the constraint; by default the names of the two points.
+            Name of the constraint; by default the names of the two points.
 
         Returns
         -------
         ca.MX
-            The multiplier: ``2 length multiplier`` is the tension in the bar for massless bars.
+            The multiplier: ``2 length multiplier`` is the tension in a massless bar.
         """
         length = expression("length of a bar", length, 1)
         mass = expression("mass of a bar", mass, 1)
@@ -151,7 +151,7 @@ class Planar(Parts):
         self.mechanism.links.append(Link("spring", start, end))
         along, closing = end.position - start.position, end.velocity - start.velocity
         length = ca.sqrt(ca.dot(along, along))
-        pull = k * along  # which may become zero without a direction
+        pull = k * along  # avoids the length, so that a spring of natural length 0 may shrink to a point
         if not rest.is_zero():
             pull -= k * rest * along / length
         if not c.is_zero():
@@ -160,7 +160,7 @@ class Planar(Parts):
         self._push(end, -pull)
 
     def gravity(self, g: Any, direction: tuple[float, float] = (0.0, -1.0)) -> None:
-        """Let gravity act on all planar bodies, also on those that come later; in a mode, in that mode."""
+        """Add gravity to all planar bodies, including those declared later; for a mode, in that mode only."""
         self.share.weights.append((expression("gravity", g, 1), ca.MX(ca.DM(direction))))
 
     def _push(self, point: Point, force: ca.MX) -> None:
@@ -172,7 +172,7 @@ class Planar(Parts):
             self.share.bodies.append((point.position, mass))
 
     def _bar_inertia(self, start: Point, end: Point, mass: ca.MX, center: ca.MX, about: ca.MX) -> None:
-        """Kinetic energy of a bar as a form in the velocities of its ends.
+        """Add the kinetic energy of a bar as a quadratic form in the velocities of its ends.
 
         `center` is the centre of mass as a share of the length, `about` the moment of inertia about the start over
         the squared length. With r = start + s (end - start) on the bar the blocks are the integrals of (1 - s)^2,
@@ -186,7 +186,7 @@ class Planar(Parts):
             self._weigh(point, weight)
             if point.free:
                 self.inertia([point.x, point.y], own)
-                if not other.free:  # its motion is given, and so is the force of inertia that comes with it
+                if not other.free:  # its prescribed motion causes an inertial force
                     self._push(point, -coupling * other.acceleration)
         if start.free and end.free:
             zero, cross = ca.MX(2, 2), coupling * ca.MX.eye(2)

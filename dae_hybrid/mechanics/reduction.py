@@ -1,4 +1,4 @@
-"""Independent coordinates of a mode: which ones, how velocities follow from theirs, when they are chosen anew."""
+"""Independent coordinates of a mode: their selection, and the velocities of all coordinates."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from dae_hybrid.mechanics.kinematics import Motion, partition_function, quality_
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.statement.model import HybridModel
 
-#: share of its determinant that a choice of coordinates may lose before another one is made
+#: quality of a selection, relative to that at the selection, below which other coordinates are selected
 WORN = 0.1
-#: how good coordinates that are given must be
+#: smallest quality of given coordinates
 SPENT = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The independent velocities w = B v of a mode, f of them, and what follows from them."""
+    """The f independent velocities w = B v of a mode, and quantities that follow from them."""
 
     mode: str
     motion: Motion
     w: ca.MX
     selection: ca.MX  # B, (f, n)
-    memory: tuple[ca.MX, ca.MX] | None  # B by columns, and how good it was when chosen; None where B is given
+    memory: tuple[ca.MX, ca.MX] | None  # B by columns, and its quality when selected; None if B is given
 
     @classmethod
     def declare(
         cls, model: HybridModel, mode: str, motion: Motion, fixed: Array | None, start: tuple[Any, Any] | None
     ) -> Partition:
-        """Declare its variables: B is `fixed`, or starts as `start` (B and how good it is) in the initial mode."""
+        """Declare the variables: B is `fixed`, or has the initial value `start` (B and its quality)."""
         f, n = motion.n - motion.m, motion.n
         w = model.differential(f"w_{mode}", size=f, description=f"independent velocities of mode '{mode}'")
         if fixed is not None:
@@ -41,18 +41,18 @@ class Partition:
         first, quality = start or (np.eye(f, n).ravel(order="F"), 1.0)
         held = model.memory(f"B_{mode}", size=f * n, initial=first)
         good = model.memory(f"det_{mode}", initial=quality)
-        chosen = held > 0.5  # the same zeros and ones, which derivatives see to be constant
+        chosen = held > 0.5  # the same zeros and ones, with derivative zero
         return cls(mode, motion, w, ca.reshape(chosen, f, n), (held, good))
 
     @property
     def along(self) -> ca.MX:
-        """Directions that move dependent coordinates only, (n, m): what is left of Phi_q^T."""
+        """Directions that move dependent coordinates only, (n, m): the dependent rows of Phi_q^T."""
         dependent = 1 - ca.sum1(self.selection).T
         return ca.repmat(dependent, 1, self.motion.m) * self.motion.phi_q.T
 
     @property
     def velocities(self) -> ca.MX:
-        """v from w: ``Phi_q v + Phi_t = 0``, ``B v = w``."""
+        """The solution v of ``Phi_q v + Phi_t = 0``, ``B v = w``."""
         motion, given = self.motion, self.selection.T @ self.w
         if not motion.m:
             return given
@@ -60,14 +60,14 @@ class Partition:
         return given - self.along @ spd_solve(motion.phi_q @ self.along, short)
 
     def chosen(self, jacobian: ca.MX) -> tuple[ca.MX, dict[Any, ca.MX]]:
-        """B for another Phi_q, and the updates of memory that it takes."""
+        """B for another Phi_q, and the corresponding updates of memory."""
         if self.memory is None:
             return self.selection, {}
         flat, quality = partition_function(*jacobian.shape)(ca.densify(jacobian))
         return ca.reshape(flat, *self.selection.shape), dict(zip(self.memory, (flat, quality), strict=True))
 
     def choose_again(self, model: HybridModel) -> None:
-        """Declare the event at which other coordinates are chosen; with given ones, that which must not happen."""
+        """Declare the event that selects other coordinates; with given ones, the condition that they remain valid."""
         if not self.motion.bends:
             return
         if self.memory is None:
@@ -83,17 +83,17 @@ class Partition:
             direction="falling",
             reset={self.w: selection @ motion.v},
             memory=updates,
-            on_entry="fire",  # parameters or a start time that are not those the first choice was made for
+            on_entry="fire",  # the first selection may be poor for other parameters or start times
             name=f"{self.mode}: coordinates",
         )
-        model.transitions[event.name] = replace(event, freezes=False)  # nothing happens to the mechanism
+        model.transitions[event.name] = replace(event, freezes=False)  # the motion is unaffected
 
     def _quality(self, selection: ca.MX) -> ca.MX:
         return quality_function(self.motion.m, self.motion.n)(ca.densify(self.motion.phi_q), ca.vec(selection))
 
 
 def selection_of(motion: Motion, places: list[int], mode: str) -> Array | None:
-    """B for given independent coordinates, by their places; None for a mode of another number of freedoms."""
+    """B for independent coordinates given by index; None for a mode with another number of degrees of freedom."""
     if len(places) != motion.n - motion.m:
         return None
     if len(set(places)) < len(places):

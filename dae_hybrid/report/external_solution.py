@@ -1,6 +1,6 @@
-"""What another program says of a run, in the names of the model, and the truth at the same places.
+"""A solution by another program in the names of the model, and the truth at the same places.
 
-`dae_hybrid.report.validate` reads it; a problem that another program has solved makes it.
+Problems that another program has solved provide it for `dae_hybrid.report.validate`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dae_hybrid.numerics.arrays import Array
 
 @dataclass(frozen=True)
 class SolutionRows:
-    """Rows of a trajectory: those at output times, and those just before and just after the events."""
+    """Row indices of a trajectory: at output times, and just before and just after the events."""
 
     grid: NDArray[np.intp]
     before: NDArray[np.intp]
@@ -25,22 +25,22 @@ class SolutionRows:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Quantities at places of a run.
+    """Values of quantities at places of a run.
 
     Attributes
     ----------
     places : tuple of str
         ``"t = 0.5"``, ``"event 3, after"``, ``"adjoint"``, ...
     t : ndarray, shape (n,)
-        Their times; NaN where there is none.
+        Their times; NaN for places without a time.
     values : dict of ndarray, each (n,)
-        By quantity: ``"u"``, ``"du/dka"``, ...; NaN where the program says nothing.
+        Values by quantity: ``"u"``, ``"du/dka"``, ...; NaN where the program gives none.
     truth : dict of ndarray, each (n,)
-        The same by closed form or 20 digits; NaN where nobody computed it.
+        Values of a closed form or to 20 digits; NaN where unknown.
     recorded : dict of float
-        Largest error of the program by quantity, where it is on record.
+        Largest recorded error of the program by quantity.
     allowed : dict of float
-        How large our own error may be at the tolerances of the problem module.
+        Largest allowed error of this library at the tolerances of the problem module.
     """
 
     places: tuple[str, ...]
@@ -53,22 +53,22 @@ class Samples:
 
 @dataclass(frozen=True, eq=False)
 class ExternalSolution:
-    """What another program, such as ode15s, says of a run.
+    """A run solved by another program, such as ode15s.
 
     Attributes
     ----------
     source, truth : str
-        Who computed its numbers, and the truth.
+        Origin of its values, and of the truth.
     modes : dict of float
-        The number it has for every mode.
+        Its number of every mode.
     t : ndarray, shape (n,)
         Time of every row of its trajectory.
-    rows : Rows
-        Which of them are output times, and which the two sides of events.
+    rows : SolutionRows
+        Rows of the output times, and of the two sides of events.
     samples : dict of Samples
         ``"trajectory"``, ``"events"`` and ``"functional"``.
     bare : dict of Samples
-        The same with event times as the program gives them, as far as somebody computed it.
+        The same with unpolished event times, where available.
     """
 
     source: str

@@ -1,7 +1,7 @@
-"""Pictures of trajectories. Needs matplotlib (extra ``[plot]``), which is imported only when a picture is asked for.
+"""Plots of trajectories. Needs matplotlib (extra ``[plot]``), which is imported with the first plot.
 
-Figures are made as `matplotlib.figure.Figure` objects, without pyplot: nothing is kept in a global list, no
-window opens, and no display is needed. ``figure.savefig("run.png")`` writes one, a notebook shows it.
+Figures are `matplotlib.figure.Figure` objects without pyplot: there is no global list of figures, no window opens, and
+no display is needed. ``figure.savefig("run.png")`` writes a figure, and notebooks show it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from dae_hybrid.sensitivity.results import Gradient
     from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
-#: event times, in every figure
+#: style of event times
 EVENT_LINE = {"color": "0.75", "linewidth": 0.6, "zorder": 0}
-#: more events than this are not drawn as lines: they would hide the picture
+#: largest number of events that are drawn as lines
 MOST_EVENT_LINES = 200
-#: points of a line along a run, at least
+#: smallest number of points of a line along a run
 FINE = 1000
 WIDTH, PANEL_HEIGHT = 6.4, 1.9  # inches
 
 
 class PlotError(DaeHybridError, ImportError):
-    """Pictures cannot be drawn: matplotlib is missing."""
+    """matplotlib is not installed."""
 
 
 def new_figure(rows: int = 1, columns: int = 1, *, size: tuple[float, float] | None = None, **options: Any) -> Any:
@@ -40,11 +40,11 @@ def new_figure(rows: int = 1, columns: int = 1, *, size: tuple[float, float] | N
     Parameters
     ----------
     rows, columns : int
-        Number of axes; they are ``figure.axes``, row by row.
+        Numbers of axes; ``figure.axes`` contains them row by row.
     size : (float, float), optional
         Width and height in inches.
     **options
-        To `matplotlib.figure.Figure.subplots`, such as ``sharex=True``.
+        Passed to `matplotlib.figure.Figure.subplots`, such as ``sharex=True``.
 
     Raises
     ------
@@ -64,12 +64,12 @@ def new_figure(rows: int = 1, columns: int = 1, *, size: tuple[float, float] | N
 
 
 def save(figure: Any, path: str | Path, *, dpi: int = 150) -> Path:
-    """Write a figure to a file, in the format its suffix names; folders are made where they are missing.
+    """Write a figure to a file in the format of its suffix; create missing folders.
 
     Raises
     ------
     OptionError
-        matplotlib does not know the format.
+        matplotlib does not support the format.
     """
     path = Path(path)
     legal = figure.canvas.get_supported_filetypes()
@@ -79,7 +79,7 @@ def save(figure: Any, path: str | Path, *, dpi: int = 150) -> Path:
             remedy=f"Legal suffixes: {', '.join(f'.{kind}' for kind in sorted(legal))}.",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    # without the version of matplotlib in it, the same picture is the same file
+    # without matplotlib's version, the same figure gives the same file
     plain = {"metadata": {"Software": None}} if path.suffix.lower() == ".png" else {}
     figure.savefig(path, dpi=dpi, **plain)
     return path
@@ -87,13 +87,13 @@ def save(figure: Any, path: str | Path, *, dpi: int = 150) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Film:
-    """A figure that is redrawn for every frame.
+    """An animation: a figure that is redrawn for every frame.
 
     Attributes
     ----------
     figure : matplotlib.figure.Figure
     update : callable
-        Draws the frame of that number into the figure.
+        Draws a frame, given by number, into the figure.
     frames : int
     rate : float
         Frames per second.
@@ -105,7 +105,7 @@ class Film:
     rate: float
 
     def save(self, path: str | Path, *, dpi: int = 72) -> Path:
-        """Write an animated GIF; folders are made where they are missing.
+        """Write an animated GIF; create missing folders.
 
         Raises
         ------
@@ -113,7 +113,7 @@ class Film:
             The suffix is not ``.gif``.
         """
         from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from PIL import Image  # comes with matplotlib
+        from PIL import Image  # a dependency of matplotlib
 
         path = Path(path)
         if path.suffix.lower() != ".gif":
@@ -139,13 +139,13 @@ def with_gaps(trajectory: Trajectory, values: Array) -> tuple[Array, Array]:
     ----------
     trajectory : Trajectory
     values : ndarray, shape (n_t, ...)
-        Something at its output times, such as ``trajectory["u"]`` or a sensitivity.
+        Values at its output times, such as ``trajectory["u"]`` or a sensitivity.
 
     Returns
     -------
     t : ndarray, shape (n,)
     values : ndarray, shape (n, ...)
-        With one row of NaN after every segment but the last.
+        With one row of NaN after every segment except the last.
     """
     ends = np.cumsum([len(segment.t) for segment in trajectory.segments])[:-1]
     return np.insert(trajectory.t, ends, np.nan), np.insert(values, ends, np.nan, axis=0)
@@ -154,22 +154,22 @@ def with_gaps(trajectory: Trajectory, values: Array) -> tuple[Array, Array]:
 def adjoint_lines(
     gradient: Gradient, t_start: float | None = None, t_end: float | None = None, *, points: int = 60
 ) -> tuple[Array, dict[str, Array]]:
-    """Adjoint variables along a run, with NaN between segments, so that a line breaks where they jump.
+    """Adjoint variables along a run, with NaN between segments, so that lines break at jumps.
 
     Parameters
     ----------
     gradient : Gradient
-        What `adjoint_gradient` gave.
+        Result of `adjoint_gradient`.
     t_start, t_end : float, optional
-        Part of the run; all of it by default.
+        Part of the run; the whole run by default.
     points : int
-        Points in every segment, both of its ends among them.
+        Number of points in every segment, including both ends.
 
     Returns
     -------
     t : ndarray, shape (n,)
     values : dict of ndarray, by variable
-        As `Gradient.adjoint` gives them, at `t`; NaN at the breaks.
+        Values of `Gradient.adjoint` at `t`; NaN at the breaks.
     """
     run = gradient.trajectory
     first = run.t_span[0] if t_start is None else t_start
@@ -178,7 +178,7 @@ def adjoint_lines(
     grids = [np.linspace(a, b, points) for a, b in spans if b > a]
     ends = [float(grid[-1]) for grid in grids]
     inner = gradient.adjoint(np.concatenate([grid[:-1] for grid in grids]))
-    outer = gradient.adjoint(np.array(ends), side="left")  # a segment ends before the event
+    outer = gradient.adjoint(np.array(ends), side="left")  # the end of a segment is before the event
     t = np.concatenate([np.append(grid, np.nan) for grid in grids])[:-1]
     values = {}
     for name, inside in inner.items():
@@ -190,7 +190,7 @@ def adjoint_lines(
 
 
 def mark_events(axes: Any, times: Any) -> None:
-    """Thin vertical lines at event times; none when there are too many to tell apart."""
+    """Draw thin vertical lines at event times, unless there are more than `MOST_EVENT_LINES`."""
     distinct = np.unique(np.asarray(times, dtype=float))
     if distinct.size <= MOST_EVENT_LINES:
         for time in distinct:
@@ -198,28 +198,28 @@ def mark_events(axes: Any, times: Any) -> None:
 
 
 def plot_trajectory(trajectory: Trajectory, *names: str, axes: Any = None) -> Any:
-    """Draw variables over time, one panel for each; jumps are gaps, event times thin lines.
+    """Draw variables over time, one panel each, with jumps as gaps and event times as thin lines.
 
     Parameters
     ----------
     trajectory : Trajectory
-        What `simulate` gave; without ``t_eval`` it has both sides of every event.
+        Result of `simulate`; without ``t_eval`` it contains both sides of every event.
     *names : str
-        Variables and memory states, by default all variables.
+        Variables and memory; all variables by default.
     axes : matplotlib Axes or sequence of them, optional
-        Where to draw: one for all names, or one for each. By default a new figure.
+        Axes to draw in: one for all names, or one for each. By default a new figure.
 
     Returns
     -------
     matplotlib.figure.Figure
-        The figure drawn in.
+        The figure.
 
     Raises
     ------
     PlotError
         matplotlib is not installed.
     OptionError
-        A name that the trajectory does not have, or as many axes as there are no names for.
+        A name is unknown, or the number of axes does not match the names.
 
     Examples
     --------
@@ -262,7 +262,7 @@ def plot_trajectory(trajectory: Trajectory, *names: str, axes: Any = None) -> An
 def line(trajectory: Trajectory, name: str) -> tuple[Array, Array]:
     """A variable, memory or signal as a line that breaks where the run jumps.
 
-    Long steps are filled in from within, so that the line is as smooth as the solution.
+    Dense output fills long steps, so that the line is as smooth as the solution.
 
     Returns
     -------
@@ -273,7 +273,7 @@ def line(trajectory: Trajectory, name: str) -> tuple[Array, Array]:
     memory, times, values = trajectory.system.memory, [np.zeros(0)], [np.zeros((0, trajectory.width(name)))]
     longest = (trajectory.final[0] - trajectory.t_span[0]) / FINE
     for segment in trajectory.segments:
-        # t_eval seldom holds event times: without the ends, a continuous variable would have gaps as well
+        # t_eval rarely contains event times: without the ends, continuous variables would have gaps, too
         t = np.concatenate(([segment.t_start], segment.t, [segment.t_end]))
         layout = segment.mode.variables
         if name in layout:
@@ -291,7 +291,7 @@ def line(trajectory: Trajectory, name: str) -> tuple[Array, Array]:
 
 
 def _between(t: Array, longest: float) -> tuple[Array, NDArray[np.intp]]:
-    """The times, and further ones between them so that none are farther apart; and where the given ones stand."""
+    """Refine times so that none are farther apart than `longest`; also the indices of the given times."""
     counts = np.maximum(np.ceil(np.diff(t) / longest), 1).astype(int) if longest > 0 else np.ones(len(t) - 1, int)
     pieces = [np.linspace(a, b, n, endpoint=False) for a, b, n in zip(t[:-1], t[1:], counts.tolist(), strict=True)]
     return np.concatenate((*pieces, t[-1:])), np.append(0, np.cumsum(counts))
@@ -309,6 +309,6 @@ def _draw(axes: Any, trajectory: Trajectory, name: str, *, legend: bool) -> None
     label = trajectory.system.labels.get(name, name)
     for i, column in enumerate(values.T):
         entry = f"[{i}]" if len(values.T) > 1 else ""
-        # a panel of its own has the label at its axis
+        # a panel with one variable has the label at its axis
         text = f"{label if legend else name}{entry}" if legend or entry else None
         axes.plot(t, column, linewidth=1.2, label=text)

@@ -1,8 +1,8 @@
-"""Published results, computed again: the gradient four ways beside the paper's numbers and exact ones.
+"""Reproduction of published results: gradients by four methods, compared with printed and exact values.
 
-Knows no problem: whatever module offers ``system()``, ``t_span``, ``reference()``, ``tolerances``,
-``difference_step`` and ``figures(result)`` (see `dae_hybrid.problems`) can be reproduced. One whose results are of
-another shape offers ``reproduce(name, title, stage)`` instead, which gives something that is `Reproduced`.
+Any module with ``system()``, ``t_span``, ``reference()``, ``tolerances``, ``difference_step`` and ``figures(result)``
+(see `dae_hybrid.problems`) can be reproduced. A module whose results have another shape provides
+``reproduce(name, title, stage)`` instead, which returns a `Reproduced`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import align, markdown
 
-#: what each way to a gradient is called in tables
+#: names of the methods for a gradient in tables
 WAYS = {
     "finite_difference": "finite differences",
     "forward": "forward (FSA)",
@@ -31,7 +31,7 @@ WAYS = {
 }
 #: sixth-order central difference: distance in steps, weight
 STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
-#: how much tighter the runs of finite differences are, whose errors the quotient enlarges; atol stays above rounding
+#: tightening of the tolerances for finite differences, which amplify errors; atol stays above rounding
 RTOL_FACTOR, ATOL_FACTOR = 1e-2, 1e-1
 
 
@@ -46,21 +46,21 @@ def finite_differences(
     wrt: Sequence[str] | None = None,
     stage: Callable[[str], None] = lambda text: None,
 ) -> Array:
-    """dG/dp by sixth-order central differences, (n_p,) or (k, n_p); independent of every sensitivity code.
+    """dG/dp by sixth-order central differences, (n_p,) or (k, n_p); independent of all sensitivity analysis.
 
     Parameters
     ----------
     step : float
-        Relative step; absolute where a parameter is zero.
+        Relative step; absolute for a parameter that is zero.
     rtol, atol : float
-        Of the gradient this is compared with; the runs here are tighter, rtol a hundred and atol ten times.
+        Tolerances of the compared gradient; the runs here use rtol / 100 and atol / 10.
     wrt : sequence of str, optional
-        Parameters to differentiate by; all by default.
+        Parameters to differentiate with respect to; all by default.
 
     Raises
     ------
     EventError
-        A step is so large that the run goes through other transitions: then the quotient means nothing.
+        A step is so large that the run has other transitions, which makes the quotient meaningless.
     """
     nominal, chosen = system.nominal, system.parameter_indices(wrt)
     count, order = 2 * len(STENCIL) * len(chosen), None
@@ -88,13 +88,13 @@ def finite_differences(
 
 
 def error(value: float, exact: float) -> float:
-    """Relative to the exact value; absolute where that is zero."""
+    """The error relative to the exact value; absolute if that is zero."""
     return abs(value - exact) / (abs(exact) or 1.0)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a summary: a number in every way it was computed, by the names of `WAYS`."""
+    """One line of a summary: a number by every method, by the keys of `WAYS`."""
 
     label: str
     values: Mapping[str, float]
@@ -104,25 +104,25 @@ class Entry:
 
 
 class Reproduced(Protocol):
-    """Published results, computed again."""
+    """Reproduced results."""
 
     @property
     def name(self) -> str:
         """Name of the problem."""
 
     def table(self) -> str:
-        """Everything beside the paper's numbers and the exact ones, for a terminal."""
+        """All results with printed and exact values, for a terminal."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain numbers and lists."""
 
     def entries(self) -> list[Entry]:
-        """What a summary says."""
+        """The lines of a summary."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One number beside the exact one and the paper's."""
+    """One number with the exact and the printed value."""
 
     quantity: str
     way: str
@@ -132,7 +132,7 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Relative to the exact value; absolute where that is zero."""
+        """The error relative to the exact value; absolute if that is zero."""
         return error(self.value, self.exact)
 
 
@@ -144,13 +144,13 @@ class Reproduction:
     ----------
     name, title : str
     reference : Any
-        What the results are compared with.
+        Reference results.
     tolerances : dict of float
-        rtol and atol of every run but those of the finite differences.
+        rtol and atol of every run except those of the finite differences.
     forward : ForwardSensitivity
     adjoint : Gradient
     gradients : dict of ndarray, each (n_p,)
-        By way: ``"finite_difference"``, ``"forward"``, ``"adjoint"`` and, for systems with memory,
+        Gradients by method: ``"finite_difference"``, ``"forward"``, ``"adjoint"`` and, for systems with memory,
         ``"algorithm_1"``.
     """
 
@@ -169,7 +169,7 @@ class Reproduction:
 
     @property
     def functional_rows(self) -> list[Row]:
-        """The functional and every component of its gradient, every way."""
+        """The functional and every component of its gradient by every method."""
         exact, name = self.reference, self.reference.functional
         printed = exact.printed.get(name, "")
         rows = [
@@ -178,7 +178,7 @@ class Reproduction:
         ]
         for i, parameter in enumerate(self.forward.parameters):
             for way, gradient in self.gradients.items():
-                # the paper's adjoint gradient is by its Algorithm 1; a problem without memory has just one
+                # the paper's adjoint gradient is that of Algorithm 1, if the problem has memory
                 texts = exact.printed.get("adjoint" if way == "algorithm_1" else way)
                 rows.append(
                     Row(
@@ -192,7 +192,7 @@ class Reproduction:
         return rows
 
     def entries(self) -> list[Entry]:
-        """The functional and its gradient."""
+        """Entries of the functional and its gradient."""
         exact, name = self.reference, self.reference.functional
         values = {"forward": float(self.forward.functionals[name]), "adjoint": float(self.adjoint.value)}
         found = [Entry(name, values, exact.value, exact.printed.get(name, ""), derivative=False)]
@@ -212,7 +212,7 @@ class Reproduction:
         }
 
     def table(self) -> str:
-        """Everything beside the paper's numbers and the exact ones, for a terminal."""
+        """All results with printed and exact values, for a terminal."""
         lines = [
             f"{self.name}: {self.title}",
             f"rtol {self.tolerances['rtol']:g}, atol {self.tolerances['atol']:g}; "
@@ -259,14 +259,14 @@ def reproduce(name: str, title: str, problem: Any, stage: Callable[[str], None] 
     ----------
     name, title : str
     problem : module
-        See the head of this module.
+        See the module docstring.
     stage : callable
-        Told in words what is being done.
+        Receives a description of the current step.
 
     Raises
     ------
     EventError
-        The run went through another number of events than the reference: nothing can be compared.
+        The run has a different number of events than the reference, which prevents a comparison.
     """
     if hasattr(problem, "reproduce"):
         own: Reproduced = problem.reproduce(name, title, stage)
@@ -289,7 +289,7 @@ def reproduce(name: str, title: str, problem: Any, stage: Callable[[str], None] 
         "adjoint": adjoint.gradient,
     }
     stage("Algorithm 1")
-    with suppress(AssumptionError):  # a system without memory, or one the printed algorithm does not cover
+    with suppress(AssumptionError):  # the system has no memory, or violates the assumptions of the algorithm
         gradients["algorithm_1"] = adjoint_gradient(
             system, span, functional, algorithm="serban-recuero", **tolerances
         ).gradient
@@ -299,7 +299,7 @@ def reproduce(name: str, title: str, problem: Any, stage: Callable[[str], None] 
 def draw(
     problem: Any, result: Reproduced, folder: Path, stage: Callable[[str], None] = lambda text: None
 ) -> Iterator[tuple[Path, str]]:
-    """Draw a problem's figures as PNG, and films as GIF, into a folder; path and caption of one after the other."""
+    """Write a problem's figures as PNG and animations as GIF; yield the path and caption of each."""
     from dae_hybrid.report.plotting import Film, save
 
     stage("figures")
@@ -312,7 +312,7 @@ def draw(
 
 
 def summary(results: Sequence[Reproduced]) -> str:
-    """The results as one Markdown table, as README.md has it: nine digits, and the largest error of each column."""
+    """The Markdown table of README.md: nine digits, and the largest error of each column."""
     entries = {result.name: result.entries() for result in results}
     ways = [way for way in WAYS if any(way in entry.values for found in entries.values() for entry in found)]
     rows = [["", "paper", *(WAYS[way] for way in ways), "exact"]]
@@ -329,4 +329,4 @@ def summary(results: Sequence[Reproduced]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value + 0.0:.8e}"  # a zero has no sign
+    return f"{value + 0.0:.8e}"  # removes the sign of zero

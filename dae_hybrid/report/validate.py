@@ -1,9 +1,8 @@
-"""Our trajectories, event tables, sensitivities and functionals beside those of ode15s, and both beside the truth.
+"""Comparison of trajectories, event tables, sensitivities and functionals with ode15s and with the truth.
 
-Knows no problem: whatever module offers ``system()``, ``t_span``, ``reference()``, ``tolerances`` and
-``witness(reference)`` (see `dae_hybrid.problems`) can be validated. A difference counts as explained when it is no
-larger than the error of ode15s that is on record plus what our own error may be, and when neither error, where the
-truth is known, is larger than that.
+Any module with ``system()``, ``t_span``, ``reference()``, ``tolerances`` and ``witness(reference)`` (see
+`dae_hybrid.problems`) can be validated. A difference is explained if it does not exceed the recorded error of ode15s
+plus the allowed error of this library, and if neither error, where the truth is known, exceeds its own bound.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from dae_hybrid.report.external_solution import ExternalSolution, Samples, Solut
 from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
 from dae_hybrid.trajectory.trajectory import Trajectory
 
-#: errors are on record with two digits
+#: allowance for recorded errors, which have two digits
 ROUNDING = 1.02
-#: at looser tolerances than those of the problem module our error may always be this many rtol of the largest value: an
-#: error far below the tolerance, which some are there, does not grow in proportion
+#: allowed error in rtol of the largest value at tolerances looser than those of the problem module: errors far below
+#: the tolerance do not grow in proportion to it
 LEAST = 10.0
 
 
 class ValidationError(DaeHybridError, ArithmeticError):
-    """Differences that the errors of the two programs do not explain."""
+    """The errors of the two programs do not explain a difference."""
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest entry of a difference, and where it occurs.
+    """The largest entry of a difference, and its place.
 
     Attributes
     ----------
@@ -42,7 +41,7 @@ class Largest:
     place : str
         ``"t = 0.5"``, ``"event 3, after"``, ``"adjoint"``.
     time : float
-        NaN where the place has none.
+        NaN for places without a time.
     """
 
     size: float
@@ -52,24 +51,24 @@ class Largest:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One quantity of a run, ours beside that of ode15s.
+    """One quantity of a run, compared with ode15s.
 
     Attributes
     ----------
     block, quantity : str
         ``"trajectory"``, ``"events"`` or ``"functional"``; ``"u"``, ``"du/dka"``, ``"t"``, ...
     size : float
-        Its largest absolute value: the truth where that is known at all places, else that of ode15s.
+        Its largest absolute value, of the truth if known at all places, otherwise of ode15s.
     points, known : int
-        Places at which it is compared, and at how many of these the truth is known.
+        Number of compared places, and number of these at which the truth is known.
     difference : Largest
-        Of ours - ode15s.
+        Largest value of ours - ode15s.
     theirs, ours : Largest or None
-        Error of ode15s and of ours where the truth is known.
+        Errors of ode15s and of this library where the truth is known.
     recorded : float or None
-        Error of ode15s on record.
+        Recorded error of ode15s.
     allowed : float or None
-        How large our error may be at the tolerances of the run.
+        Allowed error of this library at the tolerances of the run.
     """
 
     block: str
@@ -85,12 +84,12 @@ class Comparison:
 
     @property
     def explained(self) -> bool | None:
-        """Whether the two errors explain the difference; None where no error is on record."""
+        """Whether the two errors explain the difference; None if no error is recorded."""
         return None if self.recorded is None or self.allowed is None else not self.objections
 
     @property
     def objections(self) -> list[str]:
-        """What speaks against it, with the place."""
+        """The violated bounds, with the place."""
         if self.recorded is None or self.allowed is None:
             return []
         checks = (
@@ -98,7 +97,7 @@ class Comparison:
             ("ode15s - truth", self.theirs, ROUNDING * self.recorded),
             ("ours - truth", self.ours, self.allowed),
         )
-        # written so that NaN is an objection
+        # NaN violates a bound, too
         return [
             f"{self.quantity} ({self.block}): {what} is {found.size:.2g} at {found.place}, more than {limit:.2g}"
             for what, found, limit in checks
@@ -108,20 +107,20 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """What was found for one problem.
+    """The comparison for one problem.
 
     Attributes
     ----------
     name, title, adapter : str
     tolerances : dict of float
-    witness : Witness
-        What ode15s says, and the truth.
+    witness : ExternalSolution
+        The solution by ode15s, and the truth.
     computed : dict of dict of ndarray
-        What we say, at the same places: by block, then by quantity.
+        Our values at the same places, by block and quantity.
     comparisons : tuple of Comparison
-        With ode15s, event times polished.
+        Comparisons with ode15s with polished event times.
     bare : tuple of Comparison
-        With ode15s as it comes, for which there is no verdict.
+        Comparisons with ode15s with interpolated event times, without a verdict.
     """
 
     name: str
@@ -135,7 +134,7 @@ class Validation:
 
     @property
     def objections(self) -> list[str]:
-        """What the errors of the two programs do not explain."""
+        """Differences that the errors of the two programs do not explain."""
         return [f"{self.name}: {text}" for comparison in self.comparisons for text in comparison.objections]
 
 
@@ -155,19 +154,19 @@ def validate(
     ----------
     name, title : str
     problem : module
-        See the head of this module.
+        See the module docstring.
     rtol, atol : float, optional
-        By default the tolerances of the problem module. With looser ones our error may be larger in proportion,
-        and ten times rtol of the largest value in any case.
+        By default the tolerances of the problem module. With looser ones the allowed error grows in proportion,
+        and is at least ten times rtol of the largest value.
     adapter : str
-        Integrator library.
+        Name of the adapter.
     stage : callable
-        Told in words what is being done.
+        Receives a description of the current step.
 
     Raises
     ------
     EventError
-        The run has another number of events than that of ode15s: nothing can be compared.
+        The run has a different number of events than that of ode15s, which prevents a comparison.
 
     Examples
     --------
@@ -196,7 +195,7 @@ def validate(
     )
 
 
-# -- what we say ------------------------------------------------------------------------------------
+# -- our results --------------------------------------------------------------------------------------
 
 
 def compute(
@@ -207,7 +206,7 @@ def compute(
     adapter: str,
     stage: Callable[[str], None] = lambda text: None,
 ) -> dict[str, dict[str, Array]]:
-    """Our own results at the places of the witness, by block and quantity."""
+    """Our results at the places of the external solution, by block and quantity."""
     stage("building")
     system, span, times = problem.system(), problem.t_span, witness.t[witness.rows.grid]
     options: dict[str, Any] = {"adapter": adapter, **tolerances}
@@ -215,7 +214,7 @@ def compute(
     plain = simulate(system, span, t_eval=times, **options)
     stage("forward sensitivities")
     forward = forward_sensitivity(system, span, t_eval=times, **options)
-    # without t_eval, because that has both sides of every event
+    # without t_eval, which gives both sides of every event
     sides = forward_sensitivity(system, span, **options)
     stage("adjoint")
     adjoint = adjoint_gradient(system, span, functional, **options)
@@ -302,18 +301,18 @@ def _compare(
 def compare(
     block: str, quantity: str, samples: Samples, computed: Array, looser: float = 1.0, least: float = 0.0
 ) -> Comparison:
-    """One quantity, ours beside that of ode15s and both beside the truth.
+    """Compare one quantity with ode15s, and both with the truth.
 
     Parameters
     ----------
     samples : Samples
-        What ode15s says, and the truth.
+        Values of ode15s, and the truth.
     computed : ndarray, shape (n,)
-        What we say, at the same places. NaN where ode15s has a number is a difference that nothing explains.
+        Our values at the same places. NaN where ode15s has a number is an unexplained difference.
     looser : float
-        By how much our error may be larger than at the tolerances of the problem module.
+        Factor of the allowed error over that at the tolerances of the problem module.
     least : float
-        What it may be in any case, relative to the largest value.
+        Smallest allowed error, relative to the largest value.
     """
     values, truth = samples.values[quantity], samples.truth[quantity]
     compared, known = np.isfinite(values), np.isfinite(values) & np.isfinite(truth)
@@ -335,5 +334,5 @@ def compare(
 
 def _largest(samples: Samples, difference: Array, where: Any) -> Largest:
     indices = np.flatnonzero(where)
-    row = indices[np.argmax(np.abs(difference[indices]))]  # the first NaN, where there is one
+    row = indices[np.argmax(np.abs(difference[indices]))]  # the first NaN, if any
     return Largest(float(abs(difference[row])), samples.places[row], float(samples.t[row]))

@@ -1,7 +1,7 @@
-"""Picture of a validation: differences and errors at the output times, one row of panels for each variable.
+"""Figure of a validation: differences and errors at the output times, one row of panels for each variable.
 
-Of sensitivities it is the largest over the parameters, each relative to its largest value. Events are left to the
-tables: there a guard's variable is zero whoever computes it.
+For sensitivities it shows the maximum over the parameters, each relative to its largest value. Events are in the tables
+only: the variable of a guard is zero there for every program.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ BARE = {"linewidth": 0.9, "color": "C1", "label": "ours − ode15s as it comes"}
 THEIRS = {"linestyle": "none", "marker": "o", "markersize": 3.5, "markerfacecolor": "none", "color": "0.25",
           "label": "ode15s − truth", "clip_on": False}  # fmt: skip
 OURS = {"linestyle": "none", "marker": "x", "markersize": 3.5, "color": "C3", "label": "ours − truth", "clip_on": False}
-#: more markers than this in a panel are thinned
+#: largest number of markers in a panel
 MOST_MARKERS = 60
 ROW_HEIGHT = 2.1  # inches
 DPI = 110
 
 
 def draw(found: Validation) -> Any:
-    """A matplotlib Figure: states to the left, sensitivities to the right."""
+    """A matplotlib Figure with states on the left and sensitivities on the right."""
     samples = found.witness.samples["trajectory"]
     names = [name for name in samples.values if name != "mode" and "/" not in name]
     figure = plotting.new_figure(
@@ -55,7 +55,7 @@ def _panel(axes: Any, found: Validation, names: list[str], *, relative: bool) ->
     sizes = {name: float(np.abs(samples.values[name]).max()) if relative else 1.0 for name in names}
 
     def off(one: Mapping[str, Array], other: Mapping[str, Array]) -> Array:
-        """Largest over the quantities; NaN, which breaks the line, at events, and at zeros, which have no logarithm."""
+        """Maximum over the quantities; NaN, which breaks the line, at events and for zeros, which have no logarithm."""
         values = np.max([np.abs(one[name] - other[name]) / size for name, size in sizes.items() if size > 0], axis=0)
         values[np.concatenate((witness.rows.before, witness.rows.after))] = np.nan
         return np.where(values > 0, values, np.nan)

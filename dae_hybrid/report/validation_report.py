@@ -1,4 +1,4 @@
-"""What `dae_hybrid.report.validate` found, as text for a terminal, as a page of Markdown and as JSON."""
+"""Results of `dae_hybrid.report.validate` as text for a terminal, as a Markdown page and as JSON."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from dae_hybrid.tables import align, markdown
 INTRODUCTION = """\
 # Validation against ode15s
 
-Written by `{command}`, which exits with 1 where a difference is not explained.
+Written by `{command}`, which exits with status 1 if a difference is not explained.
 
 Sections 5.1 and 5.2 of Serban and Recuero (2019) are solved twice: by this library, and by `ode15s`, the integrator of
-the paper. Compared are the trajectories at every output time of the `ode15s` run and on both sides of every event, the
-event tables, the sensitivities, and the functional with its gradient by forward and by adjoint analysis. Both are also
-compared with the truth: a closed form in 5.1, 20-digit arithmetic by two other programs in 5.2.
+the paper. The comparison covers the trajectories at every output time of the `ode15s` run and on both sides of every
+event, the event tables, the sensitivities, and the functional with its gradient by forward and by adjoint analysis.
+Both solutions are also compared with the truth: a closed form in 5.1, 20-digit arithmetic by two other programs in 5.2.
 
-The `ode15s` numbers were computed for this comparison, not taken from the paper, which prints few. They lie in
-`problems/reference/serban_recuero`, with the scripts that made them, the truth, and a README on how well each is known.
-Octave's `ode15s` integrates by SUNDIALS too (IDA), but modes, events, transitions and sensitivities are written by hand
-there; the truth shares nothing with either.
+The `ode15s` values were computed for this comparison, because the paper prints few. They are stored in
+`problems/reference/serban_recuero`, with the scripts that computed them, the truth, and a README on their accuracy.
+Octave's `ode15s` also integrates with SUNDIALS (IDA), but its modes, events, transitions and sensitivities are written
+by hand; the truth shares no code with either.
 """
 
 READING = """\
-How to read the tables: *difference* is the largest |ours - ode15s| and *at* says where it occurs. *ode15s* and *ours*
-are the largest errors where the truth is known, at so many of the places compared as *truth at* says; *on record* is
-the error that the README of the data states for all places, *allowed* what ours may be at these tolerances. A
-difference is explained if it is no larger than *on record* + *allowed*, and neither error is larger than that. All are
-absolute; *size* is the largest value of the quantity. Of an event, states are those just before it. Where the truth is
-known at some places only, the largest difference may lie at another: then it is the record that explains it.
+How to read the tables: *difference* is the largest |ours - ode15s|, and *at* is its place. *ode15s* and *ours* are the
+largest errors at the places where the truth is known; *truth at* counts these places. *on record* is the error that the
+README of the data states for all places, *allowed* the error that these tolerances permit the library. A difference is
+explained if it does not exceed *on record* + *allowed*, and if neither error exceeds its own bound. All errors are
+absolute; *size* is the largest value of the quantity. States at events are those just before the event. If the truth is
+known at some places only, the largest difference may occur elsewhere; the recorded error then explains it.
 
-The pictures show the output times. Of sensitivities they show the largest over the parameters, each relative to its
+The figures show the output times. For sensitivities they show the maximum over the parameters, each relative to its
 largest value; thin vertical lines are events.
 """
 
@@ -46,23 +46,23 @@ BARE_HEADING = ["", "quantity", "size", "difference", "at", "ode15s", "of its si
 
 
 def table(found: Validation) -> str:
-    """Everything about one problem, for a terminal."""
+    """The results of one problem, for a terminal."""
     lines = [f"{found.name}: {found.title}", f"{_conditions(found)}.", f"ode15s: {found.witness.source}."]
     lines += [f"truth: {found.witness.truth}.", "", *align(_rows(found.comparisons), left=(0, 1, 4))]
-    lines += [_equal(found.comparisons), "", "ode15s as it comes, event times not polished:", ""]
+    lines += [_equal(found.comparisons), "", "ode15s with interpolated event times:", ""]
     lines += [*align(_bare_rows(found.bare), left=(0, 1, 4)), "", *(found.objections or [_verdict([found])])]
     return "\n".join(lines)
 
 
 def page(results: Sequence[Validation], command: str, pictures: Mapping[str, str]) -> str:
-    """The same as a page of Markdown: introduction, result, then tables and picture of each problem.
+    """The results as a Markdown page: introduction, result, then tables and figure of each problem.
 
     Parameters
     ----------
     command : str
-        What was typed.
+        Command line that writes the page.
     pictures : dict of str
-        By problem, its picture as the page is to name it.
+        Path of the figure, relative to the page, by problem.
     """
     objections = [f"- {text}" for found in results for text in found.objections]
     verdict = (
@@ -76,14 +76,14 @@ def page(results: Sequence[Validation], command: str, pictures: Mapping[str, str
             f"Ours: {_conditions(found)}.\n\nTheirs: {found.witness.source}.\n\nTruth: {found.witness.truth}.\n\n"
             f"{_rows_of_markdown(_rows(found.comparisons))}\n\n{_equal(found.comparisons)}\n\n"
             f"![Differences and errors of {found.name} over time]({pictures[found.name]})\n\n"
-            f"### {found.name}: ode15s as it comes\n\n{_cost(found)}\n\n{bare}\n"
+            f"### {found.name}: ode15s with interpolated event times\n\n{_cost(found)}\n\n{bare}\n"
         )
     parts.append(f"## Versions\n\n{', '.join(f'{name} {number}' for name, number in versions().items())}.\n")
     return "\n".join(parts)
 
 
 def as_json(results: Sequence[Validation]) -> dict[str, Any]:
-    """Plain numbers; None where there is none."""
+    """Plain numbers; None where no number exists."""
     return {
         "versions": versions(),
         "explained": not any(found.objections for found in results),
@@ -103,7 +103,7 @@ def as_json(results: Sequence[Validation]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of this library and of what its numbers depend on."""
+    """Versions of this library and of the packages on which its numbers depend."""
     names = {"SUNDIALS (sundials4py)": "sundials4py", "CasADi": "casadi", "NumPy": "numpy"}
     numbers = {"dae_hybrid": __version__}
     for name, package in names.items():
@@ -118,7 +118,7 @@ def versions() -> dict[str, str]:
 
 
 def _rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
-    """The heading, and a row for every quantity in which ours and ode15s are not equal."""
+    """The heading, and a row for every quantity that differs from ode15s."""
     rows, last = [[*HEADING, "explained"]], ""
     for one in comparisons:
         if _equals(one):
@@ -167,7 +167,7 @@ def _size(found: Largest | None) -> str:
 
 
 def _relative(one: Comparison) -> float | None:
-    """Error of ode15s in parts of the quantity's largest value."""
+    """Error of ode15s relative to the largest value of the quantity."""
     return one.theirs.size / one.size if one.theirs is not None and one.size else None
 
 
@@ -210,28 +210,29 @@ def _verdict(results: Sequence[Validation]) -> str:
 
 
 def _closer(results: Sequence[Validation]) -> str:
-    """How the two errors compare, over the quantities where both are larger than zero."""
+    """Comparison of the two errors, over the quantities where both are positive."""
     pairs = [(one.theirs, one.ours) for found in results for one in found.comparisons]
     ratios = [a.size / b.size for a, b in pairs if a is not None and b is not None and a.size > 0 and b.size > 0]
     closer = sum(ratio > 1 for ratio in ratios)
     return (
-        f"Where the truth is known, ours is closer to it than `ode15s` in {closer} of {len(ratios)} quantities, "
-        f"in the median {np.median(ratios):.0f} times: what the tables show as differences is the error of `ode15s`."
+        f"Where the truth is known, this library is closer to it than `ode15s` in {closer} of {len(ratios)} "
+        f"quantities, by a median factor of {np.median(ratios):.0f}: the differences in the tables "
+        "are the errors of `ode15s`."
         if ratios and np.median(ratios) > 2
         else ""
     )
 
 
 def _cost(found: Validation) -> str:
-    """What event times cost that are not solved for."""
+    """The effect of interpolated event times."""
     (polished,) = (one for one in found.comparisons if (one.block, one.quantity) == ("events", "t"))
     (times,) = (one for one in found.bare if (one.block, one.quantity) == ("events", "t"))
     text = (
-        f"Event times as `ode15s` gives them, by linear interpolation between steps. They differ from ours by up to "
+        f"`ode15s` interpolates event times linearly between steps. Its event times differ from ours by up to "
         f"{times.difference.size:.1e} ({times.difference.place}), polished ones by {polished.difference.size:.1e}."
     )
     off = [(ratio, one) for one in found.bare if one.block == "functional" and (ratio := _relative(one))]
     if off:
         ratio, worst = max(off, key=lambda pair: pair[0])
-        text += f" That alone makes {worst.quantity} wrong by {100 * ratio:.2g} %."
+        text += f" This alone causes an error of {100 * ratio:.2g} % in {worst.quantity}."
     return text

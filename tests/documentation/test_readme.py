@@ -35,9 +35,11 @@ def tables():
 
 def test_code_of_the_readme_runs(capsys):
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict = {}
-    for block in blocks:
+    exec(blocks[0], names)
+    assert capsys.readouterr().out == re.findall(r"```text\n(.*?)```", README, re.DOTALL)[0]
+    for block in blocks[1:]:
         exec(block, names)
     reference = em_hysteresis.reference()
     assert names["sol"].functionals["G"] == pytest.approx(reference.value, rel=3e-7)
@@ -52,7 +54,7 @@ def test_code_of_the_readme_runs(capsys):
 
 
 def test_model_of_the_readme_is_about_25_lines():
-    block = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+    block = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[1]
     lines = [line for line in block.splitlines() if line.strip()]
     assert len(lines) <= 26
 

@@ -1,4 +1,4 @@
-"""docs/mathematics.md names functions that exist, and its table equations that the code cites there."""
+"""docs/mathematics.md and architecture.md name functions that exist; the code cites the equations of the table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "mathematics.md").read_text(encoding="utf-8")
-NAMED = sorted(set(re.findall(r"`([\w/]+\.(?:py|c)(?:::[\w.]+)?)`", PAGE)))
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+NAMED = sorted(set(re.findall(r"`(\w+/[\w/]+\.(?:py|c)(?:::[\w.]+)?)`", PAGE + ARCHITECTURE)))
 TABLE = PAGE[PAGE.index("## 10.") : PAGE.index("## 11.")]
 ROWS = re.findall(r"^\| (SR|CSS \d+) \| ([^|]+) \|[^|]+\| ([^|]+) \|$", TABLE, re.MULTILINE)
 #: an equation with an asterisk is carried out without being cited
