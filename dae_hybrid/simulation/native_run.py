@@ -1,4 +1,4 @@
-"""Runs that an integrator has carried out from their start to their end, made into what the automaton makes of them."""
+"""Build a `Trajectory` from a run that the native loop completed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dae_hybrid.trajectory.trajectory import Part, Segment, Trajectory
 
 
 def trajectory_of(system: HybridSystem, found: NativeRun, observer: RunObserver | None, reopen: Any) -> Trajectory:
-    """The trajectory of a whole run; the observer gets to see what it would have seen on the way."""
+    """Return the trajectory of a native run and notify the observer of it."""
     request = found.request
     p, mode = request.parameters, system.modes[system.initial.mode]
     start = Start(system.initial, mode, request.span[0], found.start, p, found.by_p)
