@@ -1,9 +1,9 @@
-"""Adjoint sensitivity analysis: one backward sweep over a trajectory's records.
+"""Adjoint sensitivity analysis: one backward sweep over the records of a trajectory.
 
-Between transitions SR eq. 36 (eq. 12 and 20 specialised), with the integrals of eq. 33 to 35 for the
-parameters and the memory; across them `TransitionLinearisation.backward`. The adjoint is stated in
-state space, L = dG/d(y, m): SR's lambda in eq. 36, minus its F_ydot^T lambda in eq. 12 and 43.
-Events are read from the records, never detected again.
+Between transitions it integrates SR eq. 36 (eq. 12 and 20 specialised), with the integrals of eq. 33 to 35 for the
+parameters and the memory; across them it applies `TransitionLinearisation.backward`. The adjoint is in state space,
+L = dG/d(y, m): SR's lambda in eq. 36, minus its F_ydot^T lambda in eq. 12 and 43. Events are read from the records,
+never detected again.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from dae_hybrid.system.transition_map import TransitionLinearisation, all_finite
 from dae_hybrid.trajectory.trajectory import Part, Segment, Trajectory
 
 NONE = np.zeros(0)
-#: share of a cost that a run is taken to have still to gain, however little moves at its ends
+#: lower bound on a cost's scale, as a share of its integral
 SETTLED = 1e-2
-#: an adjoint is known to this share of its size at best: below it, integrators would follow rounding
+#: smallest relative tolerance of an adjoint: below it integrators would resolve rounding errors
 ROUNDING = 10 * EPS
-#: from so many segments on each is integrated more accurately: what they get wrong adds up
+#: above this number of segments rtol is tightened, because errors accumulate
 FEW = 20
-#: ends of segments of a record table that are looked at for the size of a cost
+#: segment ends of a record table at which the scale of a cost is evaluated
 LOOKS = 4
-#: parameters below it are scaled as if they were that large
+#: smallest magnitude of a parameter for scaling
 SMALLEST = 1e-100
 
 
 @dataclass
 class AdjointSweep:
-    """What a backward sweep needs besides the trajectory, and the scales of its tolerances."""
+    """Backward sweep over a trajectory: its tolerances and the adjoints of segments, records and transitions."""
 
     trajectory: Trajectory
     session: Session
@@ -71,7 +71,7 @@ class AdjointSweep:
 
     @cached_property
     def sizes(self) -> Array:
-        """How much of each cost the states make up, to first order: the scale of x . dG/dx."""
+        """Scale of x . dG/dx for each cost: the contribution of the states to first order."""
         t, mode, x, m = self.trajectory.final
         chosen, p = list(self.components), self.trajectory.parameters
         final = self.system.modes[mode]
@@ -83,15 +83,15 @@ class AdjointSweep:
             if not all_finite(g_x.ravel()):
                 g_x = np.where(np.isfinite(g_x), g_x, 0.0)
             largest = np.maximum(largest, np.abs(g_x) @ self._magnitude(own, x_end))
-        # a run that has settled has small integrands at its ends, and its cost behind it
+        # a run that has settled has small integrands at its ends, although its cost is large
         size = np.maximum(size + duration * largest, SETTLED * np.abs(self.trajectory.integrals[chosen]))
         return np.asarray(np.where(np.isfinite(size) & (size > 0), size, 1.0))
 
     def _tolerance(self, mode: ModeSystem) -> Tolerances:
-        """Tolerances of the adjoints and of the integrals in a mode.
+        """Return the tolerances of the adjoints and of the integrals in a mode.
 
         The states' ratio of absolute tolerance to size, at most rtol and above rounding, is applied to dG/dx ~ s/x,
-        dG/dp ~ s/p and dG/dm ~ s/m, with s the cost's size of `sizes`.
+        dG/dp ~ s/p and dG/dm ~ s/m, with s the scale of the cost in `sizes`.
         """
         if mode.index not in self._tolerances:
             layout, sizes = mode.equations.variables, self.sizes[:, None]
@@ -103,7 +103,7 @@ class AdjointSweep:
         return self._tolerances[mode.index]
 
     def _magnitude(self, mode: ModeSystem, x: Array) -> Array:
-        """How large states are at a point; those that are never resolved as large as they may be for that."""
+        """Return |x| at a point, with `_unresolved` for states that never exceed it."""
         layout, found = mode.equations.variables, np.abs(x)
         extent = self._extent_of(layout)
         own = found[: extent.size]
@@ -111,9 +111,10 @@ class AdjointSweep:
         return found
 
     def _unresolved(self, layout: Layout) -> Array:
-        """The size of what never leaves its absolute tolerance: where that and the relative one are the same.
+        """Return the scale atol / rtol of states that stay within their absolute tolerance.
 
-        Its own is rounding where a symmetry keeps it at zero, and the adjoint would follow rounding with it.
+        If a symmetry keeps such a state at zero, its own magnitude is a rounding error, and so would be the tolerance
+        of its adjoint.
         """
         return self.options.absolute(layout) / self.options.rtol
 
@@ -122,12 +123,12 @@ class AdjointSweep:
 
     @cached_property
     def _others(self) -> Array:
-        """How large the parameters and the memory are."""
+        """Magnitudes of the parameters and the memory."""
         p = np.abs(self.trajectory.parameters[list(self.wrt)])
         return np.concatenate((np.where(p > 0, np.maximum(p, SMALLEST), 1.0), self._extent_of(self.system.memory)))
 
     def _ends(self) -> Iterator[tuple[ModeSystem, float, Array, Array]]:
-        """Mode, time, x and memory at ends of segments; of record tables, at some where one leads into the next."""
+        """Yield mode, time, x and memory at ends of segments; for record tables at a sample of them."""
         for is_leg, items in groupby(self.trajectory.parts.given, lambda item: isinstance(item, RecordTable)):
             if not is_leg:
                 segments = (item for item in items if isinstance(item, Segment))
@@ -143,7 +144,7 @@ class AdjointSweep:
 
     @cached_property
     def _extent(self) -> dict[str, Array]:
-        """How large each variable and memory is along the run, or moves; `_unresolved`, or one for a memory of zero."""
+        """Largest magnitude or change of each variable and memory; at least `_unresolved`, one for a memory of zero."""
         extent: dict[str, Array] = {}
 
         def note(blocks: Layout, values: Array) -> None:
@@ -167,10 +168,10 @@ class AdjointSweep:
                 extent[name] = np.where(extent[name] > absolute[part], extent[name], least[part])
         return {name: np.where(size > 0, size, 1.0) for name, size in extent.items()}
 
-    # -- pieces --------------------------------------------------------------------------------------------
+    # -- parts of the sweep --------------------------------------------------------------------------------
 
     def terminal(self) -> tuple[Array, Array, Array]:
-        """dG/dw, dG/dp and dG/dt of the terminal values at the final point; dG/dt is zero where the end is given."""
+        """Return dG/dw, dG/dp and dG/dt of the terminal values; dG/dt is zero if the final time is given."""
         t, mode, x, m = self.trajectory.final
         final, p = self.system.modes[mode], self.trajectory.parameters
         by_u = final.kernels["terminal"](t, x, m, p)[1][list(self.components)]
@@ -208,7 +209,7 @@ class AdjointSweep:
         return outcome
 
     def carry(self, table: RecordTable, adjoint: Array, total: Array, *, marked: bool) -> TableAdjoint | None:
-        """Back through a record table in one go, with dG/dp so far; None where its parts have to be gone through."""
+        """Sweep a record table natively, from dG/dp so far; None if its parts have to be swept one by one."""
         width, records = table.width, table.measurements(self.system)
         gained = np.zeros((len(records), len(self.components), width + len(self.wrt)))
         values = measured(self.system.measurements, records, self.trajectory.parameters)
@@ -227,7 +228,7 @@ class AdjointSweep:
         )
 
     def _turn(self, table: RecordTable, found: TableAdjoint, marks: Array) -> TableAdjoint:
-        """With the shares of dG/dp that the values of signals have at the knots of a record table."""
+        """Add the contributions of the signals' values at the knots of a record table to dG/dp."""
         p, wrt, knots = self.trajectory.parameters, list(self.wrt), table.knots
         times, gained = table.column("time")[knots], np.zeros((table.count, len(self.components), len(wrt)))
         sizes = np.array([mode.differential.size for mode in self.system.modes])[
@@ -244,9 +245,9 @@ class AdjointSweep:
         return replace(found, total=found.total + since[0], marks=marks)
 
     def land(self, segment: Segment, adjoint: Array) -> tuple[Array, Array]:
-        """Transpose of the projection onto the constraints of index 2 that ends a segment; also the share of dG/dp.
+        """Apply the transpose of the projection onto the constraints at the end of a segment; also return its dG/dp.
 
-        In the direct form lambda is moved on to satisfy SR eq. 20b, by the projection above eq. 21.
+        In the direct index-2 form lambda is moved to satisfy SR eq. 20b, by the projection above eq. 21.
         """
         mode, t, x, m = segment.mode, segment.t_end, segment.x_end, segment.memory
         if not mode.invariants:
@@ -261,7 +262,7 @@ class AdjointSweep:
         return adjoint - weight @ by_wp[:, :nw], -weight @ by_wp[:, nw:][:, list(self.wrt)]
 
     def measured(self, record: MeasurementRecord, by_u: Array) -> tuple[Array, Array]:
-        """What a measurement adds to dG/dw and to dG/dp, from its derivative by u = (x, m, p, t)."""
+        """Return the contributions of a measurement to dG/dw and dG/dp from its derivative by u = (x, m, p, t)."""
         p, measurement, wrt = self.trajectory.parameters, self.system.measurements[record.index], list(self.wrt)
         rows = np.zeros((self.system.functionals.size, by_u.shape[1]))
         rows[measurement.components] = by_u
@@ -277,7 +278,7 @@ class AdjointSweep:
         return total[:, :n_w], share[:, wrt]
 
     def linearise(self, event: EventRecord) -> TransitionLinearisation:
-        """The linearised transition of a record, for the components of this sweep."""
+        """Linearise the transition of a record, for the components of this sweep."""
         run = self.trajectory
         whole = self.system.linearise(event, run.parameters, run.t_span[0], self.conditions)
         chosen = whole if len(self.components) == len(whole.integrand_minus) else whole.select(list(self.components))
@@ -286,17 +287,17 @@ class AdjointSweep:
 
 
 class _Step(NamedTuple):
-    """One part of a trajectory, or one record table, gone through backwards."""
+    """Result of the sweep over one part of a trajectory or one record table."""
 
     part: Part | RecordTable
     adjoint: Array  # dG/dw before it
-    total: Array  # dG/dp, (k, n_wrt), of it and what follows
+    total: Array  # dG/dp, (k, n_wrt), of this part and all later ones
     samples: Array
-    table: TableAdjoint | None = None  # with what it has before every event
+    table: TableAdjoint | None = None  # with the adjoint before every event
 
 
 def marks(table: RecordTable, found: TableAdjoint | NativeGradient) -> list[tuple[Array, Array]]:
-    """dG/dw before every event of a record table, from the last to the first, with dG/dp of what follows."""
+    """Return dG/dw before every event of a record table and dG/dp from there on, from the last event to the first."""
     if found.marks is None:
         raise AssertionError("marks were not asked for")
     sizes = [e.n_differential + e.n_memory for e in table.graph.equations]
@@ -308,7 +309,7 @@ def _backwards(
     sweep: AdjointSweep, adjoint: Array, total: Array, clock: Array,
     t_eval: Callable[[Segment], Array | None] | None = None, *, marked: bool = False,
 ) -> Iterator[_Step]:  # fmt: skip
-    """Go through the trajectory from its end; `t_eval` gives the times, decreasing, to sample in a segment."""
+    """Sweep the trajectory from its end; `t_eval` returns the sampling times of a segment, decreasing."""
     wrt = list(sweep.wrt)
     parts = [*reversed(sweep.trajectory.parts.given)]
     while parts:
@@ -350,10 +351,10 @@ def _backwards(
 
 
 def gradient(sweep: AdjointSweep, seen: list[tuple[Array, Array]] | None = None) -> Array:
-    """dG/dp, shape (k, n_wrt).
+    """Return dG/dp, shape (k, n_wrt).
 
-    Where `seen` is given it gets, for the first event of every instant from the last to the first, dG/dw before it and
-    what the run from there on has contributed to dG/dp.
+    For the first event of every instant, from the last to the first, dG/dw before it and the contribution to dG/dp
+    from there on are appended to `seen`.
     """
     wrt = list(sweep.wrt)
     adjoint, by_p, clock = sweep.terminal()
@@ -375,7 +376,7 @@ def gradient(sweep: AdjointSweep, seen: list[tuple[Array, Array]] | None = None)
 
 
 def samples(sweep: AdjointSweep, times: Array, side: str) -> list[Array]:
-    """The adjoint at sorted times, each (k, n) in the variables of the mode that is active there."""
+    """Return the adjoint at sorted times, each (k, n) in the variables of the active mode."""
 
     def inside(segment: Segment) -> NDArray[np.intp]:
         return np.flatnonzero((times >= segment.t_start) & (times <= segment.t_end))[::-1]
@@ -395,7 +396,7 @@ def samples(sweep: AdjointSweep, times: Array, side: str) -> list[Array]:
 
 
 def _completed(segment: Segment, t: float, adjoint: Array, sweep: AdjointSweep) -> Array:
-    """(lambda, mu) at a time of a segment, from lambda."""
+    """Return (lambda, mu) at a time of a segment from lambda."""
     if not segment.mode.algebraic.size:
         return adjoint
     ends = {segment.t_start: segment.x_start, segment.t_end: segment.x_end}

@@ -1,6 +1,6 @@
-"""Forward sensitivity analysis: directions carried along a run and across its transitions.
+"""Forward sensitivity analysis: tangents propagated along a run and across its transitions.
 
-Between transitions SR eq. 5, 18, 25; across them `TransitionLinearisation.forward`.
+Between transitions the adapter integrates SR eq. 5, 18, 25; across them `TransitionLinearisation.forward` applies.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from dae_hybrid.trajectory.trajectory import Trajectory
 
 
 class TangentState:
-    """Derivatives of everything along the columns of `directions` (n_parameters, d).
+    """Derivatives of a run along the columns of `directions` (n_parameters, d).
 
-    Travels with the automaton as its observer. `state` is dw = d(y, m), shape (n_w, d); `costs`
-    the derivative of the functionals so far, shape (d, k). `conditions` are those of the derivatives.
+    It observes the run. `state` is dw = d(y, m), shape (n_w, d); `costs` is the derivative of the functionals so far,
+    shape (d, k). `conditions` collects the conditions of the derivatives.
     """
 
     def __init__(
@@ -43,28 +43,28 @@ class TangentState:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the run that they have gone along, if any."""
+        """Reset to the state before a run."""
         count = self.directions.shape[1]
         self.state = np.zeros((0, count))
         self.costs = np.zeros((count, self.system.functionals.size))
-        self._gained: Array | float = 0.0  # costs of events that the integrator has carried out since, and
-        self.gains: list[tuple[float, Array]] = []  # what measurements among them have added, and when
+        self._gained: Array | float = 0.0  # derivatives of costs at native events since the last segment, and
+        self.gains: list[tuple[float, Array]] = []  # times and derivatives of measurements among them
         self._measured_states: list[Array] = []
-        self.given: Array | float = 0.0  # what measurements at the start of a whole run have added
+        self.given: Array | float = 0.0  # derivatives of measurements at the start of a native run
         self._turned: list[RecordTable | tuple[Array, Array]] = []  # dw before and after every knot
-        self._whole: tuple[Start, NativeRun] | None = None  # a run that is gone through when that is asked for
+        self._whole: tuple[Start, NativeRun] | None = None  # a native run, evaluated on access
         self._crossed: list[RecordTable | tuple[Array, Array, Array]] = []  # dt, dw before and after
         self._mode = self.system.modes[self.system.initial.mode]
         self.__dict__.pop("_last", None)
 
     def afresh(self) -> Self:
-        """The same directions before a run."""
+        """Return a copy in the state before a run."""
         other = copy(self)
         other.begin()
         return other
 
     def become(self, other: TangentState) -> None:
-        """Take over all that others of the kind have gone through."""
+        """Take over the state of another object."""
         self.__dict__.clear()
         self.__dict__.update(other.__dict__)
 
@@ -74,11 +74,11 @@ class TangentState:
         return int(self.directions.shape[1])
 
     def start(self, start: Start) -> None:
-        """Initial derivatives (SR eq. 2, differentiated)."""
+        """Set the initial derivatives (SR eq. 2, differentiated)."""
         self.state, self._mode = np.asarray(start.derivatives @ self.directions), start.mode
 
     def _by_u(self, mode: ModeSystem, t: float, x: Array, m: Array) -> Array:
-        """Derivatives of u = (x, m, p, t) along the directions at fixed t, shape (n_u, d)."""
+        """Return the derivatives of u = (x, m, p, t) along the directions at fixed t, shape (n_u, d)."""
         if not mode.algebraic.size:
             found, n_w = np.zeros((len(self.state) + len(self.directions) + 1, self.count)), len(self.state)
             found[:n_w], found[n_w:-1] = self.state, self.directions
@@ -86,7 +86,7 @@ class TangentState:
         return np.asarray(chain(mode, t, x, m, self.p)[:, :-1] @ np.vstack((self.state, self.directions)))
 
     def extend(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
-        """Start values of the segment's sensitivities."""
+        """Return the initial sensitivities of a segment."""
         if not self.count:
             return {}
         ny, n = mode.differential.size, mode.equations.n
@@ -107,7 +107,7 @@ class TangentState:
         }
 
     def advance(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
-        """Take over what the segment ends with."""
+        """Take over the sensitivities at the end of a segment."""
         if outcome.sensitivities is None or outcome.integral_sensitivities is None:
             return {}
         ny = self._mode.differential.size
@@ -125,7 +125,7 @@ class TangentState:
         }
 
     def cross(self, transition: TransitionMap, event: EventRecord) -> None:
-        """Carry the derivatives across a transition."""
+        """Propagate the derivatives across a transition."""
         map_ = self.system.linearise(event, self.p, self.t_start, self.conditions)
         map_.refuse_not_finite(event)
         earlier = self.event_times[-1] if event.order else None
@@ -136,7 +136,7 @@ class TangentState:
         self._mode = self._mode if transition.target is None else self.system.modes[transition.target]
 
     def absorb(self, table: RecordTable) -> None:
-        """Take over what an integrator has carried across transitions by itself."""
+        """Take over the derivatives that the native loop propagated across its events."""
         self._crossed.append(table)
         self._turned.append(table)
         self.gains = self._measure_in(table)
@@ -147,7 +147,7 @@ class TangentState:
             self.costs = event["costs_after"].reshape(self.count, table.n_integrals)
 
     def _measure_in(self, table: RecordTable) -> list[tuple[float, Array]]:
-        """When measurements of a record table were taken, and what they add to the derivatives, (d, n_functionals)."""
+        """Return times and contributions (d, n_functionals) of the measurements in a record table."""
         found, records = [], table.measurements(self.system)
         values = measured(self.system.measurements, records, self.p)
         for record, state, (_, by_u) in zip(records, table.measured_derivatives(), values, strict=True):
@@ -158,18 +158,18 @@ class TangentState:
         return found
 
     def follow(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
-        """Take over a whole run."""
+        """Take over a native run; it is evaluated on access."""
         self._whole = start, run
         return lambda: self._last
 
     @cached_property
     def _last(self) -> dict[str, Any]:
-        """Go through the whole run; further fields of the record of its last segment."""
+        """Evaluate the native run; further fields of the record of its last segment."""
         if self._whole is None:
             return {}
         start, run = self._whole
         table, _, outcome = run.pieces
-        # those who became these directions may share the lists, and have gone through the run
+        # objects that became this one may share the lists and have evaluated the run
         self._crossed, self._turned, self._measured_states = [], [], []
         self.costs, (at_start, at_end) = np.zeros_like(self.costs), measured_at_ends(self.system, run)
         self.start(start)
@@ -216,21 +216,21 @@ class TangentState:
         return found
 
     def turn(self, knot: KnotRecord) -> None:
-        """The memory of signals follows their values."""
+        """Replace the derivatives of the signals' memory at a knot."""
         ny, before = self._mode.differential.size, self.state
         self.state = before.copy()
         self.state[ny + knot.entries] = self.system.knot_derivatives(knot, self.p) @ self.directions
         self._turned.append((before, self.state))
 
     def measure(self, record: MeasurementRecord) -> None:
-        """Add what a measurement contributes."""
+        """Add the contribution of a measurement."""
         self.costs = self.costs.copy()
         measurement = self.system.measurements[record.index]
         self.costs[:, measurement.components] += self._measured(record, measurement.value(record, self.p)[1]).T
         self._measured_states.append(self.state)
 
     def _measured(self, record: MeasurementRecord, by_u: Array) -> Array:
-        """The derivatives of what is measured, (k, d), from those by u = (x, m, p, t)."""
+        """Return the derivatives of a measurement, (k, d), from those by u = (x, m, p, t)."""
         measurement, mode = self.system.measurements[record.index], record.mode
         refuse_not_finite(f"functional '{measurement.functional}'", (by_u,), mode=mode.name, time=record.time)
         gained = by_u @ self._by_u(mode, record.time, record.x, record.memory)
@@ -239,7 +239,7 @@ class TangentState:
         return np.asarray(gained)
 
     def gradient(self, trajectory: Trajectory) -> Array:
-        """Derivatives of the functionals, shape (k, d)."""
+        """Return the derivatives of the functionals, shape (k, d)."""
         if self._whole is not None:
             return self._whole[1].gradient.copy()
         t, mode, x, m = trajectory.final
