@@ -245,7 +245,7 @@ def refuse_resting(
 def _states(run: Trajectory, directions: TangentState) -> dict[int, tuple[Array, Array]]:
     """Return the derivatives of (y, m) at the start and at the end of every segment."""
     found: dict[int, tuple[Array, Array]] = {}
-    crossed, measured, turned = iter(directions.sides), iter(directions.measured), iter(directions.turned)
+    crossed, measured, turned = iter(directions.sides), iter(directions.measured_tangents), iter(directions.knot_sides)
     state, segment = np.asarray(run.start.derivatives @ directions.directions), None
     for part in run.parts:
         if isinstance(part, EventRecord):

@@ -67,7 +67,7 @@ class _Ties:
         self.chosen = np.concatenate([np.zeros(0, int), *parts])  # components of the functionals
 
     def all(self) -> Iterator[str]:
-        measured = iter(self.directions.measured)
+        measured = iter(self.directions.measured_tangents)
         for part in self.run.parts:
             if isinstance(part, MeasurementRecord):
                 state = next(measured)

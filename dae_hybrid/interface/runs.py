@@ -146,7 +146,7 @@ class RunBuilder:
             better = finer(found, directions, scales, accuracy, at_times=self.t_eval is not None)
             if better is None:
                 break
-            trial, most = directions.afresh(), max_steps or self.options.max_steps
+            trial, most = directions.fresh_copy(), max_steps or self.options.max_steps
             try:
                 again = self._run(trial, min(most, STEPS + LATITUDE * found.statistics["steps"]), better)
             except IntegrationError as error:
@@ -156,7 +156,7 @@ class RunBuilder:
                 accuracy = ROUGH
             else:
                 found, scales = replace(again, options=found.options), better
-                directions.become(trial)
+                directions.assign(trial)
         return found
 
     def _untested(self, run: Trajectory, directions: TangentState, scales: Array) -> list[str]:
@@ -231,7 +231,7 @@ class RunBuilder:
         def again(t: Array) -> Trajectory:
             other = copy(self)
             other.t_eval = t
-            return other._run(None if directions is None else directions.afresh(), max_steps, scales)
+            return other._run(None if directions is None else directions.fresh_copy(), max_steps, scales)
 
         return replace(found, again=again) if self.keep == "all" else found
 

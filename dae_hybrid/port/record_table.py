@@ -319,7 +319,7 @@ class RecordTable:
         found: list[float] = self.column("time")[self.knots].tolist()
         return found
 
-    def turned(self) -> list[tuple[Array, Array]]:
+    def knot_sides(self) -> list[tuple[Array, Array]]:
         """Return the derivatives of (y, m) before and after every knot."""
         named = ((head.mode, self._named(head)) for head in self._heads(self.knots))
         return [

@@ -57,28 +57,28 @@ class TangentTrace(TangentState):
         super().__init__(system, parameters, directions, start, conditions)
         self.combination = combination
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """See `TangentState`."""
-        super().begin()
-        self.seen: list[tuple[float, Array, Array]] = []  # time, dw, derivative of the functionals so far
+        super().reset()
+        self.history: list[tuple[float, Array, Array]] = []  # time, dw, derivative of the functionals so far
 
-    def cross(self, transition: TransitionMap, event: EventRecord) -> None:
+    def on_transition(self, transition: TransitionMap, event: EventRecord) -> None:
         """Record the combination, then propagate the derivatives across the transition."""
         if not event.order:
-            self.seen.append((event.time, self.state @ self.combination, self.combination @ self.costs))
-        super().cross(transition, event)
+            self.history.append((event.time, self.state @ self.combination, self.combination @ self.costs))
+        super().on_transition(transition, event)
 
-    def follow(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
+    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
         """See `TangentState`; here the run is evaluated at once."""
-        further = super().follow(start, run)
+        further = super().on_native_run(start, run)
         further()
         return further
 
-    def absorb(self, table: RecordTable) -> None:
+    def on_native_events(self, table: RecordTable) -> None:
         """See `TangentState`."""
         earlier = self.costs
-        super().absorb(table)
-        measured, taken = iter([*self.gains, (np.inf, earlier)]), np.zeros_like(earlier)
+        super().on_native_events(table)
+        measured, taken = iter([*self.measurement_gains, (np.inf, earlier)]), np.zeros_like(earlier)
         time, gained = next(measured)
         for event, _ in table.events():
             while time < event["time"]:
@@ -87,10 +87,10 @@ class TangentTrace(TangentState):
             before = table.state_derivatives(event["before"], event["source"]) @ self.combination
             costs = earlier
             if table.n_integrals:
-                costs = self.given + event["costs_before"].reshape(self.count, table.n_integrals)
+                costs = self.initial_gains + event["costs_before"].reshape(self.count, table.n_integrals)
             if event["gained"].size:
                 costs = costs + event["gained"].reshape(costs.shape)
-            self.seen.append((event["time"], before, self.combination @ (costs + taken)))
+            self.history.append((event["time"], before, self.combination @ (costs + taken)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,9 +170,9 @@ def compare(functional: str, swept: Swept, witness: TangentTrace, total: Array, 
     forward, adjoint = total[chosen], swept.gradient @ v
     values, times = [adjoint], [run.t_span[0]]
     marks = swept.marks()
-    same = len(witness.seen) == len(marks)
+    same = len(witness.history) == len(marks)
     if marks and same:
-        for (t, dw, gained), (lam, share) in zip(witness.seen, reversed(marks), strict=True):
+        for (t, dw, gained), (lam, share) in zip(witness.history, reversed(marks), strict=True):
             same = same and dw.size == lam.shape[1]  # otherwise the two runs took different transitions
             values.append(lam @ dw + gained[chosen] + share @ v if same else np.full(len(chosen), np.nan))
             times.append(t)

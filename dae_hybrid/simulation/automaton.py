@@ -102,7 +102,7 @@ class Automaton:
             if is_unresolved(*self.span):
                 self._check_movement()
             if self.observer is not None:
-                self.observer.start(self.start)
+                self.observer.on_start(self.start)
             self._loop()
             self._measure()
             self.stops.finish(self.t)
@@ -288,7 +288,7 @@ class Automaton:
         knot = KnotRecord(self.t, entries, tuple(intervals))
         self.parts.append(knot)
         if self.observer is not None:
-            self.observer.turn(knot)
+            self.observer.on_knot(knot)
         self.at = StatePoint(x, memory, *mode.kernels["entry"](self.t, x, memory, self.p))
         return self._jumped(before, armed)
 
@@ -311,7 +311,7 @@ class Automaton:
             self.costs[measurement.components] += measurement.value(record, self.p)[0]
             self.parts.append(record)
             if self.observer is not None:
-                self.observer.measure(record)
+                self.observer.on_measurement(record)
 
     def _segment(self, last: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Entry]:
         """Integrate to the next event or stop; return the crossing, if any, and the guards that never left zero.
@@ -346,7 +346,7 @@ class Automaton:
         if outcome.crossing is not None:
             self._refuse_noise(task, outcome, outcome.crossing)
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
-        kept = {} if self.observer is None else self.observer.advance(outcome, x, at.m)
+        kept = {} if self.observer is None else self.observer.on_segment(outcome, x, at.m)
         self._record(task, outcome.t, x, xdot, outcome.rows, outcome.method, {"path": outcome.path, **kept})
         self.t, self.integrals, self.next_step = outcome.t, outcome.integrals, outcome.next_step
         if outcome.crossing is None:  # end of the run or time event: the guards are evaluated again
@@ -442,7 +442,7 @@ class Automaton:
         self.at = StatePoint(event["x_after"], event["memory_after"], event["xdot_after"], none, none, none)
         self.sides.clear()
         if self.observer is not None:
-            self.observer.absorb(table)
+            self.observer.on_native_events(table)
         self.costs = self.costs + table.gained
         records = table.measurements(self.system)
         for record, (value, _) in zip(records, measured(self.system.measurements, records, self.p), strict=True):
@@ -455,7 +455,7 @@ class Automaton:
     def _task(self, t_stop: float, entry: Entry, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at
         n = mode.equations.n
-        more = {} if self.observer is None else self.observer.extend(mode, self.t, at.x, at.m)
+        more = {} if self.observer is None else self.observer.segment_fields(mode, self.t, at.x, at.m)
         return SegmentTask(
             equations=mode.equations,
             t0=self.t,
@@ -535,7 +535,7 @@ class Automaton:
         none = np.zeros(len(self.mode.guarded))
         task = self._task(self.t, Entry(None, none, none), None, closed=True)
         outcome = self.session.integrate(task)
-        kept = {} if self.observer is None else self.observer.advance(outcome, self.at.x, self.at.m)
+        kept = {} if self.observer is None else self.observer.on_segment(outcome, self.at.x, self.at.m)
         times = left if left.size else outcome.rows[:1, 0]
         rows = np.repeat(outcome.rows[:1], times.size, axis=0)
         rows[:, 0] = times
@@ -589,7 +589,7 @@ class Automaton:
         self.spared = np.inf
         self.parts.append(event)
         if self.observer is not None:
-            self.observer.cross(transition, event)
+            self.observer.on_transition(transition, event)
         self.sides.clear()
         return transition.target is None or self.instant.accumulation is not None
 

@@ -25,7 +25,7 @@ def trajectory_of(system: HybridSystem, found: NativeRun, observer: RunObserver 
     request = found.request
     p, mode = request.parameters, system.modes[system.initial.mode]
     start = Start(system.initial, mode, request.span[0], found.start, p, found.by_p)
-    further = dict if observer is None else observer.follow(start, found)
+    further = dict if observer is None else observer.on_native_run(start, found)
     directions = getattr(observer, "directions", None)
     p.flags.writeable = False
     return Trajectory(

@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 class RunObserver(Protocol):
     """Adds fields to every segment's task and is notified of every outcome and event."""
 
-    def start(self, start: Start) -> None:
+    def on_start(self, start: Start) -> None:
         """Note the start of the run."""
 
-    def extend(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
+    def segment_fields(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
         """Return further fields of the segment's task."""
 
-    def advance(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
+    def on_segment(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
         """Note the end of a segment at a consistent point x; return further fields of its record."""
 
-    def cross(self, transition: TransitionMap, event: EventRecord) -> None:
+    def on_transition(self, transition: TransitionMap, event: EventRecord) -> None:
         """Note a transition that was applied in Python."""
 
-    def absorb(self, table: RecordTable) -> None:
+    def on_native_events(self, table: RecordTable) -> None:
         """Note the events that the native loop handled, with the segments before them."""
 
-    def follow(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
+    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
         """Note a run completed by the native loop; return a function for the further fields of its last segment."""
 
-    def turn(self, knot: KnotRecord) -> None:
+    def on_knot(self, knot: KnotRecord) -> None:
         """Note a knot of the signals."""
 
-    def measure(self, record: MeasurementRecord) -> None:
+    def on_measurement(self, record: MeasurementRecord) -> None:
         """Note a measurement."""
