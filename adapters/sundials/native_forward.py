@@ -201,7 +201,7 @@ class NativeForward:
         memory = self.memories[mode]
         stepper = memory.stepper
         visited = {i: own.stepper for i, own in self.visited.items()}
-        left = Left(
+        left = RecordedRun(
             self._kind, request, self._start.copy(), self._end.copy(), mode, stepper.t,
             memory.sensitivities if request.directions is not None else None, *loop.left(),
             {i: own.rows() for i, own in visited.items()},
@@ -284,7 +284,7 @@ class _Kind(NamedTuple):
     n_integrals: int
 
 
-class Left(NamedTuple):
+class RecordedRun(NamedTuple):
     """What a run has left behind, as numbers; what they mean is made of them when it is asked for."""
 
     kind: _Kind

@@ -49,7 +49,7 @@ from .native_backward import carry_back, table_back
 from .native_forward import Head, NativeForward, carry_out, is_native, method_of_runs
 from .native_loop import NativeLoop
 from .segment_loop import SegmentLoop
-from .sweep import DiscreteAdjoint, LegSweep
+from .sweep import DiscreteAdjoint, TableSweep
 
 
 class SundialsIntegrator:
@@ -208,10 +208,10 @@ class SundialsSession:
         components: tuple[int, ...],
         wrt: tuple[int, ...],
         *,
-        marked: bool,
+        at_events: bool,
     ) -> NativeGradient | None:
         """See `dae_hybrid.port.integrator.RunsWhole.back`."""
-        return carry_back(graph, run, components, wrt, marked=marked)
+        return carry_back(graph, run, components, wrt, at_events=at_events)
 
     def _adopt(self, task: SegmentTask) -> NativeForward | None:
         """The run that has paused, where this is the task that it began with; it goes on in this session."""
@@ -389,7 +389,7 @@ class SundialsSession:
 
     def sweep(
         self, table: RecordTable, adjoints: Array, total: Array, components: tuple[int, ...],
-        tolerances: Callable[[int], Tolerances], measured: Array, *, marked: bool,
+        tolerances: Callable[[int], Tolerances], measured: Array, *, at_events: bool,
     ) -> TableAdjoint | None:  # fmt: skip
         """See `dae_hybrid.port.integrator.Session.sweep`."""
         modes = sorted(table.methods)
@@ -408,7 +408,7 @@ class SundialsSession:
                 memory.use(tolerances(mode), j)
         left = self.options.max_steps - self.counts["steps"]
         precision = self.options.rtol / ROUNDED
-        sweep = LegSweep(loop, table, discrete, integrated, self._wrt, components, marked=marked)
+        sweep = TableSweep(loop, table, discrete, integrated, self._wrt, components, at_events=at_events)
         found, steps = sweep.run(adjoints, total, measured, precision, left)
         for mode, memories in integrated.items():
             if found is None:

@@ -22,7 +22,7 @@ from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, BoundaryFunctions, Ru
 from dae_hybrid.port.segment_rules import is_unresolved
 from dae_hybrid.sensitivity import adjoint as adjoint_analysis
 from dae_hybrid.sensitivity.algorithm1 import serban_recuero
-from dae_hybrid.sensitivity.duality import Swept, TangentTrace, direction
+from dae_hybrid.sensitivity.duality import SweepResult, TangentTrace, direction
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.simulation.automaton import Automaton
 from dae_hybrid.simulation.event_logic import TOGETHER
@@ -310,11 +310,11 @@ class RunBuilder:
         """Unit directions of these parameters, (n_parameters, n_wrt)."""
         return np.eye(self.system.parameters.size)[:, list(indices)]
 
-    def witness(self, columns: Array, combination: Array, conditions: Conditions) -> TangentTrace:
+    def tangent_trace(self, columns: Array, combination: Array, conditions: Conditions) -> TangentTrace:
         """Directions that keep one combination of themselves for a duality check."""
         return TangentTrace(self.system, self.p, columns, self.span[0], conditions, combination)
 
-    def testimony(
+    def tangent_for_check(
         self, run: Trajectory, indices: tuple[int, ...], conditions: Conditions
     ) -> tuple[TangentTrace, Array, Array]:
         """A witness that has gone along a run in one direction, its derivatives of the functionals, and the direction.
@@ -326,7 +326,7 @@ class RunBuilder:
         for which in range(DIRECTIONS):
             last = which == DIRECTIONS - 1
             v = direction(self.p[list(indices)], which)
-            witness = self.witness(self.columns(indices) @ v[:, None], np.ones(1), conditions)
+            witness = self.tangent_trace(self.columns(indices) @ v[:, None], np.ones(1), conditions)
             try:
                 along = self.run(witness, max_steps=self.options.max_steps if last else patience)
             except StepLimitError:
@@ -346,23 +346,23 @@ class RunBuilder:
 
     def adjoint(
         self, run: Trajectory, name: str, wrt: tuple[int, ...], conditions: Conditions, algorithm: str = "general", *,
-        marked: bool = False,
-    ) -> Swept:  # fmt: skip
-        """The gradient of a functional by a backward sweep over a run; `marked` where what is before events counts."""
+        at_events: bool = False,
+    ) -> SweepResult:  # fmt: skip
+        """Return the gradient of a functional by a backward sweep; `at_events` requests the adjoint before events."""
 
-        def use(session: Session) -> Swept:
+        def use(session: Session) -> SweepResult:
             sweep = self.sweep(run, session, name, wrt, conditions)
-            whole = self._back(sweep, session, marked=marked) if algorithm == "general" else None
+            whole = self._back(sweep, session, at_events=at_events) if algorithm == "general" else None
             if whole is not None:
                 return whole
-            marks: list[tuple[Array, Array]] = []
+            seen: list[tuple[Array, Array]] = []
             if algorithm == "general":
-                gradient = adjoint_analysis.gradient(sweep, marks if marked else None)
+                gradient = adjoint_analysis.gradient(sweep, seen if at_events else None)
             else:
                 gradient = serban_recuero(sweep)
-            return Swept(sweep, gradient, session.statistics(), lambda: marks)
+            return SweepResult(sweep, gradient, session.statistics(), lambda: seen)
 
-        found: Swept = self.use(use, wrt)
+        found: SweepResult = self.use(use, wrt)
         return found
 
     def looser(self, factor: float) -> RunBuilder:
@@ -384,20 +384,20 @@ class RunBuilder:
         run = self.run(for_adjoint=True)
         return {name: self.adjoint(run, name, wrt, Conditions(strict=False), algorithm).gradient}
 
-    def _back(self, sweep: adjoint_analysis.AdjointSweep, session: Session, *, marked: bool) -> Swept | None:
+    def _back(self, sweep: adjoint_analysis.AdjointSweep, session: Session, *, at_events: bool) -> SweepResult | None:
         """The sweep, where the integrator has carried the run to its end and carries its adjoint back to the start."""
         run = sweep.trajectory.parts.whole
         if run is None or not run.request.keep_path:
             return None
-        found = cast(RunsWhole, session).back(self.system.graph, run, sweep.components, sweep.wrt, marked=marked)
+        found = cast(RunsWhole, session).back(self.system.graph, run, sweep.components, sweep.wrt, at_events=at_events)
         if found is None:
             return None
 
-        def marks() -> list[tuple[Array, Array]]:
+        def adjoint_at_events() -> list[tuple[Array, Array]]:
             table, _, _ = run.pieces
-            return [] if table is None else adjoint_analysis.marks(table, found)
+            return [] if table is None else adjoint_analysis.adjoint_at_events(table, found)
 
-        return Swept(sweep, found.gradient, found.statistics, marks)
+        return SweepResult(sweep, found.gradient, found.statistics, adjoint_at_events)
 
     def use(self, use: Callable[[Session], Any], wrt: tuple[int, ...]) -> Any:
         """What a function gives that needs a session."""

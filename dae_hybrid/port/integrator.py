@@ -290,12 +290,13 @@ class Session(Protocol):
 
     def sweep(
         self, table: RecordTable, adjoints: Array, total: Array, components: tuple[int, ...],
-        tolerances: Callable[[int], Tolerances], measured: Array, *, marked: bool,
+        tolerances: Callable[[int], Tolerances], measured: Array, *, at_events: bool,
     ) -> TableAdjoint | None:  # fmt: skip
         """Propagate dG/d(y, m), (k, n_w), back through one of its record tables; None leaves that to the core.
 
-        `total` (k, n_wrt) is dG/dp so far, and `marked` requests marks. `tolerances` returns the tolerances of a mode;
-        measured (n, k, table.width + n_wrt) are the contributions of the table's measurements to dG/d(y, m) and dG/dp.
+        `total` (k, n_wrt) is dG/dp so far, and `at_events` requests the adjoint before every event. `tolerances` returns the
+        tolerances of a mode; measured (n, k, table.width + n_wrt) are the contributions of the table's measurements
+        to dG/d(y, m) and dG/dp.
         """
 
     def statistics(self) -> dict[str, int]:
@@ -333,11 +334,11 @@ class RunsWhole(Session, Protocol):
         components: tuple[int, ...],
         wrt: tuple[int, ...],
         *,
-        marked: bool,
+        at_events: bool,
     ) -> NativeGradient | None:
         """Propagate the adjoint from the end of a run to its start; None leaves that to the core.
 
-        `marked` requests marks.
+        `at_events` requests the adjoint before every event.
         """
 
 

@@ -360,12 +360,12 @@ class NativeRun:
 class NativeGradient:
     """The gradient (k, n_wrt) of a native run, and the adjoint before its events.
 
-    marks (n_events, k, width + n_wrt), if requested, hold dG/d(y, m), in `width` columns, and the contribution to the
-    gradient from there on.
+    adjoint_at_events (n_events, k, width + n_wrt), if requested, holds dG/d(y, m), in `width` columns, and the
+    contribution to the gradient from there on.
     """
 
     gradient: Array
-    marks: Array | None
+    adjoint_at_events: Array | None
     width: int
     statistics: dict[str, int]
 
@@ -389,11 +389,11 @@ class SegmentRun:
 class TableAdjoint:
     """dG/d(y, m) before a record table (k, n_w), dG/dp so far (k, n_wrt), and both before every event.
 
-    marks (n_events, k, width + n_wrt) are present if requested; `width` is that of the largest (y, m). At a knot they
-    hold the values after it.
+    adjoint_at_events (n_events, k, width + n_wrt) is present if requested; `width` is that of the largest (y, m). At a
+    knot it holds the values after it.
     """
 
     adjoints: Array
     total: Array
-    marks: Array | None
+    adjoint_at_events: Array | None
     width: int

@@ -78,7 +78,7 @@ class AdjointSweep:
         by_u = final.kernels["terminal"](t, x, m, p)[1][chosen]
         size = np.abs(by_u[:, : x.size + m.size]) @ np.concatenate((self._magnitude(final, x), np.abs(m)))
         duration, largest = self.trajectory.t_span[1] - self.trajectory.t_span[0], np.zeros_like(size)
-        for own, at, x_end, memory in self._ends():
+        for own, at, x_end, memory in self._segment_ends():
             g_x = own.kernels["adjoint_point"](at, x_end, memory, p)[1][chosen]
             if not all_finite(g_x.ravel()):
                 g_x = np.where(np.isfinite(g_x), g_x, 0.0)
@@ -99,7 +99,9 @@ class AdjointSweep:
             finer = self.rtol / self.options.rtol
             floor = np.minimum(np.maximum(finer * self.options.absolute(layout) / x, ROUNDING), self.rtol)
             least = floor.min(initial=self.rtol)
-            self._tolerances[mode.index] = Tolerances(sizes * (floor / x), sizes * (least / self._others), self.rtol)
+            self._tolerances[mode.index] = Tolerances(
+                sizes * (floor / x), sizes * (least / self._other_extents), self.rtol
+            )
         return self._tolerances[mode.index]
 
     def _magnitude(self, mode: ModeSystem, x: Array) -> Array:
@@ -122,12 +124,12 @@ class AdjointSweep:
         return np.concatenate([NONE, *(self._extent[name] for name in layout.names)])
 
     @cached_property
-    def _others(self) -> Array:
+    def _other_extents(self) -> Array:
         """Magnitudes of the parameters and the memory."""
         p = np.abs(self.trajectory.parameters[list(self.wrt)])
         return np.concatenate((np.where(p > 0, np.maximum(p, SMALLEST), 1.0), self._extent_of(self.system.memory)))
 
-    def _ends(self) -> Iterator[tuple[ModeSystem, float, Array, Array]]:
+    def _segment_ends(self) -> Iterator[tuple[ModeSystem, float, Array, Array]]:
         """Yield mode, time, x and memory at ends of segments; for record tables at a sample of them."""
         for is_leg, items in groupby(self.trajectory.parts.given, lambda item: isinstance(item, RecordTable)):
             if not is_leg:
@@ -178,8 +180,8 @@ class AdjointSweep:
         refuse_not_finite("a terminal value", (by_u,), mode=final.name, time=t)
         n_w = final.differential.size + m.size
         total = by_u @ chain(final, t, x, m, p) if by_u.any() else np.zeros((len(by_u), n_w + p.size + 1))
-        clock = total[:, -1] if self.trajectory.ended_by_event else np.zeros(len(total))
-        return total[:, :n_w], total[:, n_w:-1], clock
+        time_cotangent = total[:, -1] if self.trajectory.ended_by_event else np.zeros(len(total))
+        return total[:, :n_w], total[:, n_w:-1], time_cotangent
 
     def segment(self, segment: Segment, adjoint: Array, t_eval: Array | None = None) -> BackwardOutcome:
         """Integrate the adjoint of a segment back to its start, from dG/dy (k, n_differential)."""
@@ -208,26 +210,26 @@ class AdjointSweep:
             raise NonFiniteError("The adjoint is not finite.", mode=mode.name, time=segment.t_start)
         return outcome
 
-    def carry(self, table: RecordTable, adjoint: Array, total: Array, *, marked: bool) -> TableAdjoint | None:
+    def sweep_events(self, table: RecordTable, adjoint: Array, total: Array, *, at_events: bool) -> TableAdjoint | None:
         """Sweep a record table natively, from dG/dp so far; None if its parts have to be swept one by one."""
         width, records = table.width, table.measurements(self.system)
         gained = np.zeros((len(records), len(self.components), width + len(self.wrt)))
         values = measured(self.system.measurements, records, self.trajectory.parameters)
         for row, record, (_, by_u) in zip(gained, records, values, strict=True):
-            by_w, share = self.measured(record, by_u)
+            by_w, share = self.measurement_adjoint(record, by_u)
             row[:, : by_w.shape[1]], row[:, width:] = by_w, share
         modes = self.system.modes
         found = self.session.sweep(
             table, adjoint, total, self.components, lambda mode: self._tolerance(modes[mode]), gained,
-            marked=marked or table.knots.size > 0,
+            at_events=at_events or table.knots.size > 0,
         )  # fmt: skip
         return (
             found
-            if found is None or found.marks is None or not table.knots.size
-            else self._turn(table, found, found.marks)
+            if found is None or found.adjoint_at_events is None or not table.knots.size
+            else self._with_knots(table, found, found.adjoint_at_events)
         )
 
-    def _turn(self, table: RecordTable, found: TableAdjoint, marks: Array) -> TableAdjoint:
+    def _with_knots(self, table: RecordTable, found: TableAdjoint, adjoints: Array) -> TableAdjoint:
         """Add the contributions of the signals' values at the knots of a record table to dG/dp."""
         p, wrt, knots = self.trajectory.parameters, list(self.wrt), table.knots
         times, gained = table.column("time")[knots], np.zeros((table.count, len(self.components), len(wrt)))
@@ -238,13 +240,13 @@ class AdjointSweep:
             if signal.movable:
                 by_p = signal.rows_along(p, None)[signal.intervals(times) + 1][:, :, wrt]
                 places = sizes[:, None] + np.arange(signal.memory.start, signal.memory.stop)
-                gained[knots] += np.einsum("nck,ncp->nkp", marks[knots[:, None], :, places], by_p)
+                gained[knots] += np.einsum("nck,ncp->nkp", adjoints[knots[:, None], :, places], by_p)
         since = np.cumsum(gained[::-1], axis=0)[::-1]
-        marks = marks.copy()
-        marks[:, :, found.width :] += since
-        return replace(found, total=found.total + since[0], marks=marks)
+        adjoints = adjoints.copy()
+        adjoints[:, :, found.width :] += since
+        return replace(found, total=found.total + since[0], adjoint_at_events=adjoints)
 
-    def land(self, segment: Segment, adjoint: Array) -> tuple[Array, Array]:
+    def project_adjoint(self, segment: Segment, adjoint: Array) -> tuple[Array, Array]:
         """Apply the transpose of the projection onto the constraints at the end of a segment; also return its dG/dp.
 
         In the direct index-2 form lambda is moved to satisfy SR eq. 20b, by the projection above eq. 21.
@@ -261,7 +263,7 @@ class AdjointSweep:
             weight = weight - stated_adjoint(mode, t, x, m, landed, p, self.components)[2]
         return adjoint - weight @ by_wp[:, :nw], -weight @ by_wp[:, nw:][:, list(self.wrt)]
 
-    def measured(self, record: MeasurementRecord, by_u: Array) -> tuple[Array, Array]:
+    def measurement_adjoint(self, record: MeasurementRecord, by_u: Array) -> tuple[Array, Array]:
         """Return the contributions of a measurement to dG/dw and dG/dp from its derivative by u = (x, m, p, t)."""
         p, measurement, wrt = self.trajectory.parameters, self.system.measurements[record.index], list(self.wrt)
         rows = np.zeros((self.system.functionals.size, by_u.shape[1]))
@@ -286,7 +288,7 @@ class AdjointSweep:
         return chosen
 
 
-class _Step(NamedTuple):
+class _SweepStep(NamedTuple):
     """Result of the sweep over one part of a trajectory or one record table."""
 
     part: Part | RecordTable
@@ -296,19 +298,19 @@ class _Step(NamedTuple):
     table: TableAdjoint | None = None  # with the adjoint before every event
 
 
-def marks(table: RecordTable, found: TableAdjoint | NativeGradient) -> list[tuple[Array, Array]]:
+def adjoint_at_events(table: RecordTable, found: TableAdjoint | NativeGradient) -> list[tuple[Array, Array]]:
     """Return dG/dw before every event of a record table and dG/dp from there on, from the last event to the first."""
-    if found.marks is None:
-        raise AssertionError("marks were not asked for")
+    if found.adjoint_at_events is None:
+        raise AssertionError("the adjoint at events was not requested")
     sizes = [e.n_differential + e.n_memory for e in table.graph.equations]
-    rows = zip(table.event_heads, found.marks[table.is_event], strict=True)
+    rows = zip(table.event_heads, found.adjoint_at_events[table.is_event], strict=True)
     return [(mark[:, : sizes[head.mode]], mark[:, found.width :]) for head, mark in rows][::-1]
 
 
-def _backwards(
-    sweep: AdjointSweep, adjoint: Array, total: Array, clock: Array,
-    t_eval: Callable[[Segment], Array | None] | None = None, *, marked: bool = False,
-) -> Iterator[_Step]:  # fmt: skip
+def _sweep_parts(
+    sweep: AdjointSweep, adjoint: Array, total: Array, time_cotangent: Array,
+    t_eval: Callable[[Segment], Array | None] | None = None, *, at_events: bool = False,
+) -> Iterator[_SweepStep]:  # fmt: skip
     """Sweep the trajectory from its end; `t_eval` returns the sampling times of a segment, decreasing."""
     wrt = list(sweep.wrt)
     parts = [*reversed(sweep.trajectory.parts.given)]
@@ -316,38 +318,40 @@ def _backwards(
         part = parts.pop(0)
         if isinstance(part, RecordTable):
             table, found = part.whole(), None
-            if t_eval is None and not clock.any():
-                found = sweep.carry(table, adjoint, total, marked=marked)
+            if t_eval is None and not time_cotangent.any():
+                found = sweep.sweep_events(table, adjoint, total, at_events=at_events)
             if found is None:
                 parts[:0] = reversed(sweep.trajectory.parts.of(part))
             else:
                 adjoint, total = found.adjoints, found.total
-                yield _Step(table, adjoint, total, NONE, found)
+                yield _SweepStep(table, adjoint, total, NONE, found)
                 part.let_go()
         elif isinstance(part, Segment):
-            adjoint, landing = sweep.land(part, adjoint)
+            adjoint, landing = sweep.project_adjoint(part, adjoint)
             ny = part.mode.differential.size
             outcome = sweep.segment(part, adjoint[:, :ny], None if t_eval is None else t_eval(part))
             adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
             total = total + (outcome.parameter_integrals + landing)
-            yield _Step(part, adjoint, total, outcome.samples)
+            yield _SweepStep(part, adjoint, total, outcome.samples)
         elif isinstance(part, KnotRecord):
             entries = adjoint.shape[1] - sweep.system.memory.size + part.entries
             by_p = sweep.system.knot_derivatives(part, sweep.trajectory.parameters)
             total = total + adjoint[:, entries] @ by_p[:, wrt]
             adjoint = adjoint.copy()
             adjoint[:, entries] = 0.0
-            yield _Step(part, adjoint, total, NONE)
+            yield _SweepStep(part, adjoint, total, NONE)
         elif isinstance(part, MeasurementRecord):
             by_u = sweep.system.measurements[part.index].value(part, sweep.trajectory.parameters)[1]
-            gained, share = sweep.measured(part, by_u)
+            gained, share = sweep.measurement_adjoint(part, by_u)
             adjoint, total = adjoint + gained, total + share
-            yield _Step(part, adjoint, total, NONE)
+            yield _SweepStep(part, adjoint, total, NONE)
         else:
-            adjoint, share, clock = sweep.linearise(part).backward(adjoint, clock)
-            clock = clock if part.order else np.zeros_like(clock)  # the start of the run does not move
+            adjoint, share, time_cotangent = sweep.linearise(part).backward(adjoint, time_cotangent)
+            time_cotangent = (
+                time_cotangent if part.order else np.zeros_like(time_cotangent)
+            )  # the start of the run does not move
             total = total + share[:, wrt]
-            yield _Step(part, adjoint, total, NONE)
+            yield _SweepStep(part, adjoint, total, NONE)
 
 
 def gradient(sweep: AdjointSweep, seen: list[tuple[Array, Array]] | None = None) -> Array:
@@ -357,11 +361,11 @@ def gradient(sweep: AdjointSweep, seen: list[tuple[Array, Array]] | None = None)
     from there on are appended to `seen`.
     """
     wrt = list(sweep.wrt)
-    adjoint, by_p, clock = sweep.terminal()
+    adjoint, by_p, time_cotangent = sweep.terminal()
     total = by_p[:, wrt]
-    for step in _backwards(sweep, adjoint, total, clock, marked=seen is not None):
+    for step in _sweep_parts(sweep, adjoint, total, time_cotangent, at_events=seen is not None):
         if seen is not None and step.table is not None and isinstance(step.part, RecordTable):
-            seen += marks(step.part, step.table)
+            seen += adjoint_at_events(step.part, step.table)
         adjoint, total = step.adjoint, step.total
         if seen is not None and isinstance(step.part, EventRecord) and not step.part.order:
             seen.append((adjoint, total))
@@ -385,8 +389,8 @@ def samples(sweep: AdjointSweep, times: Array, side: str) -> list[Array]:
         return times[inside(segment)] if inside(segment).size else None
 
     found: list[Array | None] = [None] * times.size
-    adjoint, by_p, clock = sweep.terminal()
-    for part, _, _, sampled, _ in _backwards(sweep, adjoint, by_p[:, list(sweep.wrt)], clock, t_eval):
+    adjoint, by_p, time_cotangent = sweep.terminal()
+    for part, _, _, sampled, _ in _sweep_parts(sweep, adjoint, by_p[:, list(sweep.wrt)], time_cotangent, t_eval):
         if isinstance(part, Segment):
             ny = part.mode.differential.size
             for index, value in zip(inside(part), sampled, strict=True):

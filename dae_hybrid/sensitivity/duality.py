@@ -33,13 +33,13 @@ from dae_hybrid.system.transition_map import TransitionMap
 SMALL = 1e-3
 
 
-class Swept(NamedTuple):
-    """Result of a backward sweep; `marks()` returns `seen` of `dae_hybrid.sensitivity.adjoint.gradient`."""
+class SweepResult(NamedTuple):
+    """Result of a backward sweep; `adjoint_at_events()` returns `seen` of `dae_hybrid.sensitivity.adjoint.gradient`."""
 
     sweep: AdjointSweep
     gradient: Array
     statistics: dict[str, int]
-    marks: Callable[[], list[tuple[Array, Array]]]
+    adjoint_at_events: Callable[[], list[tuple[Array, Array]]]
 
 
 class TangentTrace(TangentState):
@@ -161,7 +161,9 @@ def direction(parameters: Array, which: int = 0) -> Array:
     return np.asarray(factors * np.where(parameters != 0, np.abs(parameters), 1.0))
 
 
-def compare(functional: str, swept: Swept, witness: TangentTrace, total: Array, v: Array, allowed: float) -> Duality:
+def compare(
+    functional: str, swept: SweepResult, tangent: TangentTrace, total: Array, v: Array, allowed: float
+) -> Duality:
     """Check one functional: a sweep against the tangent of a run with derivatives `total` (n_functionals).
 
     v (n_wrt) is the direction of both.
@@ -169,10 +171,10 @@ def compare(functional: str, swept: Swept, witness: TangentTrace, total: Array, 
     run, chosen = swept.sweep.trajectory, list(swept.sweep.components)
     forward, adjoint = total[chosen], swept.gradient @ v
     values, times = [adjoint], [run.t_span[0]]
-    marks = swept.marks()
-    same = len(witness.history) == len(marks)
-    if marks and same:
-        for (t, dw, gained), (lam, share) in zip(witness.history, reversed(marks), strict=True):
+    adjoints = swept.adjoint_at_events()
+    same = len(tangent.history) == len(adjoints)
+    if adjoints and same:
+        for (t, dw, gained), (lam, share) in zip(tangent.history, reversed(adjoints), strict=True):
             same = same and dw.size == lam.shape[1]  # otherwise the two runs took different transitions
             values.append(lam @ dw + gained[chosen] + share @ v if same else np.full(len(chosen), np.nan))
             times.append(t)
@@ -180,7 +182,7 @@ def compare(functional: str, swept: Swept, witness: TangentTrace, total: Array, 
     defect = float((np.abs(forward - adjoint) / scale).max())
     return Duality(
         functional=functional,
-        defect=defect if same or not marks else np.inf,
+        defect=defect if same or not adjoints else np.inf,
         allowed=allowed,
         direction=v,
         forward=forward,

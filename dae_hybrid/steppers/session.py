@@ -215,10 +215,10 @@ class SteppedSession:
 
     def sweep(
         self, table: RecordTable, adjoints: Array, total: Array, components: tuple[int, ...],
-        tolerances: Callable[[int], Tolerances], measured: Array, *, marked: bool,
+        tolerances: Callable[[int], Tolerances], measured: Array, *, at_events: bool,
     ) -> TableAdjoint | None:  # fmt: skip
         """See `dae_hybrid.port.integrator.Session.sweep`; this session produces no record tables."""
-        del table, adjoints, total, components, tolerances, measured, marked
+        del table, adjoints, total, components, tolerances, measured, at_events
         return None
 
     def backward(self, task: BackwardTask) -> BackwardOutcome:
