@@ -395,7 +395,7 @@ def test_a_start_in_equilibrium_on_a_guard() -> None:
     for p in rng.uniform(0.1, 2.0, (20, 2)):
 
         def outcome(p: np.ndarray = p) -> Any:
-            system.graph.kept.clear()
+            system.graph.cache.clear()
             try:
                 return dh.simulate(system, (0, 1e3), parameters=p, rtol=1e-6, max_steps=20_000).functionals["G"]
             except dh.DaeHybridError as error:

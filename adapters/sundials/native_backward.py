@@ -38,7 +38,7 @@ def carry_back(
     table = table_back(graph, options)
     if table is None:
         return None
-    idle = graph.kept.setdefault(("sundials", "back", table, components, wrt), [])
+    idle = graph.cache.setdefault(("sundials", "back", table, components, wrt), [])
     returner = taken(idle, lambda: NativeBackward(graph, options, table, wrt, components))
     found: NativeGradient | None = returner.run(run.left, at_events=at_events)
     idle.append(returner)

@@ -59,7 +59,7 @@ def carry_out(graph: TransitionGraph, request: RunRequest) -> tuple[NativeRun | 
         return None, None
     count = 0 if request.directions is None else len(request.directions)
     detail = (method.table(options), options.sensitivity_method if count else None)
-    idle = graph.kept.setdefault(("sundials", "whole", method, count, detail, options.linear_solver), [])
+    idle = graph.cache.setdefault(("sundials", "whole", method, count, detail, options.linear_solver), [])
     runner: NativeForward = taken(idle, lambda: NativeForward(graph, options, method, count))
     found = runner.run(request)
     if runner.paused is not None:

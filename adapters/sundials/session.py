@@ -127,7 +127,7 @@ class SundialsSession:
             return self._leased[own]
         options = self.options
         key = ("sundials", options.linear_solver, *purpose)
-        idle = equations.kept.setdefault(key, [])
+        idle = equations.cache.setdefault(key, [])
         backend: Any = compiled if is_native(equations) else interpreted
 
         def make() -> Any:
@@ -289,7 +289,7 @@ class SundialsSession:
 
     def _marcher(self, graph: TransitionGraph, n_directions: int) -> NativeLoop:
         if n_directions not in self._marchers:
-            idle = graph.kept.setdefault(("sundials", n_directions), [])
+            idle = graph.cache.setdefault(("sundials", n_directions), [])
             loop = self._marchers[n_directions] = taken(idle, lambda: NativeLoop(graph, n_directions))
             loop.pool = idle
         return self._marchers[n_directions]

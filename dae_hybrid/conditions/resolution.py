@@ -118,14 +118,14 @@ def _everywhere(trajectory: Trajectory, directions: TangentState, at_times: bool
 
 def integrated(system: HybridSystem) -> NDArray[np.bool_]:
     """Return which components of the functionals have integrands that depend on the state or on parameters."""
-    kept = system.graph.kept
-    if "integrated" not in kept:
+    cache = system.graph.cache
+    if "integrated" not in cache:
         found = np.zeros(system.functionals.size, bool)
         for mode in system.modes:
             if mode.equations.integrates:
                 linearised = mode.equations.functions["linearised"].function
                 for i in range(5, 8):  # g_x, g_p and g_m, transposed
                     found[linearised.sparsity_out(i).get_col()] = True
-        kept["integrated"] = found
-    known: NDArray[np.bool_] = kept["integrated"]
+        cache["integrated"] = found
+    known: NDArray[np.bool_] = cache["integrated"]
     return known

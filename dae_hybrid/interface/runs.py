@@ -68,7 +68,7 @@ class RunBuilder:
 
     def _choose(self, adapter: str, given: Mapping[str, Any], analysis: Analysis) -> None:
         """Take options, checked against the system and the adapter; what has been checked is kept for the next call."""
-        known: dict[Any, Options] = self.system.graph.kept.setdefault("checked", {})
+        known: dict[Any, Options] = self.system.graph.cache.setdefault("checked", {})
         key = (registered(adapter), self.span, analysis, *((name, type(v), v) for name, v in given.items()))
         plain = isinstance(adapter, str) and all(
             value is None or isinstance(value, PLAIN) or callable(value) for value in given.values()
@@ -274,10 +274,10 @@ class RunBuilder:
         graph = self.system.graph
         if any(graph.timed):
             return schedule.alarms(self.span[0], ends.waiting, None)
-        span, found = graph.kept.get("measured", (None, None))
+        span, found = graph.cache.get("measured", (None, None))
         if found is None or span != self.span:
             found = schedule.alarms(self.span[0], ends.waiting, None)
-            graph.kept["measured"] = self.span, found
+            graph.cache["measured"] = self.span, found
         return cast(tuple[tuple[Alarms, ...], float], found)
 
     def scales(self, directions: Array) -> Array:

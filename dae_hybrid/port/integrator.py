@@ -94,7 +94,7 @@ class Equations:
     #: coefficients that distinguish modes with the same functions: a further input of compiled code, after c
     numbers: Array = field(default_factory=lambda: np.zeros(0), repr=False)
     #: cache for adapters, by keys of their own
-    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def n_guards(self) -> int:
@@ -294,8 +294,8 @@ class Session(Protocol):
     ) -> TableAdjoint | None:  # fmt: skip
         """Propagate dG/d(y, m), (k, n_w), back through one of its record tables; None leaves that to the core.
 
-        `total` (k, n_wrt) is dG/dp so far, and `at_events` requests the adjoint before every event. `tolerances` returns the
-        tolerances of a mode; measured (n, k, table.width + n_wrt) are the contributions of the table's measurements
+        `total` (k, n_wrt) is dG/dp so far, and `at_events` requests the adjoint before every event. `tolerances`
+        returns those of a mode; measured (n, k, table.width + n_wrt) are the contributions of the table's measurements
         to dG/d(y, m) and dG/dp.
         """
 

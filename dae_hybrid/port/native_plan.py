@@ -142,7 +142,7 @@ class TransitionGraph:
     links: tuple[tuple[NativeTransition | None, ...], ...]
     entries: NDArray[np.int64]
     ends: BoundaryFunctions | None = None  # if runs can start and end natively
-    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def links_anything(self) -> bool:

@@ -76,12 +76,12 @@ def layout_of(
 ) -> tuple[dict[str, slice], int]:
     """Return the positions of the parts of a record, and its length."""
     key = ("layout", source, target, n_integrals, n_directions)
-    if key not in graph.kept:
+    if key not in graph.cache:
         found, end = {}, len(HEADER)
         for name, size in parts_of(graph, *key[1:]).items():
             found[name], end = slice(end, end + size), end + size
-        graph.kept[key] = found, end
-    layout: tuple[dict[str, slice], int] = graph.kept[key]
+        graph.cache[key] = found, end
+    layout: tuple[dict[str, slice], int] = graph.cache[key]
     return layout
 
 

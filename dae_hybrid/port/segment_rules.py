@@ -48,16 +48,16 @@ def fewest_steps(factor: float) -> int:
     return max(3, int(2 * PASSAGE_STEPS * np.log(max(factor, 1.0))))
 
 
-def kept(e: Equations, key: Any, make: Callable[[], Any]) -> Any:
+def cached(e: Equations, key: Any, make: Callable[[], Any]) -> Any:
     """Return `make()`, computed once for these equations."""
-    if key not in e.kept:
-        e.kept[key] = make()
-    return e.kept[key]
+    if key not in e.cache:
+        e.cache[key] = make()
+    return e.cache[key]
 
 
 def kernel(e: Equations, name: str) -> Kernel:
     """Return a dense function of the equations as a kernel."""
-    found: Kernel = kept(e, ("kernel", name), lambda: Kernel(e.functions[name].function))
+    found: Kernel = cached(e, ("kernel", name), lambda: Kernel(e.functions[name].function))
     return found
 
 

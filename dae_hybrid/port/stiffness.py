@@ -10,7 +10,7 @@ from dae_hybrid.codegen.kernels import Kernel, densified
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import LARGE, Matrix, entries, identity, sign_of_determinant
 from dae_hybrid.port.integrator import Equations
-from dae_hybrid.port.segment_rules import kept, kernel
+from dae_hybrid.port.segment_rules import cached, kernel
 
 #: above this size a norm replaces the eigenvalues
 EIGENVALUES = 30
@@ -31,7 +31,7 @@ FEW = 25
 def state_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array) -> Array:
     """Return F_x, dense."""
     function = equations.functions["jacobian"].function
-    kernel: Kernel = kept(equations, "dense jacobian", lambda: Kernel(densified(function, outputs=1), [0]))
+    kernel: Kernel = cached(equations, "dense jacobian", lambda: Kernel(densified(function, outputs=1), [0]))
     jacobian: Array = kernel(t, x, m, p)[0]
     return jacobian
 
@@ -42,7 +42,7 @@ def determinant_sign(equations: Equations, t: float, x: Array, m: Array, p: Arra
     if size - n <= LARGE:
         return float(np.linalg.slogdet(state_jacobian(equations, t, x, m, p)[n:, n:])[0])
     function = equations.functions["jacobian"].function
-    kernel: Kernel = kept(equations, "sparse jacobian", lambda: Kernel(function, range(function.n_out())))
+    kernel: Kernel = cached(equations, "sparse jacobian", lambda: Kernel(function, range(function.n_out())))
     return sign_of_determinant(kernel(t, x, m, p)[0][n:, n:])
 
 
@@ -143,7 +143,7 @@ def _fastest_of_two(a: float, b: float, c: float, d: float) -> float:
 def _sparse_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array) -> Matrix:
     """Return F_x, sparse if it is stored so; zero if it is not finite."""
     function = equations.functions["jacobian"].function
-    kernel: Kernel = kept(equations, "sparse jacobian", lambda: Kernel(function, range(2)))
+    kernel: Kernel = cached(equations, "sparse jacobian", lambda: Kernel(function, range(2)))
     jacobian = kernel(t, x, m, p)[0]
     return jacobian if np.all(np.isfinite(entries(jacobian))) else 0.0 * identity(equations.n)
 

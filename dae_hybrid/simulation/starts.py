@@ -51,7 +51,7 @@ class Starts:
                 remedy=f"Those are {', '.join(given.names) or 'none'}; all others follow from equations.",
             )
         layout = Layout(tuple((name, size) for name, size in given.blocks if name in chosen))
-        found: Starts = system.graph.kept.setdefault(("starts", layout), cls(system, layout))
+        found: Starts = system.graph.cache.setdefault(("starts", layout), cls(system, layout))
         return found
 
     @property

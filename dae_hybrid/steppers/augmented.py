@@ -23,7 +23,7 @@ from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.step_polynomial import COEFFICIENTS, Step
 from dae_hybrid.port.integrator import Equations
-from dae_hybrid.port.segment_rules import kept
+from dae_hybrid.port.segment_rules import cached
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ def _kind(e: Equations) -> Any:
 
 def with_sensitivities(e: Equations, directions: int) -> SensitivitySystem:
     """Return the equations with the functionals' integrals and derivatives along a number of directions."""
-    return kept(e, ("sensitivities", directions), lambda: _with_sensitivities(e, directions))
+    return cached(e, ("sensitivities", directions), lambda: _with_sensitivities(e, directions))
 
 
 def _with_sensitivities(e: Equations, d: int) -> SensitivitySystem:
@@ -160,13 +160,13 @@ class AdjointSystem(SmoothSystem):
 def adjoint(e: Equations, components: tuple[int, ...], wrt: tuple[int, ...], steps: int) -> AdjointSystem:
     """Return the adjoint of the functional components, for a solution with a number of steps."""
     pieces = 1 << max(3, (steps - 1).bit_length())
-    return kept(e, ("adjoint", components, wrt, pieces), lambda: _adjoint(e, components, wrt, pieces))
+    return cached(e, ("adjoint", components, wrt, pieces), lambda: _adjoint(e, components, wrt, pieces))
 
 
 def _adjoint(e: Equations, components: tuple[int, ...], wrt: tuple[int, ...], pieces: int) -> AdjointSystem:
     n, ny, nm, n_p, k = e.n, e.n_differential, e.n_memory, e.n_parameters, len(components)
     count, width = len(wrt) + nm, 2 + COEFFICIENTS * n
-    at_point = kept(e, ("adjoint rates", components, wrt), lambda: _adjoint_rates(e, components, wrt))
+    at_point = cached(e, ("adjoint rates", components, wrt), lambda: _adjoint_rates(e, components, wrt))
     back, state, c = _symbols(ca.MX, 1, k * (ny + count), nm + n_p + 1 + pieces + 1 + pieces * width)
     split = np.cumsum([0, nm, n_p, 1, pieces + 1, pieces * width]).tolist()
     m, p, t1, starts, table = (c[a:b, :] for a, b in pairwise(split))
