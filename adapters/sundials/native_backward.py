@@ -40,7 +40,7 @@ def carry_back(
         return None
     idle = graph.cache.setdefault(("sundials", "back", table, components, wrt), [])
     returner = taken(idle, lambda: NativeBackward(graph, options, table, wrt, components))
-    found: NativeGradient | None = returner.run(run.left, at_events=at_events)
+    found: NativeGradient | None = returner.run(run.raw, at_events=at_events)
     idle.append(returner)
     return found
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Equations, Record, SegmentOutcome, SegmentTask
-from dae_hybrid.port.native_plan import NativeRun, Pieces, RunContext, RunRequest, TransitionGraph
+from dae_hybrid.port.native_plan import NativeRun, NativeSegments, RunContext, RunRequest, TransitionGraph
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
 
@@ -185,7 +185,7 @@ class NativeForward:
 
     def hand_over(self, context: RunContext, options: Options) -> None:
         """The run that has paused goes on as part of a context."""
-        context.ranges[:], context.rested[:] = self._ranges, self._rested
+        context.ranges[:], context.stayed_at_zero[:] = self._ranges, self._rested
         self.loop.measure(by_itself=False)
         self.loop.tell(context, options, self._parameters)
 
@@ -228,8 +228,8 @@ class NativeForward:
             by_p=by_p.reshape(self._parameters.size, self._n_w).T, mode=mode, t=left.t,
             end=StatePoint(end_x, memory_end, end_xdot, end_guards, end_rates, end_sizes), integrals=integrals,
             values=values, gradient=gradient.reshape(self._n_directions, values.size).T,
-            statistics=statistics_of(counts), rested=self._rested.copy() if s.resting else None,
-            is_certified=not s.doubtful, left=left,
+            statistics=statistics_of(counts), stayed_at_zero=self._rested.copy() if s.resting else None,
+            is_certified=not s.doubtful, raw=left,
             turns=[(own.equations, turn) for own in self.memories for turn in own.stepper.take_turns()],
             n_events=loop.n_events - loop.n_passed,
         )  # fmt: skip
@@ -308,7 +308,7 @@ class RecordedRun(NamedTuple):
         """Let go of what only an adjoint needs."""
         self.paths.clear()
 
-    def pieces(self, start: StatePoint, by_p: Array, end: StatePoint) -> Pieces:
+    def segments(self, start: StatePoint, by_p: Array, end: StatePoint) -> NativeSegments:
         """All segments but the last with their events; of the last one the task and the outcome."""
         request, (graph, methods, mode, n_integrals) = self.request, self.kind
         first, last, d = graph.equations[mode], graph.equations[self.mode], request.directions

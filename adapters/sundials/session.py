@@ -239,8 +239,8 @@ class SundialsSession:
         """See `dae_hybrid.port.integrator.Session.march`."""
         if not self._can_march(task, context):
             return self._pass(task, None)
-        if context.again is not None:
-            self.tested |= {id(context.graph.equations[mode]) for mode in context.again.tested}
+        if context.replayed is not None:
+            self.tested |= {id(context.graph.equations[mode]) for mode in context.replayed.tested}
         if context.t_eval is not None:
             task = replace(task, t_eval=context.t_eval, record="steps" if context.t_eval.size else "nothing")
         return self._pass(task, context)
@@ -319,8 +319,8 @@ class SundialsSession:
                 mode=e.name,
                 remedy="Install a C compiler, build with native=True, or leave it out.",
             )
-        if context is not None and context.again is not None:
-            return METHODS[context.again.methods[context.graph.equations.index(e)].name]
+        if context is not None and context.replayed is not None:
+            return METHODS[context.replayed.methods[context.graph.equations.index(e)].name]
         if not self.options.automatic:
             method = METHODS[self.options.method]
             if method.explicit and not is_native(e):

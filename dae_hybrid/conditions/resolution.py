@@ -62,10 +62,10 @@ def _at_end(trajectory: Trajectory, directions: TangentState) -> Array:
     """Return the sensitivities at the end of a run in absolute tolerances of the states, (d,)."""
     system, options = trajectory.system, trajectory.options
     chosen, of_costs = integrated(system), options.absolute(system.functionals)
-    whole = trajectory.parts.whole
-    mode = trajectory.final[1] if whole is None else whole.mode
+    native = trajectory.parts.native_run
+    mode = trajectory.final[1] if native is None else native.mode
     own, ny = system.modes[mode], system.modes[mode].differential.size
-    last = None if whole is None else whole.left.sensitivities
+    last = None if native is None else native.raw.sensitivities
     if last is None:
         states, costs = directions.state[:ny].T, directions.costs
     else:

@@ -228,12 +228,12 @@ class RunBuilder:
         finally:
             session.close()
 
-        def again(t: Array) -> Trajectory:
+        def rerun(t: Array) -> Trajectory:
             other = copy(self)
             other.t_eval = t
             return other._run(None if directions is None else directions.fresh_copy(), max_steps, scales)
 
-        return replace(found, again=again) if self.keep == "all" else found
+        return replace(found, rerun=rerun) if self.keep == "all" else found
 
     def _whole(
         self, session: Session, options: Options, directions: TangentState | None, t_eval: Array | None,
@@ -386,7 +386,7 @@ class RunBuilder:
 
     def _back(self, sweep: adjoint_analysis.AdjointSweep, session: Session, *, at_events: bool) -> SweepResult | None:
         """The sweep, where the integrator has carried the run to its end and carries its adjoint back to the start."""
-        run = sweep.trajectory.parts.whole
+        run = sweep.trajectory.parts.native_run
         if run is None or not run.request.keep_path:
             return None
         found = cast(RunsWhole, session).back(self.system.graph, run, sweep.components, sweep.wrt, at_events=at_events)
@@ -394,7 +394,7 @@ class RunBuilder:
             return None
 
         def adjoint_at_events() -> list[tuple[Array, Array]]:
-            table, _, _ = run.pieces
+            table, _, _ = run.segments
             return [] if table is None else adjoint_analysis.adjoint_at_events(table, found)
 
         return SweepResult(sweep, found.gradient, found.statistics, adjoint_at_events)

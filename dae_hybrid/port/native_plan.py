@@ -226,16 +226,16 @@ class Alarms(NamedTuple):
 class RunContext:
     """Context of a run for native events.
 
-    `recent` are the times of the latest events, `ranges` the largest magnitudes of each transition's guard and `rested`
-    whether it has stayed at zero; the integrator updates them. With `certify` an event is handled natively only if its
-    derivatives exist, and is marked if they need no further checks; `slack` is then the accuracy of times relative to
-    the elapsed time. `start` is the complete (y, z) and its rates, `directions` (d, n_parameters) are those of the
-    sensitivities.
+    `recent` are the times of the latest events, `ranges` the largest magnitudes of each transition's guard and
+    `stayed_at_zero` whether it has stayed at zero; the integrator updates them. With `certify` an event is handled
+    natively only if its derivatives exist, and is marked if they need no further checks; `slack` is then the accuracy
+    of times relative to the elapsed time. `start` is the complete (y, z) and its rates, `directions` (d, n_parameters)
+    are those of the sensitivities.
 
     `alarms` are by mode, including the next one, at the stop time of the first segment; the integrator continues to
     `t_stop`, with outputs at `t_eval` until then.
 
-    If the `bound` is exceeded, the integrator stops after an event or a knot. `again` is a record table to be
+    If the `bound` is exceeded, the integrator stops after an event or a knot. `replayed` is a record table to be
     recomputed: it is repeated identically, to its end and no further.
     """
 
@@ -246,7 +246,7 @@ class RunContext:
     start: tuple[Array, Array]
     recent: list[float]
     ranges: Array
-    rested: NDArray[np.int64]
+    stayed_at_zero: NDArray[np.int64]
     directions: Array
     t_stop: float
     t_eval: Array | None = None
@@ -255,7 +255,7 @@ class RunContext:
     certify: bool = False
     slack: float = 0.0
     bound: Bound = UNBOUNDED
-    again: RecordTable | None = None
+    replayed: RecordTable | None = None
 
 
 class RunRequest(NamedTuple):
@@ -290,18 +290,20 @@ class RunRequest(NamedTuple):
             return self.directions is other.directions
         return np.array_equal(self.directions, other.directions) and np.array_equal(self.scales, other.scales)
 
-    def context(self, graph: TransitionGraph, mode: int, ranges: Array, rested: NDArray[np.int64]) -> RunContext:
+    def context(
+        self, graph: TransitionGraph, mode: int, ranges: Array, stayed_at_zero: NDArray[np.int64]
+    ) -> RunContext:
         """Return the context of the start, with arrays that the integrator updates."""
         none = np.zeros(0)
         directions = np.zeros((0, self.parameters.size)) if self.directions is None else self.directions
         return RunContext(
-            graph, mode, self.span, self.options.max_events, (none, none), [], ranges, rested, directions,
+            graph, mode, self.span, self.options.max_events, (none, none), [], ranges, stayed_at_zero, directions,
             min(self.span[1], self.t_stop), self.t_eval, self.alarms, certify=self.certify, slack=self.slack,
             bound=self.bound,
         )  # fmt: skip
 
 
-type Pieces = tuple[RecordTable | None, SegmentTask, SegmentOutcome]
+type NativeSegments = tuple[RecordTable | None, SegmentTask, SegmentOutcome]
 
 
 class RawRun(Protocol):
@@ -311,7 +313,7 @@ class RawRun(Protocol):
     def sensitivities(self) -> Array | None:
         """Sensitivities of (x, q) at the end, (d, n + k)."""
 
-    def pieces(self, start: StatePoint, by_p: Array, end: StatePoint) -> Pieces:
+    def segments(self, start: StatePoint, by_p: Array, end: StatePoint) -> NativeSegments:
         """Return record table, last task and last outcome of the run with this start and end."""
 
     def forget_paths(self) -> None:
@@ -324,9 +326,10 @@ class NativeRun:
 
     `start` and `end` are its end points, `by_p` (n_w, n_parameters) is d(y, m)/dp at the start; `mode` and `t` are
     those of the end. `integrals` are those of the functionals, `values` their values and `gradient` (n_functionals, d)
-    their derivatives along the directions. `statistics` are those of a session, `rested` says by transition whether its
-    guard stayed at zero (None if no guard did), `is_certified` whether the derivatives of no event need further checks.
-    `turns` are as in `Session.turns`, `n_events` is the number of events. `left` is owned by the integrator.
+    their derivatives along the directions. `statistics` are those of a session, `stayed_at_zero` says by transition
+    whether its guard stayed at zero (None if no guard did), `is_certified` whether the derivatives of no event need
+    further checks. `turns` are as in `Session.turns`, `n_events` is the number of events. `raw` is owned by the
+    integrator.
     """
 
     request: RunRequest
@@ -339,21 +342,21 @@ class NativeRun:
     values: Array
     gradient: Array
     statistics: dict[str, int]
-    rested: NDArray[np.int64] | None
+    stayed_at_zero: NDArray[np.int64] | None
     is_certified: bool
     turns: list[tuple[Equations, Turn]]
     n_events: int
-    left: RawRun = field(repr=False)
+    raw: RawRun = field(repr=False)
 
     @cached_property
-    def pieces(self) -> Pieces:
+    def segments(self) -> NativeSegments:
         """Record table of all segments but the last, if any, and task and outcome of the last one."""
-        return self.left.pieces(self.start, self.by_p, self.end)
+        return self.raw.segments(self.start, self.by_p, self.end)
 
     def forget_paths(self) -> None:
         """Drop the paths, which only an adjoint needs."""
-        self.left.forget_paths()
-        self.__dict__.pop("pieces", None)  # refers to the paths, and is recomputed on access
+        self.raw.forget_paths()
+        self.__dict__.pop("segments", None)  # refers to the paths, and is recomputed on access
 
 
 @dataclass(frozen=True, slots=True)

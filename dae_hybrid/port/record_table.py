@@ -42,7 +42,7 @@ HEADER = (
     "stop",
 )
 #: position of each column
-AT = {name: i for i, name in enumerate(HEADER)}
+COLUMN = {name: i for i, name in enumerate(HEADER)}
 
 
 def parts_of(graph: TransitionGraph, source: int, target: int, n_integrals: int, n_directions: int) -> dict[str, int]:
@@ -156,11 +156,11 @@ class RecordTable:
         """Its fastest passage (`dae_hybrid.simulation.passages`), if known."""
         return None
 
-    def whole(self) -> RecordTable:
+    def complete(self) -> RecordTable:
         """Return the complete record table."""
         return self
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the table after its adjoint; a table without a checkpoint stays."""
 
     def forget_paths(self) -> None:
@@ -364,7 +364,7 @@ class RecordTable:
 
     def column(self, name: str, which: Any = ALL) -> Array:
         """Return one column of the headers, for all or some records."""
-        return self.records[self.offsets[which] + AT[name]]
+        return self.records[self.offsets[which] + COLUMN[name]]
 
     @property
     def times(self) -> Array:
@@ -387,7 +387,7 @@ class RecordTable:
     def head(self, k: int) -> Head:
         """Return the head of one record."""
         at = int(self.offsets[k])
-        return self._head({}, at, *(int(self.records[at + AT[name]]) for name in ("mode", "guard")))
+        return self._head({}, at, *(int(self.records[at + COLUMN[name]]) for name in ("mode", "guard")))
 
     @cached_property
     def last(self) -> tuple[dict[str, Any], int]:

@@ -54,12 +54,12 @@ def shortened(rows: Array, n: int, end: float) -> Array:
 class SegmentReplay:
     """A segment of a run that can be integrated again."""
 
-    reopen: Any
+    open_session: Any
     task: SegmentTask
     t_end: float
     method: str | None
 
-    def again(self) -> SegmentTask:
+    def replay_task(self) -> SegmentTask:
         """Return the task that takes the same steps and records the interpolant."""
         task = self.task
         return SegmentTask(
@@ -70,7 +70,7 @@ class SegmentReplay:
 
     def __call__(self) -> Interpolant:
         """Return the interpolant of the segment."""
-        task, session = self.again(), self.reopen()
+        task, session = self.replay_task(), self.open_session()
         try:
             rows = session.integrate(task).rows
         except DaeHybridError as error:  # last segment of a failed run: use its steps

@@ -131,8 +131,8 @@ class AdjointSweep:
 
     def _segment_ends(self) -> Iterator[tuple[ModeSystem, float, Array, Array]]:
         """Yield mode, time, x and memory at ends of segments; for record tables at a sample of them."""
-        for is_leg, items in groupby(self.trajectory.parts.given, lambda item: isinstance(item, RecordTable)):
-            if not is_leg:
+        for is_table, items in groupby(self.trajectory.parts.given, lambda item: isinstance(item, RecordTable)):
+            if not is_table:
                 segments = (item for item in items if isinstance(item, Segment))
                 yield from ((item.mode, item.t_end, item.x_end, item.memory) for item in segments)
                 continue
@@ -195,7 +195,7 @@ class AdjointSweep:
             full, rates = consistent_adjoint(mode, t, x, m, start, p, self.components)
         outcome = self.session.backward(
             BackwardTask(
-                segment.interpolate.again(),
+                segment.interpolate.replay_task(),
                 self.components,
                 full[:, :n],
                 rates[:, :n],
@@ -317,7 +317,7 @@ def _sweep_parts(
     while parts:
         part = parts.pop(0)
         if isinstance(part, RecordTable):
-            table, found = part.whole(), None
+            table, found = part.complete(), None
             if t_eval is None and not time_cotangent.any():
                 found = sweep.sweep_events(table, adjoint, total, at_events=at_events)
             if found is None:
@@ -325,7 +325,7 @@ def _sweep_parts(
             else:
                 adjoint, total = found.adjoints, found.total
                 yield _SweepStep(table, adjoint, total, NONE, found)
-                part.let_go()
+                part.release()
         elif isinstance(part, Segment):
             adjoint, landing = sweep.project_adjoint(part, adjoint)
             ny = part.mode.differential.size

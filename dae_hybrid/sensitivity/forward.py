@@ -170,7 +170,7 @@ class TangentState:
         if self._native_run is None:
             return {}
         start, run = self._native_run
-        table, _, outcome = run.pieces
+        table, _, outcome = run.segments
         # objects that became this one may share the lists and have evaluated the run
         self._at_events, self._at_knots, self._at_measurements = [], [], []
         self.costs, (at_start, at_end) = np.zeros_like(self.costs), measured_at_ends(self.system, run)

@@ -67,7 +67,7 @@ class Automaton:
         t_eval: Array | None,
         options: Options,
         observer: RunObserver | None,
-        reopen: Any,
+        open_session: Any,
         schedule: Schedule,
         *,
         certify: bool = False,
@@ -77,7 +77,7 @@ class Automaton:
     ) -> None:
         self.system, self.session, self.p = system, session, parameters
         self.span, self.t_eval, self.options, self.observer = t_span, t_eval, options, observer
-        self.reopen, self.certify, self.keep_path = reopen, certify, keep_path
+        self.open_session, self.certify, self.keep_path = open_session, certify, keep_path
         self.instant = EventLogic(system, t_span, options, schedule)
         self.stops = StopTimes(system, t_span, parameters)
         self.keep, self.ledger = keep, Ledger(bound, partial(path_passage, rtol=options.rtol))
@@ -331,7 +331,7 @@ class Automaton:
             passage = one_segment(self.session, task, self.mode.index)
         else:
             if self.ledger.bound.size < np.inf:
-                checkpoint = Checkpoint.of(self.reopen, task, context)
+                checkpoint = Checkpoint.of(self.open_session, task, context)
             passage = self.session.march(task, context)
         if passage.table is not None:
             self._catch_up(passage.table, passage.task, checkpoint)
@@ -409,7 +409,7 @@ class Automaton:
             start=(self.at.x, self.at.xdot),
             recent=self.instant.times[-RECENT:],
             ranges=self.instant.ranges,
-            rested=self.instant.rested,
+            stayed_at_zero=self.instant.stayed_at_zero,
             directions=np.zeros((0, self.p.size)) if directions is None else directions.T,
             t_stop=last,
             t_eval=self._outputs_until(last),
@@ -448,8 +448,8 @@ class Automaton:
         for record, (value, _) in zip(records, measured(self.system.measurements, records, self.p), strict=True):
             self.costs[self.system.measurements[record.index].components] += value
         if checkpoint is not None:
-            self.parts[-1] = self.ledger.entered(table, checkpoint)
-            if self.ledger.lets_go:
+            self.parts[-1] = self.ledger.enter(table, checkpoint)
+            if self.ledger.is_dropping:
                 del self.instant.times[:-TIMES]
 
     def _task(self, t_stop: float, entry: Entry, t_eval: Array | None, *, closed: bool) -> SegmentTask:
@@ -496,7 +496,7 @@ class Automaton:
                 how,
                 rows[:, 0],
                 rows[:, 1 : 1 + n],
-                SegmentReplay(self.reopen, task, t, None if how.name == AUTO else how.name),
+                SegmentReplay(self.open_session, task, t, None if how.name == AUTO else how.name),
                 **kept,
             )
         )
@@ -607,7 +607,7 @@ class Automaton:
             array.flags.writeable = False
         end, parts = (self.t, self.mode, self.at.x, self.at.m), tuple(self.parts)
         directions = getattr(self.observer, "directions", None)
-        expand = partial(Expansion, system=self.system, p=self.p, reopen=self.reopen, directions=directions)
+        expand = partial(Expansion, system=self.system, p=self.p, open_session=self.open_session, directions=directions)
         native = self.gone["native"] + sum(part.n_events for part in parts if isinstance(part, RecordTable))
         functionals: dict[str, Any] = {}
         if complete:

@@ -21,34 +21,41 @@ from dae_hybrid.port.native_plan import UNBOUNDED, Bound, RunContext
 from dae_hybrid.port.record_table import ALL, Kind, RecordTable
 
 #: record tables of fewer bytes are not dropped: their checkpoints are not much smaller
-LEAST = 50_000
+MIN_DROPPABLE_SIZE = 50_000
 #: once record tables are dropped, the bound of each further one, as a share of the bound of the run
-SHARE = 1 / 8
+BOUND_SHARE = 1 / 8
 #: attributes that are recomputed; attributes, columns and parts of records that stay with a dropped table
-AGAIN = ("records", "offsets", "rows", "paths")
-ASKED = ("is_event", "is_measurement", "is_segments", "extents", "memory_extent", "largest", "is_clean")
-COLUMNS = {"time": float, "mode": np.int16, "guard": np.int16, "rate": float, "rate_scale": float, "clean": np.bool_}
-VALUES = ("x", "memory")
+RECOMPUTED = ("records", "offsets", "rows", "paths")
+RETAINED = ("is_event", "is_measurement", "is_segments", "extents", "memory_extent", "largest", "is_clean")
+RETAINED_COLUMNS = {
+    "time": float,
+    "mode": np.int16,
+    "guard": np.int16,
+    "rate": float,
+    "rate_scale": float,
+    "clean": np.bool_,
+}
+RETAINED_VALUES = ("x", "memory")
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Start of a record table; `reopen` opens a session."""
+    """Start of a record table; `open_session` opens a session."""
 
-    reopen: Any
+    open_session: Any
     task: SegmentTask
     context: RunContext
 
     @classmethod
-    def of(cls, reopen: Any, task: SegmentTask, context: RunContext) -> Checkpoint:
+    def of(cls, open_session: Any, task: SegmentTask, context: RunContext) -> Checkpoint:
         """Make a checkpoint with a copy of the context, which the integrator changes."""
-        return cls(reopen, task, _copied(context))
+        return cls(open_session, task, _copied(context))
 
-    def again(self, table: RecordTable, end: bytes) -> RecordTable:
+    def recompute(self, table: RecordTable, end: bytes) -> RecordTable:
         """Recompute the record table that began here; `end` is its last record."""
-        session, found, error = self.reopen(), None, None
+        session, found, error = self.open_session(), None, None
         try:
-            passage = session.march(self.task, replace(_copied(self.context), again=table))
+            passage = session.march(self.task, replace(_copied(self.context), replayed=table))
             found, error = passage.table, passage.error
         finally:
             session.close()
@@ -62,7 +69,7 @@ class Checkpoint:
 
 
 def _copied(context: RunContext) -> RunContext:
-    return replace(context, ranges=context.ranges.copy(), rested=context.rested.copy(), bound=UNBOUNDED)
+    return replace(context, ranges=context.ranges.copy(), stayed_at_zero=context.stayed_at_zero.copy(), bound=UNBOUNDED)
 
 
 def _end(table: RecordTable) -> bytes:
@@ -72,38 +79,39 @@ def _end(table: RecordTable) -> bytes:
 class Ledger:
     """The record tables of a run within a memory bound: the oldest ones are dropped.
 
-    `next` is the bound of the next table, `lets_go` says whether any were dropped, and `passage` returns the fastest
-    passage of a record table.
+    `next` is the bound of the next table, `is_dropping` says whether any were dropped, and `passage` returns the
+    fastest passage of a record table.
     """
 
     def __init__(self, bound: Bound, passage: Callable[[RecordTable], tuple[float, float]]) -> None:
-        self.bound, self.next, self.passage, self.lets_go = bound, bound, passage, False
+        self.bound, self.next, self.passage, self.is_dropping = bound, bound, passage, False
         self.latest: tuple[int, RecordTable] | None = None  # number and content of the table recomputed last
-        self._size, self._count, self._kept = 0, 0, deque[tuple[Stretch, int]]()
+        self._size, self._count, self._kept = 0, 0, deque[tuple[DroppableTable, int]]()
 
-    def entered(self, table: RecordTable, checkpoint: Checkpoint) -> RecordTable:
+    def enter(self, table: RecordTable, checkpoint: Checkpoint) -> RecordTable:
         """Enter a record table; return it as one that may be dropped if it is large enough."""
         size = table.size(self.bound)
-        if size < LEAST:
+        if size < MIN_DROPPABLE_SIZE:
             return table
         self._count += 1
-        stretch = Stretch(table, checkpoint, self, self._count)
-        self._kept.append((stretch, size))
+        droppable = DroppableTable(table, checkpoint, self, self._count)
+        self._kept.append((droppable, size))
         self._size += size
         if self._size > self.bound.size:
-            self.next, self.lets_go = self.bound._replace(size=max(SHARE * self.bound.size, LEAST)), True
+            self.is_dropping = True
+            self.next = self.bound._replace(size=max(BOUND_SHARE * self.bound.size, MIN_DROPPABLE_SIZE))
         while self._size > self.bound.size:
             oldest, size = self._kept.popleft()
-            oldest.shrink()
+            oldest.drop()
             self._size -= size
-        return stretch
+        return droppable
 
     def close(self) -> None:
         """End the run: no further tables are dropped."""
         self._kept.clear()
 
 
-class Stretch(RecordTable):
+class DroppableTable(RecordTable):
     """A record table that may be dropped and is then recomputed on access."""
 
     def __init__(self, table: RecordTable, checkpoint: Checkpoint, ledger: Ledger, number: int) -> None:
@@ -111,9 +119,9 @@ class Stretch(RecordTable):
         self.__dict__.update(table.__dict__ | own | {"_columns": {}, "_values": {}, "_passage": None, "_end": None})
 
     def __getattr__(self, name: str) -> Any:
-        if name not in AGAIN:
+        if name not in RECOMPUTED:
             raise AttributeError(name)
-        return getattr(self.whole(), name)
+        return getattr(self.complete(), name)
 
     @property
     def count(self) -> int:
@@ -126,24 +134,26 @@ class Stretch(RecordTable):
         found: tuple[float, float] | None = self._passage
         return found
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release the table after its adjoint: it is dropped if tables of the run are dropped."""
         self._ledger.latest = None
-        if self._ledger.lets_go:
-            self.shrink()
+        if self._ledger.is_dropping:
+            self.drop()
 
-    def shrink(self) -> None:
+    def drop(self) -> None:
         """Drop everything but the data that are needed of all record tables."""
         kept = self.__dict__
         if kept["_end"] is not None:
             return
-        ledger, known = self._ledger, {name: getattr(self, name) for name in ASKED}
+        ledger, known = self._ledger, {name: getattr(self, name) for name in RETAINED}
         bound = ledger.bound
         kept["_no_rows"] = {mode: rows[:0].copy() for mode, rows in self.rows.items()}
         if bound.records:
-            kept["_columns"] = {name: self.column(name).astype(kind) for name, kind in COLUMNS.items()}
+            kept["_columns"] = {name: self.column(name).astype(kind) for name, kind in RETAINED_COLUMNS.items()}
             kept["_values"] = {
-                (kind.mode, kind.guard, name): self.values(kind, name) for kind in self.kinds for name in VALUES
+                (kind.mode, kind.guard, name): self.values(kind, name)
+                for kind in self.kinds
+                for name in RETAINED_VALUES
             }
         if self.paths:
             kept["_passage"] = ledger.passage(self)
@@ -154,14 +164,14 @@ class Stretch(RecordTable):
             del kept[name]
         kept |= known
 
-    def whole(self) -> RecordTable:
+    def complete(self) -> RecordTable:
         """Return the complete record table, recomputed if it was dropped."""
-        if all(name in self.__dict__ for name in AGAIN):
+        if all(name in self.__dict__ for name in RECOMPUTED):
             return self
         latest = self._ledger.latest
         if latest is None or latest[0] != self._number:
             latest = self._ledger.latest = None  # free one before the next is computed
-            latest = self._ledger.latest = self._number, self._checkpoint.again(self, self._end)
+            latest = self._ledger.latest = self._number, self._checkpoint.recompute(self, self._end)
         return latest[1]
 
     def column(self, name: str, which: Any = ALL) -> Array:

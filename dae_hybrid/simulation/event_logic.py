@@ -116,7 +116,7 @@ class EventLogic:
 
     def __post_init__(self) -> None:
         self.ranges = np.zeros(len(self.system.transitions))  # largest |guard| so far
-        self.rested = np.zeros(len(self.system.transitions), dtype=np.int64)  # whether it stayed at zero
+        self.stayed_at_zero = np.zeros(len(self.system.transitions), dtype=np.int64)  # whether it stayed at zero
 
     @property
     def reversed(self) -> bool:
@@ -481,7 +481,7 @@ class EventLogic:
         """Note the guards that have not left zero in a segment."""
         for index, band in zip(mode.guarded, pending.tolist(), strict=True):
             if band:
-                self.rested[index] = 1
+                self.stayed_at_zero[index] = 1
 
     def catch_up(self, table: RecordTable, task: SegmentTask) -> None:
         """Update the rules after native events, each alone in its instant, with the task of the next segment."""
@@ -506,16 +506,16 @@ class EventLogic:
             f"Guard of '{name}' was past its threshold on entry into mode '{mode}'; it waits for its next crossing."
             for name, mode in sorted(self.passed)
         ]
-        found += resting(self.system, self.rested)
+        found += resting(self.system, self.stayed_at_zero)
         if self.accumulation is not None:
             found.append(f"The run was ended: events accumulate at about t = {self.accumulation:.12g}.")
         return tuple(found)
 
 
-def resting(system: HybridSystem, rested: NDArray[np.int64]) -> list[str]:
-    """Return the notes on guards that stayed at zero; `rested` is by transition."""
-    found = (system.transitions[i] for i in np.flatnonzero(rested))
-    transitions = [t for t in found if not (t.refuses or t.is_kink)] if rested.any() else []
+def resting(system: HybridSystem, stayed_at_zero: NDArray[np.int64]) -> list[str]:
+    """Return the notes on guards that stayed at zero; `stayed_at_zero` is by transition."""
+    found = (system.transitions[i] for i in np.flatnonzero(stayed_at_zero))
+    transitions = [t for t in found if not (t.refuses or t.is_kink)] if stayed_at_zero.any() else []
     return [
         f"Guard of '{name}' stayed at zero in mode '{mode}'; it does not fire before it has left."
         for name, mode in sorted((t.name, system.modes[t.source].name) for t in transitions)

@@ -34,9 +34,9 @@ class Expansion:
     """Creates the segments and events of a record table, one by one."""
 
     def __init__(
-        self, table: RecordTable, system: HybridSystem, p: Array, reopen: Any, directions: Array | None
+        self, table: RecordTable, system: HybridSystem, p: Array, open_session: Any, directions: Array | None
     ) -> None:  # fmt: skip
-        self.table, self.system, self.p, self.reopen = table, system, p, reopen
+        self.table, self.system, self.p, self.open_session = table, system, p, open_session
         self.directions = directions if directions is not None and directions.shape[1] else None
 
     def parts(self) -> list[Part]:
@@ -86,8 +86,8 @@ class Expansion:
             path = path[int(table.path_begins[k]) : int(header["path_end"])]
         return Segment(
             mode, self.p, t, header["time"], x, self._part(head, "x"), xdot, self._part(head, "xdot"), memory, method,
-            rows[:, 0], rows[:, 1 : 1 + n], SegmentReplay(self.reopen, own, header["time"], method.name), path=path,
-            **kept,
+            rows[:, 0], rows[:, 1 : 1 + n], SegmentReplay(self.open_session, own, header["time"], method.name),
+            path=path, **kept,
         )  # fmt: skip
 
     def record(self, k: int) -> EventRecord | KnotRecord | MeasurementRecord:
@@ -138,7 +138,7 @@ class Expansion:
 class TrajectoryParts(NotPicklable, Sequence["Part"]):
     """The parts of a run, created on first access.
 
-    `whole` is the native run, if the native loop completed it; `gone` are the numbers of segments and events that were
+    `native_run` is set if the native loop completed the run; `gone` are the numbers of segments and events that were
     dropped before the parts.
     """
 
@@ -146,10 +146,10 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
         self,
         make: Callable[[], Sequence[Part | RecordTable]],
         expand: Callable[[RecordTable], Expansion],
-        whole: NativeRun | None = None,
+        native_run: NativeRun | None = None,
         gone: tuple[int, int] = (0, 0),
     ) -> None:
-        self._make, self._expand, self.whole, self._gone = make, expand, whole, gone
+        self._make, self._expand, self.native_run, self._gone = make, expand, native_run, gone
         self._parts: tuple[Part, ...] | None = None
         self._expanded: dict[int, list[Part]] = {}
 
@@ -167,8 +167,8 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
 
     def forget_paths(self) -> None:
         """Drop the paths, which only an adjoint needs; a further adjoint integrates the segments again."""
-        if self.whole is not None:
-            self.whole.forget_paths()
+        if self.native_run is not None:
+            self.native_run.forget_paths()
             if "_given" not in self.__dict__:
                 return
         for item in self._given:
@@ -182,8 +182,8 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
 
     def of(self, table: RecordTable) -> list[Part]:
         """Return the parts of a record table; those of a dropped table are not cached."""
-        if table.whole() is not table:
-            return self._expand(table.whole()).parts()
+        if table.complete() is not table:
+            return self._expand(table.complete()).parts()
         if id(table) not in self._expanded:
             self._expanded[id(table)] = self._expand(table).parts()
         return self._expanded[id(table)]
@@ -210,8 +210,8 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
 
     def _sources(self, belongs: Callable[[Part], bool], of: Callable[[RecordTable], Source]) -> Iterator[Source]:
         """Yield the sources of one kind of part: record tables, and the parts between them."""
-        for is_leg, items in groupby(self._given, lambda item: isinstance(item, RecordTable)):
-            if is_leg:
+        for is_table, items in groupby(self._given, lambda item: isinstance(item, RecordTable)):
+            if is_table:
                 yield from (of(item) for item in items if isinstance(item, RecordTable))
             else:
                 own = [item for item in items if not isinstance(item, RecordTable) and belongs(item)]
@@ -250,12 +250,12 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
         return self._of_events(lambda table: table.certified, lambda event: event.certified, np.bool_)
 
     def _of_events(
-        self, of_leg: Callable[[RecordTable], Any], of_event: Callable[[EventRecord], Any], kind: Any
+        self, of_table: Callable[[RecordTable], Any], of_event: Callable[[EventRecord], Any], kind: Any
     ) -> Any:
         found = [np.zeros(0, kind)]
         for item in self._given:
             if isinstance(item, RecordTable):
-                found.append(np.asarray(of_leg(item), kind))
+                found.append(np.asarray(of_table(item), kind))
             elif isinstance(item, EventRecord):
                 found.append(np.array([of_event(item)], kind))
         return np.concatenate(found)
@@ -280,8 +280,8 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
     @cached_property
     def is_certified(self) -> bool:
         """Whether the derivatives of no event need further checks."""
-        if self.whole is not None:
-            return self.whole.is_certified
+        if self.native_run is not None:
+            return self.native_run.is_certified
         return all(
             item.is_clean if isinstance(item, RecordTable) else not isinstance(item, EventRecord)
             for item in self._given

@@ -190,7 +190,7 @@ class Trajectory(NotPicklable):
     turns: tuple[tuple[int, Turn], ...] = field(default=(), repr=False)  # extrema of guards close to zero
     kept: Keep = "all"
     sampled: bool = False  # whether outputs are at requested times
-    again: Callable[[Array], Trajectory] | None = field(
+    rerun: Callable[[Array], Trajectory] | None = field(
         default=None, repr=False
     )  # repeats the run with outputs at times
     accumulation: float | None = None  # limit of the event times if it has ended the run
@@ -233,7 +233,7 @@ class Trajectory(NotPicklable):
         if keep == "all":
             return self
         parts = self.parts.thinned(events=keep == "events", outputs=self.sampled)
-        other = replace(self, parts=parts, kept=keep, again=None)
+        other = replace(self, parts=parts, kept=keep, rerun=None)
         if "diagnostics" in self.__dict__:
             other.__dict__["diagnostics"] = self.diagnostics
         return other
@@ -382,7 +382,7 @@ class Trajectory(NotPicklable):
     def _outputs_at(self, t: Array) -> Outputs | None:
         """Return outputs of the same run at these times; None if the run cannot be repeated."""
         with suppress(DaeHybridError):
-            other = None if self.again is None else self.again(t)
+            other = None if self.rerun is None else self.rerun(t)
             if other is not None and np.array_equal(other.t, t):
                 is_same = np.array_equal(_distinct(self.parts.starts), _distinct(other.parts.starts))
                 return other._outputs if is_same else None
