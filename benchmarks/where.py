@@ -29,7 +29,7 @@ from dae_hybrid.adapters.sundials.compiled import Backward, Stepper
 from dae_hybrid.adapters.sundials.native_backward import NativeBackward
 from dae_hybrid.adapters.sundials.native_forward import NativeForward
 from dae_hybrid.adapters.sundials.native_loop import NativeLoop
-from dae_hybrid.adapters.sundials.sweep import DiscreteAdjoint, LegSweep
+from dae_hybrid.adapters.sundials.sweep import DiscreteAdjoint, TableSweep
 from dae_hybrid.tables import markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
@@ -39,7 +39,7 @@ NATIVE = (
     (NativeLoop, "advance"),
     (Stepper, "advance"),
     (Backward, "advance"),
-    (LegSweep, "run"),
+    (TableSweep, "run"),
     (DiscreteAdjoint, "back"),
 )
 #: states, parameters

@@ -71,7 +71,7 @@ try:
 except _PackageNotFoundError:  # a checkout that is not installed
     __version__ = "0+unknown"
 
-# In a checkout, adapters/ and problems/ lie beside this folder; an installed package has them inside.
+# In a checkout, adapters/ and problems/ are beside this folder; in an installed package they are inside.
 if not (_Path(__file__).parent / "adapters").is_dir():
     from dae_hybrid._checkout import install as _install
 

@@ -1,4 +1,4 @@
-"""Imports of dae_hybrid.adapters and dae_hybrid.problems from a checkout that is not installed."""
+"""Import of dae_hybrid.adapters and dae_hybrid.problems from a checkout that is not installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 class _Beside:
-    """Finds the two packages that lie beside `dae_hybrid/` in the repository."""
+    """Finder of the two packages beside `dae_hybrid/` in the repository."""
 
     def __init__(self, root: Path) -> None:
         self.folders = {f"dae_hybrid.{name}": root / name for name in ("adapters", "problems")}
@@ -28,5 +28,5 @@ class _Beside:
 
 
 def install(root: Path) -> None:
-    """Make them importable."""
+    """Make the two packages importable."""
     sys.meta_path.append(_Beside(root))

@@ -37,7 +37,7 @@ MOST_COLUMNS = 6
 
 
 class _UsageError(Exception):
-    """What was typed makes no sense; the message is the sentence for the user."""
+    """Invalid command line; the message is shown to the user."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         arguments = _parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has said why, or given the help asked for
+    except SystemExit as stop:  # argparse has printed the reason or the help
         return int(stop.code or 0)
     arguments.typed = ["dae-hybrid", *(sys.argv[1:] if argv is None else argv)]
     try:
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DaeHybridError as reason:
         print(f"dae-hybrid: {reason}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # the reader, such as `head`, has had enough
+    except BrokenPipeError:  # closed by the reader, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as reason:
@@ -235,7 +235,7 @@ def _write_csv(sol: Trajectory, path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
-        # tolist: repr of a Python float has all digits, and no more than needed
+        # tolist: the repr of a Python float is its shortest exact one
         writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
 
 
@@ -260,7 +260,7 @@ def _reproduce(arguments: argparse.Namespace) -> None:
     _write(path, json.dumps({result.name: result.as_json() for result in results}, indent=2) + "\n")
     if arguments.markdown is not None:
         _write(arguments.markdown, summary(results) + "\n")
-    # last, so that without matplotlib there are the numbers
+    # last, so that the numbers are there without matplotlib
     for result in results:
         with Progress(result.name) as progress:
             written = list(draw(chosen[result.name], result, arguments.output, progress.stage))
@@ -287,7 +287,7 @@ def _validate(arguments: argparse.Namespace) -> None:
     if arguments.markdown is not None:
         named = {name: _beside(path, arguments.markdown) for name, path in pictures.items()}
         _write(arguments.markdown, validation_report.page(results, shlex.join(arguments.typed), named))
-    # last, so that without matplotlib there are the numbers
+    # last, so that the numbers are there without matplotlib
     for found in results:
         with Progress(found.name) as progress:
             progress.stage("picture")
@@ -306,7 +306,7 @@ def _adapters(arguments: argparse.Namespace) -> None:  # noqa: ARG001 - every co
 
 
 def _conformance(arguments: argparse.Namespace) -> None:
-    # the suite needs the problems, whose modules need time to import
+    # imported here because the problems are slow to import
     from dae_hybrid.problems import _conformance_report as text
     from dae_hybrid.problems import conformance as suite
 
@@ -321,7 +321,7 @@ def _conformance(arguments: argparse.Namespace) -> None:
 
 
 def _adapter(name: str) -> str:
-    """The name of an adapter; MODULE:CLASS is registered first."""
+    """Return the name of an adapter; MODULE:CLASS is registered first."""
     module, colon, attribute = name.partition(":")
     if not colon:
         return name
@@ -333,7 +333,7 @@ def _adapter(name: str) -> str:
 
 
 def _beside(path: Path, page: Path) -> str:
-    """How a page names another file, wherever both are moved together."""
+    """Return the path of a file relative to a page."""
     return path.resolve().relative_to(page.resolve().parent, walk_up=True).as_posix()
 
 

@@ -1,8 +1,7 @@
 """Typed errors and warnings.
 
-Every error says what was got, what is legal and what to do. Errors that stop a run carry where they
-happened (``mode``, ``transition``, ``time``, ``variables``) and what had been computed by then
-(``trajectory``), so that nothing is lost.
+Every error names the value that was given, the legal values and a remedy. Errors that stop a run carry their place
+(``mode``, ``transition``, ``time``, ``variables``) and the partial result (``trajectory``).
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ class DaeHybridError(Exception):
     Attributes
     ----------
     message : str
-        What went wrong, without the context.
+        The error, without its context.
     mode, transition : str or None
-        Names, where the error belongs to one.
+        Names of the mode and the transition concerned, if any.
     time : float or None
-        Time at which it happened.
+        Time of the error.
     variables : tuple of str
         Variables involved.
     remedy : str or None
-        What to do about it.
+        Suggested remedy.
     trajectory : Trajectory or None
-        What had been computed when a run stopped.
+        Partial result of a run that was stopped.
     """
 
     def __init__(
@@ -51,14 +50,13 @@ class DaeHybridError(Exception):
         self.variables = tuple(variables)
         self.remedy = remedy
         self.trajectory: Trajectory | None = None
-        # from the adapter to the automaton: outputs of the segment that failed, by which method, and which guard is at
-        # fault
+        # from the adapter to the automaton: outputs of the failed segment, its method, and the guard at fault
         self.rows: Any = None
         self.method: Any = None
         self.guard: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process gets everything but the trajectory, which cannot be pickled."""
+        """Pickle everything but the trajectory, which cannot be pickled."""
         return type(self), (self.message,), {**self.__dict__, "trajectory": None, "rows": None}
 
     def __str__(self) -> str:
@@ -73,7 +71,7 @@ class DaeHybridError(Exception):
 
 
 class ModelError(DaeHybridError, ValueError):
-    """The model as declared cannot be built; names the declaration at fault."""
+    """The model cannot be built as declared; the message names the declaration at fault."""
 
 
 class FormulationError(ModelError):
@@ -89,27 +87,27 @@ class OptionError(DaeHybridError, ValueError):
 
 
 class UnsupportedError(DaeHybridError, NotImplementedError):
-    """The combination asked for is not available; says what is."""
+    """The requested combination is not available; the message lists those that are."""
 
 
 class AdapterError(DaeHybridError, ImportError):
-    """An integrator cannot be used on this machine; names the ones that can."""
+    """An integrator cannot be used on this machine; the message names those that can."""
 
 
 class IntegrationError(DaeHybridError, RuntimeError):
-    """The integrator could not go on; `trajectory` holds what it had."""
+    """The integrator could not continue; `trajectory` holds the partial result."""
 
 
 class NonFiniteError(IntegrationError):
-    """An equation, guard, reset or functional gave NaN or infinity."""
+    """An equation, guard, reset or functional returned NaN or infinity."""
 
 
 class NotKeptError(DaeHybridError, RuntimeError):
-    """A result was asked for what the run was told not to keep (``keep=``)."""
+    """A result was requested that the run did not keep (``keep=``)."""
 
 
 class CheckpointError(IntegrationError):
-    """A part of a run that was carried out again from a checkpoint was not the same part of a run."""
+    """A part of a run recomputed from a checkpoint differs from the first pass."""
 
 
 class StepLimitError(IntegrationError):
@@ -117,11 +115,11 @@ class StepLimitError(IntegrationError):
 
 
 class StepSizeError(IntegrationError):
-    """The step size fell to its minimum: error test or Newton iteration keep failing."""
+    """The step size fell to its minimum: the error test or the Newton iteration keeps failing."""
 
 
 class ConsistencyError(DaeHybridError, RuntimeError):
-    """Initial or post-transition values that satisfy the mode's equations could not be found."""
+    """No initial or post-transition values that satisfy the mode's equations could be found."""
 
 
 class BoundError(ConsistencyError):
@@ -130,9 +128,9 @@ class BoundError(ConsistencyError):
     Attributes
     ----------
     value : float or None
-        Of the variable at `time`.
+        Value of the variable at `time`.
     bounds : tuple of float or None
-        Between which it may be, lower and upper.
+        Lower and upper bound.
     """
 
     value: float | None = None
@@ -140,7 +138,7 @@ class BoundError(ConsistencyError):
 
 
 class EventError(DaeHybridError, RuntimeError):
-    """A transition cannot be carried out as declared."""
+    """A transition cannot be applied as declared."""
 
 
 class GrazingError(EventError):
@@ -152,7 +150,7 @@ class GuardPassedError(EventError):
 
 
 class ChatteringError(EventError):
-    """Too many transitions at one instant; names the cycle."""
+    """Too many transitions at one instant; the message names the cycle."""
 
 
 class ZenoError(EventError):
@@ -160,20 +158,20 @@ class ZenoError(EventError):
 
 
 class DualityError(DaeHybridError, ArithmeticError):
-    """Forward and adjoint analysis differ by more than the tolerances explain: neither is to be trusted."""
+    """Forward and adjoint analysis differ by more than the tolerances explain: neither can be trusted."""
 
 
 class AssumptionError(DaeHybridError, ValueError):
-    """An algorithm was asked for on a problem that does not meet its assumptions."""
+    """The problem does not meet the assumptions of the requested algorithm."""
 
 
 class DerivativeWarning(UserWarning):
-    """A derivative is one-sided, or a condition for it failed and ``strict=False`` asked for it all the same."""
+    """A derivative is one-sided, or returned with ``strict=False`` although a condition for it failed."""
 
 
 class ConditionWarning(DerivativeWarning):
-    """The accuracy asked does not determine a gradient: perturbations grow too much along the run, or too little."""
+    """The tolerances do not determine a gradient: perturbations grow too much along the run, or too little."""
 
 
 class CompilerWarning(UserWarning):
-    """Native code could not be compiled or cached; the run goes on, slower, with the same answers."""
+    """Native code could not be compiled or cached; the run continues, slower, with the same results."""

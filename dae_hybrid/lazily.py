@@ -1,4 +1,4 @@
-"""Sequences whose members are made when they are asked for."""
+"""Sequences whose members are created on access."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from functools import lru_cache, partial
 from itertools import accumulate
 from typing import overload
 
-#: so many of the members that were made last are kept
+#: members in the cache, the most recent ones
 KEPT = 1024
 
 
 class Lazily[T](Sequence[T]):
-    """Members of several sources, one after the other.
+    """Concatenation of several sources.
 
     Parameters
     ----------
     sources : iterable of (int, callable)
-        How many members a source has, and what makes the one at a place in it.
+        Number of members of a source, and the function that creates the member at an index.
 
     Examples
     --------

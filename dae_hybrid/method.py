@@ -1,4 +1,4 @@
-"""What the core knows of a method of integration. Adapters make one object for each; `method=` chooses by name."""
+"""Integration methods as the core sees them. An adapter makes one object for each; ``method=`` chooses by name."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ DENSE_COLUMNS = 3  # t_n, h and order come before the derivatives
 
 
 class Path(NamedTuple):
-    """How the rows of a path are laid out that the adjoint follows.
+    """Layout of the rows of a path, which the adjoint reads backwards.
 
-    `first` is the column of the first state. `exact` says whether the adjoint is that of the steps themselves, instead
-    of an integration of its own.
+    `first` is the column of the first state. `exact` says whether the adjoint is the discrete one of the steps; if not,
+    it is integrated.
     """
 
     first: int
     exact: bool
 
 
-#: the interpolant of every step, along which adjoints are integrated
+#: the interpolant of every step, on which adjoints are integrated
 POLYNOMIALS = Path(DENSE_COLUMNS, exact=False)
-#: where the steps begin and end, from which they are taken back one by one
+#: the end points of the steps, from which explicit steps are reversed one by one
 POINTS = Path(1, exact=True)
 
 
@@ -34,15 +34,15 @@ class Method:
     Parameters
     ----------
     name : str
-        The value of ``method=``, and what `Segment.method` says.
+        The value of ``method=`` and of `Segment.method`.
     implicit : bool
-        Solves equations for its steps, which are then as long as accuracy allows, however fast something decays.
+        Whether steps are implicit, so that accuracy alone limits their size in stiff equations.
     orders : tuple of int or None
         Lowest and highest value of ``max_order=``; None leaves them to the adapter.
     path : Path
-        How its path is kept and gone back.
+        Layout of its path.
     compiled : bool
-        Needs compiled equations.
+        Whether it needs compiled equations.
     """
 
     name: str
@@ -53,5 +53,5 @@ class Method:
 
     @classmethod
     def of(cls, given: Method | str) -> Method:
-        """The object itself; of a name, a method of which nothing else is known."""
+        """Return the object itself, or for a name a method with defaults."""
         return given if isinstance(given, Method) else Method(name=given)

@@ -1,4 +1,4 @@
-"""Numbers and labels of what users pass: arrays, series, rows of tables."""
+"""Conversion of user input to numbers: arrays, series, rows of tables."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: kinds of NumPy's types that are numbers, and what to call the others
+#: NumPy type kinds of numbers, and names of the others
 _NUMBERS = "iuf"
 _OTHERS = {
     "b": "truth values", "c": "complex numbers", "S": "strings", "U": "strings", "T": "strings",
     "m": "time differences", "M": "dates", "V": "records",
 }  # fmt: skip
 _LONGEST = 200
-#: so many labels are named by an error
+#: labels named in an error
 MANY = 8
 
 
 def shown(value: object) -> str:
-    """A value as an error quotes it: its repr, cut where that is long."""
+    """Return the repr of a value for an error message, truncated if long."""
     try:
         text = repr(value)
-    except Exception:  # of a foreign class, in a message about it
+    except Exception:  # repr of a foreign class may fail
         text = f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def real_array(value: Any) -> NDArray[np.float64]:
-    """A new array of floats, by position, of any shape.
+    """Return a new array of floats of any shape, by position.
 
-    Labels are not looked at. Masked arrays, truth values, complex numbers, strings, dates and arrays of objects are
-    refused, even where NumPy would make floats of them.
+    Labels are ignored. Masked arrays, truth values, complex numbers, strings, dates and arrays of objects are refused,
+    even if NumPy would convert them to floats.
 
     Raises
     ------
     ValueError
-        With a clause that follows the name of the thing: "must be numeric, got ...".
+        The message continues the name of the argument: "must be numeric, got ...".
     """
     if type(value) is float or (type(value) is np.ndarray and value.dtype == np.float64):
         return np.array(value, dtype=float)
@@ -53,7 +53,7 @@ def real_array(value: Any) -> NDArray[np.float64]:
             return np.array(array, dtype=float)  # integers beyond 64 bits, fractions, decimals
     except OverflowError:
         raise ValueError(f"must fit into a float, got {shown(value)}") from None
-    except Exception:  # whatever a foreign class raises where it is asked for an array
+    except Exception:  # a foreign class may raise anything when converted
         raise ValueError(f"must be numeric, got {shown(value)}") from None
     kind = _OTHERS.get(array.dtype.kind)
     if kind is None and isinstance(value, np.ndarray):
@@ -62,15 +62,15 @@ def real_array(value: Any) -> NDArray[np.float64]:
 
 
 def by_label(value: Any) -> dict[Any, Any] | None:
-    """The entries of something labelled, None of what has positions only.
+    """Return the entries of a labelled value by label; None for values with positions only.
 
-    Labels have: a pandas Series whose index is not the default 0, 1, 2, ..., a DataFrame of one row (its columns), an
-    xarray DataArray of one dimension with coordinates, a named tuple, a NumPy record.
+    Labelled values are a pandas Series whose index is not the default 0, 1, 2, ..., a DataFrame of one row (by column),
+    a one-dimensional xarray DataArray with coordinates, a named tuple, and a NumPy record.
 
     Raises
     ------
     ValueError
-        A label occurs twice, or a table has not one row; a clause as in `real_array`.
+        A label occurs twice, or a table does not have exactly one row; message as in `real_array`.
     """
     if isinstance(value, tuple):
         return dict(zip(value._fields, value, strict=True)) if hasattr(value, "_fields") else None
@@ -88,7 +88,7 @@ def by_label(value: Any) -> dict[Any, Any] | None:
 
 
 def as_mapping(value: Any) -> Any:
-    """A mapping of what is labelled; anything else as it is."""
+    """Return a labelled value as a mapping, any other value unchanged."""
     if isinstance(value, Mapping):
         return value
     found = by_label(value)
@@ -96,12 +96,12 @@ def as_mapping(value: Any) -> Any:
 
 
 def in_order(value: Any, labels: Sequence[str]) -> Any:
-    """The entries of something labelled as these labels go, or as 0, 1, ... do; anything else as it is.
+    """Return the entries of a labelled value in the order of `labels` or of 0, 1, ...; any other value unchanged.
 
     Raises
     ------
     ValueError
-        Other labels; a clause as in `real_array`.
+        The labels differ; message as in `real_array`.
     """
     found = None if isinstance(value, float | int) else by_label(value)
     if found is None:
@@ -142,7 +142,7 @@ def _unique(labels: Iterable[Any], values: Iterable[Any]) -> dict[Any, Any]:
 
 
 def _oddity(value: Any) -> str | None:
-    """What NumPy would convert without a word: masked arrays, and truth values among numbers."""
+    """Return the message for values that NumPy converts silently: masked arrays, and truth values among numbers."""
     if isinstance(value, list | tuple):
         return next((found for entry in value if (found := _oddity(entry))), None)
     if isinstance(value, np.ma.MaskedArray):

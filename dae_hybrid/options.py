@@ -56,7 +56,7 @@ def _tolerance(name: str, value: object) -> None:
 
 
 def check_keep(keep: object, t_eval: object) -> None:
-    """What is kept of a run; with outputs at given times that is more than its end."""
+    """Check `keep`; with outputs at requested times it must not be "final"."""
     _choice("keep", keep, get_args(Keep))
     if keep == "final" and t_eval is not None:
         raise OptionError(
@@ -72,7 +72,7 @@ def _choice(name: str, value: object, legal: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a run is carried out. SciPy's names where SciPy has one.
+    """Options of a run, with SciPy's names where SciPy has one.
 
     Parameters
     ----------
@@ -82,57 +82,56 @@ class Options:
         Absolute tolerance, one for all or by name of variables and functionals (key ``"*"`` for the others); a pandas
         Series with an index of names is read as a mapping.
     method : {"auto", "bdf", "adams", "erk"}
-        Integration method. ``"auto"`` takes explicit Runge-Kutta steps for explicit modes that are not stiff, BDF for
-        all others, and looks again along the run, to change in either direction. ``"erk"`` and ``"adams"`` are for
+        Integration method. ``"auto"`` uses explicit Runge-Kutta steps for explicit modes that are not stiff and BDF for
+        all others, and reconsiders the choice along the run, in both directions. ``"erk"`` and ``"adams"`` are for
         modes without (implicit) algebraic variables; ``"auto"`` and ``"erk"`` solve for up to four of them, in
         Hessenberg index 1, within explicit steps.
     max_step, first_step : float or None
-        Largest step and first step after every start; None lets the integrator choose. A first step that is longer
-        than what is to be integrated is cut; a largest step that is lost in the rounding of the run is refused.
+        Largest step, and first step after every start; None lets the integrator choose. A first step longer than the
+        interval of integration is cut; a largest step below the rounding error of time is refused.
     max_steps : int
-        Limit of steps of one run.
+        Limit on the steps of one run.
     max_order : int or None
-        Largest order; None is the method's maximum (5 for BDF, 12 for Adams). Runge-Kutta methods (2 to 7, and 9)
-        have this order; None is 7.
+        Largest order; None is the method's maximum (5 for BDF, 12 for Adams). For Runge-Kutta methods (2 to 7, and 9)
+        the order itself; None is 7.
     max_events : int
-        Limit of transitions of one run.
+        Limit on the transitions of one run.
     max_transitions_per_instant : int
         Longest chain of transitions at one instant.
     simultaneous : {"declared", "reversed"}
-        Which of the transitions that are due at one instant fires first: the one declared first, guards before times,
-        or the other way round. Where the order matters derivatives are one-sided, and these are the two sides.
+        Order of simultaneous transitions: by declaration with guards before time events, or the reverse. If the order
+        matters, derivatives are one-sided, and these are the two sides.
     on_zeno : {"raise", "end"}
-        What to do where events accumulate: raise `ZenoError`, or end the run at the last event before.
+        Response to accumulating events: raise `ZenoError`, or end the run at the last event before.
     sensitivity_method : {"staggered", "simultaneous"}
-        Corrector of forward sensitivity analysis by CVODES. Modes with (implicit) algebraic variables are always
-        staggered: IDAS leaves sensitivities out of its error test otherwise.
+        Corrector of forward sensitivity analysis by CVODES. Modes with (implicit) algebraic variables always use the
+        staggered one, because IDAS leaves sensitivities out of its error test otherwise.
     linear_solver : {"auto", "dense", "band", "sparse", "krylov"}
-        How implicit methods solve for their steps: by dense, banded or sparse (SuperLU) factorisation, or by GMRES with
-        an incomplete sparse factorisation for preconditioner. ``"auto"`` takes what costs least for the structure of
-        the equations; ``statistics`` of the result counts its factorisations and solutions unless it is dense.
+        Linear solver of implicit methods: dense, banded or sparse (SuperLU) factorisation, or GMRES preconditioned by
+        an incomplete sparse factorisation. ``"auto"`` takes the cheapest one for the structure of the equations;
+        ``statistics`` of the result counts factorisations and solutions unless the solver is dense.
     preconditioner : callable or None
-        For ``linear_solver="krylov"``, in place of the incomplete factorisation: it is called with Newton's matrix of
-        the step at hand (SciPy's `csc_array`, in the order of the mode's variables; an adjoint's is transposed) and
+        For ``linear_solver="krylov"``, replaces the incomplete factorisation: it is called with the Newton matrix of
+        the current step (SciPy's `csc_array`, in the order of the mode's variables; transposed for an adjoint) and
         returns a function that solves with an approximation of it, such as ``pyamg``'s or
         ``lambda matrix: scipy.sparse.linalg.spilu(matrix).solve``. Called again when the step has changed.
     sensitivity_error_control : bool
-        Choose steps by the errors of sensitivities, too (default; SUNDIALS' ``CVodeSetSensErrCon`` and
-        ``IDASetSensErrCon``). With False they follow the states alone: forward analysis takes fewer steps, and no test
-        has seen its derivatives. Their local errors, in tolerances, are added up instead:
-        ``statistics["sensitivity_error"]`` is that sum, and a `ConditionWarning` says where it is more than a hundred
-        for every step, where rtol times it is more than 0.05, or where a derivative is next to its absolute tolerance.
-        Needs compiled equations.
+        Include sensitivities in the error test (default; SUNDIALS' ``CVodeSetSensErrCon`` and ``IDASetSensErrCon``).
+        With False the states alone determine the steps: forward analysis takes fewer steps, and its derivatives are
+        not tested. Their local errors, in tolerances, are summed instead: ``statistics["sensitivity_error"]`` is that
+        sum, and a `ConditionWarning` is issued if it exceeds a hundred per step, if rtol times the sum exceeds 0.05, or
+        if a derivative is close to its absolute tolerance. Needs compiled equations.
     suppress_algebraic : bool
-        Leave (implicit) algebraic variables out of the error test. By default they are in it, to the accuracy to
-        which the tolerances of the state determine them, but no finer than their own. Without the test steps follow
-        the states alone; guards on algebraic variables that move faster may be missed.
+        Leave (implicit) algebraic variables out of the error test. By default they are tested to the accuracy to which
+        the tolerances of the state determine them, but no finer than their own. Without the test the states alone
+        determine the steps, and guards on faster algebraic variables may be missed.
     adjoint_memory : float
-        Bytes that adjoint analysis keeps of the steps of a run at a time, and of its records and outputs where the
-        result does not keep them (``keep=``). Of a run that takes more only checkpoints are kept, and it is carried out
-        once more, part by part, on the way back. ``math.inf`` keeps all.
+        Memory in bytes for the steps of a run in adjoint analysis, and for records and outputs that the result does not
+        keep (``keep=``). Of a run that needs more only checkpoints are stored, and it is recomputed part by part during
+        the backward sweep. ``math.inf`` stores everything.
     native_events : bool
-        Let compiled code carry out the transitions that nothing is special about. With False all of them are carried
-        out in Python: slower, with the same results; ``statistics["native_events"]`` counts the others.
+        Handle regular transitions in compiled code. With False all transitions are handled in Python: slower, with the
+        same results; ``statistics["native_events"]`` counts the native ones.
     """
 
     rtol: float = 1e-8
@@ -162,7 +161,7 @@ class Options:
         except ValueError as reason:
             raise OptionError(f"atol {reason}.") from None
         if isinstance(self.atol, Mapping):
-            object.__setattr__(self, "atol", dict(self.atol))  # what the caller does to it later has no effect
+            object.__setattr__(self, "atol", dict(self.atol))  # protects against later changes by the caller
             for name, value in self.atol.items():
                 _tolerance(f"atol[{name!r}]", value)
         else:
@@ -199,7 +198,7 @@ class Options:
         return self.method == AUTO
 
     def absolute(self, layout: Layout) -> NDArray[np.float64]:
-        """Absolute tolerance of every entry of a flat vector."""
+        """Return the absolute tolerance of every entry of a flat vector."""
         if not isinstance(self.atol, Mapping):
             return np.full(layout.size, float(self.atol))
         values = np.full(layout.size, self.atol.get("*", DEFAULT_ATOL))
@@ -209,7 +208,7 @@ class Options:
         return values
 
     def allowed(self, layout: Layout, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Tolerance of every entry of a flat vector at these values."""
+        """Return the tolerance of every entry of a flat vector at given values."""
         return self.absolute(layout) + self.rtol * np.abs(values)
 
     @classmethod
@@ -226,7 +225,7 @@ class Options:
 
 
 def check_time_span(t_span: Any) -> tuple[float, float]:
-    """Two finite times, the second after the first."""
+    """Check a time span: two finite times, the second after the first."""
     try:
         ends = real_array(t_span)
     except ValueError:
@@ -247,7 +246,7 @@ def check_time_span(t_span: Any) -> tuple[float, float]:
 
 
 def check_times(t_eval: ArrayLike | None, span: tuple[float, float]) -> NDArray[np.float64] | None:
-    """Output times: finite, increasing, within the span; None asks for the integrator's own steps."""
+    """Check output times: finite, increasing, within the span; None asks for the integrator's own steps."""
     if t_eval is None:
         return None
     try:

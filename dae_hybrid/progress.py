@@ -1,4 +1,4 @@
-"""What slow work is doing, and for how long: a line on the terminal for runs, the parts of a build."""
+"""Progress reports: a line on the terminal for long runs, and the stages of a build with their times."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TextIO
 
 DELAY = 1.0  # seconds: a faster run shows nothing
 PERIOD = 0.2
-#: False is silent, True writes to stderr, a function is given every part and its seconds
+#: False is silent, True writes to stderr, a function is called with every stage and its seconds
 type Report = bool | Callable[[str, float], object]
 
 
 class Parts:
-    """Reports the parts of a piece of work, one after the other, each when it is done.
+    """Report the stages of a task, each when it is finished.
 
     Examples
     --------
@@ -34,7 +34,7 @@ class Parts:
         self._start = self._since = time.perf_counter()
 
     def begin(self, part: str) -> None:
-        """End the part before, and begin this one."""
+        """Begin a stage and end the previous one."""
         self._end()
         self._part, self._since = part, time.perf_counter()
         self._write(f"{self._title}: {part} ...")
@@ -67,9 +67,9 @@ class Parts:
 
 
 class Progress:
-    """One line on stderr, shown from the first second on; nothing where stderr is not a terminal.
+    """One line on stderr, shown after the first second; nothing if stderr is not a terminal.
 
-    A thread draws it, so it moves while a solve (which releases the interpreter) is under way.
+    A thread draws it, so that it is updated during a solve, which releases the interpreter.
 
     Examples
     --------
@@ -85,7 +85,7 @@ class Progress:
         self._thread: threading.Thread | None = None
 
     def stage(self, text: str) -> None:
-        """Say what is being done now."""
+        """Set the current stage."""
         self._stage = text
 
     def __enter__(self) -> Progress:

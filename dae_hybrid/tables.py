@@ -1,4 +1,4 @@
-"""Rows of text as tables."""
+"""Plain-text and Markdown tables."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Collection, Sequence
 
 
 def align(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Lines of a table in columns, its first row underlined.
+    """Return the lines of a table with aligned columns, the first row underlined.
 
     Parameters
     ----------
     rows : sequence of rows of str
-        All of one length; the first is the heading.
+        All of the same length; the first is the heading.
     left : collection of int
-        Columns that are aligned to the left; the others are to the right.
+        Left-aligned columns; the others are right-aligned.
 
     Examples
     --------
@@ -36,7 +36,7 @@ def align(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[s
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first row is the heading, the first column to the left, the others to the right."""
+    """Return a Markdown table: heading in the first row, first column left-aligned, others right-aligned."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     rule = "|---|" + "---:|" * (len(rows[0]) - 1)
     return "\n".join([lines[0], rule, *lines[1:]])

@@ -16,7 +16,7 @@ from .driver import COUNTERS, loops, statistics_of
 from .header import STRUCTS
 from .memory import taken
 from .methods import chosen
-from .native_forward import Left
+from .native_forward import RecordedRun
 from .native_loop import NativeLoop
 from .runge_kutta import Table
 from .sweep import DiscreteAdjoint, SweepStruct
@@ -31,16 +31,16 @@ def table_back(graph: TransitionGraph, options: Options) -> Table | None:
 
 
 def carry_back(
-    graph: TransitionGraph, run: NativeRun, components: tuple[int, ...], wrt: tuple[int, ...], *, marked: bool
+    graph: TransitionGraph, run: NativeRun, components: tuple[int, ...], wrt: tuple[int, ...], *, at_events: bool
 ) -> NativeGradient | None:
-    """Compute the adjoint of a native run, with its marks if `marked`; None if its steps do not allow it."""
+    """Compute the adjoint of a native run, and before each event if `at_events`; None if its steps do not allow it."""
     options = run.request.options
     table = table_back(graph, options)
     if table is None:
         return None
-    idle = graph.kept.setdefault(("sundials", "back", table, components, wrt), [])
+    idle = graph.cache.setdefault(("sundials", "back", table, components, wrt), [])
     returner = taken(idle, lambda: NativeBackward(graph, options, table, wrt, components))
-    found: NativeGradient | None = returner.run(run.left, marked=marked)
+    found: NativeGradient | None = returner.run(run.raw, at_events=at_events)
     idle.append(returner)
     return found
 
@@ -109,7 +109,7 @@ class NativeBackward:
         """Run from the end to the start; return SUNDIALS' code."""
         return int(self._library.dh_run_back(byref(self.struct)))
 
-    def run(self, left: Left, *, marked: bool) -> NativeGradient | None:
+    def run(self, left: RecordedRun, *, at_events: bool) -> NativeGradient | None:
         """Compute the adjoint of a run from its raw data; None if its steps do not allow it."""
         if not left.paths or any(path is None for path in left.paths.values()):
             return None
@@ -121,7 +121,7 @@ class NativeBackward:
             path = left.paths.get(mode)
             self._modes[mode] = None if path is None else ctypes.addressof(own.struct)
             self._paths[mode], self._path_rows[mode] = (None, 0) if path is None else (path.ctypes.data, len(path))
-        marks = np.empty((count, len(self.components), self.width + len(self.wrt))) if marked else None
+        marks = np.empty((count, len(self.components), self.width + len(self.wrt))) if at_events else None
         sweep.marks = None if marks is None else marks.ctypes.data
         sweep.n_events, sweep.begin = count, request.span[0]
         sweep.offsets, sweep.records = left.offsets.ctypes.data, left.records.ctypes.data

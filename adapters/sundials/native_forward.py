@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Equations, Record, SegmentOutcome, SegmentTask
-from dae_hybrid.port.native_plan import NativeRun, Pieces, RunContext, RunRequest, TransitionGraph
+from dae_hybrid.port.native_plan import NativeRun, NativeSegments, RunContext, RunRequest, TransitionGraph
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
 
@@ -59,7 +59,7 @@ def carry_out(graph: TransitionGraph, request: RunRequest) -> tuple[NativeRun | 
         return None, None
     count = 0 if request.directions is None else len(request.directions)
     detail = (method.table(options), options.sensitivity_method if count else None)
-    idle = graph.kept.setdefault(("sundials", "whole", method, count, detail, options.linear_solver), [])
+    idle = graph.cache.setdefault(("sundials", "whole", method, count, detail, options.linear_solver), [])
     runner: NativeForward = taken(idle, lambda: NativeForward(graph, options, method, count))
     found = runner.run(request)
     if runner.paused is not None:
@@ -185,7 +185,7 @@ class NativeForward:
 
     def hand_over(self, context: RunContext, options: Options) -> None:
         """Continue the paused run as part of a context."""
-        context.ranges[:], context.rested[:] = self._ranges, self._rested
+        context.ranges[:], context.stayed_at_zero[:] = self._ranges, self._rested
         self.loop.measure(by_itself=False)
         self.loop.tell(context, options, self._parameters)
 
@@ -201,7 +201,7 @@ class NativeForward:
         memory = self.memories[mode]
         stepper = memory.stepper
         visited = {i: own.stepper for i, own in self.visited.items()}
-        left = Left(
+        left = RecordedRun(
             self._kind, request, self._start.copy(), self._end.copy(), mode, stepper.t,
             memory.sensitivities if request.directions is not None else None, *loop.left(),
             {i: own.rows() for i, own in visited.items()},
@@ -228,8 +228,8 @@ class NativeForward:
             by_p=by_p.reshape(self._parameters.size, self._n_w).T, mode=mode, t=left.t,
             end=StatePoint(end_x, memory_end, end_xdot, end_guards, end_rates, end_sizes), integrals=integrals,
             values=values, gradient=gradient.reshape(self._n_directions, values.size).T,
-            statistics=statistics_of(counts), rested=self._rested.copy() if s.resting else None,
-            is_certified=not s.doubtful, left=left,
+            statistics=statistics_of(counts), stayed_at_zero=self._rested.copy() if s.resting else None,
+            is_certified=not s.doubtful, raw=left,
             turns=[(own.equations, turn) for own in self.memories for turn in own.stepper.take_turns()],
             n_events=loop.n_events - loop.n_passed,
         )  # fmt: skip
@@ -284,7 +284,7 @@ class _Kind(NamedTuple):
     n_integrals: int
 
 
-class Left(NamedTuple):
+class RecordedRun(NamedTuple):
     """Raw data of a native run, from which segments and events are built on demand."""
 
     kind: _Kind
@@ -308,7 +308,7 @@ class Left(NamedTuple):
         """Release the paths, which only an adjoint needs."""
         self.paths.clear()
 
-    def pieces(self, start: StatePoint, by_p: Array, end: StatePoint) -> Pieces:
+    def segments(self, start: StatePoint, by_p: Array, end: StatePoint) -> NativeSegments:
         """Return the record table of all segments but the last, and the task and the outcome of the last."""
         request, (graph, methods, mode, n_integrals) = self.request, self.kind
         first, last, d = graph.equations[mode], graph.equations[self.mode], request.directions

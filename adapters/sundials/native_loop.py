@@ -17,7 +17,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import UNLIMITED, Options
 from dae_hybrid.port.integrator import SegmentTask
 from dae_hybrid.port.native_plan import MEASURES, TURNS, Alarms, Knots, RunContext, TransitionGraph
-from dae_hybrid.port.record_table import AT, RecordTable, layout_of
+from dae_hybrid.port.record_table import COLUMN, RecordTable, layout_of
 
 from .driver import Run, loops
 from .header import CONSTANTS, STRUCTS
@@ -136,7 +136,7 @@ class NativeLoop:
     def tell(self, context: RunContext, options: Options, parameters: Array) -> None:
         """Set all inputs that are constant along a run."""
         m = self.struct
-        self._held = (parameters, np.ascontiguousarray(context.directions), context.ranges, context.rested)
+        self._held = (parameters, np.ascontiguousarray(context.directions), context.ranges, context.stayed_at_zero)
         m.parameters, m.directions, m.ranges, m.rested = (v.ctypes.data for v in self._held)
         if options.atol != self._atol:
             self._atol = dict(options.atol) if isinstance(options.atol, Mapping) else options.atol
@@ -144,7 +144,7 @@ class NativeLoop:
                 absolute[: e.n] = options.absolute(e.variables)
                 absolute[e.n :] = options.absolute(e.algebraic)[: absolute.size - e.n]
         m.certify, m.max_events, m.first_step = context.certify, context.max_events, options.first_step or 0.0
-        m.last, bound = UNLIMITED if context.again is None else context.again.count, context.bound
+        m.last, bound = UNLIMITED if context.replayed is None else context.replayed.count, context.bound
         m.bound, m.counts_rows, m.counts_records = bound.size / NONE.itemsize, bound.rows, bound.records
         m.t0 = m.clock[0] = context.span[0]
         m.t_end = m.t1 = context.span[1]
@@ -314,7 +314,7 @@ class NativeLoop:
         if not m.n_events:
             return first
         last = int(self._offsets[m.n_events - 1])
-        source = int(self._records[last + AT["mode"]])
+        source = int(self._records[last + COLUMN["mode"]])
         found, e = self._record(last, source, m.at), self.graph.equations[m.at]
         ny, n_guards = e.n_differential, e.n_guards
         sensitive: dict[str, Any] = {}

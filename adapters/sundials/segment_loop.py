@@ -191,7 +191,7 @@ class SegmentLoop:
     @property
     def _again(self) -> RecordTable | None:
         """The record table to be repeated, if any."""
-        return None if self.context is None else self.context.again
+        return None if self.context is None else self.context.replayed
 
     @property
     def _chooses(self) -> bool:

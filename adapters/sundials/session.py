@@ -49,7 +49,7 @@ from .native_backward import carry_back, table_back
 from .native_forward import Head, NativeForward, carry_out, is_native, method_of_runs
 from .native_loop import NativeLoop
 from .segment_loop import SegmentLoop
-from .sweep import DiscreteAdjoint, LegSweep
+from .sweep import DiscreteAdjoint, TableSweep
 
 
 class SundialsIntegrator:
@@ -127,7 +127,7 @@ class SundialsSession:
             return self._leased[own]
         options = self.options
         key = ("sundials", options.linear_solver, *purpose)
-        idle = equations.kept.setdefault(key, [])
+        idle = equations.cache.setdefault(key, [])
         backend: Any = compiled if is_native(equations) else interpreted
 
         def make() -> Any:
@@ -208,10 +208,10 @@ class SundialsSession:
         components: tuple[int, ...],
         wrt: tuple[int, ...],
         *,
-        marked: bool,
+        at_events: bool,
     ) -> NativeGradient | None:
         """See `dae_hybrid.port.integrator.RunsWhole.back`."""
-        return carry_back(graph, run, components, wrt, marked=marked)
+        return carry_back(graph, run, components, wrt, at_events=at_events)
 
     def _adopt(self, task: SegmentTask) -> NativeForward | None:
         """Continue the paused run if this task is its first one."""
@@ -239,8 +239,8 @@ class SundialsSession:
         """See `dae_hybrid.port.integrator.Session.march`."""
         if not self._can_march(task, context):
             return self._pass(task, None)
-        if context.again is not None:
-            self.tested |= {id(context.graph.equations[mode]) for mode in context.again.tested}
+        if context.replayed is not None:
+            self.tested |= {id(context.graph.equations[mode]) for mode in context.replayed.tested}
         if context.t_eval is not None:
             task = replace(task, t_eval=context.t_eval, record="steps" if context.t_eval.size else "nothing")
         return self._pass(task, context)
@@ -289,7 +289,7 @@ class SundialsSession:
 
     def _marcher(self, graph: TransitionGraph, n_directions: int) -> NativeLoop:
         if n_directions not in self._marchers:
-            idle = graph.kept.setdefault(("sundials", n_directions), [])
+            idle = graph.cache.setdefault(("sundials", n_directions), [])
             loop = self._marchers[n_directions] = taken(idle, lambda: NativeLoop(graph, n_directions))
             loop.pool = idle
         return self._marchers[n_directions]
@@ -319,8 +319,8 @@ class SundialsSession:
                 mode=e.name,
                 remedy="Install a C compiler, build with native=True, or leave it out.",
             )
-        if context is not None and context.again is not None:
-            return METHODS[context.again.methods[context.graph.equations.index(e)].name]
+        if context is not None and context.replayed is not None:
+            return METHODS[context.replayed.methods[context.graph.equations.index(e)].name]
         if not self.options.automatic:
             method = METHODS[self.options.method]
             if method.explicit and not is_native(e):
@@ -389,7 +389,7 @@ class SundialsSession:
 
     def sweep(
         self, table: RecordTable, adjoints: Array, total: Array, components: tuple[int, ...],
-        tolerances: Callable[[int], Tolerances], measured: Array, *, marked: bool,
+        tolerances: Callable[[int], Tolerances], measured: Array, *, at_events: bool,
     ) -> TableAdjoint | None:  # fmt: skip
         """See `dae_hybrid.port.integrator.Session.sweep`."""
         modes = sorted(table.methods)
@@ -408,7 +408,7 @@ class SundialsSession:
                 memory.use(tolerances(mode), j)
         left = self.options.max_steps - self.counts["steps"]
         precision = self.options.rtol / ROUNDED
-        sweep = LegSweep(loop, table, discrete, integrated, self._wrt, components, marked=marked)
+        sweep = TableSweep(loop, table, discrete, integrated, self._wrt, components, at_events=at_events)
         found, steps = sweep.run(adjoints, total, measured, precision, left)
         for mode, memories in integrated.items():
             if found is None:

@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import min_weight_full_bipartite_matching, reverse_cut
 from scipy.sparse.linalg import splu
 
 from dae_hybrid.port.integrator import Equations
-from dae_hybrid.port.segment_rules import kept
+from dae_hybrid.port.segment_rules import cached
 
 Indices = NDArray[np.int64]
 
@@ -77,7 +77,7 @@ def structure_of(equations: Equations, *, backward: bool, wanted: str) -> Struct
         row, column = (columns, rows) if backward else (rows, columns)
         return decide(equations.n, row, column, wanted, differential=equations.n_differential)
 
-    found: Structure = kept(equations, ("structure", backward, wanted), make)
+    found: Structure = cached(equations, ("structure", backward, wanted), make)
     return found
 
 

@@ -78,7 +78,7 @@ class DiscreteAdjoint:
         """Nothing native is owned."""
 
 
-class LegSweep:
+class TableSweep:
     """The adjoint swept backward through a record table.
 
     `discrete` holds the modes with explicit steps; other modes have one memory per component in `integrated`.
@@ -86,17 +86,17 @@ class LegSweep:
 
     def __init__(
         self, loop: NativeLoop, table: RecordTable, discrete: dict[int, DiscreteAdjoint], integrated: dict[int,
-        list[Adjoint]], wrt: tuple[int, ...], components: tuple[int, ...], *, marked: bool,
+        list[Adjoint]], wrt: tuple[int, ...], components: tuple[int, ...], *, at_events: bool,
     ) -> None:  # fmt: skip
-        self.marks: Array | None
+        self.at_events: Array | None
         self.table, self.wrt, self.components = table, wrt, components
         self._discrete, self._integrated, self._marcher = discrete, integrated, loop
         e, k, count = table.graph.equations, len(components), len(table.graph.equations)
         self.width = table.width
         self._wrt, self._components = (np.array(v, dtype=np.int64) for v in (wrt, components))
-        self.adjoint, self.marks = np.zeros((k, self.width)), None
-        if marked:
-            self.marks = np.zeros((table.count, k, self.width + len(wrt)))
+        self.adjoint, self.at_events = np.zeros((k, self.width)), None
+        if at_events:
+            self.at_events = np.zeros((table.count, k, self.width + len(wrt)))
         longest = max((len(path) for path in table.paths.values()), default=0)
         self._work, self._longest = np.zeros(self.width + e[0].n_parameters + 1), np.zeros(longest)
         self._modes: Any = (POINTER(ExplicitAdjoint) * count)()
@@ -132,7 +132,7 @@ class LegSweep:
             tables=ctypes.addressof(self._marcher.struct), modes=ctypes.addressof(self._modes),
             integrated=ctypes.addressof(self._memories), paths=ctypes.addressof(self._paths),
             n_events=self.table.count, n_measured=len(measured), n_components=len(self.components), n_wrt=len(self.wrt),
-            marks_width=self.width, marks=None if self.marks is None else self.marks.ctypes.data,
+            marks_width=self.width, marks=None if self.at_events is None else self.at_events.ctypes.data,
             begin=self.table.task.t0, precision=2.0 ** np.floor(-np.log2(precision)), steps=0, max_steps=max_steps,
             **addresses,
         )  # fmt: skip
@@ -151,4 +151,4 @@ class LegSweep:
             raise not_finite_derivatives(mode=e[mode].name, time=float(self.table.column("time")[struct.failed]))
         before = self.adjoint[:, : e[self.table.mode].n_differential + e[self.table.mode].n_memory]
         steps = struct.steps + sum(own.struct.steps for own in self._discrete.values())
-        return TableAdjoint(before, totals, self.marks, self.width), steps
+        return TableAdjoint(before, totals, self.at_events, self.width), steps

@@ -290,7 +290,7 @@ def of_member(
         index=index,
         guarded=guarded,
         timed=timed,
-        equations=replace(e, name=name, functions=functions_of(e.functions, P, numbers), numbers=numbers, kept={}),
+        equations=replace(e, name=name, functions=functions_of(e.functions, P, numbers), numbers=numbers, cache={}),
         kernels=kernels_of(family.kernels, lambda _: P, numbers),
         solved=completed(family.solved),
         solved_by_w=completed(family.solved_by_w),

@@ -118,7 +118,7 @@ def build_system(
         functions = _by_owner(bound(together, library))
         compiled = [functions["mode"][unit] for unit in builders.unit]
         own = tuple(
-            replace(mode, equations=replace(mode.equations, compiled=f, kept={}))
+            replace(mode, equations=replace(mode.equations, compiled=f, cache={}))
             for mode, f in zip(modes, compiled, strict=True)
         )
         return replace(system, modes=own, graph=connected(own, functions), compiled=True)

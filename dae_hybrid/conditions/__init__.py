@@ -1,1 +1,1 @@
-"""What must hold for a derivative to exist, and the checks of a gradient before it is returned."""
+"""Conditions for the existence of derivatives, and the checks that a gradient must pass before it is returned."""

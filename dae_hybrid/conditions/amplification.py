@@ -1,10 +1,10 @@
-"""Whether a gradient has digits left where perturbations grow along the run.
+"""Growth of perturbations: whether the digits of a gradient are determined by the tolerances.
 
-In a chaotic motion what an integrator gets wrong grows like the derivatives do, by e in every Lyapunov time, until
-the run is another one: its derivatives are large, exact for that run, and say nothing of the problem. A large
-derivative alone is no sign of it (y' = y is as large and as well determined as its solution), so where one is large
-the analysis is carried out once more at another tolerance. What both agree on is determined. The same is done where
-perturbations grow on the way and shrink again, and leave derivatives behind that are not large; see `passages`.
+In a chaotic motion errors grow like the derivatives, by e in every Lyapunov time, until the computed run is a different
+one: its derivatives are large, exact for that run, and unrelated to the problem. A large derivative alone does not
+indicate this (that of y' = y is as large and as well determined as its solution), so that with a large derivative the
+analysis is repeated at another tolerance; the digits that agree are determined. The same is done if perturbations grow
+within the run and decay again, and the derivatives are not large; see `passages`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dae_hybrid.simulation.passages import fastest_passage
 from dae_hybrid.trajectory.diagnostics import Check
 from dae_hybrid.trajectory.trajectory import Trajectory
 
-#: a functional that changes by so many times its size (no less than its absolute tolerance) when a parameter doubles is
-#: looked at more closely,
+#: the analysis is repeated if doubling a parameter changes a functional by this multiple of its size or of its absolute
+#: tolerance
 LARGE = 5.0
-#: at so many times the tolerances,
+#: factor on the tolerances of the repeated analysis
 LOOSER = 2.0
-#: differences are looked for to this multiple of rtol
+#: smallest significant difference of gradients, in multiples of rtol
 ACCURACY = 100.0
 TIGHTER = "Shorten the run or tighten rtol"
 ROUNDED = "Roundings of time add up there, whatever rtol is: shorten the run; forward analysis may lose less"
@@ -43,9 +43,9 @@ def lost_digits(
     *,
     sampled: bool = False,
 ) -> tuple[list[str], Check]:
-    """What is to be said of the gradients (k, n_wrt) of a run by functional, and the check; `again` makes them anew.
+    """Return warnings on the gradients (k, n_wrt) of a run by functional, and the check; `again` recomputes them.
 
-    `sampled` says that the run has outputs at times that were asked for.
+    `sampled` says that the outputs of the run are at requested times.
     """
     p = trajectory.parameters[list(wrt)]
     scale = np.where(p != 0, np.abs(p), 1.0)
@@ -82,25 +82,25 @@ def lost_digits(
 
 
 def _absolute(trajectory: Trajectory, name: str) -> Array:
-    """Absolute tolerances of a functional, (k,)."""
+    """Return the absolute tolerances of a functional, (k,)."""
     functionals = trajectory.system.functionals
     return trajectory.options.absolute(functionals)[functionals[name]]
 
 
 def lost(rtol: float) -> float:
-    """Gradients that differ by more than this share have lost their digits."""
+    """Return the relative difference above which gradients have lost their digits."""
     return max(LOST, ACCURACY * rtol)
 
 
 def difference(one: Array, other: Array, least: Array) -> float:
-    """Largest difference of two gradients against the larger one; 0 where both are below `least`, (k,)."""
+    """Return the largest difference of two gradients relative to the larger one; 0 if both are below `least`, (k,)."""
     size = np.maximum(np.abs(one).max(axis=1, initial=0.0), np.abs(other).max(axis=1, initial=0.0))
     change = np.where(size > least, np.abs(one - other).max(axis=1, initial=0.0), 0.0)
     return float(np.max(change / np.maximum(size, least), initial=0.0))
 
 
 def _relative(trajectory: Trajectory, name: str, changes: Array) -> float:
-    """Largest change of a functional against what it is made of."""
+    """Return the largest change of a functional relative to the terms of its sum."""
     part = trajectory.system.functionals[name]
     made_of = np.maximum(np.abs(np.atleast_1d(trajectory.functionals[name])), _absolute(trajectory, name))
     change = changes.max(axis=1, initial=0.0)
@@ -110,7 +110,7 @@ def _relative(trajectory: Trajectory, name: str, changes: Array) -> float:
 
 
 def _terminal_sizes(trajectory: Trajectory) -> Array:
-    """How large the terminal values of the functionals may be, to first order, by the largest states on the way."""
+    """Return the magnitudes of the functionals' terminal values, to first order, by the largest states of the run."""
     t, last, x, m = trajectory.final
     final = trajectory.system.modes[last]
     by_u = final.kernels["terminal"](t, x, m, trajectory.parameters)[1]

@@ -1,7 +1,7 @@
-"""Relations that are evaluated at an instant: in resets, costs, measurements and initial values, and of constants.
+"""Relations evaluated at an instant: in resets, costs, measurements and initial values, and those of constants.
 
-They are no events. Where the accuracy of the run does not tell on which side of one it is, both sides are looked at:
-where they differ, in value or in derivative, there are only one-sided derivatives, and these are refused.
+They are not events. If the accuracy of the run does not determine the side of a relation, both sides are evaluated; if
+they differ in value or derivative, there are only one-sided derivatives, which are refused.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from dae_hybrid.system.system import ModeSystem
     from dae_hybrid.trajectory.trajectory import Trajectory
 
-#: sides that agree to this share are the same, and a relation that moves by no more of the terms does not move
+#: relative difference below which sides are equal, and relative change below which a relation is constant
 SAME, MOVED = 1e-6, 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class Branches:
-    """The relations of what is evaluated at one place.
+    """The relations in expressions that are evaluated at one place.
 
-    `what` is the place, in words. Relations of `fixed` symbols do not move with the parameters; those of
-    `moving` ones are events, or integrated across: with `kinks`, the kinks among them are meant instead of all others.
+    `what` describes the place. Relations of `fixed` symbols do not move with the parameters; those of `moving` ones are
+    events, or are integrated across. With `kinks`, the kinks among the latter are selected instead of the others.
     """
 
     what: str
@@ -67,12 +67,12 @@ class Branches:
 
     @cached_property
     def _margins(self) -> Kernel:
-        """(t, x, m, p, ...) -> distances from where relations change, and their derivatives by (t, x, m, p)."""
+        """(t, x, m, p, ...) -> distances from the thresholds of relations, and their derivatives by (t, x, m, p)."""
         return self._kernel([ca.vertcat(*(entry.sides()[0] for entry, _, _ in self._jumps))])
 
     @cached_property
     def _values(self) -> Kernel:
-        """The same point -> values to both sides of every relation, and their derivatives by (t, x, m, p)."""
+        """The same point -> values on both sides of every relation, and their derivatives by (t, x, m, p)."""
         return self._kernel(
             [ca.veccat(*forced(side)) for entry, _, forced in self._jumps for side in entry.sides()[1:]]
         )
@@ -88,10 +88,10 @@ class Branches:
     def undecided(
         self, point: Sequence[Any], allowed: Array, reach: Reach, twin: Twin
     ) -> list[tuple[str, Array, bool]]:
-        """Relations that are where they change, to the accuracy of (t, x, m), and whose sides differ.
+        """Return relations at their thresholds, to the accuracy of (t, x, m), whose sides differ.
 
-        With derivatives of their distances from there by (t, x, m, p), and whether the sides differ in values.
-        `allowed` are tolerances of (t, x, m); how many of them a run is off by says `reach`.
+        Each comes with the derivatives of its distance from the threshold by (t, x, m, p), and whether the values of
+        the sides differ. `allowed` are tolerances of (t, x, m); `reach` is the error of the run in tolerances.
         """
         margins, by_u = self._margins(*point)
         u = np.concatenate([np.atleast_1d(np.asarray(part, dtype=float)) for part in point[:4]])
@@ -117,7 +117,7 @@ class Branches:
         return found
 
     def _differ(self, i: int, point: Sequence[Any]) -> tuple[bool, bool]:
-        """Whether the values, and whether their derivatives depend on the side."""
+        """Return whether the values, and whether their derivatives depend on the side."""
         parts = self._values(*point)
         values, slopes = ((parts[k + 2 * i], parts[k + 2 * i + 1]) for k in (0, len(parts) // 2))
         with np.errstate(invalid="ignore"):
@@ -131,7 +131,7 @@ class Branches:
 class Twin:
     """The same point of the run that `Reach` compares with, and tolerances of x at the largest values of the run.
 
-    A state that is next to zero for a moment is not known to a share of what it is then.
+    The error of a state that is close to zero only for a moment is not relative to its value there.
     """
 
     allowed: Array
@@ -143,11 +143,11 @@ ALONE = Twin(np.zeros(0), lambda: None)
 
 @dataclass(frozen=True, eq=False)
 class BranchTable:
-    """The relations of a system that are no events, by where they are evaluated.
+    """The relations of a system that are not events, by the place of their evaluation.
 
-    `transitions` are by index, with what they depend on besides (t, x-, m-, p); `measurements` by index and mode,
-    `ends` and `constants` by mode; `start` is of the initial mode. `guards`, by transition, are the
-    kinks of their guards, `equations` by mode those of equations and integrands.
+    `transitions` are by index, with the function for their inputs after (t, x-, m-, p); `measurements` by index and
+    mode, `ends` and `constants` by mode; `start` is that of the initial mode. `guards` are the kinks of guards by
+    transition, `equations` those of equations and integrands by mode.
     """
 
     transitions: Mapping[int, tuple[Branches, Callable[[EventRecord], list[Any]]]]
@@ -164,21 +164,21 @@ class BranchTable:
 
 
 def open_branches(trajectory: Trajectory, reach: Reach) -> list[Open]:
-    """The relations along a run whose side the accuracy does not tell."""
+    """Return the relations of a run whose side its accuracy does not determine."""
     table = trajectory.system.branches
     return list(_open(trajectory, table, reach)) if table else []
 
 
 @dataclass(frozen=True, eq=False)
 class Open:
-    """A relation whose side is open, after how many events."""
+    """A relation whose side is undetermined, and the number of events before it."""
 
     what: str
     text: str
     time: float
     mode: ModeSystem
     by_u: Array
-    jumps: bool  # the sides differ in values, and not in derivatives alone
+    jumps: bool  # the sides differ in values, not only in derivatives
     n_events: int
     at_event: bool
 
@@ -189,7 +189,7 @@ class Open:
 
     @property
     def matters(self) -> bool:
-        """Whether derivatives are one-sided however the relation moves with the parameters."""
+        """Whether derivatives are one-sided for any change of the relation with the parameters."""
         return not self.is_constant and (self.jumps or not self.at_event)
 
     def moves(self, trajectory: Trajectory, directions: TangentState) -> bool:
@@ -211,7 +211,7 @@ class Open:
         return bool(np.any(np.abs(terms.sum(axis=0)) > MOVED * np.abs(terms).sum(axis=0)))
 
     def refuse(self, conditions: Conditions) -> None:
-        """Refuse derivatives."""
+        """Refuse the derivatives of the run."""
         conditions.refuse(
             EventError(
                 f"In {self.what}, {self.text} is where it changes, to the accuracy of the run, and what follows from "
@@ -225,7 +225,7 @@ class Open:
 
 
 def _open(trajectory: Trajectory, table: BranchTable, reach: Reach) -> Iterator[Open]:
-    from dae_hybrid.trajectory.trajectory import Segment  # which knows systems, and these their tables
+    from dae_hybrid.trajectory.trajectory import Segment  # avoids a circular import
 
     system, p, options, count = trajectory.system, trajectory.parameters, trajectory.options, 0
     measured = 0

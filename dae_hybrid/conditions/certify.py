@@ -1,4 +1,4 @@
-"""What a gradient has to pass before it is handed out."""
+"""Checks that a gradient must pass before it is returned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dae_hybrid.trajectory.trajectory import Trajectory
 
 @contextmanager
 def keeping(trajectory: Trajectory) -> Iterator[None]:
-    """Errors of the analysis of a run carry the run."""
+    """Attach the trajectory to errors of its analysis."""
     try:
         yield
     except DaeHybridError as error:
@@ -40,15 +40,14 @@ def certify(
     functionals: tuple[str, ...],
     finer: Callable[[], Trajectory],
 ) -> Diagnostics:
-    """Look at the conditions that concern a run as a whole, and state what was checked besides the run's diagnostics.
+    """Check the conditions that concern a run as a whole; return the results in addition to the run's diagnostics.
 
-    `forward` gives directions that have gone along the run, `finer` the run that `Reach` compares with; both are
-    called where they are needed. `growth` is what `amplification.lost_digits` says, `functionals` are those whose
-    derivatives are wanted.
+    `forward` returns the run with its tangents, `finer` the run that `Reach` compares with; both are called only if
+    needed. `growth` is the result of `amplification.lost_digits`, `functionals` are those to be differentiated.
 
-    Warns with `DerivativeWarning` where derivatives are one-sided, and where a condition failed that is not strict;
-    with `ConditionWarning` where perturbations have grown so that gradients are not determined, or where
-    sensitivities are lost in their absolute tolerances.
+    Warns with `DerivativeWarning` if derivatives are one-sided or a condition failed with ``strict=False``, and with
+    `ConditionWarning` if the growth of perturbations leaves gradients undetermined or sensitivities are below their
+    absolute tolerances.
     """
     if trajectory.accumulation is not None:
         conditions.refuse(
@@ -64,7 +63,7 @@ def certify(
     refuse_resting(trajectory, conditions, forward, functionals)
     reach = Reach(trajectory, finer)
     if open_branches(trajectory, reach):
-        run, directions = forward()  # whose events need not be those of the trajectory, one by one
+        run, directions = forward()  # its events may differ from those of the trajectory
         for found in open_branches(run, reach):
             if found.matters or found.moves(run, directions):
                 found.refuse(conditions)

@@ -1,4 +1,4 @@
-"""The instants of a run, and what is due or open at them."""
+"""Instants of a run: the transitions that are due at them, and the guards whose firing is undecided."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import KNOWN, clock
 from dae_hybrid.trajectory.trajectory import Trajectory
 
-#: states and derivatives that agree to this share are the same, or to so many rtol
+#: relative difference below which states and derivatives are equal, and the same in multiples of rtol
 SAME, ACCURACY = 1e-6, 1e3
-#: times that differ by less than this share of the run for a change of the parameters by their own size are the same
+#: times are equal if a change of the parameters by their own size moves them apart by less than this share of the run
 SAME_TIME = 1e-9
-#: a guard that is farther from zero than this share of its terms, and so many absolute tolerances, is far from it
+#: a guard is far from zero above the sum of this share of its terms and this number of absolute tolerances
 CLOSE, FAR = 1e-3, 1e3
 #: a mode, and t, x, m in it
 type Point = tuple[ModeSystem, float, Array, Array]
 
 
 class RunInspector:
-    """The instants of a run, and what is due or open at them."""
+    """Groups the events of a run into instants, and finds due and undecided transitions at them."""
 
     def __init__(self, trajectory: Trajectory, reach: Reach) -> None:
         self.reach = reach
@@ -45,7 +45,7 @@ class RunInspector:
         self.schedule = Schedule(self.system, trajectory.t_span[0], self.p)
 
     def slack(self, t: float) -> float:
-        """Times that differ by no more are one instant."""
+        """Return the largest difference of simultaneous times at t."""
         return float(self._slacks(t))
 
     def _slacks(self, t: float | Array) -> Array:
@@ -53,17 +53,17 @@ class RunInspector:
         return known if self.is_sure else np.clip(self.reach.late(t), known, WIDEST / TOGETHER * known)
 
     def known(self, t: float | Array) -> Array:
-        """The same of a run that is as accurate as runs are."""
+        """Return the same for a run whose error is that of its tolerances."""
         return TOGETHER * self.run.options.rtol * np.maximum(np.abs(t), t - self.run.t_span[0])
 
     @property
     def times(self) -> Array:
-        """The times of the events."""
+        """Event times."""
         return self.run.parts.event_times
 
     @cached_property
     def plain(self) -> NDArray[np.bool_]:
-        """By event: whether it is certified and alone at its instant, and the run as accurate there as runs are."""
+        """Whether each event is certified and alone at its instant, with the accuracy of the tolerances."""
         times, slack = self.times, self._slacks(self.times)
         alone = np.diff(times, prepend=-np.inf) > slack
         alone[:-1] &= alone[1:]
@@ -71,9 +71,9 @@ class RunInspector:
 
     @cached_property
     def is_sure(self) -> bool:
-        """Whether the run may be a good deal less accurate than runs are without a difference to what is one instant.
+        """Whether the grouping into instants is independent of the global error of the run, up to WIDEST.
 
-        That is where no event is next to another time, and no uncertified one next to another guard's zero.
+        This holds if no event is next to another time, and no uncertified event next to the zero of another guard.
         """
         run, start = self.run, self.run.t_span[0]
         events = self.times
@@ -91,7 +91,7 @@ class RunInspector:
         return not any(self._apart(event) <= WIDEST / TOGETHER * self.known(event.time) for event in run.uncertified)
 
     def _apart(self, event: EventRecord) -> float:
-        """The time between an event and the nearest zero of another guard of its mode, by the rates of the guards."""
+        """Return the time between an event and the nearest zero of another guard, by the rates of the guards."""
         mode = self.source(event)
         if len(mode.guarded) < 2:
             return np.inf
@@ -101,14 +101,14 @@ class RunInspector:
             return float(np.nanmin(np.abs(guards / rates)[other], initial=np.inf))
 
     def instant(self, t: float) -> EventLogic:
-        """A fresh instant of the run."""
+        """Return event rules for an instant of the run, in their initial state."""
         return self._instant(self.slack(t))
 
     def _instant(self, slack: float = 0.0) -> EventLogic:
         return EventLogic(self.system, self.run.t_span, self.run.options, self.schedule, slack)
 
     def instants(self) -> Iterator[tuple[int, list[EventRecord]]]:
-        """The events of the run by instant, with the number of the first."""
+        """Yield the events of the run by instant, with the index of the first."""
         events, first, times = self.run.events, 0, self.times.tolist()
         slack = self._slacks(self.times).tolist()
         for i in range(1, len(events) + 1):
@@ -122,32 +122,32 @@ class RunInspector:
         return same_instant(events[0].time, start, start)
 
     def is_beside_end(self, events: list[EventRecord]) -> bool:
-        """Whether the end of the run, given as such, is the time of an instant to the accuracy of the run."""
+        """Whether the given end of the run coincides with an instant to the accuracy of the run."""
         t, end = events[-1].time, self.run.t_span[1]
         return abs(end - t) <= self.slack(t)
 
     def is_rounding(self, one: float, other: float) -> bool:
-        """Whether two times are the same but for rounding."""
+        """Whether two times are equal to rounding."""
         return same_instant(one, other, self.run.t_span[0])
 
     def source(self, event: EventRecord) -> ModeSystem:
-        """The mode that an event left."""
+        """Return the mode before an event."""
         return self.system.modes[self.system.transitions[event.index].source]
 
     def target(self, event: EventRecord) -> ModeSystem:
-        """The mode that an event led to."""
+        """Return the mode after an event."""
         target = self.system.transitions[event.index].target
         return self.system.modes[self.run.final[1] if target is None else target]
 
     def others(self, event: EventRecord) -> list[Firing]:
-        """The other transitions that are due where the first event of an instant fired."""
+        """Return the other transitions that are due at the first event of an instant."""
         mode = self.source(event)
         if len(mode.guarded) + len(mode.timed) < 2:
             return []
         return [firing for firing in self.due(self.before(event)) if firing.transition.index != event.index]
 
     def ceasing(self, event: EventRecord) -> list[Firing]:
-        """Transitions whose conditions cease to hold where an event fired: it may have come while they still held."""
+        """Return transitions whose conditions cease to hold at an event, to the accuracy of the run."""
         mode, _, x, m = point = self.before(event)
         every = self.system.transitions
         conditions = {i for i in mode.guarded if every[i].jumps}
@@ -160,22 +160,22 @@ class RunInspector:
         ]
 
     def firing(self, event: EventRecord) -> Firing:
-        """What an event was."""
+        """Return the firing of an event."""
         transition = self.system.transitions[event.index]
         return Firing(transition, event.guard, event.rate, event.count, event.follows)
 
     def with_twins(self, indices: set[int]) -> set[int]:
-        """These transitions, and those that change the same relation or step function."""
+        """Return these transitions, and those that change the same relation or step function."""
         keys = {self._key(index) for index in indices}
         return {t.index for t in self.system.transitions if self._key(t.index) in keys}
 
     def _key(self, index: int) -> Any:
-        """What transitions of one relation have in common."""
+        """Return a key that the transitions of one relation share."""
         relation = self.system.transitions[index].relation
         return index if relation is None else relation.memory
 
     def sides_after(self, events: Sequence[EventRecord], but: Firing) -> dict[int, int]:
-        """The sides of zero that the guards of events are on after them, but for one that is to fire again."""
+        """Return the sides of the events' guards after them, except that of a transition that is to fire again."""
         if not events or events[-1].target is None:
             return {}
         fired = {event.index for event in events} - self.with_twins({but.transition.index})
@@ -186,16 +186,16 @@ class RunInspector:
         return {index: int(np.sign(zero.get(index, h))) for index, h in guards if index in fired}
 
     def settled(self, due: set[int], events: Sequence[EventRecord], conditions: Conditions) -> set[int]:
-        """Transitions that are a matter of order: those that fired, and whatever else was due.
+        """Return the transitions of an instant whose order alone is open: those that fired or were due.
 
-        Relations and what was only due are not where an event has brought their guards to zero anew.
+        Relations, and transitions that were due but did not fire, are excluded if an event has moved their guards.
         """
         fired = self.with_twins({event.index for event in events})
         kept = {index for index in fired if self.system.transitions[index].relation is None}
         return kept | (fired | self.with_twins(due)) & self.untouched(events, conditions)
 
     def untouched(self, events: Sequence[EventRecord], conditions: Conditions) -> set[int]:
-        """Transitions whose guards events have left alone: they see what they, or those of the same relation, saw."""
+        """Return the transitions whose guards have the same derivatives before and after events, relations shared."""
         first, last = events[0], events[-1]
         if last.target is None:
             return set()
@@ -220,7 +220,7 @@ class RunInspector:
         return found
 
     def _seen(self, point: Point, state: Array, tau: Array) -> dict[int, Array]:
-        """Derivatives of the guards of a mode at a time that moves."""
+        """Return the derivatives of the guards of a mode at a moving time."""
         found, start = {}, clock(self.run.t_span[0], 0)
         for index in point[0].guarded:
             h_w, _, rate = self.system.transitions[index].guard_derivatives(*point, self.p, start)
@@ -228,16 +228,16 @@ class RunInspector:
         return found
 
     def entered_beside(self, index: int, guard: float = 0.0, rate: float = 1.0) -> Firing:
-        """A transition whose guard is zero on entry, to the accuracy of the run, and moves away.
+        """Return the firing of a transition whose guard is zero on entry, to the accuracy of the run, and leaves zero.
 
-        A neighbouring run begins on the other side. The relation of such a transition has changed at the entry there,
-        and changes back where its guard crosses.
+        A neighbouring run begins on the other side. There the relation of such a transition has changed at the entry,
+        and changes back when its guard crosses.
         """
         transition = self.system.transitions[index]
         return Firing(transition, guard, rate, follows=transition.relation is not None)
 
     def near_after(self, event: EventRecord) -> list[Firing]:
-        """The transitions of `near` where an event led to, but for its own, and those whose guards it has not moved."""
+        """Return `near` after an event, without its own transition and those whose guards it has not moved."""
         if event.target is None:
             return []
         found = [firing for firing in self.near(self.after(event)) if firing.transition.index != event.index]
@@ -248,7 +248,7 @@ class RunInspector:
         return [firing for firing in found if firing.transition.index not in left_alone]
 
     def _times_near(self, mode: ModeSystem, t: float) -> list[Firing]:
-        """The time events of a mode that its entry at a time may be before or after, to the accuracy of the run."""
+        """Return the time events that coincide with a mode's entry to the accuracy of the run."""
         found = []
         slack, start = self.slack(t), self.run.t_span[0]
         for transition in self.schedule.periodic(mode):
@@ -260,7 +260,7 @@ class RunInspector:
         return found
 
     def due(self, point: Point) -> list[Firing]:
-        """The transitions that are due at a point where its mode goes on."""
+        """Return the transitions that are due at a point of a mode that stays active."""
         mode, t, x, m = point
         instant, at = self.instant(t), StatePoint(x, m, *self.entry(*point))
         zeros = instant.zeros(mode, t, at)
@@ -276,7 +276,7 @@ class RunInspector:
         return found
 
     def coming(self, point: Point, happened: list[EventRecord]) -> list[Firing]:
-        """The transitions that would be due if a run went on from its last point, after what has happened there."""
+        """Return the transitions that would be due if a run continued from its last point, after the events there."""
         mode, t, *_ = point
         if not mode.guarded and not mode.timed:
             return []
@@ -293,7 +293,7 @@ class RunInspector:
         ]
 
     def is_exact(self, firing: Firing, point: Point) -> bool:
-        """Whether a transition is due at a point to the last bit."""
+        """Whether a transition is due exactly at a point, to rounding."""
         mode, t, x, m = point
         if firing.transition.trigger.is_timed:
             exact = self._instant().timetable(mode, t, t)
@@ -303,7 +303,7 @@ class RunInspector:
         return any(index == firing.transition.index for index, _, _ in zeros)
 
     def undecided_after(self, event: EventRecord) -> list[int]:
-        """The same after an event."""
+        """Return `undecided` after an event."""
         if event.target is None:
             return []
         same = event.source == event.target and np.array_equal(event.x_minus, event.x_plus)
@@ -312,16 +312,16 @@ class RunInspector:
         found = self.undecided(mode, *point, own)
         if not found or event.source == event.target:
             return found
-        resting = self._at_rest(mode, *point)  # whichever side they begin on, they do not cross
+        resting = self._at_rest(mode, *point)  # they do not cross from either side
         return [i for i in found if i not in resting or not self._waits(i)]
 
     def _waits(self, index: int) -> bool:
-        """Whether a guard that is past its threshold on entry, and moves on, is left alone."""
+        """Whether a guard that is past its threshold on entry does not fire."""
         transition = self.system.transitions[index]
         return transition.direction != 0 and transition.on_entry == "wait"
 
     def _at_rest(self, mode: ModeSystem, t: float, x: Array, m: Array) -> set[int]:
-        """Transitions whose guards leave zero away from where they fire; see `departure`."""
+        """Return transitions whose guards leave zero to the side on which they do not fire; see `departure`."""
         i = int(np.searchsorted(self._times, t - self.slack(t)))
         past = t - (self._times[i - 1] if i else self.run.t_span[0])
         places = {i: self.system.transitions[index] for i, index in enumerate(mode.guarded)}
@@ -333,9 +333,9 @@ class RunInspector:
         return np.array([event.time for event in self.run.events])
 
     def undecided(self, mode: ModeSystem, t: float, x: Array, m: Array, own: int | None) -> list[int]:
-        """Transitions whose guards are zero where a mode is entered and do not fire, but would be met from beside.
+        """Return transitions whose guards are zero on entry without firing, but would fire in a neighbouring run.
 
-        `own` is the one that has just fired where nothing has changed but the clock.
+        `own` is the transition that has just fired, if it has changed nothing but the clock.
         """
         if not mode.guarded:
             return []
@@ -351,9 +351,9 @@ class RunInspector:
         return found
 
     def near(self, point: Point) -> list[Firing]:
-        """Transitions that fire where a mode is entered or do not, as the accuracy of the state will have it.
+        """Return transitions whose firing on entry into a mode depends on the error of the state.
 
-        Their guards are within a few tolerances of zero, though not zero to rounding.
+        Their guards are within a few tolerances of zero, but not zero to rounding.
         """
         mode, t, x, m = point
         if not mode.guarded:
@@ -374,7 +374,7 @@ class RunInspector:
         return found
 
     def _within_accuracy(self, point: Point, at: StatePoint) -> list[tuple[int, float, float]]:
-        """Transitions of the mode whose guards are within a few tolerances of zero and move, with value and rate."""
+        """Return transitions whose guards are within a few tolerances of zero and move, with value and rate."""
         mode, t, x, _ = point
         away = FAR * float(max(self.run.options.absolute(mode.differential), default=0.0))
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
@@ -393,21 +393,21 @@ class RunInspector:
         return found
 
     def before(self, event: EventRecord) -> Point:
-        """Where an event fired."""
+        """Return the point before an event."""
         return self.source(event), event.time, event.x_minus, event.memory_minus
 
     def after(self, event: EventRecord) -> Point:
-        """Where it led to."""
+        """Return the point after an event."""
         return self.target(event), event.time, event.x_plus, event.memory_plus
 
     @property
     def end(self) -> Point:
-        """The mode and the point that the run ends with."""
+        """Mode and point at the end of the run."""
         t, mode, x, m = self.run.final
         return self.system.modes[mode], t, x, m
 
     def at_rest(self, point: Point) -> list[int]:
-        """Transitions whose guards rest at zero and depend on more than time."""
+        """Return transitions whose guards rest at zero and do not depend on time alone."""
         mode, t, x, m = point
         if not (mode.guarded and self.run.notes):  # a note says which guards have rested
             return []
@@ -418,9 +418,9 @@ class RunInspector:
         return [i for i in touching if (transition := self.system.transitions[i]).movable and not transition.is_kink]
 
     def moving_at_start(self, directions: Array | None = None) -> list[int]:
-        """Transitions whose guards are zero at the start without firing, and move with the parameters.
+        """Return transitions whose guards are zero at the start without firing, and change with the parameters.
 
-        Along columns of directions, or with each parameter by itself.
+        The changes are along the columns of directions, or by each parameter.
         """
         start = self.run.start
         open_ = self._undecided(start.mode, start.t, start.at, None)
@@ -432,16 +432,16 @@ class RunInspector:
 
     @property
     def start(self) -> Point:
-        """The mode and the point that the run starts with."""
+        """Mode and point at the start of the run."""
         start = self.run.start
         return start.mode, start.t, start.x, start.at.m
 
     def moves(
         self, index: int, mode: ModeSystem, t: float, x: Array, m: Array, state: Array, dp: Array, tau: Array | None
     ) -> bool:
-        """Whether a guard that is zero at a point moves away from there, with the time of the point.
+        """Whether a guard that is zero at a point changes there with the parameters, at the moving time of the point.
 
-        By more than the run is accurate: what changes a state by less than that when a parameter doubles is nothing.
+        Changes below the accuracy of the run when a parameter doubles are neglected.
         """
         transition = self.system.transitions[index]
         h_w, h_p, rate = transition.guard_derivatives(mode, t, x, m, self.p, clock(self.run.t_span[0], 0))
@@ -458,33 +458,33 @@ class RunInspector:
         return bool(np.any(np.abs(change) > self.accuracy * size + unseen / np.where(scale > 0, scale, 1.0)))
 
     def entry(self, mode: ModeSystem, t: float, x: Array, m: Array) -> list[Array]:
-        """Rates, guards, their rates and sizes at a point."""
+        """Return rates, guards, their rates and sizes at a point."""
         return mode.kernels["entry"](t, x, m, self.p)
 
 
 def measured_in(part: object) -> list[float]:
-    """The times of the measurements of a part of a run."""
+    """Return the times of the measurements in a part of a run."""
     if isinstance(part, RecordTable):
         return part.measured_times
     return [part.time] if isinstance(part, MeasurementRecord) else []
 
 
 def knots_in(part: object) -> list[float]:
-    """The times of the knots of a part of a run."""
+    """Return the times of the knots in a part of a run."""
     if isinstance(part, RecordTable):
         return part.knot_times
     return [part.time] if isinstance(part, KnotRecord) else []
 
 
 def inaccuracy(trajectory: Trajectory, event: EventRecord) -> float:
-    """What the time of an event may be off by; those that are given are exact."""
+    """Return the error of an event time; given times are exact."""
     if not event.direction or event.follows or not event.rate:
         return 0.0
     return TOGETHER * accuracy(trajectory, event) / abs(event.rate)
 
 
 def refuse(look: RunInspector, index: int, t: float, conditions: Conditions, what: str, remedy: str) -> None:
-    """A transition whose existence a change of the parameters decides."""
+    """Refuse a transition whose existence depends on a change of the parameters."""
     transition = look.system.transitions[index]
     conditions.refuse(
         EventError(

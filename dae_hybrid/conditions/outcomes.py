@@ -1,4 +1,4 @@
-"""What an instant of a run might lead to: the point, its costs and their derivatives, in one order or the other."""
+"""Possible outcomes of an instant: point, costs and derivatives after it, for each order of its transitions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dae_hybrid.system.transition_map import clock
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 type Sides = Mapping[int, int]
-#: guards that are this many times as far away as the one that an instant begins with are zero there
+#: guards within this multiple of the first one's distance from zero count as zero at the instant
 BESIDE = 2.0
 NOWHERE: Sides = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an instant leads to: the mode and the point after it, its costs, and the records on the way."""
+    """Outcome of an instant: the mode and the point after it, its costs, and its records."""
 
     mode: ModeSystem
     at: StatePoint
@@ -37,9 +37,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Side:
-    """A point that a run may come to, with what it has cost since the sides part, and the derivatives of both.
+    """One of two possible points of a run, with the costs since the two differ, and the derivatives of both.
 
-    `state` are those of (y, m) at fixed time, (n_w, d); `gained` those of the costs, (k, d).
+    `state` are the derivatives of (y, m) at fixed time, (n_w, d); `gained` those of the costs, (k, d).
     """
 
     point: Point
@@ -68,23 +68,23 @@ class Along:
         return bool(np.all(np.abs(a - b) <= self.still + self.accuracy * np.maximum(np.abs(a), np.abs(b))))
 
     def time_of(self, point: Point, firing: Firing, state: Array) -> Array:
-        """Derivative of the time at which a transition is due at a point."""
+        """Return the derivative of the time at which a transition is due at a point."""
         start = clock(self.run.t_span[0], firing.count)
         h_w, h_p, rate = firing.transition.guard_derivatives(*point, self.run.parameters, start)
         return np.asarray((h_w @ state + h_p @ self.directions.directions) / -rate)
 
     def before(self, point: Point, state: Array) -> Side:
-        """A point where nothing happens."""
+        """Return a point without an event."""
         k = self.run.system.functionals.size
         return Side(point, state, np.zeros(k), np.zeros((k, state.shape[1])))
 
     def after(self, outcome: Outcome, t: float, state: Array, tau: Array | None = None) -> Side:
-        """What an instant leads to, from derivatives before it; `tau` is that of the event before."""
+        """Return the side after an instant from derivatives before it; `tau` is that of the previous event's time."""
         state, gained = self._derivatives(outcome.records, state, tau)
         return Side((outcome.mode, t, outcome.at.x, outcome.at.m), state, outcome.costs, gained)
 
     def difference(self, one: Side, two: Side) -> str | None:
-        """In what two sides differ, None where they agree to the accuracy of the run."""
+        """Describe the difference of two sides; None if they agree to the accuracy of the run."""
         (mode, _, x, m), (other, _, x2, m2) = one.point, two.point
         if mode is not other:
             return f"they lead to different states (mode '{mode.name}' on one side, '{other.name}' on the other)"
@@ -109,14 +109,14 @@ class Along:
         return None
 
     def _used(self, mode: ModeSystem) -> list[int]:
-        """Entries of the memory that make a difference in a mode: what relations of others say is set right there."""
+        """Return the entries of the memory that matter in a mode: not relations, which other modes update on entry."""
         every = self.run.system.transitions
         relations = {t.relation.entry for t in every if t.relation is not None}
         own = {r.entry for r in (every[i].relation for i in mode.guarded) if r is not None}
         return [i for i in range(self.run.system.memory.size) if i in own or i not in relations]
 
     def parameter(self, direction: int) -> str:
-        """The name of a direction."""
+        """Return the name of a direction."""
         entries = np.flatnonzero(self.directions.directions[:, direction])
         return self.run.system.parameters.labels()[entries[0]] if entries.size == 1 else f"direction {direction}"
 
@@ -124,9 +124,9 @@ class Along:
         self, look: RunInspector, point: Point, firing: Firing, state: Array, tau: Array | None = None,
         past: Sequence[EventRecord] = (),
     ) -> str | None:  # fmt: skip
-        """What a transition changes that fires at a point or does not, None where it is nothing.
+        """Describe the difference between a transition firing at a point and not firing; None if there is none.
 
-        `tau` is the derivative of the time of the point, `past` are the events that have led to it.
+        `tau` is the derivative of the time of the point, `past` are the events of the instant before it.
         """
         try:
             outcome = replay(look, point, firing, armed=False, sides=look.sides_after(past, firing))
@@ -136,11 +136,11 @@ class Along:
         return self.difference(self.before(point, state), fired)
 
     def order_matters(self, look: RunInspector, event: EventRecord, other: Firing, before: Array) -> str | None:
-        """What another order of an instant changes, None where it is nothing."""
+        """Describe the effect of another order of an instant; None if there is none."""
         return self._either(look, event, before, (look.firing(event), {}), (other, {}))
 
     def holding_matters(self, look: RunInspector, event: EventRecord, condition: int, before: Array) -> str | None:
-        """What changes if the condition of a transition still holds where an event fires, None where it is nothing."""
+        """Describe the effect of a condition that still holds when an event fires; None if there is none."""
         mine, holds = look.firing(event), self.run.system.transitions[condition].direction
         return self._either(look, event, before, (mine, {condition: -holds}), (mine, {condition: holds}))
 
@@ -157,7 +157,7 @@ class Along:
         return self.difference(one, two)
 
     def _derivatives(self, records: list[EventRecord], before: Array, earlier: Array | None) -> tuple[Array, Array]:
-        """Derivatives of the state after an instant, and what it adds to those of the functionals."""
+        """Return the derivatives of the state after an instant, and its contribution to those of the functionals."""
         system, p, start = self.run.system, self.run.parameters, self.run.t_span[0]
         state, gained = before, np.zeros((system.functionals.size, before.shape[1]))
         for record in records:
@@ -171,9 +171,9 @@ def replay(
     look: RunInspector, point: Point, begin: Firing, rate_scale: float = 0.0, *, armed: bool,
     earlier: EventRecord | None = None, sides: Sides = NOWHERE,
 ) -> Outcome:  # fmt: skip
-    """Go through an instant from a point, with some transition first; `armed` says whether the mode has been there.
+    """Repeat an instant from a point with a given first transition; `armed` says that the mode was active before.
 
-    `sides` are those of zero that guards are taken to be on at the point, by transition.
+    `sides` are the assumed sides of zero of guards at the point, by transition.
     """
     system, p, options = look.system, look.p, look.run.options
     mode, t, x, m = point
@@ -216,7 +216,7 @@ def replay(
 
 
 def _chattering(records: Sequence[EventRecord]) -> ChatteringError:
-    """A transition has been undone, and is due again: nothing that is due later comes to its turn."""
+    """Return the error of a transition that is due again after it has been undone."""
     names = dict.fromkeys(record.transition for record in records)
     return ChatteringError(
         f"Transitions follow each other without end: {' -> '.join(names)}.",
@@ -229,9 +229,9 @@ def _chattering(records: Sequence[EventRecord]) -> ChatteringError:
 def _not_passed(
     look: RunInspector, mode: ModeSystem, before: StatePoint, at: StatePoint, record: EventRecord
 ) -> tuple[StatePoint, EventRecord]:
-    """The point after a transition and its record; relations that were at their thresholds, and are, keep their sides.
+    """Return point and record of a transition with the sides of relations restored that stayed at their thresholds.
 
-    A reset evaluates the relations of what it changes, and which side of a threshold rounding takes them to is chance.
+    A reset evaluates the relations of the variables that it changes; at a threshold rounding decides their side.
     """
     t, m, slack = record.time, at.m, look.slack(record.time)
     for i, index in enumerate(mode.guarded):
@@ -248,6 +248,6 @@ def _not_passed(
 
 
 def close(a: Array, b: Array, accuracy: float) -> bool:
-    """Whether two arrays are the same to this share of what is largest in them."""
+    """Whether two arrays agree to a share of their largest entry."""
     scale = max(float(np.abs(a).max(initial=0.0)), float(np.abs(b).max(initial=0.0)))
     return bool(np.all(np.abs(a - b) <= accuracy * scale))

@@ -1,8 +1,7 @@
-"""How far a run may be off, as a second run at a tenth of its tolerances shows.
+"""Global error of a run, estimated by a second run at a tenth of its tolerances.
 
-What a run makes of its tolerances depends on the method and on the system: steps of BDF leave errors that add up, and
-perturbations may grow. Where something falls beside an event, and matters, that decides whether the two are one
-instant.
+The global error depends on the method and on the system: errors of BDF steps accumulate, and perturbations may grow. It
+decides whether an event and another time next to it count as simultaneous.
 """
 
 from __future__ import annotations
@@ -19,35 +18,35 @@ from dae_hybrid.simulation.event_logic import TOGETHER, WIDEST
 from dae_hybrid.simulation.grazing import accuracy
 from dae_hybrid.trajectory.trajectory import Trajectory
 
-#: the second run is at this share of the tolerances; errors are taken to be so many times the difference
+#: tolerances of the second run as a share of those of the run, and safety factor on the difference of the two
 FINER, SAFETY = 0.1, 3.0
 
 
 class Reach:
-    """How far a run may be off; `again` is the run at finer tolerances, which is made where it is needed."""
+    """Global error of a run; `again` returns the run at finer tolerances, and is called only if needed."""
 
     def __init__(self, trajectory: Trajectory, again: Callable[[], Trajectory]) -> None:
         self.run, self._again = trajectory, again
 
     def late(self, t: float | Array) -> Array:
-        """How late or early events next to a time, or to times, may be; infinite where they need not be there."""
+        """Return the errors of the event times next to given times; infinite if the events may not exist."""
         times, late = self._late
         return np.asarray(late[np.searchsorted(times, t)])
 
     def tolerances(self, t: float) -> float:
-        """How many tolerances the state may be off by, from TOGETHER to WIDEST: the most until the event after t."""
+        """Return the largest error of the state until the event after t, in tolerances, from TOGETHER to WIDEST."""
         times, found = self._tolerances
         return float(found[min(int(np.searchsorted(times, t)), len(times) - 1)])
 
     def final(self) -> tuple[int, float, Array, Array] | None:
-        """Mode, t, x and m at the end of the second run, if there is one."""
+        """Return mode, t, x and m at the end of the second run, if there is one."""
         if self._other is None:
             return None
         t, mode, x, m = self._other.final
         return mode, t, x, m
 
     def measured(self, i: int) -> tuple[int, float, Array, Array] | None:
-        """The same at a measurement, by its place in the run."""
+        """Return the same at a measurement, by its index in the run."""
         given = () if self._other is None else self._other.parts
         found = [part for part in given if isinstance(part, MeasurementRecord)][i : i + 1]
         return next(((part.mode.index, part.time, part.x, part.memory) for part in found), None)
@@ -61,7 +60,7 @@ class Reach:
 
     @cached_property
     def _same(self) -> tuple[Array, Array, int]:
-        """The times of the events of both runs, and how many of them, from the first, are the same ones."""
+        """Event times of both runs, and the number of leading events that agree."""
         own = self.run.parts
         if self._other is None:
             return own.event_times, np.zeros(0), 0
@@ -73,7 +72,7 @@ class Reach:
 
     @cached_property
     def _late(self) -> tuple[Array, Array]:
-        """The times of events; by how many of them are before a time, how late the four next to it may be."""
+        """Event times; largest error of the four events next to a time, by the number of events before it."""
         times, others, n = self._same
         late = np.zeros(times.size + 4)
         late[2 + n : -2] = np.inf
@@ -96,7 +95,7 @@ class Reach:
         return at, np.clip(np.maximum.accumulate(found), TOGETHER, WIDEST)
 
     def _difference(self, one: EventRecord, two: EventRecord) -> float:
-        """The difference of one event in two runs: in its guard, and in the state where its time is given."""
+        """Return the difference of an event in two runs: of its guard, or of the state if its time is given."""
         seen = accuracy(self.run, one) if one.direction and not one.follows else 0.0
         if seen:
             return abs(one.time - two.time) * abs(one.rate) / seen

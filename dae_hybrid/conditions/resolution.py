@@ -1,9 +1,9 @@
-"""Whether sensitivities stand clear of their absolute tolerances.
+"""Resolution of sensitivities: whether they are well above their absolute tolerances.
 
-The absolute tolerance of a sensitivity is that of the state in units of the parameter, atol/|p|: what a change of p by
-its own size does is resolved like the state. Where p is next to nothing, or moves the state by next to nothing, that
-tolerance may be as large as the sensitivity, and the error test passes whatever comes. The sizes that sensitivities
-have reached along a run tell; a run in which they are too small is carried out again with tolerances by these sizes.
+The absolute tolerance of a sensitivity is that of the state in units of the parameter, atol/|p|: the effect of a change
+of p by its own size is resolved like the state. If p or its effect is very small, that tolerance may be as large as the
+sensitivity, and the error test is ineffective. This is decided by the magnitudes of the sensitivities along the run; a
+run in which they are too small is repeated with tolerances scaled by these magnitudes.
 """
 
 from __future__ import annotations
@@ -20,29 +20,28 @@ from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.system.transition_map import chain
 from dae_hybrid.trajectory.trajectory import Trajectory
 
-#: a run is not carried out again where sensitivities are this share of 1/rtol of their absolute tolerances, or, where
-#: states have digits of their own, so many: a parameter that does less than that is next to idle, by the tolerances
+#: sensitivities are resolved if they exceed this share of 1/rtol absolute tolerances or, if the states have significant
+#: digits, this number: by its tolerances a parameter with a smaller effect is nearly idle
 SLACK, DIGITS = 1e-2, 1e4
-#: states that are never larger than so many absolute tolerances have no digits of their own
+#: states that never exceed this number of absolute tolerances have no significant digits
 CLEAR = 1e3
-#: where a run fails that resolves sensitivities to rtol, as rounding may be larger, one that resolves them to this does
+#: resolution of a further attempt if a run that resolves sensitivities to rtol fails, since rounding may be larger
 ROUGH = 1e-5
-#: runs with other tolerances: the first sizes may be those of errors
+#: runs with adapted tolerances, since the first magnitudes may be those of errors
 RETRIES = 4
-#: such a run may take so many times the steps of that before, and so many at any rate
+#: limit on the steps of such a run: a multiple of those of the previous run, and a minimum
 LATITUDE, STEPS = 5, 2000
 
 
 def finer(
     trajectory: Trajectory, directions: TangentState, scales: Array, accuracy: float, *, at_times: bool
 ) -> Array | None:
-    """Scales that resolve the sensitivities of a run to this share of their size, (d,); None where it has done so.
+    """Return scales that resolve the sensitivities of a run to a relative accuracy, (d,); None if they are resolved.
 
-    `scales` are those of the run; `at_times` says that its outputs are at times that were asked for, and not at every
-    step.
+    `scales` are those of the run; `at_times` says that its outputs are at requested times instead of at every step.
     """
     p = trajectory.parameters
-    arbitrary = ((directions.directions != 0) & (p[:, None] == 0)).any(axis=0)  # scales, and sizes by them
+    arbitrary = ((directions.directions != 0) & (p[:, None] == 0)).any(axis=0)  # the scale of a parameter of zero is
     enough = np.where(arbitrary, 1.0, SLACK) / accuracy
     found = _at_end(trajectory, directions) * scales
     if np.all(found >= enough):
@@ -60,13 +59,13 @@ def finer(
 
 
 def _at_end(trajectory: Trajectory, directions: TangentState) -> Array:
-    """How many absolute tolerances of the states the sensitivities at the end of a run are, (d,)."""
+    """Return the sensitivities at the end of a run in absolute tolerances of the states, (d,)."""
     system, options = trajectory.system, trajectory.options
     chosen, of_costs = integrated(system), options.absolute(system.functionals)
-    whole = trajectory.parts.whole
-    mode = trajectory.final[1] if whole is None else whole.mode
+    native = trajectory.parts.native_run
+    mode = trajectory.final[1] if native is None else native.mode
     own, ny = system.modes[mode], system.modes[mode].differential.size
-    last = None if whole is None else whole.left.sensitivities
+    last = None if native is None else native.raw.sensitivities
     if last is None:
         states, costs = directions.state[:ny].T, directions.costs
     else:
@@ -78,7 +77,7 @@ def _at_end(trajectory: Trajectory, directions: TangentState) -> Array:
 
 
 def _rounding(trajectory: Trajectory, directions: TangentState) -> Array:
-    """Sensitivities in absolute tolerances of the states, (d,), that rounding makes where their sources cancel."""
+    """Return the rounding errors of sensitivities whose sources cancel, in absolute tolerances of the states, (d,)."""
     p, count = trajectory.parameters, trajectory.parameters.size
     span, largest = trajectory.final[0] - trajectory.t_span[0], np.zeros(directions.count)
     moves = np.abs(directions.event_times).max(axis=0, initial=0.0) if directions.event_times else largest
@@ -88,14 +87,14 @@ def _rounding(trajectory: Trajectory, directions: TangentState) -> Array:
         sources = chain(mode, *at)[:, -count - 1 : -1] @ directions.directions
         terms = span * (abs(mode.kernels["flow_by_u"](*at)[0][: own.size]) @ abs(sources))
         terms = terms + np.outer(np.abs(segment.xdot_end[: own.size]), moves)
-        terms = terms + np.abs(sources[: segment.x_start.size]).max(axis=0, initial=0.0)  # solved for with the states
+        terms = terms + np.abs(sources[: segment.x_start.size]).max(axis=0, initial=0.0)  # algebraic variables
         weighted = terms / trajectory.options.absolute(own)[:, None]
         largest = np.maximum(largest, weighted.max(axis=0, initial=0.0))
     return np.asarray(EPS * largest)
 
 
 def _everywhere(trajectory: Trajectory, directions: TangentState, at_times: bool) -> Iterator[tuple[float, Array]]:
-    """How many absolute tolerances the states and, (d,), the sensitivities are at outputs and events."""
+    """Yield states and sensitivities (d,) at outputs and events, in absolute tolerances."""
     d, modes, options = directions.count, trajectory.system.modes, trajectory.options
 
     def largest(mode: int, states: Array, sensitivities: Array) -> tuple[float, Array]:
@@ -118,15 +117,15 @@ def _everywhere(trajectory: Trajectory, directions: TangentState, at_times: bool
 
 
 def integrated(system: HybridSystem) -> NDArray[np.bool_]:
-    """Which components of the functionals have integrands that depend on the state or on parameters."""
-    kept = system.graph.kept
-    if "integrated" not in kept:
+    """Return which components of the functionals have integrands that depend on the state or on parameters."""
+    cache = system.graph.cache
+    if "integrated" not in cache:
         found = np.zeros(system.functionals.size, bool)
         for mode in system.modes:
             if mode.equations.integrates:
                 linearised = mode.equations.functions["linearised"].function
                 for i in range(5, 8):  # g_x, g_p and g_m, transposed
                     found[linearised.sparsity_out(i).get_col()] = True
-        kept["integrated"] = found
-    known: NDArray[np.bool_] = kept["integrated"]
+        cache["integrated"] = found
+    known: NDArray[np.bool_] = cache["integrated"]
     return known

@@ -1,7 +1,7 @@
 """Kinks of equations and integrands at which a run rests.
 
-A kink that is passed does no harm: what is to either side of it is integrated across. Where its argument stays at
-zero, as of `fabs(x - y)` with x = y, and would not for other parameters, there are only one-sided derivatives.
+Passing a kink is harmless, because the integral is continuous across it. If its argument stays at zero, such as that of
+`fabs(x - y)` with x = y, and would not do so for other parameters, there are only one-sided derivatives.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from dae_hybrid.sensitivity.forward import TangentState
     from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
-#: a kink rests that stays where it is for this share of a segment; its rate is zero where it is this share of its terms
+#: share of a segment during which the argument of a kink must be zero to be at rest; relative size of a zero rate
 SHARE, ZERO = 1e-2, 1e-6
-#: times in a segment that are looked at where its outputs are not at its steps, and numbers that are held at once
+#: sampling times of a segment whose outputs are not at its steps, and numbers in memory at a time
 LOOKS, MOST = 101, 1_000_000
-#: and so many at most in a segment at which a kink stays
+#: times per segment, among those at which a kink rests, that are examined
 FEW = 8
-#: sides that differ by less than so many tolerances are the same
+#: sides that differ by less than this number of tolerances are equal
 EFFECT = 100.0
-#: of max(a, b) = (a + b + |a - b|) / 2
+#: factor of |.|, from max(a, b) = (a + b + |a - b|) / 2
 SHARPNESS = {ca.OP_FABS: 1.0, ca.OP_FMAX: 0.5, ca.OP_FMIN: -0.5}
 
 
@@ -47,8 +47,9 @@ SHARPNESS = {ca.OP_FABS: 1.0, ca.OP_FMAX: 0.5, ca.OP_FMIN: -0.5}
 class Kinks:
     """The kinks of the equations and integrands of a mode.
 
-    `flow` are the rates of y, `integrands` those of the functionals, `residuals` what is zero; `lower` takes them, with
-    further symbols, to a function of (t, x, m, p) and these. Kinks that depend on none of `moving` are constant.
+    `flow` are the rates of y, `integrands` those of the functionals, `residuals` the algebraic equations; `lower` turns
+    them, with further symbols, into a function of (t, x, m, p) and these. Kinks that depend on none of `moving` are
+    constant.
     """
 
     what: str
@@ -63,7 +64,7 @@ class Kinks:
 
     @cached_property
     def _in_symbols(self) -> tuple[Discontinuities, list[list[_Kink]]]:
-        """The rates with symbols for kinks, and these, by levels from the innermost out."""
+        """The rates with symbols in place of kinks, and the kinks by levels of nesting, innermost first."""
         rates = [*self.flow, *self.integrands, *self.residuals]
         found = Discontinuities(self.what, rates, self.moving, clips=True)
         levels: list[list[_Kink]] = []
@@ -82,7 +83,7 @@ class Kinks:
 
     @cached_property
     def texts(self) -> list[str]:
-        """Every kink as a user reads it."""
+        """Every kink as text for messages."""
         values = [kink.value for kink in self._kinks]
         for level in reversed(self._in_symbols[1]):
             values = ca.substitute(values, [kink.symbol for kink in level], [kink.value for kink in level])
@@ -95,7 +96,7 @@ class Kinks:
 
     @cached_property
     def _lowered(self) -> ca.Function:
-        """(t, x, m, p, what is added to kinks) -> flow and integrands, residuals, arguments of kinks."""
+        """(t, x, m, p, shifts of kinks) -> flow and integrands, residuals, arguments of kinks."""
         found, levels = self._in_symbols
         columns = [*found.expressions, ca.veccat(*(kink.argument for kink in self._kinks))]
         shifts, begin = ca.MX.sym("shifts", columns[-1].numel()), 0
@@ -114,7 +115,7 @@ class Kinks:
         return self.lower("kinks", [(self.what, row) for row in rows], [shifts])
 
     def _function(self, name: str, of: Callable[[Any, list[Any], list[Any]], tuple[list[Any], list[Any]]]) -> Any:
-        """A function of (t, x, m, p) and more, without shifts."""
+        """Return a function of (t, x, m, p) and further inputs, with zero shifts."""
         lowered = self._lowered
         kind = kind_for([lowered])
         inputs = [kind.sym(f"a{i}", lowered.size1_in(i)) for i in range(5)]
@@ -151,7 +152,7 @@ class Kinks:
     def weights(self) -> ca.Function:
         """(t, x, m, p), weights of flow and integrands, tolerances of x, weights of residuals -> those of kinks.
 
-        Residuals are taken in units of what the tolerances make of them.
+        Residuals are in units of their change by the tolerances.
         """
 
         def of(kind: Any, inputs: list[Any], outputs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -166,7 +167,7 @@ class Kinks:
 
 @dataclass(frozen=True)
 class _Kink:
-    """A node, with a symbol that stands for its value."""
+    """A node with the symbol that replaces its value."""
 
     symbol: ca.MX
     value: ca.MX
@@ -186,7 +187,7 @@ class _Rest:
     weights: Array
 
     def one_sided(self, directions: TangentState, before: Array, after: Array) -> list[str]:
-        """The kinks, as texts, whose sides differ for derivatives of (y, m) at the start and at the end."""
+        """Return the texts of the kinks whose sides differ, from derivatives of (y, m) at both ends of the segment."""
         own, p = self.segment, np.abs(directions.p)
         slopes = np.array(self.kinks.slopes(self.t, self.x, own.memory, own.parameters))[self.rest]
         moves = np.abs(slopes @ self._by_p(directions, before, after))
@@ -198,7 +199,7 @@ class _Rest:
         return [self.kinks.texts[i] for i in np.flatnonzero(self.rest)[differ]]
 
     def _by_p(self, directions: TangentState, before: Array, after: Array) -> Array:
-        """Derivatives of (x, m, p, t) at the time, between those at the ends of the segment and at its outputs."""
+        """Interpolate derivatives of (x, m, p, t) at the time from those at the segment's ends and outputs."""
         own, n = self.segment, self.x.size
         ends = (own.t_start, own.x_start, before), (own.t_end, own.x_end, after)
         columns = [
@@ -242,9 +243,9 @@ def refuse_resting(
 
 
 def _states(run: Trajectory, directions: TangentState) -> dict[int, tuple[Array, Array]]:
-    """Derivatives of (y, m) at the start and at the end of every segment."""
+    """Return the derivatives of (y, m) at the start and at the end of every segment."""
     found: dict[int, tuple[Array, Array]] = {}
-    crossed, measured, turned = iter(directions.sides), iter(directions.measured), iter(directions.turned)
+    crossed, measured, turned = iter(directions.sides), iter(directions.measured_tangents), iter(directions.knot_sides)
     state, segment = np.asarray(run.start.derivatives @ directions.directions), None
     for part in run.parts:
         if isinstance(part, EventRecord):
@@ -264,10 +265,10 @@ def _states(run: Trajectory, directions: TangentState) -> dict[int, tuple[Array,
 
 
 def _rests(run: Trajectory, kinks: Mapping[int, Kinks], functionals: tuple[str, ...]) -> list[_Rest]:
-    """Where a run rests at kinks that matter for it, or for these functionals."""
+    """Return the points at which a run rests at kinks that affect it or the functionals."""
     found = []
     for index, own in kinks.items():
-        given = (part for part in run.parts if not isinstance(part, RECORDS))  # those that `_states` goes through
+        given = (part for part in run.parts if not isinstance(part, RECORDS))  # the same objects as in `_states`
         segments = [s for s in given if s.mode.index == index and s.t_end > s.t_start]
         for batch in _batches(segments, MOST // len(own.texts)):
             points = [_points(run, segment) for segment in batch]
@@ -283,7 +284,7 @@ def _rests(run: Trajectory, kinks: Mapping[int, Kinks], functionals: tuple[str, 
 
 
 def _some(places: NDArray[np.intp], owners: NDArray[np.int64]) -> list[int]:
-    """A few of these places in each segment, the first and the last among them."""
+    """Select at most FEW of these indices in each segment, including the first and the last."""
     groups = np.split(places, np.flatnonzero(np.diff(owners[places])) + 1)
     chosen = (
         group[np.unique(np.linspace(0, group.size - 1, FEW).round().astype(int))] for group in groups if group.size
@@ -292,7 +293,7 @@ def _some(places: NDArray[np.intp], owners: NDArray[np.int64]) -> list[int]:
 
 
 def _batches(segments: list[Segment], most: int) -> Iterator[list[Segment]]:
-    """Segments with about so many points together."""
+    """Group segments into batches of about `most` points."""
     batch: list[Segment] = []
     count = 0
     for segment in segments:
@@ -306,13 +307,13 @@ def _batches(segments: list[Segment], most: int) -> Iterator[list[Segment]]:
 
 
 def _points(run: Trajectory, segment: Segment) -> tuple[Array, Array]:
-    """Times in a segment, with x there: its steps, or, of one that is not short, no farther apart than rest is long."""
+    """Return times in a segment with x there: its steps, or in long segments times close enough to find a rest."""
     t, x = segment.t, segment.values
     is_short = segment.t_end - segment.t_start < SHARE * (run.final[0] - run.t_span[0])
     if not is_short and isinstance(segment.interpolate, SegmentReplay) and segment.interpolate.task.t_eval is not None:
         t = np.linspace(segment.t_start, segment.t_end, LOOKS)[1:-1]
         x = segment.dense(t)
-    else:  # what rests does so for longer than between two of these
+    else:  # spacing below the shortest rest
         spacing = SHARE / 2 * (segment.t_end - segment.t_start)
         chosen = np.unique((t - segment.t_start) // spacing, return_index=True)[1]
         t, x = t[chosen], x[chosen]
@@ -321,17 +322,17 @@ def _points(run: Trajectory, segment: Segment) -> tuple[Array, Array]:
 
 
 def _stays_beside(run: Trajectory, kinks: Kinks, segment: Segment, t: float) -> NDArray[np.bool_]:
-    """Which kinks a run is at, too, a moment before or after a time."""
+    """Return the kinks at which a run is also shortly before or after a time."""
     beside = t + SHARE * (segment.t_end - segment.t_start) * np.array([-1.0, 1.0])
     beside = beside[(segment.t_start <= beside) & (beside <= segment.t_end)]
     return np.asarray(_stays(run, kinks, [segment] * beside.size, beside, segment.dense(beside)).any(axis=0))
 
 
 def _stays(run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x: Array) -> NDArray[np.bool_]:
-    """Which kinks a run is at, and keeps to by its rates, at times in segments of one mode: (n_times, n_kinks)."""
+    """Return the kinks at which a run stays, by its rates, at times in segments of one mode: (n_times, n_kinks)."""
     mode, options = owners[0].mode, run.options
     m, duration = np.array([s.memory for s in owners]), np.array([s.t_end - s.t_start for s in owners])
-    largest = np.maximum(np.abs(x), run.largest(mode))  # a state next to zero has the errors of what it has been
+    largest = np.maximum(np.abs(x), run.largest(mode))  # a state close to zero has the error of its larger values
     allowed = np.hstack((np.zeros((t.size, 1)), options.allowed(mode.variables, largest), options.rtol * np.abs(m)))
 
     def near(at: NDArray[np.intp], rates: Array) -> tuple[Array, ...]:
@@ -340,7 +341,7 @@ def _stays(run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x
 
     arguments, known, *_ = near(np.arange(t.size), np.zeros_like(allowed))
     stays = np.abs(arguments) <= known
-    if (at := np.flatnonzero(stays.any(axis=1))).size:  # rates are wanted there alone
+    if (at := np.flatnonzero(stays.any(axis=1))).size:  # rates are needed only there
         point = t[None, at], x[at].T, m[at].T, np.tile(run.parameters[:, None], at.size)
         xdot = np.array(mode.kernels["entry"].function(*point)[0]).T
         _, _, moving, terms = near(at, np.hstack((np.ones((at.size, 1)), xdot, np.zeros_like(m[at]))))
@@ -351,7 +352,7 @@ def _stays(run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x
 def _weights(
     run: Trajectory, kinks: Kinks, segment: Segment, t: float, x: Array, functionals: tuple[str, ...]
 ) -> Array:
-    """What rates, in tolerances over a segment, change by with the values of kinks: a random combination."""
+    """Return the effect of the kinks' values on a random combination of rates, in tolerances over the segment."""
     system, options, mode = run.system, run.options, segment.mode
     y, chosen = x[: mode.differential.size], np.zeros(system.functionals.size)
     for name in functionals:

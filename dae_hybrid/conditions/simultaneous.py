@@ -1,11 +1,11 @@
-"""What falls on one instant by coincidence, and what that does to derivatives.
+"""Simultaneous transitions, and one-sided derivatives caused by them.
 
-Two transitions that are due together fire one after the other. A change of the parameters tells their times apart, and
-then the other one may be first: where that makes a difference there are two one-sided derivatives. A guard that is zero
-where its mode is entered or where the run starts or ends may, after a change of the parameters, be past zero already or
-not get there. None of this matters where the times move together.
+Two simultaneous transitions fire one after the other. A change of the parameters separates their times and may reverse
+their order; if the order matters, there are two one-sided derivatives. A guard that is zero on entry into its mode, or
+at the start or the end of the run, may be past zero after a change of the parameters, or not reach zero. None of this
+matters if the times move together.
 
-Times within the accuracy of the run are one instant here: which of them comes first is chance.
+Times within the accuracy of the run count as simultaneous here, because their order is chance.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dae_hybrid.simulation.firing import Firing
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.trajectory.trajectory import Trajectory
 
-#: where times are the same to the last bit
+#: for times that are exactly equal
 REVERSED = "; simultaneous='reversed' gives the others"
 
 
 def is_suspicious(trajectory: Trajectory, reach: Reach) -> bool:
-    """Whether anything falls on one instant, or on an end of the run, that may move."""
+    """Whether any movable times coincide with each other or with an end of the run."""
     look = RunInspector(trajectory, reach)
     if look.moving_at_start() or look.near(look.start):
         return True
@@ -55,9 +55,9 @@ def is_suspicious(trajectory: Trajectory, reach: Reach) -> bool:
 def coincidences(
     trajectory: Trajectory, directions: TangentState, reach: Reach, functionals: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """One-sided derivatives of a run along its directions, as sentences; others are refused as conditions.
+    """Return warnings of one-sided derivatives along the directions of a run; other cases fail as conditions.
 
-    Of measurements and terminal values those of the functionals named are looked at.
+    Of measurements and terminal values only those of the named functionals are checked.
     """
     look, found = RunInspector(trajectory, reach), []
     along = Along(trajectory, directions)
@@ -87,7 +87,7 @@ def _at_an_instant(look: RunInspector, along: Along, first: int, events: list[Ev
     times = [along.time_of(look.before(events[0]), other, before) for other in others]
     fired = {events[0].index}
     for k, (event, tau, earlier) in enumerate(zip(events[1:], taus[1:], taus[:-1], strict=True), start=1):
-        # in another mode the same may be due by another transition
+        # in another mode another transition may be due for the same reason
         known = any(along.together(tau, time) for time in (earlier, *times))
         open_ = event.order and not event.follows and event.index not in due and event.index not in fired
         alone = open_ and not known
@@ -139,7 +139,7 @@ def _near_entry(
     look: RunInspector, along: Along, point: Point, state: Array, tau: Array | None, near: list[Firing],
     past: Sequence[EventRecord] = (),
 ) -> list[str]:  # fmt: skip
-    """What to say of guards that are zero, to the accuracy of the run, where a mode is entered after some events."""
+    """Return warnings of guards that are zero on entry into a mode, to the accuracy of the run."""
     found = []
     for firing in near:
         if not look.moves(firing.transition.index, *point, state, along.directions.directions, tau):
@@ -163,7 +163,7 @@ def _refuse_start(look: RunInspector, index: int, conditions: Conditions) -> Non
 
 
 def _refuse_rest(look: RunInspector, directions: TangentState, point: Point, state: Array) -> None:
-    """Guards that have rested at zero, and leave it to one side or the other with the parameters."""
+    """Refuse guards at rest at zero that leave it to either side with the parameters."""
     for index in look.at_rest(point):
         if look.moves(index, *point, state, directions.directions, None):
             what = "The guard rests at zero, but leaves it with the parameters"

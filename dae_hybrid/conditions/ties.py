@@ -1,8 +1,7 @@
-"""What falls beside an event, within the accuracy of the run: a measurement, the end of the run, a knot of a signal.
+"""Measurements, knots of signals and the end of the run that coincide with an event, to the accuracy of the run.
 
-On which side of the event it is found is chance there, and a change of the parameters may take it to the other one.
-Both outcomes are looked at. Where they agree, value and derivative, nothing depends on that; else derivatives are
-one-sided.
+Their side of the event is then chance, and a change of the parameters may move them to the other side. Both outcomes
+are evaluated. If they agree in value and derivative, the side is irrelevant; otherwise derivatives are one-sided.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from dae_hybrid.system.signals import coefficients, derivatives
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import KNOWN, chain
 
-#: a value and its derivatives along the directions, of every component: (k,), (k, d); and what is nothing in the values
+#: values (k,), derivatives along the directions (k, d), and negligible differences of the values (k,)
 type Quantity = tuple[Array, Array, Array]
 
 
 def is_beside(look: RunInspector) -> bool:
-    """Whether a measurement, or a knot, is as close to an event, or to a knot that it may leave, as times are known."""
+    """Whether a measurement or a knot coincides with an event, or a movable measurement with a knot."""
     system, given = look.system, look.run.parts.given
     if not (system.measurements or system.signals):
         return False
@@ -42,7 +41,7 @@ def is_beside(look: RunInspector) -> bool:
 
 
 def _close(look: RunInspector, some: list[float], others: list[float]) -> bool:
-    """Whether two of these times are as close as times are known."""
+    """Whether two of these times coincide to the accuracy of the run."""
     if not some or not others:
         return False
     known = np.concatenate(([-np.inf], np.sort(others), [np.inf]))
@@ -52,7 +51,7 @@ def _close(look: RunInspector, some: list[float], others: list[float]) -> bool:
 
 
 def ties(look: RunInspector, along: Along, functionals: tuple[str, ...]) -> list[str]:
-    """One-sided derivatives as sentences; where times are the same to the last bit they are refused as conditions."""
+    """Return warnings of one-sided derivatives; those at exactly equal times fail as conditions."""
     return list(_Ties(look, along, functionals).all())
 
 
@@ -68,7 +67,7 @@ class _Ties:
         self.chosen = np.concatenate([np.zeros(0, int), *parts])  # components of the functionals
 
     def all(self) -> Iterator[str]:
-        measured = iter(self.directions.measured)
+        measured = iter(self.directions.measured_tangents)
         for part in self.run.parts:
             if isinstance(part, MeasurementRecord):
                 state = next(measured)
@@ -79,7 +78,7 @@ class _Ties:
         yield from self._by_event() if self.run.ended_by_event else self._at_end()
 
     def _tied(self, t: float, moves: Array) -> Iterator[tuple[int, list[EventRecord]]]:
-        """Instants on one side or the other of a time that moves like this, by chance or by a change."""
+        """Yield instants whose side of a time with derivatives `moves` depends on errors or on the parameters."""
         slack = self.look.slack(t)
         for i in range(bisect_left(self.ends, t - slack), len(self.instants)):
             first, events = self.instants[i]
@@ -90,12 +89,12 @@ class _Ties:
                 yield first, events
 
     def _moves_apart(self, first: int, events: list[EventRecord], moves: Array) -> bool:
-        """Whether a change of the parameters parts an instant from a time that moves like this."""
+        """Whether a change of the parameters separates an instant from a time with derivatives `moves`."""
         taus = self.along.event_times[first : first + len(events)]
         return not all(self.along.together(tau, moves) for tau in taus)
 
     def _sides(self, first: int, events: list[EventRecord]) -> tuple[Side, Side]:
-        """Before and after an instant, as it was."""
+        """Return the sides before and after an instant of the run."""
         sides, k = self.along.sides, self.system.functionals.size
         costs, gained = np.zeros(k), np.zeros((k, self.directions.count))
         for i, event in enumerate(events):
@@ -154,7 +153,7 @@ class _Ties:
     def _said(
         self, name: str, beside: str, sides: list[Quantity], exact: bool, record: MeasurementRecord
     ) -> Iterator[str]:
-        """Where two sides of a measurement differ; to the last bit that is refused."""
+        """Yield a warning if two sides of a measurement differ; at exactly equal times the condition fails."""
         both = self._both(sides)
         if both is None:
             return
@@ -174,12 +173,12 @@ class _Ties:
         self.directions.conditions.refuse(error)
 
     def _both(self, sides: list[Quantity], names: tuple[str, str] = ("before it", "after it")) -> str | None:
-        """Value and derivatives of two sides, None where they agree to the accuracy of the run."""
+        """Describe values and derivatives of two sides; None if they agree to the accuracy of the run."""
         (one, by_one, nothing), (two, by_two, _) = sides
         accuracy, p = self.along.accuracy, np.abs(self.p)
         scale = np.where(p != 0, p, 1.0) @ np.abs(self.directions.directions)
         same = np.abs(one - two) <= accuracy * np.maximum(np.abs(one), np.abs(two)) + nothing
-        size = np.maximum(np.abs(by_one), np.abs(by_two)) * scale  # of a parameter's change by its own size
+        size = np.maximum(np.abs(by_one), np.abs(by_two)) * scale  # for a change of a parameter by its own size
         largest = size.max(axis=1, initial=0.0)
         alike = np.abs(by_one - by_two) * scale <= (accuracy * largest + nothing)[:, None]
         if same.all() and alike.all():
@@ -190,7 +189,7 @@ class _Ties:
     # -- knots -----------------------------------------------------------------------------------------------
 
     def _around(self, knot: KnotRecord, mode: ModeSystem, x: Array, m: Array, state: Array, after: int) -> Side:
-        """A point at a knot with the signals as they are before it, or after it."""
+        """Return a point at a knot with the signals before it, or after it."""
         intervals = self._intervals(knot)[after]
         memory, changed, ny = m.copy(), state.copy(), mode.differential.size
         memory[knot.entries] = coefficients(self.system.signals, intervals, self.p)
@@ -203,7 +202,7 @@ class _Ties:
         return tuple(signal.interval(earlier) for signal in self.system.signals), knot.intervals
 
     def _at_knot(self, knot: KnotRecord) -> Iterator[str]:
-        """Events at a knot: with the signals as they are before it, and after it."""
+        """Compare events at a knot with the signals before it and after it."""
         for first, events in self._tied(knot.time, self.still):
             event = events[0]
             if not self.system.transitions[event.index].movable or event.follows:
@@ -243,7 +242,7 @@ class _Ties:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _at_end(self) -> Iterator[str]:
-        """A transition next to the end of the run: it fires, or it does not."""
+        """Compare firing and not firing of a transition at the end of the run."""
         end = self.look.end
         for first, events in self._tied(end[1], self.still):
             before, after = self._sides(first, events)
@@ -254,17 +253,17 @@ class _Ties:
             if firing.transition.trigger.is_timed and self.along.together(
                 self.along.time_of(end, firing, state), self.still
             ):
-                continue  # it does not come nearer
+                continue  # does not move towards the end
             try:
                 fired = self.along.after(replay(self.look, end, firing, armed=True), end[1], state)
             except DaeHybridError:
-                continue  # such a run has no value
+                continue  # such a run has no functionals
             yield from self._of_end(
                 firing.transition.index, end[1], [self.along.before(end, state), fired], exact=False
             )
 
     def _by_event(self) -> Iterator[str]:
-        """A transition that ends the run next to its given end: the time of the end moves with it, or does not."""
+        """Compare the two ends of a run that a transition ends at its given final time."""
         first, events = self.instants[-1]
         last, (mode, t, x, m) = events[-1], self.look.end
         tau = self.along.event_times[first + len(events) - 1]
@@ -304,7 +303,7 @@ class _Ties:
         )
 
     def _total(self, side: Side) -> Quantity:
-        """What the functionals gain from a side on to the end."""
+        """Return the contribution to the functionals from a side to the end."""
         mode, t, x, m = side.point
         value, by_u = mode.kernels["terminal"](t, x, m, self.p)
         derivative = self._along_u(by_u, side) + side.gained

@@ -182,7 +182,7 @@ def forward_sensitivity(
     directions, witness, v = setup.directions(indices, conditions), None, np.zeros(0)
     if allowed is not None:
         v = direction(setup.p[list(indices)])
-        directions = witness = setup.witness(directions.directions, v, conditions)
+        directions = witness = setup.tangent_trace(directions.directions, v, conditions)
     trajectory = setup.run(directions)
     with keeping(trajectory):
         gradient = directions.gradient(trajectory)
@@ -190,7 +190,7 @@ def forward_sensitivity(
         if witness is not None and allowed is not None and system.functionals.names:
             run = setup.run(for_adjoint=True)
             for name in system.functionals.names:
-                swept = setup.adjoint(run, name, indices, conditions, marked=True)
+                swept = setup.adjoint(run, name, indices, conditions, at_events=True)
                 checked[name] = compare(name, swept, witness, gradient @ v, v, allowed)
         parts = system.functionals
         growth = lost_digits(
@@ -291,10 +291,10 @@ def adjoint_gradient(
         return setup.use(use, wrt=indices)
 
     with keeping(trajectory):
-        swept = setup.adjoint(trajectory, name, indices, conditions, algorithm, marked=allowed is not None)
+        swept = setup.adjoint(trajectory, name, indices, conditions, algorithm, at_events=allowed is not None)
         checked = {}
         if allowed is not None:
-            witness, total, v = setup.testimony(trajectory, indices, conditions)
+            witness, total, v = setup.tangent_for_check(trajectory, indices, conditions)
             checked[name] = compare(name, swept, witness, total, v, allowed)
         growth = lost_digits(
             trajectory,

@@ -127,7 +127,7 @@ class Case:
         if self.fleet is None or not isinstance(self.setup.integrator, RunsMany):
             return None
         with _resting:
-            idle = self.system.graph.kept.setdefault("crews", [])
+            idle = self.system.graph.cache.setdefault("crews", [])
             for i, (kind, crew) in enumerate(idle):
                 if kind == self._kind:
                     del idle[i]
@@ -137,7 +137,7 @@ class Case:
     def rest(self, crew: Crew) -> None:
         """Return a crew for reuse."""
         with _resting:
-            idle = self.system.graph.kept.setdefault("crews", [])
+            idle = self.system.graph.cache.setdefault("crews", [])
             idle.append((self._kind, crew))
             del idle[:-MOST_IDLE]
 

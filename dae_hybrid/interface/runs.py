@@ -22,7 +22,7 @@ from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, BoundaryFunctions, Ru
 from dae_hybrid.port.segment_rules import is_unresolved
 from dae_hybrid.sensitivity import adjoint as adjoint_analysis
 from dae_hybrid.sensitivity.algorithm1 import serban_recuero
-from dae_hybrid.sensitivity.duality import Swept, TangentTrace, direction
+from dae_hybrid.sensitivity.duality import SweepResult, TangentTrace, direction
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.simulation.automaton import Automaton
 from dae_hybrid.simulation.event_logic import TOGETHER
@@ -68,7 +68,7 @@ class RunBuilder:
 
     def _choose(self, adapter: str, given: Mapping[str, Any], analysis: Analysis) -> None:
         """Set the options, checked against system and adapter; checked options are cached for the next call."""
-        known: dict[Any, Options] = self.system.graph.kept.setdefault("checked", {})
+        known: dict[Any, Options] = self.system.graph.cache.setdefault("checked", {})
         key = (registered(adapter), self.span, analysis, *((name, type(v), v) for name, v in given.items()))
         plain = isinstance(adapter, str) and all(
             value is None or isinstance(value, PLAIN) or callable(value) for value in given.values()
@@ -146,7 +146,7 @@ class RunBuilder:
             better = finer(found, directions, scales, accuracy, at_times=self.t_eval is not None)
             if better is None:
                 break
-            trial, most = directions.afresh(), max_steps or self.options.max_steps
+            trial, most = directions.fresh_copy(), max_steps or self.options.max_steps
             try:
                 again = self._run(trial, min(most, STEPS + LATITUDE * found.statistics["steps"]), better)
             except IntegrationError as error:
@@ -156,7 +156,7 @@ class RunBuilder:
                 accuracy = ROUGH
             else:
                 found, scales = replace(again, options=found.options), better
-                directions.become(trial)
+                directions.assign(trial)
         return found
 
     def _untested(self, run: Trajectory, directions: TangentState, scales: Array) -> list[str]:
@@ -228,12 +228,12 @@ class RunBuilder:
         finally:
             session.close()
 
-        def again(t: Array) -> Trajectory:
+        def rerun(t: Array) -> Trajectory:
             other = copy(self)
             other.t_eval = t
-            return other._run(None if directions is None else directions.afresh(), max_steps, scales)
+            return other._run(None if directions is None else directions.fresh_copy(), max_steps, scales)
 
-        return replace(found, again=again) if self.keep == "all" else found
+        return replace(found, rerun=rerun) if self.keep == "all" else found
 
     def _whole(
         self, session: Session, options: Options, directions: TangentState | None, t_eval: Array | None,
@@ -274,10 +274,10 @@ class RunBuilder:
         graph = self.system.graph
         if any(graph.timed):
             return schedule.alarms(self.span[0], ends.waiting, None)
-        span, found = graph.kept.get("measured", (None, None))
+        span, found = graph.cache.get("measured", (None, None))
         if found is None or span != self.span:
             found = schedule.alarms(self.span[0], ends.waiting, None)
-            graph.kept["measured"] = self.span, found
+            graph.cache["measured"] = self.span, found
         return cast(tuple[tuple[Alarms, ...], float], found)
 
     def scales(self, directions: Array) -> Array:
@@ -310,11 +310,11 @@ class RunBuilder:
         """Unit directions of the parameters, (n_parameters, n_wrt)."""
         return np.eye(self.system.parameters.size)[:, list(indices)]
 
-    def witness(self, columns: Array, combination: Array, conditions: Conditions) -> TangentTrace:
+    def tangent_trace(self, columns: Array, combination: Array, conditions: Conditions) -> TangentTrace:
         """Tangents that record one combination of themselves for a duality check."""
         return TangentTrace(self.system, self.p, columns, self.span[0], conditions, combination)
 
-    def testimony(
+    def tangent_for_check(
         self, run: Trajectory, indices: tuple[int, ...], conditions: Conditions
     ) -> tuple[TangentTrace, Array, Array]:
         """Return tangents along a run in one direction, the derivatives of the functionals, and the direction.
@@ -326,7 +326,7 @@ class RunBuilder:
         for which in range(DIRECTIONS):
             last = which == DIRECTIONS - 1
             v = direction(self.p[list(indices)], which)
-            witness = self.witness(self.columns(indices) @ v[:, None], np.ones(1), conditions)
+            witness = self.tangent_trace(self.columns(indices) @ v[:, None], np.ones(1), conditions)
             try:
                 along = self.run(witness, max_steps=self.options.max_steps if last else patience)
             except StepLimitError:
@@ -346,23 +346,23 @@ class RunBuilder:
 
     def adjoint(
         self, run: Trajectory, name: str, wrt: tuple[int, ...], conditions: Conditions, algorithm: str = "general", *,
-        marked: bool = False,
-    ) -> Swept:  # fmt: skip
-        """Compute a gradient by a backward sweep; `marked` records the adjoint before each event."""
+        at_events: bool = False,
+    ) -> SweepResult:  # fmt: skip
+        """Compute a gradient by a backward sweep; `at_events` records the adjoint before each event."""
 
-        def use(session: Session) -> Swept:
+        def use(session: Session) -> SweepResult:
             sweep = self.sweep(run, session, name, wrt, conditions)
-            whole = self._back(sweep, session, marked=marked) if algorithm == "general" else None
+            whole = self._back(sweep, session, at_events=at_events) if algorithm == "general" else None
             if whole is not None:
                 return whole
-            marks: list[tuple[Array, Array]] = []
+            seen: list[tuple[Array, Array]] = []
             if algorithm == "general":
-                gradient = adjoint_analysis.gradient(sweep, marks if marked else None)
+                gradient = adjoint_analysis.gradient(sweep, seen if at_events else None)
             else:
                 gradient = serban_recuero(sweep)
-            return Swept(sweep, gradient, session.statistics(), lambda: marks)
+            return SweepResult(sweep, gradient, session.statistics(), lambda: seen)
 
-        found: Swept = self.use(use, wrt)
+        found: SweepResult = self.use(use, wrt)
         return found
 
     def looser(self, factor: float) -> RunBuilder:
@@ -384,20 +384,20 @@ class RunBuilder:
         run = self.run(for_adjoint=True)
         return {name: self.adjoint(run, name, wrt, Conditions(strict=False), algorithm).gradient}
 
-    def _back(self, sweep: adjoint_analysis.AdjointSweep, session: Session, *, marked: bool) -> Swept | None:
+    def _back(self, sweep: adjoint_analysis.AdjointSweep, session: Session, *, at_events: bool) -> SweepResult | None:
         """Carry out the sweep natively; None if the run was not native or the integrator cannot complete it."""
-        run = sweep.trajectory.parts.whole
+        run = sweep.trajectory.parts.native_run
         if run is None or not run.request.keep_path:
             return None
-        found = cast(RunsWhole, session).back(self.system.graph, run, sweep.components, sweep.wrt, marked=marked)
+        found = cast(RunsWhole, session).back(self.system.graph, run, sweep.components, sweep.wrt, at_events=at_events)
         if found is None:
             return None
 
-        def marks() -> list[tuple[Array, Array]]:
-            table, _, _ = run.pieces
-            return [] if table is None else adjoint_analysis.marks(table, found)
+        def adjoint_at_events() -> list[tuple[Array, Array]]:
+            table, _, _ = run.segments
+            return [] if table is None else adjoint_analysis.adjoint_at_events(table, found)
 
-        return Swept(sweep, found.gradient, found.statistics, marks)
+        return SweepResult(sweep, found.gradient, found.statistics, adjoint_at_events)
 
     def use(self, use: Callable[[Session], Any], wrt: tuple[int, ...]) -> Any:
         """Call a function with a session, which is closed afterwards."""

@@ -1,1 +1,1 @@
-"""What the core and the adapters exchange: the interface of an integrator, native plans, records. Knows no model."""
+"""The interface between core and adapters: integrators, native runs, records. Contains nothing of models."""

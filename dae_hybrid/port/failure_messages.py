@@ -1,4 +1,4 @@
-"""The sentences of failures that every integrator can meet."""
+"""Errors and messages of failures that are common to all integrators."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.integrator import SegmentTask
 from dae_hybrid.statement.declarations import Bound
 
-#: steps below this share of the segment get nowhere
+#: steps below this share of the segment make no progress
 STARVED = 1e-12
-#: up to so many variables are named in a sentence
+#: variables named in a message
 NAMED = 10
-#: of so many of the last transitions a run that has too many is told the pace, from so many on
+#: latest transitions in the message on too many events, and the least number of them from which a rate is given
 LATEST, PACED = 20, 6
 
 
-#: what makes numbers that are not finite
+#: usual causes of values that are not finite
 SUSPECTS = "division by zero, logarithms or roots of negative numbers, and overflow"
 
 
 def said(names: Sequence[str]) -> str:
-    """The end of a sentence that says which."""
+    """Return the end of a sentence that lists names."""
     return f": {', '.join(names)}." if names else "."
 
 
 def refuse_not_finite(
     what: str, values: Sequence[Array], *, mode: str | None, time: float | None, transition: str | None = None
 ) -> None:
-    """Refuse derivatives that are NaN or infinite, where a gradient needs them."""
+    """Refuse derivatives of a gradient that are NaN or infinite."""
     if all(np.isfinite(getattr(v, "data", 0.0) if not isinstance(v, np.ndarray) else v).all() for v in values):
         return
     raise NonFiniteError(
@@ -55,7 +55,7 @@ def refuse_not_finite(
 
 
 def unresolved_guard(index: int, *, mode: str, time: float) -> ZenoError:
-    """A guard went through zero and back within the accuracy of one step."""
+    """Return the error of a guard that crossed zero and came back within one step."""
     error = ZenoError(
         "The guard left zero and came back through it within one step: events follow faster than the steps.",
         mode=mode,
@@ -68,7 +68,7 @@ def unresolved_guard(index: int, *, mode: str, time: float) -> ZenoError:
 
 
 def guard_passed(transition: str, mode: str, time: float) -> GuardPassedError:
-    """A guard that is an invariant of its mode is past its threshold on entry."""
+    """Return the error of a guard with ``on_entry="error"`` that is past its threshold on entry."""
     return GuardPassedError(
         "The guard is past its threshold when its mode is entered.",
         transition=transition,
@@ -79,7 +79,7 @@ def guard_passed(transition: str, mode: str, time: float) -> GuardPassedError:
 
 
 def bound_passed(bound: Bound, value: float, *, mode: str, transition: str, time: float, entering: bool) -> BoundError:
-    """An algebraic variable is past its bound, on entry into a mode or where it gets there."""
+    """Return the error of an algebraic variable past its bound, on entry into a mode or later."""
     value += 0.0  # not -0
     side = "lower" if bound.is_lower else "upper"
     if entering:
@@ -107,7 +107,7 @@ def bound_passed(bound: Bound, value: float, *, mode: str, transition: str, time
 
 
 def lost_crossing(crossing: tuple[int, float, float], *, pole: bool, mode: str, time: float) -> EventError:
-    """A guard changed sign within a step without a zero: through infinity, or in a jump."""
+    """Return the error of a guard that changed sign without a zero: at a pole or by a jump."""
     index, value, rate = crossing
     what = "A guard changes sign here, but Newton's method found no time where it is zero"
     remedy = "Look for a jump of the guard; state it so that it crosses zero smoothly, or set max_step."
@@ -123,7 +123,7 @@ def lost_crossing(crossing: tuple[int, float, float], *, pole: bool, mode: str, 
 
 
 def not_finite_equations(*, mode: str, time: float) -> NonFiniteError:
-    """The equations have no finite values where a step wants them."""
+    """Return the error of equations that are not finite at the points of a step."""
     return NonFiniteError(
         "The equations give NaN or infinity and smaller steps do not avoid it.",
         mode=mode,
@@ -133,7 +133,7 @@ def not_finite_equations(*, mode: str, time: float) -> NonFiniteError:
 
 
 def not_finite_derivatives(*, mode: str, time: float) -> NonFiniteError:
-    """The derivatives of the equations have no numbers."""
+    """Return the error of derivatives of the equations that are not finite."""
     return NonFiniteError(
         "The derivatives of the equations give NaN or infinity.",
         mode=mode,
@@ -143,7 +143,7 @@ def not_finite_derivatives(*, mode: str, time: float) -> NonFiniteError:
 
 
 def unsolved(*, mode: str, time: float, variables: Sequence[str] = ()) -> ConsistencyError:
-    """The algebraic variables cannot be found at a point."""
+    """Return the error of algebraic equations that cannot be solved at a point."""
     return ConsistencyError(
         "The algebraic variables could not be solved for.",
         mode=mode,
@@ -154,7 +154,7 @@ def unsolved(*, mode: str, time: float, variables: Sequence[str] = ()) -> Consis
 
 
 def singular(*, mode: str, time: float, variables: Sequence[str]) -> ConsistencyError:
-    """[F_y' | F_z] has become singular on the way."""
+    """Return the error of a matrix [F_y' | F_z] that has become singular."""
     named = ", ".join(variables[:NAMED]) + (f" and {len(variables) - NAMED} others" if len(variables) > NAMED else "")
     return ConsistencyError(
         f"[F_y' | F_z] becomes singular: {named} cannot be determined any more.",
@@ -168,12 +168,12 @@ def singular(*, mode: str, time: float, variables: Sequence[str]) -> Consistency
 
 
 def is_starved(step: float, t: float, task: SegmentTask) -> bool:
-    """Whether steps of this length get nowhere."""
+    """Whether steps of this length make no progress."""
     return step < STARVED * max(abs(t), task.t_stop - task.t0)
 
 
 def starved(step: float, *, mode: str, time: float, not_finite: bool) -> DaeHybridError:
-    """Steps get nowhere."""
+    """Return the error of steps that make no progress."""
     if not_finite:
         return not_finite_equations(mode=mode, time=time)
     return StepSizeError(
@@ -185,7 +185,7 @@ def starved(step: float, *, mode: str, time: float, not_finite: bool) -> DaeHybr
 
 
 def step_limit(max_steps: int, *, mode: str, time: float) -> StepLimitError:
-    """The run has used up its steps."""
+    """Return the error of a run that has reached `max_steps`."""
     return StepLimitError(
         f"The step limit max_steps={max_steps} was reached.",
         mode=mode,
@@ -197,7 +197,7 @@ def step_limit(max_steps: int, *, mode: str, time: float) -> StepLimitError:
 def event_limit(
     max_events: int, latest: Sequence[tuple[str, float]], transition: str, *, mode: str, time: float
 ) -> EventError:
-    """The run has used up its transitions; `latest` are names and times of the last ones."""
+    """Return the error of a run that has reached `max_events`; `latest` are names and times of the last ones."""
     message, remedy = f"The run has more than max_events={max_events} transition{'s' * (max_events > 1)}", ""
     if len(latest) >= PACED:
         cycle = " -> ".join(dict.fromkeys(name for name, _ in latest))
@@ -210,7 +210,7 @@ def event_limit(
 
 
 def not_kept(what: str, kept: str, *enough: str) -> NotKeptError:
-    """A result was asked for what a run was told not to keep; `enough` are the values of `keep` that have it."""
+    """Return the error of a result that the run did not keep; `enough` are the values of `keep` that do."""
     return NotKeptError(
         f"The {what} of this run were not kept: keep={kept!r}.",
         remedy=f"Pass keep={' or '.join(map(repr, enough))} to the call that makes the run.",

@@ -1,12 +1,11 @@
-"""The port between the mathematics and the integrators.
+"""The interface between the core and the integrators.
 
-The core states what is to be integrated (`Equations`) and asks for one smooth segment after the other
-(`SegmentTask` -> `SegmentOutcome`, `BackwardTask` -> `BackwardOutcome`) within a `Session`. An adapter
-implements `Integrator` and `Session` for one solver library and knows no model, mode or transition.
+The core supplies the equations (`Equations`) and requests one smooth segment at a time (`SegmentTask` ->
+`SegmentOutcome`, `BackwardTask` -> `BackwardOutcome`) within a `Session`. An adapter implements `Integrator` and
+`Session` for one solver library and knows no model, mode or transition.
 
-Equations read ``M x' = F(t, x, m, p)`` with ``M = diag(1, ..., 1, 0, ..., 0)``: the first
-`n_differential` rows are differential, the others are ``0 = F_i``. ``m`` is the memory, constant on a
-segment, ``p`` the parameters.
+Equations read ``M x' = F(t, x, m, p)`` with ``M = diag(1, ..., 1, 0, ..., 0)``: the first `n_differential` rows are
+differential, the others are ``0 = F_i``. ``m`` is the memory, constant on a segment, ``p`` the parameters.
 """
 
 from __future__ import annotations
@@ -48,27 +47,27 @@ class Equations:
     ============== =========================================================================
     flow           F, dense (n), and the integrands g, dense (n_functionals)
     jacobian       F_x and, transposed, g_x; sparse
-    linearised     what `flow` gives, and F_x, F_p, F_m and, transposed, g_x, g_p, g_m; these sparse
-    guards, rates  the guards and their total time derivatives along the flow (n_guards); behind the guards of
-                   transitions stand quantities whose zeros end a run
+    linearised     the outputs of `flow`, and F_x, F_p, F_m and, transposed, g_x, g_p, g_m; these sparse
+    guards, rates  the guards and their total time derivatives along the flow (n_guards); the guards of transitions are
+                   followed by quantities whose zeros end a run
     complete       x and x' that satisfy the equations to rounding, near the given x, and the last
                    Newton correction of the algebraic part, relative to the size of its terms
-    sketch         where a guard needs a consistent point: the guards of transitions at x as it stands, and by how much
-                   it misses the equations (for compiled code, as are the next ones)
+    sketch         if a guard needs a consistent point: the guards of transitions at the given x, and the residual of
+                   the equations there (for compiled code, as are the next ones)
     settle         x after one Newton correction
     slopes         rates of the guards of transitions at a consistent point
-    weigh          W, dense, a column for each of those guards: one correction changes them by -W' times what x misses;
-                   where W is not too large
-    poles          the quantities behind the guards of transitions, and their rates, at x as it stands
-    reduced        x' and g at a consistent point, where the algebraic variables are few and can be solved for within a
+    weigh          W, dense, a column for each of those guards: one correction changes them by -W' times the residual;
+                   only if W is not too large
+    poles          the quantities after the guards of transitions, and their rates, at the given x
+    reduced        x' and g at a consistent point, if the algebraic variables are few and can be solved for within a
                    right-hand side
-    pullback       with inputs v (n) and e (n_functionals) behind the others: what `flow` gives, and F_x' v + g_x' e,
-                   F_p' v + g_p' e, F_m' v + g_m' e, dense; only where products with those matrices take longer.
-                   Compiled, it is two functions; see `hoisting.hoisted`
-    tangent        with inputs dx, dm and dp behind the others: F_x dx + F_m dm + F_p dp and the same of g, dense.
-                   Compiled, it takes the `tape` first, and is there instead of `linearised` where it is cheaper
-    drift          how far the differential variables are from the constraints that the solution stays on
-                   (n_differential); only where there are such constraints
+    pullback       with additional inputs v (n) and e (n_functionals): the outputs of `flow`, and F_x' v + g_x' e,
+                   F_p' v + g_p' e, F_m' v + g_m' e, dense; only if products with those matrices are slower. Compiled,
+                   it is two functions; see `hoisting.hoisted`
+    tangent        with additional inputs dx, dm and dp: F_x dx + F_m dm + F_p dp and the same of g, dense. Compiled,
+                   its first input is the `tape`, and it replaces `linearised` if it is cheaper
+    drift          the distance of the differential variables from the constraints of the solution (n_differential);
+                   only if there are such constraints
     ============== =========================================================================
     """
 
@@ -82,20 +81,20 @@ class Equations:
     variables: Layout
     functionals: Layout
     integrates: bool  # whether any functional has an integrand
-    index: int = 1  # 2 where the algebraic rows do not determine the algebraic variables but their derivatives do
-    resolution: float = np.inf  # longest time between two looks at the guards
-    #: the same as machine code, with a further input c that `constants` gives from these; empty where nothing compiles
+    index: int = 1  # 2 if only the derivatives of the algebraic rows determine the algebraic variables
+    resolution: float = np.inf  # longest time between two evaluations of the guards
+    #: the functions as machine code, with a further input c computed by `constants`; empty without a compiler
     compiled: Mapping[str, NativeFunction] = field(default_factory=dict, repr=False)
-    algebraic: Layout = field(default_factory=lambda: Layout(()))  # the variables that algebraic equations determine
-    n_singularities: int = 0  # how many of the guards, the last ones, are determinants: a zero of one ends a run
-    unwatched: bool = False  # whether the algebraic equations may become singular without a guard that says so
+    algebraic: Layout = field(default_factory=lambda: Layout(()))  # the variables of the algebraic equations
+    n_singularities: int = 0  # number of guards, the last ones, that are determinants: a zero of one ends a run
+    unwatched: bool = False  # whether the algebraic equations may become singular unnoticed by a guard
     constrained: bool = False  # whether the solution stays on constraints of the differential variables alone
-    #: places of the algebraic variables that are known to be no multipliers of constraints
+    #: positions of the algebraic variables that are known not to be multipliers of constraints
     tested: tuple[int, ...] = ()
-    #: in which they differ from those that share their functions: a further input of what is compiled, behind c
+    #: coefficients that distinguish modes with the same functions: a further input of compiled code, after c
     numbers: Array = field(default_factory=lambda: np.zeros(0), repr=False)
-    #: where an adapter keeps what it built for these equations, by a key of its own
-    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+    #: cache for adapters, by keys of their own
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def n_guards(self) -> int:
@@ -104,7 +103,7 @@ class Equations:
 
     @property
     def algebraic_labels(self) -> tuple[str, ...]:
-        """Names of what algebraic equations determine."""
+        """Names of the entries of the algebraic variables."""
         return self.algebraic.labels()
 
     @property
@@ -114,7 +113,7 @@ class Equations:
 
     @property
     def reducible(self) -> bool:
-        """Whether `reduced` is there."""
+        """Whether there is a function `reduced`."""
         return "reduced" in self.functions
 
     @property
@@ -129,13 +128,13 @@ class SegmentTask:
 
     `integrals` are the functionals' integrals so far; error control is relative to the running total.
     `zero_band[i] > 0` marks a guard that starts at zero: it cannot fire before its magnitude has exceeded the
-    band, and `departure[i]` is the sign it has to leave with (0 where unknown): leaving with the other one means
-    that it crossed back within a step, which is an error. `sensitivities` (n_directions, n) are start values of
-    dx, `memory_directions` (n_directions, n_memory) is constant. Output goes to `t_eval` (or every step);
-    `closed_end` says whether an output time equal to `t_stop` belongs to this segment. `method` fixes the method
-    by its name where it is given. With ``record="dense"`` the steps are those towards `t_stop`, and end with the one
-    that reaches `until`. With `keep_path` the outcome has what the adjoint follows. `first_step` is where an explicit
-    method begins, if it is not to look for one itself.
+    band, and `departure[i]` is the sign with which it has to leave (0 if unknown): the opposite sign means that
+    it crossed back within a step, which is an error. `sensitivities` (n_directions, n) are start values of
+    dx, `memory_directions` (n_directions, n_memory) is constant. Outputs are at `t_eval` (or at every step);
+    `closed_end` says whether an output time equal to `t_stop` belongs to this segment. `method`, if given, is the name
+    of the method to use. With ``record="dense"`` the steps are those towards `t_stop`, and end with the one that
+    reaches `until`. With `keep_path` the outcome contains the path for the adjoint. `first_step` is the first step of
+    an explicit method; None lets it choose.
     """
 
     equations: Equations
@@ -161,17 +160,17 @@ class SegmentTask:
 
     @property
     def end(self) -> float:
-        """Where the segment ends that is integrated again."""
+        """End of a repeated segment."""
         return min(self.t_stop, self.until)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentOutcome:
-    """Where a segment ended: `crossing` is (index, value, rate) of the guard that crossed, None at `t_stop`.
+    """End of a segment: `crossing` is (index, value, rate) of the guard that crossed, None at `t_stop`.
 
-    `zero_band` is positive for guards that have not left zero since the start.
-    An integrator may stop earlier, to go on in another way with the next task. `method` is the one it used,
-    `next_step` the step that an explicit one would have gone on with, `path` what its own `backward` can follow.
+    `zero_band` is positive for guards that have not left zero since the start. An integrator may stop earlier, to
+    continue differently with the next task. `method` is the one it used, `next_step` the next step of an explicit one,
+    `path` the data for its own `backward`.
 
     x and x' satisfy the equations to rounding. `rows` holds one row per output: t, x and then, with
     sensitivities, dx for every direction; for ``record="dense"`` see `Interpolant`.
@@ -192,7 +191,7 @@ class SegmentOutcome:
 
 
 class Tolerances(NamedTuple):
-    """Of the adjoints (k, n) and of their integrals (k, n_wrt + n_memory), absolute, and of both relative."""
+    """Absolute tolerances of the adjoints (k, n) and of their integrals (k, n_wrt + n_memory), and rtol of both."""
 
     absolute: Array
     integrals: Array
@@ -203,11 +202,11 @@ class Tolerances(NamedTuple):
 class BackwardTask:
     """The adjoint of one segment, one problem per functional component.
 
-    `forward` is the segment itself, with ``record="dense"`` and its end: integrated again it takes the steps of the
-    run, and the adjoint follows the solution of the run, not another one that is as accurate. `path` is what the run
-    kept of that, if anything. `components` (k) are the functional components, `adjoints` (k, n) and `adjoint_rates`
-    (k, n) consistent values at the end; `tolerances` gives those of an integration. `t_eval`, decreasing, asks for the
-    adjoint at these times.
+    `forward` is the task of the segment, with ``record="dense"`` and its end: integrated again it takes the steps of
+    the run, so that the adjoint belongs to the solution of the run and not to another one of equal accuracy. `path` is
+    the stored path of the run, if any. `components` (k) are the functional components, `adjoints` (k, n) and
+    `adjoint_rates` (k, n) consistent values at the end; `tolerances` returns the tolerances if the adjoint is
+    integrated. `t_eval`, decreasing, requests the adjoint at these times.
     """
 
     forward: SegmentTask
@@ -235,29 +234,29 @@ class BackwardOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an adapter does itself; what it does not do comes from the core, but for methods and the index.
+    """Capabilities of an adapter; the core supplies the missing ones, except methods and index 2.
 
     Parameters
     ----------
     methods : tuple of Method or str
-        What ``method=`` may name; of one that is given as a string nothing else is known.
+        Legal values of ``method=``; a string stands for a method with defaults.
     roots : bool
-        Finds zeros of guards while it integrates. Else they are located from outside.
+        Locates zeros of guards during integration. Otherwise they are located by the core.
     algebraic : tuple of str
-        Those methods that integrate algebraic equations (Hessenberg index 1 and fully implicit modes). Without any,
-        they are solved for within the right-hand side.
+        Methods that integrate algebraic equations (Hessenberg index 1 and fully implicit modes). Without any,
+        the right-hand side solves for the algebraic variables.
     reduced : tuple of str
-        Those that integrate some of them by solving for the algebraic variables (`Equations.reducible`).
+        Methods that integrate algebraic equations by solving for the algebraic variables (`Equations.reducible`).
     dense : bool
         Has an interpolant between its steps.
     forward, adjoint : bool
-        Has sensitivity analysis of its own. Else it is handed the augmented or adjoint system as another problem.
+        Has sensitivity analysis of its own. Otherwise it integrates the augmented or the adjoint system.
     index2 : bool
-        Integrates index 2 as it stands (``build(index2="direct")``). Else such systems are refused.
+        Integrates index 2 as stated (``build(index2="direct")``). Otherwise such systems are refused.
     linear_solvers : tuple of str
-        Values of ``linear_solver=`` that it takes; ``"auto"`` leaves the choice to the adapter.
+        Legal values of ``linear_solver=``; ``"auto"`` leaves the choice to the adapter.
     whole : bool
-        Begins runs by itself, and carries them to their end where it can: its sessions are `RunsWhole`.
+        Starts runs by itself, and completes them if possible: its sessions are `RunsWhole`.
     """
 
     methods: tuple[Method | str, ...]
@@ -273,7 +272,7 @@ class Capabilities:
 
     @property
     def named(self) -> dict[str, Method]:
-        """The methods by their names."""
+        """The methods by name."""
         return {method.name: method for method in map(Method.of, self.methods)}
 
 
@@ -281,51 +280,51 @@ class Session(Protocol):
     """Integrates segments for one run: one set of parameters, one set of options, one thread."""
 
     def integrate(self, task: SegmentTask) -> SegmentOutcome:
-        """Carry out one segment; a failure is an `IntegrationError` with the `rows` so far."""
+        """Integrate one segment; a failure is an `IntegrationError` with the `rows` so far."""
 
     def march(self, task: SegmentTask, context: RunContext) -> SegmentRun:
-        """Carry out a segment, and go on through plain transitions as far as it can; just one segment will do."""
+        """Integrate a segment, and continue through native events as far as possible; one segment is sufficient."""
 
     def backward(self, task: BackwardTask) -> BackwardOutcome:
-        """Carry out the adjoint of one segment."""
+        """Integrate the adjoint of one segment."""
 
     def sweep(
         self, table: RecordTable, adjoints: Array, total: Array, components: tuple[int, ...],
-        tolerances: Callable[[int], Tolerances], measured: Array, *, marked: bool,
+        tolerances: Callable[[int], Tolerances], measured: Array, *, at_events: bool,
     ) -> TableAdjoint | None:  # fmt: skip
-        """Carry dG/d(y, m), (k, n_w), back through a record table of its own; None where that is left to the core.
+        """Propagate dG/d(y, m), (k, n_w), back through one of its record tables; None leaves that to the core.
 
-        `total` (k, n_wrt) is dG/dp so far, and `marked` says whether marks are wanted. `tolerances` gives those of an
-        integration in a mode; measured (n, k, record table.width + n_wrt) is what the measurements of the record table
-        add to dG/d(y, m) and to dG/dp.
+        `total` (k, n_wrt) is dG/dp so far, and `at_events` requests the adjoint before every event. `tolerances`
+        returns those of a mode; measured (n, k, table.width + n_wrt) are the contributions of the table's measurements
+        to dG/d(y, m) and dG/dp.
         """
 
     def statistics(self) -> dict[str, int]:
-        """Counters of the session so far."""
+        """Return the counters of the session."""
 
     def turns(self) -> list[tuple[Equations, Turn]]:
-        """Where guards have turned next to zero so far: candidates, the closest ones where there are many."""
+        """Return extrema of guards close to zero so far: candidates, at most the closest ones."""
 
     def close(self) -> None:
-        """Give back what the session holds."""
+        """Release the resources of the session."""
 
 
 @runtime_checkable
 class HasLoops(Protocol):
-    """What drives compiled equations with compiled loops of its own."""
+    """An integrator with compiled loops of its own."""
 
     @staticmethod
     def loops() -> str:
-        """Their C text, which no model changes."""
+        """Return their C source, which is the same for all models."""
 
 
 class RunsWhole(Session, Protocol):
-    """A session that begins runs by itself, and comes to their end where it can."""
+    """A session that starts runs by itself and completes them if possible."""
 
     def run(self, graph: TransitionGraph, request: RunRequest) -> NativeRun | None:
-        """Carry out a run, or a part of it: None where it has not come to its end.
+        """Integrate a run, or a part of it: None if it has not reached its end.
 
-        The first call of `march` then goes on from where it has paused, if it has begun.
+        The first call of `march` then resumes at the pause, if the run has begun.
         """
 
     def back(
@@ -335,16 +334,16 @@ class RunsWhole(Session, Protocol):
         components: tuple[int, ...],
         wrt: tuple[int, ...],
         *,
-        marked: bool,
+        at_events: bool,
     ) -> NativeGradient | None:
-        """Carry the adjoint back from the end of a run to its start; None where that is left to the core.
+        """Propagate the adjoint from the end of a run to its start; None leaves that to the core.
 
-        `marked` says whether marks are wanted.
+        `at_events` requests the adjoint before every event.
         """
 
 
 class Integrator(Protocol):
-    """A solver library behind the port."""
+    """A solver library."""
 
     name: str
     capabilities: Capabilities
@@ -358,4 +357,4 @@ class Integrator(Protocol):
         scales: Array | None = None,
         wrt: Sequence[int] = (),
     ) -> Session:
-        """Open a session; `parameter_directions` (n_directions, n_parameters) switches sensitivities on."""
+        """Open a session; `parameter_directions` (n_directions, n_parameters) enables sensitivities."""

@@ -1,4 +1,4 @@
-"""The part of the port by which an integrator carries out many runs that differ in numbers only."""
+"""The interface of native batches: many runs that differ in numbers only."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ type Integers = NDArray[np.int64]
 
 
 class NativeBatch(NamedTuple):
-    """Runs that differ in their parameters, and in their initial values where these are given.
+    """Runs that differ in their parameters, and in their initial values if given.
 
-    `request` is that of any of them: with `certify` where gradients are wanted, with directions where these come from
-    forward analysis and with `keep_path` where they come from the adjoint. `wrt` are the parameters of the gradients,
-    `components` for every functional which components it has. `integrated` says of every component of all functionals
-    whether anything but its terminal value moves it. `origin` is that of `BoundaryFunctions` for parameters with
-    `n_start` initial values behind them. Without `certify` gradients are wanted whatever their conditions. Time events
-    are due by the `timetable`, where there are any.
+    `request` is common to all runs: with `certify` for gradients, with directions if these come from forward analysis,
+    and with `keep_path` if they come from the adjoint. `wrt` are the parameters of the gradients, `components` the
+    components of each functional. `integrated` says for every component of all functionals whether it has more than a
+    terminal value. `origin` is that of `BoundaryFunctions` with `n_start` initial values appended to the parameters.
+    Without `certify` gradients are computed whether or not their conditions hold. `timetable` holds the time events, if
+    any.
     """
 
     request: RunRequest
@@ -39,7 +39,7 @@ class NativeBatch(NamedTuple):
 
     @property
     def n_given(self) -> int:
-        """How many numbers a run is of."""
+        """Number of parameters and initial values of a run."""
         return self.request.parameters.size + self.n_start
 
 
@@ -48,13 +48,13 @@ LEFT_OUT, DONE, STEEP = range(3)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Outcomes:
-    """What comes of N runs, a row for each.
+    """Results of N runs, a row for each.
 
-    `done` is DONE where that is what a single call returns, and STEEP where a single call would look whether
-    perturbations have grown (`amplification`). All others are left to single calls.
+    `done` is DONE if the result is that of a single call, and STEEP if a single call would check the growth of
+    perturbations (`amplification`). All others are left to single calls.
 
-    `ends` and `outputs` have (y, z), as far as the integrator integrates it in outputs, from the first column on, and
-    the memory in the last ones; what is between them is nothing.
+    `ends` and `outputs` hold (y, z), in outputs only the integrated variables, in the first columns and the memory in
+    the last ones; the columns between them are unused.
     """
 
     done: Integers
@@ -70,7 +70,7 @@ class Outcomes:
 
     @classmethod
     def of(cls, count: int, graph: TransitionGraph, n_t: int, n_components: int, n_wrt: int) -> Self:
-        """Room for so many runs."""
+        """Allocate the results of `count` runs."""
         width, functionals = max(graph.sizes) + graph.equations[0].n_memory, graph.equations[0].functionals
         return cls(
             done=np.zeros(count, np.int64),
@@ -87,21 +87,21 @@ class Outcomes:
 
 
 class Crew(Protocol):
-    """What carries out runs one after the other, on one thread at a time."""
+    """Integrates runs one after the other, on one thread at a time."""
 
     def aim(self, given: Array, out: Outcomes) -> None:
-        """What the runs are of, (N, n_given) and contiguous, and where their outcomes go."""
+        """Set the inputs of the runs, (N, n_given) and contiguous, and their results."""
 
     def run(self, begin: int, end: int) -> None:
-        """Carry out these runs, or those before `stop` is called; what is not `done` then is left to single calls."""
+        """Integrate these runs until `stop` is called; runs that are not `done` are left to single calls."""
 
     def stop(self) -> None:
-        """Come to an end soon; may be called from another thread."""
+        """Stop soon; may be called from another thread."""
 
 
 @runtime_checkable
 class RunsMany(Integrator, Protocol):
-    """An integrator that carries out many runs by itself, and their gradients where nothing needs a closer look."""
+    """An integrator with native batches: runs, and gradients that need no further checks."""
 
     def crew(self, graph: TransitionGraph, fleet: NativeBatch) -> Crew | None:
-        """What carries them out; None where they are left to single calls."""
+        """Return a crew for the runs; None leaves them to single calls."""

@@ -1,9 +1,9 @@
-"""The part of the port by which an integrator goes through plain transitions by itself.
+"""The interface of native events and native runs.
 
-An integrator with a compiled loop is handed a `TransitionGraph` of modes with a segment to begin with. It goes on
-where a transition is plain: one guard alone crosses, the state after it is given explicitly or by equations that
-determine it beyond doubt, and nothing fires or is past its threshold where the next mode is entered. Whatever is not
-plain it leaves to the automaton, which goes on from there. One that has no such loop carries out one segment at a time
+An integrator with a compiled loop receives a `TransitionGraph` of the modes and a first segment. It handles an event
+natively if the transition is regular: a single guard crosses, the state after it is explicit or the well-determined
+solution of equations, and no guard fires or is past its threshold on entry into the next mode. All other events are
+left to the automaton, which resumes from there. An integrator without such a loop integrates one segment at a time
 (`segment_rules.one_segment`).
 """
 
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class NativeTransition:
-    """A transition that an integrator may carry out where it is plain.
+    """A transition that the native loop can apply.
 
     The functions have the inputs ``(t, x, m, p, clock, xi)``, with the integrator's x before and the `unknowns` xi, and
     dense outputs:
 
     ======== ===========================================================================================
-    begin    xi with continuous z; where Newton's method starts else
-    solve    Phi, by xi with the memory following, the sizes of the terms of that and of Phi
+    begin    xi with continuous z; otherwise the initial guess of Newton's method
+    solve    Phi, by xi with the dependent memory, the sizes of the terms of that and of Phi
     cross    (y, z) before and its rates, the guards there, their rates and sizes; (y, z) after, the memory after,
-             rates, guards, their rates and sizes after; z by y after, where that could become singular; how far y is
-             moved onto the constraints after
+             rates, guards, their rates and sizes after; z by y after, if that could become singular; the distance by
+             which y is projected onto the constraints after
     tangent  h by (w, p, t); w after by (w, p, t), at fixed time; rates of w and integrands before, and after; the
              `others` of the constraints after by w after, and by (p, t); D of the constraints before, and these by
-             (w, p), see `ModeSystem.onto_constraints`. With `slopes` xi is held for w after, and there follow Phi by
-             (w, p, t), w after by xi, and continuous z by (w, p, t) where xi is `simple`, the sizes of the terms of
-             Phi by xi, entry by entry, where it is not
-    cost     costs of all functionals, their derivatives by (w, p, t), and with `slopes` by xi, where there are any
+             (w, p), see `ModeSystem.onto_constraints`. With `slopes`, w after is differentiated at fixed xi, and there
+             follow Phi by (w, p, t), w after by xi, and if xi is `simple` continuous z by (w, p, t), otherwise the
+             sizes of the terms of Phi by xi, entry by entry
+    cost     costs of all functionals, their derivatives by (w, p, t), and with `slopes` by xi, if there are costs
     ======== ===========================================================================================
 
-    w = (y, m); Phi(xi) = 0 are the equations of the arrival, see `TransitionMap`.
+    w = (y, m); Phi(xi) = 0 are the equations for the state after the transition, see `TransitionMap`.
 
-    Behind those of transitions a mode has a link for measurements, where the point is recorded and no more, and one for
-    knots, where the memory of signals changes. They lead nowhere, have no `tangent`, and of `cross` the first five
-    outputs; for knots there is `solve` where the integrator has z, which are then the unknowns.
+    The links of a mode's transitions are followed by one for measurements, at which the point is recorded, and one for
+    knots, at which the memory of signals changes. They keep the mode, have no `tangent`, and only the first five
+    outputs of `cross`; for knots there is `solve` if the integrator has z, which are then the unknowns.
     """
 
     cross: NativeFunction
@@ -63,20 +63,20 @@ class NativeTransition:
     begin: NativeFunction | None = None
     solve: NativeFunction | None = None
     unknowns: int = 0
-    simple: bool = True  # they are z after and nothing else
-    slopes: bool = False  # derivatives depend on theirs
-    others: int = 0  # constraints after it that are not among what is solved
-    numbers: Array = field(default_factory=lambda: np.zeros(0))  # a further input, behind all others
+    simple: bool = True  # the unknowns are z after only
+    slopes: bool = False  # derivatives depend on those of the unknowns
+    others: int = 0  # constraints after it that are not among the equations solved
+    numbers: Array = field(default_factory=lambda: np.zeros(0))  # a further input, after all others
 
 
-#: which of the links behind those of transitions
+#: positions after the links of transitions
 MEASURES, TURNS = 0, 1
 
 
 class Measured(NamedTuple):
-    """A measurement: its time, a function for every mode that it has a value in, the numbers in it, and of what it is.
+    """A measurement: its time, a function for every mode in which it is defined, its data, and its components.
 
-    The functions have the inputs ``(t, x, m, p, clock, data)``, with the integrator's x or (y, z), and give the value
+    The functions have the inputs ``(t, x, m, p, clock, data)``, with the integrator's x or (y, z), and return the value
     and its derivatives by (y, m, p, t), dense.
     """
 
@@ -88,18 +88,18 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BoundaryFunctions:
-    """The start and the end of runs, and all measurements, for an integrator that carries runs out by itself.
+    """Functions of the start, the end and the measurements of a run, for native runs.
 
     The functions have the inputs ``(t, x, m, p)``, with the integrator's x, and dense outputs:
 
     ====== ==============================================================================================
-    origin (y, z), m, rates of (y, z), the guards, their rates and sizes; d(y, m)/dp. Of its inputs t and p count
+    origin (y, z), m, rates of (y, z), the guards, their rates and sizes; d(y, m)/dp. Depends on t and p only
     final  (y, z) and its rates, the guards, their rates and sizes; the terminal values of the functionals, their
-           derivatives by u = (y, z, m, p, t) and by (y, m, p, t); how much of them, and of the integrands, the state
-           makes up to first order
+           derivatives by u = (y, z, m, p, t) and by (y, m, p, t); the contributions of the state to them and to the
+           integrands, to first order
     ====== ==============================================================================================
 
-    `mode` is that in which runs begin; `final` is by mode.
+    `mode` is the initial mode; `final` is by mode.
     """
 
     mode: int
@@ -109,43 +109,44 @@ class BoundaryFunctions:
 
     @cached_property
     def waiting(self) -> list[tuple[float, int]]:
-        """The times of the measurements in order, and which they are."""
+        """Times and indices of the measurements, in order of time."""
         return sorted((own.time, i) for i, own in enumerate(self.measured))
 
     def is_measured_within(self, span: tuple[float, float]) -> bool:
-        """Whether no measurement is outside of a run."""
+        """Whether all measurements are within a time span."""
         return not self.measured or span[0] <= self.waiting[0][0] <= self.waiting[-1][0] <= span[1]
 
 
 @dataclass(frozen=True, eq=False)
 class TransitionGraph:
-    """All modes' equations, and the links between them.
+    """The equations of all modes, and the links between them.
 
-    For each mode there is a link for every transition, one for measurements, one for knots, or None.
+    For each mode there is a link for every transition, one for measurements and one for knots; any of them may be None.
     `guarded` are the transitions with guards, `timed` those with times, in the order of the links; `sizes` are those of
-    (y, z) and `constraints` those that keep y, of every mode; the others are by transition. What has the same number as
-    its `clock`, not negative, ticks together. `entries` are the places of all signals in the memory.
+    (y, z) and `constraints` the numbers of constraints on y, by mode; the others are by transition. Periodic
+    transitions with the same non-negative number in `clocks` share a clock. `entries` are the positions of all signals
+    in the memory.
     """
 
     equations: tuple[Equations, ...]
     guarded: tuple[tuple[int, ...], ...]
     timed: tuple[tuple[int, ...], ...]
-    clocks: tuple[int, ...]  # negative where a transition has a guard
+    clocks: tuple[int, ...]  # negative for a transition with a guard
     directions: tuple[int, ...]
     waits: tuple[bool, ...]
     toggles: tuple[bool, ...]  # changes the side of a relation
     jumps: tuple[bool, ...]  # the guard may jump across zero
-    keeps: tuple[bool, ...]  # its guard is zero after it, too
+    keeps: tuple[bool, ...]  # the guard stays zero after the transition
     sizes: tuple[int, ...]
     constraints: tuple[int, ...]
     links: tuple[tuple[NativeTransition | None, ...], ...]
     entries: NDArray[np.int64]
-    ends: BoundaryFunctions | None = None  # where runs begin and end plainly
-    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+    ends: BoundaryFunctions | None = None  # if runs can start and end natively
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def links_anything(self) -> bool:
-        """Whether there is a link."""
+        """Whether there is any link."""
         return any(link is not None for links in self.links for link in links)
 
     @cached_property
@@ -163,25 +164,26 @@ class TransitionGraph:
 
     @cached_property
     def n_unknowns(self) -> int:
-        """How many unknowns a record has room for: of transitions that have others than z."""
+        """Number of unknowns in a record: the most of any transition with unknowns other than z."""
         links = (link for links in self.links for link in links if link is not None)
         return max((link.unknowns for link in links if not link.simple), default=0)
 
     @cached_property
     def charges(self) -> bool:
-        """Whether a transition of a link costs anything."""
+        """Whether a linked transition has a cost."""
         return any(link is not None and link.cost is not None for links in self.links for link in links)
 
     @cached_property
     def exits(self) -> tuple[tuple[int, ...], ...]:
-        """The transitions of the links of every mode."""
+        """The transitions of every mode, in the order of its links."""
         return tuple(guarded + timed for guarded, timed in zip(self.guarded, self.timed, strict=True))
 
 
 class Knots(NamedTuple):
-    """Knots of all signals, in order: times (n,), what they write into the memory (n, n_entries), and its derivatives.
+    """Knots of all signals, in order: times (n,), new memory values (n, n_entries), and their derivatives.
 
-    Those are along the directions of the sensitivities, (n, d, n_entries). They are all up to one at `until`.
+    The derivatives are along the directions of the sensitivities, (n, d, n_entries). The list is complete up to
+    `until`.
     """
 
     times: Array
@@ -191,9 +193,9 @@ class Knots(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """How many bytes a run keeps of its way: of paths, and of `records` and `rows` where these count, too.
+    """Memory bound of a run in bytes: for paths, and for `records` and `rows` if these count.
 
-    Of what goes beyond only checkpoints are kept, see `dae_hybrid.simulation.checkpoints`.
+    Beyond it only checkpoints are stored, see `dae_hybrid.simulation.checkpoints`.
     """
 
     size: float = np.inf
@@ -201,18 +203,18 @@ class Bound(NamedTuple):
     rows: bool = False
 
     def counted(self, records: int, rows: int, paths: int) -> int:
-        """The bytes that count."""
+        """Return the bytes that count."""
         return paths + self.records * records + self.rows * rows
 
 
-#: all is kept
+#: no limit
 UNBOUNDED = Bound()
 
 
 class Alarms(NamedTuple):
-    """When the time events, measurements and knots of a mode are due, in order: times, links, and counts.
+    """Due times of the time events, measurements and knots of a mode, in order: times, links, and counts.
 
-    That of an `every=` is after how many periods, of a measurement which one, of a knot which of those that are listed.
+    The count of an `every=` is the number of periods, of a measurement its index, of a knot its index in the list.
     """
 
     times: Array
@@ -222,20 +224,19 @@ class Alarms(NamedTuple):
 
 @dataclass(slots=True)
 class RunContext:
-    """What a run is within and has been through, for an integrator that carries out plain transitions by itself.
+    """Context of a run for native events.
 
-    `recent` are the times of the latest events, `ranges` how large each transition's guard has been and `rested`
-    whether it has stayed at zero; the integrator goes on with them. With `certify` events are carried out only where
-    their derivatives exist, and are marked where nothing about them needs a closer look; `slack` is then the accuracy
-    of times relative to what has passed. `start` is the whole (y, z) and its rates, `directions` (d, n_parameters) are
-    those of the sensitivities.
+    `recent` are the times of the latest events, `ranges` the largest magnitudes of each transition's guard and
+    `stayed_at_zero` whether it has stayed at zero; the integrator updates them. With `certify` an event is handled
+    natively only if its derivatives exist, and is marked if they need no further checks; `slack` is then the accuracy
+    of times relative to the elapsed time. `start` is the complete (y, z) and its rates, `directions` (d, n_parameters)
+    are those of the sensitivities.
 
-    `alarms` are by mode, the next of them, at the stop time of the first segment, included; the integrator goes on to
+    `alarms` are by mode, including the next one, at the stop time of the first segment; the integrator continues to
     `t_stop`, with outputs at `t_eval` until then.
 
-    Where more is to be kept than the `bound` the integrator ends with an event, or a knot.
-    `again` is a record table that has been gone through before: it is gone through in the same way, to its end and no
-    further.
+    If the `bound` is exceeded, the integrator stops after an event or a knot. `replayed` is a record table to be
+    recomputed: it is repeated identically, to its end and no further.
     """
 
     graph: TransitionGraph
@@ -245,7 +246,7 @@ class RunContext:
     start: tuple[Array, Array]
     recent: list[float]
     ranges: Array
-    rested: NDArray[np.int64]
+    stayed_at_zero: NDArray[np.int64]
     directions: Array
     t_stop: float
     t_eval: Array | None = None
@@ -254,15 +255,15 @@ class RunContext:
     certify: bool = False
     slack: float = 0.0
     bound: Bound = UNBOUNDED
-    again: RecordTable | None = None
+    replayed: RecordTable | None = None
 
 
 class RunRequest(NamedTuple):
-    """A whole run to be carried out, of parameters p.
+    """Request of a native run.
 
     `directions` (d, n_parameters) with their `scales` are those of the sensitivities, if any; `t_eval` and `keep_path`
-    are as in `SegmentTask`, `certify` and `slack` as in `RunContext`. Time events are due by their `alarms`, which are
-    complete up to `t_stop`. Where more is to be kept than the `bound` the run pauses.
+    are as in `SegmentTask`, `certify` and `slack` as in `RunContext`. `alarms` hold the time events and are complete up
+    to `t_stop`. If the `bound` is exceeded, the run pauses.
     """
 
     options: Options
@@ -279,7 +280,7 @@ class RunRequest(NamedTuple):
     bound: Bound = UNBOUNDED
 
     def is_like(self, other: RunRequest) -> bool:
-        """Whether the other one differs in nothing but the parameters; with output times none is like another."""
+        """Whether the other request differs in the parameters only; False with output times."""
         same = self.options is other.options and self.span == other.span and self.alarms is other.alarms
         same = same and self.keep_path == other.keep_path and self.certify == other.certify
         same = same and self.bound == other.bound
@@ -289,43 +290,46 @@ class RunRequest(NamedTuple):
             return self.directions is other.directions
         return np.array_equal(self.directions, other.directions) and np.array_equal(self.scales, other.scales)
 
-    def context(self, graph: TransitionGraph, mode: int, ranges: Array, rested: NDArray[np.int64]) -> RunContext:
-        """The context from the start on, with arrays for what is noted on the way."""
+    def context(
+        self, graph: TransitionGraph, mode: int, ranges: Array, stayed_at_zero: NDArray[np.int64]
+    ) -> RunContext:
+        """Return the context of the start, with arrays that the integrator updates."""
         none = np.zeros(0)
         directions = np.zeros((0, self.parameters.size)) if self.directions is None else self.directions
         return RunContext(
-            graph, mode, self.span, self.options.max_events, (none, none), [], ranges, rested, directions,
+            graph, mode, self.span, self.options.max_events, (none, none), [], ranges, stayed_at_zero, directions,
             min(self.span[1], self.t_stop), self.t_eval, self.alarms, certify=self.certify, slack=self.slack,
             bound=self.bound,
         )  # fmt: skip
 
 
-type Pieces = tuple[RecordTable | None, SegmentTask, SegmentOutcome]
+type NativeSegments = tuple[RecordTable | None, SegmentTask, SegmentOutcome]
 
 
 class RawRun(Protocol):
-    """What an integrator keeps of a whole run."""
+    """Data of a native run that the integrator owns."""
 
     @property
     def sensitivities(self) -> Array | None:
-        """Those of (x, q) at the end, (d, n + k)."""
+        """Sensitivities of (x, q) at the end, (d, n + k)."""
 
-    def pieces(self, start: StatePoint, by_p: Array, end: StatePoint) -> Pieces:
-        """The segments, of the run that these belong to."""
+    def segments(self, start: StatePoint, by_p: Array, end: StatePoint) -> NativeSegments:
+        """Return record table, last task and last outcome of the run with this start and end."""
 
     def forget_paths(self) -> None:
-        """Let go of what only an adjoint needs."""
+        """Drop the paths, which only an adjoint needs."""
 
 
 @dataclass(eq=False)
 class NativeRun:
-    """A whole run that was plain from its start to its end.
+    """A run that the native loop completed from start to end.
 
-    `start` and `end` are the points there, `by_p` (n_w, n_parameters) is d(y, m)/dp at the start; `mode` and `t` are
+    `start` and `end` are its end points, `by_p` (n_w, n_parameters) is d(y, m)/dp at the start; `mode` and `t` are
     those of the end. `integrals` are those of the functionals, `values` their values and `gradient` (n_functionals, d)
-    their derivatives by the directions. `statistics` are those of a session, `rested` says by transition whether its
-    guard stayed at zero, if any did, `is_certified` whether no event needs a closer look. `turns` are as in
-    `Session.turns`, `n_events` is how many events there were. `left` is the integrator's.
+    their derivatives along the directions. `statistics` are those of a session, `stayed_at_zero` says by transition
+    whether its guard stayed at zero (None if no guard did), `is_certified` whether the derivatives of no event need
+    further checks. `turns` are as in `Session.turns`, `n_events` is the number of events. `raw` is owned by the
+    integrator.
     """
 
     request: RunRequest
@@ -338,43 +342,43 @@ class NativeRun:
     values: Array
     gradient: Array
     statistics: dict[str, int]
-    rested: NDArray[np.int64] | None
+    stayed_at_zero: NDArray[np.int64] | None
     is_certified: bool
     turns: list[tuple[Equations, Turn]]
     n_events: int
-    left: RawRun = field(repr=False)
+    raw: RawRun = field(repr=False)
 
     @cached_property
-    def pieces(self) -> Pieces:
-        """All segments but the last with their events, if any, and the task and the outcome of the last."""
-        return self.left.pieces(self.start, self.by_p, self.end)
+    def segments(self) -> NativeSegments:
+        """Record table of all segments but the last, if any, and task and outcome of the last one."""
+        return self.raw.segments(self.start, self.by_p, self.end)
 
     def forget_paths(self) -> None:
-        """Let go of what only an adjoint needs."""
-        self.left.forget_paths()
-        self.__dict__.pop("pieces", None)  # they have it too, and can be made again
+        """Drop the paths, which only an adjoint needs."""
+        self.raw.forget_paths()
+        self.__dict__.pop("segments", None)  # refers to the paths, and is recomputed on access
 
 
 @dataclass(frozen=True, slots=True)
 class NativeGradient:
-    """The gradient (k, n_wrt) of a whole run by the parameters that were asked for, and what there was before events.
+    """The gradient (k, n_wrt) of a native run, and the adjoint before its events.
 
-    marks (n_events, k, width + n_wrt), where they are wanted, hold dG/d(y, m), `width` numbers, and what the run from
-    there on has contributed to the gradient.
+    adjoint_at_events (n_events, k, width + n_wrt), if requested, holds dG/d(y, m), in `width` columns, and the
+    contribution to the gradient from there on.
     """
 
     gradient: Array
-    marks: Array | None
+    adjoint_at_events: Array | None
     width: int
     statistics: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentRun:
-    """Plain transitions with the segments before them, if any (`record table`), and the segment that came after.
+    """Record table of native events, if any, and the segment after them.
 
-    Of that the mode, the task, and the outcome or the error it ended with; neither where the integrator has gone no
-    further than the record table.
+    The segment has a mode, a task, and an outcome or an error; it has neither if the integrator stopped at the end of
+    the record table.
     """
 
     table: RecordTable | None
@@ -388,11 +392,11 @@ class SegmentRun:
 class TableAdjoint:
     """dG/d(y, m) before a record table (k, n_w), dG/dp so far (k, n_wrt), and both before every event.
 
-    marks (n_events, k, width + n_wrt), where they are wanted; `width` is that of the largest (y, m). At a knot they are
-    what is after it.
+    adjoint_at_events (n_events, k, width + n_wrt) is present if requested; `width` is that of the largest (y, m). At a
+    knot it holds the values after it.
     """
 
     adjoints: Array
     total: Array
-    marks: Array | None
+    adjoint_at_events: Array | None
     width: int

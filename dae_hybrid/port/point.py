@@ -1,4 +1,4 @@
-"""A point of a run."""
+"""State at a point of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dae_hybrid.numerics.arrays import Array
 
 
 class StatePoint(NamedTuple):
-    """A point at which a mode is entered, with the mode's guards there."""
+    """State on entry into a mode, with guards, their rates and the sizes of their terms."""
 
     x: Array
     m: Array

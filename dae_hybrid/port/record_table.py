@@ -1,6 +1,6 @@
-"""Plain events and the segments before them, as an integrator has recorded them.
+"""The record table: native events and the segments before them, as arrays.
 
-Records are numbers; what the rest of the library works with is made of them when it is asked for.
+Segments and event records are created from its rows on access.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem
 
 RECORDS = EventRecord | KnotRecord | MeasurementRecord
-#: numbers at the head of a record
+#: columns of the header of a record
 HEADER = (
     "time",
     "mode",
@@ -41,12 +41,12 @@ HEADER = (
     "count",
     "stop",
 )
-#: where each of them stands
-AT = {name: i for i, name in enumerate(HEADER)}
+#: position of each column
+COLUMN = {name: i for i, name in enumerate(HEADER)}
 
 
 def parts_of(graph: TransitionGraph, source: int, target: int, n_integrals: int, n_directions: int) -> dict[str, int]:
-    """Names and sizes of the parts of a record behind its head."""
+    """Return names and sizes of the parts of a record after its header."""
     e, ng = graph.equations, {i: len(graph.guarded[i]) for i in (source, target)}
     nx, ny, nm = graph.sizes, {i: e[i].n_differential for i in (source, target)}, e[0].n_memory
     return {
@@ -74,14 +74,14 @@ def parts_of(graph: TransitionGraph, source: int, target: int, n_integrals: int,
 def layout_of(
     graph: TransitionGraph, source: int, target: int, n_integrals: int, n_directions: int
 ) -> tuple[dict[str, slice], int]:
-    """Where the parts of a record stand, and how long it is."""
+    """Return the positions of the parts of a record, and its length."""
     key = ("layout", source, target, n_integrals, n_directions)
-    if key not in graph.kept:
+    if key not in graph.cache:
         found, end = {}, len(HEADER)
         for name, size in parts_of(graph, *key[1:]).items():
             found[name], end = slice(end, end + size), end + size
-        graph.kept[key] = found, end
-    layout: tuple[dict[str, slice], int] = graph.kept[key]
+        graph.cache[key] = found, end
+    layout: tuple[dict[str, slice], int] = graph.cache[key]
     return layout
 
 
@@ -90,7 +90,7 @@ ALL = slice(None)
 
 
 class Head(NamedTuple):
-    """Where the record of an event begins, its mode, guard and target, and where its parts stand from there."""
+    """Position of a record, its mode, guard and target, and the relative positions of its parts."""
 
     at: int
     mode: int
@@ -100,7 +100,7 @@ class Head(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Records of one mode and link, with the same parts; `places` are theirs among all records."""
+    """Records of one mode and link, with the same parts; `places` are their indices among all records."""
 
     mode: int
     guard: int
@@ -111,11 +111,10 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RecordTable:
-    """Segments, each with the plain event that ended it.
+    """Segments, each with the native event that ended it.
 
-    `task` is that of the first segment, `start` the whole x and x' it began with; `records` are the records one after
-    the other, each from one of the `offsets` on, `rows` and `paths` by mode what the integrator recorded, `methods` by
-    mode how.
+    `task` is that of the first segment, `start` the complete x and x' at its start; `records` are the concatenated
+    records, which begin at `offsets`; `rows`, `paths` and `methods` are outputs, steps and method by mode.
     """
 
     graph: TransitionGraph
@@ -130,74 +129,74 @@ class RecordTable:
     n_integrals: int
     n_directions: int
     begin: float  # of the run
-    gained: Array  # costs of the events, (n_functionals,), and
-    gained_directions: Array  # their derivatives, (n_directions, n_functionals)
+    gained: Array  # costs of the events, (n_functionals,)
+    gained_directions: Array  # derivatives of these costs, (n_directions, n_functionals)
     tested: frozenset[int] = frozenset()  # modes whose multipliers were in the error test
 
     @property
     def count(self) -> int:
-        """How many records there are: events, measurements and knots."""
+        """Number of records: events, measurements and knots."""
         return self.offsets.size
 
     @property
     def n_events(self) -> int:
-        """How many events there are."""
+        """Number of events."""
         return int(np.count_nonzero(self.is_event))
 
     @property
     def width(self) -> int:
-        """The size of the largest (x, m)."""
+        """Size of the largest (x, m)."""
         return max(own.n + own.n_memory for own in self.graph.equations)
 
     def __repr__(self) -> str:
-        return f"<Leg: {self.count} segments from t = {self.task.t0:g}>"
+        return f"<RecordTable: {self.count} segments from t = {self.task.t0:g}>"
 
     @property
     def passage(self) -> tuple[float, float] | None:
-        """Its fastest passage (`dae_hybrid.simulation.passages`), where that is known."""
+        """Its fastest passage (`dae_hybrid.simulation.passages`), if known."""
         return None
 
-    def whole(self) -> RecordTable:
-        """The record table with all that belongs to it."""
+    def complete(self) -> RecordTable:
+        """Return the complete record table."""
         return self
 
-    def let_go(self) -> None:
-        """Its adjoint has been carried back: of a run of which record tables are let go of, this is the next one."""
+    def release(self) -> None:
+        """Release the table after its adjoint; a table without a checkpoint stays."""
 
     def forget_paths(self) -> None:
-        """Let go of what only an adjoint needs."""
+        """Drop the paths, which only an adjoint needs."""
         self.paths.clear()
 
     def thinned(self, *, outputs: bool) -> RecordTable:
-        """The same without paths, and without rows where these are no outputs."""
+        """Return a copy without paths, and without rows unless these are outputs."""
         rows = self.rows if outputs else {mode: own[:0].copy() for mode, own in self.rows.items()}
         return replace(self, rows=rows, paths={})
 
     def size(self, bound: Bound) -> int:
-        """How many bytes of it count."""
+        """Return the bytes that count towards the bound."""
         rows, paths = (sum(own.nbytes for own in of.values()) for of in (self.rows, self.paths))
         return bound.counted(self.records.nbytes, rows, paths)
 
     @property
     def _kinds(self) -> NDArray[np.int64]:
-        """What every record is of: MEASURES, TURNS, or an event, by a negative number."""
+        """Kind of every record: MEASURES, TURNS, or a negative number for an event."""
         exits = np.array([len(own) for own in self.graph.exits])
         modes, guards = (self.column(name).astype(int) for name in ("mode", "guard"))
         return np.asarray(guards - exits[modes])
 
     @cached_property
     def is_event(self) -> NDArray[np.bool_]:
-        """Of every record whether it is that of an event, (count,)."""
+        """Whether each record is an event, (count,)."""
         return self._kinds < MEASURES
 
     @cached_property
     def is_measurement(self) -> NDArray[np.bool_]:
-        """Of every record whether it is that of a measurement, (count,)."""
+        """Whether each record is a measurement, (count,)."""
         return self._kinds == MEASURES
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """The records by their modes and links."""
+        """The records grouped by mode and link."""
         modes, links = (self.column(name).astype(int) for name in ("mode", "guard"))
         most = max(map(len, self.graph.links))
         keys, found = modes * most + links, []
@@ -209,13 +208,13 @@ class RecordTable:
         return tuple(found)
 
     def values(self, kind: Kind, name: str, which: Any = ALL) -> Array:
-        """A part of the records of a kind, or of some of these, (n, size)."""
+        """Return a part of the records of a kind, or of some of these, (n, size)."""
         part = kind.layout[name]
         return self.records[self.offsets[kind.places[which]][:, None] + np.arange(part.start, part.stop)]
 
     @cached_property
     def largest(self) -> dict[int, Array]:
-        """The largest values by mode, (n_x,), at ends of segments, and at outputs of what the integrator has there."""
+        """Largest magnitudes by mode, (n_x,), at segment ends and at the integrator's outputs."""
         found = {mode: np.zeros(self.graph.sizes[mode]) for mode in self.methods}
 
         def note(mode: int, points: Array) -> None:
@@ -232,7 +231,7 @@ class RecordTable:
 
     @cached_property
     def memory(self) -> Array:
-        """The memory in every segment, (count, n_memory)."""
+        """Memory in every segment, (count, n_memory)."""
         found = np.zeros((self.count, self.graph.equations[0].n_memory))
         for kind in self.kinds:
             found[kind.places] = self.values(kind, "memory")
@@ -240,7 +239,7 @@ class RecordTable:
 
     @property
     def memory_derivatives(self) -> Array:
-        """Those of the memory in every segment, (count, n_memory, n_directions)."""
+        """Derivatives of the memory in every segment, (count, n_memory, n_directions)."""
         nm = self.graph.equations[0].n_memory
         found = np.zeros((self.count, nm, self.n_directions))
         for kind in self.kinds if nm * self.n_directions else ():
@@ -250,17 +249,17 @@ class RecordTable:
 
     @property
     def begins(self) -> Array:
-        """When the segments begin, (count,)."""
+        """Start times of the segments, (count,)."""
         return np.concatenate(([self.task.t0], self.column("time")[:-1]))
 
     @cached_property
     def is_segments(self) -> NDArray[np.bool_]:
-        """Whether there is a segment before each record, (count,); there may be several measurements at one time."""
+        """Whether a segment precedes each record, (count,); several measurements may be at one time."""
         return (self.column("time") > self.begins) | (self.column("row_end") > self.column("row"))
 
     @cached_property
     def path_begins(self) -> NDArray[np.int64]:
-        """Where the paths of the segments begin, (count,)."""
+        """First rows of the segments' paths, (count,)."""
         ends, modes = self.column("path_end").astype(np.int64), self.column("mode").astype(int)
         found = np.zeros_like(ends)
         for mode in self.methods:
@@ -270,11 +269,11 @@ class RecordTable:
 
     @cached_property
     def event_heads(self) -> tuple[Head, ...]:
-        """The heads of events."""
+        """The heads of the events."""
         return self._heads(self.is_event)
 
     def events(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """Every event by names, and the mode after it."""
+        """Yield every event as a dictionary, and the mode after it."""
         return map(self._event, self.event_heads)
 
     @property
@@ -284,7 +283,7 @@ class RecordTable:
         return found
 
     def measurements(self, system: HybridSystem) -> list[MeasurementRecord]:
-        """The measurements."""
+        """Return the measurements."""
         times, counts = self.column("time").tolist(), self.column("count").astype(int).tolist()
         return [
             MeasurementRecord(times[place], counts[place], system.modes[mode], *point)
@@ -292,11 +291,11 @@ class RecordTable:
         ]
 
     def measured_derivatives(self) -> list[Array]:
-        """Derivatives of (y, m) at every measurement."""
+        """Return the derivatives of (y, m) at every measurement."""
         return [self.state_derivatives(part, mode) for _, mode, (part,) in self._measured("before")]
 
     def _measured(self, *names: str) -> list[tuple[int, int, list[Array]]]:
-        """Places and modes of the measurements, with these parts of their records."""
+        """Return indices and modes of the measurements, with the named parts of their records."""
         kinds = (kind for kind in self.kinds if self.is_measurement[kind.places[0]])
         return sorted(
             (
@@ -311,7 +310,7 @@ class RecordTable:
 
     @cached_property
     def knots(self) -> NDArray[np.intp]:
-        """Which of the records are those of knots."""
+        """Indices of the records of knots."""
         return np.flatnonzero(self._kinds == TURNS)
 
     @property
@@ -320,8 +319,8 @@ class RecordTable:
         found: list[float] = self.column("time")[self.knots].tolist()
         return found
 
-    def turned(self) -> list[tuple[Array, Array]]:
-        """Derivatives of (y, m) before and after every knot."""
+    def knot_sides(self) -> list[tuple[Array, Array]]:
+        """Return the derivatives of (y, m) before and after every knot."""
         named = ((head.mode, self._named(head)) for head in self._heads(self.knots))
         return [
             (self.state_derivatives(part["before"], mode), self.state_derivatives(part["after"], mode))
@@ -338,17 +337,17 @@ class RecordTable:
         return event, head.target
 
     def _named(self, head: Head) -> dict[str, Array]:
-        """The parts of a record behind its head."""
+        """Return the parts of a record after its header."""
         record = self.records[head.at :]
         return {name: record[part] for name, part in head.layout.items()}
 
     @cached_property
     def heads(self) -> tuple[Head, ...]:
-        """Where each record begins, and what it is of."""
+        """The heads of all records."""
         return self._heads(slice(None))
 
     def _heads(self, which: slice | NDArray[Any]) -> tuple[Head, ...]:
-        """The same of some of them."""
+        """Return the heads of selected records."""
         known: dict[tuple[int, int], tuple[int, dict[str, slice]]] = {}
         columns = (self.offsets, *(self.column(name).astype(int) for name in ("mode", "guard")))
         rows = zip(*(column[which].tolist() for column in columns), strict=True)
@@ -364,8 +363,8 @@ class RecordTable:
         return Head(at, mode, guard, *known[mode, guard])
 
     def column(self, name: str, which: Any = ALL) -> Array:
-        """One number of the head of every record, or of some."""
-        return self.records[self.offsets[which] + AT[name]]
+        """Return one column of the headers, for all or some records."""
+        return self.records[self.offsets[which] + COLUMN[name]]
 
     @property
     def times(self) -> Array:
@@ -374,7 +373,7 @@ class RecordTable:
 
     @property
     def transitions(self) -> NDArray[np.int64]:
-        """Numbers of their transitions."""
+        """Indices of the events' transitions."""
         exits = self.graph.exits
         begins = np.cumsum([0, *map(len, exits)])[self.column("mode").astype(int)]
         known = np.array([index for own in exits for index in own] + [-1])
@@ -382,17 +381,17 @@ class RecordTable:
 
     @property
     def certified(self) -> NDArray[np.bool_]:
-        """Whether they need no closer look."""
+        """Whether the derivatives of each event need no further checks."""
         return self.column("clean")[self.is_event] != 0
 
     def head(self, k: int) -> Head:
-        """The head of one record."""
+        """Return the head of one record."""
         at = int(self.offsets[k])
-        return self._head({}, at, *(int(self.records[at + AT[name]]) for name in ("mode", "guard")))
+        return self._head({}, at, *(int(self.records[at + COLUMN[name]]) for name in ("mode", "guard")))
 
     @cached_property
     def last(self) -> tuple[dict[str, Any], int]:
-        """The last event, and the mode after it; what goes on from there is not to hold on to all records."""
+        """The last event, and the mode after it; copied, so that its arrays do not keep all records alive."""
         event, mode = self._event(self.head(-1))
         for name, part in event.items():
             if isinstance(part, np.ndarray):
@@ -401,7 +400,7 @@ class RecordTable:
         return event, mode
 
     def ends(self, first: int, stride: int) -> Iterator[tuple[int, float, Array, Array]]:
-        """Mode, time, x and memory at the ends of segments: of every so many one, from the first on."""
+        """Yield mode, time, x and memory at the end of every `stride`-th segment, from `first` on."""
         found = []
         for kind in self.kinds:
             own = np.flatnonzero((kind.places - first) % stride == 0)
@@ -415,7 +414,7 @@ class RecordTable:
 
     @cached_property
     def extents(self) -> dict[int, Array]:
-        """How large what is integrated becomes by mode, (n,)."""
+        """Largest magnitudes of the integrated states by mode, (n,)."""
         found = {}
         for mode, rows in self.rows.items():
             first = self.methods[mode].path.first if mode in self.paths else 1
@@ -425,7 +424,7 @@ class RecordTable:
 
     @cached_property
     def memory_extent(self) -> Array:
-        """How large the memory becomes, (n_memory,)."""
+        """Largest magnitudes of the memory, (n_memory,)."""
         size = self.graph.equations[0].n_memory
         if not size:
             return np.zeros(0)
@@ -441,16 +440,16 @@ class RecordTable:
 
     @property
     def n_rows(self) -> int:
-        """Rows of all its segments."""
+        """Number of rows of all segments."""
         return int((self.column("row_end") - self.column("row")).sum())
 
     @cached_property
     def is_clean(self) -> bool:
-        """Whether no event needs a closer look."""
+        """Whether the derivatives of no event need further checks."""
         return bool(self.column("clean").all())
 
     def derivatives(self) -> list[tuple[Array, Array, Array]]:
-        """Derivatives of the time, and of (y, m) before and after, of every event."""
+        """Return the derivatives of the time, and of (y, m) before and after, for every event."""
         return [
             (
                 event["tau"],
@@ -461,6 +460,6 @@ class RecordTable:
         ]
 
     def state_derivatives(self, part: Array, mode: int) -> Array:
-        """A part of a record as d(y, m), (n_w, d)."""
+        """Return a part of a record as d(y, m), (n_w, d)."""
         e = self.graph.equations[mode]
         return part.reshape(self.n_directions, e.n_differential + e.n_memory).T

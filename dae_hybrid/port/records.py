@@ -1,4 +1,4 @@
-"""What happens along a run besides smooth motion: transitions, knots of signals, measurements."""
+"""Records of a run besides its segments: transitions, knots of signals, measurements."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventRecord:
-    """One firing of a transition, both sides named.
+    """One firing of a transition, with the values on both sides.
 
     Attributes
     ----------
     time : float
     transition, source : str
     target : str or None
-        None where the transition ends the run.
+        None if the transition ends the run.
     order : int
         0 for the first transition of an instant, 1 for the next, ...
     guard : float
@@ -34,22 +34,22 @@ class EventRecord:
     rate : float
         Rate of the guard (SR eq. 4); 1.0 for time events.
     rate_scale : float
-        How fast the guard would move if it went through the range it has had in the time of the run.
+        Range of the guard over the duration of the run.
     follows : bool
-        Whether the transition fired on entry because its guard was past its threshold: its time is that of
-        what came before it, whatever its guard says.
+        Whether the transition fired on entry because its guard was past its threshold: its time is that of the
+        previous event, independent of its guard.
     count : int
-        For ``every=``, how many periods have passed; 0 otherwise.
+        For ``every=``, the number of elapsed periods; 0 otherwise.
     x_minus, x_plus : ndarray
-        (y, z) before and after, in the source's and the target's variables.
+        (y, z) before and after, in the variables of source and target.
     xdot_minus, xdot_plus : ndarray
-        Their time derivatives.
+        Time derivatives of (y, z).
     memory_minus, memory_plus : ndarray
         Memory before and after.
     unknowns : dict
         Values of the reset's own unknowns, such as impulses, by name.
     earlier : EventRecord or None
-        The event before at the same instant.
+        The previous event of the same instant.
     """
 
     time: float
@@ -71,9 +71,9 @@ class EventRecord:
     memory_minus: Array
     memory_plus: Array
     n_differential: tuple[int, int]  # of source and target
-    xi: Array  # what the transition solved for; see `TransitionMap`
+    xi: Array  # unknowns of the transition; see `TransitionMap`
     unknowns: Mapping[str, Any]
-    certified: bool = False  # nothing about it needs a closer look for derivatives
+    certified: bool = False  # its derivatives need no further checks
     earlier: EventRecord | None = None
 
     @property
@@ -112,9 +112,9 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnotRecord:
-    """A knot of signals: their coefficients in the memory change, nothing else does.
+    """A knot of signals, at which only their coefficients in the memory change.
 
-    `entries` are the places of all signals in the memory, `intervals` the intervals that begin, by signal.
+    `entries` are the positions of all signals in the memory, `intervals` the intervals that begin, by signal.
     """
 
     time: float
@@ -124,7 +124,7 @@ class KnotRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasurementRecord:
-    """A measurement that was taken: which one of the system's, and where."""
+    """A measurement: its index in the system, and its point."""
 
     time: float
     index: int

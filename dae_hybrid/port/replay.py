@@ -1,4 +1,4 @@
-"""Dense output: a segment's own interpolant, made when it is first asked for."""
+"""Dense output: the interpolant of a segment, obtained by integrating the segment again."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Interpolant:
     n: int
 
     def row(self, t: Any) -> Any:
-        """The row of each time."""
+        """Return the row of each time."""
         return np.minimum(np.searchsorted(self.rows[:, 0], t), len(self.rows) - 1)
 
     def __call__(self, t: Array) -> Array:
-        """Values at times, shape (len(t), n)."""
+        """Return values at times, shape (len(t), n)."""
         index = self.row(t)
         offset = t - self.rows[index, 0]
         derivatives = self.rows[index, DENSE_COLUMNS:].reshape(len(t), -1, self.n)
@@ -37,7 +37,7 @@ class Interpolant:
 
 
 def shortened(rows: Array, n: int, end: float) -> Array:
-    """An interpolant's rows as far as `end`, which the last one then belongs to."""
+    """Return the rows of an interpolant up to `end`, the last one expanded about `end`."""
     if not len(rows) or end >= rows[-1, 0]:
         return rows
     rows = rows[: int(np.searchsorted(rows[:, 0], end)) + 1].copy()
@@ -52,15 +52,15 @@ def shortened(rows: Array, n: int, end: float) -> Array:
 
 @dataclass(frozen=True)
 class SegmentReplay:
-    """A segment of a run, to be integrated again."""
+    """A segment of a run that can be integrated again."""
 
-    reopen: Any
+    open_session: Any
     task: SegmentTask
     t_end: float
     method: str | None
 
-    def again(self) -> SegmentTask:
-        """The task that takes the same steps and keeps what is needed between them."""
+    def replay_task(self) -> SegmentTask:
+        """Return the task that takes the same steps and records the interpolant."""
         task = self.task
         return SegmentTask(
             task.equations, task.t0, task.t_stop, task.x0, task.xdot0, task.memory, task.integrals,
@@ -69,16 +69,16 @@ class SegmentReplay:
         )  # fmt: skip
 
     def __call__(self) -> Interpolant:
-        """The dense interpolant of the segment."""
-        task, session = self.again(), self.reopen()
+        """Return the interpolant of the segment."""
+        task, session = self.replay_task(), self.open_session()
         try:
             rows = session.integrate(task).rows
-        except DaeHybridError as error:  # the last segment of a failed run: as far as it goes
+        except DaeHybridError as error:  # last segment of a failed run: use its steps
             if error.rows is None:
                 raise
             rows = error.rows
         finally:
             session.close()
-        if not len(rows):  # nothing but rounding
+        if not len(rows):  # a segment of rounding length
             rows = np.concatenate(([self.t_end, self.t_end - task.t0, 0.0], task.x0))[None, :]
         return Interpolant(rows, task.x0.size)

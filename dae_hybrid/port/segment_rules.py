@@ -1,4 +1,4 @@
-"""What sessions of all adapters do alike with a segment."""
+"""Rules for segments that the sessions of all adapters share."""
 
 from __future__ import annotations
 
@@ -16,52 +16,53 @@ from dae_hybrid.port.failure_messages import unsolved
 from dae_hybrid.port.integrator import Equations, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.port.native_plan import SegmentRun
 
-#: a state that is kept on constraints is looked at after this many steps, and brought back where it has left them by
-#: this many tolerances (measured on a pendulum: from 1 on the error is that of the integration)
+#: steps between checks of the constraints, and the drift, in tolerances, above which the state is projected onto them
+#: (measured on a pendulum: from 1 on the error is that of the integration)
 DRIFT_LOOK, DRIFT = 100, 1.0
-#: intervals up to this many roundings long are not integrated
+#: longest interval, in rounding errors, that is not integrated
 SHORTEST = 8
-#: CVODES and IDAS take times within 100 roundings of the stop time for it (measured: a decay from t = 1e10 on is 10 %
-#: wrong over 500 roundings, 1e-4 over 3,000)
+#: CVODES and IDAS treat times within 100 rounding errors of the stop time as the stop time (measured: a decay from
+#: t = 1e10 on is 10 % wrong over 500 rounding errors, 1e-4 over 3,000)
 UNRESOLVED = 1000
-#: Newton's iteration ends at this correction, relative to the size of the terms, or has failed after so many
+#: Newton's iteration: correction at convergence, relative to the size of the terms, and most iterations
 CONVERGED, SOLVES = 1e-11, 10
-#: a guard is compared with what it was this share of the time earlier
+#: backward difference of a guard in the test for a pole, as a share of the time
 POLE = 1e-7
-#: a guard is zero, to tolerance, where so many tolerances of the state lead to it; shares of the way there
+#: a guard is zero to tolerance if a change of the state by this number of tolerances makes it zero; shares of the
+#: distance to the zero that are tried
 CLOSE, SHARES = 10.0, (1.0, 1 - 1e-12, 1 - 1e-9, 1 - 1e-6, 1 - 1e-3, 0.0)
-#: backward steps may be longer than forward ones by this factor; stretches join steps within a factor
+#: largest ratio of backward to forward steps; ratio of steps within a stretch
 LONGER, SIMILAR = 3.0, 4.0
-#: the adjoint that an integration starts with is rounded to this share of rtol
+#: the initial adjoint of a segment is rounded to rtol over this number
 ROUNDED = 256
-#: times closer than this share of the run's time scale are one instant
+#: times closer than this share of the run's time scale are simultaneous
 SAME_INSTANT = 4e-15
-#: and gradients that differ by more than this share, or by so many rtol, have lost their digits
+#: gradients with a relative error above this share, or above its multiple of rtol, have lost their digits
 LOST = 1e-2
-#: a passage is at least so many steps long for every e by which it is faster, on either side
+#: least number of steps, on either side of a passage, per factor of e in speed
 PASSAGE_STEPS = 2.0
 
 
 def fewest_steps(factor: float) -> int:
-    """The steps that a segment at least takes which is so many times as fast as both before and after it."""
+    """Return the least number of steps of a segment that is faster inside than at both ends by a factor."""
     return max(3, int(2 * PASSAGE_STEPS * np.log(max(factor, 1.0))))
 
 
-def kept(e: Equations, key: Any, make: Callable[[], Any]) -> Any:
-    """What `make()` gives, made once for these equations."""
-    if key not in e.kept:
-        e.kept[key] = make()
-    return e.kept[key]
+def cached(e: Equations, key: Any, make: Callable[[], Any]) -> Any:
+    """Return `make()`, computed once for these equations."""
+    if key not in e.cache:
+        e.cache[key] = make()
+    return e.cache[key]
 
 
 def kernel(e: Equations, name: str) -> Kernel:
-    """A dense function of the equations as a kernel."""
-    found: Kernel = kept(e, ("kernel", name), lambda: Kernel(e.functions[name].function))
+    """Return a dense function of the equations as a kernel."""
+    found: Kernel = cached(e, ("kernel", name), lambda: Kernel(e.functions[name].function))
     return found
 
 
 def completed(e: Equations, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
-    """x and x' that satisfy the equations to rounding, near the given x."""
+    """Return x and x' that satisfy the equations to rounding, near the given x."""
     for _ in range(SOLVES):
         x, xdot, correction = kernel(e, "complete")(t, x, m, p)
         if not (np.all(np.isfinite(x)) and np.all(np.isfinite(xdot))):
@@ -72,7 +73,7 @@ def completed(e: Equations, t: float, x: Array, m: Array, p: Array) -> tuple[Arr
 
 
 def is_pole(task: SegmentTask, t: float, x: Array, xdot: Array, crossing: tuple[int, float, float], p: Array) -> bool:
-    """Whether a guard that has changed sign is infinite there: a moment earlier it was smaller."""
+    """Whether a guard changes sign at a pole: its magnitude was smaller shortly before."""
     index, value, rate = crossing
     if np.isinf(value):
         return True
@@ -86,10 +87,10 @@ def is_pole(task: SegmentTask, t: float, x: Array, xdot: Array, crossing: tuple[
 def zero_at_the_end(
     task: SegmentTask, t: float, x: Array, p: Array, options: Options, band: Array
 ) -> tuple[float, Array, Array, tuple[int, float, float]] | None:
-    """Where a guard is zero to tolerance at a point that no step leads beyond: time, x, x', and the crossing.
+    """Return the zero of a guard, to tolerance, next to the last point: time, x, x' and the crossing.
 
-    Equations that have no values beyond the zero of a guard, such as the outflow sqrt(h) of a tank that is left when h
-    is zero, bring an integrator ever closer to it, and never there.
+    If the equations are not finite beyond the zero of a guard, such as the outflow sqrt(h) of a tank whose mode is left
+    at h = 0, an integrator approaches the zero without reaching it.
     """
     e = task.equations
     try:
@@ -107,7 +108,7 @@ def zero_at_the_end(
             found = dt, i
     if found is None:
         return None
-    for share in SHARES:  # beyond zero the equations may have no values
+    for share in SHARES:  # beyond the zero the equations may not be finite
         dt = share * found[0]
         with np.errstate(all="ignore"):
             there, rate = kernel(e, "complete")(t + dt, x + dt * xdot, task.memory, p)[:2]
@@ -119,12 +120,12 @@ def zero_at_the_end(
 
 
 def is_short(t0: float, t1: float) -> bool:
-    """Whether an interval is nothing but rounding."""
+    """Whether an interval has the length of a few rounding errors."""
     return abs(t1 - t0) <= SHORTEST * EPS * max(abs(t0), abs(t1))
 
 
 def is_unresolved(t0: float, t1: float) -> bool:
-    """Whether an interval is so short for its times that integrators lose digits of it, or do not look at it."""
+    """Whether an interval is so short, relative to its times, that integrators lose digits of it or skip it."""
     return abs(t1 - t0) <= UNRESOLVED * EPS * max(abs(t0), abs(t1))
 
 
@@ -137,7 +138,7 @@ def has_drifted(task: SegmentTask, t: float, x: Array, p: Array, options: Option
 
 
 def standing_still(task: SegmentTask, method: Method | str) -> SegmentOutcome:
-    """A segment that is nothing but rounding."""
+    """Return the outcome of a segment of rounding length, which is not integrated."""
     times: list[float] = []
     if task.record == "steps":
         asked = [task.t0, task.t_stop] if task.t_eval is None else task.t_eval.tolist()
@@ -161,7 +162,7 @@ def standing_still(task: SegmentTask, method: Method | str) -> SegmentOutcome:
 
 
 def one_segment(session: Session, task: SegmentTask, mode: int) -> SegmentRun:
-    """`march` of a session that leaves every transition to others."""
+    """Return one segment: `march` of a session without native events."""
     try:
         return SegmentRun(None, mode, task, session.integrate(task))
     except DaeHybridError as error:
@@ -169,12 +170,12 @@ def one_segment(session: Session, task: SegmentTask, mode: int) -> SegmentRun:
 
 
 def longest_steps(steps: Array) -> Array:
-    """How long a backward step may be that starts at the end of each of the forward steps between these times.
+    """Return the largest backward step from the end of each forward step; `steps` are the times of the forward steps.
 
-    Where the adjoint stands still, as before an integrand that is a pulse has been met, nothing else keeps the backward
-    pass from stepping over what the forward run has resolved, because there the integrals are in the error test. A
-    backward step is at most LONGER times the forward step that it starts in, and longer than that of any step before by
-    at most half the time since then.
+    Where the adjoint is constant, as in the backward sweep before it meets an integrand that is a pulse, nothing else
+    keeps the backward integration from stepping over details that the forward run has resolved, because only there the
+    integrals are in the error test. A backward step is at most LONGER times the forward step in which it starts, and
+    exceeds that of any earlier step by at most half the time since then.
     """
     h = np.diff(steps)
     if h.size < 3:
@@ -188,7 +189,7 @@ def longest_steps(steps: Array) -> Array:
 
 
 def stretches(steps: Array) -> tuple[tuple[float, float], ...]:
-    """The same as (time, longest step) from the end down to each time, for stretches of similar steps."""
+    """Return these limits as (time, longest step) from the end down to each time, for stretches of similar steps."""
     limits = longest_steps(steps)
     if not np.all(np.isfinite(limits)):
         return ()

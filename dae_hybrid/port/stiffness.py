@@ -1,4 +1,4 @@
-"""How fast the fastest decay of explicit equations is, for ``method="auto"``."""
+"""Stiffness test of ``method="auto"``: the fastest decay rate of the equations."""
 
 from __future__ import annotations
 
@@ -10,70 +10,74 @@ from dae_hybrid.codegen.kernels import Kernel, densified
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import LARGE, Matrix, entries, identity, sign_of_determinant
 from dae_hybrid.port.integrator import Equations
-from dae_hybrid.port.segment_rules import kept, kernel
+from dae_hybrid.port.segment_rules import cached, kernel
 
-#: above this size a bound replaces the eigenvalues
+#: above this size a norm replaces the eigenvalues
 EIGENVALUES = 30
-#: ``method="auto"`` takes a method for non-stiff equations where fewer than this many of the fastest decay times are
-#: left,
+#: ``method="auto"`` takes a method for non-stiff equations if the remaining time is below this number of decay times of
+#: the fastest mode,
 DECAYS = 500.0
-#: and looks again after so many explicit steps, twice as many and so on, up to so many
+#: and checks again after this number of explicit steps, then at doubled intervals up to the second number
 LOOK, MOST = 100, 1000
-#: a segment is no longer than so many times the time to its event, by the rates of its guards, of up to so many
+#: the remaining time is at most this multiple of the time to the next event by the rates of the guards, if there are no
+#: more guards than the second number
 EVENTS_AHEAD, FEW_GUARDS = 10.0, 64
-#: of the state, by which it moves in trials of a first step; and the order of the errors that choose it
+#: change of the state in the trial of a first step, as a share of it; order of the error that determines the step
 SHARE, ACCURATE = 1e-2, 8
-#: up to so many entries of a matrix Python's own sums are faster than NumPy's
+#: matrix entries up to which Python's own sums are faster than NumPy's
 FEW = 25
 
 
 def state_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array) -> Array:
-    """F_x, dense."""
+    """Return F_x, dense."""
     function = equations.functions["jacobian"].function
-    kernel: Kernel = kept(equations, "dense jacobian", lambda: Kernel(densified(function, outputs=1), [0]))
+    kernel: Kernel = cached(equations, "dense jacobian", lambda: Kernel(densified(function, outputs=1), [0]))
     jacobian: Array = kernel(t, x, m, p)[0]
     return jacobian
 
 
 def determinant_sign(equations: Equations, t: float, x: Array, m: Array, p: Array) -> float:
-    """Sign of the determinant of the algebraic equations by the algebraic variables; 0 where it has none."""
+    """Return the sign of the determinant of the algebraic equations by the algebraic variables; 0 if singular."""
     n, size = equations.n_differential, equations.n
     if size - n <= LARGE:
         return float(np.linalg.slogdet(state_jacobian(equations, t, x, m, p)[n:, n:])[0])
     function = equations.functions["jacobian"].function
-    kernel: Kernel = kept(equations, "sparse jacobian", lambda: Kernel(function, range(function.n_out())))
+    kernel: Kernel = cached(equations, "sparse jacobian", lambda: Kernel(function, range(function.n_out())))
     return sign_of_determinant(kernel(t, x, m, p)[0][n:, n:])
 
 
 def reduced_jacobian(jacobian: Array, n: int) -> Array:
-    """That of the first n equations, the others solved for the states behind; LinAlgError where that cannot be."""
+    """Return the Jacobian of the first n equations with the others solved for their states (Schur complement).
+
+    Raises LinAlgError if the others are singular.
+    """
     if n == len(jacobian):
         return jacobian
     return np.asarray(jacobian[:n, :n] - jacobian[:n, n:] @ np.linalg.solve(jacobian[n:, n:], jacobian[n:, :n]))
 
 
 def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> bool:
-    """Whether ``method="auto"`` takes a method for stiff equations from t to t_stop, or to events long before."""
+    """Whether ``method="auto"`` takes a method for stiff equations from t to t_stop or to a much earlier event."""
     return stiff_rate(equations, t, x, m, p, t_stop) > 0
 
 
 def stiff_rate(equations: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> float:
-    """The rate of the fastest decay where there is as much left to decay as for `is_stiff`, else 0."""
+    """Return the fastest decay rate if the equations are stiff as in `is_stiff`, else 0."""
     if equations.n > LARGE:
         rate = decay_rate(equations, t, x, m, p)
     else:
         jacobian = state_jacobian(equations, t, x, m, p)
-        if not equations.implicit and norm_bound(jacobian) * (t_stop - t) <= DECAYS:  # without the eigenvalues
+        if not equations.implicit and norm_bound(jacobian) * (t_stop - t) <= DECAYS:  # no eigenvalues needed
             return 0.0
         rate = _decay_rate(equations, jacobian)
     return rate if rate * _horizon(equations, t, x, m, p, t_stop) > DECAYS else 0.0
 
 
 def accurate_step(equations: Equations, t: float, x: Array, m: Array, p: Array, allowed: Array, span: float) -> float:
-    """A step within which explicit equations change by no more than high orders resolve, by x' and x''.
+    """Return a first step for explicit methods of high order from x' and x''.
 
-    That of Hairer, Norsett and Wanner, Solving ordinary differential equations I, II.4; `allowed` are the tolerances of
-    x, and `span` is the time that the equations are integrated over.
+    The rule is that of Hairer, Norsett and Wanner, Solving ordinary differential equations I, II.4; `allowed` are the
+    tolerances of x, and `span` is the duration of the integration.
     """
     flow = kernel(equations, "reduced" if equations.implicit else "flow")
     rate = flow(t, x, m, p)[0]
@@ -87,7 +91,7 @@ def accurate_step(equations: Equations, t: float, x: Array, m: Array, p: Array, 
 
 
 def _horizon(e: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> float:
-    """The time to look ahead for: EVENTS_AHEAD times that to the next event by the guards' rates, or to t_stop."""
+    """Return the remaining time: EVENTS_AHEAD times that to the next event by the guards' rates, or to t_stop."""
     n = e.n_guards - e.n_singularities
     if (e.implicit and not e.reducible) or not 0 < n <= FEW_GUARDS:
         return t_stop - t
@@ -98,11 +102,11 @@ def _horizon(e: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float
 
 
 def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> float:
-    """Largest -Re of the eigenvalues of F_x (above 30 states: the smaller of its 1- and infinity-norm).
+    """Return the largest -Re of the eigenvalues of F_x (above 30 states: the smaller of its 1- and infinity-norm).
 
-    Of the equations for y, the algebraic variables solved for. Without a finite Jacobian explicit equations count as
-    not stiff, because methods for stiff ones need it; others have no choice. Large equations with algebraic variables
-    count as stiff: to solve for them would take a matrix of all states.
+    F_x is that of the equations for y with the algebraic variables eliminated. Explicit equations without a finite
+    Jacobian count as not stiff, because methods for stiff ones need it; for others there is no alternative. Large
+    equations with algebraic variables count as stiff, because their elimination would need a matrix of all states.
     """
     if equations.n > LARGE:
         return np.inf if equations.implicit else norm_bound(_sparse_jacobian(equations, t, x, m, p))
@@ -118,7 +122,7 @@ def _decay_rate(equations: Equations, jacobian: Array) -> float:
             jacobian = reduced_jacobian(jacobian, ny)
         except np.linalg.LinAlgError:
             return np.inf
-    if ny == 2:  # without a call of LAPACK
+    if ny == 2:  # avoids LAPACK
         return _fastest_of_two(*jacobian.ravel().tolist())
     if ny > EIGENVALUES:
         return norm_bound(jacobian)
@@ -126,7 +130,7 @@ def _decay_rate(equations: Equations, jacobian: Array) -> float:
 
 
 def _fastest_of_two(a: float, b: float, c: float, d: float) -> float:
-    """Largest -Re of the eigenvalues of [[a, b], [c, d]]; 0 where they are not finite or do not decay."""
+    """Return the largest -Re of the eigenvalues of [[a, b], [c, d]]; 0 if they are not finite or do not decay."""
     scale = max(map(abs, (a, b, c, d)))
     if not 0 < scale < math.inf:
         return 0.0
@@ -137,15 +141,15 @@ def _fastest_of_two(a: float, b: float, c: float, d: float) -> float:
 
 
 def _sparse_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array) -> Matrix:
-    """F_x as it is stored; all zero where it is not finite."""
+    """Return F_x, sparse if it is stored so; zero if it is not finite."""
     function = equations.functions["jacobian"].function
-    kernel: Kernel = kept(equations, "sparse jacobian", lambda: Kernel(function, range(2)))
+    kernel: Kernel = cached(equations, "sparse jacobian", lambda: Kernel(function, range(2)))
     jacobian = kernel(t, x, m, p)[0]
     return jacobian if np.all(np.isfinite(entries(jacobian))) else 0.0 * identity(equations.n)
 
 
 def norm_bound(jacobian: Matrix) -> float:
-    """The smaller of the 1- and the infinity-norm, which no eigenvalue exceeds."""
+    """Return the smaller of the 1- and the infinity-norm, which bounds the eigenvalues."""
     sizes = abs(jacobian)
     if isinstance(jacobian, np.ndarray) and jacobian.size <= FEW:
         rows = sizes.tolist()

@@ -1,4 +1,4 @@
-"""When time events and measurements are due in many runs that differ in their parameters."""
+"""Due times of time events and measurements in many runs that differ in their parameters."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem, ModeSystem
     from dae_hybrid.system.transition_map import TransitionMap
 
-#: numbers that are listed at once
+#: numbers in one list of due times
 LISTED = 1_000_000
 
 
 class Listed(NamedTuple):
-    """The alarms of runs by mode, arrays of shape (N, n), or (1, n) where they are the same in all runs.
+    """The alarms of runs by mode, arrays of shape (N, n), or (1, n) if they are the same in all runs.
 
-    They are complete up to `until`, (N,) or (1,); NaN where a time is not finite, or a period not positive.
+    They are complete up to `until`, (N,) or (1,); NaN if a time is not finite or a period not positive.
     """
 
     alarms: tuple[Alarms, ...]
@@ -40,7 +40,7 @@ class Timetable:
         self._fixed: Listed | None = None
 
     def listed(self, p: Array) -> Iterator[tuple[int, int, Listed]]:
-        """Of runs with parameters (N, n_p) from one to another what is due, as many at once as memory allows."""
+        """Yield first run, last run and their alarms for parameters (N, n_p), as many runs as memory allows."""
         if not self._moves:
             if self._fixed is None:
                 self._fixed = self._of(p[:1])
@@ -60,9 +60,7 @@ class Timetable:
     def _of_mode(self, mode: ModeSystem, p: Array, until: Array) -> Alarms:
         times, links, counts = [np.zeros((len(p), 0))], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         own = list(enumerate((self._system.transitions[i] for i in mode.timed), start=len(mode.guarded)))
-        for link, transition in [
-            pair for pair in own if not pair[1].trigger.is_periodic
-        ]:  # of one time these are the first
+        for link, transition in [pair for pair in own if not pair[1].trigger.is_periodic]:  # first of equal times
             when = self._times(transition, p, np.zeros(1))
             until[~np.isfinite(when[:, 0])] = np.nan
             times.append(when)
@@ -86,17 +84,17 @@ class Timetable:
         return Alarms(np.take_along_axis(every, order, axis=1), of[order], after[order])
 
     def _times(self, transition: TransitionMap, p: Array, counts: NDArray[Any]) -> Array:
-        """The times of a transition after so many periods, (N, n)."""
+        """Return the times of a transition after each number of periods, (N, n)."""
         rows = np.repeat(p, counts.size, axis=0).T
         clocks = np.vstack((np.full(rows.shape[1], self._span[0]), np.tile(counts, len(p))))
         return np.array(transition.kernels["time"].function(rows, clocks))[0].reshape(len(p), counts.size)
 
     def _ticks(self, transition: TransitionMap, p: Array) -> int:
-        """Of how many periods a list needs room, for the run that has most of them."""
+        """Return the largest number of periods in a run."""
         periods = self._times(transition, p, np.ones(1))[:, 0] - self._span[0]
         return max((ticks_within(period, self._span[1] - self._span[0]) for period in periods.tolist()), default=2)
 
     def _most(self, p: Array) -> int:
-        """How many numbers a run needs at most."""
+        """Return the largest number of alarms of a run."""
         timed = [self._system.transitions[i] for mode in self._system.modes for i in mode.timed]
         return len(self._system.measurements) + sum(self._ticks(t, p) if t.trigger.is_periodic else 1 for t in timed)

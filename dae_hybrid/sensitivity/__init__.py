@@ -1,1 +1,1 @@
-"""Forward and adjoint analysis of a run, and their results."""
+"""Sensitivity analysis: forward and adjoint sensitivities of a run, and their results."""

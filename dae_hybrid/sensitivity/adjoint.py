@@ -1,9 +1,9 @@
-"""Adjoint sensitivity analysis: one backward sweep over a trajectory's records.
+"""Adjoint sensitivity analysis: one backward sweep over the records of a trajectory.
 
-Between transitions SR eq. 36 (eq. 12 and 20 specialised), with the integrals of eq. 33 to 35 for the
-parameters and the memory; across them `TransitionLinearisation.backward`. The adjoint is stated in
-state space, L = dG/d(y, m): SR's lambda in eq. 36, minus its F_ydot^T lambda in eq. 12 and 43.
-Events are read from the records, never detected again.
+Between transitions it integrates SR eq. 36 (eq. 12 and 20 specialised), with the integrals of eq. 33 to 35 for the
+parameters and the memory; across them it applies `TransitionLinearisation.backward`. The adjoint is in state space,
+L = dG/d(y, m): SR's lambda in eq. 36, minus its F_ydot^T lambda in eq. 12 and 43. Events are read from the records,
+never detected again.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from dae_hybrid.system.transition_map import TransitionLinearisation, all_finite
 from dae_hybrid.trajectory.trajectory import Part, Segment, Trajectory
 
 NONE = np.zeros(0)
-#: share of a cost that a run is taken to have still to gain, however little moves at its ends
+#: lower bound on a cost's scale, as a share of its integral
 SETTLED = 1e-2
-#: an adjoint is known to this share of its size at best: below it, integrators would follow rounding
+#: smallest relative tolerance of an adjoint: below it integrators would resolve rounding errors
 ROUNDING = 10 * EPS
-#: from so many segments on each is integrated more accurately: what they get wrong adds up
+#: above this number of segments rtol is tightened, because errors accumulate
 FEW = 20
-#: ends of segments of a record table that are looked at for the size of a cost
+#: segment ends of a record table at which the scale of a cost is evaluated
 LOOKS = 4
-#: parameters below it are scaled as if they were that large
+#: smallest magnitude of a parameter for scaling
 SMALLEST = 1e-100
 
 
 @dataclass
 class AdjointSweep:
-    """What a backward sweep needs besides the trajectory, and the scales of its tolerances."""
+    """Backward sweep over a trajectory: its tolerances and the adjoints of segments, records and transitions."""
 
     trajectory: Trajectory
     session: Session
@@ -71,27 +71,27 @@ class AdjointSweep:
 
     @cached_property
     def sizes(self) -> Array:
-        """How much of each cost the states make up, to first order: the scale of x . dG/dx."""
+        """Scale of x . dG/dx for each cost: the contribution of the states to first order."""
         t, mode, x, m = self.trajectory.final
         chosen, p = list(self.components), self.trajectory.parameters
         final = self.system.modes[mode]
         by_u = final.kernels["terminal"](t, x, m, p)[1][chosen]
         size = np.abs(by_u[:, : x.size + m.size]) @ np.concatenate((self._magnitude(final, x), np.abs(m)))
         duration, largest = self.trajectory.t_span[1] - self.trajectory.t_span[0], np.zeros_like(size)
-        for own, at, x_end, memory in self._ends():
+        for own, at, x_end, memory in self._segment_ends():
             g_x = own.kernels["adjoint_point"](at, x_end, memory, p)[1][chosen]
             if not all_finite(g_x.ravel()):
                 g_x = np.where(np.isfinite(g_x), g_x, 0.0)
             largest = np.maximum(largest, np.abs(g_x) @ self._magnitude(own, x_end))
-        # a run that has settled has small integrands at its ends, and its cost behind it
+        # a run that has settled has small integrands at its ends, although its cost is large
         size = np.maximum(size + duration * largest, SETTLED * np.abs(self.trajectory.integrals[chosen]))
         return np.asarray(np.where(np.isfinite(size) & (size > 0), size, 1.0))
 
     def _tolerance(self, mode: ModeSystem) -> Tolerances:
-        """Tolerances of the adjoints and of the integrals in a mode.
+        """Return the tolerances of the adjoints and of the integrals in a mode.
 
         The states' ratio of absolute tolerance to size, at most rtol and above rounding, is applied to dG/dx ~ s/x,
-        dG/dp ~ s/p and dG/dm ~ s/m, with s the cost's size of `sizes`.
+        dG/dp ~ s/p and dG/dm ~ s/m, with s the scale of the cost in `sizes`.
         """
         if mode.index not in self._tolerances:
             layout, sizes = mode.equations.variables, self.sizes[:, None]
@@ -99,11 +99,13 @@ class AdjointSweep:
             finer = self.rtol / self.options.rtol
             floor = np.minimum(np.maximum(finer * self.options.absolute(layout) / x, ROUNDING), self.rtol)
             least = floor.min(initial=self.rtol)
-            self._tolerances[mode.index] = Tolerances(sizes * (floor / x), sizes * (least / self._others), self.rtol)
+            self._tolerances[mode.index] = Tolerances(
+                sizes * (floor / x), sizes * (least / self._other_extents), self.rtol
+            )
         return self._tolerances[mode.index]
 
     def _magnitude(self, mode: ModeSystem, x: Array) -> Array:
-        """How large states are at a point; those that are never resolved as large as they may be for that."""
+        """Return |x| at a point, with `_unresolved` for states that never exceed it."""
         layout, found = mode.equations.variables, np.abs(x)
         extent = self._extent_of(layout)
         own = found[: extent.size]
@@ -111,9 +113,10 @@ class AdjointSweep:
         return found
 
     def _unresolved(self, layout: Layout) -> Array:
-        """The size of what never leaves its absolute tolerance: where that and the relative one are the same.
+        """Return the scale atol / rtol of states that stay within their absolute tolerance.
 
-        Its own is rounding where a symmetry keeps it at zero, and the adjoint would follow rounding with it.
+        If a symmetry keeps such a state at zero, its own magnitude is a rounding error, and so would be the tolerance
+        of its adjoint.
         """
         return self.options.absolute(layout) / self.options.rtol
 
@@ -121,15 +124,15 @@ class AdjointSweep:
         return np.concatenate([NONE, *(self._extent[name] for name in layout.names)])
 
     @cached_property
-    def _others(self) -> Array:
-        """How large the parameters and the memory are."""
+    def _other_extents(self) -> Array:
+        """Magnitudes of the parameters and the memory."""
         p = np.abs(self.trajectory.parameters[list(self.wrt)])
         return np.concatenate((np.where(p > 0, np.maximum(p, SMALLEST), 1.0), self._extent_of(self.system.memory)))
 
-    def _ends(self) -> Iterator[tuple[ModeSystem, float, Array, Array]]:
-        """Mode, time, x and memory at ends of segments; of record tables, at some where one leads into the next."""
-        for is_leg, items in groupby(self.trajectory.parts.given, lambda item: isinstance(item, RecordTable)):
-            if not is_leg:
+    def _segment_ends(self) -> Iterator[tuple[ModeSystem, float, Array, Array]]:
+        """Yield mode, time, x and memory at ends of segments; for record tables at a sample of them."""
+        for is_table, items in groupby(self.trajectory.parts.given, lambda item: isinstance(item, RecordTable)):
+            if not is_table:
                 segments = (item for item in items if isinstance(item, Segment))
                 yield from ((item.mode, item.t_end, item.x_end, item.memory) for item in segments)
                 continue
@@ -143,7 +146,7 @@ class AdjointSweep:
 
     @cached_property
     def _extent(self) -> dict[str, Array]:
-        """How large each variable and memory is along the run, or moves; `_unresolved`, or one for a memory of zero."""
+        """Largest magnitude or change of each variable and memory; at least `_unresolved`, one for a memory of zero."""
         extent: dict[str, Array] = {}
 
         def note(blocks: Layout, values: Array) -> None:
@@ -167,18 +170,18 @@ class AdjointSweep:
                 extent[name] = np.where(extent[name] > absolute[part], extent[name], least[part])
         return {name: np.where(size > 0, size, 1.0) for name, size in extent.items()}
 
-    # -- pieces --------------------------------------------------------------------------------------------
+    # -- parts of the sweep --------------------------------------------------------------------------------
 
     def terminal(self) -> tuple[Array, Array, Array]:
-        """dG/dw, dG/dp and dG/dt of the terminal values at the final point; dG/dt is zero where the end is given."""
+        """Return dG/dw, dG/dp and dG/dt of the terminal values; dG/dt is zero if the final time is given."""
         t, mode, x, m = self.trajectory.final
         final, p = self.system.modes[mode], self.trajectory.parameters
         by_u = final.kernels["terminal"](t, x, m, p)[1][list(self.components)]
         refuse_not_finite("a terminal value", (by_u,), mode=final.name, time=t)
         n_w = final.differential.size + m.size
         total = by_u @ chain(final, t, x, m, p) if by_u.any() else np.zeros((len(by_u), n_w + p.size + 1))
-        clock = total[:, -1] if self.trajectory.ended_by_event else np.zeros(len(total))
-        return total[:, :n_w], total[:, n_w:-1], clock
+        time_cotangent = total[:, -1] if self.trajectory.ended_by_event else np.zeros(len(total))
+        return total[:, :n_w], total[:, n_w:-1], time_cotangent
 
     def segment(self, segment: Segment, adjoint: Array, t_eval: Array | None = None) -> BackwardOutcome:
         """Integrate the adjoint of a segment back to its start, from dG/dy (k, n_differential)."""
@@ -192,7 +195,7 @@ class AdjointSweep:
             full, rates = consistent_adjoint(mode, t, x, m, start, p, self.components)
         outcome = self.session.backward(
             BackwardTask(
-                segment.interpolate.again(),
+                segment.interpolate.replay_task(),
                 self.components,
                 full[:, :n],
                 rates[:, :n],
@@ -207,27 +210,27 @@ class AdjointSweep:
             raise NonFiniteError("The adjoint is not finite.", mode=mode.name, time=segment.t_start)
         return outcome
 
-    def carry(self, table: RecordTable, adjoint: Array, total: Array, *, marked: bool) -> TableAdjoint | None:
-        """Back through a record table in one go, with dG/dp so far; None where its parts have to be gone through."""
+    def sweep_events(self, table: RecordTable, adjoint: Array, total: Array, *, at_events: bool) -> TableAdjoint | None:
+        """Sweep a record table natively, from dG/dp so far; None if its parts have to be swept one by one."""
         width, records = table.width, table.measurements(self.system)
         gained = np.zeros((len(records), len(self.components), width + len(self.wrt)))
         values = measured(self.system.measurements, records, self.trajectory.parameters)
         for row, record, (_, by_u) in zip(gained, records, values, strict=True):
-            by_w, share = self.measured(record, by_u)
+            by_w, share = self.measurement_adjoint(record, by_u)
             row[:, : by_w.shape[1]], row[:, width:] = by_w, share
         modes = self.system.modes
         found = self.session.sweep(
             table, adjoint, total, self.components, lambda mode: self._tolerance(modes[mode]), gained,
-            marked=marked or table.knots.size > 0,
+            at_events=at_events or table.knots.size > 0,
         )  # fmt: skip
         return (
             found
-            if found is None or found.marks is None or not table.knots.size
-            else self._turn(table, found, found.marks)
+            if found is None or found.adjoint_at_events is None or not table.knots.size
+            else self._with_knots(table, found, found.adjoint_at_events)
         )
 
-    def _turn(self, table: RecordTable, found: TableAdjoint, marks: Array) -> TableAdjoint:
-        """With the shares of dG/dp that the values of signals have at the knots of a record table."""
+    def _with_knots(self, table: RecordTable, found: TableAdjoint, adjoints: Array) -> TableAdjoint:
+        """Add the contributions of the signals' values at the knots of a record table to dG/dp."""
         p, wrt, knots = self.trajectory.parameters, list(self.wrt), table.knots
         times, gained = table.column("time")[knots], np.zeros((table.count, len(self.components), len(wrt)))
         sizes = np.array([mode.differential.size for mode in self.system.modes])[
@@ -237,16 +240,16 @@ class AdjointSweep:
             if signal.movable:
                 by_p = signal.rows_along(p, None)[signal.intervals(times) + 1][:, :, wrt]
                 places = sizes[:, None] + np.arange(signal.memory.start, signal.memory.stop)
-                gained[knots] += np.einsum("nck,ncp->nkp", marks[knots[:, None], :, places], by_p)
+                gained[knots] += np.einsum("nck,ncp->nkp", adjoints[knots[:, None], :, places], by_p)
         since = np.cumsum(gained[::-1], axis=0)[::-1]
-        marks = marks.copy()
-        marks[:, :, found.width :] += since
-        return replace(found, total=found.total + since[0], marks=marks)
+        adjoints = adjoints.copy()
+        adjoints[:, :, found.width :] += since
+        return replace(found, total=found.total + since[0], adjoint_at_events=adjoints)
 
-    def land(self, segment: Segment, adjoint: Array) -> tuple[Array, Array]:
-        """Transpose of the projection onto the constraints of index 2 that ends a segment; also the share of dG/dp.
+    def project_adjoint(self, segment: Segment, adjoint: Array) -> tuple[Array, Array]:
+        """Apply the transpose of the projection onto the constraints at the end of a segment; also return its dG/dp.
 
-        In the direct form lambda is moved on to satisfy SR eq. 20b, by the projection above eq. 21.
+        In the direct index-2 form lambda is moved to satisfy SR eq. 20b, by the projection above eq. 21.
         """
         mode, t, x, m = segment.mode, segment.t_end, segment.x_end, segment.memory
         if not mode.invariants:
@@ -260,8 +263,8 @@ class AdjointSweep:
             weight = weight - stated_adjoint(mode, t, x, m, landed, p, self.components)[2]
         return adjoint - weight @ by_wp[:, :nw], -weight @ by_wp[:, nw:][:, list(self.wrt)]
 
-    def measured(self, record: MeasurementRecord, by_u: Array) -> tuple[Array, Array]:
-        """What a measurement adds to dG/dw and to dG/dp, from its derivative by u = (x, m, p, t)."""
+    def measurement_adjoint(self, record: MeasurementRecord, by_u: Array) -> tuple[Array, Array]:
+        """Return the contributions of a measurement to dG/dw and dG/dp from its derivative by u = (x, m, p, t)."""
         p, measurement, wrt = self.trajectory.parameters, self.system.measurements[record.index], list(self.wrt)
         rows = np.zeros((self.system.functionals.size, by_u.shape[1]))
         rows[measurement.components] = by_u
@@ -277,7 +280,7 @@ class AdjointSweep:
         return total[:, :n_w], share[:, wrt]
 
     def linearise(self, event: EventRecord) -> TransitionLinearisation:
-        """The linearised transition of a record, for the components of this sweep."""
+        """Linearise the transition of a record, for the components of this sweep."""
         run = self.trajectory
         whole = self.system.linearise(event, run.parameters, run.t_span[0], self.conditions)
         chosen = whole if len(self.components) == len(whole.integrand_minus) else whole.select(list(self.components))
@@ -285,82 +288,84 @@ class AdjointSweep:
         return chosen
 
 
-class _Step(NamedTuple):
-    """One part of a trajectory, or one record table, gone through backwards."""
+class _SweepStep(NamedTuple):
+    """Result of the sweep over one part of a trajectory or one record table."""
 
     part: Part | RecordTable
     adjoint: Array  # dG/dw before it
-    total: Array  # dG/dp, (k, n_wrt), of it and what follows
+    total: Array  # dG/dp, (k, n_wrt), of this part and all later ones
     samples: Array
-    table: TableAdjoint | None = None  # with what it has before every event
+    table: TableAdjoint | None = None  # with the adjoint before every event
 
 
-def marks(table: RecordTable, found: TableAdjoint | NativeGradient) -> list[tuple[Array, Array]]:
-    """dG/dw before every event of a record table, from the last to the first, with dG/dp of what follows."""
-    if found.marks is None:
-        raise AssertionError("marks were not asked for")
+def adjoint_at_events(table: RecordTable, found: TableAdjoint | NativeGradient) -> list[tuple[Array, Array]]:
+    """Return dG/dw before every event of a record table and dG/dp from there on, from the last event to the first."""
+    if found.adjoint_at_events is None:
+        raise AssertionError("the adjoint at events was not requested")
     sizes = [e.n_differential + e.n_memory for e in table.graph.equations]
-    rows = zip(table.event_heads, found.marks[table.is_event], strict=True)
+    rows = zip(table.event_heads, found.adjoint_at_events[table.is_event], strict=True)
     return [(mark[:, : sizes[head.mode]], mark[:, found.width :]) for head, mark in rows][::-1]
 
 
-def _backwards(
-    sweep: AdjointSweep, adjoint: Array, total: Array, clock: Array,
-    t_eval: Callable[[Segment], Array | None] | None = None, *, marked: bool = False,
-) -> Iterator[_Step]:  # fmt: skip
-    """Go through the trajectory from its end; `t_eval` gives the times, decreasing, to sample in a segment."""
+def _sweep_parts(
+    sweep: AdjointSweep, adjoint: Array, total: Array, time_cotangent: Array,
+    t_eval: Callable[[Segment], Array | None] | None = None, *, at_events: bool = False,
+) -> Iterator[_SweepStep]:  # fmt: skip
+    """Sweep the trajectory from its end; `t_eval` returns the sampling times of a segment, decreasing."""
     wrt = list(sweep.wrt)
     parts = [*reversed(sweep.trajectory.parts.given)]
     while parts:
         part = parts.pop(0)
         if isinstance(part, RecordTable):
-            table, found = part.whole(), None
-            if t_eval is None and not clock.any():
-                found = sweep.carry(table, adjoint, total, marked=marked)
+            table, found = part.complete(), None
+            if t_eval is None and not time_cotangent.any():
+                found = sweep.sweep_events(table, adjoint, total, at_events=at_events)
             if found is None:
                 parts[:0] = reversed(sweep.trajectory.parts.of(part))
             else:
                 adjoint, total = found.adjoints, found.total
-                yield _Step(table, adjoint, total, NONE, found)
-                part.let_go()
+                yield _SweepStep(table, adjoint, total, NONE, found)
+                part.release()
         elif isinstance(part, Segment):
-            adjoint, landing = sweep.land(part, adjoint)
+            adjoint, landing = sweep.project_adjoint(part, adjoint)
             ny = part.mode.differential.size
             outcome = sweep.segment(part, adjoint[:, :ny], None if t_eval is None else t_eval(part))
             adjoint = np.hstack((outcome.adjoints[:, :ny], adjoint[:, ny:] + outcome.memory_integrals))
             total = total + (outcome.parameter_integrals + landing)
-            yield _Step(part, adjoint, total, outcome.samples)
+            yield _SweepStep(part, adjoint, total, outcome.samples)
         elif isinstance(part, KnotRecord):
             entries = adjoint.shape[1] - sweep.system.memory.size + part.entries
             by_p = sweep.system.knot_derivatives(part, sweep.trajectory.parameters)
             total = total + adjoint[:, entries] @ by_p[:, wrt]
             adjoint = adjoint.copy()
             adjoint[:, entries] = 0.0
-            yield _Step(part, adjoint, total, NONE)
+            yield _SweepStep(part, adjoint, total, NONE)
         elif isinstance(part, MeasurementRecord):
             by_u = sweep.system.measurements[part.index].value(part, sweep.trajectory.parameters)[1]
-            gained, share = sweep.measured(part, by_u)
+            gained, share = sweep.measurement_adjoint(part, by_u)
             adjoint, total = adjoint + gained, total + share
-            yield _Step(part, adjoint, total, NONE)
+            yield _SweepStep(part, adjoint, total, NONE)
         else:
-            adjoint, share, clock = sweep.linearise(part).backward(adjoint, clock)
-            clock = clock if part.order else np.zeros_like(clock)  # the start of the run does not move
+            adjoint, share, time_cotangent = sweep.linearise(part).backward(adjoint, time_cotangent)
+            time_cotangent = (
+                time_cotangent if part.order else np.zeros_like(time_cotangent)
+            )  # the start of the run does not move
             total = total + share[:, wrt]
-            yield _Step(part, adjoint, total, NONE)
+            yield _SweepStep(part, adjoint, total, NONE)
 
 
 def gradient(sweep: AdjointSweep, seen: list[tuple[Array, Array]] | None = None) -> Array:
-    """dG/dp, shape (k, n_wrt).
+    """Return dG/dp, shape (k, n_wrt).
 
-    Where `seen` is given it gets, for the first event of every instant from the last to the first, dG/dw before it and
-    what the run from there on has contributed to dG/dp.
+    For the first event of every instant, from the last to the first, dG/dw before it and the contribution to dG/dp
+    from there on are appended to `seen`.
     """
     wrt = list(sweep.wrt)
-    adjoint, by_p, clock = sweep.terminal()
+    adjoint, by_p, time_cotangent = sweep.terminal()
     total = by_p[:, wrt]
-    for step in _backwards(sweep, adjoint, total, clock, marked=seen is not None):
+    for step in _sweep_parts(sweep, adjoint, total, time_cotangent, at_events=seen is not None):
         if seen is not None and step.table is not None and isinstance(step.part, RecordTable):
-            seen += marks(step.part, step.table)
+            seen += adjoint_at_events(step.part, step.table)
         adjoint, total = step.adjoint, step.total
         if seen is not None and isinstance(step.part, EventRecord) and not step.part.order:
             seen.append((adjoint, total))
@@ -375,7 +380,7 @@ def gradient(sweep: AdjointSweep, seen: list[tuple[Array, Array]] | None = None)
 
 
 def samples(sweep: AdjointSweep, times: Array, side: str) -> list[Array]:
-    """The adjoint at sorted times, each (k, n) in the variables of the mode that is active there."""
+    """Return the adjoint at sorted times, each (k, n) in the variables of the active mode."""
 
     def inside(segment: Segment) -> NDArray[np.intp]:
         return np.flatnonzero((times >= segment.t_start) & (times <= segment.t_end))[::-1]
@@ -384,8 +389,8 @@ def samples(sweep: AdjointSweep, times: Array, side: str) -> list[Array]:
         return times[inside(segment)] if inside(segment).size else None
 
     found: list[Array | None] = [None] * times.size
-    adjoint, by_p, clock = sweep.terminal()
-    for part, _, _, sampled, _ in _backwards(sweep, adjoint, by_p[:, list(sweep.wrt)], clock, t_eval):
+    adjoint, by_p, time_cotangent = sweep.terminal()
+    for part, _, _, sampled, _ in _sweep_parts(sweep, adjoint, by_p[:, list(sweep.wrt)], time_cotangent, t_eval):
         if isinstance(part, Segment):
             ny = part.mode.differential.size
             for index, value in zip(inside(part), sampled, strict=True):
@@ -395,7 +400,7 @@ def samples(sweep: AdjointSweep, times: Array, side: str) -> list[Array]:
 
 
 def _completed(segment: Segment, t: float, adjoint: Array, sweep: AdjointSweep) -> Array:
-    """(lambda, mu) at a time of a segment, from lambda."""
+    """Return (lambda, mu) at a time of a segment from lambda."""
     if not segment.mode.algebraic.size:
         return adjoint
     ends = {segment.t_start: segment.x_start, segment.t_end: segment.x_end}

@@ -1,18 +1,17 @@
 """Algorithm 1 of Serban and Recuero (2019), as printed: adjoint of a system with memory.
 
-At each transition, going backwards, with the integrals I, J, K of eq. 33 to 35 over the segment after it
-and the derivatives of the algebraic equations, solved for z, of the mode before it (line numbers are
-the paper's):
+At each transition, in reverse order, with the integrals I, J, K of eq. 33 to 35 over the segment after it and the
+derivatives of the algebraic equations, solved for z, of the mode before it (line numbers are those of the paper):
 
     16  lambda <- lambda + I + (J + A) k_y + B
     18  dG/dp  <- dG/dp + (J + A) k_p
     20  B      <- (J + A) k_y*
     21  A      <- (J + A) k_z*
 
-It assumes that states *and state sensitivities* are continuous at transitions and that the initial
-state does not depend on the parameters. Where a memorised variable still moves at the event, its
-sensitivity there is s + y' dt/dp, not s; the printed algorithm leaves that term out, so such a
-trajectory is refused. `dae_hybrid.sensitivity.adjoint` has no such restriction.
+It assumes that states *and state sensitivities* are continuous at transitions and that the initial state does not
+depend on the parameters. If a memorised variable still moves at the event, its sensitivity there is s + y' dt/dp, not
+s; the printed algorithm omits that term, so such a trajectory is refused. `dae_hybrid.sensitivity.adjoint` has no such
+restriction.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from dae_hybrid.sensitivity.adjoint import AdjointSweep
 from dae_hybrid.system.transition_map import TransitionLinearisation, chain
 from dae_hybrid.trajectory.trajectory import Segment
 
-#: a drift below this share of the rates involved is rounding (the event time is exact to rounding)
+#: a drift below this share of the rates involved is rounding, since the event time is exact to rounding
 DRIFT_TOLERANCE = 1e-9
 GENERAL = "Use algorithm='general', which has no such restriction."
 
 
 def serban_recuero(sweep: AdjointSweep) -> Array:
-    """dG/dp by the printed algorithm, shape (k, n_wrt).
+    """Return dG/dp by the printed algorithm, shape (k, n_wrt).
 
     Raises
     ------
     AssumptionError
-        The system or this trajectory is outside the algorithm's assumptions.
+        The system or this trajectory violates an assumption of the algorithm.
     """
     system, p, wrt = sweep.system, sweep.trajectory.parameters, list(sweep.wrt)
     _check_system(sweep)
@@ -60,7 +59,7 @@ def serban_recuero(sweep: AdjointSweep) -> Array:
         integrals = np.zeros((k, system.memory.size)) if pending is None else pending
         i, j = integrals @ frozen_y.T, integrals @ frozen_z.T
         mode = system.modes[system.transitions[part.index].source]
-        # rows of the chain that belong to z: the algebraic equations solved for z
+        # the rows of z in the chain: the algebraic equations solved for z
         solved = dense(chain(mode, part.time, part.x_minus, part.memory_minus, p))[ny : ny + mode.algebraic.size]
         k_y, k_m, k_p = solved[:, :ny], solved[:, ny : ny + system.memory.size], solved[:, ny + system.memory.size : -1]
         weight = j + a
@@ -72,7 +71,7 @@ def serban_recuero(sweep: AdjointSweep) -> Array:
 
 
 def _memory_maps(sweep: AdjointSweep) -> tuple[Array, Array]:
-    """Which memory entry is y* and z* of which variable: (n_y, n_memory) and (n_z, n_memory) of ones and zeros."""
+    """Return the selection of y* and z* from the memory: (n_y, n_memory) and (n_z, n_memory), zeros and ones."""
     system = sweep.system
     mode = system.modes[0]
     maps = np.zeros((mode.differential.size, system.memory.size)), np.zeros((mode.algebraic.size, system.memory.size))

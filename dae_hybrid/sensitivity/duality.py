@@ -1,13 +1,12 @@
-"""Forward and adjoint analysis as each other's witness: lambda . S v is constant, across transitions too.
+"""Check of forward against adjoint analysis: lambda . S v is constant along the run, across transitions too.
 
-For a direction v of the parameters forward analysis carries dw = S v and what the functional has gained so far, the
-adjoint sweep carries L = dG/dw and what the parameters have contributed since. At every point of the run
+For a direction v of the parameters forward analysis propagates dw = S v and the derivative of the functional so far,
+the adjoint sweep propagates L = dG/dw and the contributions to dG/dp from there on. At every point of the run
 
-    L . dw  +  (gained so far)  +  (shares of dG/dp from there on) . v  =  dG . v
+    L . dw  +  (derivative of G so far)  +  (contributions to dG/dp from there on) . v  =  dG . v
 
-(SR eq. 12, 20, 36 are made so that the left-hand side does not change between transitions, and the maps across a
-transition are transposes of each other.) One direction and one sweep see an error in any parameter, and where it
-arises.
+By SR eq. 12, 20 and 36 the left-hand side is constant between transitions, and the maps across a transition are
+transposes of each other. One direction and one sweep detect an error in any parameter, and locate it in time.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ from dae_hybrid.system.transition_map import TransitionMap
 SMALL = 1e-3
 
 
-class Swept(NamedTuple):
-    """What a backward sweep gives; `marks()` are what `dae_hybrid.sensitivity.adjoint.gradient` has seen."""
+class SweepResult(NamedTuple):
+    """Result of a backward sweep; `adjoint_at_events()` returns `seen` of `dae_hybrid.sensitivity.adjoint.gradient`."""
 
     sweep: AdjointSweep
     gradient: Array
     statistics: dict[str, int]
-    marks: Callable[[], list[tuple[Array, Array]]]
+    adjoint_at_events: Callable[[], list[tuple[Array, Array]]]
 
 
 class TangentTrace(TangentState):
-    """Directions along a run, and one combination of them as it was before the first event of every instant."""
+    """Tangents of a run, with one linear combination recorded before the first event of every instant."""
 
     def __init__(
         self,
@@ -58,28 +57,28 @@ class TangentTrace(TangentState):
         super().__init__(system, parameters, directions, start, conditions)
         self.combination = combination
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """See `TangentState`."""
-        super().begin()
-        self.seen: list[tuple[float, Array, Array]] = []  # time, dw, gained so far
+        super().reset()
+        self.history: list[tuple[float, Array, Array]] = []  # time, dw, derivative of the functionals so far
 
-    def cross(self, transition: TransitionMap, event: EventRecord) -> None:
-        """Carry the derivatives across a transition."""
+    def on_transition(self, transition: TransitionMap, event: EventRecord) -> None:
+        """Record the combination, then propagate the derivatives across the transition."""
         if not event.order:
-            self.seen.append((event.time, self.state @ self.combination, self.combination @ self.costs))
-        super().cross(transition, event)
+            self.history.append((event.time, self.state @ self.combination, self.combination @ self.costs))
+        super().on_transition(transition, event)
 
-    def follow(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
-        """See `TangentState`; here the run is gone through at once."""
-        further = super().follow(start, run)
+    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
+        """See `TangentState`; here the run is evaluated at once."""
+        further = super().on_native_run(start, run)
         further()
         return further
 
-    def absorb(self, table: RecordTable) -> None:
+    def on_native_events(self, table: RecordTable) -> None:
         """See `TangentState`."""
         earlier = self.costs
-        super().absorb(table)
-        measured, taken = iter([*self.gains, (np.inf, earlier)]), np.zeros_like(earlier)
+        super().on_native_events(table)
+        measured, taken = iter([*self.measurement_gains, (np.inf, earlier)]), np.zeros_like(earlier)
         time, gained = next(measured)
         for event, _ in table.events():
             while time < event["time"]:
@@ -88,31 +87,31 @@ class TangentTrace(TangentState):
             before = table.state_derivatives(event["before"], event["source"]) @ self.combination
             costs = earlier
             if table.n_integrals:
-                costs = self.given + event["costs_before"].reshape(self.count, table.n_integrals)
+                costs = self.initial_gains + event["costs_before"].reshape(self.count, table.n_integrals)
             if event["gained"].size:
                 costs = costs + event["gained"].reshape(costs.shape)
-            self.seen.append((event["time"], before, self.combination @ (costs + taken)))
+            self.history.append((event["time"], before, self.combination @ (costs + taken)))
 
 
 @dataclass(frozen=True, eq=False)
 class Duality:
-    """How far forward and adjoint analysis agree.
+    """Agreement of forward and adjoint analysis.
 
     Attributes
     ----------
     functional : str
     defect : float
-        Largest difference of dG . v, relative to the terms it is summed from.
+        Largest difference of dG . v, relative to the terms of the sum.
     allowed : float
-        What it may be.
+        Tolerance for it.
     direction : ndarray, shape (n_p,)
         v: a multiple between 0.5 and 1.5 of every parameter, of either sign.
     forward, adjoint : ndarray, shape (k,)
-        dG . v by both.
+        dG . v by either analysis.
     times : ndarray, shape (n_events + 2,)
         Start, events and end of the run.
     values : ndarray, shape (n_events + 2, k)
-        The left-hand side there (before each event): constant where everything is right.
+        The left-hand side there (before each event): constant if both are right.
     """
 
     functional: str
@@ -126,18 +125,18 @@ class Duality:
 
     @property
     def passed(self) -> bool:
-        """Whether the difference is within what is allowed."""
+        """Whether the difference is within the tolerance."""
         return bool(self.defect <= self.allowed)
 
     @property
     def worst(self) -> tuple[float, float]:
-        """The stretch from one event, it included, to the next over which the value changes most."""
+        """The interval from one event, inclusive, to the next over which the value changes most."""
         change = np.abs(np.diff(self.values, axis=0)).max(axis=1, initial=0.0)
         i = int(np.argmax(change)) if np.all(np.isfinite(change)) else 0
         return float(self.times[i]), float(self.times[i + 1])
 
     def error(self) -> DualityError:
-        """The error of a check that has failed."""
+        """Return the error of a failed check."""
         start, end = self.worst
         if not np.isfinite(self.defect):
             return DualityError(
@@ -156,32 +155,34 @@ class Duality:
 
 
 def direction(parameters: Array, which: int = 0) -> Array:
-    """A multiple between 0.5 and 1.5 of every parameter, of either sign; the same ones every time."""
+    """Return a reproducible multiple between 0.5 and 1.5 of every parameter, of either sign."""
     random = np.random.default_rng(which)
     factors = random.uniform(0.5, 1.5, parameters.size) * random.choice([-1.0, 1.0], parameters.size)
     return np.asarray(factors * np.where(parameters != 0, np.abs(parameters), 1.0))
 
 
-def compare(functional: str, swept: Swept, witness: TangentTrace, total: Array, v: Array, allowed: float) -> Duality:
-    """The check of one functional: a sweep, and a witness that has gone along the run with `total` (n_functionals).
+def compare(
+    functional: str, swept: SweepResult, tangent: TangentTrace, total: Array, v: Array, allowed: float
+) -> Duality:
+    """Check one functional: a sweep against the tangent of a run with derivatives `total` (n_functionals).
 
     v (n_wrt) is the direction of both.
     """
     run, chosen = swept.sweep.trajectory, list(swept.sweep.components)
     forward, adjoint = total[chosen], swept.gradient @ v
     values, times = [adjoint], [run.t_span[0]]
-    marks = swept.marks()
-    same = len(witness.seen) == len(marks)
-    if marks and same:
-        for (t, dw, gained), (lam, share) in zip(witness.seen, reversed(marks), strict=True):
-            same = same and dw.size == lam.shape[1]  # else the two runs took different transitions
+    adjoints = swept.adjoint_at_events()
+    same = len(tangent.history) == len(adjoints)
+    if adjoints and same:
+        for (t, dw, gained), (lam, share) in zip(tangent.history, reversed(adjoints), strict=True):
+            same = same and dw.size == lam.shape[1]  # otherwise the two runs took different transitions
             values.append(lam @ dw + gained[chosen] + share @ v if same else np.full(len(chosen), np.nan))
             times.append(t)
     scale = np.maximum(np.abs(swept.gradient) @ np.abs(v), SMALL * swept.sweep.sizes)
     defect = float((np.abs(forward - adjoint) / scale).max())
     return Duality(
         functional=functional,
-        defect=defect if same or not marks else np.inf,
+        defect=defect if same or not adjoints else np.inf,
         allowed=allowed,
         direction=v,
         forward=forward,

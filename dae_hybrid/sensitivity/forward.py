@@ -1,6 +1,6 @@
-"""Forward sensitivity analysis: directions carried along a run and across its transitions.
+"""Forward sensitivity analysis: tangents propagated along a run and across its transitions.
 
-Between transitions SR eq. 5, 18, 25; across them `TransitionLinearisation.forward`.
+Between transitions the adapter integrates SR eq. 5, 18, 25; across them `TransitionLinearisation.forward` applies.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from dae_hybrid.trajectory.trajectory import Trajectory
 
 
 class TangentState:
-    """Derivatives of everything along the columns of `directions` (n_parameters, d).
+    """Derivatives of a run along the columns of `directions` (n_parameters, d).
 
-    Travels with the automaton as its observer. `state` is dw = d(y, m), shape (n_w, d); `costs`
-    the derivative of the functionals so far, shape (d, k). `conditions` are those of the derivatives.
+    It observes the run. `state` is dw = d(y, m), shape (n_w, d); `costs` is the derivative of the functionals so far,
+    shape (d, k). `conditions` collects the conditions of the derivatives.
     """
 
     def __init__(
@@ -40,31 +40,31 @@ class TangentState:
     ) -> None:
         self.system, self.p, self.directions, self.conditions = system, parameters, directions, conditions
         self.t_start = start
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
-        """Forget the run that they have gone along, if any."""
+    def reset(self) -> None:
+        """Reset to the state before a run."""
         count = self.directions.shape[1]
         self.state = np.zeros((0, count))
         self.costs = np.zeros((count, self.system.functionals.size))
-        self._gained: Array | float = 0.0  # costs of events that the integrator has carried out since, and
-        self.gains: list[tuple[float, Array]] = []  # what measurements among them have added, and when
-        self._measured_states: list[Array] = []
-        self.given: Array | float = 0.0  # what measurements at the start of a whole run have added
-        self._turned: list[RecordTable | tuple[Array, Array]] = []  # dw before and after every knot
-        self._whole: tuple[Start, NativeRun] | None = None  # a run that is gone through when that is asked for
-        self._crossed: list[RecordTable | tuple[Array, Array, Array]] = []  # dt, dw before and after
+        self._native_gains: Array | float = 0.0  # derivatives of costs at native events since the last segment
+        self.measurement_gains: list[tuple[float, Array]] = []  # times and derivatives of measurements among them
+        self._at_measurements: list[Array] = []
+        self.initial_gains: Array | float = 0.0  # derivatives of measurements at the start of a native run
+        self._at_knots: list[RecordTable | tuple[Array, Array]] = []  # dw before and after every knot
+        self._native_run: tuple[Start, NativeRun] | None = None  # a native run, evaluated on access
+        self._at_events: list[RecordTable | tuple[Array, Array, Array]] = []  # dt, dw before and after
         self._mode = self.system.modes[self.system.initial.mode]
-        self.__dict__.pop("_last", None)
+        self.__dict__.pop("_final_fields", None)
 
-    def afresh(self) -> Self:
-        """The same directions before a run."""
+    def fresh_copy(self) -> Self:
+        """Return a copy in the state before a run."""
         other = copy(self)
-        other.begin()
+        other.reset()
         return other
 
-    def become(self, other: TangentState) -> None:
-        """Take over all that others of the kind have gone through."""
+    def assign(self, other: TangentState) -> None:
+        """Take over the state of another object."""
         self.__dict__.clear()
         self.__dict__.update(other.__dict__)
 
@@ -73,20 +73,20 @@ class TangentState:
         """Number of directions."""
         return int(self.directions.shape[1])
 
-    def start(self, start: Start) -> None:
-        """Initial derivatives (SR eq. 2, differentiated)."""
+    def on_start(self, start: Start) -> None:
+        """Set the initial derivatives (SR eq. 2, differentiated)."""
         self.state, self._mode = np.asarray(start.derivatives @ self.directions), start.mode
 
     def _by_u(self, mode: ModeSystem, t: float, x: Array, m: Array) -> Array:
-        """Derivatives of u = (x, m, p, t) along the directions at fixed t, shape (n_u, d)."""
+        """Return the derivatives of u = (x, m, p, t) along the directions at fixed t, shape (n_u, d)."""
         if not mode.algebraic.size:
             found, n_w = np.zeros((len(self.state) + len(self.directions) + 1, self.count)), len(self.state)
             found[:n_w], found[n_w:-1] = self.state, self.directions
             return found
         return np.asarray(chain(mode, t, x, m, self.p)[:, :-1] @ np.vstack((self.state, self.directions)))
 
-    def extend(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
-        """Start values of the segment's sensitivities."""
+    def segment_fields(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
+        """Return the initial sensitivities of a segment."""
         if not self.count:
             return {}
         ny, n = mode.differential.size, mode.equations.n
@@ -106,8 +106,8 @@ class TangentState:
             "integral_sensitivities": self.costs,
         }
 
-    def advance(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
-        """Take over what the segment ends with."""
+    def on_segment(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
+        """Take over the sensitivities at the end of a segment."""
         if outcome.sensitivities is None or outcome.integral_sensitivities is None:
             return {}
         ny = self._mode.differential.size
@@ -116,7 +116,7 @@ class TangentState:
         if self._mode.invariants:
             direction, by_wp = self._mode.onto_constraints(outcome.t, x, m, self.p)
             self.state = self.state - direction @ (by_wp @ np.vstack((self.state, self.directions)))
-        self.costs, self._gained = outcome.integral_sensitivities + self._gained, 0.0
+        self.costs, self._native_gains = outcome.integral_sensitivities + self._native_gains, 0.0
         n = outcome.x.size
         return {
             "sensitivity_rows": outcome.rows[:, 1 + n :].reshape(len(outcome.rows), self.count, n),
@@ -124,113 +124,117 @@ class TangentState:
             "directions": self.directions,
         }
 
-    def cross(self, transition: TransitionMap, event: EventRecord) -> None:
-        """Carry the derivatives across a transition."""
+    def on_transition(self, transition: TransitionMap, event: EventRecord) -> None:
+        """Propagate the derivatives across a transition."""
         map_ = self.system.linearise(event, self.p, self.t_start, self.conditions)
         map_.refuse_not_finite(event)
         earlier = self.event_times[-1] if event.order else None
         before = self.state
         tau, self.state, jump = map_.forward(before, self.directions, earlier)
-        self._crossed.append((tau, before, self.state))
+        self._at_events.append((tau, before, self.state))
         self.costs = self.costs + jump.T
         self._mode = self._mode if transition.target is None else self.system.modes[transition.target]
 
-    def absorb(self, table: RecordTable) -> None:
-        """Take over what an integrator has carried across transitions by itself."""
-        self._crossed.append(table)
-        self._turned.append(table)
-        self.gains = self._measure_in(table)
-        self._gained = self.given + table.gained_directions + sum(gained for _, gained in self.gains)
+    def on_native_events(self, table: RecordTable) -> None:
+        """Take over the derivatives that the native loop propagated across its events."""
+        self._at_events.append(table)
+        self._at_knots.append(table)
+        self.measurement_gains = self._native_measurements(table)
+        self._native_gains = (
+            self.initial_gains + table.gained_directions + sum(gained for _, gained in self.measurement_gains)
+        )
         event, mode = table.last
         self.state, self._mode = table.state_derivatives(event["after"], mode), self.system.modes[mode]
         if table.n_integrals:
             self.costs = event["costs_after"].reshape(self.count, table.n_integrals)
 
-    def _measure_in(self, table: RecordTable) -> list[tuple[float, Array]]:
-        """When measurements of a record table were taken, and what they add to the derivatives, (d, n_functionals)."""
+    def _native_measurements(self, table: RecordTable) -> list[tuple[float, Array]]:
+        """Return times and contributions (d, n_functionals) of the measurements in a record table."""
         found, records = [], table.measurements(self.system)
         values = measured(self.system.measurements, records, self.p)
         for record, state, (_, by_u) in zip(records, table.measured_derivatives(), values, strict=True):
             self.state, gained = state, np.zeros_like(self.costs)
-            gained[:, self.system.measurements[record.index].components] = self._measured(record, by_u).T
-            self._measured_states.append(self.state)
+            gained[:, self.system.measurements[record.index].components] = self._measurement_tangent(record, by_u).T
+            self._at_measurements.append(self.state)
             found.append((record.time, gained))
         return found
 
-    def follow(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
-        """Take over a whole run."""
-        self._whole = start, run
-        return lambda: self._last
+    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
+        """Take over a native run; it is evaluated on access."""
+        self._native_run = start, run
+        return lambda: self._final_fields
 
     @cached_property
-    def _last(self) -> dict[str, Any]:
-        """Go through the whole run; further fields of the record of its last segment."""
-        if self._whole is None:
+    def _final_fields(self) -> dict[str, Any]:
+        """Evaluate the native run; further fields of the record of its last segment."""
+        if self._native_run is None:
             return {}
-        start, run = self._whole
-        table, _, outcome = run.pieces
-        # those who became these directions may share the lists, and have gone through the run
-        self._crossed, self._turned, self._measured_states = [], [], []
+        start, run = self._native_run
+        table, _, outcome = run.segments
+        # objects that became this one may share the lists and have evaluated the run
+        self._at_events, self._at_knots, self._at_measurements = [], [], []
         self.costs, (at_start, at_end) = np.zeros_like(self.costs), measured_at_ends(self.system, run)
-        self.start(start)
+        self.on_start(start)
         for record in at_start:
-            self.measure(record)
-        self.given = self._gained = self.costs
+            self.on_measurement(record)
+        self.initial_gains = self._native_gains = self.costs
         if table is not None:
-            self.absorb(table)
-        found = self.advance(outcome, run.end.x, run.end.m)
+            self.on_native_events(table)
+        found = self.on_segment(outcome, run.end.x, run.end.m)
         for record in at_end:
-            self.measure(record)
+            self.on_measurement(record)
         return found
 
-    def _each(self) -> list[tuple[Array, Array, Array]]:
+    def _events(self) -> list[tuple[Array, Array, Array]]:
         """dt, dw before and after every event."""
-        _ = self._last
+        _ = self._final_fields
         found: list[tuple[Array, Array, Array]] = []
-        for item in self._crossed:
+        for item in self._at_events:
             found += item.derivatives() if isinstance(item, RecordTable) else [item]
         return found
 
     @property
     def event_times(self) -> list[Array]:
         """dt of every event."""
-        return [tau for tau, _, _ in self._each()]
+        return [tau for tau, _, _ in self._events()]
 
     @property
     def sides(self) -> list[tuple[Array, Array]]:
         """dw before and after every event."""
-        return [(before, after) for _, before, after in self._each()]
+        return [(before, after) for _, before, after in self._events()]
 
     @property
-    def measured(self) -> list[Array]:
+    def measured_tangents(self) -> list[Array]:
         """dw at every measurement."""
-        _ = self._last
-        return self._measured_states
+        _ = self._final_fields
+        return self._at_measurements
 
     @property
-    def turned(self) -> list[tuple[Array, Array]]:
+    def knot_sides(self) -> list[tuple[Array, Array]]:
         """dw before and after every knot."""
         found: list[tuple[Array, Array]] = []
-        for item in self._turned:
-            found += item.turned() if isinstance(item, RecordTable) else [item]
+        for item in self._at_knots:
+            found += item.knot_sides() if isinstance(item, RecordTable) else [item]
         return found
 
-    def turn(self, knot: KnotRecord) -> None:
-        """The memory of signals follows their values."""
+    def on_knot(self, knot: KnotRecord) -> None:
+        """Replace the derivatives of the signals' memory at a knot."""
         ny, before = self._mode.differential.size, self.state
         self.state = before.copy()
         self.state[ny + knot.entries] = self.system.knot_derivatives(knot, self.p) @ self.directions
-        self._turned.append((before, self.state))
+        self._at_knots.append((before, self.state))
 
-    def measure(self, record: MeasurementRecord) -> None:
-        """Add what a measurement contributes."""
+    def on_measurement(self, record: MeasurementRecord) -> None:
+        """Add the contribution of a measurement."""
         self.costs = self.costs.copy()
         measurement = self.system.measurements[record.index]
-        self.costs[:, measurement.components] += self._measured(record, measurement.value(record, self.p)[1]).T
-        self._measured_states.append(self.state)
+        self.costs[:, measurement.components] += self._measurement_tangent(
+            record, measurement.value(record, self.p)[1]
+        ).T
+        self._at_measurements.append(self.state)
 
-    def _measured(self, record: MeasurementRecord, by_u: Array) -> Array:
-        """The derivatives of what is measured, (k, d), from those by u = (x, m, p, t)."""
+    def _measurement_tangent(self, record: MeasurementRecord, by_u: Array) -> Array:
+        """Return the derivatives of a measurement, (k, d), from those by u = (x, m, p, t)."""
         measurement, mode = self.system.measurements[record.index], record.mode
         refuse_not_finite(f"functional '{measurement.functional}'", (by_u,), mode=mode.name, time=record.time)
         gained = by_u @ self._by_u(mode, record.time, record.x, record.memory)
@@ -239,9 +243,9 @@ class TangentState:
         return np.asarray(gained)
 
     def gradient(self, trajectory: Trajectory) -> Array:
-        """Derivatives of the functionals, shape (k, d)."""
-        if self._whole is not None:
-            return self._whole[1].gradient.copy()
+        """Return the derivatives of the functionals, shape (k, d)."""
+        if self._native_run is not None:
+            return self._native_run[1].gradient.copy()
         t, mode, x, m = trajectory.final
         final = self.system.modes[mode]
         by_u = final.kernels["terminal"](t, x, m, self.p)[1]

@@ -1,4 +1,4 @@
-"""Adjoint variables at a point: consistent multipliers, and the adjoint of index 2 as Serban and Recuero state it."""
+"""Adjoint variables at a point: consistent multipliers, and the index-2 adjoint of Serban and Recuero."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dae_hybrid.system.system import ModeSystem
 
 
 def round_relative(values: Array, relative: float) -> Array:
-    """Values rounded to a relative precision, a power of two.
+    """Round values to a relative precision, a power of two.
 
-    The integrators' step decisions depend on the last bit of where they start. Started from values rounded
-    well below the tolerance, two sweeps that agree to rounding before a segment agree bit by bit after it.
+    Step size decisions depend on the last bit of the start values. With values rounded well below the tolerance, two
+    sweeps that agree to rounding before a segment agree bit by bit after it.
     """
     factor = 2.0 ** math.floor(-math.log2(max(relative, 2.0**-52)))
     mantissa, exponent = np.frexp(values)
@@ -26,7 +26,7 @@ def round_relative(values: Array, relative: float) -> Array:
 def consistent_adjoint(
     mode: ModeSystem, t: float, x: Array, m: Array, adjoint: Array, p: Array, components: tuple[int, ...]
 ) -> tuple[Array, Array]:
-    """(lambda, mu) and their rates at a point, from lambda: SR eq. 36b for mu, 36a for lambda'."""
+    """Return (lambda, mu) and their rates at a point from lambda: SR eq. 36b for mu, 36a for lambda'."""
     ny = mode.differential.size
     f_x, g_x = mode.kernels["adjoint_point"](t, x, m, p)
     g_x = g_x[list(components)]
@@ -46,9 +46,10 @@ def consistent_adjoint(
 def stated_adjoint(
     mode: ModeSystem, t: float, x: Array, m: Array, adjoint: Array, p: Array, components: tuple[int, ...]
 ) -> tuple[Array, Array, Array]:
-    """(lambda, mu) of SR eq. 20, their rates (zero for mu) and zeta, from any admissible dG/dy; see `ModeFunctions`.
+    """Return (lambda, mu) of SR eq. 20, their rates (zero for mu) and zeta from any admissible dG/dy.
 
-    lambda = dG/dy + k_y^T zeta satisfies eq. 20b; the difference is made up for by zeta^T (k_p, k_m).
+    lambda = dG/dy + k_y^T zeta satisfies eq. 20b; zeta^T (k_p, k_m) compensates for the difference. See
+    `ModeFunctions`.
     """
     ny, full, rates, zetas = mode.differential.size, [], [], []
     for row, component in zip(adjoint, components, strict=True):

@@ -23,7 +23,7 @@ from dae_hybrid.trajectory.trajectory import Side, Trajectory
 
 @dataclass(frozen=True, eq=False)
 class EventSensitivity:
-    """The derivatives on both sides of an event.
+    """Derivatives on both sides of an event.
 
     Attributes
     ----------
@@ -31,9 +31,9 @@ class EventSensitivity:
         dt_i/dp (SR eq. 6b, 27).
     state_minus, state_plus : ndarray, shape (n_y, n_p)
         Derivatives of the differential state at the fixed time of the event, before and after it (SR eq. 6c): the two
-        one-sided derivatives of an output or a measurement that is taken there.
+        one-sided derivatives of an output or a measurement at that time.
     memory_minus, memory_plus : ndarray, shape (n_memory, n_p)
-        Those of the memory.
+        Derivatives of the memory.
     """
 
     time: Array
@@ -52,7 +52,7 @@ class ForwardSensitivity(NotPicklable):
     trajectory : Trajectory
         The run itself, integrated together with the sensitivities.
     parameters : tuple of str
-        Names of the parameters differentiated by, one per column below.
+        Names of the parameters, one per column below.
     gradient : dict of ndarray
         dG/dp by functional: (n_p,), or (k, n_p) for a vector functional.
     event_time_sensitivity : ndarray, shape (n_events, n_p)
@@ -60,9 +60,9 @@ class ForwardSensitivity(NotPicklable):
     event_sensitivities : tuple of EventSensitivity
         Derivatives on both sides of every event.
     duality : dict of Duality
-        The duality check of every functional, where it was asked for.
+        The duality check of every functional, if requested.
     diagnostics : Diagnostics
-        What was noticed and checked.
+        Notes and checks.
 
     ``fsa["u"]`` is du/dp at the output times ``fsa.t``: (n_t, n_p), or (n_t, size, n_p) for a vector.
     """
@@ -82,7 +82,7 @@ class ForwardSensitivity(NotPicklable):
 
     @cached_property
     def _completed(self) -> list[Array]:
-        """dx at the outputs, by the modes of `Trajectory.output_points`, (n, n_p, n_x)."""
+        """dx at the outputs, one array (n, n_p, n_x) per item of `Trajectory.output_points`."""
         run, directions = self.trajectory, self._along.directions
         return [p.sensitivities(run.parameters, directions) for p in run.output_points]
 
@@ -103,7 +103,7 @@ class ForwardSensitivity(NotPicklable):
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
-        """What was noticed and checked."""
+        """Notes and checks."""
         return self.trajectory.diagnostics + self._verdict
 
     @property
@@ -118,7 +118,7 @@ class ForwardSensitivity(NotPicklable):
 
     @property
     def events(self) -> Sequence[EventRecord]:
-        """Event records of the run; `trajectory.event_table` has them as columns."""
+        """Event records of the run; `trajectory.event_table` holds them as columns."""
         return self.trajectory.events
 
     def __getitem__(self, name: str) -> Array:
@@ -148,18 +148,18 @@ class Gradient(NotPicklable):
     ----------
     functional : str
     value : float or ndarray, shape (k,)
-        The functional.
+        Value of the functional.
     parameters : tuple of str
         Names of the parameters, one per column of the gradient.
     gradient : ndarray, shape (n_p,) or (k, n_p)
     trajectory : Trajectory
-        The forward run whose records the sweep used.
+        The forward run.
     statistics : dict of int
         Counters of the backward sweep.
     duality : Duality or None
-        The duality check, where it was asked for.
+        The duality check, if requested.
     diagnostics : Diagnostics
-        What was noticed and checked.
+        Notes and checks.
     """
 
     functional: str
@@ -175,33 +175,32 @@ class Gradient(NotPicklable):
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
-        """What was noticed and checked."""
+        """Notes and checks."""
         return self.trajectory.diagnostics + self._verdict
 
     def adjoint(self, t: ArrayLike, side: Side = "right") -> dict[str, Array]:
-        """The adjoint variables at times `t`, made by another backward sweep that stops there.
+        """Return the adjoint variables at times `t`, by another backward sweep.
 
-        For differential variables this is dG/dy, the derivative of the functional by a change of the
-        state at that time (lambda in SR eq. 36; SR eq. 43 has the opposite sign); for algebraic
-        variables it is mu of eq. 36b.
+        For differential variables this is dG/dy, the derivative of the functional with respect to the state at that
+        time (lambda in SR eq. 36; SR eq. 43 has the opposite sign); for algebraic variables it is mu of eq. 36b.
 
         Parameters
         ----------
         t : float or array, shape (n,)
             Times within the run.
         side : {"right", "left"}
-            Which value to give at the time of an event: after it (default) or before it.
+            Value at the time of an event: after it (default) or before it.
 
         Returns
         -------
         dict of ndarray
             By name: (n,) for scalars, (n, size) for vectors, with a trailing axis k for a vector functional;
-            without the leading axis for a scalar `t`. NaN where the active mode does not have the variable.
+            without the leading axis for a scalar `t`. NaN if the active mode does not have the variable.
 
         Raises
         ------
         NotKeptError
-            The gradient was made with another ``keep`` than ``"all"``.
+            The gradient was computed with another ``keep`` than ``"all"``.
         """
         if self._samples is None:
             raise not_kept("steps, which the adjoint follows,", self.trajectory.kept, "all")

@@ -1,1 +1,1 @@
-"""The run: the automaton, the rules of events, the times at which it stops."""
+"""Simulation: the automaton, the event rules, stop times and checkpoints."""

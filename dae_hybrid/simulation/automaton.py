@@ -1,4 +1,4 @@
-"""The mode loop: integrate, locate, apply, reinitialise, record. No sensitivity code."""
+"""The event loop: integrate, locate, apply, reinitialise, record. Contains no sensitivity code."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ from dae_hybrid.trajectory.parts import Expansion, TrajectoryParts
 from dae_hybrid.trajectory.trajectory import Part, Segment, Trajectory
 
 NONE: frozenset[int] = frozenset()
-#: transitions that an integrator carries out by itself before it is looked at again, where only the end is kept
+#: native events per call of the integrator with keep="final", so that their records can be dropped in between
 STRETCH = 2000
-#: times of events that are looked back to
+#: event times that are retained with keep="final"
 TIMES = 1000
-#: events that an integrator needs to know of
+#: event times that the native loop needs for its Zeno test
 RECENT = 4
-#: times that differ by less than ten times this share of the run are one where a condition fails
+#: at a failed condition, times closer than ten times this share of the run count as simultaneous
 MOMENT = 1e-14
-#: a guard that is zero at an event, and this share of the run's time scale before it, has been zero for a while
+#: a guard that is zero at an event and at this share of the run's time scale before it rests at zero
 PLATEAU = 1e-7
-#: a guard that is farther from zero where it crosses than this share of its way in the segment jumps
+#: a guard whose value at the crossing exceeds this share of its change in the segment is discontinuous
 JUMP = 1e-3
 
 
 class Automaton:
-    """One run of a system. Holds the state of the run between segments."""
+    """One run of a system; holds the state of the run between segments."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Automaton:
         t_eval: Array | None,
         options: Options,
         observer: RunObserver | None,
-        reopen: Any,
+        open_session: Any,
         schedule: Schedule,
         *,
         certify: bool = False,
@@ -77,32 +77,32 @@ class Automaton:
     ) -> None:
         self.system, self.session, self.p = system, session, parameters
         self.span, self.t_eval, self.options, self.observer = t_span, t_eval, options, observer
-        self.reopen, self.certify, self.keep_path = reopen, certify, keep_path
+        self.open_session, self.certify, self.keep_path = open_session, certify, keep_path
         self.instant = EventLogic(system, t_span, options, schedule)
         self.stops = StopTimes(system, t_span, parameters)
         self.keep, self.ledger = keep, Ledger(bound, partial(path_passage, rtol=options.rtol))
         self.parts: list[Part | RecordTable] = []
-        self.gone = Counter[str]()  # what there was before the parts
+        self.gone = Counter[str]()  # numbers of the parts that were dropped
         self.integrals, self.costs = np.zeros((2, system.functionals.size))
         self.t = t_span[0]
         self.mode = system.modes[system.initial.mode]
         self.at = StatePoint(*(np.zeros(0) for _ in StatePoint._fields))
         self.start = Start(system.initial, self.mode, self.t, self.at, parameters)
         self.n_events = 0
-        self.sides: dict[int, int] = {}  # of guards that a signal holds at zero: which side they came from
-        self.spared = np.inf  # when conditions that fail are looked at again
-        self.next_step: float | None = None  # of an explicit method, from the segment before
-        self.outputs = 0  # how many of the output times are done
+        self.sides: dict[int, int] = {}  # of guards that a signal holds at zero: the side they came from
+        self.spared = np.inf  # time at which a postponed condition is checked again
+        self.next_step: float | None = None  # of an explicit method, from the previous segment
+        self.outputs = 0  # number of output times written
 
     def run(self) -> Trajectory:
-        """Run to the end; an error carries the trajectory up to it."""
+        """Run to the end; an error carries the partial trajectory."""
         try:
             self.at = self.system.initial.apply(self.mode, self.t, self.p)
             self.start = replace(self.start, at=self.at)
             if is_unresolved(*self.span):
                 self._check_movement()
             if self.observer is not None:
-                self.observer.start(self.start)
+                self.observer.on_start(self.start)
             self._loop()
             self._measure()
             self.stops.finish(self.t)
@@ -113,7 +113,7 @@ class Automaton:
         return self._trajectory(complete=True)
 
     def _check_movement(self) -> None:
-        """Refuse a run over nothing but roundings of its times in which more than rounding would happen."""
+        """Refuse a time span of a few rounding errors over which the solution changes by more than its tolerances."""
         mode, at, span = self.mode, self.at, self.span[1] - self.span[0]
         n = mode.equations.n
         gained = kernel(mode.equations, "flow")(self.t, at.x[:n], at.m, self.p)[1]
@@ -152,7 +152,7 @@ class Automaton:
                     return
                 entering, armed = True, armed if self.mode is source else NONE
                 continue
-            if not self._is_now(due):  # else it fires first, whatever rounding says
+            if not self._is_now(due):  # otherwise the time event fires first, despite rounding
                 self._measure()
             if self.t >= end:
                 return
@@ -160,7 +160,7 @@ class Automaton:
             try:
                 crossing, entry = self._segment(last, entry)
                 while crossing is None and self.t < min(last, self._due()) and not self.stops.is_due(self.t):
-                    crossing, entry = self._segment(last, entry)  # it paused, and nothing has happened
+                    crossing, entry = self._segment(last, entry)  # paused without an event
             except ZenoError:
                 if instant.accumulation is None:
                     raise
@@ -182,22 +182,22 @@ class Automaton:
                 instant.arrive(source, self.t, self.at, armed=armed, leaving=self._leaving(entry))
 
     def _due(self) -> float:
-        """When the next time event of the mode is due."""
+        """Return the time of the mode's next time event."""
         return self.instant.due(self.mode, self.t)[0] if self.mode.timed else np.inf
 
     def _is_now(self, t: float) -> bool:
-        """Whether a time is the present one but for rounding."""
+        """Whether a time equals the present one to rounding."""
         return abs(t - self.t) <= SAME_INSTANT * self.instant.elapsed(self.t)
 
     def _leaving(self, entry: Entry) -> dict[int, int]:
-        """To which side guards were leaving zero in the segment that has ended."""
+        """Return the side to which each guard was leaving zero in the last segment."""
         return dict(zip(self.mode.guarded, map(int, entry.departure.tolist()), strict=True))
 
     def _spares(self, firing: Firing) -> bool:
-        """Whether a condition on the mode fails so close to something else that is due that this goes first.
+        """Whether a failed condition on the mode gives precedence to another event that is due within rounding.
 
-        A bound is reached where a transition leaves the mode, or at the end of the run: which of them is seen first is
-        chance. The condition is looked at again when that moment is over.
+        A bound may be reached just when a transition leaves the mode or the run ends; which of the two is located first
+        is then chance. The condition is checked again after that event.
         """
         if not firing.transition.refuses or self.t < self.spared < np.inf:
             return firing.transition.refuses
@@ -215,13 +215,13 @@ class Automaton:
         return spared or self._touched(firing.transition) is not None
 
     def _touched(self, condition: TransitionMap) -> float | None:
-        """The zero band of a bound that is only touched; what a mode requires to be positive must not vanish."""
+        """Return the zero band of a bound that is only touched; conditions of `require` are strict and have none."""
         if condition.bound is None:
             return None
         return touched(condition, self.mode, self.t, self.at, self.p, self.options, self.span)
 
     def _at_rest(self, armed: frozenset[int]) -> Mapping[int, tuple[float, float]]:
-        """Guards that have not left zero yet, by their transitions: zero band, and the sign to leave it with."""
+        """Return zero band and leaving sign of the guards that have not left zero yet, by transition."""
         found = dict(self.instant.at_rest(self.mode, self.t, self.at, self.p, armed))
         for index in self.mode.guarded:
             condition = self.system.transitions[index]
@@ -231,7 +231,7 @@ class Automaton:
         return found
 
     def _overdue(self) -> Firing | None:
-        """A condition that still fails when its moment is over."""
+        """Return a postponed condition that still fails."""
         if self.t < self.spared:
             return None
         self.spared = np.inf
@@ -242,7 +242,7 @@ class Automaton:
         return next((Firing(condition) for condition in failed if self._touched(condition) is None), None)
 
     def _first(self, crossing: tuple[int, float, float], armed: frozenset[int], entry: Entry) -> Firing:
-        """Which transition is the first of those that are due where a guard has crossed."""
+        """Return the first of the transitions that are due at a crossing."""
         index, guard, rate = crossing
         if guard == 0.0 == rate and not self.system.transitions[self.mode.guarded[index]].refuses:
             self._refuse_plateau(index)
@@ -257,12 +257,12 @@ class Automaton:
 
     @staticmethod
     def _stayed_at_zero(crossing: tuple[int, float, float], entry: Entry) -> bool:
-        """Whether nothing but rounding has taken a guard away from zero since the segment began."""
+        """Whether a guard has stayed at zero, to rounding, since the segment began."""
         index, guard, rate = crossing
         return guard == 0.0 == rate and bool(entry.began_at_zero[index])
 
     def _refuse_plateau(self, index: int) -> None:
-        """A guard that comes to zero and stays there is seen somewhere on the way, not where it crosses."""
+        """Refuse a guard that reaches zero and stays there: its zero has no well-defined time."""
         mode, at = self.mode, self.at
         h = PLATEAU * max(abs(self.t), self.span[1] - self.span[0])
         before = (self.t - h, at.x - h * at.xdot, at.m, self.p)
@@ -276,7 +276,7 @@ class Automaton:
             )
 
     def _turn(self, armed: frozenset[int]) -> frozenset[int]:
-        """Signals take their next coefficients; the transitions whose guards changed sign with them."""
+        """Advance the signals to their next interval; return the transitions whose guards changed sign."""
         self._retract()
         mode, before = self.mode, self.at
         intervals = self.stops.intervals
@@ -288,12 +288,12 @@ class Automaton:
         knot = KnotRecord(self.t, entries, tuple(intervals))
         self.parts.append(knot)
         if self.observer is not None:
-            self.observer.turn(knot)
+            self.observer.on_knot(knot)
         self.at = StatePoint(x, memory, *mode.kernels["entry"](self.t, x, memory, self.p))
         return self._jumped(before, armed)
 
     def _jumped(self, before: StatePoint, armed: frozenset[int]) -> frozenset[int]:
-        """Transitions whose guards have changed sign at a knot, or on a plateau at zero that ended there."""
+        """Return the transitions whose guards changed sign at a knot, or over a plateau at zero that ended there."""
         jumped = set()
         for i, old, new in zip(self.mode.guarded, signs(before), signs(self.at), strict=True):
             side = old if old and i in armed else self.sides.pop(i, 0)
@@ -304,19 +304,19 @@ class Automaton:
         return frozenset(jumped)
 
     def _measure(self) -> None:
-        """Take the measurements of this time; all its transitions have fired."""
+        """Take the measurements due now, after all transitions of this instant."""
         for index in self.stops.measurements_at(self.t):
             record = MeasurementRecord(self.t, index, self.mode, self.at.x, self.at.xdot, self.at.m)
             measurement = self.system.measurements[index]
             self.costs[measurement.components] += measurement.value(record, self.p)[0]
             self.parts.append(record)
             if self.observer is not None:
-                self.observer.measure(record)
+                self.observer.on_measurement(record)
 
     def _segment(self, last: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Entry]:
-        """Integrate to the next event or stop; which guard crossed, if any, and which never left zero.
+        """Integrate to the next event or stop; return the crossing, if any, and the guards that never left zero.
 
-        The integrator may carry out transitions on the way, until `last`: the segment is then the one after them.
+        The native loop may handle events up to `last`; the segment is then the one after them.
         """
         at, due, measured = self.at, self._due(), self.stops.next_measurement(self.t)
         knot, graph = self.stops.next_knot(self.t), self.system.graph
@@ -331,7 +331,7 @@ class Automaton:
             passage = one_segment(self.session, task, self.mode.index)
         else:
             if self.ledger.bound.size < np.inf:
-                checkpoint = Checkpoint.of(self.reopen, task, context)
+                checkpoint = Checkpoint.of(self.open_session, task, context)
             passage = self.session.march(task, context)
         if passage.table is not None:
             self._catch_up(passage.table, passage.task, checkpoint)
@@ -346,17 +346,17 @@ class Automaton:
         if outcome.crossing is not None:
             self._refuse_noise(task, outcome, outcome.crossing)
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
-        kept = {} if self.observer is None else self.observer.advance(outcome, x, at.m)
+        kept = {} if self.observer is None else self.observer.on_segment(outcome, x, at.m)
         self._record(task, outcome.t, x, xdot, outcome.rows, outcome.method, {"path": outcome.path, **kept})
         self.t, self.integrals, self.next_step = outcome.t, outcome.integrals, outcome.next_step
-        if outcome.crossing is None:  # the end of the run or a time event: the guards are looked at again
+        if outcome.crossing is None:  # end of the run or time event: the guards are evaluated again
             self.at = StatePoint(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
         else:
             self.at = StatePoint(x, at.m, xdot, at.guards, at.rates, at.sizes)
         return outcome.crossing, Entry(None, outcome.zero_band[:count], task.departure[:count], began)
 
     def _refuse_noise(self, task: SegmentTask, outcome: SegmentOutcome, crossing: tuple[int, float, float]) -> None:
-        """A guard that has crossed zero where the flow takes it the other way; a condition has only been touched."""
+        """Refuse a crossing against the direction of the flow; a condition that does so has only been touched."""
         index, value, rate = crossing
         transition = self.system.transitions[self.mode.guarded[index]]
         if transition.direction * rate < 0 and not transition.refuses:
@@ -367,7 +367,7 @@ class Automaton:
             raise self._failed(task, error)
 
     def _failed(self, task: SegmentTask, error: DaeHybridError | None) -> DaeHybridError:
-        """The error of a segment, with what is known about it and what had been computed."""
+        """Return the error of a segment with its diagnosis; the computed part of the segment is recorded."""
         mode, at = self.mode, self.at
         if error is None:
             raise AssertionError("a segment has an outcome or an error")
@@ -378,7 +378,7 @@ class Automaton:
         explain(error, mode, self.p, self.options, task.t_stop, (task.t0, at), (self.t, self.at))
         if error.guard is not None and error.guard < len(mode.guarded):
             transition = self.system.transitions[mode.guarded[error.guard]]
-            if transition.refuses:  # it was at its bound, and has left it to the wrong side
+            if transition.refuses:  # was at its bound and has left it to the wrong side
                 return Firing(transition).refused(mode, self.t, self.at)
             error.transition = transition.name
             if isinstance(error, ZenoError):
@@ -386,7 +386,7 @@ class Automaton:
         return error
 
     def _context(self, last: float) -> RunContext | None:
-        """What the integrator needs to know to go on by itself, up to a time; None where it is not to do so."""
+        """Return the context for native events up to a time; None if the segment must be integrated alone."""
         graph, alarms, knots = self.system.graph, tuple[Alarms, ...](), None
         directions = getattr(self.observer, "directions", None)
         if not (self.options.native_events and (graph.links_anything or graph.ends is not None)):
@@ -397,7 +397,7 @@ class Automaton:
             try:
                 measured = self.stops.waiting if graph.measures else []
                 alarms, until = self.instant.schedule.alarms(self.t, measured, knots)
-            except NonFiniteError:  # of a mode that may never be entered
+            except NonFiniteError:  # possibly of a mode that is never entered
                 return None
             last = min(last, until)
         left = self.options.max_events - self.n_events
@@ -409,7 +409,7 @@ class Automaton:
             start=(self.at.x, self.at.xdot),
             recent=self.instant.times[-RECENT:],
             ranges=self.instant.ranges,
-            rested=self.instant.rested,
+            stayed_at_zero=self.instant.stayed_at_zero,
             directions=np.zeros((0, self.p.size)) if directions is None else directions.T,
             t_stop=last,
             t_eval=self._outputs_until(last),
@@ -421,13 +421,13 @@ class Automaton:
         )
 
     def _outputs_until(self, t: float) -> Array | None:
-        """The output times that are left, up to a time."""
+        """Return the remaining output times up to a time."""
         if self.t_eval is None:
             return None
         return np.ascontiguousarray(self.t_eval[self.outputs : np.searchsorted(self.t_eval, t, side="right")])
 
     def _catch_up(self, table: RecordTable, task: SegmentTask, checkpoint: Checkpoint | None) -> None:
-        """Go on after what the integrator has carried out."""
+        """Resume after events handled natively."""
         for array in (*table.rows.values(), *table.start, table.task.memory):
             array.flags.writeable = False
         self.parts.append(table)
@@ -442,20 +442,20 @@ class Automaton:
         self.at = StatePoint(event["x_after"], event["memory_after"], event["xdot_after"], none, none, none)
         self.sides.clear()
         if self.observer is not None:
-            self.observer.absorb(table)
+            self.observer.on_native_events(table)
         self.costs = self.costs + table.gained
         records = table.measurements(self.system)
         for record, (value, _) in zip(records, measured(self.system.measurements, records, self.p), strict=True):
             self.costs[self.system.measurements[record.index].components] += value
         if checkpoint is not None:
-            self.parts[-1] = self.ledger.entered(table, checkpoint)
-            if self.ledger.lets_go:
+            self.parts[-1] = self.ledger.enter(table, checkpoint)
+            if self.ledger.is_dropping:
                 del self.instant.times[:-TIMES]
 
     def _task(self, t_stop: float, entry: Entry, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at
         n = mode.equations.n
-        more = {} if self.observer is None else self.observer.extend(mode, self.t, at.x, at.m)
+        more = {} if self.observer is None else self.observer.segment_fields(mode, self.t, at.x, at.m)
         return SegmentTask(
             equations=mode.equations,
             t0=self.t,
@@ -496,13 +496,13 @@ class Automaton:
                 how,
                 rows[:, 0],
                 rows[:, 1 : 1 + n],
-                SegmentReplay(self.reopen, task, t, None if how.name == AUTO else how.name),
+                SegmentReplay(self.open_session, task, t, None if how.name == AUTO else how.name),
                 **kept,
             )
         )
 
     def _keep_partial(self, task: SegmentTask, rows: Array | None, method: Method | str) -> None:
-        """What a failed segment had computed."""
+        """Record the computed part of a failed segment."""
         if rows is None or not len(rows):
             return
         t, state = float(rows[-1, 0]), rows[-1, 1 : 1 + task.x0.size]
@@ -511,7 +511,7 @@ class Automaton:
         self.t, self.at = t, self.at._replace(x=x, xdot=xdot)
 
     def _retract(self) -> None:
-        """Outputs that rounding alone puts before an event, or a knot, are at its time: they show what is after it."""
+        """Remove outputs that precede an event or a knot by rounding only: they belong to the state after it."""
         if self.t_eval is None:
             return
         for i in range(len(self.parts) - 1, -1, -1):
@@ -526,7 +526,7 @@ class Automaton:
                 return
 
     def _last_output(self) -> None:
-        """Output times at the very end, where a transition fired: the value after it."""
+        """Write outputs at the end of the run, after a transition there."""
         nothing = not any(isinstance(part, Segment | RecordTable) for part in self.parts)
         left = np.zeros(0) if self.t_eval is None else self.t_eval[self.outputs :]
         left = left[[self._is_now(t) for t in left.tolist()]] if left.size else left
@@ -535,7 +535,7 @@ class Automaton:
         none = np.zeros(len(self.mode.guarded))
         task = self._task(self.t, Entry(None, none, none), None, closed=True)
         outcome = self.session.integrate(task)
-        kept = {} if self.observer is None else self.observer.advance(outcome, self.at.x, self.at.m)
+        kept = {} if self.observer is None else self.observer.on_segment(outcome, self.at.x, self.at.m)
         times = left if left.size else outcome.rows[:1, 0]
         rows = np.repeat(outcome.rows[:1], times.size, axis=0)
         rows[:, 0] = times
@@ -544,7 +544,7 @@ class Automaton:
         self._record(task, self.t, self.at.x, self.at.xdot, rows, outcome.method, kept)
 
     def _forget(self) -> None:
-        """Let go of the parts that nothing looks back to."""
+        """Drop the parts that are no longer needed."""
         old = self.parts[:-LATEST]
         del self.parts[:-LATEST], self.instant.times[:-TIMES]
         self._tally(old)
@@ -557,7 +557,7 @@ class Automaton:
                 self.gone.update(segments=isinstance(part, Segment), events=isinstance(part, EventRecord))
 
     def _latest(self) -> list[tuple[str, float]]:
-        """Names and times of the last transitions, carried out here or by the integrator."""
+        """Return names and times of the latest transitions, native or not."""
         found: list[tuple[str, float]] = []
         for part in reversed(self.parts):
             if isinstance(part, EventRecord):
@@ -571,7 +571,7 @@ class Automaton:
         return found[LATEST - 1 :: -1] if len(found) >= LATEST else found[::-1]
 
     def _fire(self, firing: Firing) -> bool:
-        """Apply a transition and record it; whether the run ends."""
+        """Apply a transition and record it; return whether the run ends."""
         t, transition = self.t, firing.transition
         self._retract()
         if transition.trigger.is_periodic:
@@ -589,12 +589,12 @@ class Automaton:
         self.spared = np.inf
         self.parts.append(event)
         if self.observer is not None:
-            self.observer.cross(transition, event)
+            self.observer.on_transition(transition, event)
         self.sides.clear()
         return transition.target is None or self.instant.accumulation is not None
 
     def _earlier(self) -> EventRecord | None:
-        """The latest event, None where signals have turned since."""
+        """Return the latest event, or None if a knot has followed it."""
         for part in reversed(self.parts):
             if isinstance(part, EventRecord | KnotRecord | RecordTable):
                 return part if isinstance(part, EventRecord) else None
@@ -607,7 +607,7 @@ class Automaton:
             array.flags.writeable = False
         end, parts = (self.t, self.mode, self.at.x, self.at.m), tuple(self.parts)
         directions = getattr(self.observer, "directions", None)
-        expand = partial(Expansion, system=self.system, p=self.p, reopen=self.reopen, directions=directions)
+        expand = partial(Expansion, system=self.system, p=self.p, open_session=self.open_session, directions=directions)
         native = self.gone["native"] + sum(part.n_events for part in parts if isinstance(part, RecordTable))
         functionals: dict[str, Any] = {}
         if complete:
@@ -638,7 +638,7 @@ class Automaton:
 def values_of(
     system: HybridSystem, end: tuple[float, ModeSystem, Array, Array], p: Array, integrals: Array
 ) -> dict[str, Any]:
-    """Values of the functionals of a run that ended at (t, mode, x, m)."""
+    """Return the functionals of a run that ended at (t, mode, x, m)."""
     t, mode, x, m = end
     values = integrals + mode.kernels["terminal"](t, x, m, p)[0]
     parts = {name: values[system.functionals[name]] for name in system.functionals.names}
@@ -655,11 +655,11 @@ def values_of(
 
 
 def _padded(values: Array, size: int) -> Array:
-    """Zeros behind the values, up to a size."""
+    """Pad values with zeros to a size."""
     return values if values.size == size else np.concatenate((values, np.zeros(size - values.size)))
 
 
 def scalar(values: Array) -> Any:
-    """A float for one entry, the array otherwise."""
+    """Return a float for one entry, the array otherwise."""
     values.flags.writeable = False
     return float(values[0]) if values.size == 1 else values

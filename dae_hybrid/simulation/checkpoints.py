@@ -1,9 +1,8 @@
-"""Checkpoints: of a long run only what is needed to carry out a part of it again.
+"""Checkpoints: recompute parts of a long run instead of storing its path.
 
-An adjoint follows the steps of a run backwards. Of a run with more of them than are to be kept at a time, record
-tables are let go of, but for what is asked of all of them; the task and the context that each began with are its
-checkpoint. Where the rest is needed the record table is gone through once more, and has to come to the same end to the
-last bit.
+An adjoint needs the steps of the run in reverse. If they take more memory than allowed, record tables are dropped,
+except for the data that are needed of all of them; the task and the context at the start of a table are its
+checkpoint. On the way back a dropped table is recomputed from there, and has to agree with the first pass bit by bit.
 """
 
 from __future__ import annotations
@@ -21,36 +20,42 @@ from dae_hybrid.port.integrator import SegmentTask
 from dae_hybrid.port.native_plan import UNBOUNDED, Bound, RunContext
 from dae_hybrid.port.record_table import ALL, Kind, RecordTable
 
-#: record tables of fewer bytes are kept: their checkpoints are not much smaller
-LEAST = 50_000
-#: of a run of which record tables are let go of, the next ones are as long as this share of the bound allows, and no
-#: shorter
-SHARE = 1 / 8
-#: what is made anew, what is asked of all record tables, and the columns of their records that are
-AGAIN = ("records", "offsets", "rows", "paths")
-ASKED = ("is_event", "is_measurement", "is_segments", "extents", "memory_extent", "largest", "is_clean")
-COLUMNS = {"time": float, "mode": np.int16, "guard": np.int16, "rate": float, "rate_scale": float, "clean": np.bool_}
-VALUES = ("x", "memory")
+#: record tables of fewer bytes are not dropped: their checkpoints are not much smaller
+MIN_DROPPABLE_SIZE = 50_000
+#: once record tables are dropped, the bound of each further one, as a share of the bound of the run
+BOUND_SHARE = 1 / 8
+#: attributes that are recomputed; attributes, columns and parts of records that stay with a dropped table
+RECOMPUTED = ("records", "offsets", "rows", "paths")
+RETAINED = ("is_event", "is_measurement", "is_segments", "extents", "memory_extent", "largest", "is_clean")
+RETAINED_COLUMNS = {
+    "time": float,
+    "mode": np.int16,
+    "guard": np.int16,
+    "rate": float,
+    "rate_scale": float,
+    "clean": np.bool_,
+}
+RETAINED_VALUES = ("x", "memory")
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Where a record table began; `reopen` opens a session."""
+    """Start of a record table; `open_session` opens a session."""
 
-    reopen: Any
+    open_session: Any
     task: SegmentTask
     context: RunContext
 
     @classmethod
-    def of(cls, reopen: Any, task: SegmentTask, context: RunContext) -> Checkpoint:
-        """Before the context, on which the integrator notes what it sees."""
-        return cls(reopen, task, _copied(context))
+    def of(cls, open_session: Any, task: SegmentTask, context: RunContext) -> Checkpoint:
+        """Make a checkpoint with a copy of the context, which the integrator changes."""
+        return cls(open_session, task, _copied(context))
 
-    def again(self, table: RecordTable, end: bytes) -> RecordTable:
-        """The record table that began here, once more; `end` is its last record."""
-        session, found, error = self.reopen(), None, None
+    def recompute(self, table: RecordTable, end: bytes) -> RecordTable:
+        """Recompute the record table that began here; `end` is its last record."""
+        session, found, error = self.open_session(), None, None
         try:
-            passage = session.march(self.task, replace(_copied(self.context), again=table))
+            passage = session.march(self.task, replace(_copied(self.context), replayed=table))
             found, error = passage.table, passage.error
         finally:
             session.close()
@@ -64,7 +69,7 @@ class Checkpoint:
 
 
 def _copied(context: RunContext) -> RunContext:
-    return replace(context, ranges=context.ranges.copy(), rested=context.rested.copy(), bound=UNBOUNDED)
+    return replace(context, ranges=context.ranges.copy(), stayed_at_zero=context.stayed_at_zero.copy(), bound=UNBOUNDED)
 
 
 def _end(table: RecordTable) -> bytes:
@@ -72,82 +77,83 @@ def _end(table: RecordTable) -> bytes:
 
 
 class Ledger:
-    """The record tables of a run, of which no more is kept than the bound, the latest ones.
+    """The record tables of a run within a memory bound: the oldest ones are dropped.
 
-    `next` is the bound of the next one alone, `lets_go` says whether there was more, and `passage` gives the fastest
-    passage of a record table.
+    `next` is the bound of the next table, `is_dropping` says whether any were dropped, and `passage` returns the
+    fastest passage of a record table.
     """
 
     def __init__(self, bound: Bound, passage: Callable[[RecordTable], tuple[float, float]]) -> None:
-        self.bound, self.next, self.passage, self.lets_go = bound, bound, passage, False
-        self.latest: tuple[int, RecordTable] | None = (
-            None  # the record table that has been made again, and which one it is
-        )
-        self._size, self._count, self._kept = 0, 0, deque[tuple[Stretch, int]]()
+        self.bound, self.next, self.passage, self.is_dropping = bound, bound, passage, False
+        self.latest: tuple[int, RecordTable] | None = None  # number and content of the table recomputed last
+        self._size, self._count, self._kept = 0, 0, deque[tuple[DroppableTable, int]]()
 
-    def entered(self, table: RecordTable, checkpoint: Checkpoint) -> RecordTable:
-        """The record table, from now on one that may be let go of, where it is worth it."""
+    def enter(self, table: RecordTable, checkpoint: Checkpoint) -> RecordTable:
+        """Enter a record table; return it as one that may be dropped if it is large enough."""
         size = table.size(self.bound)
-        if size < LEAST:
+        if size < MIN_DROPPABLE_SIZE:
             return table
         self._count += 1
-        stretch = Stretch(table, checkpoint, self, self._count)
-        self._kept.append((stretch, size))
+        droppable = DroppableTable(table, checkpoint, self, self._count)
+        self._kept.append((droppable, size))
         self._size += size
         if self._size > self.bound.size:
-            self.next, self.lets_go = self.bound._replace(size=max(SHARE * self.bound.size, LEAST)), True
+            self.is_dropping = True
+            self.next = self.bound._replace(size=max(BOUND_SHARE * self.bound.size, MIN_DROPPABLE_SIZE))
         while self._size > self.bound.size:
             oldest, size = self._kept.popleft()
-            oldest.shrink()
+            oldest.drop()
             self._size -= size
-        return stretch
+        return droppable
 
     def close(self) -> None:
-        """The run is over: its record tables are its own."""
+        """End the run: no further tables are dropped."""
         self._kept.clear()
 
 
-class Stretch(RecordTable):
-    """A record table that may be let go of: what has been is made again when it is asked for."""
+class DroppableTable(RecordTable):
+    """A record table that may be dropped and is then recomputed on access."""
 
     def __init__(self, table: RecordTable, checkpoint: Checkpoint, ledger: Ledger, number: int) -> None:
         own = {"_checkpoint": checkpoint, "_ledger": ledger, "_number": number, "_count": table.count}
         self.__dict__.update(table.__dict__ | own | {"_columns": {}, "_values": {}, "_passage": None, "_end": None})
 
     def __getattr__(self, name: str) -> Any:
-        if name not in AGAIN:
+        if name not in RECOMPUTED:
             raise AttributeError(name)
-        return getattr(self.whole(), name)
+        return getattr(self.complete(), name)
 
     @property
     def count(self) -> int:
-        """How many records there are."""
+        """Number of records."""
         return int(self._count)
 
     @property
     def passage(self) -> tuple[float, float] | None:
-        """Its fastest passage, where that is known."""
+        """Fastest passage, if known."""
         found: tuple[float, float] | None = self._passage
         return found
 
-    def let_go(self) -> None:
-        """Its adjoint has been carried back: of a run of which record tables are let go of, this is the next one."""
+    def release(self) -> None:
+        """Release the table after its adjoint: it is dropped if tables of the run are dropped."""
         self._ledger.latest = None
-        if self._ledger.lets_go:
-            self.shrink()
+        if self._ledger.is_dropping:
+            self.drop()
 
-    def shrink(self) -> None:
-        """Keep what is asked of all record tables."""
+    def drop(self) -> None:
+        """Drop everything but the data that are needed of all record tables."""
         kept = self.__dict__
         if kept["_end"] is not None:
             return
-        ledger, known = self._ledger, {name: getattr(self, name) for name in ASKED}
+        ledger, known = self._ledger, {name: getattr(self, name) for name in RETAINED}
         bound = ledger.bound
         kept["_no_rows"] = {mode: rows[:0].copy() for mode, rows in self.rows.items()}
         if bound.records:
-            kept["_columns"] = {name: self.column(name).astype(kind) for name, kind in COLUMNS.items()}
+            kept["_columns"] = {name: self.column(name).astype(kind) for name, kind in RETAINED_COLUMNS.items()}
             kept["_values"] = {
-                (kind.mode, kind.guard, name): self.values(kind, name) for kind in self.kinds for name in VALUES
+                (kind.mode, kind.guard, name): self.values(kind, name)
+                for kind in self.kinds
+                for name in RETAINED_VALUES
             }
         if self.paths:
             kept["_passage"] = ledger.passage(self)
@@ -158,31 +164,31 @@ class Stretch(RecordTable):
             del kept[name]
         kept |= known
 
-    def whole(self) -> RecordTable:
-        """The record table with all that belongs to it."""
-        if all(name in self.__dict__ for name in AGAIN):
+    def complete(self) -> RecordTable:
+        """Return the complete record table, recomputed if it was dropped."""
+        if all(name in self.__dict__ for name in RECOMPUTED):
             return self
         latest = self._ledger.latest
         if latest is None or latest[0] != self._number:
-            latest = self._ledger.latest = None  # two at a time are one too many
-            latest = self._ledger.latest = self._number, self._checkpoint.again(self, self._end)
+            latest = self._ledger.latest = None  # free one before the next is computed
+            latest = self._ledger.latest = self._number, self._checkpoint.recompute(self, self._end)
         return latest[1]
 
     def column(self, name: str, which: Any = ALL) -> Array:
-        """One number of the head of every record, or of some."""
+        """Return one column of the record headers, for all or some records."""
         return self._columns[name][which] if name in self._columns else super().column(name, which)
 
     def values(self, kind: Kind, name: str, which: Any = ALL) -> Array:
-        """A part of the records of a kind, or of some of these, (n, size)."""
+        """Return a part of the records of a kind, or of some of these, (n, size)."""
         known: Array | None = self._values.get((kind.mode, kind.guard, name))
         return super().values(kind, name, which) if known is None else known[which]
 
     def forget_paths(self) -> None:
-        """Let go of what only an adjoint needs."""
+        """Drop the paths, which only an adjoint needs."""
         self.__dict__["paths"], self._ledger.latest = {}, None
 
     def thinned(self, *, outputs: bool) -> RecordTable:
-        """The same without paths, and without rows where these are no outputs."""
+        """Return a copy without paths, and without rows unless these are outputs."""
         kept = {f.name: getattr(self, f.name) for f in fields(RecordTable) if f.name not in ("rows", "paths")}
         rows = self.rows if outputs or self._end is None else self._no_rows
         other = RecordTable(**kept, rows=rows, paths={})

@@ -1,12 +1,12 @@
-"""Guards that are at rest at zero where a mode is entered: lift-off, the end of sticking.
+"""Guards that are at rest at zero when a mode is entered: lift-off, the end of sticking.
 
-A contact holds a distance and its rate at zero, and lets go where its force has vanished: the distance has a triple
-zero where the next mode begins. Its value and its rate there are noise: rounding where the state is kept on the
-constraint, the tolerance of the run where it is not. Noise must not fire the guard, neither at once nor in the first
-steps, in which a third power is smaller than the error of the integrator. Such a guard is armed once it has left zero
-by more than the state is accurate, to the side that its second or third derivative points to.
+A contact holds a distance and its rate at zero, and opens when its force has vanished: the distance has a triple zero
+where the next mode begins. Its value and rate there are noise: rounding if the state is projected onto the constraint,
+the tolerance of the run if it is not. Noise must not trigger the guard, neither at once nor in the first steps, where a
+cubic is smaller than the error of the integrator. Such a guard is armed once it has left zero by more than the accuracy
+of the state, to the side given by its second or third derivative.
 
-What is zero to the accuracy of the state is found by moving the state by its tolerances.
+Zero to the accuracy of the state is decided by perturbing the state by its tolerances.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from dae_hybrid.port.segment_rules import kernel
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import KNOWN, TransitionMap
 
-#: a guard has left zero where it is so many times as large as they make it
+#: a guard has left zero at this multiple of the change by the tolerances of the state
 LEFT = 10.0
-#: shares of the time since the event before over which the rates of a guard are differenced for its second derivative,
-#: and these for the third
+#: finite-difference steps of the second and the third derivative of a guard, as shares of the time since the last event
 MOMENT, WHILE = 1e-6, 1e-4
 
 
 def patterns(n: int) -> tuple[Array, Array]:
-    """Two directions to move a state in: what depends on one variable moves by one, whatever cancels in a sum."""
+    """Return two directions of perturbation; a term of one variable changes by 1 in norm, so that none cancels."""
     angles = 1.0 + 2.4 * np.arange(n)
     return np.cos(angles), np.sin(angles)
 
@@ -44,17 +43,17 @@ def at_rest(
     options: Options,
     past: float,
 ) -> dict[int, tuple[float, float]]:
-    """The guards of a mode that are at rest at zero where it is entered, with zero band and sign to leave zero with.
+    """Return zero band and leaving sign of every guard that is at rest at zero when its mode is entered.
 
     Parameters
     ----------
     transitions : mapping of int to TransitionMap
-        Those of the mode that may be, by place among its guards.
+        Candidates, by position among the guards of the mode.
     past : float
-        How long ago something happened before.
+        Time since the previous event.
 
-    A guard that its second or third derivative takes to where it fires is none of them, unless that decides
-    the side of a relation.
+    A guard whose second or third derivative moves it to its firing side is excluded, unless it decides the side of a
+    relation.
     """
     if not transitions or not past > 0:
         return {}
@@ -80,9 +79,9 @@ def at_rest(
         return np.asarray(bends(x + h * xdot, t + h) - bends(x - h * xdot, t - h)) / (2 * h)
 
     def known(of: Callable[[Array], Array]) -> tuple[Array, Array]:
-        """A quantity of every guard, and how far the tolerances of the state reach in it."""
+        """Return a quantity of every guard and its change by the tolerances of the state."""
         here = of(x)
-        with np.errstate(invalid="ignore"):  # what is not finite is not zero
+        with np.errstate(invalid="ignore"):  # a value that is not finite is not zero
             return here, np.hypot(*(of(x + move) - here for move in moves))
 
     value, reach = known(guards)
@@ -96,7 +95,7 @@ def at_rest(
     (bend, of_bend), (twist, of_twist) = known(bends), known(twists)
     rounding = EPS / options.rtol * of_rate / (MOMENT * past)
     of_twist = of_twist + rounding / (WHILE * past)
-    of_bend = of_bend + rounding + max(MOMENT, options.rtol) * past * abs(twist)  # zero but for the time of the event
+    of_bend = of_bend + rounding + max(MOMENT, options.rtol) * past * abs(twist)  # error of the event time
     for i in candidates:
         away = 0.0
         if abs(bend[i]) > KNOWN * of_bend[i]:

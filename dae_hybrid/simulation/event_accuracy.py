@@ -1,9 +1,9 @@
-"""Events whose times are known to far fewer digits than were asked for.
+"""Events whose times are far less accurate than the tolerances suggest.
 
-Steps keep the error of a fast state within its tolerance, and a guard on the derivative of that state sees the error
-multiplied by the stiffness: x' = -L (x - u(t)) is known to L times the tolerance of x. The event is late or early by
-that much over the rate of the guard, and the derivatives of its time are wrong by as much. Errors of slow states are
-not meant: they are what any run leaves.
+Steps keep the error of a fast state within its tolerance, but a guard on the derivative of that state sees the error
+multiplied by the stiffness: x' = -L (x - u(t)) is known to L times the tolerance of x. The event time is wrong by that
+error over the rate of the guard, and so are its derivatives. Errors of slow states, which every run has, are not
+reported.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from dae_hybrid.port.stiffness import norm_bound, reduced_jacobian, state_jacobi
 from dae_hybrid.simulation.grazing import MOST, Crossing, accuracy
 from dae_hybrid.trajectory.trajectory import Trajectory
 
-#: an event that is known to so many times what rtol makes of the time of the run is said to be inaccurate,
+#: an event time with an error above this multiple of rtol times the duration of the run is reported as inaccurate,
 AMPLIFIED = 30.0
-#: if what makes it so decays to this share within that share of the run
+#: if the error decays to this share within that share of the run
 DECAYED, SHORTLY = 0.2, 0.1
-#: a guard whose range is this share of what its rate makes of it was at zero whenever it was looked at
+#: a guard whose observed range is below this share of rate times duration was only ever evaluated at zero
 UNSEEN = 1e-6
-#: so many events of every transition are looked at
+#: events checked per transition
 LOOKED_AT = 3
 
 
 def amplified(trajectory: Trajectory) -> list[str]:
-    """One sentence for every transition whose events are inaccurate, of the most inaccurate one."""
+    """Return one sentence per transition with inaccurate event times, on the most inaccurate event."""
     options, span = trajectory.options, trajectory.final[0] - trajectory.t_span[0]
     said = []
     for crossings in _sampled(trajectory):
@@ -52,9 +52,9 @@ def amplified(trajectory: Trajectory) -> list[str]:
 
 
 def noisy(trajectory: Trajectory, error: DaeHybridError, last: tuple[float, Array, Array]) -> EventError | None:
-    """What to say of a guard that came back through zero, from the last point of a run, if it is as inaccurate as that.
+    """Return the error of a guard that crosses zero and returns within its own accuracy, otherwise None.
 
-    `last` is a time with x and the memory.
+    `last` is the last point of the run: time, x and memory.
     """
     system, options = trajectory.system, trajectory.options
     t, x, m = last
@@ -80,7 +80,7 @@ def noisy(trajectory: Trajectory, error: DaeHybridError, last: tuple[float, Arra
 
 
 def _sampled(trajectory: Trajectory) -> Iterator[list[Crossing]]:
-    """Some events of every transition with a guard; those that an integrator has carried out are left as they are."""
+    """Yield some events of every transition with a guard, without unpacking native records."""
     places: dict[int, list[tuple[int, Callable[[int], Crossing]]]] = {}
     for item in trajectory.parts.given:
         if isinstance(item, RecordTable):
@@ -112,9 +112,9 @@ def _crossing(index: int, table: RecordTable, kind: Kind, i: int) -> Crossing:
 
 
 def _amplification(trajectory: Trajectory, crossing: Crossing, span: float) -> float:
-    """The accuracy of an event time in multiples of rtol times the time of the run; 0 where no fast state is behind.
+    """Return the error of an event time in multiples of rtol times the duration; 0 if no fast state causes it.
 
-    Where the rate of the guard is noise, it moves at the pace of its range.
+    If the rate of the guard is noise, its range over the duration replaces it.
     """
     now, rate = accuracy(trajectory, crossing), abs(crossing.rate)
     known = rate if 0 < crossing.rate_scale <= UNSEEN * rate else crossing.rate_scale
@@ -132,7 +132,7 @@ def _amplification(trajectory: Trajectory, crossing: Crossing, span: float) -> f
 
 
 def _fastest(trajectory: Trajectory, crossing: Crossing) -> float:
-    """How fast perturbations of the states decay at most, by a norm of their Jacobian; 0 where there is none."""
+    """Bound the fastest decay of perturbations by a norm of the Jacobian; 0 if there is none."""
     system = trajectory.system
     e = system.modes[system.transitions[crossing.index].source].equations
     if not 0 < e.n <= MOST:

@@ -1,10 +1,10 @@
-"""What happens at an instant: which guards are armed, which fire, when the next time event is due.
+"""Event rules at an instant: guards that are armed, guards that fire, and the next time event.
 
 A transition fires when its guard crosses zero in its direction while its source mode is active. On entry into
-a mode (and at the start) every guard of that mode is looked at with the state after the transition:
+a mode (and at the start) every guard of that mode is evaluated at the state after the transition:
 
 ====================================== ====================================================================
-guard on entry                         what happens
+guard on entry                         effect
 ====================================== ====================================================================
 on the side it has yet to cross from   armed
 zero to rounding, moving in its        fires at once, as the next record of the same instant
@@ -16,18 +16,18 @@ past its threshold                     waits for its next crossing and says so i
                                        is an error, as the transition's ``on_entry`` says
 ====================================== ====================================================================
 
-When a segment ends without a transition of its own (a time event, the end of the run) the guards are looked at
-again: those that were armed and are zero now have crossed. Transitions of one instant fire one after the other, each
-seeing what the one before left.
+When a segment ends without a crossing (at a time event or the end of the run) the guards are evaluated again: armed
+guards that are now zero have crossed. Transitions of one instant fire one after the other, each from the state after
+the previous one.
 
-While an instant lasts and its mode is kept, each guard has a side of zero: the one it is on or, at zero, the one it
-came from or is about to leave to. A guard fires when it goes through zero from its side. So a transition fires again
-where another one has brought its guard back or turned its rate round, and does not where its guard has only stayed at
-zero or its own reset has moved it on. A guard that is due while another one fires keeps its side until its turn has
-come. A guard that jumps with a relation, but not with a reset, goes through zero, too; a condition does with either.
+During an instant in one mode each guard has a side of zero: its current side or, at zero, the side it came from or is
+about to leave to. A guard fires when it crosses zero from its side. A transition therefore fires again if another one
+has moved its guard back or reversed its rate, but not if its guard has stayed at zero or was moved by its own reset. A
+guard that is due while another one fires keeps its side until it fires itself. A guard that jumps with a relation, but
+not with a reset, crosses zero as well; a condition does so with either.
 
-Conditions on a mode (bounds, `HybridModel.require`) are guards like any other, but transitions that are due with them
-go first; a condition at zero must not leave it to the wrong side either.
+Conditions on a mode (bounds, `HybridModel.require`) are guards like any other, but transitions that are due at the same
+time take precedence; a condition at zero must not leave it to the wrong side either.
 """
 
 from __future__ import annotations
@@ -54,32 +54,32 @@ from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
 
-#: a guard within this many roundings of its terms is zero
+#: a guard within this many rounding errors of its terms is zero
 ZERO_ROUNDINGS = 256.0
-#: and so is, where its mode goes on, one that has just fired within this many times the value that it fired at
+#: a guard that has just fired in a mode that stays active is zero within this multiple of the value at which it fired
 RESIDUE = 4.0
-#: where derivatives are wanted, times that differ by less than so many rtol of what has passed are one instant
+#: with derivatives, events closer than this multiple of rtol times the elapsed time count as simultaneous,
 TOGETHER = 10.0
-#: or than this many, where a second run shows that the run is as inaccurate as that
+#: or up to this multiple if a second run shows errors of that size
 WIDEST = 1000.0
-#: events accumulate when this many intervals in a row shrink by one ratio, to this spread,
+#: events accumulate if this many successive intervals shrink by the same ratio, within this spread,
 ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO, ZENO_WINDOW = 4, 0.01, 0.999, 12
-#: and what is left of the series is below this share of what has passed
+#: and the remainder of the series is below this share of the elapsed time
 ZENO_REST = 1e-6
 TINY = float(np.finfo(float).tiny)
 NOTHING: Mapping[int, tuple[float, float]] = MappingProxyType({})
 
 
 def same_instant(one: float, other: float, start: float) -> bool:
-    """Whether two times of a run that began at `start` are the same but for rounding."""
+    """Whether two times of a run that began at `start` are equal to rounding."""
     return abs(one - other) <= SAME_INSTANT * max(abs(one), abs(other), abs(one - start))
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What fires at once, and for each guard its zero band and the sign it leaves zero with (0 where unknown).
+    """The transition that fires at once, if any; zero band and leaving sign of every guard (0 if unknown).
 
-    `began_at_zero` says, of the end of a segment, which guards were at zero where it began.
+    At the end of a segment `began_at_zero` says which guards were at zero at its start.
     """
 
     fires: Firing | None
@@ -90,33 +90,33 @@ class Entry:
 
 @dataclass
 class EventLogic:
-    """The transitions of one instant, and the limits on transitions."""
+    """State of the event rules in a run: sides of the guards, due times, limits on transitions."""
 
     system: HybridSystem
     span: tuple[float, float]
     options: Options
     schedule: Schedule
-    slack: float = 0.0  # times that differ by no more are one instant
-    chain: list[int] = field(default_factory=list)
-    #: fired at this instant, their mode not left since, and how far from zero their guards were
+    slack: float = 0.0  # times within this difference are simultaneous
+    chain: list[int] = field(default_factory=list)  # transitions of this instant
+    #: |guard| at firing, by transition fired at this instant in the current mode
     spent: dict[int, float] = field(default_factory=dict)
-    #: side of zero of each guard of the mode, as far as it is known; 0 at zero, where either way goes through it
+    #: known sides of zero of the mode's guards; 0 for a guard at zero that may cross either way
     sides: dict[int, int] = field(default_factory=dict)
-    away: set[int] = field(default_factory=set)  # guards that were not at zero when they were looked at last
-    #: guards beyond zero that are due: the side they are on, and whether they follow what came before them
+    away: set[int] = field(default_factory=set)  # guards that were not at zero at their last evaluation
+    #: guards beyond zero that are due: their side, and whether they follow an earlier transition of the instant
     owed: dict[int, tuple[int, bool]] = field(default_factory=dict)
-    latest: int | None = None  # fired last, and not looked at since
-    flipped: bool = False  # relations have changed in time, not by a reset, and nothing else has fired since
+    latest: int | None = None  # transition fired since the last evaluation of the guards
+    flipped: bool = False  # relations have changed in time, not by a reset, and no other transition has fired since
     times: list[float] = field(default_factory=list)
-    counts: dict[int, int] = field(default_factory=dict)  # periods that have passed, by periodic transition
-    ticks: dict[int, int] = field(default_factory=dict)  # which of them fired last
+    counts: dict[int, int] = field(default_factory=dict)  # elapsed periods, by periodic transition
+    ticks: dict[int, int] = field(default_factory=dict)  # the period in which each fired last
     over: dict[str, int] = field(default_factory=dict)  # ticks by clock whose mode has been left since
     passed: set[tuple[str, str]] = field(default_factory=set)
-    accumulation: float | None = None  # where events accumulate, once that is seen
+    accumulation: float | None = None  # limit of accumulating events, once detected
 
     def __post_init__(self) -> None:
-        self.ranges = np.zeros(len(self.system.transitions))  # how large each guard has been
-        self.rested = np.zeros(len(self.system.transitions), dtype=np.int64)  # whether it stayed at zero
+        self.ranges = np.zeros(len(self.system.transitions))  # largest |guard| so far
+        self.stayed_at_zero = np.zeros(len(self.system.transitions), dtype=np.int64)  # whether it stayed at zero
 
     @property
     def reversed(self) -> bool:
@@ -124,14 +124,14 @@ class EventLogic:
         return self.options.simultaneous == "reversed"
 
     def leave(self) -> None:
-        """Time moves on."""
+        """End the instant: time advances."""
         self.chain.clear()
         self.spent.clear()
         self.latest = None
         self.flipped = False
 
     def _forget(self) -> None:
-        """The guards are no longer those that have been looked at."""
+        """Discard the sides of the guards of the mode that was left."""
         self.spent.clear()
         self.sides.clear()
         self.away.clear()
@@ -139,11 +139,11 @@ class EventLogic:
         self.latest = None
 
     def elapsed(self, t: float) -> float:
-        """The time scale that rounding of times is measured by: what the run has added up so far."""
+        """Return the time scale of rounding errors of times at t."""
         return max(abs(t), t - self.span[0])
 
     def _duration(self, t: float) -> float:
-        """The time scale of the run."""
+        """Return the time scale of the run."""
         return max(abs(t), self.span[1] - self.span[0])
 
     def arrive(
@@ -156,10 +156,10 @@ class EventLogic:
         leaving: Mapping[int, int] = MappingProxyType({}),
         crossing: Firing | None = None,
     ) -> None:
-        """Note on which side of zero every guard of the mode was until now, where a segment has ended.
+        """Note the side of zero of every guard of the mode at the end of a segment.
 
-        `armed` are the transitions whose guards have left zero in the segment, `leaving` says to which side the others
-        were leaving, 0 where that is unknown; `crossing` is what the integrator has found.
+        `armed` are the transitions whose guards have left zero in the segment, `leaving` is the leaving sign of the
+        others, 0 if unknown; `crossing` is the one that the integrator located.
         """
         self.owed.clear()
         self.away.clear()
@@ -171,7 +171,7 @@ class EventLogic:
                 beyond = 1 if h > 0 else -1
                 missed = index in armed and crossing is not None and self.sides.get(index) == -beyond
                 if missed and direction in (0, beyond) and index not in self.spent:
-                    self.owed[index] = (beyond, False)  # it has crossed beside the one that was found
+                    self.owed[index] = (beyond, False)  # has crossed together with the located one
                 self.sides[index] = beyond
                 self.away.add(index)
                 if crossing is not None and index == crossing.transition.index and h * crossing.rate > 0:
@@ -197,11 +197,11 @@ class EventLogic:
         jumped: frozenset[int] = frozenset(),
         resting: Mapping[int, tuple[float, float]] = NOTHING,
     ) -> Entry:
-        """Look at every guard of the mode.
+        """Evaluate the rules for every guard of the mode.
 
-        `entering` says whether the mode has just been entered, from another one or from itself, or the run has just
-        started; otherwise a segment has just ended. `jumped` are the transitions whose guards changed sign with a
-        signal: they fire. `resting` are those of `at_rest`.
+        `entering` says that the mode has just been entered, from another one or from itself, or that the run has just
+        started; otherwise a segment has just ended. `jumped` are the transitions whose guards changed sign at a knot of
+        a signal: they fire. `resting` is the result of `at_rest`.
         """
         zero_band, departure = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
         duration = self._duration(t)
@@ -209,8 +209,8 @@ class EventLogic:
         known = dict(self.sides), set(self.away), set(self.passed)
         own, self.latest = self.latest, None
         if own is not None and self.system.transitions[own].relation is not None:
-            own = None  # where the other side points back it is due again
-        due: list[tuple[Firing, bool]] = []  # and whether that is an error
+            own = None  # due again if the other side points back
+        due: list[tuple[Firing, bool]] = []  # with whether firing is an error
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         for i, (index, h, rate, size) in enumerate(values):
             transition = self.system.transitions[index]
@@ -269,7 +269,7 @@ class EventLogic:
             if abs(h) > self.ranges[index]:
                 self.ranges[index] = abs(h)
         fires = None
-        if due:  # relations are as the point has them before anything else; a condition on the mode fails last
+        if due:  # relations are updated first; conditions on the mode fail last
             due = [found for found in due if found[0].corrects] or due
             due = [found for found in due if not found[0].transition.refuses] or due[:1]
             fires, is_error = due[-1 if self.reversed else 0]
@@ -282,7 +282,7 @@ class EventLogic:
     def at_rest(
         self, mode: ModeSystem, t: float, at: StatePoint, p: Array, armed: frozenset[int]
     ) -> Mapping[int, tuple[float, float]]:
-        """Transitions whose guards have been at rest at zero since their mode was entered; see `departure`."""
+        """Return the transitions whose guards have been at rest at zero since mode entry; see `departure`."""
         places = {
             i: self.system.transitions[index]
             for i, index in enumerate(mode.guarded)
@@ -298,7 +298,7 @@ class EventLogic:
         return {places[i].index: band for i, band in found.items()}
 
     def first(self, mode: ModeSystem, t: float, at: StatePoint, found: Firing, armed: frozenset[int]) -> Firing:
-        """Which transition fires where the integrator has found one: others may be due to the last bit, too."""
+        """Return the transition that fires at a located crossing: others may be due at the same time to rounding."""
         for index, h, rate in self.zeros(mode, t, at):
             transition = self.system.transitions[index]
             other = index != found.transition.index and index in armed and transition.direction * rate >= 0
@@ -311,7 +311,7 @@ class EventLogic:
         return found
 
     def zeros(self, mode: ModeSystem, t: float, at: StatePoint) -> list[tuple[int, float, float]]:
-        """Transitions of the mode whose guards are zero to rounding and move, with value and rate."""
+        """Return transitions whose guards are zero to rounding and have a nonzero rate, with value and rate."""
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         duration = self._duration(t)
         return [
@@ -319,14 +319,14 @@ class EventLogic:
         ]
 
     def past(self, mode: ModeSystem, t: float, at: StatePoint) -> frozenset[int]:
-        """Transitions of the mode whose guards are past their threshold."""
+        """Return the transitions of the mode whose guards are past their threshold."""
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         return frozenset(
             i for i, h, rate, size in values if self.system.transitions[i].direction * h > self._band(h, size, rate, t)
         )
 
     def is_due_within(self, moment: float, condition: TransitionMap, mode: ModeSystem, at: StatePoint) -> bool:
-        """Whether, by the guards' rates, a transition is due within a moment, or a condition holds again."""
+        """Whether, by the rates of the guards, a transition is due or the condition holds again within a time."""
         for index, h, rate in zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), strict=True):
             transition = self.system.transitions[index]
             near = rate != 0 and 0 <= -h / rate <= moment
@@ -338,29 +338,29 @@ class EventLogic:
         return False
 
     def touching(self, mode: ModeSystem, t: float, at: StatePoint) -> list[tuple[int, float]]:
-        """Transitions of the mode whose guards are zero to rounding, with their rates."""
+        """Return the transitions of the mode whose guards are zero to rounding, with their rates."""
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         return [(i, rate) for i, h, rate, size in values if abs(h) <= self._band(h, size, rate, t)]
 
     def _band(self, h: float, size: float, rate: float, t: float) -> float:
-        """Within which a guard is zero to rounding."""
-        rounding = size + abs(rate) * self.elapsed(t)  # of no finite size where the guard is not differentiable
+        """Return the zero band of a guard by rounding."""
+        rounding = size + abs(rate) * self.elapsed(t)  # not finite if the guard is not differentiable
         band = ZERO_ROUNDINGS * EPS * (rounding if math.isfinite(rounding) else abs(h)) + TINY
         return band + self.slack * abs(rate) if self.slack else band
 
     def rate_scale(self, transition: TransitionMap, t: float) -> float:
-        """How fast the guard would move if it went through its range in the time of the run."""
+        """Return the range of the guard over the duration of the run."""
         return float(self.ranges[transition.index]) / self._duration(t)
 
     def due(self, mode: ModeSystem, t: float) -> tuple[float, TransitionMap | None, int]:
-        """Time, transition and count of the next time event of the mode, not before t."""
+        """Return time, transition and count of the next time event of the mode, not before t."""
         turn, nothing = -1 if self.reversed else 1, (np.inf, None, 0)
         return min(self.timetable(mode, t), key=lambda found: (found[0], turn * found[1].index), default=nothing)
 
     def timetable(self, mode: ModeSystem, t: float, last: float = np.inf) -> Iterator[tuple[float, TransitionMap, int]]:
-        """The next time of every `every=` of the mode, and the `at=` that still come until `last`: by default the next.
+        """Yield the next time of every `every=` of the mode, and its `at=` up to `last` (by default only the next one).
 
-        Those at one time are in order of declaration.
+        Simultaneous ones come in order of declaration.
         """
         for transition in self.schedule.periodic(mode):
             index = transition.index
@@ -380,7 +380,7 @@ class EventLogic:
                 yield time, transition, 0
 
     def fired(self, firing: Firing, t: float, guard: float = 0.0) -> int:
-        """Note a firing, at a value of its guard; its order within the instant.
+        """Note a firing at a value of its guard; return its order within the instant.
 
         Raises on chattering and Zeno behaviour.
         """
@@ -431,7 +431,7 @@ class EventLogic:
         )
 
     def _watch_accumulation(self, transition: TransitionMap, t: float) -> None:
-        """Intervals that shrink by one ratio add up to a finite time; refuse before they get lost in the steps."""
+        """Refuse intervals that shrink geometrically, whose sum is finite, before they fall below the step size."""
         steps = np.diff(self.times[-ZENO_INTERVALS - 1 :])
         if transition.trigger.is_timed or steps.size < ZENO_INTERVALS or not steps[-1] <= ZENO_RATIO * steps[-2]:
             return
@@ -455,7 +455,7 @@ class EventLogic:
         )
 
     def limit(self) -> float | None:
-        """Where the latest events accumulate, by Aitken's extrapolation of their times; None where they do not."""
+        """Return the limit of the latest event times by Aitken's extrapolation; None if they do not accumulate."""
         times = np.array(self.times[-ZENO_WINDOW - 2 :])
         steps = np.diff(times)
         shrink = steps[:-1] - steps[1:]
@@ -464,11 +464,11 @@ class EventLogic:
             return None
         grown = np.flatnonzero(~good)
         since = grown[-1] + 1 if grown.size else 0
-        # single intervals are known to the tolerance of the states
+        # the median, since single intervals carry the error of the states
         return float(np.median(times[2:][since:] + steps[1:][since:] ** 2 / shrink[since:]))
 
     def lose(self, error: ZenoError) -> bool:
-        """Events have become too fast to follow: say where they accumulate, and whether the run is to end there."""
+        """Add the accumulation time to the error of unresolved events; return whether the run ends there."""
         limit = self.limit()
         if limit is None:
             return False
@@ -481,10 +481,10 @@ class EventLogic:
         """Note the guards that have not left zero in a segment."""
         for index, band in zip(mode.guarded, pending.tolist(), strict=True):
             if band:
-                self.rested[index] = 1
+                self.stayed_at_zero[index] = 1
 
     def catch_up(self, table: RecordTable, task: SegmentTask) -> None:
-        """Transitions have fired, each alone, and the next segment has begun with a task."""
+        """Update the rules after native events, each alone in its instant, with the task of the next segment."""
         self.times += table.times.tolist()
         self.leave()
         self._forget()
@@ -501,21 +501,21 @@ class EventLogic:
             self.ticks[transition.index] = self.over[transition.clock] = int(event["count"])
 
     def notes(self) -> tuple[str, ...]:
-        """What was noticed."""
+        """Return the notes for `diagnostics`."""
         found = [
             f"Guard of '{name}' was past its threshold on entry into mode '{mode}'; it waits for its next crossing."
             for name, mode in sorted(self.passed)
         ]
-        found += resting(self.system, self.rested)
+        found += resting(self.system, self.stayed_at_zero)
         if self.accumulation is not None:
             found.append(f"The run was ended: events accumulate at about t = {self.accumulation:.12g}.")
         return tuple(found)
 
 
-def resting(system: HybridSystem, rested: NDArray[np.int64]) -> list[str]:
-    """What is to be said of the guards that stayed at zero; `rested` is by transition."""
-    found = (system.transitions[i] for i in np.flatnonzero(rested))
-    transitions = [t for t in found if not (t.refuses or t.is_kink)] if rested.any() else []
+def resting(system: HybridSystem, stayed_at_zero: NDArray[np.int64]) -> list[str]:
+    """Return the notes on guards that stayed at zero; `stayed_at_zero` is by transition."""
+    found = (system.transitions[i] for i in np.flatnonzero(stayed_at_zero))
+    transitions = [t for t in found if not (t.refuses or t.is_kink)] if stayed_at_zero.any() else []
     return [
         f"Guard of '{name}' stayed at zero in mode '{mode}'; it does not fire before it has left."
         for name, mode in sorted((t.name, system.modes[t.source].name) for t in transitions)
@@ -523,7 +523,7 @@ def resting(system: HybridSystem, rested: NDArray[np.int64]) -> list[str]:
 
 
 def sign_at_rest(transition: TransitionMap, mode: str, t: float) -> EventError:
-    """The error where the argument of `sign` stays at zero, with a value of its own."""
+    """Return the error for an argument of `sign` that stays at zero, where sign is 0."""
     what = "" if transition.relation is None else transition.relation.memory
     return EventError(
         f'The argument of sign rests at zero ("{what}" turns neither way): there sign is 0, and jumps when it leaves.',
@@ -535,6 +535,6 @@ def sign_at_rest(transition: TransitionMap, mode: str, t: float) -> EventError:
 
 
 def signs(at: StatePoint) -> list[int]:
-    """Sign of every guard, 0 where it is zero to rounding."""
+    """Return the sign of every guard, 0 if it is zero to rounding."""
     band = ZERO_ROUNDINGS * EPS * np.where(np.isfinite(at.sizes), at.sizes, np.abs(at.guards)) + TINY
     return [int(s) for s in np.where(np.abs(at.guards) <= band, 0.0, np.sign(at.guards))]

@@ -1,4 +1,4 @@
-"""Why a segment could not go on, from what is there: undetermined variables, a solution that blows up, stiffness."""
+"""Diagnosis of a failed segment: undetermined variables, a solution that blows up, stiffness."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dae_hybrid.port.segment_rules import kernel
 from dae_hybrid.port.stiffness import decay_rate, is_stiff
 from dae_hybrid.system.system import ModeSystem
 
-#: a variable that is so many times as large as it was, and as its tolerances are made for, blows up
+#: a variable blows up if it exceeds its start value, and atol / rtol, by this factor
 GROWN = 1e4
-#: places along the tangent, as shares of what is left of the run, at which is looked for what is not finite
+#: smallest distance along the tangent, as a share of the remaining run, and number of points checked for finite values
 SHORTEST_LOOK, LOOKS = 1e-12, 60
-#: how far it is looked where steps became too short: what has no number there is why
+#: largest distance if the step size has become too small: a value that is not finite there explains it
 NEXT_TO = 1e-6
 
 
@@ -31,13 +31,13 @@ def explain(
     entered: tuple[float, StatePoint],
     now: tuple[float, StatePoint],
 ) -> None:
-    """Add to an integrator's error what can be seen where it stopped."""
+    """Add a diagnosis of the last point to an integrator's error."""
     if not isinstance(error, IntegrationError) or not np.all(np.isfinite(now[1].x)):
         return
     t, at = now
     if mode.algebraic.size:
         before, by_z = (mode.kernels["closure"](when, there.x, there.m, p)[1] for when, there in (entered, now))
-        # at a fold a state that is known to rtol leaves algebraic variables, and their matrix, known to its root
+        # at a fold an error of rtol in the state becomes one of its square root in algebraic variables and their matrix
         if collapsed(by_z, before, max(COLLAPSED, options.rtol**0.5)):
             names = ", ".join(mode.algebraic.names)
             error.message += f" Near t = {t:.9g} [F_y' | F_z] becomes singular, which leaves {names} open."
@@ -61,7 +61,7 @@ def explain(
 def _say_what_is_not_finite(
     error: DaeHybridError, mode: ModeSystem, p: Array, t_stop: float, now: tuple[float, StatePoint], farthest: float
 ) -> None:
-    """Name what has no number at the last point, or along its tangent, where the integrator's trial steps went."""
+    """Name the values that are not finite at the last point or along its tangent, at the integrator's trial points."""
     t, at = now
     x = at.x[: mode.equations.n]
     rate = np.zeros(x.size)
@@ -96,7 +96,7 @@ def _say_which_rate_has_grown(
     entered: tuple[float, StatePoint],
     now: tuple[float, StatePoint],
 ) -> None:
-    """A state next to a logarithmic pole is not large yet, but its rate is."""
+    """Name states whose rate has grown: next to a logarithmic pole the state itself is still small."""
     e, ny = mode.equations, mode.differential.size
     then, rates = (kernel(e, "flow")(t, at.x[: e.n], at.m, p)[0][:ny] for t, at in (entered, now))
     usual = np.maximum(np.abs(entered[1].x[:ny]), options.absolute(mode.differential) / options.rtol)

@@ -1,4 +1,4 @@
-"""One transition fires: the state after it, and its record."""
+"""Application of one transition: the state after it, and its record."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dae_hybrid.system.transition_map import TransitionMap
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """A transition that fires, with value and rate of its guard.
+    """A transition to be applied, with value and rate of its guard.
 
-    `follows` says that its time is not that of its guard but that of what came before it at the instant.
+    `follows` says that its time is that of an earlier transition of the same instant, not that of its own guard.
     """
 
     transition: TransitionMap
@@ -31,11 +31,11 @@ class Firing:
 
     @property
     def corrects(self) -> bool:
-        """Whether it sets right what a relation says after something else: until then nothing else is as it will be."""
+        """Whether it updates a relation after another transition; the state is not valid before it has."""
         return self.follows and self.transition.relation is not None
 
     def refused(self, mode: ModeSystem, t: float, at: StatePoint) -> DaeHybridError:
-        """The error where a condition on its mode fails."""
+        """Return the error of a failed condition on the mode."""
         transition, bound = self.transition, self.transition.bound
         if bound is not None:
             value = float(at.x[mode.variables[bound.variable]][bound.entry])
@@ -56,9 +56,9 @@ class Firing:
         rate_scale: float,
         earlier: EventRecord | None = None,
     ) -> tuple[ModeSystem, StatePoint, EventRecord, Array]:
-        """The mode and the point after it, its record, and what it adds to the functionals.
+        """Return the mode and the point after the transition, its record, and its contribution to the functionals.
 
-        `earlier` is the event before at the same instant.
+        `earlier` is the previous event of the same instant.
         """
         transition = self.transition
         source = system.modes[transition.source]
@@ -103,7 +103,7 @@ class Firing:
 
 
 def _rates(source: ModeSystem, target: ModeSystem, before: StatePoint) -> Array:
-    """Rates before of the states that the target has, zero for those that the source has not."""
+    """Return the rates before the event of the target's states, zero for states that the source does not have."""
     rates = np.zeros(target.differential.size)
     for name in target.differential.names:
         if name in source.differential:

@@ -1,4 +1,4 @@
-"""Crossings whose existence, or rate, only the accuracy of the run decides."""
+"""Grazing: crossings whose existence or rate depends on the error of the run."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap, clock
 from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
-#: a guard that goes no farther beyond zero than so many tolerances may as well not cross
+#: a crossing is shallow if the guard stays within this multiple of its accuracy beyond zero
 SHALLOW = 100.0
-#: its rate is looked at this share of the run before
+#: backward difference of the guard's rate, as a share of the run
 BEFORE = 1e-6
-#: and so many times as far away as a parabola says it turns, to see whether it does
+#: multiple of the predicted time of the extremum at which the sign of the rate is checked
 BEYOND = 1.5
-#: when the solution is looked at before an event, in times that the guard needs to get beyond what is shallow; in how
-#: many steps of such a time it is followed beyond the event, and for how many of them
+#: the unit of time is that in which the guard leaves the shallow range at its rate: times before the event at which the
+#: solution is checked, steps per unit beyond the event, and units that are integrated there
 EARLIER, STEPS, FAR = (0.5, 1.0, 2.0, 4.0), 16, 4
-#: a guard that turns is looked at so often in a time, and in the parts of it next to where it is smallest, so often
+#: samples of a guard around its extremum, and refinements of the interval around the smallest one
 LOOKS, NARROWER = 17, 5
-#: states of which a dense matrix may be factorised for that
+#: states up to which a dense matrix is factorised for the check
 MOST = 400
 
 
 def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
-    """Refuse derivatives of event times that another run as accurate would not have."""
+    """Refuse derivatives of event times that another run of the same accuracy might not have."""
     for event in trajectory.uncertified:
         if not event.direction or event.follows or trajectory.system.transitions[event.index].is_kink:
             continue
@@ -65,7 +65,7 @@ def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
 
 
 def refuse_near_misses(trajectory: Trajectory, conditions: Conditions) -> None:
-    """Refuse derivatives of a run in which a guard turns so close to zero that another run as accurate has an event."""
+    """Refuse derivatives of a run with a guard's extremum within the accuracy of the run from zero."""
     for index, turn in trajectory.turns:
         mode = trajectory.system.modes[index]
         transition = trajectory.system.transitions[mode.guarded[turn.guard]]
@@ -81,9 +81,9 @@ def refuse_near_misses(trajectory: Trajectory, conditions: Conditions) -> None:
 
 
 def _missed(trajectory: Trajectory, segment: Segment, turn: Turn) -> tuple[float, float] | None:
-    """When, and how far from zero, a guard turns in a segment, if that is within the accuracy of the run.
+    """Return time and value of a guard's extremum in a segment if it is within the accuracy of the run from zero.
 
-    Not one that is at zero, to that accuracy, from the start of the segment on, or from there on to its end: it rests.
+    A guard that is at zero, to that accuracy, from the start of the segment or until its end is at rest and excluded.
     """
     mode, p, m = segment.mode, trajectory.parameters, segment.memory
 
@@ -123,9 +123,9 @@ def _refuse_miss(transition: TransitionMap, mode: ModeSystem, t: float, value: f
 
 
 def _parabola(trajectory: Trajectory, event: EventRecord) -> tuple[float, float]:
-    """How far a guard gets beyond zero, or had been on this side, and how long after its event it turns.
+    """Return the distance of a guard's extremum from zero and its time after the event.
 
-    By a parabola with its rate and bend.
+    Both are those of the parabola through the event with the guard's rate and second derivative.
     """
     h = BEFORE * (trajectory.final[0] - trajectory.t_span[0])
     bend = (event.rate - _rate(trajectory, event, -h)) / h if h > 0 else 0.0
@@ -135,11 +135,11 @@ def _parabola(trajectory: Trajectory, event: EventRecord) -> tuple[float, float]
 
 
 def _turns(trajectory: Trajectory, event: EventRecord, turn: float, shallow: float) -> bool:
-    """Whether the rate of a guard changes sign where, by its parabola, the guard turns.
+    """Whether the rate of a guard changes sign at the extremum of its parabola.
 
-    A guard that falls down a cliff, such as the voltage of an empty battery, bends so sharply that its parabola was at
-    zero a moment before, though it has come from far away. It is followed, at the rates of the event, as far as its
-    own rate needs to get beyond what is shallow.
+    A guard that drops steeply, such as the voltage of an empty battery, has such a large second derivative that its
+    parabola was at zero just before, although the guard has come from far away. The tangent of the event is therefore
+    evaluated as far as the guard needs, at its rate, to leave the shallow range.
     """
     reach = 2 * shallow / abs(event.rate)
     after = BEYOND * turn
@@ -151,11 +151,11 @@ def _turns(trajectory: Trajectory, event: EventRecord, turn: float, shallow: flo
 
 
 def _crosses(trajectory: Trajectory, event: EventRecord, turn: float, shallow: float) -> bool:
-    """Whether the guard was, or gets, farther from zero than what is shallow, by the solution itself.
+    """Whether the solution itself takes the guard out of the shallow range.
 
-    Rate and bend at the event have in them what the integrator has left of fast modes, times their pace and its square:
-    that may be all there is. Before the event the solution is on record; beyond it the mode goes on in
-    linearly implicit steps, which take fast modes away.
+    Rate and second derivative at the event contain the residual error of fast modes, multiplied by their decay rate and
+    its square, which may dominate both. Before the event the recorded solution is used; beyond it the mode is
+    integrated by linearly implicit steps, which damp fast modes.
     """
     mode = trajectory.system.modes[trajectory.system.transitions[event.index].source]
     i, e, p, m = mode.guarded.index(event.index), mode.equations, trajectory.parameters, event.memory_minus
@@ -186,7 +186,7 @@ def _crosses(trajectory: Trajectory, event: EventRecord, turn: float, shallow: f
 
 
 def _rate(trajectory: Trajectory, event: EventRecord, after: float) -> float:
-    """Rate of a guard some time after its event, on the tangent there."""
+    """Return the rate of a guard some time after its event, along the tangent there."""
     system = trajectory.system
     mode = system.modes[system.transitions[event.index].source]
     x = event.x_minus + after * event.xdot_minus
@@ -196,7 +196,7 @@ def _rate(trajectory: Trajectory, event: EventRecord, after: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """An event of a guard, without the records around it."""
+    """An event of a guard, reduced to the data of these checks."""
 
     index: int
     time: float
@@ -208,9 +208,9 @@ class Crossing:
 
 
 def accuracy(trajectory: Trajectory, event: EventRecord | Crossing, after: float = 0.0) -> float:
-    """The tolerance of a guard by those of the states; with a time `after`, by what is left of them by then.
+    """Return the accuracy of a guard by the tolerances of the states, or by their remainder after a time `after`.
 
-    What a stiff equation takes back before the guard turns does not decide whether it crosses.
+    An error that a stiff equation damps before the guard's extremum does not decide whether the guard crosses.
     """
     system = trajectory.system
     transition = system.transitions[event.index]

@@ -1,4 +1,4 @@
-"""Runs that an integrator has carried out from their start to their end, made into what the automaton makes of them."""
+"""Build a `Trajectory` from a run that the native loop completed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from dae_hybrid.trajectory.parts import Expansion, TrajectoryParts
 from dae_hybrid.trajectory.trajectory import Part, Segment, Trajectory
 
 
-def trajectory_of(system: HybridSystem, found: NativeRun, observer: RunObserver | None, reopen: Any) -> Trajectory:
-    """The trajectory of a whole run; the observer gets to see what it would have seen on the way."""
+def trajectory_of(
+    system: HybridSystem, found: NativeRun, observer: RunObserver | None, open_session: Any
+) -> Trajectory:
+    """Return the trajectory of a native run and notify the observer of it."""
     request = found.request
     p, mode = request.parameters, system.modes[system.initial.mode]
     start = Start(system.initial, mode, request.span[0], found.start, p, found.by_p)
-    further = dict if observer is None else observer.follow(start, found)
+    further = dict if observer is None else observer.on_native_run(start, found)
     directions = getattr(observer, "directions", None)
     p.flags.writeable = False
     return Trajectory(
@@ -34,8 +36,8 @@ def trajectory_of(system: HybridSystem, found: NativeRun, observer: RunObserver 
         options=request.options,
         parameters=p,
         parts=TrajectoryParts(
-            lambda: _parts(system, found, p, reopen, further()),
-            lambda table: Expansion(table, system, p, reopen, directions),
+            lambda: _parts(system, found, p, open_session, further()),
+            lambda table: Expansion(table, system, p, open_session, directions),
             found,
         ),
         integrals=found.integrals,
@@ -44,7 +46,7 @@ def trajectory_of(system: HybridSystem, found: NativeRun, observer: RunObserver 
         ),
         sampled=request.t_eval is not None and request.t_eval.size > 0,
         statistics=MappingProxyType(found.statistics | {"native_events": found.n_events}),
-        notes=() if found.rested is None else tuple(resting(system, found.rested)),
+        notes=() if found.stayed_at_zero is None else tuple(resting(system, found.stayed_at_zero)),
         start=start,
         final=(found.t, found.mode, found.end.x, found.end.m),
         turns=system.turns(found.turns),
@@ -52,9 +54,9 @@ def trajectory_of(system: HybridSystem, found: NativeRun, observer: RunObserver 
 
 
 def _parts(
-    system: HybridSystem, found: NativeRun, p: Array, reopen: Any, kept: dict[str, Any]
+    system: HybridSystem, found: NativeRun, p: Array, open_session: Any, kept: dict[str, Any]
 ) -> tuple[Part | RecordTable, ...]:
-    (table, task, outcome), end = found.pieces, found.end
+    (table, task, outcome), end = found.segments, found.end
     begin, how = (found.start.x, found.start.xdot), Method.of(outcome.method)
     if table is not None:
         event, _ = table.last
@@ -63,8 +65,8 @@ def _parts(
         array.flags.writeable = False
     segment = Segment(
         system.modes[found.mode], p, task.t0, found.t, begin[0], end.x, begin[1], end.xdot, end.m, how,
-        outcome.rows[:, 0], outcome.rows[:, 1 : 1 + task.equations.n], SegmentReplay(reopen, task, found.t, how.name),
-        path=outcome.path, **kept,
+        outcome.rows[:, 0], outcome.rows[:, 1 : 1 + task.equations.n],
+        SegmentReplay(open_session, task, found.t, how.name), path=outcome.path, **kept,
     )  # fmt: skip
     at_start, at_end = measured_at_ends(system, found)
     return (*at_start, *(() if table is None else (table,)), segment, *at_end)

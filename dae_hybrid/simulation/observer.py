@@ -1,4 +1,4 @@
-"""What may travel along a run."""
+"""The protocol of an observer, which is notified of every segment, event and measurement of a run."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 
 class RunObserver(Protocol):
-    """Something that travels along a run: it adds to each segment's task and sees each outcome and event."""
+    """Adds fields to every segment's task and is notified of every outcome and event."""
 
-    def start(self, start: Start) -> None:
-        """The run starts."""
+    def on_start(self, start: Start) -> None:
+        """Note the start of the run."""
 
-    def extend(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
-        """Further fields of the segment's task."""
+    def segment_fields(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
+        """Return further fields of the segment's task."""
 
-    def advance(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
-        """A segment is done, at a consistent point x; further fields of its record."""
+    def on_segment(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
+        """Note the end of a segment at a consistent point x; return further fields of its record."""
 
-    def cross(self, transition: TransitionMap, event: EventRecord) -> None:
-        """A transition has fired."""
+    def on_transition(self, transition: TransitionMap, event: EventRecord) -> None:
+        """Note a transition that was applied in Python."""
 
-    def absorb(self, table: RecordTable) -> None:
-        """Transitions have been carried out by the integrator, with the segments before them."""
+    def on_native_events(self, table: RecordTable) -> None:
+        """Note the events that the native loop handled, with the segments before them."""
 
-    def follow(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
-        """An integrator has carried out the run as a whole; gives the further fields of its last segment's record."""
+    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
+        """Note a run completed by the native loop; return a function for the further fields of its last segment."""
 
-    def turn(self, knot: KnotRecord) -> None:
-        """Signals have passed a knot."""
+    def on_knot(self, knot: KnotRecord) -> None:
+        """Note a knot of the signals."""
 
-    def measure(self, record: MeasurementRecord) -> None:
-        """A measurement has been taken."""
+    def on_measurement(self, record: MeasurementRecord) -> None:
+        """Note a measurement."""

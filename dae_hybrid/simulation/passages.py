@@ -1,9 +1,9 @@
-"""Fast passages of a run: how far it speeds up and slows down again between two events.
+"""Fast passages of a run: the factor by which it speeds up and slows down again between two events.
 
-Derivatives of an autonomous flow grow with its speed: x' is one of them. What an integrator gets wrong of them where
-the run is fast, a share of rtol of what they are there, is left behind when the run is slow again, and may then be
-larger than they are (the jumps of the van der Pol oscillator, up to 1e6 times as fast as the way from one to the
-next). The solution itself does not suffer, for it does not grow.
+Derivatives of an autonomous flow grow with its speed, since x' is one of them. Their error where the run is fast is a
+share of rtol of their size there. It remains when the run is slow again, and may then exceed the derivatives themselves
+(the jumps of the van der Pol oscillator, up to 1e6 times as fast as the motion between them). The solution itself does
+not suffer, because it does not grow.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
 
 def fastest_passage(trajectory: Trajectory, least: float, *, sampled: bool) -> tuple[float, float]:
-    """The factor by which a segment of the run is faster than both before and after it.
+    """Return the largest factor by which a segment is faster inside than before and after.
 
-    With it comes the share of the state by which it moves there while time moves by a rounding, once for every step: of
-    a fast passage late in a run no more is known, whatever the tolerance.
+    The second value is the relative change of the state there during a rounding error of time, summed over the steps.
+    It bounds the accuracy of a fast passage late in a run, whatever the tolerance.
 
-    Segments that have too few steps for a factor `least` are not looked at. `sampled` says that outputs are at times
-    that were asked for, and not the steps.
+    Segments with too few steps for a factor of `least` are skipped. `sampled` says that outputs are at requested times
+    instead of at the steps.
     """
     fewest = fewest_steps(least)
     found = 1.0, 0.0
@@ -42,24 +42,24 @@ def fastest_passage(trajectory: Trajectory, least: float, *, sampled: bool) -> t
 
 
 def passage_of_leg(table: RecordTable, fewest: int, *, sampled: bool) -> tuple[float, float]:
-    """The same of a record table alone, in segments that have so many steps."""
+    """Return the fastest passage of a record table, over its segments of at least `fewest` steps."""
     return max((_passage(*points) for points in _points_of_leg(table, fewest, sampled=sampled)), default=(1.0, 0.0))
 
 
 def path_passage(table: RecordTable, rtol: float) -> tuple[float, float]:
-    """The fastest passage of a record table by its steps, as `lost_digits` asks for it."""
+    """Return the fastest passage of a record table over its steps, with the threshold of `lost_digits`."""
     return passage_of_leg(table, fewest_steps(LOST / rtol), sampled=False)
 
 
 def _passage(t: Array, y: Array) -> tuple[float, float]:
-    """The same for the points of a segment, (n_t, n_y)."""
+    """Return factor and rounding of one segment from its points, (n_t, n_y)."""
     if not y.size:
         return 1.0, 0.0
     dt = np.diff(t)
     moves = dt > 0
     size = np.abs(y).max(axis=0)
     speed = (np.abs(np.diff(y, axis=0)[moves]) / np.where(size > 0, size, 1.0)).max(axis=1) / dt[moves]
-    # what moves by less than its size within the segment is not slower than that
+    # lower bound: a state that moves by less than its own size within the segment
     speed = np.maximum(np.where(np.isfinite(speed), speed, 0.0), 1.0 / (t[-1] - t[0])) if t[-1] > t[0] else dt[:0]
     rise = speed / np.minimum.accumulate(speed)
     fall = speed / np.minimum.accumulate(speed[::-1])[::-1]
@@ -69,7 +69,7 @@ def _passage(t: Array, y: Array) -> tuple[float, float]:
 
 
 def _points_of(segment: Segment, *, sampled: bool) -> tuple[Array, Array]:
-    """Times and differential states of a segment at its steps."""
+    """Return times and differential states of a segment at its steps."""
     first, rows, ny = segment.how.path.first, segment.path, segment.mode.equations.n_differential
     if rows is None and sampled:
         first, rows = DENSE_COLUMNS, segment.steps()
@@ -79,7 +79,7 @@ def _points_of(segment: Segment, *, sampled: bool) -> tuple[Array, Array]:
 
 
 def _points_of_leg(table: RecordTable, fewest: int, *, sampled: bool) -> Iterator[tuple[Array, Array]]:
-    """The same of the segments of a record table; none of outputs at given times without a path."""
+    """Yield the same for the segments of a record table; none for outputs at requested times without a path."""
     modes = table.column("mode").astype(int)
     for mode in np.unique(modes).tolist():
         rows, first, mine = table.paths.get(mode), 1, modes == mode

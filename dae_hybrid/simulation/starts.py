@@ -1,4 +1,4 @@
-"""Runs that start at other values than those of `HybridModel.initial`."""
+"""Runs from initial values other than those of `HybridModel.initial`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dae_hybrid.system.system import HybridSystem
 
 
 class Starts:
-    """The starts of a system's runs as functions of some initial values, in the order of `layout`."""
+    """Initial states of a system's runs as functions of chosen initial values, ordered as in `layout`."""
 
     def __init__(self, system: HybridSystem, layout: Layout) -> None:
         self._system, self.layout = system, layout
@@ -25,14 +25,14 @@ class Starts:
 
     @classmethod
     def of(cls, system: HybridSystem, names: Sequence[str] | None) -> Starts:
-        """Of these variables, or of all to which the model gives an initial value.
+        """Choose variables by name; None chooses every variable with an initial value in the model.
 
         Raises
         ------
         ParameterError
-            The model gives one of them none.
+            A name has no initial value in the model.
         UnsupportedError
-            The start is the point nearest to given values.
+            The initial state is projected onto constraints (`project=`).
         """
         given, mode = system.initial.given, system.modes[system.initial.mode].name
         if system.initial.moved:
@@ -51,18 +51,18 @@ class Starts:
                 remedy=f"Those are {', '.join(given.names) or 'none'}; all others follow from equations.",
             )
         layout = Layout(tuple((name, size) for name, size in given.blocks if name in chosen))
-        found: Starts = system.graph.kept.setdefault(("starts", layout), cls(system, layout))
+        found: Starts = system.graph.cache.setdefault(("starts", layout), cls(system, layout))
         return found
 
     @property
     def size(self) -> int:
-        """How many values there are."""
+        """Number of values."""
         return self.layout.size
 
     def system(self, values: Array) -> HybridSystem:
-        """The system with these initial values."""
+        """Return the system with these initial values."""
         system = self._system
-        # compiled starts are those of the model
+        # the compiled initial point is that of the model's own values
         return replace(
             system,
             initial=system.initial.at(self._places, values),
@@ -71,7 +71,7 @@ class Starts:
 
     @cached_property
     def origin(self) -> NativeFunction | None:
-        """`BoundaryFunctions.origin` for parameters with the values behind them; None where it is not compiled."""
+        """`BoundaryFunctions.origin` with the values appended to the parameters; None if it is not compiled."""
         system = self._system
         explicit = system.initial.explicit_at(self._places)
         if explicit is None or system.graph.ends is None:

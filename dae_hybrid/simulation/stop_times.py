@@ -1,4 +1,4 @@
-"""Times at which a run stops although no transition fires: knots of signals, and measurements."""
+"""Times at which a run stops without a transition: knots of signals and measurements."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dae_hybrid.simulation.event_logic import same_instant
 from dae_hybrid.system.signals import coefficients
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 
-#: numbers of knots that are listed at once
+#: numbers in one list of knots
 LISTED = 1_000_000
 
 
 class StopTimes:
-    """The stops of one run."""
+    """The stop times of one run."""
 
     def __init__(self, system: HybridSystem, span: tuple[float, float], parameters: Array) -> None:
         self.system, self.p, self.signals, self.end = system, parameters, system.signals, span[1]
@@ -40,7 +40,7 @@ class StopTimes:
         self._listed: Knots | None = None
 
     def _snapped(self, t: float, start: float) -> float:
-        """The knot that a time is but for rounding, else the time itself."""
+        """Return the knot that equals a time to rounding, otherwise the time itself."""
         for signal in self.signals:
             near, i = signal.data.knots, signal.interval(t)
             for knot in near[max(i, 0) : i + 2].tolist():
@@ -49,28 +49,28 @@ class StopTimes:
         return t
 
     def next_knot(self, t: float) -> float:
-        """The next knot after t."""
+        """Return the next knot after t."""
         return min((signal.next_knot(t) for signal in self.signals), default=np.inf)
 
     def next_measurement(self, t: float) -> float:
-        """When the next measurement after t is due."""
+        """Return the time of the next measurement after t."""
         i = self._done
         while i < len(self.waiting) and self.waiting[i][0] <= t:
             i += 1
         return self.waiting[i][0] if i < len(self.waiting) else np.inf
 
     def is_due(self, t: float) -> bool:
-        """Whether a measurement waits that is due at t, or a knot that has not been passed."""
+        """Whether a measurement is due at t, or a knot has not been passed."""
         measured = self._done < len(self.waiting) and self.waiting[self._done][0] <= t
         return measured or self._intervals_at(t) != self.intervals
 
     def taken(self, count: int, passed: float) -> None:
-        """An integrator has taken so many measurements, and passed all knots up to one."""
+        """Note that the native loop took `count` measurements and passed all knots up to the time `passed`."""
         self._done += count
         self.intervals = [signal.interval(passed) for signal in self.signals]
 
     def knots(self, t: float, directions: Array | None) -> Knots:
-        """Knots from a time on, those of all signals in one list, up to a number."""
+        """Return the knots of all signals from a time on, at most `LISTED` numbers."""
         if self._listed is None or t >= self._listed.until:
             every = np.unique(np.concatenate([signal.data.knots for signal in self.signals]))
             count = 0 if directions is None else directions.shape[1]
@@ -89,7 +89,7 @@ class StopTimes:
         return self._listed
 
     def measurements_at(self, t: float) -> list[int]:
-        """The measurements due at t, each handed out once."""
+        """Return the measurements due at t, each of them once."""
         found = []
         while self._done < len(self.waiting) and self.waiting[self._done][0] <= t:
             found.append(self.waiting[self._done][1])
@@ -108,9 +108,9 @@ class StopTimes:
             )
 
     def pass_knots(self, t: float) -> bool:
-        """Whether a signal has come into another interval since this was asked last.
+        """Whether a signal has entered another interval since the last call.
 
-        At the end of the run a continuous signal stays in the interval that ends there, whose rate it has.
+        At the end of the run a continuous signal stays in the interval that ends there, and keeps its rate.
         """
         now = self._intervals_at(t)
         passed, self.intervals = now != self.intervals, now
@@ -124,12 +124,12 @@ class StopTimes:
         ]
 
     def coefficients(self) -> tuple[NDArray[np.int64], Array]:
-        """Places in the memory and values of all signals in their present intervals."""
+        """Return positions in the memory and values of all signals in their current intervals."""
         return self.system.graph.entries, coefficients(self.signals, self.intervals, self.p)
 
 
 def settle(mode: ModeSystem, t: float, x: Array, m: Array, p: Array, options: Options) -> Array:
-    """x with the algebraic variables solved for again, after the memory has changed."""
+    """Return x with the algebraic variables solved again after a change of the memory."""
     if not mode.algebraic.size:
         return x
     ny = mode.differential.size

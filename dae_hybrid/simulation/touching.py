@@ -1,10 +1,10 @@
-"""Bounds that are only touched.
+"""Bounds that are touched but not exceeded.
 
-A bound is violated where it is exceeded by more than the accuracy of the run. A share that reaches 1 where
-it turns, or a variable that starts at its bound, is beyond it by rounding, or not, as chance has it. How far beyond
-it will be is known from value, rate and second derivative of its guard; the accuracy is that of the states, and of the
-variable itself, by their tolerances. Crossings that are no deeper than so many tolerances as leave it to chance
-whether a guard crosses (`dae_hybrid.simulation.grazing`) are none.
+A bound is violated if it is exceeded by more than the accuracy of the run. A share that reaches 1 at its extremum, or a
+variable that starts at its bound, exceeds it by a rounding error or not at all, by chance. The largest excess is
+predicted from value, rate and second derivative of the guard; the accuracy follows from the tolerances of the states
+and of the variable itself. A crossing too shallow to be told from the error of the run
+(`dae_hybrid.simulation.grazing`) does not count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def touched(
     options: Options,
     span: tuple[float, float],
 ) -> float | None:
-    """Zero band of a bound that is at its threshold, but not on its way to be violated; None where it is not."""
+    """Return the zero band of a bound that is at its threshold and about to leave it inwards, otherwise None."""
     i, inside = mode.guarded.index(transition.index), -transition.direction
     xdot, guards, rates = mode.kernels["entry"](t, at.x, at.m, p)[:3]
     limit = SHALLOW * _accuracy(transition, mode, t, at, p, options)
@@ -41,10 +41,10 @@ def touched(
     h, left = BEFORE * (span[1] - span[0]), span[1] - t
     ahead = mode.kernels["entry"](t + h, at.x + h * xdot, at.m, p)[2][i]
     value, rate, bend = inside * guards[i], inside * rates[i], inside * (ahead - rates[i]) / h
-    turn = left  # when it is deepest
+    turn = left  # time of the largest excess
     if rate < 0 < bend:
         turn = min(left, -rate / bend)
-    elif rate >= 0 and (bend >= 0 or rate**2 > -2 * bend * limit):  # it leaves to the inside
+    elif rate >= 0 and (bend >= 0 or rate**2 > -2 * bend * limit):  # leaves inwards
         turn = 0.0
     deepest = min(value, value + rate * turn + bend * turn**2 / 2)
     return 2 * limit if -limit <= deepest < math.inf else None
@@ -53,7 +53,7 @@ def touched(
 def _accuracy(
     transition: TransitionMap, mode: ModeSystem, t: float, at: StatePoint, p: Array, options: Options
 ) -> float:
-    """How well the guard of a bound is known by the tolerances of what it depends on."""
+    """Return the accuracy of a bound's guard by the tolerances of its arguments."""
     e = mode.equations
     i, x = mode.guarded.index(transition.index), at.x[: e.n]
     here = kernel(e, "guards")(t, x, at.m, p)[0][i]

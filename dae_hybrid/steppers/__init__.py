@@ -1,1 +1,1 @@
-"""Events, sensitivities and adjoints for any integrator that steps: the base of small adapters."""
+"""Events, sensitivities and adjoints for integrators that only take steps: the base of small adapters."""

@@ -1,11 +1,11 @@
-"""Smooth initial value problems made of a mode's equations, for adapters that only integrate.
+"""Augmented and adjoint systems of a mode as smooth initial value problems, for adapters that only integrate.
 
 ``M x' = F(t, x, c)`` with ``M = diag(1, ..., 1, 0, ..., 0)`` and constants ``c``:
 
-* `with_sensitivities`: the equations of a mode with the functionals' integrals and, along directions, their
-  derivatives (SR eq. 5, 18, 25) as further states;
-* `adjoint`: SR eq. 36 with the integrals of eq. 33 to 35 as further states, in the time that runs back from the end of
-  the segment. The forward solution enters as a piecewise polynomial, whose coefficients are constants.
+* `with_sensitivities`: the equations of a mode with the functionals' integrals and the derivatives of both along
+  directions (SR eq. 5, 18, 25) as further states;
+* `adjoint`: SR eq. 36 with the integrals of eq. 33 to 35 as further states, in backward time from the end of the
+  segment. The forward solution enters as a piecewise polynomial, whose coefficients are constants.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.step_polynomial import COEFFICIENTS, Step
 from dae_hybrid.port.integrator import Equations
-from dae_hybrid.port.segment_rules import kept
+from dae_hybrid.port.segment_rules import cached
 
 
 @dataclass(frozen=True, eq=False)
 class SmoothSystem:
     """``M x' = F(t, x, c)``, the differential rows first.
 
-    `flow` maps (t, x, c) to F, dense (n). `kept` is where an adapter keeps what it built for it, by a key of its own.
+    `flow` maps (t, x, c) to F, dense (n). `kept` is a cache for adapters, by keys of their own.
     """
 
     n: int
@@ -68,7 +68,7 @@ class SensitivitySystem(SmoothSystem):
     n_integrals: int
 
     def pack(self, x: Array, integrals: Array, sensitivities: Array | None, of_integrals: Array | None) -> Array:
-        """A state from x = (y, z), q and their derivatives (d, n), (d, k)."""
+        """Return the state from x = (y, z), q and their derivatives (d, n), (d, k)."""
         ny = x.size - (self.n - self.n_differential)
         q = self.width - ny
         rows = [x[:ny], integrals[:q]]
@@ -78,12 +78,12 @@ class SensitivitySystem(SmoothSystem):
         return np.concatenate([*rows, x[ny:]])
 
     def variables(self, states: Array) -> Array:
-        """x = (y, z), from states (..., n)."""
+        """Return x = (y, z) from states (..., n)."""
         ny = self.width - self.n_integrals
         return np.concatenate((states[..., :ny], states[..., self.n_differential :]), axis=-1)
 
     def integrals(self, state: Array) -> tuple[Array, Array]:
-        """q, and its derivatives (d, n_integrals)."""
+        """Return q and its derivatives (d, n_integrals)."""
         rows = state[: self.n_differential].reshape(-1, self.width)[:, self.width - self.n_integrals :]
         return rows[0].copy(), rows[1:].copy()
 
@@ -93,14 +93,14 @@ def _symbols(kind: Any, *sizes: int) -> list[Any]:
 
 
 def _kind(e: Equations) -> Any:
-    """SX where the functions and the size of the linear systems allow it."""
+    """Return SX if the functions and the size of the linear systems allow it, otherwise MX."""
     small = e.n - e.n_differential <= SYMBOLIC_SOLVE
     return kind_for([f.function for f in e.functions.values()][:1]) if small else ca.MX
 
 
 def with_sensitivities(e: Equations, directions: int) -> SensitivitySystem:
-    """The equations with the functionals' integrals and derivatives along a number of directions."""
-    return kept(e, ("sensitivities", directions), lambda: _with_sensitivities(e, directions))
+    """Return the equations with the functionals' integrals and derivatives along a number of directions."""
+    return cached(e, ("sensitivities", directions), lambda: _with_sensitivities(e, directions))
 
 
 def _with_sensitivities(e: Equations, d: int) -> SensitivitySystem:
@@ -147,7 +147,7 @@ class AdjointSystem(SmoothSystem):
     pieces: int
 
     def constants(self, m: Array, p: Array, t1: float, steps: list[Step]) -> Array:
-        """The constants of a segment whose solution is these steps."""
+        """Return the constants of a segment with these steps."""
         n = steps[0].coefficients.shape[1]
         starts = np.full(self.pieces + 1, np.inf)
         starts[: len(steps)] = [s.t0 for s in steps]
@@ -158,15 +158,15 @@ class AdjointSystem(SmoothSystem):
 
 
 def adjoint(e: Equations, components: tuple[int, ...], wrt: tuple[int, ...], steps: int) -> AdjointSystem:
-    """The adjoint of these functional components, for a solution of that many steps."""
+    """Return the adjoint of the functional components, for a solution with a number of steps."""
     pieces = 1 << max(3, (steps - 1).bit_length())
-    return kept(e, ("adjoint", components, wrt, pieces), lambda: _adjoint(e, components, wrt, pieces))
+    return cached(e, ("adjoint", components, wrt, pieces), lambda: _adjoint(e, components, wrt, pieces))
 
 
 def _adjoint(e: Equations, components: tuple[int, ...], wrt: tuple[int, ...], pieces: int) -> AdjointSystem:
     n, ny, nm, n_p, k = e.n, e.n_differential, e.n_memory, e.n_parameters, len(components)
     count, width = len(wrt) + nm, 2 + COEFFICIENTS * n
-    at_point = kept(e, ("adjoint rates", components, wrt), lambda: _adjoint_rates(e, components, wrt))
+    at_point = cached(e, ("adjoint rates", components, wrt), lambda: _adjoint_rates(e, components, wrt))
     back, state, c = _symbols(ca.MX, 1, k * (ny + count), nm + n_p + 1 + pieces + 1 + pieces * width)
     split = np.cumsum([0, nm, n_p, 1, pieces + 1, pieces * width]).tolist()
     m, p, t1, starts, table = (c[a:b, :] for a, b in pairwise(split))
@@ -185,7 +185,7 @@ def _adjoint(e: Equations, components: tuple[int, ...], wrt: tuple[int, ...], pi
 
 
 def _adjoint_rates(e: Equations, components: tuple[int, ...], wrt: tuple[int, ...]) -> ca.Function:
-    """(t, x, L (k ny), m, p) -> rates of (L, I) in backward time, mu solved for (SR eq. 36)."""
+    """Return (t, x, L (k ny), m, p) -> rates of (L, I) in backward time, with mu eliminated (SR eq. 36)."""
     kind, n, ny, k = _kind(e), e.n, e.n_differential, len(components)
     t, x, flat, m, p = _symbols(kind, 1, n, k * ny, e.n_memory, e.n_parameters)
     f_x, f_p, f_m, g_x, g_p, g_m = e.functions["linearised"].function(t, x, m, p)[2:]

@@ -1,4 +1,4 @@
-"""Guards of a segment, watched from outside the integrator: which one crosses zero first, and where."""
+"""Location of guard crossings outside the integrator: the first guard that crosses zero in a segment, and its time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from dae_hybrid.port.segment_rules import completed, kernel
 from dae_hybrid.steppers.augmented import SensitivitySystem
 from dae_hybrid.steppers.step_walker import StepWalker
 
-#: Newton's iteration for an event time stops at this many roundings; over this share of a step states move by their
-#: rates alone
+#: Newton's iteration for an event time: tolerance in rounding errors, share of a step below which states are advanced
+#: by their rates alone, and most iterations
 ROUNDINGS, SHORT, CORRECTIONS = 2.0, 1e-7, 8
-#: for integrators that look for zeros, what is not one
+#: nonzero stand-in for guards inside their zero band, for integrators with root finding
 NEXT_TO_ZERO = 1e-30
-#: a determinant is on its way through zero where, at the end of a step, it is this share of what it has been, and its
-#: rate takes it there within this share of the time: where algebraic variables are solved for, steps crawl up to it
+#: a determinant counts as zero if, at the end of a step, it is below this share of its largest value and its rate takes
+#: it to zero within this share of the time: steps that solve for algebraic variables approach a singularity slowly
 SINGULAR = 1e-8
-#: a guard is well away from zero where it is more than this share of its range from it
+#: a guard above this share of its range is clearly nonzero
 NOISE = 1e-6
-#: a zero that an integrator reports is this share of the step away at most
+#: largest distance of a zero reported by the integrator from the end of the step, as a share of the step
 NEAR = 1e-3
-#: a guard changes sign by a jump where it is more than this share of its value at the end of the step away from zero,
-#: and its rate would take it there in no such share of the step
+#: a guard jumps if its value at the sign change exceeds this share of its value at the end of the step, and its rate
+#: does not lead to zero within this share of the step
 JUMP = 1e-3
 
 
@@ -43,7 +43,7 @@ class EventPoint(NamedTuple):
 
 
 class GuardMonitor:
-    """The guards of one task; see `SegmentTask` for zero bands and departures. `pace` is that of the mode so far."""
+    """The guards of one task; see `SegmentTask` for zero bands and leaving signs. `pace` is that of the mode so far."""
 
     def __init__(self, task: SegmentTask, system: SensitivitySystem, p: Array, pace: Pace | None = None) -> None:
         e = self.equations = task.equations
@@ -61,7 +61,7 @@ class GuardMonitor:
             self._before_rates = self._rates(task.t0, task.x0, self.memory, self.p)[0]
 
     def raw(self, t: float, x: Array) -> Array:
-        """Guards at (y, z)."""
+        """Return the guards at (y, z)."""
         self.evaluations += 1
         values: Array = self._guards(t, x, self.memory, self.p)[0]
         if not np.all(np.isfinite(values)):
@@ -74,7 +74,7 @@ class GuardMonitor:
         return values
 
     def values(self, t: float, x: Array) -> Array:
-        """Guards at a step's end: zero for those that have not left their zero band; the others are armed now."""
+        """Return the guards at the end of a step, zero inside their zero band, and arm those that have left it."""
         values = self._filtered(self.raw(t, x))
         self._refuse((self.band > 0) & (values * self.departure < 0), t)
         self.band[values != 0] = 0.0
@@ -88,26 +88,26 @@ class GuardMonitor:
             raise unresolved_guard(int(np.flatnonzero(returned)[0]), mode=self.equations.name, time=t)
 
     def asking(self, t: float, state: Array) -> Array:
-        """The guards as an integrator asks for them: next to zero, on the side to leave to, within their zero band."""
+        """Return the guards for the integrator's root finding: nonzero, with the leaving sign, inside the band."""
         values = self.raw(t, self.system.variables(state))
         side = np.where(self.departure != 0, self.departure, np.where(values < 0, -1.0, 1.0))
         return np.where(np.abs(values) <= self.band, NEXT_TO_ZERO * side, values)
 
     def look(self, walk: StepWalker) -> tuple[int, float] | None:
-        """The first guard that crossed zero in its direction within the last step, and about when."""
+        """Return the first guard that crossed zero in its direction within the last step, and the approximate time."""
         if not self.directions.size:
             return None
         self._began = self._before
         end = self._glance(walk, walk.t, walk.x)
         start = GuardSample(walk.t0, self._before, self._before_rates)
-        if np.any(resting := (self.band > 0) & (end.values == 0)):  # or back at zero, to the last bit
+        if np.any(resting := (self.band > 0) & (end.values == 0)):  # at rest, or exactly back at zero
             within = self._glance(walk, walk.t0 + INSIDE * (walk.t - walk.t0)).values
             self.band[resting & (within * self.departure > 0)] = 0.0
             end = self._glance(walk, walk.t, walk.x)
         self.turns.between(start, end)
         scan = self._scan(walk)
         if self.directions.size == self.equations.n_singularities and keeps_away(start, end):
-            found = None  # determinants alone: no interpolation for their sake
+            found = None  # determinants alone do not justify an interpolation
         else:
             resolved = walk.t - walk.t0 > EPS * abs(walk.t)
             found = scan.first(start, end, self.equations.resolution, self.pace) if resolved else None
@@ -119,7 +119,7 @@ class GuardMonitor:
         return found
 
     def _singular(self, walk: StepWalker, end: GuardSample) -> tuple[int, float] | None:
-        """A determinant that goes through zero where the last step ends, or would if its unknowns did not turn back."""
+        """Return a determinant that is zero at the end of the last step, or would be if its unknowns did not return."""
         size, rate = np.abs(end.values[self._determinants]), np.abs(end.rates[self._determinants])
         self._largest = np.maximum(self._largest, size)
         within = rate * (walk.problem.t_stop - walk.problem.t0)
@@ -127,11 +127,11 @@ class GuardMonitor:
         return (self.equations.n_guards - self._largest.size + int(found[0]), end.t) if found.size else None
 
     def look_at_end(self, walk: StepWalker) -> None:
-        """Note the guards at the end of the last step, in which they could not be looked at."""
+        """Note the guards at the end of a step within which they could not be evaluated."""
         self._note(self._glance(walk, walk.t, walk.x))
 
     def _unless_back(self, found: tuple[int, float] | None) -> tuple[int, float] | None:
-        """A crossing next to a root whose rate says otherwise: noise, unless the step begins well on the other side."""
+        """Return a crossing whose rate has the wrong sign only if the step begins clearly on the other side."""
         if found is None:
             return None
         side, direction = self._before[found[0]], self.directions[found[0]]
@@ -146,7 +146,7 @@ class GuardMonitor:
         return GuardSample(t, self._filtered(self.raw(t, x)), rates)
 
     def _scan(self, walk: StepWalker) -> Scan:
-        """The guards within the last step."""
+        """Return a scan of the guards within the last step."""
 
         def value(t: float, i: int) -> float:
             return float(self.raw(t, self.system.variables(walk.polynomial().at(t)))[i])
@@ -157,16 +157,16 @@ class GuardMonitor:
         )  # fmt: skip
 
     def _near(self, walk: StepWalker) -> float:
-        """How far away a zero may be that the integrator reports."""
+        """Return the largest distance in time of a zero that the integrator reports."""
         late = max(abs(walk.problem.t0), abs(walk.problem.t_stop))
         return NEAR * (walk.t - walk.t0) + 1e4 * EPS * late
 
     def _is_root(self, walk: StepWalker, t: float) -> bool:
-        """Whether the zero at t is the one that the integrator has stopped at: it looks for none within a step."""
+        """Whether the zero at t is the one at which the integrator has stopped."""
         return walk.at_root and walk.t - t <= self._near(walk)
 
     def _root(self, walk: StepWalker) -> tuple[int, float] | None:
-        """Which guard it is whose zero the integrator has stopped at; None if it is one to ignore."""
+        """Return the guard at whose zero the integrator has stopped; None if it is to be ignored."""
         x = self.system.variables(walk.x)
         values = self.raw(walk.t, x)
         candidates = [
@@ -181,10 +181,10 @@ class GuardMonitor:
         return min(close)[1], walk.t
 
     def arrive(self, walk: StepWalker, index: int, near: float) -> tuple[int, float, Array, EventPoint]:
-        """Go from the start of the last step to the zero of a guard: its number, time, state, and what is there.
+        """Integrate from the start of the last step to the zero of a guard: its index, time, state and event point.
 
-        Where the state there says that another guard has crossed zero before, which the polynomial of the step could
-        not tell, it is that one.
+        If the state there shows that another guard has crossed zero earlier, which the polynomial of the step did not
+        resolve, that guard is returned.
         """
         t, state, there = self._arrive(walk, index, near)
         for _ in self.directions:
@@ -196,7 +196,7 @@ class GuardMonitor:
         return index, t, state, there
 
     def _passed(self, t: float, state: Array, index: int) -> int | None:
-        """The guard, but for this one, that has gone farthest beyond zero since the start of the last step, in time."""
+        """Return the other guard that, by its rate, has been beyond zero longest since the start of the last step."""
         x = self.system.variables(state)
         values, rates = self._filtered(self.raw(t, x)), self._rates(t, x, self.memory, self.p)[0]
         past = (self._began * values < 0) & (self.directions * values >= 0) & (values * rates > 0)
@@ -205,7 +205,7 @@ class GuardMonitor:
         return int(found[np.argmax(values[found] / rates[found])]) if found.size else None
 
     def _arrive(self, walk: StepWalker, index: int, t: float) -> tuple[float, Array, EventPoint]:
-        """Time, state, and what is there, to rounding."""
+        """Return time, state and event point of a zero, to rounding."""
         h, latest = walk.t - walk.t0, walk.t
         state = walk.x
         if self._is_root(walk, t):
@@ -226,12 +226,12 @@ class GuardMonitor:
                 state[:n] += dt * walk.problem.system.kernel(t, state, constants)[0][:n]
             else:
                 state = walk.again(t).arrive()
-        else:  # where a guard touches zero Newton's iteration goes to and fro: what is there belongs to the last time
+        else:  # Newton's iteration oscillates at a touching zero: evaluate the point at the last time
             there = self._there(t, state, index)
         return t, state, there
 
     def _jumps(self, seen: GuardSample, index: int, h: float) -> bool:
-        """Whether a guard that changes sign here is far from zero: Newton's iteration would lead to another place."""
+        """Whether a guard changes sign here by a jump: Newton's iteration would converge elsewhere."""
         value, rate = abs(float(seen.values[index])), abs(float(seen.rates[index]))
         return value > JUMP * abs(float(self._before[index])) and not value <= rate * JUMP * h
 

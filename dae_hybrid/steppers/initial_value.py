@@ -1,4 +1,4 @@
-"""What an adapter needs that only integrates: an initial value problem, and steps through it."""
+"""Interface of adapters that only integrate: the initial value problem and the stepper."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dae_hybrid.port.integrator import Capabilities
 from dae_hybrid.port.stiffness import LOOK, reduced_jacobian
 from dae_hybrid.steppers.augmented import SmoothSystem
 
-#: Newton's iteration for algebraic variables inside a right-hand side: a correction of this share of the tolerance is
-#: the last one; after so many it has failed
+#: Newton's iteration for algebraic variables inside a right-hand side: it has converged at a correction of this share
+#: of the tolerance, and failed after this number of iterations
 LAST_CORRECTION, CORRECTIONS = 1e-2, 12
-#: corrections have to become smaller by this factor: else the step is too long to say which solution is to be followed
+#: largest ratio of successive corrections: above it the step is too long to identify the branch of the solution
 CONTRACTION = 0.25
 
 
@@ -32,11 +32,11 @@ class InitialValueProblem:
         Number of states.
     n_differential : int
         The first rows have ``M = 1``, the others are algebraic, ``0 = F_i``. An adapter that does not declare
-        `algebraic` sees differential rows only: what the others determine is solved for within `rhs`.
+        `algebraic` sees differential rows only: `rhs` solves for the algebraic variables.
     t0, t_stop : float
         Start and end; ``t_stop > t0``.
     x0, xdot0 : ndarray, shape (n,)
-        Consistent start values and rates (rates of algebraic states are zero where they are not known).
+        Consistent start values and rates (zero for unknown rates of algebraic states).
     rtol : float
         Relative tolerance.
     absolute : ndarray, shape (n,)
@@ -44,20 +44,20 @@ class InitialValueProblem:
     method : str
         One of the adapter's methods.
     max_step : float
-        Longest step, infinite where it is free.
+        Longest step, infinite if unlimited.
     first_step : float or None
-        Length of the first step, None where the solver may choose.
+        Length of the first step, None if the solver chooses.
     max_order : int or None
-        Highest order, None where the solver may choose.
+        Highest order, None if the solver chooses.
     suppress_algebraic : bool
-        Whether algebraic states are to be left out of the error test.
+        Whether to leave algebraic states out of the error test.
     guards : callable or None
-        ``guards(t, x)``, shape (n_guards,), for adapters that declare `roots`; a step ends at a zero of any.
+        ``guards(t, x)``, shape (n_guards,), for adapters that declare `roots`; a step ends at a zero of any guard.
     system, constants
         F as a CasADi function (t, x, c) and its constants c, for adapters that take expressions; `system` has all
-        rows, the algebraic ones included. The same `system` comes back with other constants.
+        rows, including the algebraic ones. The same `system` is used with different constants.
     name : str
-        The mode, for messages.
+        Name of the mode, for messages.
     counts : dict of int
         Evaluations so far: ``nfev``, ``njev`` and, of those, ``not_finite``.
     """
@@ -90,7 +90,7 @@ class InitialValueProblem:
         return min(self.system.n_differential, self.n)
 
     def rhs(self, t: float, x: Array) -> Array:
-        """F(t, x), shape (n,); not finite where the equations are not, or cannot be solved."""
+        """Return F(t, x), shape (n,); not finite if the equations are not finite or cannot be solved."""
         self.counts["nfev"] += 1
         values: Array = self.system.kernel(t, self.whole(t, x), self.constants)[0][: self.n]
         if not np.all(np.isfinite(values)):
@@ -98,7 +98,7 @@ class InitialValueProblem:
         return values
 
     def jacobian(self, t: float, x: Array) -> Array:
-        """dF/dx, shape (n, n)."""
+        """Return dF/dx, shape (n, n)."""
         self.counts["njev"] += 1
         n, full = self.n, self.whole(t, x)
         matrix = self.system.jacobian_kernel(t, full, self.constants)[0]
@@ -112,7 +112,7 @@ class InitialValueProblem:
     # -- algebraic states of a reduced problem -----------------------------------------------------------
 
     def reduced(self) -> InitialValueProblem:
-        """The same problem in its differential states alone."""
+        """Return the problem in its differential states alone."""
         n = self.system.n_differential
         again = InitialValueProblem(
             self.system, self.constants, self.t0, self.t_stop, self.x0[:n], self.xdot0[:n], self.rtol,
@@ -123,11 +123,11 @@ class InitialValueProblem:
         return again
 
     def near(self, whole: Array) -> None:
-        """Where Newton's iteration for the algebraic states starts from now on: at those of a whole state."""
+        """Set the initial guess of Newton's iteration for the algebraic states to those of a complete state."""
         self._algebraic, self._line = whole[self.n :], None
 
     def between(self, t0: float, start: Array, t1: float, end: Array) -> None:
-        """The same within an interval: on the line between two whole states."""
+        """Set the initial guess within an interval by linear interpolation between two complete states."""
         self._line = t0, start[self.n :], t1, end[self.n :]
 
     def _guess(self, t: float) -> Array:
@@ -141,25 +141,25 @@ class InitialValueProblem:
     _algebraic_absolute: Array = field(default_factory=lambda: np.zeros(0))
 
     def whole(self, t: float, x: Array) -> Array:
-        """All states of `system`, from the states of this problem."""
+        """Return all states of `system` from the states of this problem."""
         if self.n == self.system.n:
             return x
         return self._solved(t, x, self._guess(t), self._algebraic_absolute)
 
     def consistent(self, t: float, x: Array) -> Array:
-        """A state with its algebraic part solved for again; NaN where that fails."""
+        """Return a state with its algebraic part solved again; NaN on failure."""
         n = self.system.n_differential
         return x if n == self.n else self._solved(t, x[:n], x[n:], self.absolute[n:])
 
     def _is_near(self, t: float, x: Array, z: Array, by_z: Array, first: Array) -> bool:
-        """Whether the first correction led to a point where the same matrix asks for a much smaller one."""
+        """Whether the simplified Newton correction after the first one is much smaller than the first."""
         residual = self.system.kernel(t, np.concatenate((x, z)), self.constants)[0][x.size :]
         if not np.all(np.isfinite(residual)):
             return False
         return bool(np.linalg.norm(np.linalg.solve(by_z, residual)) <= CONTRACTION * np.linalg.norm(first))
 
     def _solved(self, t: float, x: Array, z: Array, absolute: Array) -> Array:
-        """(x, z) with z from the algebraic rows, by Newton's iteration."""
+        """Return (x, z) with z from the algebraic rows, by Newton's iteration."""
         n, before = x.size, np.inf
         for _ in range(CORRECTIONS):
             full = np.concatenate((x, z))
@@ -175,7 +175,7 @@ class InitialValueProblem:
             size = float((np.abs(correction) / (absolute + self.rtol * np.abs(z))).max(initial=0.0))
             if size <= LAST_CORRECTION:
                 return np.concatenate((x, z))
-            if size > CONTRACTION * before:  # on the way to another solution, or to none
+            if size > CONTRACTION * before:  # converges to another solution, or not at all
                 break
             if before == np.inf and not self._is_near(t, x, z, by_z, correction):
                 break
@@ -184,14 +184,14 @@ class InitialValueProblem:
 
 
 class Stepper(Protocol):
-    """Goes through an initial value problem step by step.
+    """Integrates an initial value problem step by step.
 
     Attributes
     ----------
     t : float
-        Where it stands.
+        Current time.
     x : ndarray, shape (n,)
-        The state there.
+        Current state.
     at_root : bool
         Whether the last step ended at a zero of a guard; always False without guards.
     """
@@ -206,27 +206,27 @@ class Stepper(Protocol):
         Raises
         ------
         IntegrationError
-            Or a subclass that says more: `StepSizeError`, `NonFiniteError`. `t` and `x` stay where they are.
+            Or a more specific subclass: `StepSizeError`, `NonFiniteError`. `t` and `x` are unchanged.
         """
 
     def at(self, t: Array) -> Array:
-        """States at times within the last step, shape (len(t), n), as accurate as the steps where possible."""
+        """Return states at times within the last step, shape (len(t), n), if possible as accurate as the steps."""
 
 
 class SteppedIntegrator(ABC):
     """Base of adapters that only integrate: events, output, forward and adjoint analysis come from the core.
 
     A subclass sets `name`, `capabilities`, `nonstiff` and `stiff` (its methods for ``method="auto"``) and implements
-    `start`. The constructor may raise `AdapterError` where the solver library is missing.
+    `start`. The constructor may raise `AdapterError` if the solver library is missing.
     """
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
     nonstiff: ClassVar[str]
     stiff: ClassVar[str]
-    #: after how many steps ``method="auto"`` looks whether the equations have become stiff
+    #: number of steps between stiffness checks of ``method="auto"``
     look: ClassVar[int] = LOOK
-    #: methods to take in place of others for adjoints, under ``method="auto"``
+    #: methods that replace others for adjoints, under ``method="auto"``
     for_adjoints: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
@@ -235,4 +235,4 @@ class SteppedIntegrator(ABC):
 
     @classmethod  # noqa: B027 - most have nothing to refuse
     def check(cls, options: Options) -> None:
-        """Refuse options that the solver library has no counterpart of, with an `UnsupportedError`."""
+        """Refuse options without a counterpart in the solver library, with an `UnsupportedError`."""

@@ -1,4 +1,4 @@
-"""What a segment of an adapter that only integrates has to show: see `SegmentOutcome.rows`."""
+"""Output rows of a segment in adapters that only integrate; see `SegmentOutcome.rows`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dae_hybrid.steppers.step_walker import StepWalker
 
 @dataclass
 class OutputRows:
-    """The rows of a segment, as they come."""
+    """Collects the output rows of a segment."""
 
     task: SegmentTask
     system: SensitivitySystem
@@ -32,7 +32,7 @@ class OutputRows:
         self.rows.append(np.concatenate(([t], self.system.outputs(t, state, self.constants)[0])))
 
     def start(self, state: Array) -> None:
-        """The start of the segment."""
+        """Add the start of the segment."""
         if self.task.record != "steps":
             return
         if self.task.t_eval is None:
@@ -45,7 +45,7 @@ class OutputRows:
             self._next += 1
 
     def step(self, walk: StepWalker, until: float, *, inclusive: bool) -> None:
-        """A step, or the part of it up to a time."""
+        """Add the outputs of a step, or of its part up to a time."""
         if self.task.record == "dense":
             steps = walk.resolved(strict=False)
             self.rows += [Step(s.t0, s.t1, self.system.variables(s.coefficients)).dense_row() for s in steps]
@@ -57,11 +57,11 @@ class OutputRows:
             self._next += times.size
 
     def point(self, t: float, state: Array) -> None:
-        """The end of a step."""
+        """Add the end of a step."""
         if self.task.record == "steps" and self.task.t_eval is None:
             self._add(t, state)
 
     def array(self) -> Array:
-        """All rows."""
+        """Return all rows."""
         width = DENSE_COLUMNS + COEFFICIENTS * self.task.equations.n if self.task.record == "dense" else self.width
         return np.array(self.rows).reshape(len(self.rows), width)

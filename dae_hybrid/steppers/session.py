@@ -1,7 +1,7 @@
-"""Segments and their analysis with an adapter that only integrates.
+"""Sessions of adapters that only integrate: segments, forward sensitivities and adjoints.
 
-Forward sensitivities and integrals are further states of the problem that the adapter gets; the adjoint is a problem of
-its own, with the forward solution in it as a piecewise polynomial; see `augmented`.
+Forward sensitivities and integrals are further states of the adapter's problem; the adjoint is a separate problem that
+contains the forward solution as a piecewise polynomial; see `augmented`.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegr
 from dae_hybrid.steppers.output_rows import OutputRows
 from dae_hybrid.steppers.step_walker import StepWalker
 
-#: absolute tolerances of sensitivities are those of the states over the parameter, but no larger than this share of the
-#: largest of them: a parameter may be small because it is next to zero
+#: absolute tolerances of sensitivities are those of the states over the parameter, but at most this share of the
+#: largest sensitivity, since a parameter may be small because it is close to zero
 COARSEST = 1e-4
-#: steps between two looks at whether they get anywhere, at most, and how many looks at stiffness there are meanwhile
+#: most steps between checks of the step size, and stiffness checks per check of the step size
 LOOK, MEANWHILE = 500, 10
-#: polynomials that one adjoint problem has in it
+#: largest number of polynomials in one adjoint problem
 TOGETHER = 64
-#: of a step in search of where a determinant changes sign
+#: bisections of a step to locate the sign change of a determinant
 HALVINGS = 50
-#: a run that ends at the zero of a guard beyond which nothing is finite may have this share of it left
+#: share of a segment that may remain if it ends at the zero of a guard beyond which the equations are not finite
 NEARLY = 1e-4
 
 
 class SteppedPort:
-    """An adapter that only integrates behind the port of `dae_hybrid.port.integrator`."""
+    """Implements the port of `dae_hybrid.port.integrator` by an adapter that only integrates."""
 
     def __init__(self, adapter: SteppedIntegrator) -> None:
         self.adapter, self.name, self.capabilities = adapter, adapter.name, adapter.capabilities
@@ -98,15 +98,15 @@ class SteppedSession:
         self._directions = np.zeros((0, parameters.size)) if directions is None else directions
         self._scales = np.ones(len(self._directions)) if scales is None else scales
         self._counts: Counter[str] = Counter()
-        self._auto: dict[int, str] = {}  # what method="auto" has chosen, by equations
+        self._auto: dict[int, str] = {}  # choices of method="auto", by equations
         self._turns: list[tuple[Equations, Turn]] = []
         self.paces: dict[int, Pace] = {}  # of guards in earlier segments of the run, by equations
 
     def close(self) -> None:
-        """Nothing is held between segments."""
+        """Do nothing: no resources are held between segments."""
 
     def statistics(self) -> dict[str, int]:
-        """Counters, in SciPy's names where SciPy has one."""
+        """Return counters, with SciPy's names where SciPy has one."""
         names = ("steps", "nfev", "njev", "guard_evaluations", "segments")
         return {name: self._counts[name] for name in names}
 
@@ -149,7 +149,7 @@ class SteppedSession:
         return self._auto[id(e)]
 
     def turned_stiff(self, task: SegmentTask, t: float, x: Array) -> bool:
-        """Whether the method that ``method="auto"`` has chosen is not the right one any more; then it is changed."""
+        """Change the choice of ``method="auto"`` if the equations have become stiff; return whether it changed."""
         chosen, e = self._auto.get(id(task.equations)), task.equations
         if task.method or chosen != self.adapter.nonstiff or chosen == self.adapter.stiff:
             return False
@@ -167,7 +167,7 @@ class SteppedSession:
     def problem(
         self, task: SegmentTask, system: SensitivitySystem, constants: Array, method: str
     ) -> InitialValueProblem:
-        """The initial value problem of a task."""
+        """Return the initial value problem of a task."""
         e, options = task.equations, self.options
         ny, nd = e.n_differential, system.n_differential
         x0 = system.pack(task.x0, task.integrals, task.sensitivities, task.integral_sensitivities)
@@ -187,7 +187,7 @@ class SteppedSession:
         )  # fmt: skip
 
     def _sizes(self, task: SegmentTask, system: SensitivitySystem, x0: Array, rates: Array) -> Array:
-        """How large the sensitivities along each direction may become, inf where nothing tells."""
+        """Return estimated magnitudes of the sensitivities along each direction, inf if unknown."""
         nd, duration = system.n_differential, task.t_stop - task.t0
 
         def largest(values: Array) -> Array:
@@ -198,7 +198,7 @@ class SteppedSession:
         return np.where(whole[1:] > 0, whole[1:], np.inf)
 
     def spend(self, walk: StepWalker) -> None:
-        """Count a step of the run, which may have only so many."""
+        """Count a step of the run against `max_steps`."""
         self._counts["steps"] += 1
         if self._counts["steps"] > self.options.max_steps:
             raise step_limit(self.options.max_steps, mode=walk.problem.name, time=walk.t)
@@ -215,10 +215,10 @@ class SteppedSession:
 
     def sweep(
         self, table: RecordTable, adjoints: Array, total: Array, components: tuple[int, ...],
-        tolerances: Callable[[int], Tolerances], measured: Array, *, marked: bool,
+        tolerances: Callable[[int], Tolerances], measured: Array, *, at_events: bool,
     ) -> TableAdjoint | None:  # fmt: skip
-        """See `dae_hybrid.port.integrator.Session.sweep`: there are no record tables here."""
-        del table, adjoints, total, components, tolerances, measured, marked
+        """See `dae_hybrid.port.integrator.Session.sweep`; this session produces no record tables."""
+        del table, adjoints, total, components, tolerances, measured, at_events
         return None
 
     def backward(self, task: BackwardTask) -> BackwardOutcome:
@@ -276,7 +276,7 @@ class SteppedSession:
         return BackwardOutcome(adjoints, integrals[:, :n_wrt], integrals[:, n_wrt:], samples)
 
     def _solution(self, task: SegmentTask) -> list[Step]:
-        """The forward solution of a segment as polynomials that are accurate to tolerance."""
+        """Return the forward solution of a segment as polynomials that are accurate to tolerance."""
         system, method = with_sensitivities(task.equations, 0), self._method(task)
         problem = self.problem(task, system, np.concatenate((task.memory, self.p)), method)
         problem = replace(problem, t_stop=task.end)  # a step beyond an event need not be accurate before it
@@ -299,7 +299,7 @@ class SteppedSession:
         return steps
 
     def _is_the_end(self, task: SegmentTask, steps: list[Step]) -> bool:
-        """Whether what is left of a segment is nothing to its tolerances; see `zero_at_the_end`."""
+        """Whether the rest of a segment is negligible by its tolerances; see `zero_at_the_end`."""
         t, x, rate = task.t0, task.x0, task.xdot0
         if steps:
             t = steps[-1].t1
@@ -314,7 +314,7 @@ class SteppedSession:
 
 @contextmanager
 def _in_forward_time(end: float) -> Iterator[None]:
-    """Errors in time that runs back from an end say when it was."""
+    """Convert the time of errors from backward time to that of the run."""
     try:
         yield
     except DaeHybridError as error:
@@ -324,9 +324,9 @@ def _in_forward_time(end: float) -> Iterator[None]:
 
 
 def _parts(t0: float, t1: float, steps: list[Step]) -> Iterator[tuple[list[Step], float, float, float]]:
-    """Goes back through a solution: some steps of it, the times from and to which, and the longest backward step there.
+    """Yield parts of a solution backwards: its steps, later and earlier time, and the longest backward step.
 
-    A right-hand side gets all polynomials that it may need, whenever it is called: they have to be few.
+    A right-hand side contains the polynomials of a whole part, so that their number must be small.
     """
     bounds = stretches(np.array([t0, *(s.t1 for s in steps)])) or ((t0, np.inf),)
     later, last = t1, len(steps)
@@ -343,7 +343,7 @@ def _parts(t0: float, t1: float, steps: list[Step]) -> Iterator[tuple[list[Step]
 
 
 class _Segment:
-    """One segment on its way."""
+    """One segment during its integration."""
 
     def __init__(
         self, session: SteppedSession, task: SegmentTask, system: SensitivitySystem, rows: OutputRows, method: str
@@ -374,7 +374,7 @@ class _Segment:
             session.spend(walk)
             try:
                 crossing = watch.look(walk)
-            except (ConsistencyError, NonFiniteError):  # the equations cannot be solved within the step
+            except (ConsistencyError, NonFiniteError):  # the equations have no solution within the step
                 self._refuse_singular(walk)
                 if task.equations.n_guards > task.equations.n_singularities:
                     raise
@@ -403,7 +403,7 @@ class _Segment:
         raise AssertionError("a count does not end")
 
     def _at_zero(self, walk: StepWalker) -> SegmentOutcome | None:
-        """The end of the segment where no step leads on; see `zero_at_the_end`."""
+        """Return the end of the segment at the zero of a guard that no step crosses; see `zero_at_the_end`."""
         session, x = self.session, self.system.variables(walk.x)
         found = zero_at_the_end(self.task, walk.t, x, session.p, session.options, self.watch.band)
         if found is None:
@@ -412,7 +412,7 @@ class _Segment:
         return self._end(t, walk.x, (index, EventPoint(x, xdot, value, rate)))
 
     def _refuse_singular(self, walk: StepWalker) -> None:
-        """Refuse to go on where the matrix of the algebraic variables was singular on the way: its sign has changed."""
+        """Refuse a step within which the determinant of the algebraic equations has changed sign."""
         e = self.task.equations
         if not e.implicit:
             return
@@ -420,7 +420,7 @@ class _Segment:
         self._sign = self._sign or sign
         if sign == self._sign:
             return
-        low, high = 0.0, 1.0  # along the chord: within so long a step the equations may not be solvable
+        low, high = 0.0, 1.0  # along the chord: the equations may have no solution within the step
         for _ in range(HALVINGS):
             s = (low + high) / 2
             here = self._determinant_sign(walk.t0 + s * (walk.t - walk.t0), walk.x0 + s * (walk.x - walk.x0))

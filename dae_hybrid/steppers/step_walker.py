@@ -1,4 +1,4 @@
-"""Going through an initial value problem with an adapter that only integrates."""
+"""Steps of an adapter that only integrates, with their algebraic states and interpolants."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from dae_hybrid.port.failure_messages import STARVED, not_finite_equations, unso
 from dae_hybrid.port.stiffness import reduced_jacobian
 from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegrator
 
-#: the polynomial of a step may be off by this many tolerances; where it is not, the step is gone through again in
-#: parts, at most this often
+#: largest error of a step's polynomial in tolerances; above it the step is repeated in shorter steps, with at most this
+#: depth of recursion
 INTERPOLATION, REPEATS = 10.0, 8
-#: where a polynomial is tested, as shares of the step, and its error there, about, as a share of defect times step
+#: points of the step at which its polynomial is tested, and estimated error per defect times step
 TESTED, PER_DEFECT = (0.2, 0.8), 0.3
-#: and where the algebraic equations fail at the end of a step it is shortened, down to this share of the segment
+#: shortest step, as a share of the segment, if the algebraic equations fail at the end of a step
 FINEST = 1e-9
-#: steps of so few roundings are straight lines: solvers that count time from elsewhere have no values within them
+#: steps below this number of rounding errors are linear: solvers with another origin of time cannot interpolate them
 STRAIGHT = 1e4
-#: first steps may be below the rounding of the time, but not for so many
+#: successive steps below the rounding error of time that are accepted at the start
 STANDING = 1000
 
 
 class StepWalker:
-    """A problem and where the integrator stands in it, algebraic states included.
+    """An initial value problem and the current step of its integrator, algebraic states included.
 
     `t0`, `x0` are the start of the last step, `t`, `x` its end.
     """
@@ -40,7 +40,7 @@ class StepWalker:
         self.t0 = self.t = problem.t0
         self.x0 = self.x = problem.x0
         self._polynomial: Step | None = None
-        # solver libraries may look for ever for a first step without numbers
+        # solver libraries may search forever for a first step if the equations are not finite
         if not np.all(np.isfinite(problem.system.kernel(problem.t0, problem.x0, problem.constants)[0])):
             raise not_finite_equations(mode=problem.name, time=problem.t0)
         self._stepper = integrator.start(self.seen)
@@ -52,15 +52,15 @@ class StepWalker:
 
     @property
     def at_root(self) -> bool:
-        """Whether the integrator itself has found a zero of a guard at t."""
+        """Whether the integrator itself has located a zero of a guard at t."""
         return self._stepper.at_root
 
     def advance(self) -> None:
-        """One step; a failure that goes back to NaN says so.
+        """Advance by one step; failures that are due to NaN are reported as such.
 
-        Where a step ends beyond what the algebraic equations allow, shorter ones follow, up to where they do. Where it
-        ends at a point without rates, as solvers may that have not asked for them there, it is begun again as a shorter
-        one.
+        If the algebraic equations cannot be solved at the end of a step, shorter steps replace it. If the rates at its
+        end are not finite, which a solver that has not evaluated them there does not notice, a shorter step replaces
+        it.
         """
         t, x, p, h = self.t, self.x, self.problem, np.inf
         while True:
@@ -108,7 +108,7 @@ class StepWalker:
         raise unsolved(mode=self.problem.name, time=t)
 
     def polynomial(self) -> Step:
-        """The last step as a polynomial."""
+        """Return the last step as a polynomial."""
         if self._polynomial is None:
             self._polynomial = Step.through(self.t0, self.t, self._values)
         return self._polynomial
@@ -127,7 +127,7 @@ class StepWalker:
         return np.array([self.x0, *inside, self.x])
 
     def _interpolated(self, t: Array) -> list[Array]:
-        """States within the last step from the solver's interpolant, which may take stages of its own there."""
+        """Return states within the last step by the solver's interpolant, which may evaluate further stages."""
         self.seen.between(self.t0, self.x0, self.t, self.x)
         values = self._stepper.at(t)
         rows: list[Array] = []
@@ -137,7 +137,7 @@ class StepWalker:
         return rows[::-1]
 
     def _walked(self, t: Array) -> list[Array]:
-        """The same by going there, where stages are too far apart to follow the algebraic states in."""
+        """Return them by further steps, if the stages are too far apart to solve for the algebraic states."""
         rows, begin, x = [], self.t0, self.x0
         for s in t.tolist():
             x = StepWalker(self.integrator, self._from(begin, x, s, self.problem.max_step)).arrive()
@@ -145,40 +145,40 @@ class StepWalker:
             begin = s
         return rows
 
-    # -- the same way again -----------------------------------------------------------------------------
+    # -- repeated steps ---------------------------------------------------------------------------------
 
     def again(self, t_stop: float, max_step: float = np.inf) -> StepWalker:
-        """A new walk from the start of the last step."""
+        """Return a new walker from the start of the last step."""
         return StepWalker(self.integrator, self._from(self.t0, self.x0, t_stop, min(max_step, self.problem.max_step)))
 
     def _from(self, t: float, x: Array, t_stop: float, max_step: float) -> InitialValueProblem:
-        """The problem from a point on the way."""
+        """Return the problem from an intermediate point."""
         p, n = self.problem, self.problem.system.n_differential
         rates = np.concatenate((p.system.kernel(t, x, p.constants)[0][:n], p.xdot0[n:]))
         return replace(p, t0=t, x0=x, xdot0=rates, t_stop=t_stop, max_step=max_step, first_step=None, guards=None)
 
     def arrive(self) -> Array:
-        """The state at `t_stop`."""
+        """Integrate to `t_stop` and return the state there."""
         while not self.at_end:
             self.advance()
         return self.x
 
     def resolved(self, *, strict: bool) -> list[Step]:
-        """The last step as polynomials that are accurate to tolerance, of parts of it where need be.
+        """Return the last step as polynomials that are accurate to tolerance, subdivided if necessary.
 
         Raises
         ------
         StepSizeError
-            It cannot be had, and `strict` asks for it.
+            The accuracy cannot be reached, and `strict` requires it.
         """
         return list(self.parts(self.t, strict=strict))
 
     def parts(self, until: float, *, strict: bool) -> Iterator[Step]:
-        """The same one after the other; where there are parts, up to a time."""
+        """Yield these polynomials one by one, up to a time if the step is subdivided."""
         return self._parts(min(self.t, until), REPEATS, strict)
 
     def states(self, t: Array) -> Array:
-        """States at times within the last step, as accurate as can be, shape (len(t), n)."""
+        """Return states at times within the last step as accurately as possible, shape (len(t), n)."""
         steps = self.resolved(strict=False)
         index = np.minimum(np.searchsorted([s.t1 for s in steps], t), len(steps) - 1)
         return np.array([steps[i].at(float(s)) for i, s in zip(index.tolist(), t, strict=True)])
@@ -203,15 +203,15 @@ class StepWalker:
             yield from part._parts(part.t, repeats - 1, strict)
 
     def interpolation_error(self) -> float:
-        """Error of the polynomial of the last step between its ends, in tolerances.
+        """Return the error of the last step's polynomial between its ends, in tolerances.
 
-        Its defect p' - F(t, p), through (I - h/4 F_x)^-1, which takes away what a stiff equation makes of errors in p
-        that do no harm (Shampine).
+        The estimate is the defect p' - F(t, p) multiplied by (I - h/4 F_x)^-1, a filter for harmless errors in p that a
+        stiff equation amplifies in the defect (Shampine).
         """
         p = self.problem
         try:
             step = self.polynomial()
-        except (ConsistencyError, NonFiniteError):  # too long a step to follow the algebraic states in
+        except (ConsistencyError, NonFiniteError):  # the step is too long to solve for the algebraic states
             return np.inf
         h, worst, n = self.t - self.t0, 0.0, p.system.n_differential
         for share in TESTED:

@@ -109,14 +109,14 @@ class Schedule:
         return [self.system.transitions[i] for i in mode.timed if self.system.transitions[i].trigger.is_periodic]
 
     def _sorted(self, mode: ModeSystem) -> tuple[list[float], list[TransitionMap]]:
-        kept, key = self.system.graph.kept, ("times", mode.index)
-        if key in kept:
-            fixed: tuple[list[float], list[TransitionMap]] = kept[key]
+        cache, key = self.system.graph.cache, ("times", mode.index)
+        if key in cache:
+            fixed: tuple[list[float], list[TransitionMap]] = cache[key]
             return fixed
         if mode.index not in self._once:
             single = [t for t in (self.system.transitions[i] for i in mode.timed) if not t.trigger.is_periodic]
             pairs = sorted(((self.time(t, 0), i) for i, t in enumerate(single)))
             self._once[mode.index] = [time for time, _ in pairs], [single[i] for _, i in pairs]
             if not any(t.kernels["time"].function.jac_sparsity(0, k).nnz() for t in single for k in (0, 1)):
-                kept[key] = self._once[mode.index]  # valid for all parameters
+                cache[key] = self._once[mode.index]  # at any parameters
         return self._once[mode.index]

@@ -23,7 +23,7 @@ from dae_hybrid.numerics.matrices import Matrix, hstack
 from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Equations
 from dae_hybrid.port.native_plan import TransitionGraph
-from dae_hybrid.port.segment_rules import kept, kernel
+from dae_hybrid.port.segment_rules import cached, kernel
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.excess import Reached
 from dae_hybrid.system.measurement import Measurement
@@ -158,7 +158,7 @@ class ModeSystem(NotPicklable):
                 function = function.expand()
             return Kernel(function.map("rows", "serial", count, [3], []))
 
-        return kept(self.equations, ("rows", count), make)
+        return cached(self.equations, ("rows", count), make)
 
     def complete_sensitivities(
         self, t: Array, states: Array, rows: Array, m: Array, dm: Array, p: Array, dp: Array

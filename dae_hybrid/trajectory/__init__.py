@@ -1,1 +1,1 @@
-"""The result of a run: segments, events, outputs, diagnostics."""
+"""Trajectories: segments, events, outputs and diagnostics of a run."""

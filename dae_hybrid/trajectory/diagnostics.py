@@ -1,4 +1,4 @@
-"""What was noticed along a run, and what was checked: the statement that comes with every result."""
+"""Diagnostics: the notes and checks that come with every result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACCURACY = "accuracy of event times"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was checked: what, with what result, and the number behind it in words."""
+    """One check: its name, its result, and the figures behind it in words."""
 
     name: str
     passed: bool
@@ -28,14 +28,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Diagnostics(Sequence[str]):
-    """Notes on a run, as a sequence, and the checks it went through; prints as a table.
+    """Notes on a run, as a sequence, and its checks; prints as a table.
 
     Attributes
     ----------
     notes : tuple of str
-        What was noticed and is not an error.
+        Observations that are not errors.
     checks : tuple of Check
-        What was checked.
+        The checks and their results.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class Diagnostics(Sequence[str]):
         return len(self.notes)
 
     def check(self, name: str) -> Check:
-        """The check of that name."""
+        """Return the check of that name."""
         for check in self.checks:
             if check.name == name:
                 return check
@@ -81,8 +81,8 @@ class Diagnostics(Sequence[str]):
 
 
 def of_run(trajectory: Trajectory) -> Diagnostics:
-    """The diagnostics of a simulation."""
-    from dae_hybrid.simulation.event_accuracy import amplified  # needs the analyses of transitions
+    """Return the diagnostics of a simulation."""
+    from dae_hybrid.simulation.event_accuracy import amplified  # a layer above
 
     events, modes = trajectory.event_table, trajectory.system.modes
     checks = [Check("run", trajectory.complete, f"to t = {trajectory.final[0]:.9g} of {trajectory.t_span[1]:.9g}")]

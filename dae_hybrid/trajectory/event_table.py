@@ -1,4 +1,4 @@
-"""Events as columns, made of what the compiled loop has recorded in one pass."""
+"""The event table: events of a run as columns, read from record tables in one vectorised pass."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem
     from dae_hybrid.trajectory.parts import TrajectoryParts
 
-#: so many rows are printed at most
+#: rows printed at most
 SHOWN = 10
-#: numbers of a record by their names at the head of a compiled one
+#: columns by their names in the header of a native record
 HEADS = {"t": "time", "guard": "value", "rate": "rate", "rate_scale": "rate_scale", "count": "count"}
-#: the columns that are no variables
+#: the columns that are not variables
 HEADINGS = ("t", "transition", "source", "target", "order", "direction", "guard", "rate", "count")
 
 
 class Columns(Mapping[str, Array]):
-    """Columns by name, each made when it is first asked for, (n_events,) or (n_events, size)."""
+    """Columns by name, each created on first access, (n_events,) or (n_events, size)."""
 
     def __init__(self, names: tuple[str, ...], make: Callable[[str], Array]) -> None:
         self._names, self._make, self._made = names, make, dict[str, Array]()
@@ -57,7 +57,7 @@ class Columns(Mapping[str, Array]):
 
 @dataclass(frozen=True)
 class _Block:
-    """Events of one transition, by their places among all events: of one record table and kind, or records."""
+    """Events of one transition with their positions among all events: of one record table and kind, or as records."""
 
     index: int
     places: Places
@@ -66,13 +66,13 @@ class _Block:
     records: tuple[EventRecord, ...] = ()
 
     def head(self, name: str) -> Array:
-        """A number of every event."""
+        """Return a number of every event."""
         if self.table is not None and self.kind is not None:
             return self.table.column(HEADS[name])[self.kind.places]
         return np.array([getattr(record, "time" if name == "t" else name) for record in self.records], dtype=float)
 
     def values(self, part: str) -> Array:
-        """A vector of every event, under the name that it has in a record, (n, size)."""
+        """Return a vector of every event by its name in `EventRecord`, (n, size)."""
         if self.table is not None and self.kind is not None:
             before = part.endswith("_minus")
             name = part.removesuffix("_minus") if before else part.replace("_plus", "_after")
@@ -81,36 +81,36 @@ class _Block:
 
 
 class EventTable(NotPicklable):
-    """All events of a run as columns, read-only, in the order of time.
+    """All events of a run as read-only columns, in order of time.
 
     Attributes
     ----------
     t : ndarray, shape (n_events,)
         Times of the events.
     transition, source, target : ndarray of object, shape (n_events,)
-        Names of the transition and of the modes before and after it; the target is None where the run ends.
+        Names of the transition and of the modes before and after it; the target is None if the run ends.
     direction : ndarray of int, shape (n_events,)
-        1 where the guard rises, -1 where it falls, 0 for time events.
+        1 for a rising guard, -1 for a falling one, 0 for time events.
     guard, rate : ndarray, shape (n_events,)
         The guard before the transition, zero to rounding, and its rate in time.
     rate_scale : ndarray, shape (n_events,)
-        How fast the guard would move if it went through the range it has had in the time of the run.
+        Range of the guard over the duration of the run.
     count : ndarray of int, shape (n_events,)
-        For ``every=``, how many periods have passed; 0 otherwise.
+        For ``every=``, the number of elapsed periods; 0 otherwise.
     order : ndarray of int, shape (n_events,)
         0 for the first transition of an instant, 1 for the next, ...
     follows : ndarray of bool, shape (n_events,)
         Whether the transition fired on entry because its guard was past its threshold.
     index : ndarray of int, shape (n_events,)
-        Number of the transition in ``system.transitions``.
+        Index of the transition in ``system.transitions``.
     x_minus, x_plus : mapping of str to ndarray, shape (n_events,) or (n_events, size)
         Variables before and after each event, by name; NaN where the mode there does not have the variable.
     xdot_minus, xdot_plus : mapping of str to ndarray
-        Their derivatives in time.
+        Time derivatives of the variables.
     memory_minus, memory_plus : mapping of str to ndarray
         Memory before and after.
 
-    ``len(table)`` is the number of events. `EventRecord` has the same, and more, of one event.
+    ``len(table)`` is the number of events. `EventRecord` holds the same and more for one event.
 
     Examples
     --------
@@ -158,7 +158,7 @@ class EventTable(NotPicklable):
 
     @cached_property
     def rate_scale(self) -> Array:
-        """How fast the guards would move if they went through their ranges in the time of the run."""
+        """Ranges of the guards over the duration of the run."""
         return self._column(lambda block: block.head("rate_scale"), float)
 
     @cached_property
@@ -168,17 +168,17 @@ class EventTable(NotPicklable):
 
     @cached_property
     def index(self) -> NDArray[np.int64]:
-        """Numbers of the transitions, in the order of their declaration."""
+        """Indices of the transitions, in order of declaration."""
         return self._column(lambda block: block.index, np.int64)
 
     @cached_property
     def count(self) -> NDArray[np.int64]:
-        """How many periods have passed."""
+        """Numbers of elapsed periods."""
         return self._column(lambda block: block.head("count"), np.int64)
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
-        """Which of the transitions of its instant each is."""
+        """Position of each among the transitions of its instant."""
         return self._column(lambda block: [r.order for r in block.records] or 0, np.int64)
 
     @cached_property
@@ -193,7 +193,7 @@ class EventTable(NotPicklable):
 
     @cached_property
     def transition(self) -> NDArray[Any]:
-        """Names of the transitions, as those of records."""
+        """Names of the transitions, as in the records."""
 
         def names(block: _Block) -> Any:
             transition = self._system.transitions[block.index]
@@ -212,7 +212,7 @@ class EventTable(NotPicklable):
 
     @cached_property
     def target(self) -> NDArray[Any]:
-        """Names of the modes after, None where the run ends."""
+        """Names of the modes after, None if the run ends."""
         modes = self._system.modes
         return self._column(lambda b: None if self._ends(b)[1] is None else modes[self._ends(b)[1] or 0].name, object)
 
@@ -232,12 +232,12 @@ class EventTable(NotPicklable):
 
     @cached_property
     def xdot_minus(self) -> Columns:
-        """Their derivatives in time before each event."""
+        """Time derivatives of the variables before each event."""
         return self._variables("xdot_minus")
 
     @cached_property
     def xdot_plus(self) -> Columns:
-        """Their derivatives in time after each event."""
+        """Time derivatives of the variables after each event."""
         return self._variables("xdot_plus")
 
     @cached_property
@@ -272,7 +272,7 @@ class EventTable(NotPicklable):
         return Columns(names, make)
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """One column per entry, each (n_events,): `HEADINGS`, then ``u-`` and ``u+`` of every variable and memory."""
+        """Return one column per entry, (n_events,): `HEADINGS`, then ``u-`` and ``u+`` of variables and memory."""
         found: dict[str, NDArray[Any]] = {name: getattr(self, name) for name in HEADINGS}
         for minus, plus in ((self.x_minus, self.x_plus), (self.memory_minus, self.memory_plus)):
             for name in minus:
@@ -281,7 +281,7 @@ class EventTable(NotPicklable):
         return found
 
     def to_dataframe(self) -> Any:
-        """A pandas DataFrame of `columns`, one row per event. Needs pandas (extra ``[data]``)."""
+        """Return `columns` as a pandas DataFrame, one row per event. Needs pandas (extra ``[data]``)."""
         import pandas as pd
 
         return pd.DataFrame(self.columns())
@@ -301,14 +301,14 @@ class EventTable(NotPicklable):
 
 
 def entries(name: str, values: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """A column as it is, or those of a vector's entries; the name has braces where the index goes."""
+    """Return a column, or one per entry of a vector; braces in the name are replaced by the index."""
     if values.ndim == 1:
         return {name.format(""): values}
     return {name.format(f"[{i}]"): column for i, column in enumerate(values.T)}
 
 
 def _blocks_of(parts: TrajectoryParts) -> tuple[list[_Block], int]:
-    """All events of a run, and how many they are."""
+    """Return the events of a run in blocks, and their number."""
     blocks: list[_Block] = []
     single: defaultdict[int, list[tuple[int, EventRecord]]] = defaultdict(list)
     first = 0

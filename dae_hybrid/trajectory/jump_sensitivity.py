@@ -1,4 +1,4 @@
-"""The generalised jump sensitivity matrix of an event: derivatives after it as a linear map of those before it."""
+"""The generalised jump sensitivity matrix of an event, which maps derivatives before it to those after it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class JumpSensitivity:
-    """S_eve with X+ = S_eve X-, and lambda- = S_eve^T lambda+ (Corner, Sandu and Sandu 2020, Def. 5 and Theorem 1).
+    """Matrix S_eve: X+ = S_eve X-, lambda- = S_eve^T lambda+ (Corner, Sandu and Sandu 2020, Def. 5 and Theorem 1).
 
     X stacks the derivatives of the differential state, of the memory, of the parameters (Gamma, the identity) and of
-    the functionals gained so far (Z); rows belong to the mode after the event, columns to the mode before it.
+    the functionals accumulated so far (Z); rows belong to the mode after the event, columns to the mode before it.
 
     Attributes
     ----------
     event : EventRecord
     matrix : ndarray, shape (n_rows, n_columns)
     rows, columns : tuple of str
-        What each row and column belongs to.
+        Variable, memory, parameter or functional of each row and column.
     time : ndarray, shape (n_columns,)
-        d t_eve by X-: with it ``dt/drho = time @ X-`` (SR eq. 27; Corner, Sandu and Sandu 2020, eq. 24b).
+        Derivative of t_eve by X-: ``dt/drho = time @ X-`` (SR eq. 27; Corner, Sandu and Sandu 2020, eq. 24b).
 
     Examples
     --------
@@ -53,12 +53,12 @@ class JumpSensitivity:
     time: Array
 
     def block(self, rows: str | Sequence[str], columns: str | Sequence[str]) -> Array:
-        """The part of the matrix with these rows and columns, by name.
+        """Return the submatrix of named rows and columns.
 
         Raises
         ------
         OptionError
-            A name is none of `rows` or `columns`.
+            A name is not in `rows` or `columns`.
         """
         return self.matrix[np.ix_(_find(self.rows, rows, "row"), _find(self.columns, columns, "column"))]
 

@@ -1,4 +1,4 @@
-"""Points of a run as columns: outputs, completed in one pass by mode."""
+"""Outputs of a run as columns, completed in one vectorised pass per mode."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from dae_hybrid.trajectory.trajectory import Segment
 
 type Places = NDArray[np.intp]
-#: rows in one mode: places among all, t, states of the integrator, memory, derivatives (n, d, .) of the states and
-#: (n, n_memory, d) of the memory
+#: rows in one mode: positions among all rows, t, states of the integrator, memory, derivatives (n, d, .) of the states
+#: and (n, n_memory, d) of the memory
 type Rows = tuple[Places, Array, Array, Array, Array, Array]
 
 
 @dataclass(frozen=True)
 class Points:
-    """Points in one mode: their places among all, times (n,), memory (n, n_memory), and what gives x (n, n_x)."""
+    """Points in one mode: positions among all points, times (n,), memory (n, n_memory), function for x (n, n_x)."""
 
     mode: ModeSystem
     places: Places
@@ -43,7 +43,7 @@ class Points:
         return self.make()
 
     def sensitivities(self, parameters: Array, directions: Array) -> Array:
-        """dx along the directions, shape (n, d, n_x)."""
+        """Return dx along the directions, shape (n, d, n_x)."""
         if self.derivatives is None:
             raise AssertionError("only outputs have derivatives")
         states, rows, dm = self.derivatives
@@ -51,9 +51,9 @@ class Points:
 
 
 def by_name(name: str, width: int, size: int, parts: Iterable[tuple[Layout, Places, Callable[[], Array]]]) -> Array:
-    """A column, (size,) or (size, width), NaN where the part that comes last does not have the name.
+    """Assemble a column, (size,) or (size, width), from parts; NaN where the last part does not have the name.
 
-    A part has a layout, places in the column, and what gives the values there, (n, layout.size).
+    A part consists of a layout, positions in the column, and a function for the values there, (n, layout.size).
     """
     found = np.full((size, width), np.nan)
     for layout, places, values in parts:
@@ -62,7 +62,7 @@ def by_name(name: str, width: int, size: int, parts: Iterable[tuple[Layout, Plac
 
 
 def column(system: HybridSystem, name: str, size: int, points: Sequence[Points]) -> Array:
-    """A variable, memory or signal at all points; NaN where their mode does not have it."""
+    """Return a variable, memory or signal at all points; NaN where the mode does not have it."""
     signal = system.signal(name)
     if signal is None:
         memory, held = system.memory, name in system.memory
@@ -77,7 +77,7 @@ def column(system: HybridSystem, name: str, size: int, points: Sequence[Points])
 
 
 def width_of(system: HybridSystem, name: str) -> int:
-    """Number of entries of a variable, memory or signal."""
+    """Return the number of entries of a variable, memory or signal."""
     if system.signal(name) is not None:
         return 1
     layouts = (*(mode.variables for mode in system.modes), system.memory)
@@ -85,7 +85,7 @@ def width_of(system: HybridSystem, name: str) -> int:
 
 
 class Outputs:
-    """All outputs of a run: times `t` (n_t,), numbers of the modes `modes` (n_t,), and `points`."""
+    """All outputs of a run: times `t` (n_t,), indices of the modes `modes` (n_t,), and `points`."""
 
     def __init__(self, system: HybridSystem, parts: TrajectoryParts, parameters: Array) -> None:
         rows: defaultdict[int, list[Rows]] = defaultdict(list)
@@ -101,7 +101,7 @@ class Outputs:
         self.points: list[Points] = []
         self.t, self.modes = np.zeros(size), np.zeros(size, np.intp)
         for mode, pieces in rows.items():
-            d = min(piece[4].shape[1] for piece in pieces)  # what a failed segment has computed has no derivatives
+            d = min(piece[4].shape[1] for piece in pieces)  # outputs of a failed segment have no derivatives
             pieces = [(*piece[:4], piece[4][:, :d], piece[5][:, :, :d]) for piece in pieces]
             places, t, states, memory, ds, dm = (np.concatenate(part) for part in zip(*pieces, strict=True))
             complete = partial(system.modes[mode].complete_rows, t, states, memory, parameters)
@@ -111,7 +111,7 @@ class Outputs:
 
 
 def _rows_in(segment: Segment, first: int) -> Rows:
-    """The rows of a segment; `first` is the place of its first one."""
+    """Return the rows of a segment; `first` is the position of its first one."""
     n, ds, dm = len(segment.t), segment.sensitivity_rows, segment.memory_sensitivities
     ds = np.zeros((n, 0, segment.states.shape[1])) if ds is None else ds
     dm = np.zeros((segment.memory.size, ds.shape[1])) if dm is None else dm
@@ -120,7 +120,7 @@ def _rows_in(segment: Segment, first: int) -> Rows:
 
 
 def _rows_of(table: RecordTable, first: int) -> Iterable[tuple[int, Rows]]:
-    """The rows of a record table by mode; `first` is the place of its first one."""
+    """Yield the rows of a record table by mode; `first` is the position of its first one."""
     begins = table.column("row").astype(np.intp)
     counts = table.column("row_end").astype(np.intp) - begins
     ahead, modes = first + np.cumsum(counts) - counts, table.column("mode")

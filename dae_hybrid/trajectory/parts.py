@@ -1,4 +1,4 @@
-"""The parts of a run: segments, events, knots and measurements, those of record tables made when they are asked for."""
+"""The parts of a run: segments, events, knots and measurements, created from record tables on access."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem
     from dae_hybrid.trajectory.trajectory import Part, Segment
 
-#: what is known of parts that are not kept
+#: properties that remain known of parts that are not kept
 TALLIED = ("n_segments", "n_events", "is_certified", "ends_with_event", "modes")
-#: how many members there are, and what makes them
+#: number of members, and the function that creates one
 type Source = tuple[int, Callable[[int], Any]]
 
 
 class Expansion:
-    """Segments and events of a record table, made one by one."""
+    """Creates the segments and events of a record table, one by one."""
 
     def __init__(
-        self, table: RecordTable, system: HybridSystem, p: Array, reopen: Any, directions: Array | None
+        self, table: RecordTable, system: HybridSystem, p: Array, open_session: Any, directions: Array | None
     ) -> None:  # fmt: skip
-        self.table, self.system, self.p, self.reopen = table, system, p, reopen
+        self.table, self.system, self.p, self.open_session = table, system, p, open_session
         self.directions = directions if directions is not None and directions.shape[1] else None
 
     def parts(self) -> list[Part]:
-        """All of them."""
+        """Return all parts."""
         found: list[Part] = []
         for k, is_segment in enumerate(self.table.is_segments.tolist()):
             if is_segment:
@@ -49,7 +49,7 @@ class Expansion:
         return found
 
     def _start(self, k: int) -> tuple[Array, Array]:
-        """The whole x and x' that a segment begins with."""
+        """Return x and x' at the start of a segment, eliminated variables included."""
         if not k:
             return self.table.start
         head = self.table.head(k - 1)
@@ -60,7 +60,7 @@ class Expansion:
         return self.table.records[head.at + part.start : head.at + part.stop]
 
     def segment(self, k: int) -> Segment:
-        """The segment before a record."""
+        """Return the segment before a record."""
         from dae_hybrid.trajectory.trajectory import Segment
 
         table, head = self.table, self.table.head(k)
@@ -86,12 +86,12 @@ class Expansion:
             path = path[int(table.path_begins[k]) : int(header["path_end"])]
         return Segment(
             mode, self.p, t, header["time"], x, self._part(head, "x"), xdot, self._part(head, "xdot"), memory, method,
-            rows[:, 0], rows[:, 1 : 1 + n], SegmentReplay(self.reopen, own, header["time"], method.name), path=path,
-            **kept,
+            rows[:, 0], rows[:, 1 : 1 + n], SegmentReplay(self.open_session, own, header["time"], method.name),
+            path=path, **kept,
         )  # fmt: skip
 
     def record(self, k: int) -> EventRecord | KnotRecord | MeasurementRecord:
-        """The record of an event, of a measurement, or of a knot."""
+        """Return the record of an event, a measurement or a knot."""
         table, head = self.table, self.table.head(k)
         header = dict(zip(HEADER, table.records[head.at : head.at + len(HEADER)].tolist(), strict=True))
         source, time = self.system.modes[head.mode], header["time"]
@@ -136,20 +136,20 @@ class Expansion:
 
 
 class TrajectoryParts(NotPicklable, Sequence["Part"]):
-    """The parts of a run, made when they are first asked for.
+    """The parts of a run, created on first access.
 
-    `whole` is the run as an integrator has left it that has carried it out as a whole, `gone` how many segments and
-    events there were before the parts.
+    `native_run` is set if the native loop completed the run; `gone` are the numbers of segments and events that were
+    dropped before the parts.
     """
 
     def __init__(
         self,
         make: Callable[[], Sequence[Part | RecordTable]],
         expand: Callable[[RecordTable], Expansion],
-        whole: NativeRun | None = None,
+        native_run: NativeRun | None = None,
         gone: tuple[int, int] = (0, 0),
     ) -> None:
-        self._make, self._expand, self.whole, self._gone = make, expand, whole, gone
+        self._make, self._expand, self.native_run, self._gone = make, expand, native_run, gone
         self._parts: tuple[Part, ...] | None = None
         self._expanded: dict[int, list[Part]] = {}
 
@@ -166,9 +166,9 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
         return self._parts
 
     def forget_paths(self) -> None:
-        """Let go of what only an adjoint needs; a further one integrates the segments again."""
-        if self.whole is not None:
-            self.whole.forget_paths()
+        """Drop the paths, which only an adjoint needs; a further adjoint integrates the segments again."""
+        if self.native_run is not None:
+            self.native_run.forget_paths()
             if "_given" not in self.__dict__:
                 return
         for item in self._given:
@@ -178,19 +178,19 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
         segments += [part for parts in self._expanded.values() for part in parts if not isinstance(part, RECORDS)]
         for segment in segments:
             object.__setattr__(segment, "path", None)
-        self.__dict__.pop("segments", None)  # they hold on to their paths
+        self.__dict__.pop("segments", None)  # its members refer to their paths
 
     def of(self, table: RecordTable) -> list[Part]:
-        """The parts of a record table; those of one that has been let go of are not kept."""
-        if table.whole() is not table:
-            return self._expand(table.whole()).parts()
+        """Return the parts of a record table; those of a dropped table are not cached."""
+        if table.complete() is not table:
+            return self._expand(table.complete()).parts()
         if id(table) not in self._expanded:
             self._expanded[id(table)] = self._expand(table).parts()
         return self._expanded[id(table)]
 
     @cached_property
     def segments(self) -> Lazily[Segment]:
-        """The segments, made when they are asked for."""
+        """The segments, created on access."""
 
         def of(table: RecordTable) -> Source:
             places, expansion = np.flatnonzero(table.is_segments), self._expand(table)
@@ -200,7 +200,7 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
 
     @cached_property
     def events(self) -> Lazily[EventRecord]:
-        """The events, made when they are asked for."""
+        """The events, created on access."""
 
         def of(table: RecordTable) -> Source:
             places, expansion = np.flatnonzero(table.is_event), self._expand(table)
@@ -209,9 +209,9 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
         return Lazily(self._sources(lambda item: isinstance(item, EventRecord), of))
 
     def _sources(self, belongs: Callable[[Part], bool], of: Callable[[RecordTable], Source]) -> Iterator[Source]:
-        """Where parts of a kind come from, those of record tables and those between them."""
-        for is_leg, items in groupby(self._given, lambda item: isinstance(item, RecordTable)):
-            if is_leg:
+        """Yield the sources of one kind of part: record tables, and the parts between them."""
+        for is_table, items in groupby(self._given, lambda item: isinstance(item, RecordTable)):
+            if is_table:
                 yield from (of(item) for item in items if isinstance(item, RecordTable))
             else:
                 own = [item for item in items if not isinstance(item, RecordTable) and belongs(item)]
@@ -219,7 +219,7 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
 
     @cached_property
     def starts(self) -> Array:
-        """When the segments begin, (n_segments,)."""
+        """Start times of the segments, (n_segments,)."""
         pieces = (
             item.begins[item.is_segments] if isinstance(item, RecordTable) else [item.t_start]
             for item in self._segments_given()
@@ -231,7 +231,7 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
 
     @property
     def uncertified(self) -> tuple[EventRecord, ...]:
-        """The events that need a closer look for derivatives."""
+        """The events whose derivatives need further checks."""
         return tuple(self.events[i] for i in np.flatnonzero(~self.certified).tolist())
 
     @cached_property
@@ -241,27 +241,27 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
 
     @cached_property
     def event_transitions(self) -> NDArray[np.int64]:
-        """Numbers of their transitions, (n_events,)."""
+        """Indices of the events' transitions, (n_events,)."""
         return self._of_events(lambda table: table.transitions, lambda event: event.index, np.int64)
 
     @cached_property
     def certified(self) -> NDArray[np.bool_]:
-        """Whether they need no closer look for derivatives, (n_events,)."""
+        """Whether the derivatives of each event need no further checks, (n_events,)."""
         return self._of_events(lambda table: table.certified, lambda event: event.certified, np.bool_)
 
     def _of_events(
-        self, of_leg: Callable[[RecordTable], Any], of_event: Callable[[EventRecord], Any], kind: Any
+        self, of_table: Callable[[RecordTable], Any], of_event: Callable[[EventRecord], Any], kind: Any
     ) -> Any:
         found = [np.zeros(0, kind)]
         for item in self._given:
             if isinstance(item, RecordTable):
-                found.append(np.asarray(of_leg(item), kind))
+                found.append(np.asarray(of_table(item), kind))
             elif isinstance(item, EventRecord):
                 found.append(np.array([of_event(item)], kind))
         return np.concatenate(found)
 
     def thinned(self, *, events: bool, outputs: bool) -> TrajectoryParts:
-        """Parts without segments, but for those with outputs, and without events; what they were is still known."""
+        """Return the parts without segments (except those with outputs) or events; their `TALLIED` data remain."""
         given: list[Part | RecordTable] = []
         for item in self._given if events else ():
             if isinstance(item, RecordTable):
@@ -274,14 +274,14 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
 
     @property
     def given(self) -> Sequence[Part | RecordTable]:
-        """The parts, those in a record table together."""
+        """The parts, with those of a record table as one item."""
         return self._given
 
     @cached_property
     def is_certified(self) -> bool:
-        """Whether no event needs a closer look for derivatives."""
-        if self.whole is not None:
-            return self.whole.is_certified
+        """Whether the derivatives of no event need further checks."""
+        if self.native_run is not None:
+            return self.native_run.is_certified
         return all(
             item.is_clean if isinstance(item, RecordTable) else not isinstance(item, EventRecord)
             for item in self._given
@@ -289,14 +289,14 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
 
     @cached_property
     def n_segments(self) -> int:
-        """How many of them are segments."""
+        """Number of segments."""
         return self._gone[0] + sum(
             item.count if isinstance(item, RecordTable) else not isinstance(item, RECORDS) for item in self._given
         )
 
     @cached_property
     def n_events(self) -> int:
-        """How many of them are events."""
+        """Number of events."""
         return self._gone[1] + sum(
             item.n_events if isinstance(item, RecordTable) else isinstance(item, EventRecord) for item in self._given
         )
@@ -319,7 +319,7 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
 
     @cached_property
     def ends_with_event(self) -> bool:
-        """Whether the last event led to no mode; those in a record table always do."""
+        """Whether the last event has no target mode; those in a record table always have one."""
         events = (item for item in reversed(self._given) if isinstance(item, EventRecord | RecordTable))
         last = next(events, None)
         return isinstance(last, EventRecord) and last.target is None

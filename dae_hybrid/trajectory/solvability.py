@@ -1,4 +1,4 @@
-"""The conditions under which a run and its derivatives exist, as numbers: SR eq. 4 and 17, and those of section 4."""
+"""Conditions for the existence of a run and of its derivatives, as numbers: SR eq. 4, 17 and section 4."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Solvability:
-    """The conditions at one point, the start or a transition.
+    """Conditions at one point, the start or a transition.
 
     Attributes
     ----------
@@ -28,14 +28,14 @@ class Solvability:
     transition : str or None
         None at the start.
     rate : float
-        Rate of the guard, D of SR eq. 4; NaN where there is no guard.
+        Rate of the guard, D of SR eq. 4; NaN without a guard.
     relative_rate : float
-        The same in multiples of the guard's range over the time of the run: small means grazing.
+        The rate over the guard's range per duration of the run: a small value means grazing.
     arrival : float
-        Condition of the equations for the values after the transition (of the initial equations at the start), the
-        matrices of SR eq. 2, 4, 17; 1 where they are given explicitly, infinite where they are singular.
+        Condition number of the equations for the values after the transition (of the initial equations at the start),
+        the matrices of SR eq. 2, 4, 17; 1 if the values are given explicitly, infinite if the matrix is singular.
     index : float
-        Condition of [F_y' | F_z] of the mode entered, C B in index 2; 1 for an ODE.
+        Condition number of [F_y' | F_z] of the mode entered, C B in index 2; 1 for an ODE.
     """
 
     time: float
@@ -47,7 +47,7 @@ class Solvability:
 
 
 class SolvabilityReport(tuple[Solvability, ...]):
-    """The start and every transition of a run; prints as a table."""
+    """Conditions at the start and at every transition of a run; prints as a table."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What a simulation gives: segments, event records, and the trajectory they make up."""
+"""Results of a simulation: segments, and the trajectory that they form with the event records."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ if TYPE_CHECKING:
     from dae_hybrid.trajectory.solvability import SolvabilityReport
 
 Side = Literal["left", "right"]
-#: in more segments than these, dense output is that of the run made again: with explicit steps, whose interpolants cost
-#: several times as much as the steps, and with others, whose interpolants are kept
+#: above these numbers of segments, dense output is computed by another run instead of by their interpolants: with
+#: explicit steps, whose interpolants cost several times as much as the steps, and with implicit ones, whose
+#: interpolants are stored
 FEW, MANY = 4, 256
 
 
 @dataclass(frozen=True, eq=False)
 class Segment(NotPicklable):
-    """A smooth piece of the trajectory.
+    """A smooth part of the trajectory, between two events.
 
-    `t` (n_t,) and `values` (n_t, n_x) are its outputs; x_start, x_end and their rates satisfy the mode's
-    equations to rounding. After forward analysis `sensitivities` (n_t, n_directions, n_x) are the
-    derivatives at the outputs and `memory_sensitivities` (n_memory, n_directions) those of the memory.
+    `t` (n_t,) and `values` (n_t, n_x) are its outputs; x_start, x_end and their rates satisfy the equations of the mode
+    to rounding. After forward analysis `sensitivities` (n_t, n_directions, n_x) are the derivatives at the outputs and
+    `memory_sensitivities` (n_memory, n_directions) those of the memory.
     """
 
     mode: ModeSystem
@@ -61,25 +62,25 @@ class Segment(NotPicklable):
     memory: Array
     how: Method
     t: Array
-    states: Array = field(repr=False)  # (n_t, .), what the integrator integrates: eliminated variables are not in it
+    states: Array = field(repr=False)  # (n_t, .), without eliminated variables
     interpolate: SegmentReplay = field(repr=False)
     sensitivity_rows: Array | None = field(default=None, repr=False)
     memory_sensitivities: Array | None = None
     directions: Array | None = None
-    path: Array | None = field(default=None, repr=False)  # what the integrator's adjoint follows, where it was kept
+    path: Array | None = field(default=None, repr=False)  # steps for the adjoint, if stored
 
     @property
     def method(self) -> str:
-        """The name of the method that integrated it."""
+        """Name of the integration method."""
         return self.how.name
 
     @property
     def steps_kept(self) -> bool:
-        """Whether the adjoint is that of the steps themselves, exact, and not an integration of its own."""
+        """Whether the adjoint is the exact, discrete one of the steps, not an integrated one."""
         return self.how.path.exact and self.path is not None
 
     def extent(self) -> Array:
-        """How large what is integrated becomes, or how far it moves, (n,)."""
+        """Return the largest magnitude or change of each integrated state, (n,)."""
         n, span = self.mode.equations.n, self.t_end - self.t_start
         ends = (self.x_start[:n], self.x_end[:n], span * self.xdot_start[:n], span * self.xdot_end[:n])
         found: Array = np.abs(ends).max(axis=0)
@@ -88,7 +89,7 @@ class Segment(NotPicklable):
         return found
 
     def first(self, count: int) -> Segment:
-        """The same segment with so many of its outputs."""
+        """Return the segment with its first `count` outputs."""
         rows = self.sensitivity_rows
         rows = rows if rows is None else rows[:count]
         return replace(self, t=self.t[:count], states=self.states[:count], sensitivity_rows=rows)
@@ -115,18 +116,18 @@ class Segment(NotPicklable):
         return self.interpolate()
 
     def steps(self) -> Array:
-        """The rows of the interpolant, one per step; see `port.replay`."""
+        """Return the rows of the interpolant, one per step; see `port.replay`."""
         return self._interpolant.rows
 
     def dense(self, t: Array) -> Array:
-        """x at times within the segment, shape (len(t), n_x).
+        """Return x at times within the segment, shape (len(t), n_x).
 
-        The interpolant is made when first asked for, by integrating the segment again.
+        The interpolant is created on first access, by integrating the segment again.
         """
         return self.mode.complete_rows(t, self._interpolant(t), self.memory, self.parameters)
 
     def points(self, t: Array, places: Places) -> Points:
-        """The same with what goes with it; the ends are those of the record."""
+        """Return `dense` as `Points`; values at the ends are those of the record."""
 
         def make() -> Array:
             x = self.dense(t)
@@ -137,7 +138,7 @@ class Segment(NotPicklable):
 
 
 def _distinct(times: Array) -> Array:
-    """Increasing times, each once."""
+    """Return increasing times without repetitions."""
     return times[np.append(True, np.diff(times) > 0)] if times.size else times
 
 
@@ -161,10 +162,10 @@ def _times(t: ArrayLike) -> Array:
 class Trajectory(NotPicklable):
     """A hybrid trajectory. Immutable.
 
-    ``sol.t`` are the output times (both sides of an event where no ``t_eval`` was given), ``sol["u"]``
-    the values of a variable or memory at these times (NaN where its mode does not have it),
-    ``sol(t)`` dense output, ``sol.events`` the event records, ``sol.functionals`` the values of the
-    functionals, ``sol.statistics`` the integrator's counters, ``sol.diagnostics`` what was noticed and checked.
+    ``sol.t`` are the output times (both sides of an event unless ``t_eval`` was given), ``sol["u"]`` the values of a
+    variable or memory at these times (NaN where the active mode does not have it), ``sol(t)`` dense output,
+    ``sol.events`` the event records, ``sol.functionals`` the values of the functionals, ``sol.statistics`` the
+    integrator's counters, ``sol.diagnostics`` notes and checks.
 
     Examples
     --------
@@ -186,28 +187,30 @@ class Trajectory(NotPicklable):
     notes: tuple[str, ...]
     start: Start
     final: tuple[float, int, Array, Array]  # t, mode, x, memory
-    turns: tuple[tuple[int, Turn], ...] = field(default=(), repr=False)  # where guards of a mode turned next to zero
+    turns: tuple[tuple[int, Turn], ...] = field(default=(), repr=False)  # extrema of guards close to zero
     kept: Keep = "all"
-    sampled: bool = False  # whether outputs are at times that were asked for
-    again: Callable[[Array], Trajectory] | None = field(default=None, repr=False)  # makes the run with outputs at times
-    accumulation: float | None = None  # where events accumulate, where that has ended the run
+    sampled: bool = False  # whether outputs are at requested times
+    rerun: Callable[[Array], Trajectory] | None = field(
+        default=None, repr=False
+    )  # repeats the run with outputs at times
+    accumulation: float | None = None  # limit of the event times if it has ended the run
     complete: bool = True
 
     @property
     def segments(self) -> Lazily[Segment]:
-        """The smooth pieces, in order of time; each is made when it is asked for."""
+        """The smooth parts, in order of time; each is created on access."""
         self._demand("segments", "all")
         return self.parts.segments
 
     @property
     def events(self) -> Lazily[EventRecord]:
-        """One record per transition, in order; each is made when it is asked for. `event_table` has them as columns."""
+        """One record per transition, in order, created on access. `event_table` holds them as columns."""
         self._demand("events", "all", "events")
         return self.parts.events
 
     @property
     def n_events(self) -> int:
-        """How many transitions there were; known of every run."""
+        """Number of transitions; known of every run."""
         return self.parts.n_events
 
     @cached_property
@@ -226,17 +229,17 @@ class Trajectory(NotPicklable):
         return EventTable(self.system, self.parts)
 
     def thinned(self, keep: Keep) -> Trajectory:
-        """What is kept of the run."""
+        """Return the trajectory reduced to the parts to keep."""
         if keep == "all":
             return self
         parts = self.parts.thinned(events=keep == "events", outputs=self.sampled)
-        other = replace(self, parts=parts, kept=keep, again=None)
+        other = replace(self, parts=parts, kept=keep, rerun=None)
         if "diagnostics" in self.__dict__:
             other.__dict__["diagnostics"] = self.diagnostics
         return other
 
     def _demand(self, what: str, *enough: Keep) -> None:
-        """Refuse what was not kept."""
+        """Refuse access to parts that were not kept."""
         if self.kept not in enough:
             raise not_kept(what, self.kept, *enough)
 
@@ -255,13 +258,13 @@ class Trajectory(NotPicklable):
 
     @cached_property
     def uncertified(self) -> tuple[EventRecord, ...]:
-        """The events that need a closer look for derivatives."""
+        """The events whose derivatives need further checks."""
         return () if self.parts.is_certified else self.parts.uncertified
 
     def largest(self, mode: ModeSystem) -> Array:
-        """The largest values of a mode's variables at outputs and at the ends of its segments, (n_x,)."""
+        """Return the largest magnitudes of a mode's variables at outputs and segment ends, (n_x,)."""
         found = np.zeros(mode.variables.size)
-        for item in self.parts.given:  # not how far they may move at these rates: what oscillates goes nowhere
+        for item in self.parts.given:  # rates times durations are not used: oscillations would be overestimated
             if isinstance(item, RecordTable):
                 points = [item.largest[mode.index][None]] if mode.index in item.largest else []
             elif isinstance(item, Segment) and item.mode is mode:
@@ -275,7 +278,7 @@ class Trajectory(NotPicklable):
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
-        """What was noticed on the way, and what was checked with what result."""
+        """Notes on the run, and the results of its checks."""
         from dae_hybrid.trajectory.diagnostics import of_run
 
         self._demand("diagnostics", "all", "events")
@@ -293,7 +296,7 @@ class Trajectory(NotPicklable):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every variable, memory and signal that `sol[name]` knows."""
+        """Names of all variables, memories and signals, as in ``sol[name]``."""
         seen = {name: None for mode in self.system.modes for name in mode.variables.names}
         return (*seen, *self.system.memory.names)
 
@@ -303,14 +306,14 @@ class Trajectory(NotPicklable):
         return np.array([mode.name for mode in self.system.modes])[self._outputs.modes]
 
     def held(self, name: str, memory: Array, t: Array) -> Array:
-        """Values of a memory, or of a signal whose coefficients stand in it, at times: (len(t), width)."""
+        """Return a memory, or a signal by its coefficients in the memory, at times: (len(t), width)."""
         signal = self.system.signal(name)
         if signal is not None:
             return signal.evaluate(memory, t)[:, None]
         return np.tile(memory[self.system.memory[name]], (len(t), 1))
 
     def width(self, name: str) -> int:
-        """Number of entries of a variable, memory or signal."""
+        """Return the number of entries of a variable, memory or signal."""
         if not isinstance(name, str):
             raise KeyError(f"Names are strings, got {shown(name)}; there are {', '.join(self.names)}.")
         if name not in self.names:
@@ -322,14 +325,14 @@ class Trajectory(NotPicklable):
         return column(self.system, name, self.t.size, self._outputs.points)
 
     def __call__(self, t: ArrayLike, side: Side = "right") -> dict[str, Array]:
-        """Values of every variable and memory at the times `t`.
+        """Return every variable and memory at the times `t`.
 
         Parameters
         ----------
         t : float or array, shape (n,)
             Times within the run.
         side : {"right", "left"}
-            Which value to give at the time of an event: after it (default) or before it.
+            Value at the time of an event: after it (default) or before it.
 
         Returns
         -------
@@ -339,10 +342,10 @@ class Trajectory(NotPicklable):
         Raises
         ------
         NotKeptError
-            The run was made with another ``keep`` than ``"all"``.
+            The run had another ``keep`` than ``"all"``.
         OptionError
-            A time lies outside the run or is not a number, the times have more than one dimension, or `side` is
-            neither value.
+            A time is outside the run or not a number, the times have more than one dimension, or `side` is neither
+            value.
         """
         if not isinstance(side, str) or side not in ("left", "right"):
             raise OptionError(f"side must be 'left' or 'right', got {side!r}.")
@@ -358,7 +361,7 @@ class Trajectory(NotPicklable):
         return {name: column(self.system, name, flat.size, points)[order] for name in self.names}
 
     def _points(self, t: Array, side: Side) -> list[Points]:
-        """Points of the run at increasing times."""
+        """Return points of the run at increasing times."""
         found, (end, mode, x, memory), given = list[Points](), self.final, self.parts.given
         if t.size and t[-1] == end and (not given or (side == "right" and isinstance(given[-1], EventRecord))):
             t, places = t[:-1], np.array([t.size - 1])
@@ -370,23 +373,23 @@ class Trajectory(NotPicklable):
         if again is not None:
             found += again.points
             ends = np.append(self.parts.starts[1:], end)
-            at = np.flatnonzero(t == ends[owners]) if side == "left" else at[:0]  # outputs show what is after an event
+            at = np.flatnonzero(t == ends[owners]) if side == "left" else at[:0]  # outputs are after an event
         wanted, first = np.unique(owners[at], return_index=True)
         for index, places in zip(wanted.tolist(), np.split(at, first)[1:], strict=True):
             found.append(self.segments[index].points(t[places], places))
         return found
 
     def _outputs_at(self, t: Array) -> Outputs | None:
-        """Outputs of the same run at these times, where it can be made again."""
+        """Return outputs of the same run at these times; None if the run cannot be repeated."""
         with suppress(DaeHybridError):
-            other = None if self.again is None else self.again(t)
+            other = None if self.rerun is None else self.rerun(t)
             if other is not None and np.array_equal(other.t, t):
                 is_same = np.array_equal(_distinct(self.parts.starts), _distinct(other.parts.starts))
                 return other._outputs if is_same else None
         return None
 
     def snapped(self, t: Array, side: Side) -> Array:
-        """Times; those that are that of an event, or where a segment starts, but for rounding are just that."""
+        """Return times, with those that equal an event's or a segment's start to rounding set to it."""
         starts = self.parts.starts
         ends = np.append(starts, self.final[0]) if self.ended_by_event or not starts.size else starts
         close = SAME_INSTANT * np.maximum(np.abs(t), t - self.t_span[0])
@@ -397,19 +400,19 @@ class Trajectory(NotPicklable):
         return np.where(np.abs(nearest - t) <= close, nearest, t)
 
     def owners(self, t: Array, side: Side) -> NDArray[np.intp]:
-        """Index of the segment that each time belongs to; an event's time to the one after it, or before ("left")."""
+        """Return the segment index of each time; an event belongs to the segment after it, or before it ("left")."""
         starts = self.parts.starts
         return np.clip(np.searchsorted(starts, t, side=side) - 1, 0, len(starts) - 1)
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """One column per entry, each (n_t,): ``t``, ``mode``, every variable and memory; ``x[0]``, ... of a vector."""
+        """Return one column per entry, (n_t,): ``t``, ``mode``, variables and memory; ``x[0]``, ... of a vector."""
         columns: dict[str, NDArray[Any]] = {"t": self.t, "mode": self.modes}
         for name in self.names:
             columns |= entries(f"{name}{{}}", self[name])
         return columns
 
     def to_dataframe(self) -> Any:
-        """A pandas DataFrame: one row per output time, columns ``t``, ``mode`` and every variable.
+        """Return a pandas DataFrame: one row per output time, columns ``t``, ``mode`` and every variable.
 
         Needs pandas (extra ``[data]``).
         """
@@ -418,7 +421,7 @@ class Trajectory(NotPicklable):
         return pd.DataFrame(self.columns())
 
     def solvability(self) -> SolvabilityReport:
-        """The conditions for a solution and its derivatives at the start and at every transition, as numbers.
+        """Evaluate the conditions for a solution and its derivatives at the start and at every transition.
 
         Examples
         --------
@@ -433,10 +436,10 @@ class Trajectory(NotPicklable):
         return solvability(self)
 
     def jump_sensitivity(self, event: int) -> JumpSensitivity:
-        """The generalised jump sensitivity matrix of an event, by its place in `events`.
+        """Return the generalised jump sensitivity matrix of an event, by its index in `events`.
 
-        It maps derivatives just before the event to those just after it, and its transpose adjoints the other way; see
-        `JumpSensitivity`.
+        It maps derivatives just before the event to those just after it; its transpose maps adjoints in the opposite
+        direction. See `JumpSensitivity`.
 
         Raises
         ------

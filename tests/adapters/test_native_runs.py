@@ -49,7 +49,7 @@ def both(call: Callable[[], Any]) -> tuple[Any, Any]:
 def is_whole(result: Any) -> bool:
     """Whether the run was carried out as a whole."""
     run: dh.Trajectory = getattr(result, "trajectory", result)
-    return run.parts.whole is not None
+    return run.parts.native_run is not None
 
 
 def same(one: Any, other: Any) -> None:
@@ -303,7 +303,7 @@ def test_many_decays_that_steps_resolve(rates: list[float]) -> None:
     m.functional("G", terminal=xs[-1], at_times={100.0: xs[0] ** 2})
     system = m.build()
     run = dh.simulate(system, (0, 500), rtol=1e-8, atol=1e-10, native_events=True)
-    assert run.parts.whole is not None
+    assert run.parts.native_run is not None
     assert {segment.method for segment in run.segments} == {"erk"}
     other = dh.simulate(system, (0, 500), rtol=1e-8, atol=1e-10, native_events=False)
     assert {segment.method for segment in other.segments} == {"erk"}
@@ -395,7 +395,7 @@ def test_a_start_in_equilibrium_on_a_guard() -> None:
     for p in rng.uniform(0.1, 2.0, (20, 2)):
 
         def outcome(p: np.ndarray = p) -> Any:
-            system.graph.kept.clear()
+            system.graph.cache.clear()
             try:
                 return dh.simulate(system, (0, 1e3), parameters=p, rtol=1e-6, max_steps=20_000).functionals["G"]
             except dh.DaeHybridError as error:
@@ -560,9 +560,9 @@ def test_runs_are_freed_when_they_are_let_go() -> None:
 def test_paths_are_let_go_after_an_adjoint() -> None:
     """And a further adjoint integrates the segments again."""
     found = dh.adjoint_gradient(em_hysteresis.system(), (0, 2), "G", **TIGHT)
-    whole = found.trajectory.parts.whole
+    whole = found.trajectory.parts.native_run
     assert whole is not None
-    assert not getattr(whole.left, "paths")  # noqa: B009
+    assert not getattr(whole.raw, "paths")  # noqa: B009
     assert all(segment.path is None for segment in found.trajectory.segments)
     assert np.all(np.isfinite(found.adjoint(1.0)["u"]))
 

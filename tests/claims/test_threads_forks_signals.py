@@ -391,7 +391,7 @@ def test_interrupts_between_native_calls(built: Any, models: Any, monkeypatch: A
     assert len(reported) < 3, reported
     assert everything(system, "height") == first
     for mode in system.modes:
-        for idle in mode.equations.kept.values():
+        for idle in mode.equations.cache.values():
             if isinstance(idle, list):  # a pool: no memory is in it twice
                 assert len({id(memory) for memory in idle}) == len(idle)
 

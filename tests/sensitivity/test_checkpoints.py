@@ -20,7 +20,7 @@ import dae_hybrid as dh
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.problems import em_hysteresis, hybrid_ode, menegotto_pinto
 from dae_hybrid.simulation import checkpoints
-from dae_hybrid.simulation.checkpoints import Checkpoint, Stretch
+from dae_hybrid.simulation.checkpoints import Checkpoint, DroppableTable
 
 SMALL: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10}
 
@@ -78,20 +78,20 @@ def _built(model: dh.HybridModel, end: float) -> tuple[dh.HybridSystem, tuple[fl
 @pytest.fixture(autouse=True)
 def short_legs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Legs of any length are let go of."""
-    monkeypatch.setattr(checkpoints, "LEAST", 0)
+    monkeypatch.setattr(checkpoints, "MIN_DROPPABLE_SIZE", 0)
 
 
 @pytest.fixture
 def again(monkeypatch: pytest.MonkeyPatch) -> list[RecordTable]:
     """The legs that have been gone through again."""
     found: list[RecordTable] = []
-    once = Checkpoint.again
+    once = Checkpoint.recompute
 
     def counted(self: Checkpoint, leg: RecordTable, end: bytes) -> RecordTable:
         found.append(leg)
         return once(self, leg, end)
 
-    monkeypatch.setattr(Checkpoint, "again", counted)
+    monkeypatch.setattr(Checkpoint, "recompute", counted)
     return found
 
 
@@ -150,8 +150,8 @@ def test_a_run_that_is_not_long_keeps_all(again: list[RecordTable]) -> None:
     system, span = CASES["thermostat"][0]()
     found = dh.adjoint_gradient(system, span, **SMALL)
     assert not again
-    assert found.trajectory.parts.whole is not None
-    assert not any(isinstance(part, Stretch) for part in found.trajectory.parts.given)
+    assert found.trajectory.parts.native_run is not None
+    assert not any(isinstance(part, DroppableTable) for part in found.trajectory.parts.given)
 
 
 def test_the_memory_of_an_adjoint_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_the_memory_of_an_adjoint_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_part_that_is_not_the_same_again_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     system, span = CASES["ball"][0]()
-    once = Checkpoint.again
+    once = Checkpoint.recompute
 
     def off(self: Checkpoint, leg: RecordTable, end: bytes) -> RecordTable:
         self.task.x0[0] = np.nextafter(self.task.x0[0], 2.0)
@@ -180,7 +180,7 @@ def test_a_part_that_is_not_the_same_again_is_refused(monkeypatch: pytest.Monkey
         return once(self, leg, end)
 
     for changed in (off, elsewhere):
-        monkeypatch.setattr(Checkpoint, "again", changed)
+        monkeypatch.setattr(Checkpoint, "recompute", changed)
         monkeypatch.setattr(
             Checkpoint, "of", classmethod(lambda cls, reopen, task, context: cls(reopen, _own(task), context))
         )
