@@ -18,7 +18,7 @@ BLOCK = re.compile(r"(<!-- results: begin[^\n]*-->\n).*?(<!-- results: end -->)"
 
 
 def update_capabilities() -> None:
-    """Replace the table of docs/adapters.md by what the adapters of this package declare."""
+    """Replace the table of docs/adapters.md by the declared capabilities."""
     page = ROOT / "docs" / "adapters.md"
     heading, *rows = capability_table()
     table = markdown([heading, *(row for row in rows if row[0] in BUILT_IN)])
@@ -27,7 +27,7 @@ def update_capabilities() -> None:
 
 
 def update() -> int:
-    """Reproduce everything, then replace what is between the markers, and every picture that the pages show."""
+    """Reproduce all results, then replace the text between the markers and the pictures of the pages."""
     update_capabilities()
     readme, images = ROOT / "README.md", ROOT / "docs" / "images"
     with tempfile.TemporaryDirectory() as folder:
