@@ -110,7 +110,7 @@ def install() -> None:
         raise _CannotInstallError(f"it was built, but does not work here: {failure}")
 
 
-# -- what is needed ---------------------------------------------------------------------------------
+# -- requirements -----------------------------------------------------------------------------------
 
 
 def _requirements() -> tuple[list[str], Path, list[Path]]:

@@ -15,7 +15,7 @@ from dae_hybrid.codegen.kernels import NativeFunction
 from dae_hybrid.compile.builders import Builders
 from dae_hybrid.compile.lowering import Flat
 from dae_hybrid.compile.mode_system import ModeBuilder
-from dae_hybrid.compile.native_transitions import LARGEST, LONGEST, first_output
+from dae_hybrid.compile.native_transitions import LARGEST, MAX_TRANSITION_OPERATIONS, first_output
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.port.native_plan import BoundaryFunctions, Measured
 from dae_hybrid.system.initial import InitialMap
@@ -24,7 +24,7 @@ from dae_hybrid.system.transition_map import CLOCK
 
 NONE = np.zeros(0)
 #: limit on the number of compiled measurement functions, over all modes
-MOST_MEASURED = 32
+MAX_MEASUREMENT_FUNCTIONS = 32
 
 
 def starts_and_ends_plainly(measurements: Sequence[Measurement], initial: InitialMap, builders: Builders) -> bool:
@@ -34,7 +34,7 @@ def starts_and_ends_plainly(measurements: Sequence[Measurement], initial: Initia
     """
     if initial.explicit is None or initial.signals or not all(isinstance(m.time, float) for m in measurements):
         return False
-    if len(_shapes(measurements)) * len(builders.unit) > MOST_MEASURED:
+    if len(_shapes(measurements)) * len(builders.unit) > MAX_MEASUREMENT_FUNCTIONS:
         return False
     units = builders.units
     if any(b.lowering.n + b.nm > LARGEST or b.nk or b.poles or b.nz > SYMBOLIC_SOLVE for b in units.values()):
@@ -77,7 +77,7 @@ def end_functions(
         for k in range(len(builders.unit)):
             with suppress(DaeHybridError):  # the measurement has no value in this mode
                 found[f"measured{i}_{k}"] = own = _measured(of_mode, builders.own(k), f"end_measured{i}_{k}")
-                if own.n_instructions() > LONGEST:
+                if own.n_instructions() > MAX_TRANSITION_OPERATIONS:
                     return {}
     return found
 

@@ -13,7 +13,7 @@ from dae_hybrid.codegen.kernels import NativeFunction
 from dae_hybrid.compile.families import Family, families, kernels_of
 from dae_hybrid.compile.lowering import ModeLowering
 from dae_hybrid.compile.mode_system import ModeBuilder, of_member
-from dae_hybrid.compile.native_transitions import crossing_functions, has_slopes, is_plain
+from dae_hybrid.compile.native_transitions import crossing_functions, has_slopes, native_eligible
 from dae_hybrid.compile.transition_functions import as_stated, build_transition, parameters_of
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.statement.declarations import Transition
@@ -213,8 +213,8 @@ class Transitions:
 
     def crossings(self) -> dict[int, dict[str, ca.Function]]:
         """The compiled functions of native transitions, by kind."""
-        plain = {k: ends for k, ends in self.ends.items() if is_plain(self.built[k], *ends)}
-        return {k: crossing_functions(self.built[k], *ends) for k, ends in plain.items()}
+        eligible = {k: ends for k, ends in self.ends.items() if native_eligible(self.built[k], *ends)}
+        return {k: crossing_functions(self.built[k], *ends) for k, ends in eligible.items()}
 
 
 def _with(transition: Transition, values: list[ca.MX]) -> Transition:

@@ -13,13 +13,13 @@ from dae_hybrid.numerics.algebraic import NAMED
 from dae_hybrid.numerics.arrays import Array
 
 #: magnitudes of the sample points, and the number of samples that must be finite
-SIZES, LOOKS = (1.0, 0.1, 10.0, 1.0, 100.0, 1e-2), 3
+SAMPLE_MAGNITUDES, MIN_SAMPLES = (1.0, 0.1, 10.0, 1.0, 100.0, 1e-2), 3
 #: singular values below this multiple of the largest are zero, after rows and columns are equilibrated
-SINGULAR = 1e-13
+NULL_SPACE_RTOL = 1e-13
 #: a row or column with a smaller share of the null space does not take part in it
-SHARE = 1e-9
+MIN_PARTICIPATION = 1e-9
 #: longest list of names, or groups, in a message
-MOST = 8
+MAX_LISTED = 8
 
 
 def refuse_dependent_equations(
@@ -35,10 +35,10 @@ def refuse_dependent_equations(
     if not 1 < n <= NAMED:
         return
     rng, found = np.random.default_rng(0), []
-    for size in SIZES:
+    for size in SAMPLE_MAGNITUDES:
         x, m = (size * rng.uniform(0.5, 1.5, by_z.size1_in(i)) for i in (1, 2))
         p = np.where(parameters != 0, parameters, 1.0) * rng.uniform(0.5, 1.5, parameters.size)
-        if size != SIZES[0]:
+        if size != SAMPLE_MAGNITUDES[0]:
             x *= rng.choice((-1.0, 1.0), x.size)
         matrix = np.array(by_z(size * rng.uniform(), x, m, p))
         if not np.all(np.isfinite(matrix)):
@@ -48,7 +48,7 @@ def refuse_dependent_equations(
             return
         found.append((matrix, *spaces))
     supports = {tuple(np.flatnonzero(_shares(left))) for _, left, _ in found}
-    if len(found) < LOOKS or len(supports) > 1:
+    if len(found) < MIN_SAMPLES or len(supports) > 1:
         return
     groups = _groups(*found[0])
     sentences = []
@@ -73,21 +73,21 @@ def _null_spaces(matrix: Array) -> tuple[Array, Array] | None:
             largest = np.abs(scaled).max(axis=axis, keepdims=True)
             scaled = scaled / np.where(largest > 0, largest, 1.0)
     left, values, right = np.linalg.svd(scaled)
-    rank = int(np.count_nonzero(values > SINGULAR * len(matrix) * values[0]))
+    rank = int(np.count_nonzero(values > NULL_SPACE_RTOL * len(matrix) * values[0]))
     return None if rank == len(matrix) else (left[:, rank:], right[rank:].T)
 
 
 def _shares(basis: Array) -> Array:
     """Whether each row or column takes part in the null space."""
-    return np.asarray((basis**2).sum(axis=1) > SHARE)
+    return np.asarray((basis**2).sum(axis=1) > MIN_PARTICIPATION)
 
 
 def _groups(matrix: Array, left: Array, right: Array) -> list[tuple[list[int], list[int], int]]:
     """Split the null spaces into connected parts; return the rows, columns and rank deficiency of each."""
     n, rows, columns = len(matrix), _shares(left), _shares(right)
     graph = np.zeros((2 * n, 2 * n), dtype=bool)
-    graph[:n, :n] = np.abs(left @ left.T) > SHARE
-    graph[n:, n:] = np.abs(right @ right.T) > SHARE
+    graph[:n, :n] = np.abs(left @ left.T) > MIN_PARTICIPATION
+    graph[n:, n:] = np.abs(right @ right.T) > MIN_PARTICIPATION
     graph[:n, n:] = (matrix != 0) & rows[:, None] & columns
     _, part = connected_components(graph, directed=False)
     groups = []
@@ -99,5 +99,5 @@ def _groups(matrix: Array, left: Array, right: Array) -> list[tuple[list[int], l
 
 
 def _list(names: Sequence[str], separator: str = ", ") -> str:
-    more = len(names) - MOST
-    return separator.join(names[:MOST]) + (f"{separator}and {more} more" if more > 0 else "")
+    more = len(names) - MAX_LISTED
+    return separator.join(names[:MAX_LISTED]) + (f"{separator}and {more} more" if more > 0 else "")

@@ -7,9 +7,9 @@ import math
 import casadi as ca
 
 #: largest number of algebraic variables solved for symbolically when single equations do not determine them
-MOST_AFFINE = 64
+MAX_AFFINE_UNKNOWNS = 64
 #: largest size for which a determinant is written out
-FEW = 4
+MAX_COFACTOR_SIZE = 4
 #: operations that jump, including those with a constant derivative
 JUMPING = {
     ca.OP_SIGN, ca.OP_FLOOR, ca.OP_CEIL, ca.OP_LT, ca.OP_LE, ca.OP_EQ, ca.OP_NE, ca.OP_NOT, ca.OP_AND, ca.OP_OR,
@@ -32,7 +32,7 @@ def solve_explicitly(k: ca.SX, z: ca.SX, largest: int) -> tuple[ca.SX, ca.SX] | 
     poles = ca.SX(0, 1)
     if not columns:
         return solution, poles
-    if len(rows) != len(columns) or len(columns) > MOST_AFFINE:
+    if len(rows) != len(columns) or len(columns) > MAX_AFFINE_UNKNOWNS:
         return None
     rest, left = ca.substitute(k[rows], z, solution), z[columns]
     values, jumps = ca.SX(left), has_jumps(rest)
@@ -95,7 +95,7 @@ def _affine(matrix: ca.SX, constant: ca.SX) -> tuple[ca.SX, ca.SX]:
 def _solved(matrix: ca.SX, right: ca.SX) -> ca.SX:
     if matrix.shape[0] == 1:
         return right / matrix
-    if matrix.shape[0] <= FEW:
+    if matrix.shape[0] <= MAX_COFACTOR_SIZE:
         return ca.solve(matrix, right)
     q, r = ca.qr(matrix)
     return ca.solve(r, q.T @ right)
@@ -118,7 +118,7 @@ def determinant(matrix: ca.SX) -> ca.SX:
     The product of the diagonal of a QR factorisation has no sign: it touches zero where the determinant crosses it.
     """
     n = matrix.shape[0]
-    if n <= FEW:
+    if n <= MAX_COFACTOR_SIZE:
         return ca.det(matrix)
     rows = [[matrix[i, j] for j in range(n)] for i in range(n)]
     result = ca.SX(1)

@@ -22,7 +22,7 @@ from dae_hybrid.codegen.shapes import POWERS, in_elements, written_out
 from dae_hybrid.numerics.arrays import Array
 
 #: longest expressions that are examined, in instructions
-LONGEST = 1000
+MAX_INSTRUCTIONS = 1000
 #: numbers by which CasADi simplifies
 STRUCTURAL = frozenset((0.0, 1.0, 2.0, 0.5))
 
@@ -105,7 +105,7 @@ def _without_numbers(expressions: Sequence[ca.MX]) -> tuple[Any, list[ca.MX], li
     inputs = ca.symvar(ca.veccat(*expressions))
     function = ca.Function("f", inputs, expressions)
     count = function.n_instructions()
-    if count > LONGEST:
+    if count > MAX_INSTRUCTIONS:
         return None
     places, exponents = list[ca.MX](), set[int]()
     for k in range(count):

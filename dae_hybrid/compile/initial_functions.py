@@ -27,7 +27,7 @@ from dae_hybrid.system.initial import InitialMap
 from dae_hybrid.system.signals import SignalTable
 
 #: largest number of unknowns solved for symbolically
-MOST_EXPLICIT = 8
+MAX_EXPLICIT_UNKNOWNS = 8
 
 
 def build_initial(model: HybridModel, builders: Builders, signals: tuple[SignalTable, ...]) -> InitialMap:
@@ -185,7 +185,7 @@ class _ExplicitStart:
 
     def __call__(self, places: tuple[int, ...] = ()) -> tuple[Kernel, Kernel] | None:
         s, held, free = self.s, self.held, self.free
-        if s.kind is not ca.SX or len(free) != self.phi.numel() or len(free) > MOST_EXPLICIT:
+        if s.kind is not ca.SX or len(free) != self.phi.numel() or len(free) > MAX_EXPLICIT_UNKNOWNS:
             return None
         unknown = s.x[free, :]
         solution, _, left = by_substitution(self.phi, unknown)

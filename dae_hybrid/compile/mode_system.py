@@ -298,7 +298,7 @@ def of_member(
 
 
 def to_compile(functions: dict[str, ca.Function]) -> dict[str, ca.Function]:
-    """Select the functions to compile: guards in pieces, where there are any, replace the whole function."""
+    """Select the functions to compile; `sketch` and `slopes` replace `guards` and `rates` if present."""
     if "sketch" not in functions:
         return functions
     kept = {key: function for key, function in functions.items() if key not in ("guards", "slopes")}

@@ -21,14 +21,14 @@ from dae_hybrid.system.transition_map import CLOCK, TransitionMap
 #: with more states and memory entries the integration of a segment dominates the cost, not the transition
 LARGEST = 40
 #: longest functions of a transition with unknowns, in operations; longer ones compile for more than half a second
-LONGEST = 5000
+MAX_TRANSITION_OPERATIONS = 5000
 #: guards of both modes above which transitions call the modes' functions instead of inlining them
 CALLED = 16
 #: the same as LARGEST for points without a transition, in modes integrated as explicit equations
-LARGEST_POINT = 1000
+MAX_POINT_SIZE = 1000
 
 
-def is_plain(transition: TransitionMap, source: ModeBuilder, target: ModeBuilder | None) -> bool:
+def native_eligible(transition: TransitionMap, source: ModeBuilder, target: ModeBuilder | None) -> bool:
     """Whether the point after a transition is explicit, or given by a square system of equations."""
     if target is None or transition.projects or transition.conditions:
         return False
@@ -49,7 +49,7 @@ def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
 
 def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]:
     """Return `cross` of a point without a transition, and `solve` for knots; empty for index 2 and large modes."""
-    largest = LARGEST if mode.nz and mode.explicit is None else LARGEST_POINT
+    largest = LARGEST if mode.nz and mode.explicit is None else MAX_POINT_SIZE
     if mode.nk or mode.poles or mode.lowering.n + mode.nm > largest:
         return {}
     (t, y, m, p), x = _point(mode)
@@ -141,7 +141,7 @@ def crossing_functions(
     for key, values in outputs.items():
         function = ca.Function(f"t{transition.index}_{key}", inputs, [ca.densify(v) for v in values])
         found[key] = function if called and key == "cross" else _in_elements(function, source, target)
-    short = "solve" not in found or sum(f.n_instructions() for f in found.values()) <= LONGEST
+    short = "solve" not in found or sum(f.n_instructions() for f in found.values()) <= MAX_TRANSITION_OPERATIONS
     return _with_numbers_apart(found, source) if short else {}
 
 

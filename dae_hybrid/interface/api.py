@@ -80,7 +80,7 @@ def simulate(
     adapter : str
         Name of the adapter; see `adapter_names`.
     keep : {"all", "events", "final"}
-        What the result keeps of the run. ``"all"`` (default): outputs, events, and the data of dense output ``sol(t)``.
+        Data kept in the result. ``"all"`` (default): outputs, events, and the data of dense output ``sol(t)``.
         ``"events"``: events, and outputs at `t_eval` if given. ``"final"``: the final point (`Trajectory.final`), the
         functionals, the number of events and the statistics; the memory used does not grow with the length of the run.
         Any other attribute of the result raises `NotKeptError`.
@@ -134,7 +134,7 @@ def forward_sensitivity(
     wrt : str or sequence of str, optional
         Parameters to differentiate by; default all.
     keep : {"all", "events", "final"}
-        What the result keeps; see `simulate`. ``"events"`` keeps the derivatives at events and, with `t_eval`, at
+        Data kept in the result; see `simulate`. ``"events"`` keeps the derivatives at events and, with `t_eval`, at
         outputs; ``"final"`` keeps the gradients. The analysis itself needs the memory of the whole run.
     strict : bool
         Raise if a condition for the derivatives fails (default): `GrazingError` if a guard touches zero, `EventError`
@@ -243,7 +243,7 @@ def adjoint_gradient(
     wrt : str or sequence of str, optional
         Parameters to differentiate by; default all.
     keep : {"all", "events", "final"}
-        What the result keeps of the run after the sweep; see `simulate`. `Gradient.adjoint` needs ``"all"``. During the
+        Data kept in the result after the sweep; see `simulate`. `Gradient.adjoint` needs ``"all"``. During the
         sweep, ``adjoint_memory`` bytes are kept in addition (see `Options`).
     algorithm : {"general", "serban-recuero"}
         ``"serban-recuero"`` is Algorithm 1 of Serban and Recuero (2019) as printed, for systems with memory and

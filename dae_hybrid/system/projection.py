@@ -22,29 +22,29 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import Matrix, dense, is_finite
 
 #: smallest eigenvalue of a positive definite reduced Hessian, relative to the metric
-DEFINITE = 1e-8
+DEFINITE_RTOL = 1e-8
 #: largest relative change of the Hessian and of the constraints' derivatives for constraints treated as linear
-LINEAR = 1e-12
+LINEAR_RTOL = 1e-12
 #: displacements below this multiple of the point's size need no comparison with other minima,
-NEXT_TO_IT = 1e-6
+MIN_DISPLACEMENT = 1e-6
 #: if the constraint is flat over that distance: largest relative change of the Hessian
-FLAT = 1e-3
+FLAT_RTOL = 1e-3
 #: largest relative change of the Hessian for a distance small against the radius of curvature
-PLAIN = 0.05
+MAX_BENDING = 0.05
 #: relative tolerance for equal distances
-EQUAL = 1e-7
+EQUAL_RTOL = 1e-7
 #: number of search directions of each kind, with more than three unknowns
-MOST = 8
+DIRECTIONS = 8
 #: distances of trial points, relative to that of the nearest minimum
-SHARES = (0.125, 0.25, 0.5, 0.75, 1.0)
+RADIUS_RATIOS = (0.125, 0.25, 0.5, 0.75, 1.0)
 #: number of searches, each from a nearer minimum or, without one, with a larger radius
-ROUNDS = 8
+MAX_SEARCHES = 8
 #: points on the constraints closer than this, relative to their distance, lead to the same minimum
-SAME = 0.02
+SAME_RTOL = 0.02
 #: iterations of the restoration, and steps along the constraints
-STEPS = 25
+MAX_ITERATIONS = 25
 #: relative size of the correction at which the restoration has converged
-ON_IT = 1e-9
+RESTORED_RTOL = 1e-9
 
 
 def nearest_point(
@@ -88,7 +88,7 @@ def nearest_point(
     if first is not None:
         smallest, across = search.curvature(system(first)[1])
         if smallest > 0:
-            if search.alone(first) or search.is_plain(first):
+            if search.needs_no_search(first) or search.is_nearly_flat(first):
                 return first
             search.minima.append(first)
     search.look_around(first, across)
@@ -99,12 +99,12 @@ def nearest_point(
         )
     search.minima.sort(key=search.distance)
     best = search.minima[0]
-    if search.nearest < search.distance(best) * (1 - NEXT_TO_IT):
+    if search.nearest < search.distance(best) * (1 - MIN_DISPLACEMENT):
         raise fail("there is a nearer point than the one that Newton's method reaches, and it reaches none from there")
     scale = np.abs(best[:moved]).max() + np.abs(start[:moved]).max()
     for other in search.minima[1:]:
-        equal = search.distance(other) ** 2 - search.distance(best) ** 2 <= EQUAL * search.distance(best) ** 2
-        if equal and np.abs(other[:count] - best[:count]).max() > np.sqrt(EQUAL) * scale:
+        equal = search.distance(other) ** 2 - search.distance(best) ** 2 <= EQUAL_RTOL * search.distance(best) ** 2
+        if equal and np.abs(other[:count] - best[:count]).max() > np.sqrt(EQUAL_RTOL) * scale:
             raise fail("two points of the constraints are equally near")
     return best
 
@@ -127,7 +127,7 @@ class _Search:
         self._ends: list[Array] = []
         values, vectors = np.linalg.eigh(self.metric[:moved, :moved])
         largest = float(values.max(initial=0.0)) or 1.0
-        values = np.where(values > DEFINITE * largest, values, largest)
+        values = np.where(values > DEFINITE_RTOL * largest, values, largest)
         self._by_v = np.eye(count) / np.sqrt(values.min())  # entries that are not projected have no weight
         self._by_v[:moved, :moved] = vectors / np.sqrt(values)
         self._to_v = np.linalg.inv(self._by_v)
@@ -137,28 +137,30 @@ class _Search:
         offset, moved = (xi - self._start)[: self._moved], self._moved
         return float(np.sqrt(max(float(offset @ self.metric[:moved, :moved] @ offset), 0.0)))
 
-    def alone(self, xi: Array) -> bool:
+    def needs_no_search(self, xi: Array) -> bool:
         """Whether no search is needed: the constraints are linear, or the minimum is close to the start."""
         metric, count = np.abs(self.metric).max(), self._count
         matrix = dense(self._system(xi)[1])
         bends = np.abs(_hessian(matrix, count) - self.metric).max()
         offset = np.abs(xi - self._start)[: self._moved]
         size = float(np.abs(self._start[: self._moved]).max(initial=0.0)) or 1.0
-        if bends <= FLAT * metric and np.all(offset <= NEXT_TO_IT * size):
+        if bends <= FLAT_RTOL * metric and np.all(offset <= MIN_DISPLACEMENT * size):
             return True
         rows = slice(count, count + self._multipliers)
         between = self._start + (xi - self._start) * 0.381966
         turns = [abs(dense(self._system(at)[1]) - matrix)[rows, :count].max() for at in (self._start, between)]
-        allowed = LINEAR * np.abs(matrix[rows, :count]).max()
-        return bool(bends <= LINEAR * metric and all(turn <= allowed for turn in turns))
+        allowed = LINEAR_RTOL * np.abs(matrix[rows, :count]).max()
+        return bool(bends <= LINEAR_RTOL * metric and all(turn <= allowed for turn in turns))
 
-    def is_plain(self, xi: Array) -> bool:
+    def is_nearly_flat(self, xi: Array) -> bool:
         """Whether the distance is small against the radius of curvature, and restoration finds nothing nearer."""
         bends = np.abs(_hessian(self._system(xi)[1], self._count) - self.metric).max()
-        if not bends <= PLAIN * np.abs(self.metric).max():
+        if not bends <= MAX_BENDING * np.abs(self.metric).max():
             return False
         landed = self._restored(np.zeros(self._count))
-        return landed is not None and self.distance(xi) <= float(np.linalg.norm(landed[: self._moved])) * (1 + SAME)
+        return landed is not None and self.distance(xi) <= float(np.linalg.norm(landed[: self._moved])) * (
+            1 + SAME_RTOL
+        )
 
     def curvature(self, matrix: Matrix) -> tuple[float, Array]:
         """Smallest eigenvalue of the Hessian along the constraints (zero if it is rounding), and the eigenvectors."""
@@ -173,7 +175,7 @@ class _Search:
         values, vectors = np.linalg.eigh(reduced)
         scale = max(np.abs(reduced).max(), np.abs(along.T @ self.metric @ along).max())
         smallest = float(values[0])
-        return (smallest if abs(smallest) > DEFINITE * scale else 0.0), along @ vectors
+        return (smallest if abs(smallest) > DEFINITE_RTOL * scale else 0.0), along @ vectors
 
     def look_around(self, first: Array | None, across: Array) -> None:
         """Collect minima from trial points around the start; `across` are directions that may leave `first`."""
@@ -186,20 +188,20 @@ class _Search:
         if first is not None:
             v = self._to_v @ (first - self._start)[: self._count]
             reach = float(np.linalg.norm(v[: self._moved]))
-            for share, direction in product(SHARES, (self._to_v @ across).T[:MOST]):
+            for share, direction in product(RADIUS_RATIOS, (self._to_v @ across).T[:DIRECTIONS]):
                 for sign in (1.0, -1.0):
                     self._try(v + sign * share * reach * direction / np.linalg.norm(direction))
-            for share in SHARES[:-1]:
+            for share in RADIUS_RATIOS[:-1]:
                 self._try(share * v)
             if self._count > self._moved:  # alternative values of the entries without weight
                 origins.append(np.concatenate((nothing[: self._moved], v[self._moved :])))
         size = float(np.abs(self._to_v @ self._start[: self._count])[: self._moved].max(initial=0.0)) or 1.0
         radius = self._reach() if np.isfinite(self._reach()) else 2 * size
-        for _ in range(ROUNDS):
-            for share, direction in product(SHARES, directions):
+        for _ in range(MAX_SEARCHES):
+            for share, direction in product(RADIUS_RATIOS, directions):
                 for origin in origins:
                     self._try(origin + share * radius * direction)
-            if self.minima and self._reach() > (1 - NEXT_TO_IT) * radius:
+            if self.minima and self._reach() > (1 - MIN_DISPLACEMENT) * radius:
                 return
             radius = self._reach() if self.minima else 2 * radius
 
@@ -220,7 +222,9 @@ class _Search:
         elif moved == 3:
             units = np.array([u for u in product((-1.0, 0.0, 1.0), repeat=3) if any(u)])
         else:
-            ways = np.vstack((np.eye(moved)[:MOST], across.T[:MOST, :moved], rng.normal(size=(MOST, moved))))
+            ways = np.vstack(
+                (np.eye(moved)[:DIRECTIONS], across.T[:DIRECTIONS, :moved], rng.normal(size=(DIRECTIONS, moved)))
+            )
             units = np.vstack((ways, -ways))
         sizes = np.linalg.norm(units, axis=1)
         units = units[sizes > 0] / sizes[sizes > 0, None]
@@ -234,15 +238,15 @@ class _Search:
         far, known = self._length(landed), self._reach()
         if far > 2 * known:
             return
-        nearer = far < (1 - NEXT_TO_IT) * min(known, self.nearest)
-        if nearer or self._apart(landed) > SAME * known:
+        nearer = far < (1 - MIN_DISPLACEMENT) * min(known, self.nearest)
+        if nearer or self._apart(landed) > SAME_RTOL * known:
             self._follow(landed)
 
     def _follow(self, v: Array) -> None:
         """Descend from a point on the constraints and record the minimum reached."""
         end = self._descended(v)
         self.nearest = min(self.nearest, self._length(end))
-        if self._apart(end) > NEXT_TO_IT * self._length(end):
+        if self._apart(end) > MIN_DISPLACEMENT * self._length(end):
             found = self._minimum(self._start[: self._count] + self._by_v @ end)
             if found is not None:
                 self.minima.append(found)
@@ -278,15 +282,15 @@ class _Search:
     def _restored(self, v: Array) -> Array | None:
         """Restore v to the constraints by minimum-norm corrections; None if that does not converge."""
         at = self._at(v)
-        for _ in range(STEPS):
+        for _ in range(MAX_ITERATIONS):
             if at is None:
                 return None
             k, by_v, _ = at
-            step = np.linalg.lstsq(by_v, -k, rcond=DEFINITE)[0]
+            step = np.linalg.lstsq(by_v, -k, rcond=DEFINITE_RTOL)[0]
             size = float(np.linalg.norm(step))
-            if size <= ON_IT * float(np.linalg.norm(v + step)):
+            if size <= RESTORED_RTOL * float(np.linalg.norm(v + step)):
                 off = np.abs(by_v @ step + k).max(initial=0.0)
-                return v + step if off <= ON_IT * float(np.linalg.norm(v + step)) else None
+                return v + step if off <= RESTORED_RTOL * float(np.linalg.norm(v + step)) else None
             damping = 1.0
             while True:
                 trial = v + damping * step
@@ -305,7 +309,7 @@ class _Search:
         Newton's method on the tangent space, with the absolute values of the Hessian's eigenvalues, followed by a
         restoration to the constraints.
         """
-        for _ in range(STEPS):
+        for _ in range(MAX_ITERATIONS):
             nu = self._nu(self._start[: self._count] + self._by_v @ v)
             at = None if nu is None else self._at(v, nu)
             if at is None:
@@ -314,7 +318,7 @@ class _Search:
             along = _null_space(by_v)
             slope = along.T @ np.concatenate((v[: self._moved], np.zeros(self._count - self._moved)))
             length = self._length(v)
-            if not slope.size or np.linalg.norm(slope) <= NEXT_TO_IT * length:
+            if not slope.size or np.linalg.norm(slope) <= MIN_DISPLACEMENT * length:
                 return v
             values, vectors = np.linalg.eigh(along.T @ hessian @ along)
             step = -along @ vectors @ ((vectors.T @ slope) / np.maximum(np.abs(values), 0.1))
@@ -355,7 +359,7 @@ class _Search:
 def _null_space(matrix: Array) -> Array:
     """Basis of the null space, as columns."""
     _, sizes, right = np.linalg.svd(matrix)
-    return np.asarray(right[int(np.count_nonzero(sizes > DEFINITE * sizes.max(initial=0.0))) :].T)
+    return np.asarray(right[int(np.count_nonzero(sizes > DEFINITE_RTOL * sizes.max(initial=0.0))) :].T)
 
 
 def _hessian(matrix: Matrix, count: int) -> Array:

@@ -45,7 +45,7 @@ from dae_hybrid.system.projection import nearest_point
 from dae_hybrid.system.reinitialisation import arrival_derivative, refuse_singular_entry, undetermined
 
 #: size up to which plain Python is faster than NumPy
-SHORT = 16
+MAX_PYTHON_SIZE = 16
 #: a drift within this many roundings of its terms is zero
 DRIFT_ROUNDINGS = 64.0
 #: residuals within this many state tolerances may be zero: errors accumulate along a run
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 def all_finite(values: Array) -> bool:
     """Whether all entries are finite; fast for short arrays."""
-    if values.size <= SHORT:
+    if values.size <= MAX_PYTHON_SIZE:
         return all(map(math.isfinite, values.tolist()))
     return bool(np.isfinite(values).all())
 
@@ -79,7 +79,7 @@ def vanishes(values: Array, sizes: Array, roundings: float) -> bool:
     Terms without a finite size, such as the derivative of a root at zero, require exact zeros.
     """
     limit = roundings * EPS
-    if values.size <= SHORT:
+    if values.size <= MAX_PYTHON_SIZE:
         pairs = zip(values.ravel().tolist(), sizes.ravel().tolist(), strict=True)
         return all(v == 0.0 or (abs(v) <= limit * s and s < math.inf) for v, s in pairs)
     return bool(np.all((values == 0.0) | ((np.abs(values) <= limit * sizes) & (sizes < np.inf))))
@@ -215,17 +215,20 @@ class TransitionLinearisation:
         """dt/dp along the directions (SR eq. 27)."""
         return np.asarray((self.h_w @ before + self.h_p @ directions) / -self.rate)
 
-    def backward(self, after: Array, clock: Array) -> tuple[Array, Array, Array]:
+    def backward(self, after: Array, time_cotangent: Array) -> tuple[Array, Array, Array]:
         """Map L+ = dG/dw+ (k, n_w+) to L- (k, n_w-), its part of dG/dp (k, n_p), and dG/dt of the preceding event.
 
-        `clock` (k,) is dG/dt of whatever depends on the time of this event: a terminal value, or an event that follows.
+        `time_cotangent` (k,) is dG/dt of whatever depends on the time of this event: a terminal value, or a following
+        event.
         """
-        c = after @ self.drift + self.integrand_minus - self.integrand_plus + clock
+        c = after @ self.drift + self.integrand_minus - self.integrand_plus + time_cotangent
         before, share = after @ self.R_w, after @ self.R_p
         if self.cost is not None:
             nw = before.shape[1]
             c, before, share = c + self._cost_rate, before + self.cost[:, :nw], share + self.cost[:, nw:-1]
-        sizes = abs(after) @ self._drift_size + abs(self.integrand_minus) + abs(self.integrand_plus) + abs(clock)
+        sizes = (
+            abs(after) @ self._drift_size + abs(self.integrand_minus) + abs(self.integrand_plus) + abs(time_cotangent)
+        )
         c[abs(c) <= DRIFT_ROUNDINGS * EPS * sizes] = 0.0  # rounding only: rates and integrand are continuous
         if self.follows:
             return before, share, c
@@ -535,8 +538,8 @@ class TransitionMap:
         self._refuse_grazing(event, rate, conditions)
         cost, dxi = None, np.zeros((0, nw + np_ + 1))
         costs = "cost" in self.kernels
-        plain = self.simple and not costs and _cancels(by_xi, by_xi_size)
-        by_w = None if plain else chain(source, t, before, m, p) if by_w is None else by_w
+        explicit = self.simple and not costs and _cancels(by_xi, by_xi_size)
+        by_w = None if explicit else chain(source, t, before, m, p) if by_w is None else by_w
         if by_w is not None and target is not None:
             when = None if event.follows else -h[0, :-1] / rate
             jump, dxi = arrival_derivative(self, source, target, event, p, by_w, when, flow_minus, earlier)
