@@ -20,7 +20,7 @@ from dae_hybrid.conditions.reach import SAFETY
 from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.port.records import EventRecord, MeasurementRecord
-from dae_hybrid.simulation.event_logic import TOGETHER, WIDEST, ZERO_ROUNDINGS
+from dae_hybrid.simulation.event_logic import MAX_SIMULTANEITY_RTOLS, SIMULTANEITY_RTOLS, ZERO_ROUNDINGS
 from dae_hybrid.statement.discontinuities import jumps
 from dae_hybrid.statement.discontinuous_nodes import bare
 from dae_hybrid.system.derivative_conditions import Conditions
@@ -98,9 +98,10 @@ class Branches:
         with np.errstate(invalid="ignore", over="ignore"):
             tolerances = np.abs(by_u[:, : allowed.size]) @ allowed
             rounding = ZERO_ROUNDINGS * EPS * np.abs(by_u) @ np.abs(u) + np.finfo(float).tiny
-            known, away = TOGETHER * tolerances + rounding, np.abs(margins)
+            known, away = SIMULTANEITY_RTOLS * tolerances + rounding, np.abs(margins)
             within = np.maximum(
-                WIDEST * tolerances, TOGETHER * np.abs(by_u[:, 1 : 1 + twin.allowed.size]) @ twin.allowed
+                MAX_SIMULTANEITY_RTOLS * tolerances,
+                SIMULTANEITY_RTOLS * np.abs(by_u[:, 1 : 1 + twin.allowed.size]) @ twin.allowed,
             )
             if np.any((away > known) & (away <= within)):
                 t, late = float(point[0]), np.abs(by_u[:, 0]) * (allowed[0] > 0)

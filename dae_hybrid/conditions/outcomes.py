@@ -177,19 +177,19 @@ def replay(
     """
     system, p, options = look.system, look.p, look.run.options
     mode, t, x, m = point
-    instant, at = look.instant(t), StatePoint(x, m, *look.entry(*point))
+    rules, at = look.event_logic(t), StatePoint(x, m, *look.entry(*point))
     if begin.guard and begin.rate:
-        instant.slack = max(instant.slack, BESIDE * abs(begin.guard / begin.rate))
+        rules.slack = max(rules.slack, BESIDE * abs(begin.guard / begin.rate))
     records: list[EventRecord] = []
     costs, firing, left = np.zeros(system.functionals.size), begin, False
     if armed:
-        instant.arrive(mode, t, at, armed=frozenset(mode.guarded))
-    instant.sides.update(sides)
+        rules.note_sides(mode, t, at, armed=frozenset(mode.guarded))
+    rules.sides.update(sides)
     while True:
         source = mode
         if firing.transition.kind == "every":
-            instant.counts[firing.transition.index] = firing.count
-        order, reached = instant.fired(firing, t), at
+            rules.counts[firing.transition.index] = firing.count
+        order, reached = rules.fired(firing, t), at
         mode, at, record, cost = firing.carry_out(
             system, t, at, p, options, order=order, rate_scale=rate_scale,
             earlier=records[-1] if records else earlier,
@@ -205,10 +205,10 @@ def replay(
         if record.target is None:
             return Outcome(mode, at, costs, records)
         kept = frozenset(mode.guarded) if mode is source else frozenset()
-        resting = instant.at_rest(mode, t, at, p, kept)
-        following = instant.look(mode, t, at, entering=True, resting=resting).fires
+        resting = rules.at_rest(mode, t, at, p, kept)
+        following = rules.evaluate(mode, t, at, entering=True, resting=resting).fires
         if following is None:
-            when, timed, count = instant.due(mode, t)
+            when, timed, count = rules.due(mode, t)
             following = Firing(timed, count=count) if timed is not None and when - t <= look.slack(t) else None
         if following is None:
             return Outcome(mode, at, costs, records)

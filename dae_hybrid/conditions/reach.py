@@ -14,7 +14,7 @@ import numpy as np
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.records import EventRecord, MeasurementRecord
-from dae_hybrid.simulation.event_logic import TOGETHER, WIDEST
+from dae_hybrid.simulation.event_logic import MAX_SIMULTANEITY_RTOLS, SIMULTANEITY_RTOLS
 from dae_hybrid.simulation.grazing import accuracy
 from dae_hybrid.trajectory.trajectory import Trajectory
 
@@ -34,7 +34,7 @@ class Reach:
         return np.asarray(late[np.searchsorted(times, t)])
 
     def tolerances(self, t: float) -> float:
-        """Return the largest error of the state until the event after t, in tolerances, from TOGETHER to WIDEST."""
+        """Return the largest error of the state until the event after t, in tolerances, from SIMULTANEITY_RTOLS on."""
         times, found = self._tolerances
         return float(found[min(int(np.searchsorted(times, t)), len(times) - 1)])
 
@@ -83,16 +83,16 @@ class Reach:
     def _tolerances(self) -> tuple[Array, Array]:
         run, other = self.run, self._other
         if other is None:
-            return np.array([run.t_span[0]]), np.array([WIDEST])
+            return np.array([run.t_span[0]]), np.array([MAX_SIMULTANEITY_RTOLS])
         times, others, n = self._same
         found = [SAFETY * self._difference(*pair) for pair in zip(run.events[:n], other.events[:n], strict=True)]
         (t, mode, x, _), (other_t, other_mode, other_x, _) = run.final, other.final
         if n == times.size == others.size and (t, mode) == (other_t, other_mode):
             found.append(SAFETY * self._in_tolerances(mode, x, other_x))
         else:
-            found.append(WIDEST)
+            found.append(MAX_SIMULTANEITY_RTOLS)
         at = times[: n + 1] if n < min(times.size, others.size) else np.append(times[:n], t)
-        return at, np.clip(np.maximum.accumulate(found), TOGETHER, WIDEST)
+        return at, np.clip(np.maximum.accumulate(found), SIMULTANEITY_RTOLS, MAX_SIMULTANEITY_RTOLS)
 
     def _difference(self, one: EventRecord, two: EventRecord) -> float:
         """Return the difference of an event in two runs: of its guard, or of the state if its time is given."""

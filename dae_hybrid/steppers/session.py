@@ -56,7 +56,7 @@ COARSEST = 1e-4
 #: most steps between checks of the step size, and stiffness checks per check of the step size
 LOOK, MEANWHILE = 500, 10
 #: largest number of polynomials in one adjoint problem
-TOGETHER = 64
+MAX_POLYNOMIALS = 64
 #: bisections of a step to locate the sign change of a determinant
 HALVINGS = 50
 #: share of a segment that may remain if it ends at the zero of a guard beyond which the equations are not finite
@@ -333,9 +333,9 @@ def _parts(t0: float, t1: float, steps: list[Step]) -> Iterator[tuple[list[Step]
     for i, (end, longest) in enumerate(bounds):
         earlier = t0 if i + 1 == len(bounds) else min(end, later)  # the last step may go beyond the end
         first = next((j for j in range(last - 1, -1, -1) if steps[j].t0 <= earlier), 0)
-        while last - first > TOGETHER:
-            yield steps[last - TOGETHER : last], later, steps[last - TOGETHER].t0, longest
-            last -= TOGETHER
+        while last - first > MAX_POLYNOMIALS:
+            yield steps[last - MAX_POLYNOMIALS : last], later, steps[last - MAX_POLYNOMIALS].t0, longest
+            last -= MAX_POLYNOMIALS
             later = steps[last].t0
         yield steps[first:last], later, earlier, longest
         later = earlier
