@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.conditions.reach import Reach
+from dae_hybrid.conditions.error_estimate import ErrorEstimate
 from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.point import StatePoint
@@ -38,8 +38,8 @@ type Point = tuple[ModeSystem, float, Array, Array]
 class RunInspector:
     """Groups the events of a run into instants, and finds due and undecided transitions at them."""
 
-    def __init__(self, trajectory: Trajectory, reach: Reach) -> None:
-        self.reach = reach
+    def __init__(self, trajectory: Trajectory, estimate: ErrorEstimate) -> None:
+        self.estimate = estimate
         self.run, self.system, self.p = trajectory, trajectory.system, trajectory.parameters
         self.accuracy = max(SAME, ACCURACY * trajectory.options.rtol)
         self.schedule = Schedule(self.system, trajectory.t_span[0], self.p)
@@ -49,14 +49,14 @@ class RunInspector:
         return float(self._slacks(t))
 
     def _slacks(self, t: float | Array) -> Array:
-        known = self.known(t)
+        known = self.nominal_slack(t)
         return (
             known
-            if self.is_sure
-            else np.clip(self.reach.late(t), known, MAX_SIMULTANEITY_RTOLS / SIMULTANEITY_RTOLS * known)
+            if self.is_robust
+            else np.clip(self.estimate.event_time_error(t), known, MAX_SIMULTANEITY_RTOLS / SIMULTANEITY_RTOLS * known)
         )
 
-    def known(self, t: float | Array) -> Array:
+    def nominal_slack(self, t: float | Array) -> Array:
         """Return the same for a run whose error is that of its tolerances."""
         return SIMULTANEITY_RTOLS * self.run.options.rtol * np.maximum(np.abs(t), t - self.run.t_span[0])
 
@@ -66,15 +66,15 @@ class RunInspector:
         return self.run.parts.event_times
 
     @cached_property
-    def plain(self) -> NDArray[np.bool_]:
+    def is_regular(self) -> NDArray[np.bool_]:
         """Whether each event is certified and alone at its instant, with the accuracy of the tolerances."""
         times, slack = self.times, self._slacks(self.times)
         alone = np.diff(times, prepend=-np.inf) > slack
         alone[:-1] &= alone[1:]
-        return np.asarray(self.run.parts.certified & alone & (slack == self.known(times)))
+        return np.asarray(self.run.parts.certified & alone & (slack == self.nominal_slack(times)))
 
     @cached_property
-    def is_sure(self) -> bool:
+    def is_robust(self) -> bool:
         """Whether the grouping into instants is independent of the global error, up to MAX_SIMULTANEITY_RTOLS.
 
         This holds if no event is next to another time, and no uncertified event next to the zero of another guard.
@@ -93,7 +93,7 @@ class RunInspector:
         if np.any((away <= near) | (after - first > 1)):
             return False
         return not any(
-            self._apart(event) <= MAX_SIMULTANEITY_RTOLS / SIMULTANEITY_RTOLS * self.known(event.time)
+            self._apart(event) <= MAX_SIMULTANEITY_RTOLS / SIMULTANEITY_RTOLS * self.nominal_slack(event.time)
             for event in run.uncertified
         )
 
@@ -153,7 +153,7 @@ class RunInspector:
             return []
         return [firing for firing in self.due(self.before(event)) if firing.transition.index != event.index]
 
-    def ceasing(self, event: EventRecord) -> list[Firing]:
+    def ceasing_conditions(self, event: EventRecord) -> list[Firing]:
         """Return transitions whose conditions cease to hold at an event, to the accuracy of the run."""
         mode, _, x, m = point = self.before(event)
         every = self.system.transitions
@@ -171,7 +171,7 @@ class RunInspector:
         transition = self.system.transitions[event.index]
         return Firing(transition, event.guard, event.rate, event.count, event.follows)
 
-    def with_twins(self, indices: set[int]) -> set[int]:
+    def with_siblings(self, indices: set[int]) -> set[int]:
         """Return these transitions, and those that change the same relation or step function."""
         keys = {self._key(index) for index in indices}
         return {t.index for t in self.system.transitions if self._key(t.index) in keys}
@@ -185,7 +185,7 @@ class RunInspector:
         """Return the sides of the events' guards after them, except that of a transition that is to fire again."""
         if not events or events[-1].target is None:
             return {}
-        fired = {event.index for event in events} - self.with_twins({but.transition.index})
+        fired = {event.index for event in events} - self.with_siblings({but.transition.index})
         mode, t, x, m = self.after(events[-1])
         at = StatePoint(x, m, *self.entry(mode, t, x, m))
         zero = {index: rate for index, rate in self._event_logic(self.slack(t)).at_zero(mode, t, at)}
@@ -197,9 +197,9 @@ class RunInspector:
 
         Relations, and transitions that were due but did not fire, are excluded if an event has moved their guards.
         """
-        fired = self.with_twins({event.index for event in events})
+        fired = self.with_siblings({event.index for event in events})
         kept = {index for index in fired if self.system.transitions[index].relation is None}
-        return kept | (fired | self.with_twins(due)) & self.untouched(events, conditions)
+        return kept | (fired | self.with_siblings(due)) & self.untouched(events, conditions)
 
     def untouched(self, events: Sequence[EventRecord], conditions: Conditions) -> set[int]:
         """Return the transitions whose guards have the same derivatives before and after events, relations shared."""
@@ -282,7 +282,7 @@ class RunInspector:
         found += [Firing(timed, count=count) for when, timed, count in instant.timetable(mode, t, last) if when <= last]
         return found
 
-    def coming(self, point: Point, happened: list[EventRecord]) -> list[Firing]:
+    def due_after_end(self, point: Point, happened: list[EventRecord]) -> list[Firing]:
         """Return the transitions that would be due if a run continued from its last point, after the events there."""
         mode, t, *_ = point
         if not mode.guarded and not mode.timed:
@@ -394,7 +394,7 @@ class RunInspector:
                 tolerance = float(np.abs(by_y[: allowed.size]) @ allowed) + slack / SIMULTANEITY_RTOLS * abs(rate)
                 known, most = SIMULTANEITY_RTOLS * tolerance, abs(rate) * duration
                 if known < abs(h) <= MAX_SIMULTANEITY_RTOLS * tolerance and known < most:
-                    known = self.reach.tolerances(t) * tolerance
+                    known = self.estimate.state_error(t) * tolerance
                 if abs(h) <= known < most:
                     found.append((index, h, rate))
         return found
@@ -490,14 +490,14 @@ def inaccuracy(trajectory: Trajectory, event: EventRecord) -> float:
     return SIMULTANEITY_RTOLS * accuracy(trajectory, event) / abs(event.rate)
 
 
-def refuse(look: RunInspector, index: int, t: float, conditions: Conditions, what: str, remedy: str) -> None:
+def refuse(inspector: RunInspector, index: int, t: float, conditions: Conditions, what: str, remedy: str) -> None:
     """Refuse a transition whose existence depends on a change of the parameters."""
-    transition = look.system.transitions[index]
+    transition = inspector.system.transitions[index]
     conditions.refuse(
         EventError(
             f"{what}: a change of the parameters one way moves the transition, the other way takes it away.",
             transition=transition.name,
-            mode=look.system.modes[transition.source].name,
+            mode=inspector.system.modes[transition.source].name,
             time=t,
             remedy=remedy,
         )
