@@ -16,18 +16,18 @@ import numpy as np
 
 from dae_hybrid.codegen.casadi_tools import kind_for
 from dae_hybrid.codegen.kernels import Kernel
-from dae_hybrid.conditions.reach import SAFETY
+from dae_hybrid.conditions.error_estimate import SAFETY_FACTOR
 from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.port.records import EventRecord, MeasurementRecord
-from dae_hybrid.simulation.event_logic import TOGETHER, WIDEST, ZERO_ROUNDINGS
+from dae_hybrid.simulation.event_logic import MAX_SIMULTANEITY_RTOLS, SIMULTANEITY_RTOLS, ZERO_ROUNDINGS
 from dae_hybrid.statement.discontinuities import jumps
 from dae_hybrid.statement.discontinuous_nodes import bare
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.transition_map import chain
 
 if TYPE_CHECKING:
-    from dae_hybrid.conditions.reach import Reach
+    from dae_hybrid.conditions.error_estimate import ErrorEstimate
     from dae_hybrid.conditions.resting import Kinks
     from dae_hybrid.sensitivity.forward import TangentState
     from dae_hybrid.system.system import ModeSystem
@@ -86,28 +86,29 @@ class Branches:
         return Kernel(ca.Function("branches", point, [*outputs, *by_u]), range(len(outputs), 2 * len(outputs)))
 
     def undecided(
-        self, point: Sequence[Any], allowed: Array, reach: Reach, twin: Twin
+        self, point: Sequence[Any], allowed: Array, estimate: ErrorEstimate, reference: ReferencePoint
     ) -> list[tuple[str, Array, bool]]:
         """Return relations at their thresholds, to the accuracy of (t, x, m), whose sides differ.
 
         Each comes with the derivatives of its distance from the threshold by (t, x, m, p), and whether the values of
-        the sides differ. `allowed` are tolerances of (t, x, m); `reach` is the error of the run in tolerances.
+        the sides differ. `allowed` are tolerances of (t, x, m); `estimate` is the error of the run in tolerances.
         """
         margins, by_u = self._margins(*point)
         u = np.concatenate([np.atleast_1d(np.asarray(part, dtype=float)) for part in point[:4]])
         with np.errstate(invalid="ignore", over="ignore"):
             tolerances = np.abs(by_u[:, : allowed.size]) @ allowed
             rounding = ZERO_ROUNDINGS * EPS * np.abs(by_u) @ np.abs(u) + np.finfo(float).tiny
-            known, away = TOGETHER * tolerances + rounding, np.abs(margins)
+            known, away = SIMULTANEITY_RTOLS * tolerances + rounding, np.abs(margins)
             within = np.maximum(
-                WIDEST * tolerances, TOGETHER * np.abs(by_u[:, 1 : 1 + twin.allowed.size]) @ twin.allowed
+                MAX_SIMULTANEITY_RTOLS * tolerances,
+                SIMULTANEITY_RTOLS * np.abs(by_u[:, 1 : 1 + reference.allowed.size]) @ reference.allowed,
             )
             if np.any((away > known) & (away <= within)):
                 t, late = float(point[0]), np.abs(by_u[:, 0]) * (allowed[0] > 0)
-                known = np.maximum(known, reach.tolerances(t) * tolerances + late * reach.late(t))
-                other = twin.point()
+                known = np.maximum(known, estimate.state_error(t) * tolerances + late * estimate.event_time_error(t))
+                other = reference.point()
                 if other is not None:
-                    known = np.maximum(known, SAFETY * np.abs(margins - self._margins(*other)[0]))
+                    known = np.maximum(known, SAFETY_FACTOR * np.abs(margins - self._margins(*other)[0]))
         near = np.flatnonzero(away <= known)
         found = []
         for i in near.tolist():
@@ -123,13 +124,15 @@ class Branches:
         with np.errstate(invalid="ignore"):
             jump = np.abs(values[0] - values[1]) - SAME * np.maximum(*map(np.abs, values))
             kink = np.abs(slopes[0] - slopes[1]) - SAME * np.maximum(*map(np.abs, slopes))
-            reach = np.abs(kink).max(initial=0.0) * ZERO_ROUNDINGS * EPS * sum(np.abs(part).sum() for part in point[:4])
-        return not np.all(jump <= reach), not np.all(kink <= 0)
+            rounding = (
+                np.abs(kink).max(initial=0.0) * ZERO_ROUNDINGS * EPS * sum(np.abs(part).sum() for part in point[:4])
+            )
+        return not np.all(jump <= rounding), not np.all(kink <= 0)
 
 
 @dataclass(frozen=True)
-class Twin:
-    """The same point of the run that `Reach` compares with, and tolerances of x at the largest values of the run.
+class ReferencePoint:
+    """The same point of the second run of `ErrorEstimate`, and tolerances of x at the largest values of the run.
 
     The error of a state that is close to zero only for a moment is not relative to its value there.
     """
@@ -138,7 +141,7 @@ class Twin:
     point: Callable[[], tuple[Any, ...] | None]
 
 
-ALONE = Twin(np.zeros(0), lambda: None)
+NO_REFERENCE = ReferencePoint(np.zeros(0), lambda: None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,14 +166,14 @@ class BranchTable:
         return bool(at_instants or self.guards)
 
 
-def open_branches(trajectory: Trajectory, reach: Reach) -> list[Open]:
+def undecided_branches(trajectory: Trajectory, estimate: ErrorEstimate) -> list[UndecidedBranch]:
     """Return the relations of a run whose side its accuracy does not determine."""
     table = trajectory.system.branches
-    return list(_open(trajectory, table, reach)) if table else []
+    return list(_undecided_branches(trajectory, table, estimate)) if table else []
 
 
 @dataclass(frozen=True, eq=False)
-class Open:
+class UndecidedBranch:
     """A relation whose side is undetermined, and the number of events before it."""
 
     what: str
@@ -224,52 +227,62 @@ class Open:
         )
 
 
-def _open(trajectory: Trajectory, table: BranchTable, reach: Reach) -> Iterator[Open]:
+def _undecided_branches(
+    trajectory: Trajectory, table: BranchTable, estimate: ErrorEstimate
+) -> Iterator[UndecidedBranch]:
     from dae_hybrid.trajectory.trajectory import Segment  # avoids a circular import
 
     system, p, options, count = trajectory.system, trajectory.parameters, trajectory.options, 0
     measured = 0
 
-    def look(
-        branches: Branches | None, mode: ModeSystem, *point: Any, late: float = 0.0, twin: Twin = ALONE
-    ) -> Iterator[Open]:
+    def undecided_at(
+        branches: Branches | None,
+        mode: ModeSystem,
+        *point: Any,
+        late: float = 0.0,
+        reference: ReferencePoint = NO_REFERENCE,
+    ) -> Iterator[UndecidedBranch]:
         if branches is not None:
             of_memory = options.rtol * np.abs(point[2])
             allowed = np.concatenate(([late], options.allowed(mode.variables, point[1]), of_memory))
-            for text, by_u, values in branches.undecided(point, allowed, reach, twin):
-                yield Open(branches.what, text, float(point[0]), mode, by_u, values, count, at_event)
+            for text, by_u, values in branches.undecided(point, allowed, estimate, reference):
+                yield UndecidedBranch(branches.what, text, float(point[0]), mode, by_u, values, count, at_event)
 
-    def twin(mode: ModeSystem, point: Callable[[], tuple[int, float, Array, Array] | None]) -> Twin:
+    def reference(mode: ModeSystem, point: Callable[[], tuple[int, float, Array, Array] | None]) -> ReferencePoint:
         def same() -> tuple[Any, ...] | None:
             other = point()
             return None if other is None or other[0] != mode.index else (*other[1:], p)
 
-        return Twin(options.rtol * trajectory.largest(mode), same)
+        return ReferencePoint(options.rtol * trajectory.largest(mode), same)
 
     def known(t: float) -> float:
         return options.rtol * max(abs(t), t - trajectory.t_span[0])
 
     start, at_event = trajectory.start, False
-    yield from look(table.start, start.mode, start.t, start.x, start.at.m, p)
+    yield from undecided_at(table.start, start.mode, start.t, start.x, start.at.m, p)
     for part in trajectory.parts:
         if isinstance(part, Segment):
             mode = part.mode
-            yield from look(table.constants.get(mode.index), mode, part.t_start, part.x_start, part.memory, p)
+            yield from undecided_at(table.constants.get(mode.index), mode, part.t_start, part.x_start, part.memory, p)
         elif isinstance(part, EventRecord):
             source, at_event = system.modes[system.transitions[part.index].source], True
-            yield from look(table.guards.get(part.index), source, part.time, part.x_minus, part.memory_minus, p)
+            yield from undecided_at(table.guards.get(part.index), source, part.time, part.x_minus, part.memory_minus, p)
             if part.index in table.transitions:
                 branches, more = table.transitions[part.index]
                 late = known(part.time) if part.direction else 0.0
-                yield from look(branches, source, part.time, part.x_minus, part.memory_minus, p, *more(part), late=late)
+                yield from undecided_at(
+                    branches, source, part.time, part.x_minus, part.memory_minus, p, *more(part), late=late
+                )
             at_event = False
             count += 1
         elif isinstance(part, MeasurementRecord) and part.index in table.measurements:
             own = table.measurements[part.index](part.mode.index)
-            again = twin(part.mode, partial(reach.measured, measured))
-            yield from look(own, part.mode, part.time, part.x, part.memory, p, twin=again)
+            again = reference(part.mode, partial(estimate.measured, measured))
+            yield from undecided_at(own, part.mode, part.time, part.x, part.memory, p, reference=again)
         measured += isinstance(part, MeasurementRecord)
     t, index, x, m = trajectory.final
     late, end = known(t) if trajectory.ended_by_event else 0.0, table.ends.get(index)
     if end is not None:
-        yield from look(end, system.modes[index], t, x, m, p, late=late, twin=twin(system.modes[index], reach.final))
+        yield from undecided_at(
+            end, system.modes[index], t, x, m, p, late=late, reference=reference(system.modes[index], estimate.final)
+        )

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 
-from dae_hybrid.conditions.branches import open_branches
-from dae_hybrid.conditions.reach import Reach
+from dae_hybrid.conditions.branches import undecided_branches
+from dae_hybrid.conditions.error_estimate import ErrorEstimate
 from dae_hybrid.conditions.resting import refuse_resting
-from dae_hybrid.conditions.simultaneous import coincidences, is_suspicious
+from dae_hybrid.conditions.simultaneous import has_coincidences, one_sided_derivatives
 from dae_hybrid.errors import ConditionWarning, DaeHybridError, DerivativeWarning, ZenoError
 from dae_hybrid.sensitivity.duality import Duality
 from dae_hybrid.sensitivity.forward import TangentState
@@ -22,7 +22,7 @@ from dae_hybrid.trajectory.trajectory import Trajectory
 
 
 @contextmanager
-def keeping(trajectory: Trajectory) -> Iterator[None]:
+def attach_trajectory(trajectory: Trajectory) -> Iterator[None]:
     """Attach the trajectory to errors of its analysis."""
     try:
         yield
@@ -31,7 +31,7 @@ def keeping(trajectory: Trajectory) -> Iterator[None]:
         raise
 
 
-def certify(
+def check_derivative_conditions(
     trajectory: Trajectory,
     conditions: Conditions,
     forward: Callable[[], tuple[Trajectory, TangentState]],
@@ -42,8 +42,8 @@ def certify(
 ) -> Diagnostics:
     """Check the conditions that concern a run as a whole; return the results in addition to the run's diagnostics.
 
-    `forward` returns the run with its tangents, `finer` the run that `Reach` compares with; both are called only if
-    needed. `growth` is the result of `amplification.lost_digits`, `functionals` are those to be differentiated.
+    `forward` returns the run with its tangents, `finer` the run that `ErrorEstimate` compares with; both are called
+    only if needed. `growth` is the result of `amplification.lost_digits`, `functionals` are those to be differentiated.
 
     Warns with `DerivativeWarning` if derivatives are one-sided or a condition failed with ``strict=False``, and with
     `ConditionWarning` if the growth of perturbations leaves gradients undetermined or sensitivities are below their
@@ -61,15 +61,15 @@ def certify(
     refuse_shallow(trajectory, conditions)
     refuse_near_misses(trajectory, conditions)
     refuse_resting(trajectory, conditions, forward, functionals)
-    reach = Reach(trajectory, finer)
-    if open_branches(trajectory, reach):
+    estimate = ErrorEstimate(trajectory, finer)
+    if undecided_branches(trajectory, estimate):
         run, directions = forward()  # its events may differ from those of the trajectory
-        for found in open_branches(run, reach):
+        for found in undecided_branches(run, estimate):
             if found.matters or found.moves(run, directions):
                 found.refuse(conditions)
     sided: tuple[str, ...] = ()
-    if is_suspicious(trajectory, reach):
-        sided = coincidences(*forward(), reach, functionals)
+    if has_coincidences(trajectory, estimate):
+        sided = one_sided_derivatives(*forward(), estimate, functionals)
     for check in duality.values():
         if not check.passed:
             conditions.refuse(check.error())

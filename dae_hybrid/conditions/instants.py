@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.conditions.reach import Reach
+from dae_hybrid.conditions.error_estimate import ErrorEstimate
 from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.simulation.departure import at_rest
-from dae_hybrid.simulation.event_logic import TOGETHER, WIDEST, EventLogic, same_instant
+from dae_hybrid.simulation.event_logic import MAX_SIMULTANEITY_RTOLS, SIMULTANEITY_RTOLS, EventLogic, same_instant
 from dae_hybrid.simulation.firing import Firing
 from dae_hybrid.simulation.grazing import accuracy
 from dae_hybrid.system.derivative_conditions import Conditions
@@ -38,8 +38,8 @@ type Point = tuple[ModeSystem, float, Array, Array]
 class RunInspector:
     """Groups the events of a run into instants, and finds due and undecided transitions at them."""
 
-    def __init__(self, trajectory: Trajectory, reach: Reach) -> None:
-        self.reach = reach
+    def __init__(self, trajectory: Trajectory, estimate: ErrorEstimate) -> None:
+        self.estimate = estimate
         self.run, self.system, self.p = trajectory, trajectory.system, trajectory.parameters
         self.accuracy = max(SAME, ACCURACY * trajectory.options.rtol)
         self.schedule = Schedule(self.system, trajectory.t_span[0], self.p)
@@ -49,12 +49,16 @@ class RunInspector:
         return float(self._slacks(t))
 
     def _slacks(self, t: float | Array) -> Array:
-        known = self.known(t)
-        return known if self.is_sure else np.clip(self.reach.late(t), known, WIDEST / TOGETHER * known)
+        known = self.nominal_slack(t)
+        return (
+            known
+            if self.is_robust
+            else np.clip(self.estimate.event_time_error(t), known, MAX_SIMULTANEITY_RTOLS / SIMULTANEITY_RTOLS * known)
+        )
 
-    def known(self, t: float | Array) -> Array:
+    def nominal_slack(self, t: float | Array) -> Array:
         """Return the same for a run whose error is that of its tolerances."""
-        return TOGETHER * self.run.options.rtol * np.maximum(np.abs(t), t - self.run.t_span[0])
+        return SIMULTANEITY_RTOLS * self.run.options.rtol * np.maximum(np.abs(t), t - self.run.t_span[0])
 
     @property
     def times(self) -> Array:
@@ -62,16 +66,16 @@ class RunInspector:
         return self.run.parts.event_times
 
     @cached_property
-    def plain(self) -> NDArray[np.bool_]:
+    def is_regular(self) -> NDArray[np.bool_]:
         """Whether each event is certified and alone at its instant, with the accuracy of the tolerances."""
         times, slack = self.times, self._slacks(self.times)
         alone = np.diff(times, prepend=-np.inf) > slack
         alone[:-1] &= alone[1:]
-        return np.asarray(self.run.parts.certified & alone & (slack == self.known(times)))
+        return np.asarray(self.run.parts.certified & alone & (slack == self.nominal_slack(times)))
 
     @cached_property
-    def is_sure(self) -> bool:
-        """Whether the grouping into instants is independent of the global error of the run, up to WIDEST.
+    def is_robust(self) -> bool:
+        """Whether the grouping into instants is independent of the global error, up to MAX_SIMULTANEITY_RTOLS.
 
         This holds if no event is next to another time, and no uncertified event next to the zero of another guard.
         """
@@ -85,10 +89,13 @@ class RunInspector:
         others = np.sort(np.concatenate(([-np.inf], events, given, [np.inf])))
         first, after = (np.searchsorted(others, events, side=side) for side in ("left", "right"))
         away = np.minimum(events - others[first - 1], others[after] - events)
-        near = WIDEST * run.options.rtol * np.maximum(np.abs(events), events - start)
+        near = MAX_SIMULTANEITY_RTOLS * run.options.rtol * np.maximum(np.abs(events), events - start)
         if np.any((away <= near) | (after - first > 1)):
             return False
-        return not any(self._apart(event) <= WIDEST / TOGETHER * self.known(event.time) for event in run.uncertified)
+        return not any(
+            self._apart(event) <= MAX_SIMULTANEITY_RTOLS / SIMULTANEITY_RTOLS * self.nominal_slack(event.time)
+            for event in run.uncertified
+        )
 
     def _apart(self, event: EventRecord) -> float:
         """Return the time between an event and the nearest zero of another guard, by the rates of the guards."""
@@ -100,11 +107,11 @@ class RunInspector:
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.nanmin(np.abs(guards / rates)[other], initial=np.inf))
 
-    def instant(self, t: float) -> EventLogic:
+    def event_logic(self, t: float) -> EventLogic:
         """Return event rules for an instant of the run, in their initial state."""
-        return self._instant(self.slack(t))
+        return self._event_logic(self.slack(t))
 
-    def _instant(self, slack: float = 0.0) -> EventLogic:
+    def _event_logic(self, slack: float = 0.0) -> EventLogic:
         return EventLogic(self.system, self.run.t_span, self.run.options, self.schedule, slack)
 
     def instants(self) -> Iterator[tuple[int, list[EventRecord]]]:
@@ -146,7 +153,7 @@ class RunInspector:
             return []
         return [firing for firing in self.due(self.before(event)) if firing.transition.index != event.index]
 
-    def ceasing(self, event: EventRecord) -> list[Firing]:
+    def ceasing_conditions(self, event: EventRecord) -> list[Firing]:
         """Return transitions whose conditions cease to hold at an event, to the accuracy of the run."""
         mode, _, x, m = point = self.before(event)
         every = self.system.transitions
@@ -164,7 +171,7 @@ class RunInspector:
         transition = self.system.transitions[event.index]
         return Firing(transition, event.guard, event.rate, event.count, event.follows)
 
-    def with_twins(self, indices: set[int]) -> set[int]:
+    def with_siblings(self, indices: set[int]) -> set[int]:
         """Return these transitions, and those that change the same relation or step function."""
         keys = {self._key(index) for index in indices}
         return {t.index for t in self.system.transitions if self._key(t.index) in keys}
@@ -178,10 +185,10 @@ class RunInspector:
         """Return the sides of the events' guards after them, except that of a transition that is to fire again."""
         if not events or events[-1].target is None:
             return {}
-        fired = {event.index for event in events} - self.with_twins({but.transition.index})
+        fired = {event.index for event in events} - self.with_siblings({but.transition.index})
         mode, t, x, m = self.after(events[-1])
         at = StatePoint(x, m, *self.entry(mode, t, x, m))
-        zero = {index: rate for index, rate in self._instant(self.slack(t)).touching(mode, t, at)}
+        zero = {index: rate for index, rate in self._event_logic(self.slack(t)).at_zero(mode, t, at)}
         guards = zip(mode.guarded, at.guards.tolist(), strict=True)
         return {index: int(np.sign(zero.get(index, h))) for index, h in guards if index in fired}
 
@@ -190,9 +197,9 @@ class RunInspector:
 
         Relations, and transitions that were due but did not fire, are excluded if an event has moved their guards.
         """
-        fired = self.with_twins({event.index for event in events})
+        fired = self.with_siblings({event.index for event in events})
         kept = {index for index in fired if self.system.transitions[index].relation is None}
-        return kept | (fired | self.with_twins(due)) & self.untouched(events, conditions)
+        return kept | (fired | self.with_siblings(due)) & self.untouched(events, conditions)
 
     def untouched(self, events: Sequence[EventRecord], conditions: Conditions) -> set[int]:
         """Return the transitions whose guards have the same derivatives before and after events, relations shared."""
@@ -262,8 +269,8 @@ class RunInspector:
     def due(self, point: Point) -> list[Firing]:
         """Return the transitions that are due at a point of a mode that stays active."""
         mode, t, x, m = point
-        instant, at = self.instant(t), StatePoint(x, m, *self.entry(*point))
-        zeros = instant.zeros(mode, t, at)
+        instant, at = self.event_logic(t), StatePoint(x, m, *self.entry(*point))
+        zeros = instant.moving_zeros(mode, t, at)
         known = {index for index, _, _ in zeros}
         zeros += [zero for zero in self._within_accuracy(point, at) if zero[0] not in known]
         found = []
@@ -275,7 +282,7 @@ class RunInspector:
         found += [Firing(timed, count=count) for when, timed, count in instant.timetable(mode, t, last) if when <= last]
         return found
 
-    def coming(self, point: Point, happened: list[EventRecord]) -> list[Firing]:
+    def due_after_end(self, point: Point, happened: list[EventRecord]) -> list[Firing]:
         """Return the transitions that would be due if a run continued from its last point, after the events there."""
         mode, t, *_ = point
         if not mode.guarded and not mode.timed:
@@ -296,10 +303,10 @@ class RunInspector:
         """Whether a transition is due exactly at a point, to rounding."""
         mode, t, x, m = point
         if firing.transition.trigger.is_timed:
-            exact = self._instant().timetable(mode, t, t)
+            exact = self._event_logic().timetable(mode, t, t)
             return any(timed.index == firing.transition.index and when <= t for when, timed, _ in exact)
-        instant = self._instant()
-        zeros = instant.zeros(mode, t, StatePoint(x, m, *self.entry(*point)))
+        instant = self._event_logic()
+        zeros = instant.moving_zeros(mode, t, StatePoint(x, m, *self.entry(*point)))
         return any(index == firing.transition.index for index, _, _ in zeros)
 
     def undecided_after(self, event: EventRecord) -> list[int]:
@@ -342,8 +349,8 @@ class RunInspector:
         return self._undecided(mode, t, StatePoint(x, m, *self.entry(mode, t, x, m)), own)
 
     def _undecided(self, mode: ModeSystem, t: float, at: StatePoint, own: int | None) -> list[int]:
-        instant, found = self._instant(), []
-        for index, rate in instant.touching(mode, t, at):
+        instant, found = self._event_logic(), []
+        for index, rate in instant.at_zero(mode, t, at):
             transition = self.system.transitions[index]
             meets = transition.direction * rate >= 0 or transition.on_entry != "wait"
             if meets and transition.movable and index != own and transition.matters:
@@ -363,8 +370,8 @@ class RunInspector:
         close = self._within_accuracy(point, at)
         if not close:
             return []
-        exact = self._instant()
-        touching, found = {index for index, _ in exact.touching(mode, t, at)}, []
+        exact = self._event_logic()
+        touching, found = {index for index, _ in exact.at_zero(mode, t, at)}, []
         for index, h, rate in close:
             transition = self.system.transitions[index]
             meets = transition.direction * rate >= 0 or transition.on_entry != "wait"
@@ -384,10 +391,10 @@ class RunInspector:
             if abs(h) <= CLOSE * size + away:
                 derivatives = self.system.transitions[index].guard_derivatives
                 by_y = derivatives(*point, self.p, clock(self.run.t_span[0], 0))[0]
-                tolerance = float(np.abs(by_y[: allowed.size]) @ allowed) + slack / TOGETHER * abs(rate)
-                known, most = TOGETHER * tolerance, abs(rate) * duration
-                if known < abs(h) <= WIDEST * tolerance and known < most:
-                    known = self.reach.tolerances(t) * tolerance
+                tolerance = float(np.abs(by_y[: allowed.size]) @ allowed) + slack / SIMULTANEITY_RTOLS * abs(rate)
+                known, most = SIMULTANEITY_RTOLS * tolerance, abs(rate) * duration
+                if known < abs(h) <= MAX_SIMULTANEITY_RTOLS * tolerance and known < most:
+                    known = self.estimate.state_error(t) * tolerance
                 if abs(h) <= known < most:
                     found.append((index, h, rate))
         return found
@@ -411,10 +418,10 @@ class RunInspector:
         mode, t, x, m = point
         if not (mode.guarded and self.run.notes):  # a note says which guards have rested
             return []
-        instant = self._instant()
+        instant = self._event_logic()
         at = StatePoint(x, m, *self.entry(mode, t, x, m))
-        moving = {index for index, _, _ in instant.zeros(mode, t, at)}
-        touching = [index for index, _ in instant.touching(mode, t, at) if index not in moving]
+        moving = {index for index, _, _ in instant.moving_zeros(mode, t, at)}
+        touching = [index for index, _ in instant.at_zero(mode, t, at) if index not in moving]
         return [i for i in touching if (transition := self.system.transitions[i]).movable and not transition.is_kink]
 
     def moving_at_start(self, directions: Array | None = None) -> list[int]:
@@ -480,17 +487,17 @@ def inaccuracy(trajectory: Trajectory, event: EventRecord) -> float:
     """Return the error of an event time; given times are exact."""
     if not event.direction or event.follows or not event.rate:
         return 0.0
-    return TOGETHER * accuracy(trajectory, event) / abs(event.rate)
+    return SIMULTANEITY_RTOLS * accuracy(trajectory, event) / abs(event.rate)
 
 
-def refuse(look: RunInspector, index: int, t: float, conditions: Conditions, what: str, remedy: str) -> None:
+def refuse(inspector: RunInspector, index: int, t: float, conditions: Conditions, what: str, remedy: str) -> None:
     """Refuse a transition whose existence depends on a change of the parameters."""
-    transition = look.system.transitions[index]
+    transition = inspector.system.transitions[index]
     conditions.refuse(
         EventError(
             f"{what}: a change of the parameters one way moves the transition, the other way takes it away.",
             transition=transition.name,
-            mode=look.system.modes[transition.source].name,
+            mode=inspector.system.modes[transition.source].name,
             time=t,
             remedy=remedy,
         )

@@ -49,7 +49,7 @@ class Side:
 
 
 @dataclass
-class Along:
+class TangentComparison:
     """Derivatives of a run along its directions."""
 
     run: Trajectory
@@ -59,13 +59,13 @@ class Along:
         p = self.run.parameters
         scale = np.where(p != 0, np.abs(p), 1.0) @ abs(self.directions.directions)
         duration = self.run.final[0] - self.run.t_span[0]
-        self.still = SAME_TIME * duration / np.where(scale > 0, scale, 1.0)
+        self.smallest_change = SAME_TIME * duration / np.where(scale > 0, scale, 1.0)
         self.accuracy = max(SAME, ACCURACY * self.run.options.rtol)
         self.event_times, self.sides = self.directions.event_times, self.directions.sides
 
-    def together(self, a: Array, b: Array) -> bool:
+    def moves_together(self, a: Array, b: Array) -> bool:
         """Whether two times move together."""
-        return bool(np.all(np.abs(a - b) <= self.still + self.accuracy * np.maximum(np.abs(a), np.abs(b))))
+        return bool(np.all(np.abs(a - b) <= self.smallest_change + self.accuracy * np.maximum(np.abs(a), np.abs(b))))
 
     def time_of(self, point: Point, firing: Firing, state: Array) -> Array:
         """Return the derivative of the time at which a transition is due at a point."""
@@ -121,7 +121,7 @@ class Along:
         return self.run.system.parameters.labels()[entries[0]] if entries.size == 1 else f"direction {direction}"
 
     def fires_or_not(
-        self, look: RunInspector, point: Point, firing: Firing, state: Array, tau: Array | None = None,
+        self, inspector: RunInspector, point: Point, firing: Firing, state: Array, tau: Array | None = None,
         past: Sequence[EventRecord] = (),
     ) -> str | None:  # fmt: skip
         """Describe the difference between a transition firing at a point and not firing; None if there is none.
@@ -129,27 +129,30 @@ class Along:
         `tau` is the derivative of the time of the point, `past` are the events of the instant before it.
         """
         try:
-            outcome = replay(look, point, firing, armed=False, sides=look.sides_after(past, firing))
+            outcome = replay(inspector, point, firing, armed=False, sides=inspector.sides_after(past, firing))
             fired = self.after(outcome, point[1], state, tau)
         except DaeHybridError as error:
             return f"there is an error ({error.message})"
         return self.difference(self.before(point, state), fired)
 
-    def order_matters(self, look: RunInspector, event: EventRecord, other: Firing, before: Array) -> str | None:
+    def order_matters(self, inspector: RunInspector, event: EventRecord, other: Firing, before: Array) -> str | None:
         """Describe the effect of another order of an instant; None if there is none."""
-        return self._either(look, event, before, (look.firing(event), {}), (other, {}))
+        return self._either(inspector, event, before, (inspector.firing(event), {}), (other, {}))
 
-    def holding_matters(self, look: RunInspector, event: EventRecord, condition: int, before: Array) -> str | None:
+    def holding_matters(self, inspector: RunInspector, event: EventRecord, condition: int, before: Array) -> str | None:
         """Describe the effect of a condition that still holds when an event fires; None if there is none."""
-        mine, holds = look.firing(event), self.run.system.transitions[condition].direction
-        return self._either(look, event, before, (mine, {condition: -holds}), (mine, {condition: holds}))
+        mine, holds = inspector.firing(event), self.run.system.transitions[condition].direction
+        return self._either(inspector, event, before, (mine, {condition: -holds}), (mine, {condition: holds}))
 
-    def _either(self, look: RunInspector, event: EventRecord, before: Array, *ways: tuple[Firing, Sides]) -> str | None:
-        point = look.before(event)
+    def _either(
+        self, inspector: RunInspector, event: EventRecord, before: Array, *ways: tuple[Firing, Sides]
+    ) -> str | None:
+        point = inspector.before(event)
         try:
-            armed, scale, earlier = not look.is_first([event]), event.rate_scale, event.earlier
+            armed, scale, earlier = not inspector.is_first([event]), event.rate_scale, event.earlier
             outcomes = [
-                replay(look, point, first, scale, armed=armed, earlier=earlier, sides=sides) for first, sides in ways
+                replay(inspector, point, first, scale, armed=armed, earlier=earlier, sides=sides)
+                for first, sides in ways
             ]
             one, two = (self.after(outcome, event.time, before) for outcome in outcomes)
         except DaeHybridError as error:
@@ -168,34 +171,34 @@ class Along:
 
 
 def replay(
-    look: RunInspector, point: Point, begin: Firing, rate_scale: float = 0.0, *, armed: bool,
+    inspector: RunInspector, point: Point, begin: Firing, rate_scale: float = 0.0, *, armed: bool,
     earlier: EventRecord | None = None, sides: Sides = NOWHERE,
 ) -> Outcome:  # fmt: skip
     """Repeat an instant from a point with a given first transition; `armed` says that the mode was active before.
 
     `sides` are the assumed sides of zero of guards at the point, by transition.
     """
-    system, p, options = look.system, look.p, look.run.options
+    system, p, options = inspector.system, inspector.p, inspector.run.options
     mode, t, x, m = point
-    instant, at = look.instant(t), StatePoint(x, m, *look.entry(*point))
+    rules, at = inspector.event_logic(t), StatePoint(x, m, *inspector.entry(*point))
     if begin.guard and begin.rate:
-        instant.slack = max(instant.slack, BESIDE * abs(begin.guard / begin.rate))
+        rules.slack = max(rules.slack, BESIDE * abs(begin.guard / begin.rate))
     records: list[EventRecord] = []
     costs, firing, left = np.zeros(system.functionals.size), begin, False
     if armed:
-        instant.arrive(mode, t, at, armed=frozenset(mode.guarded))
-    instant.sides.update(sides)
+        rules.note_sides(mode, t, at, armed=frozenset(mode.guarded))
+    rules.sides.update(sides)
     while True:
         source = mode
         if firing.transition.trigger.is_periodic:
-            instant.counts[firing.transition.index] = firing.count
-        order, reached = instant.fired(firing, t), at
+            rules.counts[firing.transition.index] = firing.count
+        order, reached = rules.fired(firing, t), at
         mode, at, record, cost = firing.carry_out(
             system, t, at, p, options, order=order, rate_scale=rate_scale,
             earlier=records[-1] if records else earlier,
         )  # fmt: skip
         if mode is source and not mode.algebraic.size:
-            at, record = _not_passed(look, mode, reached, at, record)
+            at, record = _not_passed(inspector, mode, reached, at, record)
         records.append(record)
         costs = costs + cost
         here = mode is point[0] and close(at.x, x, SAME) and close(at.m, m, SAME)
@@ -205,11 +208,11 @@ def replay(
         if record.target is None:
             return Outcome(mode, at, costs, records)
         kept = frozenset(mode.guarded) if mode is source else frozenset()
-        resting = instant.at_rest(mode, t, at, p, kept)
-        following = instant.look(mode, t, at, entering=True, resting=resting).fires
+        resting = rules.at_rest(mode, t, at, p, kept)
+        following = rules.evaluate(mode, t, at, entering=True, resting=resting).fires
         if following is None:
-            when, timed, count = instant.due(mode, t)
-            following = Firing(timed, count=count) if timed is not None and when - t <= look.slack(t) else None
+            when, timed, count = rules.due(mode, t)
+            following = Firing(timed, count=count) if timed is not None and when - t <= inspector.slack(t) else None
         if following is None:
             return Outcome(mode, at, costs, records)
         firing = following
@@ -227,15 +230,15 @@ def _chattering(records: Sequence[EventRecord]) -> ChatteringError:
 
 
 def _not_passed(
-    look: RunInspector, mode: ModeSystem, before: StatePoint, at: StatePoint, record: EventRecord
+    inspector: RunInspector, mode: ModeSystem, before: StatePoint, at: StatePoint, record: EventRecord
 ) -> tuple[StatePoint, EventRecord]:
     """Return point and record of a transition with the sides of relations restored that stayed at their thresholds.
 
     A reset evaluates the relations of the variables that it changes; at a threshold rounding decides their side.
     """
-    t, m, slack = record.time, at.m, look.slack(record.time)
+    t, m, slack = record.time, at.m, inspector.slack(record.time)
     for i, index in enumerate(mode.guarded):
-        relation = look.system.transitions[index].relation
+        relation = inspector.system.transitions[index].relation
         if relation is None or index == record.index or m[relation.entry] == before.m[relation.entry]:
             continue
         if all(abs(point.guards[i]) <= slack * abs(point.rates[i]) for point in (before, at)):
@@ -243,7 +246,7 @@ def _not_passed(
             m[relation.entry] = before.m[relation.entry]
     if m is at.m:
         return at, record
-    at = StatePoint(at.x, m, *mode.kernels["entry"](t, at.x, m, look.p))
+    at = StatePoint(at.x, m, *mode.kernels["entry"](t, at.x, m, inspector.p))
     return at, replace(record, memory_plus=m, xdot_plus=at.xdot)
 
 

@@ -21,7 +21,7 @@ from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.port.record_table import RECORDS
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import SegmentReplay
-from dae_hybrid.simulation.event_logic import TOGETHER, ZERO_ROUNDINGS
+from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS, ZERO_ROUNDINGS
 from dae_hybrid.statement.discontinuities import Discontinuities
 from dae_hybrid.statement.discontinuous_nodes import KINKS, bare
 from dae_hybrid.system.derivative_conditions import Conditions
@@ -133,7 +133,7 @@ class Kinks:
             allowed, rates = kind.sym("allowed", point.numel()), kind.sym("rates", point.numel())
             slopes = by_u[:, : point.numel()]
             rounding = ZERO_ROUNDINGS * EPS * ca.fabs(by_u) @ ca.fabs(ca.vertcat(*inputs[:4]))
-            known = TOGETHER * ca.fabs(slopes) @ allowed + rounding
+            known = SIMULTANEITY_RTOLS * ca.fabs(slopes) @ allowed + rounding
             return [allowed, rates], [outputs[2], known, slopes @ rates, ca.fabs(slopes) @ ca.fabs(rates)]
 
         return self._function("near", of)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dae_hybrid.conditions.error_estimate import ErrorEstimate
 from dae_hybrid.conditions.instants import Point, RunInspector, refuse
-from dae_hybrid.conditions.outcomes import Along
-from dae_hybrid.conditions.reach import Reach
+from dae_hybrid.conditions.outcomes import TangentComparison
 from dae_hybrid.conditions.ties import is_beside, ties
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.records import EventRecord
@@ -29,103 +29,129 @@ from dae_hybrid.trajectory.trajectory import Trajectory
 REVERSED = "; simultaneous='reversed' gives the others"
 
 
-def is_suspicious(trajectory: Trajectory, reach: Reach) -> bool:
+def has_coincidences(trajectory: Trajectory, estimate: ErrorEstimate) -> bool:
     """Whether any movable times coincide with each other or with an end of the run."""
-    look = RunInspector(trajectory, reach)
-    if look.moving_at_start() or look.near(look.start):
+    inspector = RunInspector(trajectory, estimate)
+    if inspector.moving_at_start() or inspector.near(inspector.start):
         return True
-    if look.at_rest(look.end) or (not trajectory.ended_by_event and look.coming(look.end, [])) or is_beside(look):
+    if (
+        inspector.at_rest(inspector.end)
+        or (not trajectory.ended_by_event and inspector.due_after_end(inspector.end, []))
+        or is_beside(inspector)
+    ):
         return True
-    if not trajectory.uncertified and (look.is_sure or look.plain.all()):
+    if not trajectory.uncertified and (inspector.is_robust or inspector.is_regular.all()):
         return False
-    for first, events in look.instants():
-        if len(events) == 1 and look.plain[first]:
+    for first, events in inspector.instants():
+        if len(events) == 1 and inspector.is_regular[first]:
             continue
-        if len(events) > 1 or look.others(events[0]) or look.ceasing(events[0]):
+        if len(events) > 1 or inspector.others(events[0]) or inspector.ceasing_conditions(events[0]):
             return True
-        if look.at_rest(look.before(events[0])):
+        if inspector.at_rest(inspector.before(events[0])):
             return True
-        if look.is_beside_end(events) or (look.is_first(events) and look.system.transitions[events[0].index].movable):
+        if inspector.is_beside_end(events) or (
+            inspector.is_first(events) and inspector.system.transitions[events[0].index].movable
+        ):
             return True
-        if look.undecided_after(events[-1]) or look.near_after(events[-1]):
+        if inspector.undecided_after(events[-1]) or inspector.near_after(events[-1]):
             return True
     return False
 
 
-def coincidences(
-    trajectory: Trajectory, directions: TangentState, reach: Reach, functionals: tuple[str, ...]
+def one_sided_derivatives(
+    trajectory: Trajectory, directions: TangentState, estimate: ErrorEstimate, functionals: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Return warnings of one-sided derivatives along the directions of a run; other cases fail as conditions.
 
     Of measurements and terminal values only those of the named functionals are checked.
     """
-    look, found = RunInspector(trajectory, reach), []
-    along = Along(trajectory, directions)
+    inspector, found = RunInspector(trajectory, estimate), []
+    comparison = TangentComparison(trajectory, directions)
     at_start = trajectory.start.derivatives @ directions.directions
-    for index in look.moving_at_start(directions.directions):
-        if along.fires_or_not(look, look.start, look.entered_beside(index), at_start) is not None:
-            _refuse_start(look, index, directions.conditions)
-    found += _near_entry(look, along, look.start, at_start, None, look.near(look.start))
-    for first, events in look.instants():
-        found += _at_an_instant(look, along, first, events)
-    if look.at_rest(look.end):
-        _refuse_rest(look, directions, look.end, directions.state)
-    found += ties(look, along, functionals)
+    for index in inspector.moving_at_start(directions.directions):
+        if comparison.fires_or_not(inspector, inspector.start, inspector.entered_beside(index), at_start) is not None:
+            _refuse_start(inspector, index, directions.conditions)
+    found += _near_entry(inspector, comparison, inspector.start, at_start, None, inspector.near(inspector.start))
+    for first, events in inspector.instants():
+        found += _at_an_instant(inspector, comparison, first, events)
+    if inspector.at_rest(inspector.end):
+        _refuse_rest(inspector, directions, inspector.end, directions.state)
+    found += ties(inspector, comparison, functionals)
     return tuple(dict.fromkeys(found))
 
 
-def _at_an_instant(look: RunInspector, along: Along, first: int, events: list[EventRecord]) -> list[str]:
-    conditions = along.directions.conditions
-    taus = along.event_times[first : first + len(events)]
-    sides = along.sides[first : first + len(events)]
+def _at_an_instant(
+    inspector: RunInspector, comparison: TangentComparison, first: int, events: list[EventRecord]
+) -> list[str]:
+    conditions = comparison.directions.conditions
+    taus = comparison.event_times[first : first + len(events)]
+    sides = comparison.sides[first : first + len(events)]
     before, after = sides[0][0], sides[-1][1]
-    moving = look.is_first(events) and not along.together(taus[0], np.zeros_like(taus[0]))
-    if moving and along.fires_or_not(look, look.before(events[0]), look.firing(events[0]), before) is not None:
-        _refuse_start(look, events[0].index, conditions)
-    others = look.others(events[0])
+    moving = inspector.is_first(events) and not comparison.moves_together(taus[0], np.zeros_like(taus[0]))
+    if (
+        moving
+        and comparison.fires_or_not(inspector, inspector.before(events[0]), inspector.firing(events[0]), before)
+        is not None
+    ):
+        _refuse_start(inspector, events[0].index, conditions)
+    others = inspector.others(events[0])
     due = {firing.transition.index for firing in others}
-    times = [along.time_of(look.before(events[0]), other, before) for other in others]
+    times = [comparison.time_of(inspector.before(events[0]), other, before) for other in others]
     fired = {events[0].index}
     for k, (event, tau, earlier) in enumerate(zip(events[1:], taus[1:], taus[:-1], strict=True), start=1):
         # in another mode another transition may be due for the same reason
-        known = any(along.together(tau, time) for time in (earlier, *times))
+        known = any(comparison.moves_together(tau, time) for time in (earlier, *times))
         open_ = event.order and not event.follows and event.index not in due and event.index not in fired
         alone = open_ and not known
-        if alone and along.fires_or_not(look, look.before(event), look.firing(event), sides[k][0]) is not None:
-            _refuse_entry(look, event.index, event.time, conditions)
+        if (
+            alone
+            and comparison.fires_or_not(inspector, inspector.before(event), inspector.firing(event), sides[k][0])
+            is not None
+        ):
+            _refuse_entry(inspector, event.index, event.time, conditions)
         fired.add(event.index)
-    _refuse_rest(look, along.directions, look.before(events[0]), before)
+    _refuse_rest(inspector, comparison.directions, inspector.before(events[0]), before)
     last = events[-1]
-    point, undecided = look.after(last), look.undecided_after(last)
-    settled = look.settled(due, events, conditions) if undecided else set()
+    point, undecided = inspector.after(last), inspector.undecided_after(last)
+    settled = inspector.settled(due, events, conditions) if undecided else set()
     settled -= {last.index} - {event.index for event in events[:-1]}
     for index in [i for i in undecided if i not in settled]:
-        moving = look.moves(index, *point, after, along.directions.directions, taus[-1])
-        if moving and along.fires_or_not(look, point, look.entered_beside(index), after, taus[-1], events) is not None:
-            _refuse_entry(look, index, last.time, conditions)
+        moving = inspector.moves(index, *point, after, comparison.directions.directions, taus[-1])
+        if (
+            moving
+            and comparison.fires_or_not(inspector, point, inspector.entered_beside(index), after, taus[-1], events)
+            is not None
+        ):
+            _refuse_entry(inspector, index, last.time, conditions)
     found = []
     for k, event in enumerate(events):
         if k + 1 == len(events) or not events[k + 1].order:
-            near = look.near_after(event)
-            settled = look.settled(due, events[: k + 1], conditions) - {event.index} if near else set()
+            near = inspector.near_after(event)
+            settled = inspector.settled(due, events[: k + 1], conditions) - {event.index} if near else set()
             near = [firing for firing in near if firing.transition.index not in settled]
-            found += _near_entry(look, along, look.after(event), sides[k][1], taus[k], near, events[: k + 1])
+            found += _near_entry(
+                inspector, comparison, inspector.after(event), sides[k][1], taus[k], near, events[: k + 1]
+            )
     for other, time in zip(others, times, strict=True):
-        why = None if along.together(taus[0], time) else along.order_matters(look, events[0], other, before)
+        why = (
+            None
+            if comparison.moves_together(taus[0], time)
+            else comparison.order_matters(inspector, events[0], other, before)
+        )
         if why is not None:
             names = " and ".join(dict.fromkeys(f"'{name}'" for name in (events[0].transition, other.transition.name)))
-            exact = look.is_exact(other, look.before(events[0]))
+            exact = inspector.is_exact(other, inspector.before(events[0]))
             found.append(
                 f"Transitions {names} are due at one instant, t = {events[0].time:.12g}, and their order matters: "
                 f"{why}. Derivatives are those of the order in which they fired"
                 f"{REVERSED if exact else ''}."
             )
-    for condition in look.ceasing(events[0]):
-        time = along.time_of(look.before(events[0]), condition, before)
-        if along.together(taus[0], time):
+    for condition in inspector.ceasing_conditions(events[0]):
+        time = comparison.time_of(inspector.before(events[0]), condition, before)
+        if comparison.moves_together(taus[0], time):
             continue
         name = condition.transition.name
-        why = along.holding_matters(look, events[0], condition.transition.index, before)
+        why = comparison.holding_matters(inspector, events[0], condition.transition.index, before)
         if why is not None:
             found.append(
                 f"The condition of '{name}' ceases to hold where '{events[0].transition}' fires, to the accuracy of "
@@ -136,15 +162,15 @@ def _at_an_instant(look: RunInspector, along: Along, first: int, events: list[Ev
 
 
 def _near_entry(
-    look: RunInspector, along: Along, point: Point, state: Array, tau: Array | None, near: list[Firing],
-    past: Sequence[EventRecord] = (),
+    inspector: RunInspector, comparison: TangentComparison, point: Point, state: Array, tau: Array | None,
+    near: list[Firing], past: Sequence[EventRecord] = (),
 ) -> list[str]:  # fmt: skip
     """Return warnings of guards that are zero on entry into a mode, to the accuracy of the run."""
     found = []
     for firing in near:
-        if not look.moves(firing.transition.index, *point, state, along.directions.directions, tau):
+        if not inspector.moves(firing.transition.index, *point, state, comparison.directions.directions, tau):
             continue
-        why = along.fires_or_not(look, point, firing, state, tau, past)
+        why = comparison.fires_or_not(inspector, point, firing, state, tau, past)
         if why is not None:
             zero = f"The guard of '{firing.transition.name}' is {firing.guard:.1e}, zero"
             due = f"Transition '{firing.transition.name}' is due"
@@ -156,22 +182,22 @@ def _near_entry(
     return found
 
 
-def _refuse_start(look: RunInspector, index: int, conditions: Conditions) -> None:
+def _refuse_start(inspector: RunInspector, index: int, conditions: Conditions) -> None:
     what = "A guard is zero at the start of the run, to the last bit, and moves with the parameters"
     remedy = "Start the run earlier, or in the mode after the transition."
-    refuse(look, index, look.run.t_span[0], conditions, what, remedy)
+    refuse(inspector, index, inspector.run.t_span[0], conditions, what, remedy)
 
 
-def _refuse_rest(look: RunInspector, directions: TangentState, point: Point, state: Array) -> None:
+def _refuse_rest(inspector: RunInspector, directions: TangentState, point: Point, state: Array) -> None:
     """Refuse guards at rest at zero that leave it to either side with the parameters."""
-    for index in look.at_rest(point):
-        if look.moves(index, *point, state, directions.directions, None):
+    for index in inspector.at_rest(point):
+        if inspector.moves(index, *point, state, directions.directions, None):
             what = "The guard rests at zero, but leaves it with the parameters"
             remedy = "Change the parameters a little, or give what rests a mode of its own, without the guard."
-            refuse(look, index, point[1], directions.conditions, what, remedy)
+            refuse(inspector, index, point[1], directions.conditions, what, remedy)
 
 
-def _refuse_entry(look: RunInspector, index: int, t: float, conditions: Conditions) -> None:
+def _refuse_entry(inspector: RunInspector, index: int, t: float, conditions: Conditions) -> None:
     what = "The guard is zero, to the last bit, where its mode is entered, but moves apart from the entry"
     remedy = "Change the parameters a little, or the reset so that it leads to either side of zero."
-    refuse(look, index, t, conditions, what, remedy)
+    refuse(inspector, index, t, conditions, what, remedy)

@@ -13,7 +13,7 @@ from operator import attrgetter
 import numpy as np
 
 from dae_hybrid.conditions.instants import RunInspector, inaccuracy, knots_in, measured_in
-from dae_hybrid.conditions.outcomes import Along, Side, replay
+from dae_hybrid.conditions.outcomes import Side, TangentComparison, replay
 from dae_hybrid.errors import DaeHybridError, EventError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
@@ -28,39 +28,39 @@ from dae_hybrid.system.transition_map import KNOWN, chain
 type Quantity = tuple[Array, Array, Array]
 
 
-def is_beside(look: RunInspector) -> bool:
+def is_beside(inspector: RunInspector) -> bool:
     """Whether a measurement or a knot coincides with an event, or a movable measurement with a knot."""
-    system, given = look.system, look.run.parts.given
+    system, given = inspector.system, inspector.run.parts.given
     if not (system.measurements or system.signals):
         return False
-    events = look.times.tolist()
+    events = inspector.times.tolist()
     knots = [time for part in given for time in knots_in(part)]
     measured = [time for part in given for time in measured_in(part)]
     movable = any(measurement.movable for measurement in system.measurements)
-    return _close(look, measured, events + knots if movable else events) or _close(look, knots, events)
+    return _close(inspector, measured, events + knots if movable else events) or _close(inspector, knots, events)
 
 
-def _close(look: RunInspector, some: list[float], others: list[float]) -> bool:
+def _close(inspector: RunInspector, some: list[float], others: list[float]) -> bool:
     """Whether two of these times coincide to the accuracy of the run."""
     if not some or not others:
         return False
     known = np.concatenate(([-np.inf], np.sort(others), [np.inf]))
     at = np.searchsorted(known, some)
     away = np.minimum(known[at] - some, some - known[at - 1])
-    return any(distance <= look.slack(t) for distance, t in zip(away.tolist(), some, strict=True))
+    return any(distance <= inspector.slack(t) for distance, t in zip(away.tolist(), some, strict=True))
 
 
-def ties(look: RunInspector, along: Along, functionals: tuple[str, ...]) -> list[str]:
+def ties(inspector: RunInspector, comparison: TangentComparison, functionals: tuple[str, ...]) -> list[str]:
     """Return warnings of one-sided derivatives; those at exactly equal times fail as conditions."""
-    return list(_Ties(look, along, functionals).all())
+    return list(_Ties(inspector, comparison, functionals).all())
 
 
 class _Ties:
-    def __init__(self, look: RunInspector, along: Along, functionals: tuple[str, ...]) -> None:
-        self.look, self.along, self.functionals = look, along, functionals
-        self.run, self.system, self.p = look.run, look.system, look.p
-        self.directions, self.still = along.directions, np.zeros(along.directions.count)
-        self.instants = list(look.instants())
+    def __init__(self, inspector: RunInspector, comparison: TangentComparison, functionals: tuple[str, ...]) -> None:
+        self.inspector, self.comparison, self.functionals = inspector, comparison, functionals
+        self.run, self.system, self.p = inspector.run, inspector.system, inspector.p
+        self.directions, self.fixed = comparison.directions, np.zeros(comparison.directions.count)
+        self.instants = list(inspector.instants())
         self.ends = [events[-1].time for _, events in self.instants]
         self.knots = [part for part in self.run.parts if isinstance(part, KnotRecord)]
         parts = [np.arange(*self._part(name)) for name in functionals]
@@ -79,7 +79,7 @@ class _Ties:
 
     def _tied(self, t: float, moves: Array) -> Iterator[tuple[int, list[EventRecord]]]:
         """Yield instants whose side of a time with derivatives `moves` depends on errors or on the parameters."""
-        slack = self.look.slack(t)
+        slack = self.inspector.slack(t)
         for i in range(bisect_left(self.ends, t - slack), len(self.instants)):
             first, events = self.instants[i]
             if events[0].time - t > slack:
@@ -90,12 +90,12 @@ class _Ties:
 
     def _moves_apart(self, first: int, events: list[EventRecord], moves: Array) -> bool:
         """Whether a change of the parameters separates an instant from a time with derivatives `moves`."""
-        taus = self.along.event_times[first : first + len(events)]
-        return not all(self.along.together(tau, moves) for tau in taus)
+        taus = self.comparison.event_times[first : first + len(events)]
+        return not all(self.comparison.moves_together(tau, moves) for tau in taus)
 
     def _sides(self, first: int, events: list[EventRecord]) -> tuple[Side, Side]:
         """Return the sides before and after an instant of the run."""
-        sides, k = self.along.sides, self.system.functionals.size
+        sides, k = self.comparison.sides, self.system.functionals.size
         costs, gained = np.zeros(k), np.zeros((k, self.directions.count))
         for i, event in enumerate(events):
             transition = self.system.transitions[event.index]
@@ -103,10 +103,10 @@ class _Ties:
                 args = event.time, event.x_minus, event.memory_minus, event.xi, self.p
                 costs = costs + transition.kernels["cost"](*args)[0]
             map_ = self.system.linearise(event, self.p, self.run.t_span[0], self.directions.conditions)
-            earlier = self.along.event_times[first + i - 1] if i else None
+            earlier = self.comparison.event_times[first + i - 1] if i else None
             gained = gained + map_.forward(sides[first + i][0], self.directions.directions, earlier)[2]
-        before = self.along.before(self.look.before(events[0]), sides[first][0])
-        return before, Side(self.look.after(events[-1]), sides[first + len(events) - 1][1], costs, gained)
+        before = self.comparison.before(self.inspector.before(events[0]), sides[first][0])
+        return before, Side(self.inspector.after(events[-1]), sides[first + len(events) - 1][1], costs, gained)
 
     # -- measurements ----------------------------------------------------------------------------------------
 
@@ -116,20 +116,20 @@ class _Ties:
         name = f"Functional '{measurement.functional}' is measured at t = {t:.12g}"
         for first, events in self._tied(t, moves):
             sides = [self._measure(record, side, moves) for side in self._sides(first, events)]
-            exact = any(self.look.is_rounding(event.time, t) for event in events)
+            exact = any(self.inspector.is_rounding(event.time, t) for event in events)
             exact = exact and self._moves_apart(first, events, moves)
             beside = f"'{events[0].transition}' at t = {events[0].time:.12g}"
             yield from self._said(name, beside, sides, exact, record)
-        if self.along.together(moves, self.still):
+        if self.comparison.moves_together(moves, self.fixed):
             return
-        slack, when = self.look.slack(t), attrgetter("time")
+        slack, when = self.inspector.slack(t), attrgetter("time")
         first, last = bisect_left(self.knots, t - slack, key=when), bisect_right(self.knots, t + slack, key=when)
         for knot in self.knots[first:last]:
             sides = [
                 self._measure(record, self._around(knot, record.mode, record.x, record.memory, state, k), moves)
                 for k in (0, 1)
             ]
-            exact = self.look.is_rounding(knot.time, t)
+            exact = self.inspector.is_rounding(knot.time, t)
             yield from self._said(name, f"a knot at t = {knot.time:.12g}", sides, exact, record)
 
     def _measure(self, record: MeasurementRecord, side: Side, moves: Array) -> Quantity:
@@ -139,7 +139,7 @@ class _Ties:
         xdot = mode.kernels["entry"](t, x, m, self.p)[0]
         rate = measurement_rate(by_u, MeasurementRecord(t, record.index, mode, x, xdot, m))
         derivative = self._along_u(by_u, side) + np.outer(rate, moves)
-        return value, derivative, self._nothing(by_u, side) + np.abs(rate) * self.look.slack(t)
+        return value, derivative, self._nothing(by_u, side) + np.abs(rate) * self.inspector.slack(t)
 
     def _along_u(self, by_u: Array, side: Side) -> Array:
         by_wp = chain(*side.point, self.p)[:, :-1]
@@ -175,7 +175,7 @@ class _Ties:
     def _both(self, sides: list[Quantity], names: tuple[str, str] = ("before it", "after it")) -> str | None:
         """Describe values and derivatives of two sides; None if they agree to the accuracy of the run."""
         (one, by_one, nothing), (two, by_two, _) = sides
-        accuracy, p = self.along.accuracy, np.abs(self.p)
+        accuracy, p = self.comparison.accuracy, np.abs(self.p)
         scale = np.where(p != 0, p, 1.0) @ np.abs(self.directions.directions)
         same = np.abs(one - two) <= accuracy * np.maximum(np.abs(one), np.abs(two)) + nothing
         size = np.maximum(np.abs(by_one), np.abs(by_two)) * scale  # for a change of a parameter by its own size
@@ -195,7 +195,7 @@ class _Ties:
         memory[knot.entries] = coefficients(self.system.signals, intervals, self.p)
         changed[ny + knot.entries] = derivatives(self.system.signals, intervals, self.p) @ self.directions.directions
         x = settle(mode, knot.time, x, memory, self.p, self.run.options)
-        return self.along.before((mode, knot.time, x, memory), changed)
+        return self.comparison.before((mode, knot.time, x, memory), changed)
 
     def _intervals(self, knot: KnotRecord) -> tuple[tuple[int, ...], tuple[int, ...]]:
         earlier = np.nextafter(knot.time, -np.inf)
@@ -203,26 +203,26 @@ class _Ties:
 
     def _at_knot(self, knot: KnotRecord) -> Iterator[str]:
         """Compare events at a knot with the signals before it and after it."""
-        for first, events in self._tied(knot.time, self.still):
+        for first, events in self._tied(knot.time, self.fixed):
             event = events[0]
             if not self.system.transitions[event.index].movable or event.follows:
                 continue
-            mode, _, x, m = self.look.before(event)
-            state, mine, found = self.along.sides[first][0], self.look.firing(event), []
+            mode, _, x, m = self.inspector.before(event)
+            state, mine, found = self.comparison.sides[first][0], self.inspector.firing(event), []
             why: str | None = None
             try:
                 for k in (0, 1):
                     side = self._around(knot, mode, x, m, state, k)
-                    outcome = replay(self.look, side.point, mine, event.rate_scale, armed=True)
-                    after = self.along.after(outcome, knot.time, side.state)
+                    outcome = replay(self.inspector, side.point, mine, event.rate_scale, armed=True)
+                    after = self.comparison.after(outcome, knot.time, side.state)
                     new = self._around(knot, *after.point[:1], *after.point[2:], after.state, 1)
                     found.append(Side(new.point, new.state, after.costs, after.gained))
             except DaeHybridError as reason:
                 why = f"with the signals as they are on one side there is an error ({reason.message})"
-            why = self.along.difference(*found) if why is None else why
+            why = self.comparison.difference(*found) if why is None else why
             if why is None:
                 continue
-            if not self.look.is_rounding(event.time, knot.time):
+            if not self.inspector.is_rounding(event.time, knot.time):
                 yield (
                     f"The event '{event.transition}' at t = {event.time:.12g} is, to the accuracy of the run, at a "
                     f"knot of a signal, t = {knot.time:.12g}: before it and after it {why}. Derivatives are those of "
@@ -243,35 +243,35 @@ class _Ties:
 
     def _at_end(self) -> Iterator[str]:
         """Compare firing and not firing of a transition at the end of the run."""
-        end = self.look.end
-        for first, events in self._tied(end[1], self.still):
+        end = self.inspector.end
+        for first, events in self._tied(end[1], self.fixed):
             before, after = self._sides(first, events)
-            exact = self.look.is_rounding(events[-1].time, end[1]) and self._moves_apart(first, events, self.still)
+            exact = self.inspector.is_rounding(events[-1].time, end[1]) and self._moves_apart(first, events, self.fixed)
             yield from self._of_end(events[-1].index, events[-1].time, [before, after], exact=exact)
-        for firing in self.look.coming(end, self.instants[-1][1] if self.instants else []):
+        for firing in self.inspector.due_after_end(end, self.instants[-1][1] if self.instants else []):
             state = self.directions.state
-            if firing.transition.trigger.is_timed and self.along.together(
-                self.along.time_of(end, firing, state), self.still
+            if firing.transition.trigger.is_timed and self.comparison.moves_together(
+                self.comparison.time_of(end, firing, state), self.fixed
             ):
                 continue  # does not move towards the end
             try:
-                fired = self.along.after(replay(self.look, end, firing, armed=True), end[1], state)
+                fired = self.comparison.after(replay(self.inspector, end, firing, armed=True), end[1], state)
             except DaeHybridError:
                 continue  # such a run has no functionals
             yield from self._of_end(
-                firing.transition.index, end[1], [self.along.before(end, state), fired], exact=False
+                firing.transition.index, end[1], [self.comparison.before(end, state), fired], exact=False
             )
 
     def _by_event(self) -> Iterator[str]:
         """Compare the two ends of a run that a transition ends at its given final time."""
         first, events = self.instants[-1]
-        last, (mode, t, x, m) = events[-1], self.look.end
-        tau = self.along.event_times[first + len(events) - 1]
-        if not self.look.is_beside_end(events) or self.along.together(tau, self.still):
+        last, (mode, t, x, m) = events[-1], self.inspector.end
+        tau = self.comparison.event_times[first + len(events) - 1]
+        if not self.inspector.is_beside_end(events) or self.comparison.moves_together(tau, self.fixed):
             return
         transition, by_u = self.system.transitions[last.index], mode.kernels["terminal"](t, x, m, self.p)[1]
-        along = np.concatenate((last.derivative_minus, np.zeros(m.size + self.p.size), [1.0]))
-        rate = by_u @ (chain(mode, t, x, m, self.p) @ along[:, None])[:, 0]
+        flow = np.concatenate((last.derivative_minus, np.zeros(m.size + self.p.size), [1.0]))
+        rate = by_u @ (chain(mode, t, x, m, self.p) @ flow[:, None])[:, 0]
         rate = rate + kernel(mode.equations, "flow")(t, x[: mode.equations.n], m, self.p)[1]
         if np.any(rate[self.chosen]) or "cost" in transition.kernels:
             share = _shown(np.outer(rate, tau)[self.chosen])

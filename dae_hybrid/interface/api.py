@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dae_hybrid.conditions.amplification import LOOSER, lost_digits
-from dae_hybrid.conditions.certify import certify, keeping
-from dae_hybrid.conditions.reach import FINER
+from dae_hybrid.conditions.certify import attach_trajectory, check_derivative_conditions
+from dae_hybrid.conditions.error_estimate import SECOND_RUN_SHARE
 from dae_hybrid.errors import OptionError
 from dae_hybrid.interface.runs import Parameters, RunBuilder
 from dae_hybrid.numerics.arrays import Array
@@ -184,7 +184,7 @@ def forward_sensitivity(
         v = direction(setup.p[list(indices)])
         directions = witness = setup.tangent_trace(directions.directions, v, conditions)
     trajectory = setup.run(directions)
-    with keeping(trajectory):
+    with attach_trajectory(trajectory):
         gradient = directions.gradient(trajectory)
         checked = {}
         if witness is not None and allowed is not None and system.functionals.names:
@@ -200,14 +200,14 @@ def forward_sensitivity(
             lambda: setup.looser(LOOSER).forward_gradients(indices),
             sampled=setup.t_eval is not None,
         )
-        verdict = certify(
+        verdict = check_derivative_conditions(
             trajectory,
             conditions,
             lambda: (trajectory, directions),
             checked,
             growth,
             parts.names,
-            lambda: setup.looser(FINER).run(),
+            lambda: setup.looser(SECOND_RUN_SHARE).run(),
         )
     return ForwardSensitivity(
         trajectory=left_of(trajectory, keep),
@@ -290,7 +290,7 @@ def adjoint_gradient(
 
         return setup.use(use, wrt=indices)
 
-    with keeping(trajectory):
+    with attach_trajectory(trajectory):
         swept = setup.adjoint(trajectory, name, indices, conditions, algorithm, at_events=allowed is not None)
         checked = {}
         if allowed is not None:
@@ -303,7 +303,9 @@ def adjoint_gradient(
             lambda: setup.looser(LOOSER).adjoint_gradients(name, indices, algorithm),
             sampled=setup.t_eval is not None,
         )
-        verdict = certify(trajectory, conditions, forward, checked, growth, (name,), lambda: setup.looser(FINER).run())
+        verdict = check_derivative_conditions(
+            trajectory, conditions, forward, checked, growth, (name,), lambda: setup.looser(SECOND_RUN_SHARE).run()
+        )
     trajectory.parts.forget_paths()
     left = left_of(trajectory, keep)
     return Gradient(

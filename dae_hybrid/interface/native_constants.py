@@ -16,13 +16,13 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     adjoint: ("SETTLED", "SMALLEST", ("ROUNDING", "ADJOINT_ROUNDING"), ("FEW", "FEW_SEGMENTS"), ("LOOKS", "ENDS")),
     amplification: (("LARGE", "GROWN_LARGE"),),
     reinitialisation: ("ENORMOUS",),
-    automaton: ("RECENT",),
+    automaton: (("RECENT_EVENT_TIMES", "RECENT"),),
     replay: ("DENSE_COLUMNS",),
     event_accuracy: ("AMPLIFIED", "UNSEEN", "LOOKED_AT"),
     excess: ("EXCESS_TOLERANCE", ("NEGLIGIBLE", "LEAST_SHARE")),
     event_logic: (
-        "ZERO_ROUNDINGS", "RESIDUE", "ZENO_INTERVALS", "ZENO_RATIO", "ZENO_REST", "WIDEST",
-        ("TOGETHER", "ONE_INSTANT"),
+        "ZERO_ROUNDINGS", "RESIDUE", "ZENO_INTERVALS", "ZENO_RATIO", ("ZENO_REMAINDER", "ZENO_REST"),
+        ("MAX_SIMULTANEITY_RTOLS", "WIDEST"), ("SIMULTANEITY_RTOLS", "ONE_INSTANT"),
     ),
     failure_messages: ("STARVED",),
     algebraic: (

@@ -25,7 +25,7 @@ from dae_hybrid.sensitivity.algorithm1 import serban_recuero
 from dae_hybrid.sensitivity.duality import SweepResult, TangentTrace, direction
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.simulation.automaton import Automaton
-from dae_hybrid.simulation.event_logic import TOGETHER
+from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS
 from dae_hybrid.simulation.native_run import trajectory_of
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.schedule import Schedule
@@ -263,7 +263,7 @@ class RunBuilder:
                 alarms, until = self._alarms(schedule, ends)
             except NonFiniteError:  # of a mode that may never be entered
                 return None
-        slack = TOGETHER * options.rtol if certify else 0.0
+        slack = SIMULTANEITY_RTOLS * options.rtol if certify else 0.0
         return RunRequest(
             options, self.p, self.span, t_eval, directions, scales, certify, slack, keep_path, alarms, until,
             self.bound if directions is None else UNBOUNDED,

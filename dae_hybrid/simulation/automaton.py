@@ -25,7 +25,7 @@ from dae_hybrid.port.replay import SegmentReplay
 from dae_hybrid.port.segment_rules import SAME_INSTANT, is_unresolved, kernel, one_segment
 from dae_hybrid.simulation.checkpoints import Checkpoint, Ledger
 from dae_hybrid.simulation.event_accuracy import noisy
-from dae_hybrid.simulation.event_logic import TOGETHER, Entry, EventLogic, signs
+from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS, Entry, EventLogic, signs
 from dae_hybrid.simulation.failure_diagnosis import explain
 from dae_hybrid.simulation.firing import Firing
 from dae_hybrid.simulation.observer import RunObserver
@@ -40,19 +40,19 @@ from dae_hybrid.system.transition_map import TransitionMap
 from dae_hybrid.trajectory.parts import Expansion, TrajectoryParts
 from dae_hybrid.trajectory.trajectory import Part, Segment, Trajectory
 
-NONE: frozenset[int] = frozenset()
+NO_TRANSITIONS: frozenset[int] = frozenset()
 #: native events per call of the integrator with keep="final", so that their records can be dropped in between
-STRETCH = 2000
+NATIVE_EVENTS_PER_CALL = 2000
 #: event times that are retained with keep="final"
-TIMES = 1000
+RETAINED_EVENT_TIMES = 1000
 #: event times that the native loop needs for its Zeno test
-RECENT = 4
+RECENT_EVENT_TIMES = 4
 #: at a failed condition, times closer than ten times this share of the run count as simultaneous
-MOMENT = 1e-14
+CONDITION_SLACK = 1e-14
 #: a guard that is zero at an event and at this share of the run's time scale before it rests at zero
-PLATEAU = 1e-7
+PLATEAU_STEP = 1e-7
 #: a guard whose value at the crossing exceeds this share of its change in the segment is discontinuous
-JUMP = 1e-3
+JUMP_SHARE = 1e-3
 
 
 class Automaton:
@@ -78,21 +78,21 @@ class Automaton:
         self.system, self.session, self.p = system, session, parameters
         self.span, self.t_eval, self.options, self.observer = t_span, t_eval, options, observer
         self.open_session, self.certify, self.keep_path = open_session, certify, keep_path
-        self.instant = EventLogic(system, t_span, options, schedule)
+        self.rules = EventLogic(system, t_span, options, schedule)
         self.stops = StopTimes(system, t_span, parameters)
         self.keep, self.ledger = keep, Ledger(bound, partial(path_passage, rtol=options.rtol))
         self.parts: list[Part | RecordTable] = []
-        self.gone = Counter[str]()  # numbers of the parts that were dropped
+        self.dropped = Counter[str]()  # numbers of the parts that were dropped
         self.integrals, self.costs = np.zeros((2, system.functionals.size))
         self.t = t_span[0]
         self.mode = system.modes[system.initial.mode]
         self.at = StatePoint(*(np.zeros(0) for _ in StatePoint._fields))
         self.start = Start(system.initial, self.mode, self.t, self.at, parameters)
         self.n_events = 0
-        self.sides: dict[int, int] = {}  # of guards that a signal holds at zero: the side they came from
-        self.spared = np.inf  # time at which a postponed condition is checked again
+        self.plateau_sides: dict[int, int] = {}  # of guards that a signal holds at zero: the side they came from
+        self.recheck_time = np.inf  # time at which a postponed condition is checked again
         self.next_step: float | None = None  # of an explicit method, from the previous segment
-        self.outputs = 0  # number of output times written
+        self.n_outputs = 0  # number of output times written
 
     def run(self) -> Trajectory:
         """Run to the end; an error carries the partial trajectory."""
@@ -128,91 +128,93 @@ class Automaton:
             )
 
     def _loop(self) -> None:
-        end, instant = self.span[1], self.instant
-        entering, armed, jumped = True, NONE, NONE
+        end, rules = self.span[1], self.rules
+        entering, armed, jumped = True, NO_TRANSITIONS, NO_TRANSITIONS
         while True:
             if self.keep == "final":
-                self._forget()
+                self._drop_old_parts()
             if self.stops.signals and self.stops.pass_knots(self.t):
-                jumped = self._turn(armed)
+                jumped = self._pass_knots(armed)
             resting = self._at_rest(armed)
-            entry = instant.look(self.mode, self.t, self.at, entering=entering, jumped=jumped, resting=resting)
-            firing, jumped = entry.fires, NONE
+            entry = rules.evaluate(self.mode, self.t, self.at, entering=entering, jumped=jumped, resting=resting)
+            firing, jumped = entry.fires, NO_TRANSITIONS
             due = np.inf
-            late = firing is None or firing.transition.refuses or (instant.reversed and not firing.corrects)
+            late = firing is None or firing.transition.refuses or (rules.reversed and not firing.corrects)
             if self.mode.timed and late:
-                due, timed, count = instant.due(self.mode, self.t)
+                due, timed, count = rules.due(self.mode, self.t)
                 if timed is not None and (due <= self.t or (self.t >= end and self._is_now(due))):
                     firing = Firing(timed, count=count)
             overdue = self._overdue()
             firing = overdue if firing is None else firing
-            if firing is not None and (firing is overdue or not self._spares(firing)):
+            if firing is not None and (firing is overdue or not self._postpones(firing)):
                 source = self.mode
                 if self._fire(firing):
                     return
-                entering, armed = True, armed if self.mode is source else NONE
+                entering, armed = True, armed if self.mode is source else NO_TRANSITIONS
                 continue
             if not self._is_now(due):  # otherwise the time event fires first, despite rounding
                 self._measure()
             if self.t >= end:
                 return
-            last = min(end, self.spared)
+            last = min(end, self.recheck_time)
             try:
                 crossing, entry = self._segment(last, entry)
                 while crossing is None and self.t < min(last, self._due()) and not self.stops.is_due(self.t):
                     crossing, entry = self._segment(last, entry)  # paused without an event
             except ZenoError:
-                if instant.accumulation is None:
+                if rules.accumulation is None:
                     raise
                 return
             entering, source, pending = False, self.mode, entry.zero_band
-            instant.rest(source, pending)
+            rules.note_resting(source, pending)
             armed = frozenset(i for i, band in zip(source.guarded, pending.tolist(), strict=True) if not band)
             if crossing is not None and self._stayed_at_zero(crossing, entry):
                 armed -= {source.guarded[crossing[0]]}
             elif crossing is not None:
-                firing = self._first(crossing, armed, entry)
-                if self._spares(firing):
+                firing = self._first_due(crossing, armed, entry)
+                if self._postpones(firing):
                     armed -= {firing.transition.index}
                     continue
                 if self._fire(firing):
                     return
-                entering, armed = True, armed if self.mode is source else NONE
+                entering, armed = True, armed if self.mode is source else NO_TRANSITIONS
             elif source.guarded:
-                instant.arrive(source, self.t, self.at, armed=armed, leaving=self._leaving(entry))
+                rules.note_sides(source, self.t, self.at, armed=armed, leaving=self._leaving_signs(entry))
 
     def _due(self) -> float:
         """Return the time of the mode's next time event."""
-        return self.instant.due(self.mode, self.t)[0] if self.mode.timed else np.inf
+        return self.rules.due(self.mode, self.t)[0] if self.mode.timed else np.inf
 
     def _is_now(self, t: float) -> bool:
         """Whether a time equals the present one to rounding."""
-        return abs(t - self.t) <= SAME_INSTANT * self.instant.elapsed(self.t)
+        return abs(t - self.t) <= SAME_INSTANT * self.rules.elapsed(self.t)
 
-    def _leaving(self, entry: Entry) -> dict[int, int]:
+    def _leaving_signs(self, entry: Entry) -> dict[int, int]:
         """Return the side to which each guard was leaving zero in the last segment."""
         return dict(zip(self.mode.guarded, map(int, entry.departure.tolist()), strict=True))
 
-    def _spares(self, firing: Firing) -> bool:
+    def _postpones(self, firing: Firing) -> bool:
         """Whether a failed condition on the mode gives precedence to another event that is due within rounding.
 
         A bound may be reached just when a transition leaves the mode or the run ends; which of the two is located first
         is then chance. The condition is checked again after that event.
         """
-        if not firing.transition.refuses or self.t < self.spared < np.inf:
+        if not firing.transition.refuses or self.t < self.recheck_time < np.inf:
             return firing.transition.refuses
         if firing.guard == 0.0 == firing.rate:  # it stays at its bound
             return True
-        mode, t, at, instant = self.mode, self.t, self.at, self.instant
-        moment = TOGETHER * max(self.options.rtol * instant.elapsed(t), MOMENT * (self.span[1] - self.span[0]))
+        mode, t, at, rules = self.mode, self.t, self.at, self.rules
+        moment = SIMULTANEITY_RTOLS * max(
+            self.options.rtol * rules.elapsed(t), CONDITION_SLACK * (self.span[1] - self.span[0])
+        )
         ahead = min(self._due(), self.stops.next_knot(t), self.stops.next_measurement(t))
-        spared = min(self.span[1], ahead) - t <= moment
-        if not spared:
+        postponed = min(self.span[1], ahead) - t <= moment
+        if not postponed:
             at = StatePoint(at.x, at.m, *mode.kernels["entry"](t, at.x, at.m, self.p))
-            spared = instant.is_due_within(moment, firing.transition, mode, at)
-        if spared:
-            self.spared = t + 2 * moment
-        return spared or self._touched(firing.transition) is not None
+            postponed = rules.is_due_within(moment, firing.transition, mode, at)
+        if postponed:
+            self.recheck_time = t + 2 * moment
+        return postponed or self._touched(firing.transition) is not None
 
     def _touched(self, condition: TransitionMap) -> float | None:
         """Return the zero band of a bound that is only touched; conditions of `require` are strict and have none."""
@@ -222,7 +224,7 @@ class Automaton:
 
     def _at_rest(self, armed: frozenset[int]) -> Mapping[int, tuple[float, float]]:
         """Return zero band and leaving sign of the guards that have not left zero yet, by transition."""
-        found = dict(self.instant.at_rest(self.mode, self.t, self.at, self.p, armed))
+        found = dict(self.rules.at_rest(self.mode, self.t, self.at, self.p, armed))
         for index in self.mode.guarded:
             condition = self.system.transitions[index]
             band = None if index in armed else self._touched(condition)
@@ -232,16 +234,16 @@ class Automaton:
 
     def _overdue(self) -> Firing | None:
         """Return a postponed condition that still fails."""
-        if self.t < self.spared:
+        if self.t < self.recheck_time:
             return None
-        self.spared = np.inf
+        self.recheck_time = np.inf
         mode, at = self.mode, self.at
         at = StatePoint(at.x, at.m, *mode.kernels["entry"](self.t, at.x, at.m, self.p))
-        past = (self.system.transitions[i] for i in sorted(self.instant.past(mode, self.t, at)))
+        past = (self.system.transitions[i] for i in sorted(self.rules.past_threshold(mode, self.t, at)))
         failed = (condition for condition in past if condition.refuses)
         return next((Firing(condition) for condition in failed if self._touched(condition) is None), None)
 
-    def _first(self, crossing: tuple[int, float, float], armed: frozenset[int], entry: Entry) -> Firing:
+    def _first_due(self, crossing: tuple[int, float, float], armed: frozenset[int], entry: Entry) -> Firing:
         """Return the first of the transitions that are due at a crossing."""
         index, guard, rate = crossing
         if guard == 0.0 == rate and not self.system.transitions[self.mode.guarded[index]].refuses:
@@ -250,9 +252,9 @@ class Automaton:
         found = Firing(self.system.transitions[mode.guarded[index]], guard, rate)
         if len(mode.guarded) > 1 or mode.timed:
             at = self.at = StatePoint(at.x, at.m, *mode.kernels["entry"](self.t, at.x, at.m, self.p))
-            self.instant.arrive(mode, self.t, at, armed=armed, leaving=self._leaving(entry), crossing=found)
-            found = self.instant.first(mode, self.t, at, found, armed)
-        due, timed, count = self.instant.due(mode, self.t) if self.instant.reversed else (np.inf, None, 0)
+            self.rules.note_sides(mode, self.t, at, armed=armed, leaving=self._leaving_signs(entry), crossing=found)
+            found = self.rules.first_due(mode, self.t, at, found, armed)
+        due, timed, count = self.rules.due(mode, self.t) if self.rules.reversed else (np.inf, None, 0)
         return found if timed is None or due > self.t else Firing(timed, count=count)
 
     @staticmethod
@@ -264,7 +266,7 @@ class Automaton:
     def _refuse_plateau(self, index: int) -> None:
         """Refuse a guard that reaches zero and stays there: its zero has no well-defined time."""
         mode, at = self.mode, self.at
-        h = PLATEAU * max(abs(self.t), self.span[1] - self.span[0])
+        h = PLATEAU_STEP * max(abs(self.t), self.span[1] - self.span[0])
         before = (self.t - h, at.x - h * at.xdot, at.m, self.p)
         if mode.kernels["entry"](*before)[1][index] == 0.0:
             raise EventError(
@@ -275,9 +277,9 @@ class Automaton:
                 remedy="State the guard without minima, maxima and branches that hold it at zero.",
             )
 
-    def _turn(self, armed: frozenset[int]) -> frozenset[int]:
+    def _pass_knots(self, armed: frozenset[int]) -> frozenset[int]:
         """Advance the signals to their next interval; return the transitions whose guards changed sign."""
-        self._retract()
+        self._remove_simultaneous_outputs()
         mode, before = self.mode, self.at
         intervals = self.stops.intervals
         entries, values = self.stops.coefficients()
@@ -296,9 +298,9 @@ class Automaton:
         """Return the transitions whose guards changed sign at a knot, or over a plateau at zero that ended there."""
         jumped = set()
         for i, old, new in zip(self.mode.guarded, signs(before), signs(self.at), strict=True):
-            side = old if old and i in armed else self.sides.pop(i, 0)
+            side = old if old and i in armed else self.plateau_sides.pop(i, 0)
             if not new:
-                self.sides[i] = side
+                self.plateau_sides[i] = side
             elif side * new < 0 and self.system.transitions[i].direction * new >= 0:
                 jumped.add(i)
         return frozenset(jumped)
@@ -323,8 +325,8 @@ class Automaton:
         passes = (measured, graph.measures), (knot, graph.turns)
         context = self._context(min([last, *(t for t, by_itself in passes if not by_itself)]))
         t_stop = min(last if context is None else context.t_stop, due, measured, knot)
-        if t_stop - self.t > self.instant.elapsed(t_stop) * SAME_INSTANT:
-            self.instant.leave()
+        if t_stop - self.t > self.rules.elapsed(t_stop) * SAME_INSTANT:
+            self.rules.advance_time()
         task = self._task(t_stop, entry, self._outputs_until(t_stop), closed=t_stop >= self.span[1] and due > t_stop)
         checkpoint = None
         if context is None:
@@ -334,7 +336,7 @@ class Automaton:
                 checkpoint = Checkpoint.of(self.open_session, task, context)
             passage = self.session.march(task, context)
         if passage.table is not None:
-            self._catch_up(passage.table, passage.task, checkpoint)
+            self._resume(passage.table, passage.task, checkpoint)
         mode, at, task, outcome = self.mode, self.at, passage.task, passage.outcome
         count = len(mode.guarded)
         began = task.zero_band[:count] > 0
@@ -361,7 +363,7 @@ class Automaton:
         transition = self.system.transitions[self.mode.guarded[index]]
         if transition.direction * rate < 0 and not transition.refuses:
             place: dict[str, Any] = {"mode": self.mode.name, "time": outcome.t}
-            jumps = abs(value) > JUMP * abs(rate) * (outcome.t - task.t0)
+            jumps = abs(value) > JUMP_SHARE * abs(rate) * (outcome.t - task.t0)
             error = lost_crossing(crossing, pole=False, **place) if jumps else unresolved_guard(index, **place)
             error.rows = outcome.rows
             raise self._failed(task, error)
@@ -371,7 +373,7 @@ class Automaton:
         mode, at = self.mode, self.at
         if error is None:
             raise AssertionError("a segment has an outcome or an error")
-        if isinstance(error, ZenoError) and self.instant.lose(error):
+        if isinstance(error, ZenoError) and self.rules.note_unresolved(error):
             return error
         self._keep_partial(task, error.rows, error.method or self.options.method)
         error.mode = error.mode or mode.name
@@ -396,7 +398,7 @@ class Automaton:
                 knots = self.stops.knots(self.t, directions)
             try:
                 measured = self.stops.waiting if graph.measures else []
-                alarms, until = self.instant.schedule.alarms(self.t, measured, knots)
+                alarms, until = self.rules.schedule.alarms(self.t, measured, knots)
             except NonFiniteError:  # possibly of a mode that is never entered
                 return None
             last = min(last, until)
@@ -405,18 +407,18 @@ class Automaton:
             graph=graph,
             mode=self.mode.index,
             span=self.span,
-            max_events=min(left, STRETCH) if self.keep == "final" else left,
+            max_events=min(left, NATIVE_EVENTS_PER_CALL) if self.keep == "final" else left,
             start=(self.at.x, self.at.xdot),
-            recent=self.instant.times[-RECENT:],
-            ranges=self.instant.ranges,
-            stayed_at_zero=self.instant.stayed_at_zero,
+            recent=self.rules.times[-RECENT_EVENT_TIMES:],
+            ranges=self.rules.ranges,
+            stayed_at_zero=self.rules.stayed_at_zero,
             directions=np.zeros((0, self.p.size)) if directions is None else directions.T,
             t_stop=last,
             t_eval=self._outputs_until(last),
             alarms=alarms,
             knots=knots,
             certify=self.certify,
-            slack=TOGETHER * self.options.rtol if self.certify else 0.0,
+            slack=SIMULTANEITY_RTOLS * self.options.rtol if self.certify else 0.0,
             bound=self.ledger.next,
         )
 
@@ -424,23 +426,23 @@ class Automaton:
         """Return the remaining output times up to a time."""
         if self.t_eval is None:
             return None
-        return np.ascontiguousarray(self.t_eval[self.outputs : np.searchsorted(self.t_eval, t, side="right")])
+        return np.ascontiguousarray(self.t_eval[self.n_outputs : np.searchsorted(self.t_eval, t, side="right")])
 
-    def _catch_up(self, table: RecordTable, task: SegmentTask, checkpoint: Checkpoint | None) -> None:
+    def _resume(self, table: RecordTable, task: SegmentTask, checkpoint: Checkpoint | None) -> None:
         """Resume after events handled natively."""
         for array in (*table.rows.values(), *table.start, table.task.memory):
             array.flags.writeable = False
         self.parts.append(table)
         event, mode = table.last
-        self.instant.catch_up(table, task)
+        self.rules.on_native_events(table, task)
         self.n_events += table.n_events
         self.stops.taken(int(table.is_measurement.sum()), table.last[0]["time"])
-        self.spared = np.inf
-        self.outputs += table.n_rows
+        self.recheck_time = np.inf
+        self.n_outputs += table.n_rows
         self.mode, self.t, self.integrals = self.system.modes[mode], task.t0, task.integrals
         none = np.zeros(0)
         self.at = StatePoint(event["x_after"], event["memory_after"], event["xdot_after"], none, none, none)
-        self.sides.clear()
+        self.plateau_sides.clear()
         if self.observer is not None:
             self.observer.on_native_events(table)
         self.costs = self.costs + table.gained
@@ -450,7 +452,7 @@ class Automaton:
         if checkpoint is not None:
             self.parts[-1] = self.ledger.enter(table, checkpoint)
             if self.ledger.is_dropping:
-                del self.instant.times[:-TIMES]
+                del self.rules.times[:-RETAINED_EVENT_TIMES]
 
     def _task(self, t_stop: float, entry: Entry, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at
@@ -479,7 +481,7 @@ class Automaton:
         kept: dict[str, Any],
     ) -> None:  # fmt: skip
         at, n, how = self.at, task.x0.size, Method.of(method)
-        self.outputs += len(rows)
+        self.n_outputs += len(rows)
         for array in (rows, at.x, x, at.xdot, xdot, task.memory):
             array.flags.writeable = False
         self.parts.append(
@@ -510,7 +512,7 @@ class Automaton:
         self._record(task, t, x, xdot, rows, method, {})
         self.t, self.at = t, self.at._replace(x=x, xdot=xdot)
 
-    def _retract(self) -> None:
+    def _remove_simultaneous_outputs(self) -> None:
         """Remove outputs that precede an event or a knot by rounding only: they belong to the state after it."""
         if self.t_eval is None:
             return
@@ -520,7 +522,7 @@ class Automaton:
                 kept = len(part.t)
                 while kept and self._is_now(part.t[kept - 1]):
                     kept -= 1
-                self.outputs -= len(part.t) - kept
+                self.n_outputs -= len(part.t) - kept
                 self.parts[i] = part.first(kept)
             if isinstance(part, RecordTable) or (isinstance(part, Segment) and not self._is_now(part.t_start)):
                 return
@@ -528,7 +530,7 @@ class Automaton:
     def _last_output(self) -> None:
         """Write outputs at the end of the run, after a transition there."""
         nothing = not any(isinstance(part, Segment | RecordTable) for part in self.parts)
-        left = np.zeros(0) if self.t_eval is None else self.t_eval[self.outputs :]
+        left = np.zeros(0) if self.t_eval is None else self.t_eval[self.n_outputs :]
         left = left[[self._is_now(t) for t in left.tolist()]] if left.size else left
         if not (nothing or left.size):
             return
@@ -543,20 +545,20 @@ class Automaton:
             kept["sensitivity_rows"] = np.repeat(kept["sensitivity_rows"][:1], times.size, axis=0)
         self._record(task, self.t, self.at.x, self.at.xdot, rows, outcome.method, kept)
 
-    def _forget(self) -> None:
+    def _drop_old_parts(self) -> None:
         """Drop the parts that are no longer needed."""
         old = self.parts[:-LATEST]
-        del self.parts[:-LATEST], self.instant.times[:-TIMES]
-        self._tally(old)
+        del self.parts[:-LATEST], self.rules.times[:-RETAINED_EVENT_TIMES]
+        self._count_dropped(old)
 
-    def _tally(self, parts: list[Part | RecordTable]) -> None:
+    def _count_dropped(self, parts: list[Part | RecordTable]) -> None:
         for part in parts:
             if isinstance(part, RecordTable):
-                self.gone.update(segments=part.count, events=part.n_events, native=part.n_events)
+                self.dropped.update(segments=part.count, events=part.n_events, native=part.n_events)
             else:
-                self.gone.update(segments=isinstance(part, Segment), events=isinstance(part, EventRecord))
+                self.dropped.update(segments=isinstance(part, Segment), events=isinstance(part, EventRecord))
 
-    def _latest(self) -> list[tuple[str, float]]:
+    def _latest_transitions(self) -> list[tuple[str, float]]:
         """Return names and times of the latest transitions, native or not."""
         found: list[tuple[str, float]] = []
         for part in reversed(self.parts):
@@ -573,25 +575,27 @@ class Automaton:
     def _fire(self, firing: Firing) -> bool:
         """Apply a transition and record it; return whether the run ends."""
         t, transition = self.t, firing.transition
-        self._retract()
+        self._remove_simultaneous_outputs()
         if transition.trigger.is_periodic:
-            self.instant.counts[transition.index] = firing.count
-        order = self.instant.fired(firing, t, 0.0 if firing.follows else firing.guard)
+            self.rules.counts[transition.index] = firing.count
+        order = self.rules.fired(firing, t, 0.0 if firing.follows else firing.guard)
         self.n_events += 1
         if self.n_events > self.options.max_events:
-            raise event_limit(self.options.max_events, self._latest(), transition.name, mode=self.mode.name, time=t)
+            raise event_limit(
+                self.options.max_events, self._latest_transitions(), transition.name, mode=self.mode.name, time=t
+            )
         self.mode, self.at, event, costs = firing.carry_out(
             self.system, t, self.at, self.p, self.options,
-            order=order, rate_scale=self.instant.rate_scale(transition, t),
+            order=order, rate_scale=self.rules.rate_scale(transition, t),
             earlier=self._earlier() if order else None,
         )  # fmt: skip
         self.costs = self.costs + costs
-        self.spared = np.inf
+        self.recheck_time = np.inf
         self.parts.append(event)
         if self.observer is not None:
             self.observer.on_transition(transition, event)
-        self.sides.clear()
-        return transition.target is None or self.instant.accumulation is not None
+        self.plateau_sides.clear()
+        return transition.target is None or self.rules.accumulation is not None
 
     def _earlier(self) -> EventRecord | None:
         """Return the latest event, or None if a knot has followed it."""
@@ -608,7 +612,7 @@ class Automaton:
         end, parts = (self.t, self.mode, self.at.x, self.at.m), tuple(self.parts)
         directions = getattr(self.observer, "directions", None)
         expand = partial(Expansion, system=self.system, p=self.p, open_session=self.open_session, directions=directions)
-        native = self.gone["native"] + sum(part.n_events for part in parts if isinstance(part, RecordTable))
+        native = self.dropped["native"] + sum(part.n_events for part in parts if isinstance(part, RecordTable))
         functionals: dict[str, Any] = {}
         if complete:
             try:
@@ -621,14 +625,14 @@ class Automaton:
             t_span=self.span,
             options=self.options,
             parameters=self.p,
-            parts=TrajectoryParts(lambda: parts, expand, gone=(self.gone["segments"], self.gone["events"])),
+            parts=TrajectoryParts(lambda: parts, expand, dropped=(self.dropped["segments"], self.dropped["events"])),
             sampled=self.t_eval is not None and self.t_eval.size > 0,
             integrals=integrals,
             functionals=MappingProxyType(functionals),
             statistics=MappingProxyType(self.session.statistics() | {"native_events": native}),
-            notes=self.instant.notes(),
+            notes=self.rules.notes(),
             turns=self.system.turns(self.session.turns()),
-            accumulation=self.instant.accumulation,
+            accumulation=self.rules.accumulation,
             start=self.start,
             final=(self.t, self.mode.index, self.at.x, self.at.m),
             complete=complete,

@@ -59,15 +59,15 @@ ZERO_ROUNDINGS = 256.0
 #: a guard that has just fired in a mode that stays active is zero within this multiple of the value at which it fired
 RESIDUE = 4.0
 #: with derivatives, events closer than this multiple of rtol times the elapsed time count as simultaneous,
-TOGETHER = 10.0
+SIMULTANEITY_RTOLS = 10.0
 #: or up to this multiple if a second run shows errors of that size
-WIDEST = 1000.0
+MAX_SIMULTANEITY_RTOLS = 1000.0
 #: events accumulate if this many successive intervals shrink by the same ratio, within this spread,
 ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO, ZENO_WINDOW = 4, 0.01, 0.999, 12
 #: and the remainder of the series is below this share of the elapsed time
-ZENO_REST = 1e-6
+ZENO_REMAINDER = 1e-6
 TINY = float(np.finfo(float).tiny)
-NOTHING: Mapping[int, tuple[float, float]] = MappingProxyType({})
+NO_GUARDS: Mapping[int, tuple[float, float]] = MappingProxyType({})
 
 
 def same_instant(one: float, other: float, start: float) -> bool:
@@ -99,19 +99,19 @@ class EventLogic:
     slack: float = 0.0  # times within this difference are simultaneous
     chain: list[int] = field(default_factory=list)  # transitions of this instant
     #: |guard| at firing, by transition fired at this instant in the current mode
-    spent: dict[int, float] = field(default_factory=dict)
+    fired_here: dict[int, float] = field(default_factory=dict)
     #: known sides of zero of the mode's guards; 0 for a guard at zero that may cross either way
     sides: dict[int, int] = field(default_factory=dict)
-    away: set[int] = field(default_factory=set)  # guards that were not at zero at their last evaluation
+    nonzero: set[int] = field(default_factory=set)  # guards that were not at zero at their last evaluation
     #: guards beyond zero that are due: their side, and whether they follow an earlier transition of the instant
-    owed: dict[int, tuple[int, bool]] = field(default_factory=dict)
-    latest: int | None = None  # transition fired since the last evaluation of the guards
-    flipped: bool = False  # relations have changed in time, not by a reset, and no other transition has fired since
+    due_sides: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    last_fired: int | None = None  # transition fired since the last evaluation of the guards
+    relations_changed: bool = False  # in time, not by a reset, with no other transition since
     times: list[float] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)  # elapsed periods, by periodic transition
-    ticks: dict[int, int] = field(default_factory=dict)  # the period in which each fired last
-    over: dict[str, int] = field(default_factory=dict)  # ticks by clock whose mode has been left since
-    passed: set[tuple[str, str]] = field(default_factory=set)
+    last_ticks: dict[int, int] = field(default_factory=dict)  # the period in which each fired last
+    clock_ticks: dict[str, int] = field(default_factory=dict)  # ticks by clock whose mode has been left since
+    past_on_entry: set[tuple[str, str]] = field(default_factory=set)
     accumulation: float | None = None  # limit of accumulating events, once detected
 
     def __post_init__(self) -> None:
@@ -123,20 +123,20 @@ class EventLogic:
         """Whether transitions that are due together fire from the last to the first."""
         return self.options.simultaneous == "reversed"
 
-    def leave(self) -> None:
+    def advance_time(self) -> None:
         """End the instant: time advances."""
         self.chain.clear()
-        self.spent.clear()
-        self.latest = None
-        self.flipped = False
+        self.fired_here.clear()
+        self.last_fired = None
+        self.relations_changed = False
 
-    def _forget(self) -> None:
+    def _forget_sides(self) -> None:
         """Discard the sides of the guards of the mode that was left."""
-        self.spent.clear()
+        self.fired_here.clear()
         self.sides.clear()
-        self.away.clear()
-        self.owed.clear()
-        self.latest = None
+        self.nonzero.clear()
+        self.due_sides.clear()
+        self.last_fired = None
 
     def elapsed(self, t: float) -> float:
         """Return the time scale of rounding errors of times at t."""
@@ -146,7 +146,7 @@ class EventLogic:
         """Return the time scale of the run."""
         return max(abs(t), self.span[1] - self.span[0])
 
-    def arrive(
+    def note_sides(
         self,
         mode: ModeSystem,
         t: float,
@@ -161,21 +161,21 @@ class EventLogic:
         `armed` are the transitions whose guards have left zero in the segment, `leaving` is the leaving sign of the
         others, 0 if unknown; `crossing` is the one that the integrator located.
         """
-        self.owed.clear()
-        self.away.clear()
+        self.due_sides.clear()
+        self.nonzero.clear()
         duration = self._duration(t)
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         for index, h, rate, size in values:
-            direction, band = self.system.transitions[index].direction, self._band(h, size, rate, t)
+            direction, band = self.system.transitions[index].direction, self._zero_band(h, size, rate, t)
             if not abs(h) <= band:
                 beyond = 1 if h > 0 else -1
                 missed = index in armed and crossing is not None and self.sides.get(index) == -beyond
-                if missed and direction in (0, beyond) and index not in self.spent:
-                    self.owed[index] = (beyond, False)  # has crossed together with the located one
+                if missed and direction in (0, beyond) and index not in self.fired_here:
+                    self.due_sides[index] = (beyond, False)  # has crossed together with the located one
                 self.sides[index] = beyond
-                self.away.add(index)
+                self.nonzero.add(index)
                 if crossing is not None and index == crossing.transition.index and h * crossing.rate > 0:
-                    self.owed[index] = (self.sides[index], False)  # located less well than rounding
+                    self.due_sides[index] = (self.sides[index], False)  # located less well than rounding
             elif index not in armed:
                 self.sides[index] = leaving.get(index) or self.sides.get(index, 0)
                 if not self.sides[index]:
@@ -187,7 +187,7 @@ class EventLogic:
             else:
                 self.sides.pop(index, None)  # passes zero the other way
 
-    def look(
+    def evaluate(
         self,
         mode: ModeSystem,
         t: float,
@@ -195,7 +195,7 @@ class EventLogic:
         *,
         entering: bool,
         jumped: frozenset[int] = frozenset(),
-        resting: Mapping[int, tuple[float, float]] = NOTHING,
+        resting: Mapping[int, tuple[float, float]] = NO_GUARDS,
     ) -> Entry:
         """Evaluate the rules for every guard of the mode.
 
@@ -205,9 +205,9 @@ class EventLogic:
         """
         zero_band, departure = [0.0] * len(mode.guarded), [0.0] * len(mode.guarded)
         duration = self._duration(t)
-        self.flipped |= bool(jumped)
-        known = dict(self.sides), set(self.away), set(self.passed)
-        own, self.latest = self.latest, None
+        self.relations_changed |= bool(jumped)
+        known = dict(self.sides), set(self.nonzero), set(self.past_on_entry)
+        own, self.last_fired = self.last_fired, None
         if own is not None and self.system.transitions[own].relation is not None:
             own = None  # due again if the other side points back
         due: list[tuple[Firing, bool]] = []  # with whether firing is an error
@@ -223,7 +223,7 @@ class EventLogic:
                     remedy=f"Check the guard, at the values that the mode is entered with, for {SUSPECTS}.",
                 )
             direction, side = transition.direction, self.sides.get(index)
-            band = max(self._band(h, size, rate, t), RESIDUE * self.spent.get(index, 0.0))
+            band = max(self._zero_band(h, size, rate, t), RESIDUE * self.fired_here.get(index, 0.0))
             if index in resting and index not in jumped:
                 zero_band[i], departure[i] = resting[index]
                 self.sides[index] = int(departure[i])
@@ -238,22 +238,22 @@ class EventLogic:
                     if transition.relation is not None and not transition.relation.rests:
                         raise sign_at_rest(transition, mode.name, t)
                 going = int(departure[i])
-                met = entering and direction != 0 and (side is None or index in self.away)
+                met = entering and direction != 0 and (side is None or index in self.nonzero)
                 if going and direction in (0, going) and (met or side in (0, -going)) and index != own:
                     due.append((Firing(transition, h, rate), False))
                 else:
-                    self.away.discard(index)
+                    self.nonzero.discard(index)
                     if going and (entering or side is not None):
                         self.sides[index] = going
             else:
                 beyond = 1 if h > 0 else -1
-                flipped = self.flipped and transition.jumps and side == -beyond and direction in (0, beyond)
+                flipped = self.relations_changed and transition.jumps and side == -beyond and direction in (0, beyond)
                 if index in jumped or flipped:
-                    self.owed[index] = (beyond, True)
-                owed, follows = self.owed.get(index, (0, True))
+                    self.due_sides[index] = (beyond, True)
+                due_side, follows = self.due_sides.get(index, (0, True))
                 met = entering and direction == beyond and side != beyond and index != own
                 became = transition.becomes and side == -beyond and direction in (0, beyond) and index != own
-                if owed == beyond and index != own:
+                if due_side == beyond and index != own:
                     due.append((Firing(transition, h, rate, follows=follows), False))
                 elif transition.refuses and entering and direction == beyond:
                     due.append((Firing(transition, h, rate, follows=True), False))
@@ -262,10 +262,10 @@ class EventLogic:
                     due.append((Firing(transition, h, rate, follows=True), error))
                 else:
                     self.sides[index] = beyond
-                    self.away.add(index)
-                    self.owed.pop(index, None)
+                    self.nonzero.add(index)
+                    self.due_sides.pop(index, None)
                     if met:
-                        self.passed.add((transition.name, mode.name))
+                        self.past_on_entry.add((transition.name, mode.name))
             if abs(h) > self.ranges[index]:
                 self.ranges[index] = abs(h)
         fires = None
@@ -276,7 +276,7 @@ class EventLogic:
             if is_error:
                 raise guard_passed(fires.transition.name, mode.name, t)
             if fires.corrects:
-                self.sides, self.away, self.passed = known
+                self.sides, self.nonzero, self.past_on_entry = known
         return Entry(fires, np.array(zero_band), np.array(departure))
 
     def at_rest(
@@ -286,20 +286,20 @@ class EventLogic:
         places = {
             i: self.system.transitions[index]
             for i, index in enumerate(mode.guarded)
-            if index not in armed and index not in self.spent
+            if index not in armed and index not in self.fired_here
         }
         if not self.times:
             places = {i: transition for i, transition in places.items() if transition.is_sided}
         if not places:
-            return NOTHING
+            return NO_GUARDS
         before = (time for time in reversed(self.times) if not same_instant(time, t, self.span[0]))
         past = t - next(before, self.span[0]) if self.times else self.span[1] - self.span[0]
         found = at_rest(places, mode, t, at, p, self.options, past)
         return {places[i].index: band for i, band in found.items()}
 
-    def first(self, mode: ModeSystem, t: float, at: StatePoint, found: Firing, armed: frozenset[int]) -> Firing:
+    def first_due(self, mode: ModeSystem, t: float, at: StatePoint, found: Firing, armed: frozenset[int]) -> Firing:
         """Return the transition that fires at a located crossing: others may be due at the same time to rounding."""
-        for index, h, rate in self.zeros(mode, t, at):
+        for index, h, rate in self.moving_zeros(mode, t, at):
             transition = self.system.transitions[index]
             other = index != found.transition.index and index in armed and transition.direction * rate >= 0
             if transition.refuses != found.transition.refuses:
@@ -310,19 +310,23 @@ class EventLogic:
                 found = Firing(transition, h, rate)
         return found
 
-    def zeros(self, mode: ModeSystem, t: float, at: StatePoint) -> list[tuple[int, float, float]]:
+    def moving_zeros(self, mode: ModeSystem, t: float, at: StatePoint) -> list[tuple[int, float, float]]:
         """Return transitions whose guards are zero to rounding and have a nonzero rate, with value and rate."""
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         duration = self._duration(t)
         return [
-            (i, h, rate) for i, h, rate, size in values if abs(h) <= self._band(h, size, rate, t) < abs(rate) * duration
+            (i, h, rate)
+            for i, h, rate, size in values
+            if abs(h) <= self._zero_band(h, size, rate, t) < abs(rate) * duration
         ]
 
-    def past(self, mode: ModeSystem, t: float, at: StatePoint) -> frozenset[int]:
+    def past_threshold(self, mode: ModeSystem, t: float, at: StatePoint) -> frozenset[int]:
         """Return the transitions of the mode whose guards are past their threshold."""
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         return frozenset(
-            i for i, h, rate, size in values if self.system.transitions[i].direction * h > self._band(h, size, rate, t)
+            i
+            for i, h, rate, size in values
+            if self.system.transitions[i].direction * h > self._zero_band(h, size, rate, t)
         )
 
     def is_due_within(self, moment: float, condition: TransitionMap, mode: ModeSystem, at: StatePoint) -> bool:
@@ -337,12 +341,12 @@ class EventLogic:
                 return True
         return False
 
-    def touching(self, mode: ModeSystem, t: float, at: StatePoint) -> list[tuple[int, float]]:
+    def at_zero(self, mode: ModeSystem, t: float, at: StatePoint) -> list[tuple[int, float]]:
         """Return the transitions of the mode whose guards are zero to rounding, with their rates."""
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
-        return [(i, rate) for i, h, rate, size in values if abs(h) <= self._band(h, size, rate, t)]
+        return [(i, rate) for i, h, rate, size in values if abs(h) <= self._zero_band(h, size, rate, t)]
 
-    def _band(self, h: float, size: float, rate: float, t: float) -> float:
+    def _zero_band(self, h: float, size: float, rate: float, t: float) -> float:
         """Return the zero band of a guard by rounding."""
         rounding = size + abs(rate) * self.elapsed(t)  # not finite if the guard is not differentiable
         band = ZERO_ROUNDINGS * EPS * (rounding if math.isfinite(rounding) else abs(h)) + TINY
@@ -364,7 +368,8 @@ class EventLogic:
         """
         for transition in self.schedule.periodic(mode):
             index = transition.index
-            count, past = self.counts.get(index, 1), max(self.ticks.get(index, 0), self.over.get(transition.clock, 0))
+            count = self.counts.get(index, 1)
+            past = max(self.last_ticks.get(index, 0), self.clock_ticks.get(transition.clock, 0))
             time = self.schedule.time(transition, count)
             while time < t or count <= past:
                 period = self.schedule.time(transition, 1) - self.span[0]
@@ -385,19 +390,19 @@ class EventLogic:
         Raises on chattering and Zeno behaviour.
         """
         order, transition = len(self.chain), firing.transition
-        self.flipped = transition.relation is not None and (self.flipped or not firing.follows)
+        self.relations_changed = transition.relation is not None and (self.relations_changed or not firing.follows)
         self.chain.append(transition.index)
         if transition.trigger.is_periodic:
-            self.ticks[transition.index] = self.counts[transition.index]
+            self.last_ticks[transition.index] = self.counts[transition.index]
         if transition.target == transition.source:
-            self.spent[transition.index] = abs(guard) if math.isfinite(guard) else 0.0
-            self.owed.pop(transition.index, None)
-            self.latest = transition.index
+            self.fired_here[transition.index] = abs(guard) if math.isfinite(guard) else 0.0
+            self.due_sides.pop(transition.index, None)
+            self.last_fired = transition.index
         else:
-            for index, count in self.ticks.items():
+            for index, count in self.last_ticks.items():
                 clock = self.system.transitions[index].clock
-                self.over[clock] = max(count, self.over.get(clock, 0))
-            self._forget()
+                self.clock_ticks[clock] = max(count, self.clock_ticks.get(clock, 0))
+            self._forget_sides()
         if len(self.chain) > self.options.max_transitions_per_instant:
             raise self._chattering(t)
         if order == 0:
@@ -435,8 +440,8 @@ class EventLogic:
         steps = np.diff(self.times[-ZENO_INTERVALS - 1 :])
         if transition.trigger.is_timed or steps.size < ZENO_INTERVALS or not steps[-1] <= ZENO_RATIO * steps[-2]:
             return
-        limit = self.limit()
-        if limit is None or not t <= limit <= min(t + ZENO_REST * (t - self.span[0]), self.span[1]):
+        limit = self.accumulation_limit()
+        if limit is None or not t <= limit <= min(t + ZENO_REMAINDER * (t - self.span[0]), self.span[1]):
             return
         ratios = steps[1:] / steps[:-1]
         if np.ptp(ratios) > ZENO_SPREAD * ratios[-1]:
@@ -454,7 +459,7 @@ class EventLogic:
             "the run there with on_zeno='end'.",
         )
 
-    def limit(self) -> float | None:
+    def accumulation_limit(self) -> float | None:
         """Return the limit of the latest event times by Aitken's extrapolation; None if they do not accumulate."""
         times = np.array(self.times[-ZENO_WINDOW - 2 :])
         steps = np.diff(times)
@@ -467,9 +472,9 @@ class EventLogic:
         # the median, since single intervals carry the error of the states
         return float(np.median(times[2:][since:] + steps[1:][since:] ** 2 / shrink[since:]))
 
-    def lose(self, error: ZenoError) -> bool:
+    def note_unresolved(self, error: ZenoError) -> bool:
         """Add the accumulation time to the error of unresolved events; return whether the run ends there."""
-        limit = self.limit()
+        limit = self.accumulation_limit()
         if limit is None:
             return False
         error.message += f" By their intervals they accumulate at about t = {limit:.12g}."
@@ -477,17 +482,17 @@ class EventLogic:
             self.accumulation = limit
         return self.options.on_zeno == "end"
 
-    def rest(self, mode: ModeSystem, pending: Array) -> None:
+    def note_resting(self, mode: ModeSystem, pending: Array) -> None:
         """Note the guards that have not left zero in a segment."""
         for index, band in zip(mode.guarded, pending.tolist(), strict=True):
             if band:
                 self.stayed_at_zero[index] = 1
 
-    def catch_up(self, table: RecordTable, task: SegmentTask) -> None:
+    def on_native_events(self, table: RecordTable, task: SegmentTask) -> None:
         """Update the rules after native events, each alone in its instant, with the task of the next segment."""
         self.times += table.times.tolist()
-        self.leave()
-        self._forget()
+        self.advance_time()
+        self._forget_sides()
         event, mode = table.last
         guarded, guards = self.system.modes[mode].guarded, event["guards_after"]
         for index, guard, band, departure in zip(guarded, guards, task.zero_band, task.departure, strict=False):
@@ -495,16 +500,16 @@ class EventLogic:
             if side:
                 self.sides[index] = 1 if side > 0 else -1
             if not band:
-                self.away.add(index)
+                self.nonzero.add(index)
         transition = None if event["transition"] is None else self.system.transitions[event["transition"]]
         if transition is not None and transition.trigger.is_periodic:
-            self.ticks[transition.index] = self.over[transition.clock] = int(event["count"])
+            self.last_ticks[transition.index] = self.clock_ticks[transition.clock] = int(event["count"])
 
     def notes(self) -> tuple[str, ...]:
         """Return the notes for `diagnostics`."""
         found = [
             f"Guard of '{name}' was past its threshold on entry into mode '{mode}'; it waits for its next crossing."
-            for name, mode in sorted(self.passed)
+            for name, mode in sorted(self.past_on_entry)
         ]
         found += resting(self.system, self.stayed_at_zero)
         if self.accumulation is not None:

@@ -18,19 +18,19 @@ from dae_hybrid.steppers.step_walker import StepWalker
 
 #: Newton's iteration for an event time: tolerance in rounding errors, share of a step below which states are advanced
 #: by their rates alone, and most iterations
-ROUNDINGS, SHORT, CORRECTIONS = 2.0, 1e-7, 8
+TIME_ROUNDINGS, RATE_STEP_SHARE, MAX_CORRECTIONS = 2.0, 1e-7, 8
 #: nonzero stand-in for guards inside their zero band, for integrators with root finding
-NEXT_TO_ZERO = 1e-30
+NONZERO = 1e-30
 #: a determinant counts as zero if, at the end of a step, it is below this share of its largest value and its rate takes
 #: it to zero within this share of the time: steps that solve for algebraic variables approach a singularity slowly
-SINGULAR = 1e-8
+SINGULAR_SHARE = 1e-8
 #: a guard above this share of its range is clearly nonzero
-NOISE = 1e-6
+NOISE_SHARE = 1e-6
 #: largest distance of a zero reported by the integrator from the end of the step, as a share of the step
-NEAR = 1e-3
+ROOT_DISTANCE_SHARE = 1e-3
 #: a guard jumps if its value at the sign change exceeds this share of its value at the end of the step, and its rate
 #: does not lead to zero within this share of the step
-JUMP = 1e-3
+JUMP_SHARE = 1e-3
 
 
 class EventPoint(NamedTuple):
@@ -87,115 +87,115 @@ class GuardMonitor:
         if returned.any():
             raise unresolved_guard(int(np.flatnonzero(returned)[0]), mode=self.equations.name, time=t)
 
-    def asking(self, t: float, state: Array) -> Array:
+    def root_function(self, t: float, state: Array) -> Array:
         """Return the guards for the integrator's root finding: nonzero, with the leaving sign, inside the band."""
         values = self.raw(t, self.system.variables(state))
         side = np.where(self.departure != 0, self.departure, np.where(values < 0, -1.0, 1.0))
-        return np.where(np.abs(values) <= self.band, NEXT_TO_ZERO * side, values)
+        return np.where(np.abs(values) <= self.band, NONZERO * side, values)
 
-    def look(self, walk: StepWalker) -> tuple[int, float] | None:
+    def locate(self, walker: StepWalker) -> tuple[int, float] | None:
         """Return the first guard that crossed zero in its direction within the last step, and the approximate time."""
         if not self.directions.size:
             return None
         self._began = self._before
-        end = self._glance(walk, walk.t, walk.x)
-        start = GuardSample(walk.t0, self._before, self._before_rates)
+        end = self._sample(walker, walker.t, walker.x)
+        start = GuardSample(walker.t0, self._before, self._before_rates)
         if np.any(resting := (self.band > 0) & (end.values == 0)):  # at rest, or exactly back at zero
-            within = self._glance(walk, walk.t0 + INSIDE * (walk.t - walk.t0)).values
+            within = self._sample(walker, walker.t0 + INSIDE * (walker.t - walker.t0)).values
             self.band[resting & (within * self.departure > 0)] = 0.0
-            end = self._glance(walk, walk.t, walk.x)
+            end = self._sample(walker, walker.t, walker.x)
         self.turns.between(start, end)
-        scan = self._scan(walk)
+        scan = self._scan(walker)
         if self.directions.size == self.equations.n_singularities and keeps_away(start, end):
             found = None  # determinants alone do not justify an interpolation
         else:
-            resolved = walk.t - walk.t0 > EPS * abs(walk.t)
+            resolved = walker.t - walker.t0 > EPS * abs(walker.t)
             found = scan.first(start, end, self.equations.resolution, self.pace) if resolved else None
-            if walk.at_root and (found is None or self._is_root(walk, found[1])):
-                found = self._root(walk) or self._unless_back(found)
-        found = found or self._singular(walk, end)
+            if walker.at_root and (found is None or self._is_root(walker, found[1])):
+                found = self._root(walker) or self._unless_noise(found)
+        found = found or self._singular(walker, end)
         self.band[end.values != 0] = 0.0
         self._note(end)
         return found
 
-    def _singular(self, walk: StepWalker, end: GuardSample) -> tuple[int, float] | None:
+    def _singular(self, walker: StepWalker, end: GuardSample) -> tuple[int, float] | None:
         """Return a determinant that is zero at the end of the last step, or would be if its unknowns did not return."""
         size, rate = np.abs(end.values[self._determinants]), np.abs(end.rates[self._determinants])
         self._largest = np.maximum(self._largest, size)
-        within = rate * (walk.problem.t_stop - walk.problem.t0)
-        found = np.flatnonzero(size <= SINGULAR * np.minimum(self._largest, within))
+        within = rate * (walker.problem.t_stop - walker.problem.t0)
+        found = np.flatnonzero(size <= SINGULAR_SHARE * np.minimum(self._largest, within))
         return (self.equations.n_guards - self._largest.size + int(found[0]), end.t) if found.size else None
 
-    def look_at_end(self, walk: StepWalker) -> None:
+    def note_end(self, walker: StepWalker) -> None:
         """Note the guards at the end of a step within which they could not be evaluated."""
-        self._note(self._glance(walk, walk.t, walk.x))
+        self._note(self._sample(walker, walker.t, walker.x))
 
-    def _unless_back(self, found: tuple[int, float] | None) -> tuple[int, float] | None:
+    def _unless_noise(self, found: tuple[int, float] | None) -> tuple[int, float] | None:
         """Return a crossing whose rate has the wrong sign only if the step begins clearly on the other side."""
         if found is None:
             return None
         side, direction = self._before[found[0]], self.directions[found[0]]
-        return found if direction * side <= 0 and abs(side) > NOISE * self.pace.range[found[0]] else None
+        return found if direction * side <= 0 and abs(side) > NOISE_SHARE * self.pace.range[found[0]] else None
 
     def _note(self, end: GuardSample) -> None:
         self._before, self._before_rates = np.where(end.values != 0, end.values, self._before), end.rates
 
-    def _glance(self, walk: StepWalker, t: float, state: Array | None = None) -> GuardSample:
-        x = self.system.variables(walk.polynomial().at(t) if state is None else state)
+    def _sample(self, walker: StepWalker, t: float, state: Array | None = None) -> GuardSample:
+        x = self.system.variables(walker.polynomial().at(t) if state is None else state)
         rates = self._rates(t, x, self.memory, self.p)[0]
         return GuardSample(t, self._filtered(self.raw(t, x)), rates)
 
-    def _scan(self, walk: StepWalker) -> Scan:
+    def _scan(self, walker: StepWalker) -> Scan:
         """Return a scan of the guards within the last step."""
 
         def value(t: float, i: int) -> float:
-            return float(self.raw(t, self.system.variables(walk.polynomial().at(t)))[i])
+            return float(self.raw(t, self.system.variables(walker.polynomial().at(t)))[i])
 
         return Scan(
-            self.directions, self.band, self.departure, lambda t: self._glance(walk, t), value, self._refuse,
+            self.directions, self.band, self.departure, lambda t: self._sample(walker, t), value, self._refuse,
             self.equations.n_singularities,
         )  # fmt: skip
 
-    def _near(self, walk: StepWalker) -> float:
+    def _root_distance(self, walker: StepWalker) -> float:
         """Return the largest distance in time of a zero that the integrator reports."""
-        late = max(abs(walk.problem.t0), abs(walk.problem.t_stop))
-        return NEAR * (walk.t - walk.t0) + 1e4 * EPS * late
+        late = max(abs(walker.problem.t0), abs(walker.problem.t_stop))
+        return ROOT_DISTANCE_SHARE * (walker.t - walker.t0) + 1e4 * EPS * late
 
-    def _is_root(self, walk: StepWalker, t: float) -> bool:
+    def _is_root(self, walker: StepWalker, t: float) -> bool:
         """Whether the zero at t is the one at which the integrator has stopped."""
-        return walk.at_root and walk.t - t <= self._near(walk)
+        return walker.at_root and walker.t - t <= self._root_distance(walker)
 
-    def _root(self, walk: StepWalker) -> tuple[int, float] | None:
+    def _root(self, walker: StepWalker) -> tuple[int, float] | None:
         """Return the guard at whose zero the integrator has stopped; None if it is to be ignored."""
-        x = self.system.variables(walk.x)
-        values = self.raw(walk.t, x)
+        x = self.system.variables(walker.x)
+        values = self.raw(walker.t, x)
         candidates = [
             (abs(values[i]) / (abs(rate) + EPS), i)
-            for i, rate in enumerate(self._rates(walk.t, x, self.memory, self.p)[0])
+            for i, rate in enumerate(self._rates(walker.t, x, self.memory, self.p)[0])
             if not self.band[i] and self._before[i] * self.directions[i] <= 0 and self._before[i] * rate < 0
         ]
-        near = self._near(walk)
+        near = self._root_distance(walker)
         close = [(away, i) for away, i in candidates if away <= near]
         if not close:
             return None
-        return min(close)[1], walk.t
+        return min(close)[1], walker.t
 
-    def arrive(self, walk: StepWalker, index: int, near: float) -> tuple[int, float, Array, EventPoint]:
+    def integrate_to_zero(self, walker: StepWalker, index: int, near: float) -> tuple[int, float, Array, EventPoint]:
         """Integrate from the start of the last step to the zero of a guard: its index, time, state and event point.
 
         If the state there shows that another guard has crossed zero earlier, which the polynomial of the step did not
         resolve, that guard is returned.
         """
-        t, state, there = self._arrive(walk, index, near)
+        t, state, point = self._integrate_to_zero(walker, index, near)
         for _ in self.directions:
-            earlier = self._passed(t, state, index)
+            earlier = self._earlier_crossing(t, state, index)
             if earlier is None:
                 break
             index = earlier
-            t, state, there = self._arrive(walk, index, t)
-        return index, t, state, there
+            t, state, point = self._integrate_to_zero(walker, index, t)
+        return index, t, state, point
 
-    def _passed(self, t: float, state: Array, index: int) -> int | None:
+    def _earlier_crossing(self, t: float, state: Array, index: int) -> int | None:
         """Return the other guard that, by its rate, has been beyond zero longest since the start of the last step."""
         x = self.system.variables(state)
         values, rates = self._filtered(self.raw(t, x)), self._rates(t, x, self.memory, self.p)[0]
@@ -204,38 +204,38 @@ class GuardMonitor:
         found = np.flatnonzero(past)
         return int(found[np.argmax(values[found] / rates[found])]) if found.size else None
 
-    def _arrive(self, walk: StepWalker, index: int, t: float) -> tuple[float, Array, EventPoint]:
+    def _integrate_to_zero(self, walker: StepWalker, index: int, t: float) -> tuple[float, Array, EventPoint]:
         """Return time, state and event point of a zero, to rounding."""
-        h, latest = walk.t - walk.t0, walk.t
-        state = walk.x
-        if self._is_root(walk, t):
-            latest = min(walk.problem.t_stop, walk.t + SHORT * h)
+        h, latest = walker.t - walker.t0, walker.t
+        state = walker.x
+        if self._is_root(walker, t):
+            latest = min(walker.problem.t_stop, walker.t + RATE_STEP_SHARE * h)
         elif t < latest:
-            state = walk.again(t).arrive()
-            if self._jumps(self._glance(walk, t), index, h):
-                return t, state, self._there(t, state, index)
-        n, constants = self.system.n_differential, walk.problem.constants
-        for _ in range(CORRECTIONS):
-            there = self._there(t, state, index)
-            dt = -there.guard / there.rate if there.rate else np.inf
-            if not ROUNDINGS * EPS * abs(t) < abs(dt) <= h or not walk.t0 < t + dt <= latest:
+            state = walker.restarted(t).integrate()
+            if self._jumps(self._sample(walker, t), index, h):
+                return t, state, self._event_point(t, state, index)
+        n, constants = self.system.n_differential, walker.problem.constants
+        for _ in range(MAX_CORRECTIONS):
+            point = self._event_point(t, state, index)
+            dt = -point.guard / point.rate if point.rate else np.inf
+            if not TIME_ROUNDINGS * EPS * abs(t) < abs(dt) <= h or not walker.t0 < t + dt <= latest:
                 break
             t += dt
-            if abs(dt) <= SHORT * h:
+            if abs(dt) <= RATE_STEP_SHARE * h:
                 state = state.copy()
-                state[:n] += dt * walk.problem.system.kernel(t, state, constants)[0][:n]
+                state[:n] += dt * walker.problem.system.kernel(t, state, constants)[0][:n]
             else:
-                state = walk.again(t).arrive()
+                state = walker.restarted(t).integrate()
         else:  # Newton's iteration oscillates at a touching zero: evaluate the point at the last time
-            there = self._there(t, state, index)
-        return t, state, there
+            point = self._event_point(t, state, index)
+        return t, state, point
 
     def _jumps(self, seen: GuardSample, index: int, h: float) -> bool:
         """Whether a guard changes sign here by a jump: Newton's iteration would converge elsewhere."""
         value, rate = abs(float(seen.values[index])), abs(float(seen.rates[index]))
-        return value > JUMP * abs(float(self._before[index])) and not value <= rate * JUMP * h
+        return value > JUMP_SHARE * abs(float(self._before[index])) and not value <= rate * JUMP_SHARE * h
 
-    def _there(self, t: float, state: Array, index: int) -> EventPoint:
+    def _event_point(self, t: float, state: Array, index: int) -> EventPoint:
         x, xdot = completed(self.equations, t, self.system.variables(state), self.memory, self.p)
         rates = self._rates(t, x, self.memory, self.p)[0]
         return EventPoint(x, xdot, float(self.raw(t, x)[index]), float(rates[index]))

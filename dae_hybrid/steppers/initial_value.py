@@ -17,9 +17,9 @@ from dae_hybrid.steppers.augmented import SmoothSystem
 
 #: Newton's iteration for algebraic variables inside a right-hand side: it has converged at a correction of this share
 #: of the tolerance, and failed after this number of iterations
-LAST_CORRECTION, CORRECTIONS = 1e-2, 12
+CONVERGED_SHARE, MAX_CORRECTIONS = 1e-2, 12
 #: largest ratio of successive corrections: above it the step is too long to identify the branch of the solution
-CONTRACTION = 0.25
+MAX_CONTRACTION = 0.25
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ class InitialValueProblem:
     def rhs(self, t: float, x: Array) -> Array:
         """Return F(t, x), shape (n,); not finite if the equations are not finite or cannot be solved."""
         self.counts["nfev"] += 1
-        values: Array = self.system.kernel(t, self.whole(t, x), self.constants)[0][: self.n]
+        values: Array = self.system.kernel(t, self.full_state(t, x), self.constants)[0][: self.n]
         if not np.all(np.isfinite(values)):
             self.counts["not_finite"] += 1
         return values
@@ -100,7 +100,7 @@ class InitialValueProblem:
     def jacobian(self, t: float, x: Array) -> Array:
         """Return dF/dx, shape (n, n)."""
         self.counts["njev"] += 1
-        n, full = self.n, self.whole(t, x)
+        n, full = self.n, self.full_state(t, x)
         matrix = self.system.jacobian_kernel(t, full, self.constants)[0]
         if not np.all(np.isfinite(matrix)):
             return matrix[:n, :n]
@@ -119,14 +119,14 @@ class InitialValueProblem:
             self.absolute[:n], self.method, self.max_step, self.first_step, self.max_order, False, None, self.name,
         )  # fmt: skip
         again._algebraic_absolute = self.absolute[n:]
-        again.near(self.x0)
+        again.set_guess(self.x0)
         return again
 
-    def near(self, whole: Array) -> None:
+    def set_guess(self, whole: Array) -> None:
         """Set the initial guess of Newton's iteration for the algebraic states to those of a complete state."""
         self._algebraic, self._line = whole[self.n :], None
 
-    def between(self, t0: float, start: Array, t1: float, end: Array) -> None:
+    def set_guess_between(self, t0: float, start: Array, t1: float, end: Array) -> None:
         """Set the initial guess within an interval by linear interpolation between two complete states."""
         self._line = t0, start[self.n :], t1, end[self.n :]
 
@@ -140,7 +140,7 @@ class InitialValueProblem:
     _line: tuple[float, Array, float, Array] | None = None
     _algebraic_absolute: Array = field(default_factory=lambda: np.zeros(0))
 
-    def whole(self, t: float, x: Array) -> Array:
+    def full_state(self, t: float, x: Array) -> Array:
         """Return all states of `system` from the states of this problem."""
         if self.n == self.system.n:
             return x
@@ -151,17 +151,17 @@ class InitialValueProblem:
         n = self.system.n_differential
         return x if n == self.n else self._solved(t, x[:n], x[n:], self.absolute[n:])
 
-    def _is_near(self, t: float, x: Array, z: Array, by_z: Array, first: Array) -> bool:
+    def _converges_fast(self, t: float, x: Array, z: Array, by_z: Array, first: Array) -> bool:
         """Whether the simplified Newton correction after the first one is much smaller than the first."""
         residual = self.system.kernel(t, np.concatenate((x, z)), self.constants)[0][x.size :]
         if not np.all(np.isfinite(residual)):
             return False
-        return bool(np.linalg.norm(np.linalg.solve(by_z, residual)) <= CONTRACTION * np.linalg.norm(first))
+        return bool(np.linalg.norm(np.linalg.solve(by_z, residual)) <= MAX_CONTRACTION * np.linalg.norm(first))
 
     def _solved(self, t: float, x: Array, z: Array, absolute: Array) -> Array:
         """Return (x, z) with z from the algebraic rows, by Newton's iteration."""
         n, before = x.size, np.inf
-        for _ in range(CORRECTIONS):
+        for _ in range(MAX_CORRECTIONS):
             full = np.concatenate((x, z))
             residual = self.system.kernel(t, full, self.constants)[0][n:]
             by_z = self.system.jacobian_kernel(t, full, self.constants)[0][n:, n:]
@@ -173,11 +173,11 @@ class InitialValueProblem:
                 break
             z = z - correction
             size = float((np.abs(correction) / (absolute + self.rtol * np.abs(z))).max(initial=0.0))
-            if size <= LAST_CORRECTION:
+            if size <= CONVERGED_SHARE:
                 return np.concatenate((x, z))
-            if size > CONTRACTION * before:  # converges to another solution, or not at all
+            if size > MAX_CONTRACTION * before:  # converges to another solution, or not at all
                 break
-            if before == np.inf and not self._is_near(t, x, z, by_z, correction):
+            if before == np.inf and not self._converges_fast(t, x, z, by_z, correction):
                 break
             before = size
         return np.concatenate((x, np.full_like(z, np.nan)))

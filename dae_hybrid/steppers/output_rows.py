@@ -44,15 +44,15 @@ class OutputRows:
             self._add(t, state)
             self._next += 1
 
-    def step(self, walk: StepWalker, until: float, *, inclusive: bool) -> None:
+    def step(self, walker: StepWalker, until: float, *, inclusive: bool) -> None:
         """Add the outputs of a step, or of its part up to a time."""
         if self.task.record == "dense":
-            steps = walk.resolved(strict=False)
+            steps = walker.resolved(strict=False)
             self.rows += [Step(s.t0, s.t1, self.system.variables(s.coefficients)).dense_row() for s in steps]
         elif self.task.record == "steps" and self.task.t_eval is not None:
             ahead = self.task.t_eval[self._next :]
             times = ahead[ahead <= until if inclusive else ahead < until]
-            for t, state in zip(times.tolist(), walk.states(times) if times.size else (), strict=True):
+            for t, state in zip(times.tolist(), walker.states(times) if times.size else (), strict=True):
                 self._add(t, state)
             self._next += times.size
 

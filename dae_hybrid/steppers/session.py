@@ -52,15 +52,15 @@ from dae_hybrid.steppers.step_walker import StepWalker
 
 #: absolute tolerances of sensitivities are those of the states over the parameter, but at most this share of the
 #: largest sensitivity, since a parameter may be small because it is close to zero
-COARSEST = 1e-4
+MAX_ATOL_SHARE = 1e-4
 #: most steps between checks of the step size, and stiffness checks per check of the step size
-LOOK, MEANWHILE = 500, 10
+STEPS_BETWEEN_STEP_SIZE_CHECKS, STIFFNESS_CHECKS = 500, 10
 #: largest number of polynomials in one adjoint problem
-TOGETHER = 64
+MAX_POLYNOMIALS = 64
 #: bisections of a step to locate the sign change of a determinant
-HALVINGS = 50
+BISECTIONS = 50
 #: share of a segment that may remain if it ends at the zero of a guard beyond which the equations are not finite
-NEARLY = 1e-4
+REMAINING_SHARE = 1e-4
 
 
 class SteppedPort:
@@ -132,10 +132,10 @@ class SteppedSession:
             error.rows, error.method = rows.array(), self.adapter.capabilities.named.get(method)
             raise
         finally:
-            self._counts["guard_evaluations"] += run.watch.evaluations
-            self._turns += [(task.equations, turn) for _, turn in run.watch.turns.found]
-            if run.walk is not None:
-                self._count(run.walk)
+            self._counts["guard_evaluations"] += run.monitor.evaluations
+            self._turns += [(task.equations, turn) for _, turn in run.monitor.turns.found]
+            if run.walker is not None:
+                self._count(run.walker)
 
     def _method(self, task: SegmentTask) -> str:
         if task.method or not self.options.automatic:
@@ -148,7 +148,7 @@ class SteppedSession:
             self._auto[id(e)] = self.adapter.stiff if stiff else self.adapter.nonstiff
         return self._auto[id(e)]
 
-    def turned_stiff(self, task: SegmentTask, t: float, x: Array) -> bool:
+    def switch_if_stiff(self, task: SegmentTask, t: float, x: Array) -> bool:
         """Change the choice of ``method="auto"`` if the equations have become stiff; return whether it changed."""
         chosen, e = self._auto.get(id(task.equations)), task.equations
         if task.method or chosen != self.adapter.nonstiff or chosen == self.adapter.stiff:
@@ -177,7 +177,7 @@ class SteppedSession:
         of_state = np.concatenate((of_x[:ny], options.absolute(e.functionals)[: system.n_integrals]))
         blocks = [of_state]
         if task.sensitivities is not None:
-            bounds = COARSEST * self._sizes(task, system, x0, rates)
+            bounds = MAX_ATOL_SHARE * self._sizes(task, system, x0, rates)
             blocks += [np.minimum(of_state / p, bound) for p, bound in zip(self._scales, bounds, strict=True)]
         absolute = np.concatenate((*blocks, of_x[ny:]))
         return InitialValueProblem(
@@ -197,14 +197,14 @@ class SteppedSession:
         whole = largest(x0) + duration * largest(rates)
         return np.where(whole[1:] > 0, whole[1:], np.inf)
 
-    def spend(self, walk: StepWalker) -> None:
+    def count_step(self, walker: StepWalker) -> None:
         """Count a step of the run against `max_steps`."""
         self._counts["steps"] += 1
         if self._counts["steps"] > self.options.max_steps:
-            raise step_limit(self.options.max_steps, mode=walk.problem.name, time=walk.t)
+            raise step_limit(self.options.max_steps, mode=walker.problem.name, time=walker.t)
 
-    def _count(self, walk: StepWalker) -> None:
-        for name, value in walk.seen.counts.items():
+    def _count(self, walker: StepWalker) -> None:
+        for name, value in walker.seen.counts.items():
             self._counts[name] += value
 
     # -- backwards ------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class SteppedSession:
         method = self._method(forward)
         if self.options.automatic:
             method = self.adapter.for_adjoints.get(method, method)
-        for part, later, earlier, longest in _parts(t0, t1, steps):
+        for part, later, earlier, longest in _backward_parts(t0, t1, steps):
             if is_short(later, earlier):
                 continue
             system = adjoint(e, task.components, self._wrt, len(part))
@@ -259,18 +259,18 @@ class SteppedSession:
                 self.options.max_order, name=e.name,
             )  # fmt: skip
             with _in_forward_time(later):
-                walk = StepWalker(self.adapter, problem)
-            while not walk.at_end:
+                walker = StepWalker(self.adapter, problem)
+            while not walker.at_end:
                 with _in_forward_time(later):
-                    walk.advance()
-                self.spend(walk)
-                last = done + int(np.count_nonzero(times[done:] >= later - walk.t))
+                    walker.advance()
+                self.count_step(walker)
+                last = done + int(np.count_nonzero(times[done:] >= later - walker.t))
                 if last > done:
-                    inner = np.minimum(later - times[done:last], walk.t)
-                    samples[done:last] = walk.states(inner)[:, : k * ny].reshape(-1, k, ny)
+                    inner = np.minimum(later - times[done:last], walker.t)
+                    samples[done:last] = walker.states(inner)[:, : k * ny].reshape(-1, k, ny)
                     done = last
-            state = walk.x
-            self._count(walk)
+            state = walker.x
+            self._count(walker)
         adjoints, integrals = state[: k * ny].reshape(k, ny), state[k * ny :].reshape(k, width)
         samples[times <= t0] = adjoints
         return BackwardOutcome(adjoints, integrals[:, :n_wrt], integrals[:, n_wrt:], samples)
@@ -280,25 +280,25 @@ class SteppedSession:
         system, method = with_sensitivities(task.equations, 0), self._method(task)
         problem = self.problem(task, system, np.concatenate((task.memory, self.p)), method)
         problem = replace(problem, t_stop=task.end)  # a step beyond an event need not be accurate before it
-        walk = StepWalker(self.adapter, problem)
+        walker = StepWalker(self.adapter, problem)
         steps: list[Step] = []
         try:
-            while walk.t < task.end:
-                walk.advance()
-                self.spend(walk)
-                for step in walk.parts(task.end, strict=True):
+            while walker.t < task.end:
+                walker.advance()
+                self.count_step(walker)
+                for step in walker.parts(task.end, strict=True):
                     steps.append(Step(step.t0, step.t1, system.variables(step.coefficients)))
         except IntegrationError:
-            if not self._is_the_end(task, steps):
+            if not self._is_negligible(task, steps):
                 raise
         while len(steps) > 1 and not self._has_derivatives(task, min(task.end, steps[-1].t1), steps[-1]):
             steps.pop()
-        self._count(walk)
-        if not self._is_the_end(task, steps):
+        self._count(walker)
+        if not self._is_negligible(task, steps):
             raise not_finite_derivatives(mode=task.equations.name, time=steps[-1].t1)
         return steps
 
-    def _is_the_end(self, task: SegmentTask, steps: list[Step]) -> bool:
+    def _is_negligible(self, task: SegmentTask, steps: list[Step]) -> bool:
         """Whether the rest of a segment is negligible by its tolerances; see `zero_at_the_end`."""
         t, x, rate = task.t0, task.x0, task.xdot0
         if steps:
@@ -306,7 +306,9 @@ class SteppedSession:
             x, rate = steps[-1].at(t), steps[-1].rate(t)
         left, ny = task.end - t, task.equations.n_differential
         allowed = self.options.allowed(task.equations.variables, x)
-        return left <= NEARLY * (task.end - task.t0) or bool(np.all((left * np.abs(rate) <= CLOSE * allowed)[:ny]))
+        return left <= REMAINING_SHARE * (task.end - task.t0) or bool(
+            np.all((left * np.abs(rate) <= CLOSE * allowed)[:ny])
+        )
 
     def _has_derivatives(self, task: SegmentTask, t: float, step: Step) -> bool:
         return bool(np.all(np.isfinite(state_jacobian(task.equations, t, step.at(t), task.memory, self.p))))
@@ -323,7 +325,7 @@ def _in_forward_time(end: float) -> Iterator[None]:
         raise
 
 
-def _parts(t0: float, t1: float, steps: list[Step]) -> Iterator[tuple[list[Step], float, float, float]]:
+def _backward_parts(t0: float, t1: float, steps: list[Step]) -> Iterator[tuple[list[Step], float, float, float]]:
     """Yield parts of a solution backwards: its steps, later and earlier time, and the longest backward step.
 
     A right-hand side contains the polynomials of a whole part, so that their number must be small.
@@ -333,9 +335,9 @@ def _parts(t0: float, t1: float, steps: list[Step]) -> Iterator[tuple[list[Step]
     for i, (end, longest) in enumerate(bounds):
         earlier = t0 if i + 1 == len(bounds) else min(end, later)  # the last step may go beyond the end
         first = next((j for j in range(last - 1, -1, -1) if steps[j].t0 <= earlier), 0)
-        while last - first > TOGETHER:
-            yield steps[last - TOGETHER : last], later, steps[last - TOGETHER].t0, longest
-            last -= TOGETHER
+        while last - first > MAX_POLYNOMIALS:
+            yield steps[last - MAX_POLYNOMIALS : last], later, steps[last - MAX_POLYNOMIALS].t0, longest
+            last -= MAX_POLYNOMIALS
             later = steps[last].t0
         yield steps[first:last], later, earlier, longest
         later = earlier
@@ -349,98 +351,100 @@ class _Segment:
         self, session: SteppedSession, task: SegmentTask, system: SensitivitySystem, rows: OutputRows, method: str
     ) -> None:
         self.session, self.task, self.system, self.rows, self.method = session, task, system, rows, method
-        self.watch = GuardMonitor(task, system, session.p, session.paces.get(id(task.equations)))
-        session.paces[id(task.equations)] = self.watch.pace
-        self.walk: StepWalker | None = None
+        self.monitor = GuardMonitor(task, system, session.p, session.paces.get(id(task.equations)))
+        session.paces[id(task.equations)] = self.monitor.pace
+        self.walker: StepWalker | None = None
         self._sign = 0.0
 
     def outcome(self) -> SegmentOutcome:
         task, session, rows = self.task, self.session, self.rows
-        adapter, watch, p = session.adapter, self.watch, session.p
+        adapter, monitor, p = session.adapter, self.monitor, session.p
         problem = session.problem(task, self.system, rows.constants, self.method)
         if adapter.capabilities.roots and task.equations.n_guards:
-            problem.guards = watch.asking
-        walk = self.walk = StepWalker(adapter, problem)
+            problem.guards = monitor.root_function
+        walker = self.walker = StepWalker(adapter, problem)
         rows.start(problem.x0)
-        looked, every, last = task.t0, min(LOOK, MEANWHILE * adapter.look), 0.0
+        looked, every, last = task.t0, min(STEPS_BETWEEN_STEP_SIZE_CHECKS, STIFFNESS_CHECKS * adapter.look), 0.0
         drifts = task.equations.constrained and task.record != "dense"
-        for taken in count(1):  # as many as `spend` allows
+        for taken in count(1):  # as many as `count_step` allows
             try:
-                walk.advance()
+                walker.advance()
             except IntegrationError:
-                if (ended := self._at_zero(walk)) is None:
+                if (ended := self._at_zero(walker)) is None:
                     raise
                 return ended
-            session.spend(walk)
+            session.count_step(walker)
             try:
-                crossing = watch.look(walk)
+                crossing = monitor.locate(walker)
             except (ConsistencyError, NonFiniteError):  # the equations have no solution within the step
-                self._refuse_singular(walk)
+                self._refuse_singular(walker)
                 if task.equations.n_guards > task.equations.n_singularities:
                     raise
-                watch.look_at_end(walk)
+                monitor.note_end(walker)
                 crossing = None
             if crossing is not None:
-                return self._event(walk, watch, *crossing)
-            self._refuse_singular(walk)
-            rows.step(walk, walk.t, inclusive=not walk.at_end or task.closed_end)
-            if walk.at_end or walk.t >= task.until:
-                return self._end(walk.t, walk.x, None)
-            rows.point(walk.t, walk.x)
-            x = self.system.variables(walk.x)
-            if drifts and taken % DRIFT_LOOK == 0 and has_drifted(task, walk.t, x, p, session.options):
-                return self._end(walk.t, walk.x, None, recorded=True)
-            if taken % adapter.look == 0 and session.turned_stiff(task, walk.t, x):
-                return self._end(walk.t, walk.x, None, recorded=True)
+                return self._event(walker, monitor, *crossing)
+            self._refuse_singular(walker)
+            rows.step(walker, walker.t, inclusive=not walker.at_end or task.closed_end)
+            if walker.at_end or walker.t >= task.until:
+                return self._end(walker.t, walker.x, None)
+            rows.point(walker.t, walker.x)
+            x = self.system.variables(walker.x)
+            if drifts and taken % DRIFT_LOOK == 0 and has_drifted(task, walker.t, x, p, session.options):
+                return self._end(walker.t, walker.x, None, recorded=True)
+            if taken % adapter.look == 0 and session.switch_if_stiff(task, walker.t, x):
+                return self._end(walker.t, walker.x, None, recorded=True)
             if taken % every == 0:
-                step, looked = (walk.t - looked) / every, walk.t
-                grows, last = step > last and taken < LOOK, step  # as in an initial layer
-                if is_starved(step, walk.t, task) and not grows:
-                    if (ended := self._at_zero(walk)) is not None:
+                step, looked = (walker.t - looked) / every, walker.t
+                grows, last = step > last and taken < STEPS_BETWEEN_STEP_SIZE_CHECKS, step  # as in an initial layer
+                if is_starved(step, walker.t, task) and not grows:
+                    if (ended := self._at_zero(walker)) is not None:
                         return ended
-                    poisoned = walk.seen.counts["not_finite"] > 0
-                    raise starved(step, mode=task.equations.name, time=walk.t, not_finite=poisoned)
+                    poisoned = walker.seen.counts["not_finite"] > 0
+                    raise starved(step, mode=task.equations.name, time=walker.t, not_finite=poisoned)
         raise AssertionError("a count does not end")
 
-    def _at_zero(self, walk: StepWalker) -> SegmentOutcome | None:
+    def _at_zero(self, walker: StepWalker) -> SegmentOutcome | None:
         """Return the end of the segment at the zero of a guard that no step crosses; see `zero_at_the_end`."""
-        session, x = self.session, self.system.variables(walk.x)
-        found = zero_at_the_end(self.task, walk.t, x, session.p, session.options, self.watch.band)
+        session, x = self.session, self.system.variables(walker.x)
+        found = zero_at_the_end(self.task, walker.t, x, session.p, session.options, self.monitor.band)
         if found is None:
             return None
         t, x, xdot, (index, value, rate) = found
-        return self._end(t, walk.x, (index, EventPoint(x, xdot, value, rate)))
+        return self._end(t, walker.x, (index, EventPoint(x, xdot, value, rate)))
 
-    def _refuse_singular(self, walk: StepWalker) -> None:
+    def _refuse_singular(self, walker: StepWalker) -> None:
         """Refuse a step within which the determinant of the algebraic equations has changed sign."""
         e = self.task.equations
         if not e.implicit:
             return
-        sign = self._determinant_sign(walk.t, walk.x)
+        sign = self._determinant_sign(walker.t, walker.x)
         self._sign = self._sign or sign
         if sign == self._sign:
             return
         low, high = 0.0, 1.0  # along the chord: the equations may have no solution within the step
-        for _ in range(HALVINGS):
+        for _ in range(BISECTIONS):
             s = (low + high) / 2
-            here = self._determinant_sign(walk.t0 + s * (walk.t - walk.t0), walk.x0 + s * (walk.x - walk.x0))
+            here = self._determinant_sign(
+                walker.t0 + s * (walker.t - walker.t0), walker.x0 + s * (walker.x - walker.x0)
+            )
             low, high = (s, high) if here == self._sign else (low, s)
-        raise singular(mode=e.name, time=walk.t0 + high * (walk.t - walk.t0), variables=e.algebraic_labels)
+        raise singular(mode=e.name, time=walker.t0 + high * (walker.t - walker.t0), variables=e.algebraic_labels)
 
     def _determinant_sign(self, t: float, state: Array) -> float:
         return determinant_sign(self.task.equations, t, self.system.variables(state), self.task.memory, self.session.p)
 
-    def _event(self, walk: StepWalker, watch: GuardMonitor, index: int, near: float) -> SegmentOutcome:
+    def _event(self, walker: StepWalker, monitor: GuardMonitor, index: int, approximate: float) -> SegmentOutcome:
         e = self.task.equations
         if index >= e.n_guards - e.n_singularities:
-            self.rows.step(walk, near, inclusive=False)
-            raise singular(mode=e.name, time=near, variables=e.algebraic_labels)
-        index, t, state, there = watch.arrive(walk, index, near)
-        crossing = (index, there.guard, there.rate)
-        if is_pole(self.task, t, there.x, there.xdot, crossing, self.session.p):
+            self.rows.step(walker, approximate, inclusive=False)
+            raise singular(mode=e.name, time=approximate, variables=e.algebraic_labels)
+        index, t, state, point = monitor.integrate_to_zero(walker, index, approximate)
+        crossing = (index, point.guard, point.rate)
+        if is_pole(self.task, t, point.x, point.xdot, crossing, self.session.p):
             raise lost_crossing(crossing, pole=True, mode=e.name, time=t)
-        self.rows.step(walk, t, inclusive=False)
-        return self._end(t, state, (index, there))
+        self.rows.step(walker, t, inclusive=False)
+        return self._end(t, state, (index, point))
 
     def _end(
         self, t: float, state: Array, crossing: tuple[int, EventPoint] | None, *, recorded: bool = False
@@ -463,7 +467,7 @@ class _Segment:
             x=x,
             xdot=xdot,
             crossing=None if crossing is None else (crossing[0], crossing[1].guard, crossing[1].rate),
-            zero_band=self.watch.band,
+            zero_band=self.monitor.band,
             method=self.method,
             integrals=integrals if system.n_integrals else task.integrals,
             rows=self.rows.array(),

@@ -16,15 +16,15 @@ from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegr
 
 #: largest error of a step's polynomial in tolerances; above it the step is repeated in shorter steps, with at most this
 #: depth of recursion
-INTERPOLATION, REPEATS = 10.0, 8
+MAX_INTERPOLATION_ERROR, MAX_REPEATS = 10.0, 8
 #: points of the step at which its polynomial is tested, and estimated error per defect times step
-TESTED, PER_DEFECT = (0.2, 0.8), 0.3
+TEST_POINTS, ERROR_PER_DEFECT = (0.2, 0.8), 0.3
 #: shortest step, as a share of the segment, if the algebraic equations fail at the end of a step
-FINEST = 1e-9
+MIN_STEP_SHARE = 1e-9
 #: steps below this number of rounding errors are linear: solvers with another origin of time cannot interpolate them
-STRAIGHT = 1e4
+LINEAR_ROUNDINGS = 1e4
 #: successive steps below the rounding error of time that are accepted at the start
-STANDING = 1000
+MAX_STALLED_STEPS = 1000
 
 
 class StepWalker:
@@ -67,9 +67,9 @@ class StepWalker:
             self._step()
             before, h = h, self._stepper.t - t
             try:
-                reached = self._whole(self._stepper.t, self._stepper.x)
+                reached = self._full_state(self._stepper.t, self._stepper.x)
             except (ConsistencyError, NonFiniteError):
-                if h <= FINEST * (p.t_stop - p.t0):
+                if h <= MIN_STEP_SHARE * (p.t_stop - p.t0):
                     raise
                 self._begin_again(self._from(t, x, p.t_stop, h / 8).reduced())
                 continue
@@ -81,7 +81,7 @@ class StepWalker:
             self._begin_again(again if self.seen.n == p.n else again.reduced())
         self.t0, self.x0, self._polynomial = t, x, None
         self.t, self.x = self._stepper.t, reached
-        self.seen.near(self.x)
+        self.seen.set_guess(self.x)
 
     def _begin_again(self, seen: InitialValueProblem) -> None:
         self.seen = seen
@@ -90,7 +90,7 @@ class StepWalker:
     def _step(self) -> None:
         before, t = self.seen.counts["not_finite"], self._stepper.t
         try:
-            for _ in range(STANDING):
+            for _ in range(MAX_STALLED_STEPS):
                 self._stepper.step()
                 if self._stepper.t > t:
                     break
@@ -99,8 +99,8 @@ class StepWalker:
                 raise
             raise not_finite_equations(mode=self.problem.name, time=t) from error
 
-    def _whole(self, t: float, x: Array) -> Array:
-        full = self.seen.whole(t, x)
+    def _full_state(self, t: float, x: Array) -> Array:
+        full = self.seen.full_state(t, x)
         if np.all(np.isfinite(full)):
             return full
         if not np.all(np.isfinite(x)):
@@ -114,40 +114,40 @@ class StepWalker:
         return self._polynomial
 
     def _values(self, t: Array) -> Array:
-        if self.t - self.t0 <= STRAIGHT * EPS * max(abs(self.t0), abs(self.t)):
+        if self.t - self.t0 <= LINEAR_ROUNDINGS * EPS * max(abs(self.t0), abs(self.t)):
             return np.linspace(self.x0, self.x, t.size)
         try:
             inside = self._interpolated(t[1:-1])
         except (ConsistencyError, NonFiniteError):
             if self.seen is self.problem:
                 raise
-            inside = self._walked(t[1:-1])
+            inside = self._integrated(t[1:-1])
         finally:
-            self.seen.near(self.x)
+            self.seen.set_guess(self.x)
         return np.array([self.x0, *inside, self.x])
 
     def _interpolated(self, t: Array) -> list[Array]:
         """Return states within the last step by the solver's interpolant, which may evaluate further stages."""
-        self.seen.between(self.t0, self.x0, self.t, self.x)
+        self.seen.set_guess_between(self.t0, self.x0, self.t, self.x)
         values = self._stepper.at(t)
         rows: list[Array] = []
         for s, x in zip(t[::-1].tolist(), values[::-1], strict=True):
-            rows.append(self._whole(s, x))
-            self.seen.near(rows[-1])
+            rows.append(self._full_state(s, x))
+            self.seen.set_guess(rows[-1])
         return rows[::-1]
 
-    def _walked(self, t: Array) -> list[Array]:
+    def _integrated(self, t: Array) -> list[Array]:
         """Return them by further steps, if the stages are too far apart to solve for the algebraic states."""
         rows, begin, x = [], self.t0, self.x0
         for s in t.tolist():
-            x = StepWalker(self.integrator, self._from(begin, x, s, self.problem.max_step)).arrive()
+            x = StepWalker(self.integrator, self._from(begin, x, s, self.problem.max_step)).integrate()
             rows.append(x)
             begin = s
         return rows
 
     # -- repeated steps ---------------------------------------------------------------------------------
 
-    def again(self, t_stop: float, max_step: float = np.inf) -> StepWalker:
+    def restarted(self, t_stop: float, max_step: float = np.inf) -> StepWalker:
         """Return a new walker from the start of the last step."""
         return StepWalker(self.integrator, self._from(self.t0, self.x0, t_stop, min(max_step, self.problem.max_step)))
 
@@ -157,7 +157,7 @@ class StepWalker:
         rates = np.concatenate((p.system.kernel(t, x, p.constants)[0][:n], p.xdot0[n:]))
         return replace(p, t0=t, x0=x, xdot0=rates, t_stop=t_stop, max_step=max_step, first_step=None, guards=None)
 
-    def arrive(self) -> Array:
+    def integrate(self) -> Array:
         """Integrate to `t_stop` and return the state there."""
         while not self.at_end:
             self.advance()
@@ -175,7 +175,7 @@ class StepWalker:
 
     def parts(self, until: float, *, strict: bool) -> Iterator[Step]:
         """Yield these polynomials one by one, up to a time if the step is subdivided."""
-        return self._parts(min(self.t, until), REPEATS, strict)
+        return self._parts(min(self.t, until), MAX_REPEATS, strict)
 
     def states(self, t: Array) -> Array:
         """Return states at times within the last step as accurately as possible, shape (len(t), n)."""
@@ -185,7 +185,7 @@ class StepWalker:
 
     def _parts(self, until: float, repeats: int, strict: bool) -> Iterator[Step]:
         error = self.interpolation_error()
-        if error <= INTERPOLATION or (not repeats and not strict):
+        if error <= MAX_INTERPOLATION_ERROR or (not repeats and not strict):
             yield self.polynomial()
             return
         h = until - self.t0
@@ -196,8 +196,8 @@ class StepWalker:
                 time=self.t0,
                 remedy="Loosen rtol, or look for a discontinuity that is not a transition.",
             )
-        parts = min(8.0, max(2.0, np.ceil((error / INTERPOLATION) ** 0.25)))
-        part = self.again(until, h / parts)
+        parts = min(8.0, max(2.0, np.ceil((error / MAX_INTERPOLATION_ERROR) ** 0.25)))
+        part = self.restarted(until, h / parts)
         while not part.at_end:
             part.advance()
             yield from part._parts(part.t, repeats - 1, strict)
@@ -214,7 +214,7 @@ class StepWalker:
         except (ConsistencyError, NonFiniteError):  # the step is too long to solve for the algebraic states
             return np.inf
         h, worst, n = self.t - self.t0, 0.0, p.system.n_differential
-        for share in TESTED:
+        for share in TEST_POINTS:
             t = self.t0 + share * h
             x = step.at(t)
             defect = step.rate(t)[:n] - p.system.kernel(t, x, p.constants)[0][:n]
@@ -223,7 +223,7 @@ class StepWalker:
                 error = np.linalg.solve(np.eye(n) - h / 4 * reduced_jacobian(full, n), defect)
             except np.linalg.LinAlgError:
                 return np.inf
-            ratio = PER_DEFECT * h * np.abs(error) / (p.absolute[:n] + p.rtol * np.abs(x[:n]))
+            ratio = ERROR_PER_DEFECT * h * np.abs(error) / (p.absolute[:n] + p.rtol * np.abs(x[:n]))
             if not np.all(np.isfinite(ratio)):
                 return np.inf
             worst = max(worst, float(ratio.max(initial=0.0)))

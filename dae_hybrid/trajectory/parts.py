@@ -138,7 +138,7 @@ class Expansion:
 class TrajectoryParts(NotPicklable, Sequence["Part"]):
     """The parts of a run, created on first access.
 
-    `native_run` is set if the native loop completed the run; `gone` are the numbers of segments and events that were
+    `native_run` is set if the native loop completed the run; `dropped` are the numbers of segments and events that were
     dropped before the parts.
     """
 
@@ -147,9 +147,9 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
         make: Callable[[], Sequence[Part | RecordTable]],
         expand: Callable[[RecordTable], Expansion],
         native_run: NativeRun | None = None,
-        gone: tuple[int, int] = (0, 0),
+        dropped: tuple[int, int] = (0, 0),
     ) -> None:
-        self._make, self._expand, self.native_run, self._gone = make, expand, native_run, gone
+        self._make, self._expand, self.native_run, self._dropped = make, expand, native_run, dropped
         self._parts: tuple[Part, ...] | None = None
         self._expanded: dict[int, list[Part]] = {}
 
@@ -290,14 +290,14 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
     @cached_property
     def n_segments(self) -> int:
         """Number of segments."""
-        return self._gone[0] + sum(
+        return self._dropped[0] + sum(
             item.count if isinstance(item, RecordTable) else not isinstance(item, RECORDS) for item in self._given
         )
 
     @cached_property
     def n_events(self) -> int:
         """Number of events."""
-        return self._gone[1] + sum(
+        return self._dropped[1] + sum(
             item.n_events if isinstance(item, RecordTable) else isinstance(item, EventRecord) for item in self._given
         )
 

@@ -102,7 +102,9 @@ def test_derivatives_are_kept_with_what_they_are_of() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"native_events": False}, {"method": "bdf"}, {"adapter": "scipy"}])
 def test_a_long_run_ends_the_same_whatever_is_kept(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dae_hybrid.simulation.automaton.STRETCH", 7)  # so often the compiled loop is left
+    monkeypatch.setattr(
+        "dae_hybrid.simulation.automaton.NATIVE_EVENTS_PER_CALL", 7
+    )  # so often the compiled loop is left
     monkeypatch.setattr("dae_hybrid.simulation.automaton.LATEST", 3)
     system = thermostat(relations=False).build()
     full = dh.simulate(system, (0, 60), **more)
