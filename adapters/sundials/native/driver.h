@@ -15,7 +15,8 @@
  *
  * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), linear.c
  * and sparse.c (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c
- * (the loops), crossing.c (what an event leads to), march.c and sweep.c (through plain events, and back), stiffness.c
+ * (the loops), crossing.c (what an event leads to), departure.c (guards at rest
+ * behind it), march.c and sweep.c (through plain events, and back), stiffness.c
  * (whether explicit steps will do), plain.c (runs from their start), batch.c (many of them, by conditions.c). */
 #include <float.h>
 #include <math.h>
@@ -50,6 +51,7 @@ enum { PART = 4 };                           /* integers about a part of derivat
                                                 product of a column and a row */
 enum { BLOCKS = 6 };                         /* of the linearised equations */
 enum { OF_BLOCKS = 1, OF_TAPE };             /* what is evaluated at a point once */
+enum { REST_STATES = 7, REST_GUARDS = 13 };  /* of `march.rest`: states, and behind them values of guards */
 enum { HISTORY = 3 };                        /* ends of steps whose guards are kept */
 /* of the turns of guards next to zero that are noted */
 enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
@@ -340,6 +342,7 @@ typedef struct {
   const measuring *measured;                 /* null where what is measured is left to Python; */
   double *taken, *taken_directions;          /* else, of all measurements, the same as of events */
   const double *parameters, *directions;
+  double *rest;                              /* see departure.c */
   double *bands, *entered;                   /* bands and departures of the guards where the segment under way began; the same
                                                 where an event leads to, which may not be carried out */
   double *ranges;                            /* by transition: how large its guard has been */
