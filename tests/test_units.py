@@ -167,8 +167,8 @@ def test_newtons_method_does_not_end_early_in_some_units(of_w: float) -> None:
     m = dh.HybridModel("early")
     p, y = m.parameter("p", 2.0), m.differential("y")
     z, w = m.algebraic("z", guess=2.05), m.algebraic("w", guess=0.5 * of_w)
-    own = w / of_w - 0.5
-    run = m.mode("run", ode={y: -z * w / of_w}, algebraic=[ca.atan(30 * (z - p)), own + 0.1 * own**3])
+    own, steep = w / of_w - 0.5, ca.atan(30 * (z - p))
+    run = m.mode("run", ode={y: -z * w / of_w}, algebraic=[steep + own, own + 0.1 * own**3 + steep / 2])
     m.initial(run, {y: 1.0})
     sol = dh.simulate(m.build(), (0, 1e-3))
     assert sol["z"][0] == pytest.approx(2.0, abs=1e-14)

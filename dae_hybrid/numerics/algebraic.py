@@ -143,12 +143,11 @@ def solve_algebraic(
 
 
 def _carried(jacobian: Matrix, z: Array) -> Array:
-    """What each equation makes of the largest of its unknowns, in the units given or in those of the equations."""
-    rows = _row_sizes(jacobian)
-    columns = row_maxima((jacobian / rows).T)
-    columns, present, size = np.where(columns > 0, columns, 1.0), jacobian != 0, abs(jacobian)
-    given, scaled = ((size @ (1 / c)) * row_maxima(present * (c * np.abs(z))[None]) for c in (np.ones(z.size), columns))
-    return np.asarray(np.minimum(given, scaled))
+    """What each equation makes of the largest unknown, in the units given or in those of the equations."""
+    columns = row_maxima((jacobian / _row_sizes(jacobian)).T)
+    columns, size, value = np.where(columns > 0, columns, 1.0), abs(jacobian), np.abs(z)
+    scaled = (size @ (1 / columns)) * (columns * value).max(initial=0.0)
+    return np.asarray(np.minimum(size.sum(axis=1) * value.max(initial=0.0), scaled))
 
 
 def is_isolated(z: Array, jacobian: Array, evaluate: Callable[[Array], tuple[Array, Array, Array]]) -> bool:

@@ -132,21 +132,21 @@ static double largest_of(const double *values, integer n) {
 /* Whether every residual is rounding, of its own terms or of the values it is made from, in the units given and in those
  * of the equations; see `_carried` in numerics/algebraic.py. `columns` is work. */
 static int is_zero(const trial *at, integer n, double *columns) {
+  double largest = 0, scaled = 0;
   if (!all_finite(at->phi, n) || !all_finite(at->by_xi, n * n)) return 0;
   memset(columns, 0, (size_t)n * sizeof(double));
   for (integer i = 0; i < n; i++) {
     const double row = row_maximum(at->by_xi, n, i);
     for (integer j = 0; row > 0 && j < n; j++) columns[j] = fmax(columns[j], fabs(at->by_xi[j * n + i]) / row);
   }
+  for (integer j = 0; j < n; j++) {
+    if (!(columns[j] > 0)) columns[j] = 1;
+    largest = fmax(largest, fabs(at->xi[j])), scaled = fmax(scaled, columns[j] * fabs(at->xi[j]));
+  }
   for (integer i = 0; i < n; i++) {
-    double sum[2] = {0, 0}, largest[2] = {0, 0};
-    for (integer j = 0; j < n; j++) {
-      const double own = fabs(at->by_xi[j * n + i]), xi = fabs(at->xi[j]);
-      if (!(own > 0)) continue;
-      sum[0] += own, sum[1] += own / columns[j];
-      largest[0] = fmax(largest[0], xi), largest[1] = fmax(largest[1], columns[j] * xi);
-    }
-    const double carried = fmin(sum[0] * largest[0], sum[1] * largest[1]);
+    double sum[2] = {0, 0};
+    for (integer j = 0; j < n; j++) sum[0] += fabs(at->by_xi[j * n + i]), sum[1] += fabs(at->by_xi[j * n + i]) / columns[j];
+    const double carried = fmin(sum[0] * largest, sum[1] * scaled);
     if (!(fabs(at->phi[i]) <= RESIDUAL_ROUNDINGS * DBL_EPSILON * at->size[i] + STAGNANT * carried)) return 0;
   }
   return 1;
