@@ -39,9 +39,7 @@ def listed_until(ticks: Array) -> Array:
     return np.asarray(1.5 * ticks[:, -1] - 0.5 * ticks[:, -2])
 
 
-def in_order(
-    times: Sequence[Array], links: Sequence[NDArray[np.int64]], counts: Sequence[NDArray[np.int64]]
-) -> Alarms:
+def in_order(times: Sequence[Array], links: Sequence[NDArray[np.int64]], counts: Sequence[NDArray[np.int64]]) -> Alarms:
     """What is due, times (N, n) of each kind, by time and where that is one in the order of the kinds."""
     every, of, after = np.hstack(times), np.concatenate(links), np.concatenate(counts)
     order = np.argsort(every, axis=1, kind="stable")
