@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 #: states below this share of the largest are zero where only a scale is wanted
 NEGLIGIBLE = 1e-3
-#: an equation too many whose derivative is below this share of its terms is satisfied
-EXCESS_TOLERANCE = 1e-7
+#: an equation too many whose derivative is below this share of its terms is satisfied: parameters may change by a
+#: hundredth before the equation fails by more than what `algebraic.RESIDUAL_ROUNDINGS` allow
+EXCESS_TOLERANCE = 1e-10
 #: so many combinations are looked at of derivatives that are known by their products
 COMBINATIONS = 4
 
