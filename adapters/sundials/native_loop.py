@@ -22,7 +22,8 @@ from dae_hybrid.port.record_table import COLUMN, RecordTable, layout_of
 from .driver import Run, loops
 from .header import CONSTANTS, STRUCTS
 
-RECENT, NONE, NO_TRANSITION = CONSTANTS["RECENT"], np.zeros(0), -1
+RECENT, REST_STATES, REST_GUARDS = (CONSTANTS[name] for name in ("RECENT", "REST_STATES", "REST_GUARDS"))
+NONE, NO_TRANSITION = np.zeros(0), -1
 #: larger records are given away instead of copied
 LARGE = 100_000
 LinkStruct, Station, AlarmsStruct = (STRUCTS[name] for name in ("link", "station", "alarms"))
@@ -79,7 +80,9 @@ class NativeLoop:
         self._alarms: tuple[Alarms, ...] = ()
         self._atol: Any = None  # tolerance last written to the stations
         unknowns, widest = max((x.unknowns for x in every), default=0), max(e.n_differential for e in graph.equations)
-        self._scratch = [np.zeros(max(e.n for e in graph.equations) + 4 * most), np.zeros(largest), np.zeros(largest)]
+        n = max(e.n for e in graph.equations)
+        rest = REST_STATES * n + REST_GUARDS * most
+        self._scratch = [np.zeros(size) for size in (n + 4 * most, rest, largest, largest)]
         self._solving = np.zeros(unknowns * (10 + 6 * unknowns))
         self._slopes = np.zeros(unknowns * (widest + first.n_memory + first.n_parameters + 1))
         self._gained, self._sampled = np.zeros((2, 1 + n_directions, first.functionals.size))
@@ -88,7 +91,7 @@ class NativeLoop:
         self.struct = MarchStruct(
             stations=ctypes.addressof(self.stations),
             **{name: array.ctypes.data for name, array in zip(("arg", "res", "iw", "w"), self._work, strict=True)},
-            **{name: v.ctypes.data for name, v in zip(("work", "tangent", "cost"), self._scratch, strict=True)},
+            **{name: v.ctypes.data for name, v in zip(("work", "rest", "tangent", "cost"), self._scratch, strict=True)},
             solving=self._solving.ctypes.data, slopes=self._slopes.ctypes.data, n_unknowns=graph.n_unknowns,
             gained=self._gained.ctypes.data, gained_directions=self._gained[1:].ctypes.data,
             taken=self._sampled.ctypes.data, taken_directions=self._sampled[1:].ctypes.data,

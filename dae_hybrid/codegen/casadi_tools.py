@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import casadi as ca
 import numpy as np
 from numpy.typing import NDArray
 
+POWERS = frozenset((ca.OP_POW, ca.OP_CONSTPOW))
 #: largest linear system solved symbolically; larger ones use CasADi's sparse QR
 SYMBOLIC_SOLVE = 4
 #: largest block of affine equations for algebraic variables that is eliminated
@@ -139,23 +140,38 @@ def vector_operations(function: ca.Function) -> tuple[int, int]:
     return own, elements
 
 
-def without_numbers(expression: ca.MX) -> tuple[tuple[Any, ...], ca.MX, ca.MX, NDArray[np.float64]]:
-    """Replace the numbers of an expression by a column of symbols; return key, expression, column and numbers.
+def without_numbers(
+    expressions: Sequence[ca.MX], *, structural: Set[float] = frozenset(), longest: float = np.inf
+) -> tuple[tuple[Any, ...], list[ca.MX], list[ca.MX], NDArray[np.float64]] | None:
+    """Expressions with a symbol in place of every number, these symbols, and the numbers; None of more instructions.
 
-    Expressions with the same key are the same function of the same symbols and of their numbers.
+    Before them a key: those of one key are the same functions of the same symbols and of their numbers. With
+    `structural` numbers these, whatever their sign, stay where they are, and so do exponents, infinities and matrices.
     """
-    symbols = ca.symvar(expression)
-    function = ca.Function("f", symbols, [expression])
-    places = [k for k in range(function.n_instructions()) if function.instruction_id(k) == ca.OP_CONST]
-    constants = [function.instruction_MX(k) for k in places]
-    numbers = np.concatenate([np.zeros(0), *(np.array(c.to_DM().nonzeros()) for c in constants)])
-    column = ca.MX.sym("numbers", numbers.size)
-    if constants:
-        pieces = ca.vertsplit(column, [0, *np.cumsum([c.nnz() for c in constants]).tolist()])
-        named = [ca.MX(c.sparsity(), piece) for c, piece in zip(constants, pieces, strict=True)]
-        expression = ca.graph_substitute(expression, constants, named)
-    stated = ca.Function("f", [*symbols, column], [expression]).serialize()
-    return (stated, *(s.__hash__() for s in symbols)), expression, column, numbers
+    inputs = ca.symvar(ca.veccat(ca.MX(0, 1), *expressions))
+    function = ca.Function("f", inputs, list(expressions))
+    if function.n_instructions() > longest:
+        return None
+    nodes = [(function.instruction_id(k), function.instruction_MX(k)) for k in range(function.n_instructions())]
+    places = [node for op, node in nodes if op == ca.OP_CONST]
+    if structural:
+        exponents = {node.dep(1).__hash__() for op, node in nodes if op in POWERS}
+        places = [c for c in places if c.numel() == c.nnz() == 1 and c.__hash__() not in exponents]
+        places = [c for c in places if np.isfinite(v := float(c.to_DM())) and abs(v) not in structural]
+    symbols = [ca.MX.sym("number", c.sparsity()) for c in places]
+    found = list(ca.graph_substitute(list(expressions), places, symbols)) if places else list(expressions)
+    stated = ca.Function("f", [*inputs, *symbols], found).serialize()
+    numbers = np.concatenate([np.zeros(0), *(np.array(c.to_DM().nonzeros()) for c in places)])
+    return (stated, *(s.__hash__() for s in inputs)), found, symbols, numbers
+
+
+def with_numbers(expressions: Sequence[ca.MX], symbols: Sequence[ca.MX], column: ca.MX) -> list[ca.MX]:
+    """Expressions of `without_numbers` with the entries of a column for their symbols."""
+    if not symbols:
+        return list(expressions)
+    pieces = ca.vertsplit(column, [0, *np.cumsum([s.nnz() for s in symbols]).tolist()])
+    pieces = [piece if s.is_scalar() else ca.MX(s.sparsity(), piece) for s, piece in zip(symbols, pieces, strict=True)]
+    return list(ca.substitute(list(expressions), list(symbols), pieces))
 
 
 def linear_solve(matrix: Any, right: Any) -> Any:

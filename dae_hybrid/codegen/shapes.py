@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.codegen.casadi_tools import without_numbers
+from dae_hybrid.codegen.casadi_tools import POWERS, with_numbers, without_numbers
 from dae_hybrid.numerics.arrays import Array
 
 #: expressions examined at a time, and largest number of instructions of each
 MANY, LONGEST = 1000, 100
-POWERS = frozenset((ca.OP_POW, ca.OP_CONSTPOW))
 
 
 class Shape(NamedTuple):
@@ -44,8 +43,13 @@ def shapes_of(values: Sequence[ca.MX]) -> list[tuple[Shape, Array]]:
     found = []
     for value, own in zip(values, in_elements(symbols, values), strict=True):
         if own is None:
-            key, expression, column, numbers = without_numbers(value)
-            shape = shared.setdefault(key, Shape(key, expression, column))
+            stated = without_numbers([value])
+            assert stated is not None
+            key, expressions, places, numbers = stated
+            if key not in shared:
+                column = ca.MX.sym("numbers", numbers.size)
+                shared[key] = Shape(key, with_numbers(expressions, places, column)[0], column)
+            shape = shared[key]
         else:
             key, numbers = own
             if key not in shared:

@@ -17,8 +17,9 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
+from dae_hybrid.codegen.casadi_tools import with_numbers, without_numbers
 from dae_hybrid.codegen.kernels import Kernel, NativeFunction
-from dae_hybrid.codegen.shapes import POWERS, in_elements, written_out
+from dae_hybrid.codegen.shapes import in_elements, written_out
 from dae_hybrid.numerics.arrays import Array
 
 #: longest expressions that are examined, in instructions
@@ -74,9 +75,9 @@ def families[Name: Hashable](given: Mapping[Name, tuple[Hashable, Sequence[ca.MX
             stated: Any = tuple(own for own, _ in parts)
             numbers = np.concatenate([np.zeros(0), *(own for _, own in parts)])
             write = partial(_from_elements, symbols, stated, [own.size for _, own in parts])
-        elif (other := _without_numbers(expressions)) is not None:
+        elif (other := without_numbers(expressions, structural=STRUCTURAL, longest=MAX_INSTRUCTIONS)) is not None:
             stated, lifted, own_symbols, numbers = other
-            write = partial(_substituted, lifted, own_symbols)
+            write = partial(with_numbers, lifted, own_symbols)
         else:
             continue
         groups.setdefault((key, stated), []).append((name, numbers, write))
@@ -88,40 +89,12 @@ def _from_elements(symbols: list[ca.MX], stated: Sequence[Any], sizes: Sequence[
     return [written_out(own, symbols, piece) for own, piece in zip(stated, pieces, strict=True)]
 
 
-def _substituted(expressions: list[ca.MX], symbols: list[ca.MX], column: ca.MX) -> list[ca.MX]:
-    return list(ca.substitute(expressions, symbols, ca.vertsplit(column) if symbols else []))
-
-
 def _family[Name: Hashable](group: list[tuple[Name, Array, Callable[[ca.MX], list[ca.MX]]]]) -> Family[Name]:
     numbers = np.array([own for _, own, _ in group]).reshape(len(group), -1)
     differ = (numbers != numbers[0]).any(axis=0)
     _, first, write = group[0]
     values = tuple(None if other else value for value, other in zip(first.tolist(), differ.tolist(), strict=True))
     return Family(tuple(name for name, *_ in group), np.ascontiguousarray(numbers[:, differ]), values, write)
-
-
-def _without_numbers(expressions: Sequence[ca.MX]) -> tuple[Any, list[ca.MX], list[ca.MX], Array] | None:
-    """Return the structure, expressions with symbols for numbers, these symbols, the numbers; None if too long."""
-    inputs = ca.symvar(ca.veccat(*expressions))
-    function = ca.Function("f", inputs, expressions)
-    count = function.n_instructions()
-    if count > MAX_INSTRUCTIONS:
-        return None
-    places, exponents = list[ca.MX](), set[int]()
-    for k in range(count):
-        op = function.instruction_id(k)
-        if op == ca.OP_CONST:
-            places.append(function.instruction_MX(k))
-        elif op in POWERS:
-            exponents.add(function.instruction_MX(k).dep(1).__hash__())
-    places = [c for c in places if c.numel() == c.nnz() == 1 and c.__hash__() not in exponents]
-    numbers = [float(c.to_DM()) for c in places]
-    lifted = [k for k, value in enumerate(numbers) if abs(value) not in STRUCTURAL and np.isfinite(value)]
-    places, numbers = [places[k] for k in lifted], [numbers[k] for k in lifted]
-    symbols = [ca.MX.sym("number") for _ in places]
-    found = list(ca.graph_substitute(list(expressions), places, symbols)) if places else list(expressions)
-    stated = ca.Function("f", [*inputs, *symbols], found).serialize()
-    return (stated, *(s.__hash__() for s in inputs)), found, symbols, np.array(numbers)
 
 
 def closed(function: ca.Function, place: int, numbers: Array) -> ca.Function:

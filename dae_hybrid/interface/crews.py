@@ -88,7 +88,7 @@ def take_over(case: Case, single: Single, i: int, out: Outcomes, outputs: Output
     """Store the result of a single call."""
     run, system = trajectory_of(single), case.system
     t, mode, x, m = run.final
-    out.times[i], out.modes[i], out.n_events[i], out.n_steps[i] = t, mode, len(run.events), run.statistics["steps"]
+    out.times[i], out.modes[i], out.n_events[i], out.n_steps[i] = t, mode, run.n_events, run.statistics["steps"]
     out.ends[i, : x.size], out.ends[i, out.ends.shape[1] - m.size :] = x, m
     for name in system.functionals.names:
         out.values[i, system.functionals[name]] = run.functionals[name]

@@ -8,7 +8,7 @@ from dae_hybrid.conditions import amplification, instants, resolution
 from dae_hybrid.numerics import algebraic, crossings, step_polynomial
 from dae_hybrid.port import failure_messages, record_table, replay, segment_rules, stiffness
 from dae_hybrid.sensitivity import adjoint
-from dae_hybrid.simulation import automaton, event_accuracy, event_logic, grazing
+from dae_hybrid.simulation import automaton, departure, event_accuracy, event_logic, grazing
 from dae_hybrid.system import excess, reinitialisation, system, transition_map
 
 #: module that documents them -> names, or (name in Python, name in C)
@@ -17,6 +17,7 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     amplification: (("LARGE", "GROWN_LARGE"),),
     reinitialisation: ("ENORMOUS",),
     automaton: (("RECENT_EVENT_TIMES", "RECENT"),),
+    departure: (("LEFT", "REST_LEFT"), ("MOMENT", "REST_MOMENT"), ("WHILE", "REST_WHILE")),
     replay: ("DENSE_COLUMNS",),
     event_accuracy: ("AMPLIFIED", "UNSEEN", "LOOKED_AT"),
     excess: ("EXCESS_TOLERANCE", ("NEGLIGIBLE", "LEAST_SHARE")),

@@ -83,8 +83,7 @@ def solve_algebraic(
         """
         if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
             return False
-        carried = abs(jacobian).sum(axis=1) * np.abs(z).max(initial=0.0)
-        allowed = RESIDUAL_ROUNDINGS * EPS * size + STAGNANT * carried
+        allowed = RESIDUAL_ROUNDINGS * EPS * size + STAGNANT * _carried(jacobian, z)
         return bool(np.all(np.abs(residual) <= allowed))
 
     def fail(reason: str = "") -> ConsistencyError:
@@ -143,6 +142,14 @@ def solve_algebraic(
     raise error
 
 
+def _carried(jacobian: Matrix, z: Array) -> Array:
+    """What each equation makes of the largest unknown, in the units given or in those of the equations."""
+    columns = row_maxima((jacobian / _row_sizes(jacobian)).T)
+    columns, size, value = np.where(columns > 0, columns, 1.0), abs(jacobian), np.abs(z)
+    scaled = (size @ (1 / columns)) * (columns * value).max(initial=0.0)
+    return np.asarray(np.minimum(size.sum(axis=1) * value.max(initial=0.0), scaled))
+
+
 def is_isolated(z: Array, jacobian: Array, evaluate: Callable[[Array], tuple[Array, Array, Array]]) -> bool:
     """Whether a root with a singular Jacobian is an isolated multiple root, and not part of a curve of roots.
 
@@ -195,11 +202,48 @@ def _row_sizes(matrix: Matrix) -> Array:
     return np.where(scale > 0, scale, 1.0)[:, None]
 
 
-def solve_linear(matrix: Array, right: Array, right_size: Array) -> tuple[Array, Array, Array]:
-    """Solve a linear system that may be overdetermined; return the solution, the residual of each row, and its scale.
+def _one_size(matrix: Array, sizes: Array) -> Array:
+    """A matrix whose rows and columns are divided by what brings the sizes of its entries closest to one.
 
-    `right_size` bounds the terms of the right-hand side. The rows are scaled to equal size, and so are the residuals.
-    Raises `np.linalg.LinAlgError` if the matrix is singular.
+    The logarithms of the factors solve a least-squares problem over the entries that are not zero (Curtis and Reid,
+    On the automatic scaling of matrices for Gaussian elimination, 1972, eq. 2.4). The result is therefore the same in
+    all units of equations and unknowns.
+    """
+    if not np.all(np.isfinite(sizes)):
+        return matrix
+    i, j = np.nonzero(sizes)
+    entries, (n, m) = np.arange(i.size), matrix.shape
+    pattern = np.zeros((i.size, n + m))
+    pattern[entries, i] = pattern[entries, n + j] = 1.0
+    factors = np.exp(np.linalg.lstsq(pattern.T @ pattern, pattern.T @ np.log(np.abs(sizes[i, j])), rcond=None)[0])
+    return matrix / factors[:n, None] / factors[n:]
+
+
+def _rank(matrix: Array) -> int:
+    singular = np.linalg.svd(matrix, compute_uv=False)
+    return int(np.count_nonzero(singular > RANK_TOLERANCE * singular.max(initial=0.0)))
+
+
+def is_regular(matrix: Matrix, sizes: Callable[[], Array]) -> bool:
+    """Whether the columns of a matrix are independent, in some units of rows and columns.
+
+    `sizes` gives the sizes of the terms that its entries are summed from, of a dense matrix. They choose the units
+    where the matrix as it stands looks singular: a column of small numbers is as good as any, one that cancels is not.
+    """
+    rows, columns = matrix.shape
+    if rows == columns and reciprocal_condition(matrix) > RANK_TOLERANCE:
+        return True
+    if issparse(matrix) or rows < columns or not is_finite(matrix):
+        return False
+    return _rank(matrix / _row_sizes(matrix)) == columns or _rank(_one_size(matrix, dense(sizes()))) == columns
+
+
+def solve_linear(matrix: Array, right: Array, right_size: Array, sizes: Array) -> tuple[Array, Array, Array]:
+    """Solution of a linear system that may have more rows than unknowns, what is left of each row, and its scale.
+
+    `right_size` bounds the terms that the right-hand side was summed from, `sizes` those of the matrix. The rows are
+    brought to one size first, which is also that of what is left. Raises `np.linalg.LinAlgError` where the matrix is
+    singular.
     """
     scale = _row_sizes(matrix)
     rows, columns = matrix.shape
@@ -207,7 +251,7 @@ def solve_linear(matrix: Array, right: Array, right_size: Array) -> tuple[Array,
     matrix = csc_array(matrix / scale) if issparse(matrix) else matrix / scale
     if rows == columns or (issparse(matrix) and columns):
         own = slice(None) if rows == columns else independent_rows(matrix)
-        if reciprocal_condition(matrix[own]) <= RANK_TOLERANCE:
+        if not is_regular(matrix[own], lambda: (sizes / scale)[own]):
             raise np.linalg.LinAlgError("their matrix is singular")
         solution = solve(matrix[own], right[own])
         if rows == columns:
@@ -218,7 +262,10 @@ def solve_linear(matrix: Array, right: Array, right_size: Array) -> tuple[Array,
         return np.zeros((0, right.shape[1])), -right, right_size
     solution, _, rank, _ = np.linalg.lstsq(matrix, right, rcond=RANK_TOLERANCE)
     if rank < columns:
-        raise np.linalg.LinAlgError(f"their matrix has rank {rank} of {columns}")
+        if not is_regular(matrix, lambda: sizes / scale):
+            raise np.linalg.LinAlgError(f"their matrix has rank {rank} of {columns}")
+        units = np.abs(matrix).max(axis=0)
+        solution = np.linalg.lstsq(matrix / units, right, rcond=None)[0] / units[:, None]
     terms = np.abs(matrix) @ np.abs(solution) + right_size
     return solution, matrix @ solution - right, np.broadcast_to(terms.max(axis=0, initial=0.0), terms.shape)
 
@@ -239,6 +286,8 @@ def refuse_multiple_root(matrix: Array, sizes: Array) -> None:
         rows = _row_sizes(sizes)
         columns = _row_sizes((sizes / rows).T).T
         smallest = np.linalg.svd(matrix / rows / columns, compute_uv=False)[-1]
+        if not smallest > MULTIPLE_ROOT:
+            smallest = np.linalg.svd(_one_size(matrix, sizes), compute_uv=False)[-1]
     if not smallest > MULTIPLE_ROOT:
         raise np.linalg.LinAlgError(f"their matrix almost cancels (to {smallest:.1e} of its terms), a multiple root")
 
@@ -361,7 +410,8 @@ def closed_by_continuity(matrix: Matrix, size: Matrix, algebraic: slice = slice(
     if rest.shape[0] < rest.shape[1]:
         raise np.linalg.LinAlgError(f"{rest.shape[0]} equations are left for {rest.shape[1]} values")
     singular = np.linalg.svd(rest, compute_uv=False)
-    if singular.size and singular[-1] <= RANK_TOLERANCE * singular[0]:
+    own_size = np.delete(size[determining] / scale[determining, None], columns, axis=1)
+    if singular.size and singular[-1] <= RANK_TOLERANCE * singular[0] and not is_regular(rest, lambda: own_size):
         raise np.linalg.LinAlgError(
             f"the equations are singular (condition {singular[0] / max(singular[-1], 1e-300):.1e})"
         )

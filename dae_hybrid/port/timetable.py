@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_plan import MEASURES, Alarms
-from dae_hybrid.system.schedule import ticks_within
+from dae_hybrid.system.schedule import in_order, listed_until, ticks_within, times_of
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem, ModeSystem
@@ -74,20 +74,15 @@ class Timetable:
         for link, transition in [pair for pair in own if pair[1].trigger.is_periodic]:
             ticks = np.arange(1, 1 + self._ticks(transition, p))
             when = self._times(transition, p, ticks)
-            last = 1.5 * when[:, -1] - 0.5 * when[:, -2]
-            until[:] = np.where(when[:, 0] > self._span[0], np.minimum(until, last), np.nan)
+            until[:] = np.where(when[:, 0] > self._span[0], np.minimum(until, listed_until(when)), np.nan)
             times.append(when)
             links.append(np.full(ticks.size, link))
             counts.append(ticks)
-        every, of, after = np.hstack(times), np.concatenate(links), np.concatenate(counts)
-        order = np.argsort(every, axis=1, kind="stable")
-        return Alarms(np.take_along_axis(every, order, axis=1), of[order], after[order])
+        return in_order(times, links, counts)
 
     def _times(self, transition: TransitionMap, p: Array, counts: NDArray[Any]) -> Array:
-        """Return the times of a transition after each number of periods, (N, n)."""
-        rows = np.repeat(p, counts.size, axis=0).T
-        clocks = np.vstack((np.full(rows.shape[1], self._span[0]), np.tile(counts, len(p))))
-        return np.array(transition.kernels["time"].function(rows, clocks))[0].reshape(len(p), counts.size)
+        """The times of a transition after so many periods, (N, n)."""
+        return times_of(transition, self._span[0], p, counts)
 
     def _ticks(self, transition: TransitionMap, p: Array) -> int:
         """Return the largest number of periods in a run."""

@@ -446,7 +446,7 @@ class Automaton:
         if self.observer is not None:
             self.observer.on_native_events(table)
         self.costs = self.costs + table.gained
-        records = table.measurements(self.system)
+        records = table.measurements(self.system) if self.system.measurements else []
         for record, (value, _) in zip(records, measured(self.system.measurements, records, self.p), strict=True):
             self.costs[self.system.measurements[record.index].components] += value
         if checkpoint is not None:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 #: states below this multiple of the largest take their scale from it
 NEGLIGIBLE = 1e-3
-#: a redundant equation is satisfied if its derivative is below this multiple of its terms
-EXCESS_TOLERANCE = 1e-7
-#: random combinations tested for derivatives available only as products
+#: an equation too many whose derivative is below this share of its terms is satisfied: parameters may change by a
+#: hundredth before the equation fails by more than what `algebraic.RESIDUAL_ROUNDINGS` allow
+EXCESS_TOLERANCE = 1e-10
+#: so many combinations are looked at of derivatives that are known by their products
 COMBINATIONS = 4
 
 

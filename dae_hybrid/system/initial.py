@@ -18,9 +18,8 @@ from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import ConsistencyError, NonFiniteError
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.algebraic import (
-    RANK_TOLERANCE,
     is_isolated,
-    reciprocal_condition,
+    is_regular,
     refuse_multiple_root,
     refuse_unsettled_root,
     singular_names,
@@ -120,7 +119,7 @@ class InitialMap:
             x, m = self.explicit(t, held, p)
             if all_finite(x) and all_finite(m):
                 if mode.algebraic.size:
-                    _check_index(mode, t, x, m, p)
+                    _check_index(mode, t, x, m, p, lambda: self._closure_sizes(mode, t, x, held, p))
                 return x, m
         start = self.start(p)[0]
         if not np.all(np.isfinite(start)):
@@ -142,7 +141,7 @@ class InitialMap:
 
             try:
                 found = self._nearest(solve, system, start[free], mode, names, t) if self.moved else solve(start[free])
-                self._refuse_curve(mode, t, system, found, names)
+                self._refuse_curve(mode, t, system, found, names, lambda: self.linear(t, x, held, p)[6][:, free])
                 x[free] = found
             except ConsistencyError as error:
                 if self.moved:
@@ -152,13 +151,18 @@ class InitialMap:
                     "the values from where it starts: leave out what follows from other equations, or give guess=."
                 )
                 raise
-        m = self.equations(t, x, held, p)[0]
+        m, whole = self.equations(t, x, held, p)[0], x
         x = x[: mode.variables.size]
         if not np.all(np.isfinite(m)):
             raise _not_finite([f"memory entry {i}" for i in range(m.size)], m, mode, t)
         if mode.algebraic.size:
-            _check_index(mode, t, x, m, p)
+            _check_index(mode, t, x, m, p, lambda: self._closure_sizes(mode, t, whole, held, p))
         return x, m
+
+    def _closure_sizes(self, mode: ModeSystem, t: float, x: Array, held: Array, p: Array) -> Array:
+        """Sizes of the terms of the derivatives of the mode's algebraic equations, the last ones, by z."""
+        sizes, nz = self.linear(t, x, held, p)[6], mode.algebraic.size
+        return dense(sizes[-nz:, mode.differential.size : mode.variables.size])
 
     def _nearest(
         self, solve: Any, system: Any, start: Array, mode: ModeSystem, names: Sequence[str], t: float
@@ -190,11 +194,13 @@ class InitialMap:
 
         refuse_unsettled_root(matrix, self.equations(t, x, held, p)[3], x[free], jacobian)
 
-    def _refuse_curve(self, mode: ModeSystem, t: float, system: Any, values: Array, names: Sequence[str]) -> None:
-        """Refuse values that lie on a curve of solutions."""
+    def _refuse_curve(
+        self, mode: ModeSystem, t: float, system: Any, values: Array, names: Sequence[str], sizes: Callable[[], Array]
+    ) -> None:
+        """Refuse values that others next to them could take the place of."""
         matrix = system(values)[1]
         square = matrix.shape[0] == matrix.shape[1] and not issparse(matrix)
-        if not square or reciprocal_condition(matrix) > RANK_TOLERANCE or is_isolated(values, matrix, system):
+        if not square or is_regular(matrix, sizes) or is_isolated(values, matrix, system):
             return
         raise ConsistencyError(
             f"The initial conditions do not determine {', '.join(names)}: "
@@ -291,7 +297,7 @@ class InitialMap:
             if free:
                 refuse_multiple_root(phi_x[:, free], entries[:, free])
                 self._refuse_unsettled(t, x, held, p, phi_x[:, free])
-            by_p[free], excess, sizes = solve_linear(phi_x[:, free], right, right_size)
+            by_p[free], excess, sizes = solve_linear(phi_x[:, free], right, right_size, entries[:, free])
         except np.linalg.LinAlgError as reason:
             found = self._of_double_root(t, x, held, p, phi_x[:, free], right)
             if found is not None:
@@ -385,10 +391,10 @@ def _not_finite(names: Sequence[str], values: Array, mode: ModeSystem, t: float)
     )
 
 
-def _check_index(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> None:
-    """Refuse an initial point at which [F_y' | F_z], or C B in index 2, is numerically singular."""
+def _check_index(mode: ModeSystem, t: float, x: Array, m: Array, p: Array, sizes: Callable[[], Array]) -> None:
+    """Refuse a start at which [F_y' | F_z], or C B in index 2, is numerically singular."""
     _, by_z, _ = mode.kernels["closure"](t, x, m, p)
-    if reciprocal_condition(by_z) > RANK_TOLERANCE:
+    if is_regular(by_z, sizes):
         return
     raise ConsistencyError(
         f"[F_y' | F_z] is singular at the initial point: {singular_names(by_z, (), mode.algebraic.labels())}.",

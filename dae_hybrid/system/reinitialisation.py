@@ -109,8 +109,9 @@ def _by_entries(
                 refuse_multiple_root(matrix, np.vstack((entries, kept)))
             continuous = kept[:, z] @ z_u @ by_w
             dxi, left, terms = solve_linear(
-                matrix, np.vstack((right, continuous)), np.vstack((right_size, abs(continuous)))
-            )
+                matrix, np.vstack((right, continuous)), np.vstack((right_size, abs(continuous))),
+                np.vstack((phi_xi_size, kept)),
+            )  # fmt: skip
         except np.linalg.LinAlgError as reason:
             raise undetermined(transition, target, t, f"{reason}") from None
         if len(matrix) > count:

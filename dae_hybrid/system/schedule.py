@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,25 @@ def ticks_within(period: float, duration: float) -> int:
     """Number of ticks of a clock to list at a time; slightly more than the rest of the run has."""
     left = duration / period if period > 0 else np.inf
     return int(left) + 3 if left < MOST_TICKS else TICKS
+
+
+def times_of(transition: TransitionMap, start: float, p: Array, counts: NDArray[Any]) -> Array:
+    """The times of a transition after so many periods, (N, n), in runs from `start` with parameters (N, n_p)."""
+    rows = np.repeat(p, counts.size, axis=0).T
+    clocks = np.vstack((np.full(rows.shape[1], start), np.tile(counts, len(p))))
+    return np.array(transition.kernels["time"].function(rows, clocks))[0].reshape(len(p), counts.size)
+
+
+def listed_until(ticks: Array) -> Array:
+    """Until when ticks (N, n) are complete: between the last two."""
+    return np.asarray(1.5 * ticks[:, -1] - 0.5 * ticks[:, -2])
+
+
+def in_order(times: Sequence[Array], links: Sequence[NDArray[np.int64]], counts: Sequence[NDArray[np.int64]]) -> Alarms:
+    """What is due, times (N, n) of each kind, by time and where that is one in the order of the kinds."""
+    every, of, after = np.hstack(times), np.concatenate(links), np.concatenate(counts)
+    order = np.argsort(every, axis=1, kind="stable")
+    return Alarms(np.take_along_axis(every, order, axis=1), of[order], after[order])
 
 
 class Schedule:
@@ -81,28 +100,25 @@ class Schedule:
             np.array([i for _, i in measured], dtype=np.int64),
         ]
         links = [
-            [others + TURNS] * turns.size,
-            [link_of[t.index] for t in transitions],
-            [others + MEASURES] * len(measured),
+            np.full(turns.size, others + TURNS),
+            np.array([link_of[t.index] for t in transitions], dtype=np.int64),
+            np.full(len(measured), others + MEASURES),
         ]
         for transition in self.periodic(mode):
             ticks, when = self._ticks(transition, t)
             times.append(when)
             counts.append(ticks)
-            links.append([link_of[transition.index]] * ticks.size)
-            self._until = min(self._until, float(1.5 * when[-1] - 0.5 * when[-2]))  # midway between two ticks
-        every, of = np.concatenate(times), np.concatenate([np.array(part, dtype=np.int64) for part in links])
-        order = np.argsort(every, kind="stable")
-        return Alarms(every[order], of[order], np.concatenate(counts)[order])
+            links.append(np.full(ticks.size, link_of[transition.index]))
+            self._until = min(self._until, float(listed_until(when[None])[0]))
+        found = in_order([each[None] for each in times], links, counts)
+        return found._replace(times=found.times[0], links=found.links[0], counts=found.counts[0])
 
     def _ticks(self, transition: TransitionMap, t: float) -> tuple[NDArray[np.int64], Array]:
         """Counts and times of the ticks of a transition from time t on."""
         period = self.time(transition, 1) - self.start
         first = max(1, int((t - self.start) // period))
         counts = np.arange(first, first + ticks_within(period, self.end - t))
-        clocks = np.vstack((np.full(counts.size, self.start), counts))
-        p = np.tile(self.p[:, None], counts.size)
-        return counts, np.array(transition.kernels["time"].function(p, clocks))[0]
+        return counts, times_of(transition, self.start, self.p[None], counts)[0]
 
     def periodic(self, mode: ModeSystem) -> list[TransitionMap]:
         """The `every=` transitions of a mode."""

@@ -98,10 +98,10 @@ def test_two_masses(built: Any, compare_gradients: Any) -> None:
 def test_impacts_of_mechanisms(problem: Any) -> None:
     """In Cartesian coordinates: constraints with multipliers, masses, friction; beside values to 20 digits.
 
-    A rope goes slack with the distance of its ball at rest at the length: that is for the automaton.
+    A rope goes slack with the distance of its ball at rest at the length.
     """
     system, exact = problem.system(), problem.reference()
-    expected = 3 if problem is ball_on_rope else len(exact.event_times)
+    expected = len(exact.event_times)
     fsa = dh.forward_sensitivity(system, problem.t_span, **TIGHT)
     other = dh.forward_sensitivity(system, problem.t_span, native_events=False, **TIGHT)
     assert native(fsa.trajectory) == expected > native(other.trajectory) == 0

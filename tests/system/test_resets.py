@@ -669,3 +669,42 @@ def test_a_reset_that_any_value_satisfies_is_refused_by_every_analysis(power: in
             analysis(system, (0, 2), rtol=1e-8)
         assert caught.value.transition == "hit"
         assert caught.value.time == pytest.approx(1.0)
+
+
+def redundant(share: float, kind: str) -> dh.HybridSystem:
+    """A bounce v+ = -p v/2, and an equation too many that misses by share (p - 1)."""
+    m = dh.HybridModel("redundant")
+    p, k = m.parameter("p", 1.0), m.parameter("k", 2.0)
+    y, v = m.differential("y"), m.differential("v")
+    before = m.mode("before", ode={y: v, v: -k * y})
+    off = share * (p - 1)
+    held = {"constraint": [y - 0.5 - off]} if kind == "constraint" else {}
+    mu = m.algebraic("mu") if held else 0.0
+    after = m.mode("after", ode={y: v - mu, v: -k * y}, **held)
+    reset: Any = {v: -0.5 * p * v}
+    if kind != "constraint":
+        more = {"reset": 2 * m.post(v) + p * v + off, "condition": y - 0.5 + off}[kind]
+        reset = [m.post(y) - y, m.post(v) + 0.5 * p * v, more]
+    m.transition(before, after, guard=y - 0.5, direction="rising", reset=reset)
+    m.initial(before, {y: 0.0, v: 1.0})
+    m.functional("G", terminal=y + v)
+    return m.build()
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("kind", ["reset", "condition", "constraint"])
+def test_an_equation_too_many_that_depends_on_a_parameter_leaves_no_derivative(kind: str, native: bool) -> None:
+    """However little: consistent runs exist at p = 1 alone. What vanishes identically, or to rounding, is no matter."""
+    options: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10, "native_events": native}
+    for share in (1e-4, 1e-6, 1e-8):
+        system = redundant(share, kind)
+        for analysis in ANALYSES:
+            with pytest.raises(dh.ConsistencyError, match="no derivative exists"):
+                analysis(system, (0, 2), **options)
+    found = []
+    for share in (0.0, 1e-15):
+        system = redundant(share, kind)
+        fsa = dh.forward_sensitivity(system, (0, 2), **options).gradient["G"]
+        np.testing.assert_allclose(fsa, dh.adjoint_gradient(system, (0, 2), "G", **options).gradient, rtol=1e-6)
+        found.append(fsa)
+    np.testing.assert_allclose(*found, rtol=1e-12)

@@ -70,24 +70,32 @@ static double least_singular(const double *a, const double *inverse, const doubl
   return 1 / sqrt(relative ? of_inverse * of_matrix : of_inverse);
 }
 
-/* Whether a square matrix is clearly nonsingular; `rows` and `columns` (n each, adjacent) are work. If the sizes of the
+/* Compute the factors that scale the rows, and then the columns, of the sizes of terms to one. */
+static void equilibrate(const double *sizes, integer n, double *rows, double *columns) {
+  for (integer i = 0; i < n; i++) {
+    const double largest = row_maximum(sizes, n, i);
+    rows[i] = largest > 0 ? largest : 1;
+  }
+  for (integer j = 0; j < n; j++) {
+    double largest = 0;
+    for (integer i = 0; i < n; i++) largest = fmax(largest, fabs(sizes[j * n + i]) / rows[i]);
+    columns[j] = largest > 0 ? largest : 1;
+  }
+}
+
+/* Whether a square matrix is clearly nonsingular; `rows` and `columns` (n each, and n more) are work. If the sizes of the
  * terms of its entries are given, it must not belong to a multiple root either. */
 static int is_regular(const double *a, const double *sizes, const double *entries, const double *inverse,
                       const double *scale, integer n, double *rows) {
   double *columns = rows + n;
   for (integer i = 0; i < n; i++) rows[i] = row_maximum(sizes, n, i), columns[i] = 1;
-  if (!(least_singular(a, inverse, scale, n, rows, columns, 1) > RANK_TOLERANCE)) return 0;
-  if (!(least_singular(a, inverse, scale, n, scale, columns, 1) > RANK_TOLERANCE)) return 0;
+  if (!(least_singular(a, inverse, scale, n, rows, columns, 1) > RANK_TOLERANCE) ||
+      !(least_singular(a, inverse, scale, n, scale, columns, 1) > RANK_TOLERANCE)) {
+    equilibrate(sizes, n, rows, columns); /* in other units, too, see `is_regular` of numerics/algebraic.py */
+    if (!(least_singular(a, inverse, scale, n, rows, columns, 1) > RANK_TOLERANCE)) return 0;
+  }
   if (!entries) return 1;
-  for (integer i = 0; i < n; i++) {
-    const double largest = row_maximum(entries, n, i);
-    rows[i] = largest > 0 ? largest : 1;
-  }
-  for (integer j = 0; j < n; j++) {
-    double largest = 0;
-    for (integer i = 0; i < n; i++) largest = fmax(largest, fabs(entries[j * n + i]) / rows[i]);
-    columns[j] = largest > 0 ? largest : 1;
-  }
+  equilibrate(entries, n, rows, columns);
   return least_singular(a, inverse, scale, n, rows, columns, 0) > MULTIPLE_ROOT;
 }
 
@@ -121,14 +129,25 @@ static double largest_of(const double *values, integer n) {
   return largest;
 }
 
-/* Whether every residual is rounding of its own terms, or of the values from which it is computed. */
-static int is_zero(const trial *at, integer n) {
-  const double largest = largest_of(at->xi, n);
+/* Whether every residual is rounding of its own terms, or of the values from which it is computed, in the given units and
+ * in those of the equations; see `_carried` in numerics/algebraic.py. `columns` is work. */
+static int is_zero(const trial *at, integer n, double *columns) {
+  double largest = 0, scaled = 0;
   if (!all_finite(at->phi, n) || !all_finite(at->by_xi, n * n)) return 0;
+  memset(columns, 0, (size_t)n * sizeof(double));
   for (integer i = 0; i < n; i++) {
-    double carried = 0;
-    for (integer j = 0; j < n; j++) carried += fabs(at->by_xi[j * n + i]);
-    if (!(fabs(at->phi[i]) <= RESIDUAL_ROUNDINGS * DBL_EPSILON * at->size[i] + STAGNANT * (carried * largest))) return 0;
+    const double row = row_maximum(at->by_xi, n, i);
+    for (integer j = 0; row > 0 && j < n; j++) columns[j] = fmax(columns[j], fabs(at->by_xi[j * n + i]) / row);
+  }
+  for (integer j = 0; j < n; j++) {
+    if (!(columns[j] > 0)) columns[j] = 1;
+    largest = fmax(largest, fabs(at->xi[j])), scaled = fmax(scaled, columns[j] * fabs(at->xi[j]));
+  }
+  for (integer i = 0; i < n; i++) {
+    double sum[2] = {0, 0};
+    for (integer j = 0; j < n; j++) sum[0] += fabs(at->by_xi[j * n + i]), sum[1] += fabs(at->by_xi[j * n + i]) / columns[j];
+    const double carried = fmin(sum[0] * largest, sum[1] * scaled);
+    if (!(fabs(at->phi[i]) <= RESIDUAL_ROUNDINGS * DBL_EPSILON * at->size[i] + STAGNANT * carried)) return 0;
   }
   return 1;
 }
@@ -152,7 +171,7 @@ static int iterate(march *m, const link *l, double t, const double *x, const dou
     }
     const double norm = largest_of(at->phi, n);
     for (double damping = 1;; damping /= 2) {
-      if (damping < LEAST_DAMPING) return is_zero(at, n);
+      if (damping < LEAST_DAMPING) return is_zero(at, n, work);
       for (integer i = 0; i < n; i++) next->xi[i] = at->xi[i] + damping * step[i];
       if (!try_unknowns(m, l, t, x, memory, next)) return 0;
       if (all_finite(next->phi, n) && largest_of(next->phi, n) < norm) break;
@@ -160,7 +179,7 @@ static int iterate(march *m, const link *l, double t, const double *x, const dou
     const trial better = *next;
     *next = *at, *at = better;
   }
-  return is_zero(at, n);
+  return is_zero(at, n, work);
 }
 
 /* Solve for the unknowns of an arrival, stored in `m->xi`; returns whether they are clearly determined. Algebraic

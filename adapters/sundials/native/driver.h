@@ -15,8 +15,8 @@
  *
  * The parts form one translation unit: this file, model.c (evaluation of the model), callbacks.c (SUNDIALS callbacks),
  * linear.c and sparse.c (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within
- * steps), driver.c (the loops), crossing.c (the point after an event), march.c and sweep.c (forward and backward
- * through native events), stiffness.c (detection of stiffness), plain.c (complete runs), batch.c (batches of runs, with
+ * steps), driver.c (the loops), crossing.c (the point after an event), departure.c (guards at rest after an event),
+ * march.c and sweep.c (forward and backward through native events), stiffness.c (detection of stiffness), plain.c (complete runs), batch.c (batches of runs, with
  * the checks of conditions.c). */
 #include <float.h>
 #include <math.h>
@@ -51,6 +51,7 @@ enum { PART = 4 };                           /* integers per part of the derivat
                                                 product of a column and a row */
 enum { BLOCKS = 6 };                         /* blocks of the linearised equations */
 enum { OF_BLOCKS = 1, OF_TAPE };             /* data cached at a point */
+enum { REST_STATES = 7, REST_GUARDS = 13 };  /* of `march.rest`: states, followed by values of guards */
 enum { HISTORY = 3 };                        /* step ends with stored guards */
 /* fields of a near miss of a guard */
 enum { TURN_GUARD, TURN_FROM, TURN_TO, TURN_SHARE, TURN };
@@ -341,6 +342,7 @@ typedef struct {
   const measuring *measured;                 /* null if measurements are left to Python; */
   double *taken, *taken_directions;          /* sums over all measurements, and their derivatives */
   const double *parameters, *directions;
+  double *rest;                              /* see departure.c */
   double *bands, *entered;                   /* bands and departures of the guards at the start of the current segment; the same
                                                 after a pending event, which may be discarded */
   double *ranges;                            /* per transition: range of its guard */

@@ -97,39 +97,8 @@ static int one_alone(const march *m, const station *from, integer index, double 
   return 1;
 }
 
-/* Whether the guard of a transition and its rate are zero to the accuracy of the state on entry into a mode: it may then
- * be at rest, see simulation/departure.py. Clears `decided` if another guard is close to zero, to that accuracy, so
- * that a neighbouring run may meet it. */
-static int may_rest(march *m, const station *from, const station *to, integer own, double t, const event *e, int *decided) {
-  context *c = to->run->model;
-  const integer n = c->n_guards;
-  const double *h = e->guards_after, *rate = h + to->n_guards;
-  double *x = m->work, *moved = x + c->n;
-  int rests = 0, failed = 0;
-  if (to->n_guards <= (own >= 0)) return 0;
-  memcpy(c->memory, e->memory_after, (size_t)m->n_memory * sizeof(double));
-  c->held_valid = 0;
-  for (int side = 0; side < 2 && !failed; side++) {
-    for (integer i = 0; i < c->n; i++) {
-      const double angle = 1.0 + 2.4 * (double)i, allowed = to->absolute[i] + m->rtol * fabs(e->x_after[i]);
-      x[i] = e->x_after[i] + allowed * (side ? sin(angle) : cos(angle));
-    }
-    failed = guards_and_rates(c, t, x, moved + side * 2 * n);
-  }
-  if (from == to) memcpy(c->memory, e->memory, (size_t)m->n_memory * sizeof(double)); /* it is not entered yet */
-  c->held_valid = 0;
-  if (failed) return 1;
-  for (integer j = 0; j < to->n_guards; j++) {
-    const double *one = moved + j, *other = one + 2 * n, reach = hypot(one[0] - h[j], other[0] - h[j]);
-    const int meets = (double)to->links[j].direction * rate[j] >= 0 || !to->links[j].waits;
-    if (j != own && meets && fabs(h[j]) <= BESIDE * reach) *decided = 0;
-    rests |= fabs(h[j]) <= KNOWN * reach && fabs(rate[j]) <= KNOWN * hypot(one[n] - rate[j], other[n] - rate[j]);
-  }
-  return rests;
-}
-
-/* Check the guards on entry into a mode, and set their bands for the next segment; returns whether none
- * fires or is past its threshold. `decided`: none is at zero that a neighbouring run would meet. */
+/* Looks at the guards of the mode that is entered, and sets what the next segment needs to know of them; whether nothing
+ * fires or is past its threshold. `decided`: none is zero that a neighbouring run would meet. */
 static int enter(march *m, const station *from, const station *to, integer index, double t, const event *e,
                  int *decided) {
   const double *h = e->guards_after, *rate = h + to->n_guards, *size = rate + to->n_guards;
@@ -137,8 +106,12 @@ static int enter(march *m, const station *from, const station *to, integer index
   double *band = m->entered, *departure = band + to->run->model->n_guards;
   memset(band, 0, (size_t)(2 * to->run->model->n_guards) * sizeof(double));
   *decided = 1;
-  if (may_rest(m, from, to, from == to ? index : -1, t, e, decided) && from != to) return 0;
+  if (at_rest(m, from, to, from == to ? index : -1, t, e, decided)) return 0;
   for (integer j = 0; j < to->n_guards; j++) {
+    if (band[j] != 0) { /* it is at rest, and is to leave */
+      if (to->links[j].toggles || to->links[j].jumps) return 0;
+      continue;
+    }
     const int own = from == to && j == index;
     const double rounding = band_of(m, h[j], size[j], rate[j], t), towards = (double)to->links[j].direction * rate[j];
     const double width = own ? fmax(rounding, RESIDUE * fabs(h0[j])) : rounding; /* as close to zero as it was located */

@@ -1,0 +1,109 @@
+/* ---- guards that are at rest at zero where a mode is entered ---------------------------------------------------
+ *
+ * The rules are those of simulation/departure.py: a guard is at rest where it and its rate are zero to the accuracy of the
+ * state, and leaves zero to the side that its second or third derivative points to. */
+
+/* Quantities of every guard at a point x, which the context's memory belongs to. `state` and `rates` are room. */
+typedef int quantity(context *c, double t, const double *x, double past, double *found, double *state, double *rates);
+
+static int at_values(context *c, double t, const double *x, double past, double *found, double *state, double *rates) {
+  (void)past, (void)state;
+  if (guards_and_rates(c, t, x, rates)) return FATAL;
+  memcpy(found, rates, (size_t)c->n_guards * sizeof(double));
+  return 0;
+}
+
+static int at_rates(context *c, double t, const double *x, double past, double *found, double *state, double *rates) {
+  (void)past, (void)state;
+  if (guards_and_rates(c, t, x, rates)) return FATAL;
+  memcpy(found, rates + c->n_guards, (size_t)c->n_guards * sizeof(double));
+  return 0;
+}
+
+/* (of(t + h, x + h x') - of(t - h, x - h x')) / 2 h */
+static int differenced(context *c, double t, const double *x, double h, double past, quantity *of, double *found, double *state,
+                      double *rates) {
+  const integer n = c->n;
+  double *at = state, *xdot = at + n, *moved = xdot + n, *more = moved + n, *earlier = rates;
+  c->res[0] = at, c->res[1] = xdot, c->res[2] = moved;
+  if (evaluate(c, c->complete, t, x)) return FATAL;
+  for (int side = 1; side >= -1; side -= 2) {
+    for (integer i = 0; i < n; i++) moved[i] = at[i] + side * h * xdot[i];
+    if (of(c, t + side * h, moved, past, side > 0 ? found : earlier, more, rates + c->n_guards)) return FATAL;
+  }
+  for (integer j = 0; j < c->n_guards; j++) found[j] = (found[j] - earlier[j]) / (2 * h);
+  return 0;
+}
+
+static int at_bends(context *c, double t, const double *x, double past, double *found, double *state, double *rates) {
+  return differenced(c, t, x, REST_MOMENT * past, past, at_rates, found, state, rates);
+}
+
+static int at_twists(context *c, double t, const double *x, double past, double *found, double *state, double *rates) {
+  return differenced(c, t, x, REST_WHILE * past, past, at_bends, found, state, rates);
+}
+
+/* A quantity of every guard after an event, and how far the tolerances of the state reach in it. */
+static int known_of(march *m, const station *to, double t, const event *e, double past, quantity *of, double *value) {
+  context *c = to->run->model;
+  const integer n = c->n, ng = c->n_guards;
+  double *x = m->rest, *state = x + n, *rates = m->rest + REST_STATES * n, *moved = rates + 4 * ng, *reach = value + ng;
+  if (of(c, t, e->x_after, past, value, state, rates)) return FATAL;
+  for (int side = 0; side < 2; side++) {
+    for (integer i = 0; i < n; i++) {
+      const double angle = 1.0 + 2.4 * (double)i, allowed = to->absolute[i] + m->rtol * fabs(e->x_after[i]);
+      x[i] = e->x_after[i] + allowed * (side ? sin(angle) : cos(angle));
+    }
+    if (of(c, t, x, past, moved, state, rates)) return FATAL;
+    for (integer j = 0; j < ng; j++) reach[j] = side ? hypot(reach[j], moved[j] - value[j]) : moved[j] - value[j];
+  }
+  return 0;
+}
+
+/* Which of the guards that are zero with their rates leave zero, and to which side: their bands, and signs behind them. */
+static int depart(march *m, const station *to, double t, const event *e, double past, const double *value,
+                      const double *rate, double *band) {
+  const context *c = to->run->model;
+  const integer ng = c->n_guards;
+  const double *reach = value + ng, *of_rate = rate + ng, by_times = fmax(REST_MOMENT, m->rtol) * past;
+  double *bend = m->rest + REST_STATES * c->n + 9 * ng, *twist = bend + 2 * ng;
+  if (known_of(m, to, t, e, past, at_bends, bend) || known_of(m, to, t, e, past, at_twists, twist)) return FATAL;
+  for (integer j = 0; j < to->n_guards; j++) {
+    if (!(fabs(value[j]) <= KNOWN * reach[j] && fabs(rate[j]) <= KNOWN * of_rate[j])) continue;
+    const double rounding = DBL_EPSILON / m->rtol * of_rate[j] / (REST_MOMENT * past);
+    const double of_twist = twist[ng + j] + rounding / (REST_WHILE * past);
+    const double of_bend = bend[ng + j] + rounding + by_times * fabs(twist[j]);
+    double away = 0;
+    if (fabs(bend[j]) > KNOWN * of_bend) away = sign_of(bend[j]);
+    else if (fabs(twist[j]) > KNOWN * of_twist) away = sign_of(twist[j]);
+    if (away == 0 || ((double)to->links[j].direction * away > 0 && !to->links[j].toggles && !to->links[j].jumps)) continue;
+    band[j] = fmax(REST_LEFT * reach[j], 2 * fabs(value[j]));
+    band[ng + j] = away;
+  }
+  return 0;
+}
+
+/* Looks for guards at rest where another mode is entered, and sets their bands and the signs they leave zero with in
+ * `march.entered`; whether that failed. `decided` is whether none but its own is next to zero, to the accuracy of the state,
+ * where a neighbouring run would meet it. */
+static int at_rest(march *m, const station *from, const station *to, integer own, double t, const event *e, int *decided) {
+  context *c = to->run->model;
+  const integer ng = c->n_guards;
+  const double past = t - (m->n_times ? m->recent[0] : m->t0);
+  double *value = m->rest + REST_STATES * c->n + 5 * ng, *rate = value + 2 * ng;
+  int rests = 0, failed;
+  if (to->n_guards <= (own >= 0)) return 0;
+  memcpy(c->memory, e->memory_after, (size_t)m->n_memory * sizeof(double));
+  c->held_valid = 0;
+  failed = known_of(m, to, t, e, past, at_values, value) || known_of(m, to, t, e, past, at_rates, rate);
+  for (integer j = 0; j < to->n_guards && !failed; j++) {
+    const int meets = (double)to->links[j].direction * e->guards_after[to->n_guards + j] >= 0 || !to->links[j].waits;
+    if (j != own && meets && fabs(value[j]) <= BESIDE * value[ng + j]) *decided = 0;
+    rests |= fabs(value[j]) <= KNOWN * value[ng + j] && fabs(rate[j]) <= KNOWN * rate[ng + j];
+  }
+  if (rests && from != to && !failed) failed = depart(m, to, t, e, past, value, rate, m->entered);
+  if (from == to) memcpy(c->memory, e->memory, (size_t)m->n_memory * sizeof(double)); /* it is not entered yet */
+  c->held_valid = 0;
+  return failed && from != to;
+}
+
