@@ -70,4 +70,6 @@ class _Sharing:
                 continue
             old += [call.get_output(i) for i in range(own.n_out())]
             new += results
-        return ca.Function(function.name(), [*inputs, *further], ca.graph_substitute(values, old, new)) if old else function
+        if not old:
+            return function
+        return ca.Function(function.name(), [*inputs, *further], ca.graph_substitute(values, old, new))

@@ -131,6 +131,11 @@ class ModeSystem(NotPicklable):
         """Whether the integrator's state is all of x, as it is."""
         return not self.algebraic.size and not self.invariants
 
+    @property
+    def integrates_all(self) -> bool:
+        """Whether the integrator's state is all of x, algebraic variables to tolerance, and on no constraints."""
+        return self.explicit is None and not self.invariants
+
     def complete_rows(self, t: Array, states: Array, m: Array, p: Array) -> Array:
         """(n_t, n) values of x from (n_t, .) states of the integrator, and one memory for all or (n_t, n_memory)."""
         if self.plain:

@@ -123,7 +123,11 @@ class Segment(NotPicklable):
 
         The interpolant is made when first asked for, by integrating the segment again.
         """
-        return self.mode.complete_rows(t, self._interpolant(t), self.memory, self.parameters)
+        return self.mode.complete_rows(t, self.states_at(t), self.memory, self.parameters)
+
+    def states_at(self, t: Array) -> Array:
+        """What the integrator integrates, at times within the segment."""
+        return self._interpolant(t)
 
     def points(self, t: Array, places: Places) -> Points:
         """The same with what goes with it; the ends are those of the record."""
