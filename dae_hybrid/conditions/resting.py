@@ -336,7 +336,7 @@ def _corrected(
     """Those of the points that may be at a kink, on the equations: to come there takes longer than to look."""
     arguments, known, *_ = _near(run, kinks, owners, t, x)
     rows = np.flatnonzero((np.abs(arguments) <= ROUGH * known).any(axis=1))
-    own = [owners[i] for i in rows]
+    own = [owners[i] for i in rows.tolist()]
     memory = np.array([segment.memory for segment in own]).reshape(rows.size, run.system.memory.size)
     return own, t[rows], owners[0].mode.complete_rows(t[rows], x[rows], memory, run.parameters)
 
@@ -353,7 +353,7 @@ def _stays(run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x
     arguments, known, *_ = _near(run, kinks, owners, t, x)
     stays = np.abs(arguments) <= known
     if (at := np.flatnonzero(stays.any(axis=1))).size:  # rates are wanted there alone
-        own = [owners[i] for i in at]
+        own = [owners[i] for i in at.tolist()]
         m, duration = np.array([s.memory for s in own]), np.array([s.t_end - s.t_start for s in own])
         point = t[None, at], x[at].T, m.T, np.tile(run.parameters[:, None], at.size)
         xdot = np.array(own[0].mode.kernels["entry"].function(*point)[0]).T
