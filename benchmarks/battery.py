@@ -13,6 +13,7 @@ changed parameters give central differences, extrapolated from two step sizes.
     pip install -r benchmarks/requirements/battery.txt
     python benchmarks/battery.py                 both models, each in a process and with a cache of its own
     python benchmarks/battery.py --only SPMe --write    one of them; also into docs/battery.md
+    python benchmarks/battery.py --costs --write        without the gradients, which take longest
 
 Times are CPU times.
 """
@@ -133,8 +134,8 @@ def measured(run: Callable[[], Any]) -> tuple[Any, float, float]:
     return result, own, compiler
 
 
-def measure(name: str) -> dict[str, Any]:
-    """What one model costs, and its gradient."""
+def measure(name: str, *, compare: bool) -> dict[str, Any]:
+    """What one model costs, and its gradient beside others if they are to be compared."""
     warnings.simplefilter("ignore")  # of PyBaMM
     pybamm.set_logging_level("ERROR")
     first = dh.HybridModel("first")  # what is compiled once for all models
@@ -146,23 +147,27 @@ def measure(name: str) -> dict[str, Any]:
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
     _, again, compiling_again = measured(cell(name).build)
     wrt, span = list(NAMES.values()), (0.0, LATEST)
-    calls = {
+    calls: dict[str, Callable[[], Any]] = {
         "simulate": partial(dh.simulate, system, span, **TIMED),
         "adjoint": partial(dh.adjoint_gradient, system, span, "V", wrt=wrt, **TIMED),
         "forward": partial(dh.forward_sensitivity, system, span, wrt=wrt, t_eval=[0.0], **TIMED),
     }
     changed = {"parameters": {"D_n": 3e-14, "discharge_value": 4.5, "hold_limit": -0.2}}
     _, _, compiling_changed = measured(partial(dh.simulate, system, span, **changed, **TIMED))
-    ms = {key: least_ms(call) for key, call in calls.items()}
     simulation, nominal = experiment(name, TIMED)
-    ms["idaklu"] = least_ms(partial(simulation.solve, inputs=nominal))
+    calls["idaklu"] = partial(simulation.solve, inputs=nominal)
+    for call in calls.values():
+        call()
+    ms = {key: least_ms(call) for key, call in calls.items()}
     sol = calls["simulate"]()
-    gradients = {
-        "differences": differences(name),
-        "adjoint": dh.adjoint_gradient(system, span, "V", wrt=wrt, **COMPARED).gradient,
-        "forward": dh.forward_sensitivity(system, span, wrt=wrt, t_eval=[0.0], **COMPARED).gradient["V"],
-        "own": own_sensitivities(name),
-    }
+    gradients = {}
+    if compare:
+        gradients = {
+            "differences": differences(name),
+            "adjoint": dh.adjoint_gradient(system, span, "V", wrt=wrt, **COMPARED).gradient,
+            "forward": dh.forward_sensitivity(system, span, wrt=wrt, t_eval=[0.0], **COMPARED).gradient["V"],
+            "own": own_sensitivities(name),
+        }
     mode = system.modes[0]
     return {
         "name": name, "states": mode.differential.size, "algebraic": mode.algebraic.size, "events": len(sol.events),
@@ -210,7 +215,7 @@ def gradients(found: list[dict[str, Any]]) -> str:
     return "\n".join(align(rows, left=(0,)))
 
 
-def in_processes(names: list[str]) -> list[dict[str, Any]]:
+def in_processes(names: list[str], options: list[str]) -> list[dict[str, Any]]:
     """Measure every model in a process and with a cache of its own."""
     found = []
     for name in names:
@@ -219,8 +224,8 @@ def in_processes(names: list[str]) -> list[dict[str, Any]]:
             environment |= {"DAE_HYBRID_CACHE": cache, "OPENBLAS_NUM_THREADS": "1"}
             start = time.perf_counter()
             done = subprocess.run(
-                [sys.executable, __file__, "--one", name], env=environment, stdout=subprocess.PIPE, text=True,
-                check=True,
+                [sys.executable, __file__, "--one", name, *options], env=environment, stdout=subprocess.PIPE,
+                text=True, check=True,
             )  # fmt: skip
         found.append(json.loads(done.stdout.splitlines()[-1]))
         print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr)
@@ -230,15 +235,17 @@ def in_processes(names: list[str]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=MODELS, default=list(MODELS), metavar="MODEL")
+    parser.add_argument("--costs", action="store_true", help="leave the gradients out")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/battery.md")
     parser.add_argument("--one", choices=MODELS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measure(given.one)))
+        print(json.dumps(measure(given.one, compare=not given.costs)))
         return
-    found = in_processes(given.only)
-    tables = {"battery": costs(found), "battery_gradients": gradients(found)}
-    tables["battery_versions"] = f"PyBaMM {pybamm.__version__}"
+    found = in_processes(given.only, ["--costs"] if given.costs else [])
+    tables = {"battery": costs(found), "battery_versions": f"PyBaMM {pybamm.__version__}"}
+    if not given.costs:
+        tables["battery_gradients"] = gradients(found)
     print(*tables.values(), sep="\n\n")
     if given.write:
         put(DOCUMENT, tables)

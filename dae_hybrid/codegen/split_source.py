@@ -8,7 +8,7 @@ be split anywhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import casadi as ca
 
@@ -76,11 +76,39 @@ def cut(text: str) -> str:
 
 
 def shared_out(functions: Sequence[ca.Function], files: int) -> list[list[ca.Function]]:
-    """Distribute functions over files with balanced load."""
+    """Distribute functions over files with balanced load; callers of one function share its file.
+
+    Examples
+    --------
+    >>> import casadi as ca
+    >>> from dae_hybrid.codegen.split_source import shared_out
+    >>> x, v = ca.SX.sym("x"), ca.MX.sym("v")
+    >>> waves = {"called": ca.sin, "other": ca.cos}
+    >>> called, other = (ca.Function(name, [x], [sum(of(k * x) for k in range(9))]) for name, of in waves.items())
+    >>> callers = [ca.Function(name, [v], [called(v) + 1]) for name in ("one", "two")]
+    >>> [[f.name() for f in share] for share in shared_out([called, other, *callers], 2)]
+    [['one', 'two', 'called'], ['other']]
+    """
     shares: list[list[ca.Function]] = [[] for _ in range(max(1, min(files, len(functions))))]
-    loads = [0] * len(shares)
-    for function in sorted(functions, key=lambda f: f.n_instructions(), reverse=True):
-        least = loads.index(min(loads))
+    texts: list[dict[int, int]] = [{} for _ in shares]
+    own = [(function, dict(_texts(function))) for function in functions]
+    for function, needed in sorted(own, key=lambda pair: sum(pair[1].values()), reverse=True):
+        costs = []
+        for text in texts:
+            more = sum(size for key, size in needed.items() if key not in text)
+            costs.append(sum(text.values()) + 2 * more)  # what is long is not compiled twice to have files of one size
+        least = costs.index(min(costs))
         shares[least].append(function)
-        loads[least] += function.n_instructions() + 1
-    return shares
+        texts[least] |= needed
+    return [share for share in shares if share]
+
+
+def _texts(function: ca.Function) -> Iterator[tuple[int, int]]:
+    """How many operations the text of a function has, and of those that it calls, by their identity."""
+    yield function.__hash__(), function.n_instructions() + 1
+    if function.is_a("MXFunction"):
+        for k in range(function.n_instructions()):
+            if function.instruction_id(k) == ca.OP_CALL:
+                called = function.instruction_MX(k).which_function()
+                if called.is_a("SXFunction") or called.is_a("MXFunction"):
+                    yield from _texts(called)

@@ -199,6 +199,13 @@ class ModeFunctions:
             self._slopes[key] = ca.Function(f"{key}_by_u", list(own.point), [jacobian(function(*own.point), own.u)])
         return self._slopes[key](*s.point)
 
+    @property
+    def flow_by_u(self) -> ca.Function | None:
+        """What functions at points call for the derivative of `flow`, where that is part of `linearised`."""
+        if self.explicit is not None or self.direct or self.flow.jac_sparsity(0, 0).nnz():
+            return None
+        return self._slopes.get(self.flow.name())
+
     def by_z(self, s: Flat) -> Any:
         """Derivative of the rates and of the algebraic equations by z."""
         return self.by_u(self.flow, s)[:, self.ny : self.lowering.n]

@@ -11,8 +11,10 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen.casadi_tools import jacobian
+from dae_hybrid.codegen.hoisting import hoisted
 from dae_hybrid.codegen.kernels import Kernel, NativeFunction
 from dae_hybrid.codegen.products import products
+from dae_hybrid.codegen.sharing import shared
 from dae_hybrid.compile.elimination import solve_in_blocks
 from dae_hybrid.compile.families import apart, closed, functions_of, kernels_of
 from dae_hybrid.compile.lowering import Flat, symbols_for
@@ -297,19 +299,19 @@ def of_member(
     )
 
 
-def to_compile(functions: dict[str, ca.Function]) -> dict[str, ca.Function]:
-    """Select the functions to compile; `sketch` and `slopes` replace `guards` and `rates` if present."""
-    if "sketch" not in functions:
-        return functions
-    kept = {key: function for key, function in functions.items() if key not in ("guards", "slopes")}
-    return kept | {"rates": functions["slopes"]}
+def to_compile(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str, ca.Function]:
+    """Return the functions to compile, with the numbers of a family as an input after c.
 
-
-def with_numbers_apart(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str, ca.Function]:
-    """Return the functions to compile, with the numbers of a family as an input after c."""
-    if not mode.numbers:
-        return functions
-    return {key: apart(function, P, mode.numbers, 5) for key, function in functions.items()}
+    `sketch` and `slopes` replace `guards` and `rates` if present.
+    """
+    if "sketch" in functions:
+        kept = {key: function for key, function in functions.items() if key not in ("guards", "slopes")}
+        functions = kept | {"rates": functions["slopes"]}
+    found = hoisted(functions)
+    if mode.numbers:
+        return {key: apart(function, P, mode.numbers, 5) for key, function in found.items()}
+    slopes = mode.flow_by_u
+    return found if slopes is None else shared(found, mode.flow, slopes)
 
 
 def dense_vectors(values: list[Any], matrices: list[int]) -> list[Any]:

@@ -13,7 +13,6 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen.compiler import Compilation, begin
-from dae_hybrid.codegen.hoisting import hoisted
 from dae_hybrid.codegen.kernels import Kernel, NativeFunction, begin_functions, bound, compile_functions
 from dae_hybrid.codegen.shapes import shapes_of
 from dae_hybrid.compile.boundary_functions import end_functions, ends_of, starts_and_ends_plainly
@@ -22,7 +21,7 @@ from dae_hybrid.compile.branch_functions import branch_table
 from dae_hybrid.compile.builders import Builders
 from dae_hybrid.compile.initial_functions import build_initial
 from dae_hybrid.compile.lowering import symbols_for
-from dae_hybrid.compile.mode_system import to_compile, with_numbers_apart
+from dae_hybrid.compile.mode_system import to_compile
 from dae_hybrid.compile.native_transitions import graph, point_functions
 from dae_hybrid.compile.relations import with_relations
 from dae_hybrid.compile.transition_functions import check_parameters_only, of_parameters
@@ -58,7 +57,7 @@ def build_system(
     initial = build_initial(model, builders, signals)
     parts.begin("functions of the integrator")
     named = {i: b.integrator_functions() for i, b in builders.units.items()}
-    wanted = {("mode", i): with_numbers_apart(hoisted(to_compile(own)), builders.units[i]) for i, own in named.items()}
+    wanted = {("mode", i): to_compile(own, builders.units[i]) for i, own in named.items()}
     functionals = Layout.of((f.name, f.size) for f in model.functionals.values())
     measurements = _measurements(model, functionals, builders)
     if native:

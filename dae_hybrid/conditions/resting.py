@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.codegen.casadi_tools import kind_for
+from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import EventError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.port.record_table import RECORDS
@@ -37,6 +38,9 @@ SHARE, ZERO = 1e-2, 1e-6
 LOOKS, MOST = 101, 1_000_000
 #: times per segment, among those at which a kink rests, that are examined
 FEW = 8
+#: distance from a kink, as a multiple of the allowed one, at which a state with uncorrected algebraic variables is not
+#: at the kink
+ROUGH = 100.0
 #: sides that differ by less than this number of tolerances are equal
 EFFECT = 100.0
 #: factor of |.|, from max(a, b) = (a + b + |a - b|) / 2
@@ -125,7 +129,7 @@ class Kinks:
         return ca.Function(name, given, shifted.call([*given[:4], kind.zeros(inputs[4].numel()), *given[4:]]))
 
     @cached_property
-    def near(self) -> ca.Function:
+    def near(self) -> Kernel:
         """(t, x, m, p), tolerances and rates of (t, x, m) -> arguments, their tolerances, rates, and terms of these."""
 
         def of(kind: Any, inputs: list[Any], outputs: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -136,7 +140,7 @@ class Kinks:
             known = SIMULTANEITY_RTOLS * ca.fabs(slopes) @ allowed + rounding
             return [allowed, rates], [outputs[2], known, slopes @ rates, ca.fabs(slopes) @ ca.fabs(rates)]
 
-        return self._function("near", of)
+        return Kernel(self._function("near", of))
 
     @cached_property
     def slopes(self) -> ca.Function:
@@ -274,6 +278,8 @@ def _rests(run: Trajectory, kinks: Mapping[int, Kinks], functionals: tuple[str, 
             points = [_points(run, segment) for segment in batch]
             owners = [segment for segment, (t, _) in zip(batch, points, strict=True) for _ in t]
             t, x = (np.concatenate(parts) for parts in zip(*points, strict=True))
+            if run.system.modes[index].integrates_all:
+                owners, t, x = _corrected(run, own, owners, t, x)
             stays = _stays(run, own, owners, t, x)
             for i in _some(np.flatnonzero(stays.any(axis=1)), np.array([id(s) for s in owners])):
                 weights = _weights(run, own, owners[i], t[i], x[i], functionals)
@@ -307,18 +313,33 @@ def _batches(segments: list[Segment], most: int) -> Iterator[list[Segment]]:
 
 
 def _points(run: Trajectory, segment: Segment) -> tuple[Array, Array]:
-    """Return times in a segment with x there: its steps, or in long segments times close enough to find a rest."""
-    t, x = segment.t, segment.values
+    """Return times in a segment with x there: its steps, or in long segments times close enough to find a rest.
+
+    Algebraic variables that the integrator returns are not corrected.
+    """
+    rough, t = segment.mode.integrates_all, segment.t
+    x = segment.states if rough else segment.values
     is_short = segment.t_end - segment.t_start < SHARE * (run.final[0] - run.t_span[0])
     if not is_short and isinstance(segment.interpolate, SegmentReplay) and segment.interpolate.task.t_eval is not None:
         t = np.linspace(segment.t_start, segment.t_end, LOOKS)[1:-1]
-        x = segment.dense(t)
+        x = segment.states_at(t) if rough else segment.dense(t)
     else:  # spacing below the shortest rest
         spacing = SHARE / 2 * (segment.t_end - segment.t_start)
         chosen = np.unique((t - segment.t_start) // spacing, return_index=True)[1]
         t, x = t[chosen], x[chosen]
     t = np.concatenate(([segment.t_start], t, [segment.t_end]))
     return t, np.vstack((segment.x_start, x, segment.x_end))
+
+
+def _corrected(
+    run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x: Array
+) -> tuple[list[Segment], Array, Array]:
+    """Select the points that may be at a kink, and correct their algebraic variables (costly)."""
+    arguments, known, *_ = _near(run, kinks, owners, t, x)
+    rows = np.flatnonzero((np.abs(arguments) <= ROUGH * known).any(axis=1))
+    own = [owners[i] for i in rows.tolist()]
+    memory = np.array([segment.memory for segment in own]).reshape(rows.size, run.system.memory.size)
+    return own, t[rows], owners[0].mode.complete_rows(t[rows], x[rows], memory, run.parameters)
 
 
 def _stays_beside(run: Trajectory, kinks: Kinks, segment: Segment, t: float) -> NDArray[np.bool_]:
@@ -330,23 +351,32 @@ def _stays_beside(run: Trajectory, kinks: Kinks, segment: Segment, t: float) -> 
 
 def _stays(run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x: Array) -> NDArray[np.bool_]:
     """Return the kinks at which a run stays, by its rates, at times in segments of one mode: (n_times, n_kinks)."""
-    mode, options = owners[0].mode, run.options
-    m, duration = np.array([s.memory for s in owners]), np.array([s.t_end - s.t_start for s in owners])
-    largest = np.maximum(np.abs(x), run.largest(mode))  # a state close to zero has the error of its larger values
-    allowed = np.hstack((np.zeros((t.size, 1)), options.allowed(mode.variables, largest), options.rtol * np.abs(m)))
-
-    def near(at: NDArray[np.intp], rates: Array) -> tuple[Array, ...]:
-        point = t[None, at], x[at].T, m[at].T, np.tile(run.parameters[:, None], at.size)
-        return tuple(np.array(column).T for column in kinks.near(*point, allowed[at].T, rates.T))
-
-    arguments, known, *_ = near(np.arange(t.size), np.zeros_like(allowed))
+    arguments, known, *_ = _near(run, kinks, owners, t, x)
     stays = np.abs(arguments) <= known
     if (at := np.flatnonzero(stays.any(axis=1))).size:  # rates are needed only there
-        point = t[None, at], x[at].T, m[at].T, np.tile(run.parameters[:, None], at.size)
-        xdot = np.array(mode.kernels["entry"].function(*point)[0]).T
-        _, _, moving, terms = near(at, np.hstack((np.ones((at.size, 1)), xdot, np.zeros_like(m[at]))))
-        stays[at] &= np.abs(moving) <= np.maximum(ZERO * terms, known[at] / (SHARE * duration[at, None]))
+        own = [owners[i] for i in at.tolist()]
+        m, duration = np.array([s.memory for s in own]), np.array([s.t_end - s.t_start for s in own])
+        point = t[None, at], x[at].T, m.T, np.tile(run.parameters[:, None], at.size)
+        xdot = np.array(own[0].mode.kernels["entry"].function(*point)[0]).T
+        rates = np.hstack((np.ones((at.size, 1)), xdot, np.zeros_like(m)))
+        _, _, moving, terms = _near(run, kinks, own, t[at], x[at], rates)
+        stays[at] &= np.abs(moving) <= np.maximum(ZERO * terms, known[at] / (SHARE * duration[:, None]))
     return np.asarray(stays)
+
+
+def _near(
+    run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x: Array, rates: Array | None = None
+) -> list[Array]:
+    """What `Kinks.near` gives, at every time (n_times, n_kinks)."""
+    options, count = run.options, len(kinks.texts)
+    if not t.size:
+        return [np.zeros((0, count))] * 4
+    mode, m = owners[0].mode, np.array([s.memory for s in owners])
+    largest = np.maximum(np.abs(x), run.largest(mode))  # a state next to zero has the errors of what it has been
+    allowed = np.hstack((np.zeros((t.size, 1)), options.allowed(mode.variables, largest), options.rtol * np.abs(m)))
+    rows = zip(t, x, m, allowed, np.zeros_like(allowed) if rates is None else rates, strict=True)
+    found = [kinks.near(at, point, memory, run.parameters, *more) for at, point, memory, *more in rows]
+    return [np.array(column) for column in zip(*found, strict=True)]
 
 
 def _weights(

@@ -15,7 +15,7 @@ from scipy.linalg import qr
 from scipy.sparse import csc_array, csr_array, eye_array, issparse
 from scipy.sparse import hstack as sparse_hstack
 from scipy.sparse import vstack as sparse_vstack
-from scipy.sparse.csgraph import connected_components, min_weight_full_bipartite_matching
+from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 from scipy.sparse.linalg import LinearOperator, onenormest, splu
 
 from dae_hybrid.numerics.arrays import Array
@@ -152,9 +152,11 @@ def sign_of_determinant(matrix: Matrix) -> float:
 
 def _swaps(permutation: Array) -> int:
     """Number of transpositions in a permutation."""
-    size = permutation.size
-    cycles, _ = connected_components(csr_array((np.ones(size), (np.arange(size), permutation)), shape=(size, size)))
-    return size - int(cycles)
+    places, count = permutation.tolist(), 0
+    for i in range(len(places)):
+        while (j := places[i]) != i:
+            places[i], places[j], count = places[j], j, count + 1
+    return count
 
 
 class Factors:

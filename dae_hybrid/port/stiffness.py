@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import casadi as ca
 import numpy as np
 
+from dae_hybrid.codegen.casadi_tools import kind_for
 from dae_hybrid.codegen.kernels import Kernel, densified
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import LARGE, Matrix, entries, identity, sign_of_determinant
@@ -41,9 +44,16 @@ def determinant_sign(equations: Equations, t: float, x: Array, m: Array, p: Arra
     n, size = equations.n_differential, equations.n
     if size - n <= LARGE:
         return float(np.linalg.slogdet(state_jacobian(equations, t, x, m, p)[n:, n:])[0])
-    function = equations.functions["jacobian"].function
-    kernel: Kernel = cached(equations, "sparse jacobian", lambda: Kernel(function, range(function.n_out())))
-    return sign_of_determinant(kernel(t, x, m, p)[0][n:, n:])
+    kernel: Kernel = cached(equations, "algebraic jacobian", lambda: Kernel(_algebraic_jacobian(equations), [0]))
+    return sign_of_determinant(kernel(t, x, m, p)[0])
+
+
+def _algebraic_jacobian(equations: Equations) -> ca.Function:
+    """Return the derivative of the algebraic equations with respect to the algebraic variables."""
+    function, n = equations.functions["jacobian"].function, equations.n_differential
+    kind: Any = kind_for([function])
+    point = [kind.sym(name, function.size1_in(i)) for i, name in enumerate("txmp")]
+    return ca.Function("algebraic_jacobian", point, [function.call(point, True, False)[0][n:, n:]])
 
 
 def reduced_jacobian(jacobian: Array, n: int) -> Array:

@@ -131,6 +131,11 @@ class ModeSystem(NotPicklable):
         """Whether the integrator's state is x itself."""
         return not self.algebraic.size and not self.invariants
 
+    @property
+    def integrates_all(self) -> bool:
+        """Whether the integrator's state is all of x, algebraic variables to tolerance, and on no constraints."""
+        return self.explicit is None and not self.invariants
+
     def complete_rows(self, t: Array, states: Array, m: Array, p: Array) -> Array:
         """Return x (n_t, n) from states (n_t, .) of the integrator; the memory is (n_memory,) or (n_t, n_memory)."""
         if self.plain:

@@ -124,7 +124,11 @@ class Segment(NotPicklable):
 
         The interpolant is created on first access, by integrating the segment again.
         """
-        return self.mode.complete_rows(t, self._interpolant(t), self.memory, self.parameters)
+        return self.mode.complete_rows(t, self.states_at(t), self.memory, self.parameters)
+
+    def states_at(self, t: Array) -> Array:
+        """What the integrator integrates, at times within the segment."""
+        return self._interpolant(t)
 
     def points(self, t: Array, places: Places) -> Points:
         """Return `dense` as `Points`; values at the ends are those of the record."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import casadi as ca
 import numpy as np
@@ -353,3 +354,41 @@ def test_what_one_expression_uses_others_need_not() -> None:
     x, rate, k = ca.MX.sym("x"), ca.MX.sym("rate"), ca.MX.sym("k", 2)
     (found,) = families({i: ("", [x * (0.3 + i), rate - (0.7 + i)]) for i in range(4)}, least=4)
     assert [{s.name() for s in ca.symvar(one)} for one in found.stated(k)] == [{"x", "k"}, {"rate", "k"}]
+
+
+def coupled(*, moving: bool) -> dh.HybridModel:
+    """Six algebraic variables that depend on each other, and guards of one; whether time enters the equations."""
+    m = dh.HybridModel("coupled")
+    p, y, z = m.parameter("p", 0.8), m.differential("y"), m.algebraic("z", size=6)
+    pushed = y + 0.05 * ca.sin(m.time) if moving else y
+    algebraic = [z + p * z**3 - 0.1 * np.arange(1, 7) * ca.vertcat(z[1:], z[0]) - pushed]
+    up, down = (m.mode(n, ode={y: s - 0.2 * z[0]}, algebraic=algebraic) for n, s in (("up", 1.0), ("down", -1.0)))
+    m.transition(up, down, guard=z[2] - 0.6, direction="rising")
+    m.transition(down, up, guard=z[4] - 0.3, direction="falling")
+    m.initial(up, {y: 0.1})
+    m.functional("G", integrand=z[3] ** 2)
+    return m
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_functions_at_points_call_the_derivatives_of_the_integrator(moving: bool) -> None:
+    system, interpreted = coupled(moving=moving).build(), coupled(moving=moving).build(native=False)
+    compiled = system.modes[0].equations.compiled
+    assert {compiled[name].function.n_in() for name in ("complete", "settle", "rates")} == {4 if moving else 5}
+    options = {"rtol": 1e-9, "atol": 1e-11}
+    one, other = (dh.simulate(s, (0, 3), **options) for s in (system, interpreted))
+    assert len(one.events) == len(other.events) > 2
+    np.testing.assert_allclose([e.time for e in one.events], [e.time for e in other.events], rtol=1e-10)
+    assert one.functionals["G"] == pytest.approx(float(other.functionals["G"]), rel=1e-10)
+    fsa, asa = dh.forward_sensitivity(system, (0, 3), **options), dh.adjoint_gradient(system, (0, 3), "G", **options)
+    above, below = (
+        dh.simulate(system, (0, 3), parameters={"p": 0.8 + h}, **options).functionals["G"] for h in (1e-4, -1e-4)
+    )
+    np.testing.assert_allclose(asa.gradient, fsa.gradient["G"], rtol=1e-6)
+    np.testing.assert_allclose(asa.gradient, (above - below) / 2e-4, rtol=1e-5)
+
+
+def test_derivatives_that_functions_share_are_compiled_once(length: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = length(coupled(moving=False).build)
+    monkeypatch.setattr("dae_hybrid.compile.mode_system.shared", lambda functions, *_: functions)
+    assert together < length(coupled(moving=False).build) - 200

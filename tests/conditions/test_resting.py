@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
+from dae_hybrid.conditions import resting
 
 TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
 #: rates of z in x' = -a x, y' = -b y with x(0) = y(0) = a = b = 1, and dz/d(a, b) at 1, None where there are two
@@ -135,6 +136,18 @@ def test_a_kink_that_is_left_at_once_has_a_derivative(start: float) -> None:
     m.functional("G", integrand=ca.fabs(x - start))
     for gradient in both(m.build(native=False)):
         assert gradient == pytest.approx([1.0], rel=1e-6)
+
+
+@pytest.mark.parametrize("t_eval", [None, [1.0]])
+@pytest.mark.parametrize(("rate", "rests"), [(ca.fabs, True), (lambda v: ca.fabs(v + 0.1), False)])
+def test_rest_at_a_kink_of_a_variable_that_integrators_leave_off(rate: Any, rests: bool, t_eval: Any) -> None:
+    m = dh.HybridModel("resting")
+    x, y, z, w = *(m.differential(name) for name in "xyz"), m.algebraic("w")
+    own = w + 0.1 * w**3 - x - 0.1 * x**3  # w = x
+    m.initial(m.mode("run", ode={x: -x, y: -y, z: rate(w - y)}, algebraic=[own]), {x: 1.0, y: 1.0, z: 0.0})
+    m.functional("G", terminal=z)
+    run = dh.simulate(m.build(native=False), (0, 1), method="bdf", rtol=1e-6, atol=1e-8, t_eval=t_eval)
+    assert bool(resting._rests(run, run.system.branches.equations, ("G",))) is rests
 
 
 def test_rest_between_events_knots_and_measurements() -> None:
