@@ -13,11 +13,13 @@ from dae_hybrid.numerics.step_polynomial import COEFFICIENTS
 from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Equations, Record, SegmentTask
 
+from . import compiled
 from .compiled import WIDEST_PATH
 from .library import SIMULTANEOUS, STAGGERED
 from .memory import UNTESTED, SolverMemory
 from .methods import SundialsMethod
 from .runge_kutta import Parts, Table
+from .staggered import KINDS, Staggered
 
 #: tolerance of Newton's method relative to that of the error test. SUNDIALS's own are 0.1 and 0.33 (IDAS). What those
 #: leave is noise that the error test sees: steps stay short, by a fifth to a half, for as many evaluations. And where
@@ -68,6 +70,8 @@ class Forward(SolverMemory):
                 data[:] = 0.0
             start = (self.s, self.sdot) if self.implicit else (self.s,)
             self.call("SensInit", ns, self.corrector, self.model.callback(f"{self.prefix}_sens"), *start)
+            if backend is compiled and method.implicit and self.corrector == STAGGERED and self.linear_solver in KINDS:
+                sensitivity_solver = Staggered(self, ns).solver
             if sensitivity_solver is not None:
                 which = "Sim" if self.corrector == SIMULTANEOUS else "Stg"
                 self.call(f"SetNonlinearSolverSens{which}", sensitivity_solver)

@@ -14,7 +14,7 @@
  * (interface/native_constants.py).
  *
  * The parts are one unit: this file, model.c (what the model gives), callbacks.c (what SUNDIALS asks for), linear.c
- * and sparse.c (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c
+ * and sparse.c (Newton's matrix of large systems), staggered.c (sensitivities), runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c
  * (the loops), crossing.c (what an event leads to), march.c and sweep.c (through plain events, and back), stiffness.c
  * (whether explicit steps will do), plain.c (runs from their start), batch.c (many of them, by conditions.c). */
 #include <float.h>
@@ -82,6 +82,13 @@ enum { MOST_CORRECTIONS = 8 };               /* of Newton's method within explic
 #define APART 10.0                           /* tolerances between algebraic variables by their rates and by their equations */
 #define CERTAIN 10.0                         /* a guard so many times as far from zero as x misses it by needs no solving */
 #define SIGNALS 0.1                          /* seconds between two looks at Python's signals */
+enum { SHORTER_STEP = 902, UNSOLVED = -41 }; /* SUN_NLS_CONV_RECVR; CV_SRHSFUNC_FAIL == IDA_SRES_FAIL */
+enum { LANES = 4 };                          /* right-hand sides that are solved for in one loop */
+enum { ITERATIONS = 3 };                     /* for sensitivities, with factors of another step, */
+#define GAMMA_MOVED 0.3                      /* by which gamma, or c_j, may have changed since; */
+#define SLOWER 0.3                           /* share of the rate of convergence that is measured, which the next one is at */
+#define AGEING 1.3                           /* least; factor by which the rate is taken to grow in a step; */
+#define SLOW 0.3                             /* and a rate at which other factors are better */
 enum { UNWATCHED = 64 };                     /* evaluations between two looks at the clock, where they are short */
 
 typedef struct {
@@ -101,6 +108,8 @@ typedef struct {
   int (*get_current_sens)(void *, vector **);
   int (*cvode_sens_system)(void *, double *, vector **, vector **, double *, double *, vector **, void **);
   int (*ida_sens_system)(void *, double *, vector **, vector **, vector **, vector **, double *, void **);
+  int (*cvode_system)(void *, double *, vector *, vector *, vector *, double *, double *, vector *, void **);
+  int (*ida_system)(void *, double *, vector *, vector *, vector *, vector *, vector *, double *, void **);
   int (*get_local_errors)(void *, vector);
   int (*get_last_step)(void *, double *);
   int (*get_next_step)(void *, double *);
@@ -191,6 +200,7 @@ typedef struct {
   double *held;                              /* what depends on parameters and memory alone */
   integer held_valid;
   struct linear *linear;                     /* Newton's matrix, where it is not SUNDIALS' own dense one */
+  struct staggered *together;                /* what solves for sensitivities, where SUNDIALS does not */
   const double *absolute;                    /* n + n_integrals: absolute tolerances, */
   double rtol;                               /* and what else `dh_ida_weights` works on, see callbacks.c: */
   double *spread;                            /* n_z x n_differential, dense; else n_z; null where nobody asks for it */
@@ -220,6 +230,16 @@ typedef struct linear {                      /* see linear.c; the functions of t
   sparse_lu *lu;                             /* a factorisation here, as long as it has room; else null */
   integer setups, solves;
 } linear;
+
+typedef struct staggered {                   /* see staggered.c */
+  context *model;
+  linear *own;                               /* factors for sensitivities; where `dense`, by rows */
+  integer implicit, dense, exact, width;     /* exact: factorised at every step; width: n_directions, up to whole LANES */
+  integer held;                              /* whether there are factors, */
+  double held_gamma, rate;                   /* of which gamma, or c_j; how fast iterations with them converge */
+  double gamma, rate_share;                  /* those of the step; the latter what the rates are multiplied by */
+  double *sides, *rows, *moved;              /* n_directions x (n + n_integrals); 2 n x width; TOGETHER x (n + n_integrals) */
+} staggered;
 
 typedef struct {                             /* Butcher's table, rows of `a` full */
   integer stages;
