@@ -72,7 +72,7 @@ class Staggered:
         e, model, objects = memory.equations, memory.model, memory.objects
         kind, size, n = memory.linear_solver, memory.size, e.n
         structure = (
-            structures.by_rows(e) if kind == "dense" else structures.structure_of(e, backward=False, wanted=kind)
+            structures.by_columns(e) if kind == "dense" else structures.structure_of(e, backward=False, wanted=kind)
         )
         self.system = LinearSystem(objects, model, structure, size - n, "")
         own, context = self.system.struct, model.context

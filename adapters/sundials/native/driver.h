@@ -233,7 +233,7 @@ typedef struct linear {                      /* see linear.c; the functions of t
 
 typedef struct staggered {                   /* see staggered.c */
   context *model;
-  linear *own;                               /* factors for sensitivities; where `dense`, by rows */
+  linear *own;                               /* factors for sensitivities; where `dense`, by columns */
   integer implicit, dense, exact, width;     /* exact: factorised at every step; width: n_directions, up to whole LANES */
   integer held;                              /* whether there are factors, */
   double held_gamma, rate;                   /* of which gamma, or c_j; how fast iterations with them converge */

@@ -16,60 +16,67 @@ typedef struct {
   vector **content;
 } wrapper;
 
-/* P A = L U of a dense matrix, row by row. */
-IN_VECTORS static int factorise_rows(double *restrict a, integer n, integer *pivots) {
+/* P A = L U of a dense matrix, by columns */
+IN_VECTORS static int factorise_dense(double *restrict a, integer n, integer *pivots) {
   for (integer k = 0; k < n; k++) {
+    double *column = a + k * n;
     integer pivot = k;
     for (integer i = k + 1; i < n; i++)
-      if (fabs(a[i * n + k]) > fabs(a[pivot * n + k])) pivot = i;
-    if (!(fabs(a[pivot * n + k]) > 0)) return RECOVERABLE;
+      if (fabs(column[i]) > fabs(column[pivot])) pivot = i;
+    if (!(fabs(column[pivot]) > 0)) return RECOVERABLE;
     pivots[k] = pivot;
     for (integer j = 0; pivot != k && j < n; j++) {
-      const double kept = a[k * n + j];
-      a[k * n + j] = a[pivot * n + j], a[pivot * n + j] = kept;
+      const double kept = a[j * n + k];
+      a[j * n + k] = a[j * n + pivot], a[j * n + pivot] = kept;
     }
-    const double *above = a + k * n;
-    for (integer i = k + 1; i < n; i++) {
-      double *row = a + i * n;
-      const double share = row[k] / above[k];
-      row[k] = share;
-      for (integer j = k + 1; share != 0 && j < n; j++) row[j] -= share * above[j];
+    for (integer i = k + 1; i < n; i++) column[i] /= column[k];
+    for (integer j = k + 1; j < n; j++) {
+      double *other = a + j * n;
+      const double share = other[k];
+      for (integer i = k + 1; share != 0 && i < n; i++) other[i] -= share * column[i];
     }
   }
   return 0;
 }
 
-/* b - the sum of a[k] times rows k of the solutions, for LANES of them; four sums, since one would wait for itself */
-IN_VECTORS static void subtract_row(const double *restrict a, const double *restrict rows, integer width, integer count,
-                                    double *restrict b) {
-  double s[LANES] = {0}, t[LANES] = {0}, u[LANES] = {0}, v[LANES] = {0};
-  integer k = 0;
-  for (; k + 4 <= count; k += 4, rows += 4 * width) {
-    for (int q = 0; q < LANES; q++) s[q] += a[k] * rows[q];
-    for (int q = 0; q < LANES; q++) t[q] += a[k + 1] * rows[width + q];
-    for (int q = 0; q < LANES; q++) u[q] += a[k + 2] * rows[2 * width + q];
-    for (int q = 0; q < LANES; q++) v[q] += a[k + 3] * rows[3 * width + q];
-  }
-  for (; k < count; k++, rows += width)
-    for (int q = 0; q < LANES; q++) s[q] += a[k] * rows[q];
-  for (int q = 0; q < LANES; q++) b[q] -= (s[q] + t[q]) + (u[q] + v[q]);
+/* b - the sum of four columns times y */
+IN_VECTORS static void subtract_columns(double *restrict b, const double *restrict a, integer n, integer rows,
+                                        const double *y) {
+  const double *one = a, *two = one + n, *three = two + n, *four = three + n, y0 = y[0], y1 = y[1], y2 = y[2], y3 = y[3];
+  for (integer i = 0; i < rows; i++) b[i] -= (one[i] * y0 + two[i] * y1) + (three[i] * y2 + four[i] * y3);
+}
+
+/* Solutions in place of `count` right-hand sides that lie `apart`: four columns of a factor at a time. */
+static void solve_with_dense(const double *a, integer n, const integer *pivots, double *b, integer count, integer apart) {
+  const integer whole = n - n % 4;
+  for (integer q = 0; q < count; q++)
+    for (integer k = 0; k < n; k++) {
+      const double kept = b[q * apart + k];
+      b[q * apart + k] = b[q * apart + pivots[k]], b[q * apart + pivots[k]] = kept;
+    }
+  for (integer k = 0; k < n; k += 4)
+    for (integer q = 0; q < count; q++) {
+      double *x = b + q * apart;
+      const integer end = k < whole ? k + 4 : n;
+      for (integer j = k; j < end; j++)
+        for (integer i = j + 1; i < end; i++) x[i] -= a[j * n + i] * x[j];
+      if (k < whole) subtract_columns(x + end, a + k * n + end, n, n - end, x + k);
+    }
+  for (integer k = n % 4 ? whole : n - 4; k >= 0; k -= 4)
+    for (integer q = 0; q < count; q++) {
+      double *x = b + q * apart;
+      for (integer j = (k < whole ? k + 4 : n) - 1; j >= k; j--) {
+        x[j] /= a[j * n + j];
+        for (integer i = k < whole ? k : 0; i < j; i++) x[i] -= a[j * n + i] * x[j];
+      }
+      if (k < whole) subtract_columns(x, a + k * n, n, k, x + k);
+    }
 }
 
 static void swap_rows(double *b, integer width, integer i, integer j) {
   for (integer q = 0; i != j && q < width; q++) {
     const double kept = b[i * width + q];
     b[i * width + q] = b[j * width + q], b[j * width + q] = kept;
-  }
-}
-
-static void solve_rows(const double *a, integer n, const integer *pivots, double *b, integer width) {
-  for (integer k = 0; k < n; k++) swap_rows(b, width, k, pivots[k]);
-  for (integer q = 0; q < width; q += LANES) {
-    for (integer i = 1; i < n; i++) subtract_row(a + i * n, b + q, width, i, b + i * width + q);
-    for (integer i = n - 1; i >= 0; i--) {
-      subtract_row(a + i * n + i + 1, b + (i + 1) * width + q, width, n - i - 1, b + i * width + q);
-      for (int lane = 0; lane < LANES; lane++) b[i * width + q + lane] /= a[i * n + i];
-    }
   }
 }
 
@@ -127,7 +134,7 @@ static int renew(staggered *s, double t, const double *x) {
   }
   if (s->implicit) assemble(c, l, 1, -s->gamma, 1, -s->gamma);
   else assemble(c, l, -s->gamma, 1, -s->gamma, 1);
-  const int flag = s->dense ? factorise_rows(l->matrix, l->n, l->pivots) : factorise(l);
+  const int flag = s->dense ? factorise_dense(l->matrix, l->n, l->pivots) : factorise(l);
   s->held = !flag, s->held_gamma = s->gamma, s->rate = 0;
   return flag;
 }
@@ -170,9 +177,9 @@ static double correct(staggered *s, double share, const vector *a, const vector 
   linear *l = s->own;
   const integer size = c->n + c->n_integrals, n = c->n, width = s->width;
   double largest = 0, *b = s->rows;
-  for (integer i = 0; i < c->n_directions; i++)
+  for (integer i = 0; !s->dense && i < c->n_directions; i++)
     for (integer k = 0; k < n; k++) b[k * width + i] = s->sides[i * size + l->equations[k]];
-  if (s->dense) solve_rows(l->matrix, n, l->pivots, b, width);
+  if (s->dense) solve_with_dense(l->matrix, n, l->pivots, s->sides, c->n_directions, size);
   else if (l->lu) solve_sparse_rows(l->lu, b, s->rows + n * width, width), b += n * width;
   else if (!l->factor) solve_band_rows(l, b, width);
   else if (solve_one_by_one(l, b, c->n_directions, width)) return HUGE_VAL;
@@ -180,7 +187,7 @@ static double correct(staggered *s, double share, const vector *a, const vector 
     const double *side = s->sides + i * size;
     double *sum = c->api->array(a[i]), norm = 0;
     const double *weight = c->api->array(weights[i]);
-    for (integer k = 0; k < n; k++) s->moved[l->order[k]] = share * b[k * width + i];
+    for (integer k = 0; k < n; k++) s->moved[l->order[k]] = share * (s->dense ? side[k] : b[k * width + i]);
     for (integer j = 0; j < l->border; j++)
       s->moved[n + j] = (side[n + j] - l->row_scale * row_product(c, l, j, s->moved)) / l->corner;
     for (integer j = 0; j < size; j++) {
