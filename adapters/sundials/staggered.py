@@ -20,7 +20,8 @@ from .linear import LinearSystem
 #: of the functions of a nonlinear solver the first ones, by what SUNDIALS calls them
 OPERATIONS = ("GetType", "Initialize", "Setup", "Solve", "Free", "SetSysFn")
 KINDS = ("dense", "band", "sparse")
-#: factors cost at most so many times as much as one direction's solution where they are made at every step
+#: factors are made at every step where they cost at most so many times as much as solutions for all directions; of
+#: implicit equations twice as many, since no test of convergence sees derivatives of algebraic variables
 CHEAP = 4.0
 LANES, TOGETHER = CONSTANTS["LANES"], CONSTANTS["TOGETHER"]
 
@@ -55,13 +56,11 @@ def _check_layout() -> None:
     objects.free()
 
 
-def _is_cheap(structure: structures.Structure, count: int) -> bool:
-    """Whether factors at every step cost less than further iterations."""
-    n, s = structure.n, structure
-    if s.kind == "dense":
-        return n <= CHEAP
-    width = s.lower + s.stored
-    return s.kind == "band" and s.lower * width <= CHEAP * count * width
+def _is_cheap(structure: structures.Structure, solutions: float) -> bool:
+    """Whether factors at every step cost less than further iterations, each with so many solutions."""
+    if structure.kind == "dense":
+        return structure.n**3 / 3 <= CHEAP * solutions * structure.n**2
+    return structure.kind == "band" and structure.lower <= CHEAP * solutions
 
 
 class Staggered:
@@ -77,13 +76,18 @@ class Staggered:
         self.system = LinearSystem(objects, model, structure, size - n, "")
         own, context = self.system.struct, model.context
         own.model = model.user_data
-        if not context.tangent:  # their blocks are there at every step
+        if not context.tangent:  # the blocks are there at every step
             own.jacobian, own.rows = context.f_x.value, context.g_x.value
+        exact = not context.tangent and _is_cheap(structure, count * (1 + memory.implicit))
         width = -(-count // LANES) * LANES
-        self._work = {"sides": np.zeros(count * size), "rows": np.zeros(2 * n * width), "moved": np.zeros(TOGETHER * size)}
+        self._work = {
+            "sides": np.zeros(count * size),
+            "rows": np.zeros(2 * n * width),
+            "moved": np.zeros(TOGETHER * size),
+        }
         self.struct = STRUCTS["staggered"](
             model=model.user_data, own=ctypes.addressof(own), implicit=int(memory.implicit),
-            dense=int(kind == "dense"), exact=int(not context.tangent and _is_cheap(structure, count)), width=width,
+            dense=int(kind == "dense"), exact=int(exact), width=width,
             **{name: array.ctypes.data for name, array in self._work.items()},
         )  # fmt: skip
         model.solve_together(self)
