@@ -76,6 +76,10 @@ class Staggered:
         self.system = LinearSystem(objects, model, structure, size - n, "")
         own, context = self.system.struct, model.context
         own.model = model.user_data
+        jacobian, linearised = (e.functions[name].pattern for name in ("jacobian", "linearised"))
+        for one, other in ((jacobian(0), linearised(2)), (jacobian(1), linearised(5))):
+            if not all(map(np.array_equal, one, other)):
+                raise AssertionError("The Jacobian has one pattern by itself, and another one among the blocks.")
         if not context.tangent:  # the blocks are there at every step
             own.jacobian, own.rows = context.f_x.value, context.g_x.value
         exact = not context.tangent and _is_cheap(structure, count * (1 + memory.implicit))
