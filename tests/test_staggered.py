@@ -49,8 +49,8 @@ def first(n: int) -> Any:
 
 
 CASES = [
-    ("dense", 8, 2, False),  # factors of every step
-    ("dense", 8, 1, True),
+    ("dense", 5, 2, False),  # factors of every step
+    ("dense", 3, 1, True),
     ("dense", 40, 1, False),  # iterated with
     ("dense", 30, 1, True),
     ("dense", 9, 13, False),  # more directions than are taken together

@@ -20,9 +20,10 @@ from .linear import LinearSystem
 #: of the functions of a nonlinear solver the first ones, by what SUNDIALS calls them
 OPERATIONS = ("GetType", "Initialize", "Setup", "Solve", "Free", "SetSysFn")
 KINDS = ("dense", "band", "sparse")
-#: factors are made at every step where they cost at most so many times as much as solutions for all directions; of
-#: implicit equations twice as many, since no test of convergence sees derivatives of algebraic variables
-CHEAP = 4.0
+#: factors are made at every step where they cost at most so many times as much as solutions for all directions
+#: (measured: at one further iterations take as long), or for twice as many directions of implicit equations, where
+#: no test of convergence sees the derivatives of algebraic variables
+CHEAP = 1.0
 LANES, TOGETHER = CONSTANTS["LANES"], CONSTANTS["TOGETHER"]
 
 
