@@ -111,7 +111,7 @@ IN_VECTORS static void solve_sparse_rows(const sparse_lu *f, const double *b, do
   }
 }
 
-/* by Python */
+/* with the factors that Python has made */
 static int solve_one_by_one(const linear *l, double *b, integer count, integer width) {
   for (integer q = 0; q < count; q++) {
     for (integer i = 0; i < l->n; i++) l->right[i] = b[i * width + q];
@@ -171,7 +171,7 @@ static int off_by(staggered *s, const vector *predicted, const vector *rates, co
   return checked(s->model, s->sides, c->n_directions * size);
 }
 
-/* What solves for the sides with the factors, times a share, added to `a`; the largest norm of what is added. */
+/* Adds the solutions for the sides, times a share, to `a`; the largest norm of what is added. */
 static double correct(staggered *s, double share, const vector *a, const vector *weights) {
   const context *c = s->model;
   linear *l = s->own;
@@ -196,7 +196,7 @@ static double correct(staggered *s, double share, const vector *a, const vector 
       norm += change * change;
     }
     norm = sqrt(norm / (double)size);
-    if (!(norm <= largest)) largest = norm;
+    if (norm > largest || norm != norm) largest = norm; /* and stays what is no number */
   }
   return largest;
 }
