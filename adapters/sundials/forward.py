@@ -70,7 +70,8 @@ class Forward(SolverMemory):
                 data[:] = 0.0
             start = (self.s, self.sdot) if self.implicit else (self.s,)
             self.call("SensInit", ns, self.corrector, self.model.callback(f"{self.prefix}_sens"), *start)
-            if backend is compiled and method.implicit and self.corrector == STAGGERED and self.linear_solver in KINDS:
+            together = method.implicit and self.corrector == STAGGERED and self.linear_solver in KINDS
+            if backend is compiled and together and e.index < 2:  # the matrix of index 2 is next to singular
                 sensitivity_solver = Staggered(self, ns).solver
             if sensitivity_solver is not None:
                 which = "Sim" if self.corrector == SIMULTANEOUS else "Stg"
