@@ -204,6 +204,12 @@ class Model:
         self.linear, linear.struct.model = linear, self.user_data
         self.context.linear = ctypes.addressof(linear.struct)
 
+    together: Any = None  # a `Staggered`, where SUNDIALS does not go from one direction to the next
+
+    def solve_together(self, together: Any) -> None:
+        """What `staggered.c` works on."""
+        self.together, self.context.together = together, ctypes.addressof(together.struct)
+
     @property
     def user_data(self) -> int:
         """The user data of forward callbacks."""
@@ -225,6 +231,8 @@ class Model:
         """Raise an exception that a signal handler raised during native work."""
         if self.linear is not None:
             self.linear.raise_pending()
+        if self.together is not None:
+            self.together.system.raise_pending()
         if self.context.raised:
             error: BaseException = ctypes.cast(self.context.raised, ctypes.py_object).value
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(error))  # the reference held by driver.c

@@ -77,6 +77,7 @@ def api(family: str) -> Any:
     names = {
         "array": "N_VGetArrayPointer", "matrix": "SUNDenseMatrix_Data", "cvode": "CVode", "ida": "IDASolve",
         "cvode_sens_system": "CVodeGetNonlinearSystemDataSens", "ida_sens_system": "IDAGetNonlinearSystemDataSens",
+        "cvode_system": "CVodeGetNonlinearSystemData", "ida_system": "IDAGetNonlinearSystemData",
         "cvode_reinit": "CVodeReInit", "ida_reinit": "IDAReInit", "cvode_sens_reinit": "CVodeSensReInit",
         "ida_sens_reinit": "IDASensReInit", "set_stop_time": f"{family}SetStopTime",
         "set_max_step": f"{family}SetMaxStep",

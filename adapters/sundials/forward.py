@@ -13,11 +13,13 @@ from dae_hybrid.numerics.step_polynomial import COEFFICIENTS
 from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Equations, Record, SegmentTask
 
+from . import compiled
 from .compiled import WIDEST_PATH
 from .library import SIMULTANEOUS, STAGGERED
 from .memory import UNTESTED, SolverMemory
 from .methods import SundialsMethod
 from .runge_kutta import Parts, Table
+from .staggered import KINDS, Staggered
 
 #: tolerance of Newton's method relative to the error test. SUNDIALS' defaults are 0.1 and 0.33 (IDAS). The remaining
 #: error is noise in the error test: steps become shorter by a fifth to a half, for as many evaluations. And where
@@ -68,6 +70,9 @@ class Forward(SolverMemory):
                 data[:] = 0.0
             start = (self.s, self.sdot) if self.implicit else (self.s,)
             self.call("SensInit", ns, self.corrector, self.model.callback(f"{self.prefix}_sens"), *start)
+            together = method.implicit and self.corrector == STAGGERED and self.linear_solver in KINDS
+            if backend is compiled and together and e.index < 2:  # the matrix of index 2 is next to singular
+                sensitivity_solver = Staggered(self, ns).solver
             if sensitivity_solver is not None:
                 which = "Sim" if self.corrector == SIMULTANEOUS else "Stg"
                 self.call(f"SetNonlinearSolverSens{which}", sensitivity_solver)

@@ -12,8 +12,8 @@ from dae_hybrid.interface.native_constants import as_c
 
 #: parts of the C text, joined in this order
 PARTS = (
-    "driver.h", "model.c", "callbacks.c", "sparse.c", "linear.c", "runge_kutta.c", "guards.c", "driver.c", "crossing.c",
-    "departure.c", "march.c", "sweep.c", "stiffness.c", "plain.c", "conditions.c", "batch.c",
+    "driver.h", "model.c", "callbacks.c", "sparse.c", "linear.c", "staggered.c", "runge_kutta.c", "guards.c",
+    "driver.c", "crossing.c", "departure.c", "march.c", "sweep.c", "stiffness.c", "plain.c", "conditions.c", "batch.c",
 )  # fmt: skip
 #: scalar types; pointers and functions are addresses
 TYPES: Mapping[str, Any] = {"double": c_double, "integer": c_int64, "int": c_int, "long": c_long}

@@ -30,6 +30,7 @@ _PROTOTYPES = {
     "SUNMatNewEmpty": "p p", "SUNMatFreeEmpty": "v p", "SUNLinSolNewEmpty": "p p", "SUNLinSolFreeEmpty": "v p",
     "SUNDlsMat_bandGBTRF": "n pnnnnp", "SUNDlsMat_bandGBTRS": "v pnnnpp",
     "SUNNonlinSol_FixedPoint": "p pip", "SUNNonlinSol_FixedPointSens": "p ipip", "SUNNonlinSolFree": "i p",
+    "SUNNonlinSolNewEmpty": "p p", "SUNNonlinSolFreeEmpty": "v p", "N_VNewEmpty_SensWrapper": "p ip",
 }  # fmt: skip
 _SHARED: dict[str, Any] = {
     "ReInit": {"CVode": "i pdp", "IDA": "i pdpp"},
@@ -61,7 +62,7 @@ _OWN = {
     "SUNAdaptController_PI": "p p", "SUNAdaptController_SetErrorBias": "i pd", "SUNAdaptController_Destroy": "i p",
     "IDACreate": "p p", "IDAInit": "i ppdpp", "IDASolve": "i pdpppi", "IDAFree": "v p",
     "IDAGetReturnFlagName": "s l", "IDASetId": "i pp", "IDASetSuppressAlg": "i pi",
-    "IDAWFtolerances": "i pp",
+    "IDAWFtolerances": "i pp", "IDASetNonlinearSolverSensStg": "i pp",
 }  # fmt: skip
 #: number of a vector's operations that are searched
 OPERATIONS = 40

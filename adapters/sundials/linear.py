@@ -183,14 +183,13 @@ class LinearSystem:
         )  # fmt: skip
         if structure.kind == "band":
             self._use_band()
-        else:
+        elif structure.kind != "dense":
             self.superlu = SuperLU(structure, self.matrix, self.right, incomplete=structure.kind == "krylov")
             self.struct.factor, self.struct.solve = (
                 ctypes.cast(function, c_void_p).value for function in (self.superlu.factor, self.superlu.solve)
             )
             if structure.kind == "sparse" and structure.room:
                 self._use_sparse()
-        model.use(self)
 
     superlu: SuperLU | None = None
 
@@ -270,6 +269,7 @@ def prepare(memory: Any, wanted: str, suffix: str) -> Callable[[], None]:
 
         return connect_dense
     system = LinearSystem(objects, memory.model, found, memory.size - e.n, suffix)
+    memory.model.use(system)
     memory.superlu = system.superlu
     if found.kind == "krylov":
         gmres = system.krylov(memory.x)

@@ -81,6 +81,15 @@ def structure_of(equations: Equations, *, backward: bool, wanted: str) -> Struct
     return found
 
 
+def by_columns(equations: Equations) -> Structure:
+    """A dense matrix, column by column."""
+    pointers, rows = equations.functions["linearised"].pattern(2)
+    n, all_of = equations.n, np.arange(equations.n)
+    place = rows + n * np.repeat(all_of, np.diff(pointers))
+    diagonal = all_of[: equations.n_differential] * (n + 1)
+    return Structure("dense", n, place, diagonal, all_of, all_of, size=n * n)
+
+
 def decide(
     n: int, rows: Indices, columns: Indices, wanted: str = "auto", *, differential: int | None = None
 ) -> Structure:

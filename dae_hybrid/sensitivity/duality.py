@@ -31,6 +31,11 @@ from dae_hybrid.system.transition_map import TransitionMap
 
 #: gradients below this share of the functional are compared on its scale
 SMALL = 1e-3
+#: remedy where no error test has seen the derivatives
+UNTESTED = (
+    "Leave sensitivity_error_control on: with sensitivity_error_control=False no error test has seen the derivatives "
+    "of forward analysis."
+)
 
 
 class SweepResult(NamedTuple):
@@ -122,6 +127,7 @@ class Duality:
     adjoint: Array = field(repr=False)
     times: Array = field(repr=False)
     values: Array = field(repr=False)
+    is_untested: bool = field(default=False, repr=False)  # by ``sensitivity_error_control=False``
 
     @property
     def passed(self) -> bool:
@@ -142,14 +148,18 @@ class Duality:
             return DualityError(
                 f"The runs of forward and adjoint analysis of '{self.functional}' went through different transitions.",
                 time=start,
-                remedy="Tighten rtol and atol, or set max_step or a resolution of the guards: the run is at the edge "
+                remedy=UNTESTED
+                if self.is_untested
+                else "Tighten rtol and atol, or set max_step or a resolution of the guards: the run is at the edge "
                 "of another one, or a crossing was missed.",
             )
         return DualityError(
             f"Forward and adjoint analysis of '{self.functional}' differ by {self.defect:.2e} of their size, allowed "
             f"{self.allowed:.0e}; most of it arises from t = {start:.9g}, with what happens there, up to {end:.9g}.",
             time=start,
-            remedy="Tighten rtol and atol: the run is more sensitive there than they resolve. If the difference stays, "
+            remedy=UNTESTED
+            if self.is_untested
+            else "Tighten rtol and atol: the run is more sensitive there than they resolve. If the difference stays, "
             "compare with finite differences (check_gradient) and report it.",
         )
 
@@ -189,4 +199,5 @@ def compare(
         adjoint=adjoint,
         times=np.array([*times, run.final[0]]),
         values=np.array([*values, forward]),
+        is_untested=not run.options.sensitivity_error_control,
     )

@@ -188,6 +188,7 @@ int dh_begin(run *r) {
   r->loose = 0;
   c->point_valid = c->interpolated_valid = c->held_valid = 0;
   forget_spread(c);
+  if (c->together) c->together->held = 0;
   c->root_calls = c->resting = c->weighed = 0;
   int flag = r->implicit ? c->api->ida_reinit(r->memory, r->t, r->x, r->xdot)
              : r->step   ? c->api->erk_reinit(r->memory, dh_ark_rhs, r->t, r->x)

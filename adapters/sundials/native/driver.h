@@ -14,10 +14,11 @@
  * (interface/native_constants.py).
  *
  * The parts form one translation unit: this file, model.c (evaluation of the model), callbacks.c (SUNDIALS callbacks),
- * linear.c and sparse.c (Newton's matrix of large systems), runge_kutta.c (explicit steps), guards.c (zeros within
- * steps), driver.c (the loops), crossing.c (the point after an event), departure.c (guards at rest after an event),
- * march.c and sweep.c (forward and backward through native events), stiffness.c (detection of stiffness), plain.c (complete runs), batch.c (batches of runs, with
- * the checks of conditions.c). */
+ * linear.c and sparse.c (Newton's matrix of large systems), staggered.c (sensitivities of implicit steps),
+ * runge_kutta.c (explicit steps), guards.c (zeros within steps), driver.c (the loops), crossing.c (the point after an
+ * event), departure.c (guards at rest after an event), march.c and sweep.c (forward and backward through native events),
+ * stiffness.c (detection of stiffness), plain.c (complete runs), batch.c (batches of runs, with the checks of
+ * conditions.c). */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
@@ -84,6 +85,13 @@ enum { MOST_CORRECTIONS = 8 };               /* of Newton's method within explic
 #define APART 10.0                           /* tolerances between algebraic variables from their rates and from their equations */
 #define CERTAIN 10.0                         /* a guard needs no solve if it exceeds its error at x by this factor */
 #define SIGNALS 0.1                          /* seconds between checks for Python signals */
+enum { SHORTER_STEP = 902, UNSOLVED = -41 }; /* SUN_NLS_CONV_RECVR; CV_SRHSFUNC_FAIL == IDA_SRES_FAIL */
+enum { LANES = 4 };                          /* right-hand sides that one loop solves */
+enum { ITERATIONS = 3 };                     /* iterations for sensitivities with factors of another step */
+#define GAMMA_MOVED 0.3                      /* largest relative change of gamma, or c_j, since these factors */
+#define SLOWER 0.3                           /* lower bound on the next rate of convergence, as a share of the measured one */
+#define AGEING 1.3                           /* assumed growth of that rate in a step */
+#define SLOW 0.3                             /* rate above which the factors are renewed */
 enum { UNWATCHED = 64 };                     /* short evaluations between readings of the clock */
 
 typedef struct {
@@ -103,6 +111,8 @@ typedef struct {
   int (*get_current_sens)(void *, vector **);
   int (*cvode_sens_system)(void *, double *, vector **, vector **, double *, double *, vector **, void **);
   int (*ida_sens_system)(void *, double *, vector **, vector **, vector **, vector **, double *, void **);
+  int (*cvode_system)(void *, double *, vector *, vector *, vector *, double *, double *, vector *, void **);
+  int (*ida_system)(void *, double *, vector *, vector *, vector *, vector *, vector *, double *, void **);
   int (*get_local_errors)(void *, vector);
   int (*get_last_step)(void *, double *);
   int (*get_next_step)(void *, double *);
@@ -193,6 +203,7 @@ typedef struct {
   double *held;                              /* values of `constants` */
   integer held_valid;
   struct linear *linear;                     /* Newton's matrix, unless it is SUNDIALS' dense one */
+  struct staggered *together;                /* solver of sensitivities, unless it is SUNDIALS' own */
   const double *absolute;                    /* n + n_integrals: absolute tolerances, */
   double rtol;                               /* and other inputs of `dh_ida_weights`, see callbacks.c: */
   double *spread;                            /* n_z x n_differential if dense, else n_z; null if unused */
@@ -222,6 +233,16 @@ typedef struct linear {                      /* see linear.c; the band functions
   sparse_lu *lu;                             /* compiled factorisation, until its capacity is exceeded; else null */
   integer setups, solves;
 } linear;
+
+typedef struct staggered {                   /* see staggered.c */
+  context *model;
+  linear *own;                               /* factors for sensitivities; by columns if `dense` */
+  integer implicit, dense, exact, width;     /* exact: factorised in every step; width: n_directions in whole LANES */
+  integer held;                              /* whether there are factors */
+  double held_gamma, rate;                   /* their gamma, or c_j; rate of convergence with them */
+  double gamma, rate_share;                  /* those of the step; rate_share multiplies the rates */
+  double *sides, *rows, *moved;              /* n_directions x (n + n_integrals); 2 n x width; TOGETHER x (n + n_integrals) */
+} staggered;
 
 typedef struct {                             /* Butcher tableau, with full rows of `a` */
   integer stages;

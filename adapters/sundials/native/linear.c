@@ -36,8 +36,7 @@ static double row_product(const context *c, const linear *l, integer i, const do
   return sum;
 }
 
-static void assemble(const context *c, double scale, double shift, double row_scale, double corner) {
-  linear *l = c->linear;
+static void assemble(const context *c, linear *l, double scale, double shift, double row_scale, double corner) {
   memset(l->matrix, 0, (size_t)l->n_matrix * sizeof(double));
   for (integer k = 0; k < l->n_entries; k++) l->matrix[l->place[k]] += scale * l->jacobian[k];
   for (integer i = 0; i < c->n_differential; i++) l->matrix[l->diagonal[i]] += shift;
@@ -47,10 +46,12 @@ static void assemble(const context *c, double scale, double shift, double row_sc
 
 /* 1 - gamma J, backward with J = -F_x^T */
 static void assemble_explicit(const context *c, double gamma) {
-  assemble(c, c->linear->backward ? gamma : -gamma, 1, -gamma, 1);
+  assemble(c, c->linear, c->linear->backward ? gamma : -gamma, 1, -gamma, 1);
 }
 
-static void assemble_implicit(const context *c, double cj) { assemble(c, 1, c->linear->backward ? cj : -cj, 1, -cj); }
+static void assemble_implicit(const context *c, double cj) {
+  assemble(c, c->linear, 1, c->linear->backward ? cj : -cj, 1, -cj);
+}
 
 static int factorise(linear *l) {
   l->setups++;
