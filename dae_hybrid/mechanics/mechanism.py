@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class MechanicalMode(Planar):
-    """What a mechanism has besides in one of its modes; made by `Mechanism.mode`."""
+    """The additions to a mechanism in one of its modes; created by `Mechanism.mode`."""
 
     name: str
     owner: Mechanism = field(repr=False)
