@@ -557,3 +557,20 @@ def test_the_adjoint_of_a_worked_problem(solver: Any, eliminate: bool) -> None:
     asa = dh.adjoint_gradient(system, em_hysteresis.t_span, "G", **more)
     exact = em_hysteresis.reference().gradient
     np.testing.assert_allclose(asa.gradient[:3], exact[:3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "krylov"])
+def test_equations_without_their_own_unknowns(kind: str) -> None:
+    """Twelve equations, none of the algebraic ones with an entry on the diagonal: [[0, A], [A^T, 0]]."""
+    m = dh.HybridModel("saddle")
+    p, y = m.parameter("p", 0.5), m.differential("y", size=4)
+    flow, potential = m.algebraic("flow", size=4, guess=np.ones(4)), m.algebraic("potential", size=4)
+    incidence = np.diag([1.0, 1.5, 2.0, 1.2])[[2, 0, 3, 1]]
+    equations = [ca.DM(incidence) @ potential + 0.1 * flow**2 * potential - y, ca.DM(incidence.T) @ flow - p * y]
+    m.initial(m.mode("run", ode={y: -flow}, algebraic=equations), {y: np.linspace(1, 2, 4)})
+    m.functional("G", terminal=ca.sum1(y))
+    options: dict[str, Any] = {"method": "bdf", "rtol": 1e-8, "atol": 1e-10}
+    system = m.build(eliminate=False)
+    found, exact = (dh.adjoint_gradient(system, (0, 1), "G", linear_solver=s, **options) for s in (kind, "dense"))
+    assert found.value == pytest.approx(exact.value, rel=1e-6)
+    np.testing.assert_allclose(found.gradient, exact.gradient, rtol=1e-5)
