@@ -15,11 +15,11 @@ from dae_hybrid.port.stiffness import decay_rate, is_stiff
 from dae_hybrid.system.system import ModeSystem
 
 #: a variable blows up if it exceeds its start value, and atol / rtol, by this factor
-GROWN = 1e4
+GROWTH_FACTOR = 1e4
 #: smallest distance along the tangent, as a share of the remaining run, and number of points checked for finite values
-SHORTEST_LOOK, LOOKS = 1e-12, 60
+MIN_DISTANCE, SAMPLES = 1e-12, 60
 #: largest distance if the step size has become too small: a value that is not finite there explains it
-NEXT_TO = 1e-6
+NEAR_DISTANCE = 1e-6
 
 
 def explain(
@@ -42,7 +42,7 @@ def explain(
             names = ", ".join(mode.algebraic.names)
             error.message += f" Near t = {t:.9g} [F_y' | F_z] becomes singular, which leaves {names} open."
     if isinstance(error, StepSizeError | NonFiniteError) and not error.variables:
-        farthest = NEXT_TO if isinstance(error, StepSizeError) else 1.0
+        farthest = NEAR_DISTANCE if isinstance(error, StepSizeError) else 1.0
         _say_what_is_not_finite(error, mode, p, t_stop, now, farthest)
     if isinstance(error, StepSizeError | NonFiniteError):
         _say_what_has_grown(error, mode, options, entered[1].x, at.x)
@@ -67,7 +67,7 @@ def _say_what_is_not_finite(
     rate = np.zeros(x.size)
     rate[: mode.differential.size] = kernel(mode.equations, "flow")(t, x, at.m, p)[0][: mode.differential.size]
     rate[~np.isfinite(rate)] = 0.0
-    for share in (0.0, *np.geomspace(SHORTEST_LOOK, farthest, LOOKS).tolist()):
+    for share in (0.0, *np.geomspace(MIN_DISTANCE, farthest, SAMPLES).tolist()):
         h = share * (t_stop - t)
         names, guards = mode.not_finite(t + h, x + h * rate, at.m, p)
         if guards and not names:
@@ -80,7 +80,7 @@ def _say_what_is_not_finite(
 def _say_what_has_grown(error: DaeHybridError, mode: ModeSystem, options: Options, then: Array, now: Array) -> None:
     ny = mode.differential.size
     usual = np.maximum(np.abs(then[:ny]), options.absolute(mode.differential) / options.rtol)
-    grown = np.abs(now[:ny]) > GROWN * usual
+    grown = np.abs(now[:ny]) > GROWTH_FACTOR * usual
     if grown.any():
         labels, before, after = np.array(mode.differential.labels())[grown], then[:ny][grown], now[:ny][grown]
         sizes = ", ".join(f"{name} from {a:.3g} to {b:.3g}" for name, a, b in zip(labels, before, after, strict=True))
@@ -103,7 +103,7 @@ def _say_which_rate_has_grown(
     duration = now[0] - entered[0]
     if not duration > 0:
         return
-    grown = np.abs(rates) > GROWN**2 * np.maximum(np.abs(then), usual / duration)
+    grown = np.abs(rates) > GROWTH_FACTOR**2 * np.maximum(np.abs(then), usual / duration)
     if grown.any():
         labels, before, after = np.array(mode.differential.labels())[grown], then[grown], rates[grown]
         sizes = ", ".join(

@@ -15,7 +15,7 @@ import numpy as np
 from dae_hybrid.method import DENSE_COLUMNS
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.record_table import RecordTable
-from dae_hybrid.port.segment_rules import LOST, fewest_steps
+from dae_hybrid.port.segment_rules import DIGITS_LOST, fewest_steps
 from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
 
@@ -48,7 +48,7 @@ def passage_of_leg(table: RecordTable, fewest: int, *, sampled: bool) -> tuple[f
 
 def path_passage(table: RecordTable, rtol: float) -> tuple[float, float]:
     """Return the fastest passage of a record table over its steps, with the threshold of `lost_digits`."""
-    return passage_of_leg(table, fewest_steps(LOST / rtol), sampled=False)
+    return passage_of_leg(table, fewest_steps(DIGITS_LOST / rtol), sampled=False)
 
 
 def _passage(t: Array, y: Array) -> tuple[float, float]:
