@@ -193,7 +193,7 @@ def replay(
         if firing.transition.kind == "every":
             rules.counts[firing.transition.index] = firing.count
         order, reached = rules.fired(firing, t), at
-        mode, at, record, cost = firing.carry_out(
+        mode, at, record, cost = firing.apply(
             system, t, at, p, options, order=order, rate_scale=rate_scale,
             earlier=records[-1] if records else earlier,
         )  # fmt: skip

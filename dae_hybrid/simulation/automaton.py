@@ -586,7 +586,7 @@ class Automaton:
             raise event_limit(
                 self.options.max_events, self._latest_transitions(), transition.name, mode=self.mode.name, time=t
             )
-        self.mode, self.at, event, costs = firing.carry_out(
+        self.mode, self.at, event, costs = firing.apply(
             self.system, t, self.at, self.p, self.options,
             order=order, rate_scale=self.rules.rate_scale(transition, t),
             earlier=self._earlier() if order else None,

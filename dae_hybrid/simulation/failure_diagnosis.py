@@ -43,11 +43,11 @@ def explain(
             error.message += f" Near t = {t:.9g} [F_y' | F_z] becomes singular, which leaves {names} open."
     if isinstance(error, StepSizeError | NonFiniteError) and not error.variables:
         farthest = NEAR_DISTANCE if isinstance(error, StepSizeError) else 1.0
-        _say_what_is_not_finite(error, mode, p, t_stop, now, farthest)
+        _report_not_finite(error, mode, p, t_stop, now, farthest)
     if isinstance(error, StepSizeError | NonFiniteError):
-        _say_what_has_grown(error, mode, options, entered[1].x, at.x)
+        _report_blow_up(error, mode, options, entered[1].x, at.x)
         if isinstance(error, StepSizeError) and not error.variables:
-            _say_which_rate_has_grown(error, mode, p, options, entered, now)
+            _report_infinite_rate(error, mode, p, options, entered, now)
     elif isinstance(error, StepLimitError) and not (options.automatic or Method.of(error.method or AUTO).implicit):
         n = mode.equations.n
         if is_stiff(mode.equations, t, at.x[:n], at.m, p, t_stop):
@@ -58,7 +58,7 @@ def explain(
             error.remedy = "Use method='auto', which changes over by itself, or a method for stiff equations."
 
 
-def _say_what_is_not_finite(
+def _report_not_finite(
     error: DaeHybridError, mode: ModeSystem, p: Array, t_stop: float, now: tuple[float, StatePoint], farthest: float
 ) -> None:
     """Name the values that are not finite at the last point or along its tangent, at the integrator's trial points."""
@@ -77,7 +77,7 @@ def _say_what_is_not_finite(
             return
 
 
-def _say_what_has_grown(error: DaeHybridError, mode: ModeSystem, options: Options, then: Array, now: Array) -> None:
+def _report_blow_up(error: DaeHybridError, mode: ModeSystem, options: Options, then: Array, now: Array) -> None:
     ny = mode.differential.size
     usual = np.maximum(np.abs(then[:ny]), options.absolute(mode.differential) / options.rtol)
     grown = np.abs(now[:ny]) > GROWTH_FACTOR * usual
@@ -88,7 +88,7 @@ def _say_what_has_grown(error: DaeHybridError, mode: ModeSystem, options: Option
         error.variables = error.variables or tuple(labels.tolist())
 
 
-def _say_which_rate_has_grown(
+def _report_infinite_rate(
     error: DaeHybridError,
     mode: ModeSystem,
     p: Array,
