@@ -33,7 +33,7 @@ from dae_hybrid.tables import align
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: an event table wider than this is hard to read
-MOST_COLUMNS = 6
+MAX_COLUMNS = 6
 
 
 class _UsageError(Exception):
@@ -216,7 +216,7 @@ def _assignments(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _event_rows(sol: Trajectory) -> list[list[str]]:
-    shown = [name for name in sol.names if name not in sol.system.memory and sol.width(name) == 1][:MOST_COLUMNS]
+    shown = [name for name in sol.names if name not in sol.system.memory and sol.width(name) == 1][:MAX_COLUMNS]
     rows = [["#", "time", "transition", *(f"{name} after" for name in shown)]]
     modes = {mode.name: mode for mode in sol.system.modes}
 

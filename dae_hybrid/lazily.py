@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import overload
 
 #: members in the cache, the most recent ones
-KEPT = 1024
+CACHE_SIZE = 1024
 
 
 class Lazily[T](Sequence[T]):
@@ -32,7 +32,7 @@ class Lazily[T](Sequence[T]):
         given = [source for source in sources if source[0]]
         ends = list(accumulate(count for count, _ in given))
         self._size = ends[-1] if ends else 0
-        self._member = lru_cache(KEPT)(partial(_member, ends, [make for _, make in given]))
+        self._member = lru_cache(CACHE_SIZE)(partial(_member, ends, [make for _, make in given]))
 
     def __len__(self) -> int:
         return self._size

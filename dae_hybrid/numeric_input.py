@@ -18,7 +18,7 @@ _OTHERS = {
 }  # fmt: skip
 _LONGEST = 200
 #: labels named in an error
-MANY = 8
+MAX_LABELS = 8
 
 
 def shown(value: object) -> str:
@@ -109,7 +109,7 @@ def in_order(value: Any, labels: Sequence[str]) -> Any:
     places = {label: i for i, label in enumerate(labels)} | {i: i for i in range(len(labels))}
     entries = {places[label]: entry for label, entry in found.items() if label in places}
     if len(entries) < max(len(found), len(labels)):
-        legal = ", ".join(labels[:MANY]) + ", ..." * (len(labels) > MANY)
+        legal = ", ".join(labels[:MAX_LABELS]) + ", ..." * (len(labels) > MAX_LABELS)
         raise ValueError(
             f"has the labels {shown(list(found))}; legal are {legal} or 0, 1, ...: pass an array without labels to go "
             "by position"

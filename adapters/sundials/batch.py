@@ -12,7 +12,7 @@ import numpy as np
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import NativeBatch, Outcomes
 from dae_hybrid.port.native_plan import TransitionGraph
-from dae_hybrid.port.segment_rules import LOST, fewest_steps
+from dae_hybrid.port.segment_rules import DIGITS_LOST, fewest_steps
 from dae_hybrid.port.timetable import Listed
 
 from .compiled import Model
@@ -82,7 +82,7 @@ class Crew:
             **{name: array.ctypes.data for name, array in work},
             integrated=integrated, wrt=wrt, components=components, absolute=self._absolute.ctypes.data,
             n_wrt=len(fleet.wrt), n_components=self._chosen[2].size, n_given=fleet.n_given, n_t=n_t, widest=widest,
-            fewest_steps=fewest_steps(LOST / request.options.rtol), differentiates=request.certify,
+            fewest_steps=fewest_steps(DIGITS_LOST / request.options.rtol), differentiates=request.certify,
             certify=fleet.certify,
         )  # fmt: skip
         self._reference = byref(self.struct)

@@ -12,7 +12,13 @@ from collections.abc import Iterable
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Equations, SegmentTask
-from dae_hybrid.port.stiffness import LOOK, MOST, accurate_step, decay_rate, stiff_rate
+from dae_hybrid.port.stiffness import (
+    MAX_STIFFNESS_CHECK_STEPS,
+    STIFFNESS_CHECK_STEPS,
+    accurate_step,
+    decay_rate,
+    stiff_rate,
+)
 
 from .forward import Forward
 from .methods import STIFF, SundialsMethod
@@ -45,7 +51,7 @@ class Choice:
         self._rates: dict[int, float] = {}  # decay rates at the last check of implicit steps
         self._turned: dict[int, tuple[int, float, float]] = {}  # last change: steps, time, mean step
         self._patience: dict[int, int] = {}  # minimum number of explicit steps after implicit ones
-        self._looked, self._interval, self._due = (0, 0.0), LOOK, LOOK
+        self._looked, self._interval, self._due = (0, 0.0), STIFFNESS_CHECK_STEPS, STIFFNESS_CHECK_STEPS
 
     def method_for(self, task: SegmentTask, nonstiff: SundialsMethod, steps: int) -> SundialsMethod:
         """Return the method for a segment; `nonstiff` is the method for nonstiff equations."""
@@ -108,19 +114,21 @@ class Choice:
             if turns_back and key in self._turned:
                 begun, then, explicit = self._turned[key]
                 fruitless = t - then < CHEAPER * explicit * (steps - begun)
-                self._patience[key] = 2 * self._patience.get(key, LOOK) if fruitless else LOOK
+                self._patience[key] = (
+                    2 * self._patience.get(key, STIFFNESS_CHECK_STEPS) if fruitless else STIFFNESS_CHECK_STEPS
+                )
             self._methods[key] = self._nonstiff[key] if turns_back else STIFF
             self._turned[key] = steps, t, step
             self._wait(key, steps)
             return True
-        most = SELDOM if self._methods[key] is STIFF else MOST
+        most = SELDOM if self._methods[key] is STIFF else MAX_STIFFNESS_CHECK_STEPS
         self._interval = min(2 * self._interval, most)
         self._due = steps + self._interval
         return False
 
     def _wait(self, key: int, steps: int) -> None:
         self._rates.pop(key, None)
-        self._interval = SETTLE if self._methods[key] is STIFF else LOOK
+        self._interval = SETTLE if self._methods[key] is STIFF else STIFFNESS_CHECK_STEPS
         self._due = steps + self._interval
 
     def _ought_to_change(
@@ -133,6 +141,6 @@ class Choice:
             fastest = max(rate, self._rates.get(key, rate))  # at either end of the steps since the last check
             self._rates[key] = rate
             return fastest * step < FREE * reach and self._arrives(t_stop - t, step)
-        if key in self._turned and steps - self._turned[key][0] < self._patience.get(key, LOOK):
+        if key in self._turned and steps - self._turned[key][0] < self._patience.get(key, STIFFNESS_CHECK_STEPS):
             return False
         return stiff_rate(e, t, x, m, self._p, t_stop) * step > BOUND * reach

@@ -13,8 +13,8 @@ from dae_hybrid.port.integrator import SegmentOutcome, SegmentTask
 from dae_hybrid.port.native_plan import RunContext, SegmentRun
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.replay import shortened
-from dae_hybrid.port.segment_rules import DRIFT_LOOK, has_drifted, is_pole, zero_at_the_end
-from dae_hybrid.port.stiffness import LOOK, determinant_sign
+from dae_hybrid.port.segment_rules import DRIFT_CHECK_STEPS, has_drifted, is_pole, zero_at_the_end
+from dae_hybrid.port.stiffness import STIFFNESS_CHECK_STEPS, determinant_sign
 
 from . import driver
 from .forward import Forward
@@ -138,7 +138,7 @@ class SegmentLoop:
                 taken = looked
                 paused, self._runner = self._runner.paused, None
             constrained = self.memory.equations.constrained or self._leads_onto_constraints
-            budget = DRIFT_LOOK if constrained else BUDGET
+            budget = DRIFT_CHECK_STEPS if constrained else BUDGET
             patient = self._chooses and self.memory.method.implicit
             unwatched = self.memory.equations.unwatched and self.memory.equations.index == 1
             if unwatched:
@@ -218,7 +218,7 @@ class SegmentLoop:
     def _end(self, taken: int, budget: int) -> int:
         """Step count at the next check: late enough after the last one to measure progress."""
         if self._chooses:
-            budget = min(budget, max(LOOK, self.session.choice.left(self.before + taken)))
+            budget = min(budget, max(STIFFNESS_CHECK_STEPS, self.session.choice.left(self.before + taken)))
         return taken + budget
 
     def _go(self, taken: int, budget: int, status: int | None) -> int:

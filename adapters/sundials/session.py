@@ -33,7 +33,7 @@ from dae_hybrid.port.native_plan import (
     TransitionGraph,
 )
 from dae_hybrid.port.record_table import RecordTable
-from dae_hybrid.port.segment_rules import ROUNDED, is_short, standing_still
+from dae_hybrid.port.segment_rules import ADJOINT_ROUNDING_FACTOR, is_short, standing_still
 
 from . import compiled, driver, interpreted
 from .adjoint import Adjoint
@@ -407,7 +407,7 @@ class SundialsSession:
             for j, memory in enumerate(integrated[mode]):
                 memory.use(tolerances(mode), j)
         left = self.options.max_steps - self.counts["steps"]
-        precision = self.options.rtol / ROUNDED
+        precision = self.options.rtol / ADJOINT_ROUNDING_FACTOR
         sweep = TableSweep(loop, table, discrete, integrated, self._wrt, components, at_events=at_events)
         found, steps = sweep.run(adjoints, total, measured, precision, left)
         for mode, memories in integrated.items():

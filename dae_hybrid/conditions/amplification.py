@@ -15,18 +15,18 @@ import numpy as np
 
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.port.segment_rules import LOST
+from dae_hybrid.port.segment_rules import DIGITS_LOST
 from dae_hybrid.simulation.passages import fastest_passage
 from dae_hybrid.trajectory.diagnostics import Check
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: the analysis is repeated if doubling a parameter changes a functional by this multiple of its size or of its absolute
 #: tolerance
-LARGE = 5.0
+LARGE_CHANGE = 5.0
 #: factor on the tolerances of the repeated analysis
 LOOSER = 2.0
 #: smallest significant difference of gradients, in multiples of rtol
-ACCURACY = 100.0
+DIFFERENCE_RTOLS = 100.0
 TIGHTER = "Shorten the run or tighten rtol"
 ROUNDED = "Roundings of time add up there, whatever rtol is: shorten the run; forward analysis may lose less"
 CHAOS = "; of a chaotic motion neither a long run nor its derivatives can be had"
@@ -52,13 +52,13 @@ def lost_digits(
     largest = max((_relative(trajectory, name, np.abs(g) * scale) for name, g in gradients.items()), default=0.0)
     rtol = trajectory.options.rtol
     grown, remedy = f"derivatives are {largest:.1e} times as large as the functional", TIGHTER + CHAOS
-    if not largest > LARGE:
-        passage, rounding = fastest_passage(trajectory, LOST / rtol, sampled=sampled)
-        if not max(rtol, rounding) * passage > LOST:
-            said = f"a parameter that doubles changes no functional by more than {LARGE:g} times it"
+    if not largest > LARGE_CHANGE:
+        passage, rounding = fastest_passage(trajectory, DIGITS_LOST / rtol, sampled=sampled)
+        if not max(rtol, rounding) * passage > DIGITS_LOST:
+            said = f"a parameter that doubles changes no functional by more than {LARGE_CHANGE:g} times it"
             return [], Check(CHECK, True, said)
         grown, remedy = f"it speeds up {passage:.1e} times on the way, and slows down again", TIGHTER
-        if not rtol * passage > LOST:
+        if not rtol * passage > DIGITS_LOST:
             remedy = ROUNDED
     asked = f"rtol={rtol:g}"
     try:
@@ -89,7 +89,7 @@ def _absolute(trajectory: Trajectory, name: str) -> Array:
 
 def lost(rtol: float) -> float:
     """Return the relative difference above which gradients have lost their digits."""
-    return max(LOST, ACCURACY * rtol)
+    return max(DIGITS_LOST, DIFFERENCE_RTOLS * rtol)
 
 
 def difference(one: Array, other: Array, least: Array) -> float:
@@ -104,7 +104,7 @@ def _relative(trajectory: Trajectory, name: str, changes: Array) -> float:
     part = trajectory.system.functionals[name]
     made_of = np.maximum(np.abs(np.atleast_1d(trajectory.functionals[name])), _absolute(trajectory, name))
     change = changes.max(axis=1, initial=0.0)
-    if np.any(change > LARGE * made_of):
+    if np.any(change > LARGE_CHANGE * made_of):
         made_of = np.maximum(made_of, _terminal_sizes(trajectory)[part])  # a terminal value may vanish by chance
     return float(np.max(change / made_of, initial=0.0))
 

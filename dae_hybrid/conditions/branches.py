@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: relative difference below which sides are equal, and relative change below which a relation is constant
-SAME, MOVED = 1e-6, 1e-6
+SIDE_RTOL, CHANGE_RTOL = 1e-6, 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +122,8 @@ class Branches:
         parts = self._values(*point)
         values, slopes = ((parts[k + 2 * i], parts[k + 2 * i + 1]) for k in (0, len(parts) // 2))
         with np.errstate(invalid="ignore"):
-            jump = np.abs(values[0] - values[1]) - SAME * np.maximum(*map(np.abs, values))
-            kink = np.abs(slopes[0] - slopes[1]) - SAME * np.maximum(*map(np.abs, slopes))
+            jump = np.abs(values[0] - values[1]) - SIDE_RTOL * np.maximum(*map(np.abs, values))
+            kink = np.abs(slopes[0] - slopes[1]) - SIDE_RTOL * np.maximum(*map(np.abs, slopes))
             rounding = (
                 np.abs(kink).max(initial=0.0) * ZERO_ROUNDINGS * EPS * sum(np.abs(part).sum() for part in point[:4])
             )
@@ -211,7 +211,7 @@ class UndecidedBranch:
         by_w = chain(self.mode, event.time, event.x_minus, event.memory_minus, directions.p)
         by_u = np.concatenate((self.by_u[1:], self.by_u[:1]))  # by (x, m, p, t)
         terms = (by_u @ by_w)[:, None] * np.vstack((state, directions.directions, tau))
-        return bool(np.any(np.abs(terms.sum(axis=0)) > MOVED * np.abs(terms).sum(axis=0)))
+        return bool(np.any(np.abs(terms.sum(axis=0)) > CHANGE_RTOL * np.abs(terms).sum(axis=0)))
 
     def refuse(self, conditions: Conditions) -> None:
         """Refuse the derivatives of the run."""

@@ -26,11 +26,11 @@ from dae_hybrid.system.transition_map import KNOWN, clock
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: relative difference below which states and derivatives are equal, and the same in multiples of rtol
-SAME, ACCURACY = 1e-6, 1e3
+EQUALITY_RTOL, EQUALITY_RTOLS = 1e-6, 1e3
 #: times are equal if a change of the parameters by their own size moves them apart by less than this share of the run
 SAME_TIME = 1e-9
 #: a guard is far from zero above the sum of this share of its terms and this number of absolute tolerances
-CLOSE, FAR = 1e-3, 1e3
+CLOSE_SHARE, FAR_TOLERANCES = 1e-3, 1e3
 #: a mode, and t, x, m in it
 type Point = tuple[ModeSystem, float, Array, Array]
 
@@ -41,7 +41,7 @@ class RunInspector:
     def __init__(self, trajectory: Trajectory, estimate: ErrorEstimate) -> None:
         self.estimate = estimate
         self.run, self.system, self.p = trajectory, trajectory.system, trajectory.parameters
-        self.accuracy = max(SAME, ACCURACY * trajectory.options.rtol)
+        self.accuracy = max(EQUALITY_RTOL, EQUALITY_RTOLS * trajectory.options.rtol)
         self.schedule = Schedule(self.system, trajectory.t_span[0], self.p)
 
     def slack(self, t: float) -> float:
@@ -222,7 +222,7 @@ class RunInspector:
             if other is None:
                 continue
             apart = min(np.abs(seen - other).max(initial=0.0), np.abs(seen + other).max(initial=0.0))
-            if apart <= SAME * np.abs(other).max(initial=0.0):
+            if apart <= EQUALITY_RTOL * np.abs(other).max(initial=0.0):
                 found.add(index)
         return found
 
@@ -289,7 +289,7 @@ class RunInspector:
             return []
         _, guards, rates, sizes = (values.tolist() for values in self.entry(*point))
         slack, near = self.slack(t), zip(guards, rates, sizes, strict=True)
-        if not mode.timed and not any(abs(h) <= slack * abs(rate) + CLOSE * size for h, rate, size in near):
+        if not mode.timed and not any(abs(h) <= slack * abs(rate) + CLOSE_SHARE * size for h, rate, size in near):
             return []
         done = {(event.index, event.count) for event in happened}
         return [
@@ -383,12 +383,12 @@ class RunInspector:
     def _within_accuracy(self, point: Point, at: StatePoint) -> list[tuple[int, float, float]]:
         """Return transitions whose guards are within a few tolerances of zero and move, with value and rate."""
         mode, t, x, _ = point
-        away = FAR * float(max(self.run.options.absolute(mode.differential), default=0.0))
+        away = FAR_TOLERANCES * float(max(self.run.options.absolute(mode.differential), default=0.0))
         values = zip(mode.guarded, at.guards.tolist(), at.rates.tolist(), at.sizes.tolist(), strict=True)
         found, duration, slack = [], self.run.t_span[1] - self.run.t_span[0], self.slack(t)
         allowed = self.run.options.allowed(mode.differential, x[: mode.differential.size])
         for index, h, rate, size in values:
-            if abs(h) <= CLOSE * size + away:
+            if abs(h) <= CLOSE_SHARE * size + away:
                 derivatives = self.system.transitions[index].guard_derivatives
                 by_y = derivatives(*point, self.p, clock(self.run.t_span[0], 0))[0]
                 tolerance = float(np.abs(by_y[: allowed.size]) @ allowed) + slack / SIMULTANEITY_RTOLS * abs(rate)

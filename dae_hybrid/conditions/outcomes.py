@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dae_hybrid.conditions.instants import ACCURACY, SAME, SAME_TIME, Point, RunInspector
+from dae_hybrid.conditions.instants import EQUALITY_RTOL, EQUALITY_RTOLS, SAME_TIME, Point, RunInspector
 from dae_hybrid.errors import ChatteringError, DaeHybridError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.point import StatePoint
@@ -60,7 +60,7 @@ class TangentComparison:
         scale = np.where(p != 0, np.abs(p), 1.0) @ abs(self.directions.directions)
         duration = self.run.final[0] - self.run.t_span[0]
         self.smallest_change = SAME_TIME * duration / np.where(scale > 0, scale, 1.0)
-        self.accuracy = max(SAME, ACCURACY * self.run.options.rtol)
+        self.accuracy = max(EQUALITY_RTOL, EQUALITY_RTOLS * self.run.options.rtol)
         self.event_times, self.sides = self.directions.event_times, self.directions.sides
 
     def moves_together(self, a: Array, b: Array) -> bool:
@@ -193,7 +193,7 @@ def replay(
         if firing.transition.trigger.is_periodic:
             rules.counts[firing.transition.index] = firing.count
         order, reached = rules.fired(firing, t), at
-        mode, at, record, cost = firing.carry_out(
+        mode, at, record, cost = firing.apply(
             system, t, at, p, options, order=order, rate_scale=rate_scale,
             earlier=records[-1] if records else earlier,
         )  # fmt: skip
@@ -201,7 +201,7 @@ def replay(
             at, record = _not_passed(inspector, mode, reached, at, record)
         records.append(record)
         costs = costs + cost
-        here = mode is point[0] and close(at.x, x, SAME) and close(at.m, m, SAME)
+        here = mode is point[0] and close(at.x, x, EQUALITY_RTOL) and close(at.m, m, EQUALITY_RTOL)
         if here and left and not begin.transition.trigger.is_timed:
             raise _chattering(records)
         left = left or not here

@@ -22,15 +22,15 @@ from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: sensitivities are resolved if they exceed this share of 1/rtol absolute tolerances or, if the states have significant
 #: digits, this number: by its tolerances a parameter with a smaller effect is nearly idle
-SLACK, DIGITS = 1e-2, 1e4
+RESOLVED_SHARE, RESOLVED_DIGITS = 1e-2, 1e4
 #: states that never exceed this number of absolute tolerances have no significant digits
-CLEAR = 1e3
+CLEAR_STATES = 1e3
 #: resolution of a further attempt if a run that resolves sensitivities to rtol fails, since rounding may be larger
-ROUGH = 1e-5
+ROUGH_RESOLUTION = 1e-5
 #: runs with adapted tolerances, since the first magnitudes may be those of errors
 RETRIES = 4
 #: limit on the steps of such a run: a multiple of those of the previous run, and a minimum
-LATITUDE, STEPS = 5, 2000
+STEP_LIMIT_FACTOR, MIN_STEP_LIMIT = 5, 2000
 
 
 def finer(
@@ -42,7 +42,7 @@ def finer(
     """
     p = trajectory.parameters
     arbitrary = ((directions.directions != 0) & (p[:, None] == 0)).any(axis=0)  # the scale of a parameter of zero is
-    enough = np.where(arbitrary, 1.0, SLACK) / accuracy
+    enough = np.where(arbitrary, 1.0, RESOLVED_SHARE) / accuracy
     found = _at_end(trajectory, directions) * scales
     if np.all(found >= enough):
         return None
@@ -50,8 +50,8 @@ def finer(
     for states, sensitivities in _everywhere(trajectory, directions, at_times):
         of_states = max(of_states, float(states))
         found = np.maximum(found, sensitivities * scales)
-    if of_states > CLEAR:
-        enough = np.where(arbitrary, enough, np.minimum(enough, DIGITS))
+    if of_states > CLEAR_STATES:
+        enough = np.where(arbitrary, enough, np.minimum(enough, RESOLVED_DIGITS))
     short = (found > 0) & (found < enough)
     if short.any():
         short &= found > _rounding(trajectory, directions) * scales

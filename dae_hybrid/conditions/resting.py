@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
 #: share of a segment during which the argument of a kink must be zero to be at rest; relative size of a zero rate
-SHARE, ZERO = 1e-2, 1e-6
+REST_SHARE, ZERO_RATE = 1e-2, 1e-6
 #: sampling times of a segment whose outputs are not at its steps, and numbers in memory at a time
-LOOKS, MOST = 101, 1_000_000
+SAMPLES, MAX_NUMBERS = 101, 1_000_000
 #: times per segment, among those at which a kink rests, that are examined
-FEW = 8
+TIMES_PER_SEGMENT = 8
 #: distance from a kink, as a multiple of the allowed one, at which a state with uncorrected algebraic variables is not
 #: at the kink
 ROUGH = 100.0
 #: sides that differ by less than this number of tolerances are equal
-EFFECT = 100.0
+EQUAL_TOLERANCES = 100.0
 #: factor of |.|, from max(a, b) = (a + b + |a - b|) / 2
 SHARPNESS = {ca.OP_FABS: 1.0, ca.OP_FMAX: 0.5, ca.OP_FMIN: -0.5}
 
@@ -199,7 +199,7 @@ class _Rest:
         largest = np.take_along_axis(slopes, np.abs(slopes).argmax(axis=1)[:, None], axis=1)
         _, group = np.unique(np.round(slopes / np.where(largest, largest, 1.0), 9), axis=0, return_inverse=True)
         both = np.bincount(group, self.weights[self.rest])[group]  # those of max(x, y) + min(x, y) cancel
-        differ = (moves > 0) & ~(2 * np.abs(both) * moves <= EFFECT)
+        differ = (moves > 0) & ~(2 * np.abs(both) * moves <= EQUAL_TOLERANCES)
         return [self.kinks.texts[i] for i in np.flatnonzero(self.rest)[differ]]
 
     def _by_p(self, directions: TangentState, before: Array, after: Array) -> Array:
@@ -274,7 +274,7 @@ def _rests(run: Trajectory, kinks: Mapping[int, Kinks], functionals: tuple[str, 
     for index, own in kinks.items():
         given = (part for part in run.parts if not isinstance(part, RECORDS))  # the same objects as in `_states`
         segments = [s for s in given if s.mode.index == index and s.t_end > s.t_start]
-        for batch in _batches(segments, MOST // len(own.texts)):
+        for batch in _batches(segments, MAX_NUMBERS // len(own.texts)):
             points = [_points(run, segment) for segment in batch]
             owners = [segment for segment, (t, _) in zip(batch, points, strict=True) for _ in t]
             t, x = (np.concatenate(parts) for parts in zip(*points, strict=True))
@@ -290,10 +290,12 @@ def _rests(run: Trajectory, kinks: Mapping[int, Kinks], functionals: tuple[str, 
 
 
 def _some(places: NDArray[np.intp], owners: NDArray[np.int64]) -> list[int]:
-    """Select at most FEW of these indices in each segment, including the first and the last."""
+    """Select at most TIMES_PER_SEGMENT of these indices in each segment, including the first and the last."""
     groups = np.split(places, np.flatnonzero(np.diff(owners[places])) + 1)
     chosen = (
-        group[np.unique(np.linspace(0, group.size - 1, FEW).round().astype(int))] for group in groups if group.size
+        group[np.unique(np.linspace(0, group.size - 1, TIMES_PER_SEGMENT).round().astype(int))]
+        for group in groups
+        if group.size
     )
     return [int(i) for group in chosen for i in group]
 
@@ -319,12 +321,12 @@ def _points(run: Trajectory, segment: Segment) -> tuple[Array, Array]:
     """
     rough, t = segment.mode.integrates_all, segment.t
     x = segment.states if rough else segment.values
-    is_short = segment.t_end - segment.t_start < SHARE * (run.final[0] - run.t_span[0])
+    is_short = segment.t_end - segment.t_start < REST_SHARE * (run.final[0] - run.t_span[0])
     if not is_short and isinstance(segment.interpolate, SegmentReplay) and segment.interpolate.task.t_eval is not None:
-        t = np.linspace(segment.t_start, segment.t_end, LOOKS)[1:-1]
+        t = np.linspace(segment.t_start, segment.t_end, SAMPLES)[1:-1]
         x = segment.states_at(t) if rough else segment.dense(t)
     else:  # spacing below the shortest rest
-        spacing = SHARE / 2 * (segment.t_end - segment.t_start)
+        spacing = REST_SHARE / 2 * (segment.t_end - segment.t_start)
         chosen = np.unique((t - segment.t_start) // spacing, return_index=True)[1]
         t, x = t[chosen], x[chosen]
     t = np.concatenate(([segment.t_start], t, [segment.t_end]))
@@ -344,7 +346,7 @@ def _corrected(
 
 def _stays_beside(run: Trajectory, kinks: Kinks, segment: Segment, t: float) -> NDArray[np.bool_]:
     """Return the kinks at which a run is also shortly before or after a time."""
-    beside = t + SHARE * (segment.t_end - segment.t_start) * np.array([-1.0, 1.0])
+    beside = t + REST_SHARE * (segment.t_end - segment.t_start) * np.array([-1.0, 1.0])
     beside = beside[(segment.t_start <= beside) & (beside <= segment.t_end)]
     return np.asarray(_stays(run, kinks, [segment] * beside.size, beside, segment.dense(beside)).any(axis=0))
 
@@ -360,7 +362,7 @@ def _stays(run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x
         xdot = np.array(own[0].mode.kernels["entry"].function(*point)[0]).T
         rates = np.hstack((np.ones((at.size, 1)), xdot, np.zeros_like(m)))
         _, _, moving, terms = _near(run, kinks, own, t[at], x[at], rates)
-        stays[at] &= np.abs(moving) <= np.maximum(ZERO * terms, known[at] / (SHARE * duration[:, None]))
+        stays[at] &= np.abs(moving) <= np.maximum(ZERO_RATE * terms, known[at] / (REST_SHARE * duration[:, None]))
     return np.asarray(stays)
 
 

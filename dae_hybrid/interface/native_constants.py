@@ -13,13 +13,16 @@ from dae_hybrid.system import excess, reinitialisation, system, transition_map
 
 #: module that documents them -> names, or (name in Python, name in C)
 NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
-    adjoint: ("SETTLED", "SMALLEST", ("ROUNDING", "ADJOINT_ROUNDING"), ("FEW", "FEW_SEGMENTS"), ("LOOKS", "ENDS")),
-    amplification: (("LARGE", "GROWN_LARGE"),),
+    adjoint: (
+        ("MIN_COST_SHARE", "SETTLED"), ("MIN_PARAMETER", "SMALLEST"), ("MIN_RTOL", "ADJOINT_ROUNDING"),
+        ("SEGMENTS_AT_RTOL", "FEW_SEGMENTS"), ("SAMPLED_SEGMENT_ENDS", "ENDS"),
+    ),
+    amplification: (("LARGE_CHANGE", "GROWN_LARGE"),),
     reinitialisation: ("ENORMOUS",),
     automaton: (("RECENT_EVENT_TIMES", "RECENT"),),
     departure: (("LEFT", "REST_LEFT"), ("MOMENT", "REST_MOMENT"), ("WHILE", "REST_WHILE")),
     replay: ("DENSE_COLUMNS",),
-    event_accuracy: ("AMPLIFIED", "UNSEEN", "LOOKED_AT"),
+    event_accuracy: ("AMPLIFIED", "UNSEEN", ("EVENTS_CHECKED", "LOOKED_AT")),
     excess: ("EXCESS_TOLERANCE", ("NEGLIGIBLE", "LEAST_SHARE")),
     event_logic: (
         "ZERO_ROUNDINGS", "RESIDUE", "ZENO_INTERVALS", "ZENO_RATIO", ("ZENO_REMAINDER", "ZENO_REST"),
@@ -30,19 +33,19 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
         "RANK_TOLERANCE", "DOUBTFUL_TOLERANCE", "STAGNANT", "MULTIPLE_ROOT", "RESIDUAL_ROUNDINGS", "STEP_ROUNDINGS",
         "MOST_STEPS", "LEAST_DAMPING",
     ),
-    grazing: ("SHALLOW", "BEFORE"),
-    instants: (("CLOSE", "CLOSE_TO_ZERO"), ("FAR", "FAR_FROM_ZERO")),
+    grazing: ("SHALLOW", ("RATE_DIFFERENCE_STEP", "BEFORE")),
+    instants: (("CLOSE_SHARE", "CLOSE_TO_ZERO"), ("FAR_TOLERANCES", "FAR_FROM_ZERO")),
     mode_functions: ("NEWTON_STEPS",),
-    resolution: (("SLACK", "RESOLVED"), ("DIGITS", "RESOLVED_DIGITS"), ("CLEAR", "CLEAR_STATES")),
+    resolution: (("RESOLVED_SHARE", "RESOLVED"), "RESOLVED_DIGITS", "CLEAR_STATES"),
     crossings: (
         "DEPTH", "SAFETY", "INSIDE", "NOISE", "TOUCHED", "CALM", "GROWN", "TURNS", "SPACING", "HELD", "MOVES",
         "SHORTLY", "MOST_LOOKS", "NEXT_TO", "TURNED",
     ),
-    segment_rules: ("SHORTEST", "CONVERGED", "SOLVES", "LONGER", "SAME_INSTANT", ("LOST", "DIGITS_LOST")),
+    segment_rules: ("SHORTEST", "CONVERGED", "SOLVES", ("MAX_STEP_RATIO", "LONGER"), "SAME_INSTANT", "DIGITS_LOST"),
     step_polynomial: (("COEFFICIENTS", "NODES"),),
     stiffness: (
-        "DECAYS", "LOOK", "MOST", "EVENTS_AHEAD", "FEW_GUARDS", ("SHARE", "TRIAL_SHARE"),
-        ("ACCURATE", "ACCURATE_ORDER"),
+        ("NONSTIFF_DECAY_TIMES", "DECAYS"), ("STIFFNESS_CHECK_STEPS", "LOOK"),
+        ("MAX_STIFFNESS_CHECK_STEPS", "MOST"), "EVENTS_AHEAD", "FEW_GUARDS", "TRIAL_SHARE", "ACCURATE_ORDER",
     ),
     casadi_tools: (("SYMBOLIC_SOLVE", "MOST_SOLVED"),),
     system: (("SLACK", "LANDED"),),

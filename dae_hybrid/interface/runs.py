@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dae_hybrid.conditions.resolution import LATITUDE, RETRIES, ROUGH, STEPS, finer
+from dae_hybrid.conditions.resolution import MIN_STEP_LIMIT, RETRIES, ROUGH_RESOLUTION, STEP_LIMIT_FACTOR, finer
 from dae_hybrid.errors import IntegrationError, NonFiniteError, OptionError, StepLimitError, UnsupportedError
 from dae_hybrid.interface.registry import Analysis, check_capabilities, find_integrator, for_call, registered
 from dae_hybrid.numerics.arrays import Array
@@ -148,12 +148,14 @@ class RunBuilder:
                 break
             trial, most = directions.fresh_copy(), max_steps or self.options.max_steps
             try:
-                again = self._run(trial, min(most, STEPS + LATITUDE * found.statistics["steps"]), better)
+                again = self._run(
+                    trial, min(most, MIN_STEP_LIMIT + STEP_LIMIT_FACTOR * found.statistics["steps"]), better
+                )
             except IntegrationError as error:
-                if accuracy >= ROUGH:
+                if accuracy >= ROUGH_RESOLUTION:
                     directions.conditions.doubts.append(self._unresolved(directions, better > scales, scales, error))
                     break
-                accuracy = ROUGH
+                accuracy = ROUGH_RESOLUTION
             else:
                 found, scales = replace(again, options=found.options), better
                 directions.assign(trial)
@@ -282,7 +284,7 @@ class RunBuilder:
 
     def scales(self, directions: Array) -> Array:
         """Scale of each direction relative to the parameters: |p_i| for a unit direction of p_i."""
-        size = np.where(self.p != 0, np.maximum(np.abs(self.p), adjoint_analysis.SMALLEST), 1.0)
+        size = np.where(self.p != 0, np.maximum(np.abs(self.p), adjoint_analysis.MIN_PARAMETER), 1.0)
         share = (np.abs(directions) / size[:, None]).max(axis=0, initial=0.0)
         return np.asarray(1.0 / np.where(share > 0, share, 1.0))
 

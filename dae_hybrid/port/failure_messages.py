@@ -25,9 +25,9 @@ from dae_hybrid.statement.declarations import Bound
 #: steps below this share of the segment make no progress
 STARVED = 1e-12
 #: variables named in a message
-NAMED = 10
+MAX_NAMED = 10
 #: latest transitions in the message on too many events, and the least number of them from which a rate is given
-LATEST, PACED = 20, 6
+LATEST_TRANSITIONS, MIN_FOR_RATE = 20, 6
 
 
 #: usual causes of values that are not finite
@@ -155,7 +155,9 @@ def unsolved(*, mode: str, time: float, variables: Sequence[str] = ()) -> Consis
 
 def singular(*, mode: str, time: float, variables: Sequence[str]) -> ConsistencyError:
     """Return the error of a matrix [F_y' | F_z] that has become singular."""
-    named = ", ".join(variables[:NAMED]) + (f" and {len(variables) - NAMED} others" if len(variables) > NAMED else "")
+    named = ", ".join(variables[:MAX_NAMED]) + (
+        f" and {len(variables) - MAX_NAMED} others" if len(variables) > MAX_NAMED else ""
+    )
     return ConsistencyError(
         f"[F_y' | F_z] becomes singular: {named} cannot be determined any more.",
         mode=mode,
@@ -199,7 +201,7 @@ def event_limit(
 ) -> EventError:
     """Return the error of a run that has reached `max_events`; `latest` are names and times of the last ones."""
     message, remedy = f"The run has more than max_events={max_events} transition{'s' * (max_events > 1)}", ""
-    if len(latest) >= PACED:
+    if len(latest) >= MIN_FOR_RATE:
         cycle = " -> ".join(dict.fromkeys(name for name, _ in latest))
         message += f", the last ones {cycle} about every {(time - latest[0][1]) / len(latest):.3g} units of time"
         remedy = (

@@ -18,7 +18,7 @@ from dae_hybrid.port.native_plan import SegmentRun
 
 #: steps between checks of the constraints, and the drift, in tolerances, above which the state is projected onto them
 #: (measured on a pendulum: from 1 on the error is that of the integration)
-DRIFT_LOOK, DRIFT = 100, 1.0
+DRIFT_CHECK_STEPS, MAX_DRIFT = 100, 1.0
 #: longest interval, in rounding errors, that is not integrated
 SHORTEST = 8
 #: CVODES and IDAS treat times within 100 rounding errors of the stop time as the stop time (measured: a decay from
@@ -27,18 +27,18 @@ UNRESOLVED = 1000
 #: Newton's iteration: correction at convergence, relative to the size of the terms, and most iterations
 CONVERGED, SOLVES = 1e-11, 10
 #: backward difference of a guard in the test for a pole, as a share of the time
-POLE = 1e-7
+POLE_STEP = 1e-7
 #: a guard is zero to tolerance if a change of the state by this number of tolerances makes it zero; shares of the
 #: distance to the zero that are tried
-CLOSE, SHARES = 10.0, (1.0, 1 - 1e-12, 1 - 1e-9, 1 - 1e-6, 1 - 1e-3, 0.0)
+ZERO_TOLERANCES, ZERO_SHARES = 10.0, (1.0, 1 - 1e-12, 1 - 1e-9, 1 - 1e-6, 1 - 1e-3, 0.0)
 #: largest ratio of backward to forward steps; ratio of steps within a stretch
-LONGER, SIMILAR = 3.0, 4.0
+MAX_STEP_RATIO, STRETCH_RATIO = 3.0, 4.0
 #: the initial adjoint of a segment is rounded to rtol over this number
-ROUNDED = 256
+ADJOINT_ROUNDING_FACTOR = 256
 #: times closer than this share of the run's time scale are simultaneous
 SAME_INSTANT = 4e-15
 #: gradients with a relative error above this share, or above its multiple of rtol, have lost their digits
-LOST = 1e-2
+DIGITS_LOST = 1e-2
 #: least number of steps, on either side of a passage, per factor of e in speed
 PASSAGE_STEPS = 2.0
 
@@ -77,7 +77,7 @@ def is_pole(task: SegmentTask, t: float, x: Array, xdot: Array, crossing: tuple[
     index, value, rate = crossing
     if np.isinf(value):
         return True
-    moment = POLE * max(abs(t), t - task.t0)
+    moment = POLE_STEP * max(abs(t), t - task.t0)
     if not abs(rate) * moment > abs(value) > 0:
         return False
     earlier = kernel(task.equations, "guards")(t - moment, x - moment * xdot, task.memory, p)[0][index]
@@ -98,7 +98,7 @@ def zero_at_the_end(
     except DaeHybridError:
         return None
     values, rates = (kernel(e, name)(t, x, task.memory, p)[0] for name in ("guards", "rates"))
-    allowed = CLOSE * options.allowed(e.variables, x)
+    allowed = ZERO_TOLERANCES * options.allowed(e.variables, x)
     found = None
     for i in range(e.n_guards - e.n_singularities):
         if band[i] or e.directions[i] * values[i] > 0 or not values[i] * rates[i] < 0:
@@ -108,7 +108,7 @@ def zero_at_the_end(
             found = dt, i
     if found is None:
         return None
-    for share in SHARES:  # beyond the zero the equations may not be finite
+    for share in ZERO_SHARES:  # beyond the zero the equations may not be finite
         dt = share * found[0]
         with np.errstate(all="ignore"):
             there, rate = kernel(e, "complete")(t + dt, x + dt * xdot, task.memory, p)[:2]
@@ -134,7 +134,7 @@ def has_drifted(task: SegmentTask, t: float, x: Array, p: Array, options: Option
     e = task.equations
     drift = kernel(e, "drift")(t, x, task.memory, p)[0]
     allowed = options.allowed(e.variables, x)[: e.n_differential]
-    return bool(np.any(np.abs(drift) > DRIFT * allowed))
+    return bool(np.any(np.abs(drift) > MAX_DRIFT * allowed))
 
 
 def standing_still(task: SegmentTask, method: Method | str) -> SegmentOutcome:
@@ -174,18 +174,18 @@ def longest_steps(steps: Array) -> Array:
 
     Where the adjoint is constant, as in the backward sweep before it meets an integrand that is a pulse, nothing else
     keeps the backward integration from stepping over details that the forward run has resolved, because only there the
-    integrals are in the error test. A backward step is at most LONGER times the forward step in which it starts, and
-    exceeds that of any earlier step by at most half the time since then.
+    integrals are in the error test. A backward step is at most MAX_STEP_RATIO times the forward step in which it
+    starts, and exceeds that of any earlier step by at most half the time since then.
     """
     h = np.diff(steps)
     if h.size < 3:
         return np.full(h.size, np.inf)
     h[-1] = max(h[-1], h[-2])  # cut off by the end
-    grows = h[1:] >= LONGER * h[:-1]
+    grows = h[1:] >= MAX_STEP_RATIO * h[:-1]
     growth = int(np.argmin(grows)) if not grows.all() else h.size - 1
     h[: growth + 1] = h[growth]  # steps grow from nothing at the start, whatever the equations
     half = (steps[1:] - steps[0]) / 2
-    return np.asarray(half + np.minimum.accumulate(LONGER * h - half))
+    return np.asarray(half + np.minimum.accumulate(MAX_STEP_RATIO * h - half))
 
 
 def stretches(steps: Array) -> tuple[tuple[float, float], ...]:
@@ -194,12 +194,12 @@ def stretches(steps: Array) -> tuple[tuple[float, float], ...]:
     if not np.all(np.isfinite(limits)):
         return ()
     least = np.minimum(limits, np.append(limits[0], limits[:-1]))  # from where each step starts
-    parts = 1 + np.floor(np.log(limits / least) / np.log(SIMILAR)).astype(int)
+    parts = 1 + np.floor(np.log(limits / least) / np.log(STRETCH_RATIO)).astype(int)
     part = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
     least = np.repeat(least, parts)
-    starts = np.repeat(steps[:-1], parts) + 2 * least * (SIMILAR**part - 1)
-    least *= SIMILAR**part
-    level = np.floor(np.log(least) / np.log(SIMILAR))
+    starts = np.repeat(steps[:-1], parts) + 2 * least * (STRETCH_RATIO**part - 1)
+    least *= STRETCH_RATIO**part
+    level = np.floor(np.log(least) / np.log(STRETCH_RATIO))
     first = np.flatnonzero(np.append(True, level[1:] != level[:-1]))
     bounds = np.minimum.reduceat(least, first)
     return tuple(zip(starts[first][::-1].tolist(), bounds[::-1].tolist(), strict=True))

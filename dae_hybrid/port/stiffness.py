@@ -19,16 +19,16 @@ from dae_hybrid.port.segment_rules import cached, kernel
 EIGENVALUES = 30
 #: ``method="auto"`` takes a method for non-stiff equations if the remaining time is below this number of decay times of
 #: the fastest mode,
-DECAYS = 500.0
+NONSTIFF_DECAY_TIMES = 500.0
 #: and checks again after this number of explicit steps, then at doubled intervals up to the second number
-LOOK, MOST = 100, 1000
+STIFFNESS_CHECK_STEPS, MAX_STIFFNESS_CHECK_STEPS = 100, 1000
 #: the remaining time is at most this multiple of the time to the next event by the rates of the guards, if there are no
 #: more guards than the second number
 EVENTS_AHEAD, FEW_GUARDS = 10.0, 64
 #: change of the state in the trial of a first step, as a share of it; order of the error that determines the step
-SHARE, ACCURATE = 1e-2, 8
+TRIAL_SHARE, ACCURATE_ORDER = 1e-2, 8
 #: matrix entries up to which Python's own sums are faster than NumPy's
-FEW = 25
+MAX_PYTHON_ENTRIES = 25
 
 
 def state_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array) -> Array:
@@ -77,10 +77,12 @@ def stiff_rate(equations: Equations, t: float, x: Array, m: Array, p: Array, t_s
         rate = decay_rate(equations, t, x, m, p)
     else:
         jacobian = state_jacobian(equations, t, x, m, p)
-        if not equations.implicit and norm_bound(jacobian) * (t_stop - t) <= DECAYS:  # no eigenvalues needed
+        if (
+            not equations.implicit and norm_bound(jacobian) * (t_stop - t) <= NONSTIFF_DECAY_TIMES
+        ):  # no eigenvalues needed
             return 0.0
         rate = _decay_rate(equations, jacobian)
-    return rate if rate * _horizon(equations, t, x, m, p, t_stop) > DECAYS else 0.0
+    return rate if rate * _horizon(equations, t, x, m, p, t_stop) > NONSTIFF_DECAY_TIMES else 0.0
 
 
 def accurate_step(equations: Equations, t: float, x: Array, m: Array, p: Array, allowed: Array, span: float) -> float:
@@ -92,12 +94,12 @@ def accurate_step(equations: Equations, t: float, x: Array, m: Array, p: Array, 
     flow = kernel(equations, "reduced" if equations.implicit else "flow")
     rate = flow(t, x, m, p)[0]
     sizes = [float(np.abs(v / allowed).max(initial=0.0)) for v in (x, rate)]
-    probe = SHARE * sizes[0] / sizes[1] if min(sizes) > 0 else 0.0
-    probe = min(probe, span) or SHARE**3 * span
+    probe = TRIAL_SHARE * sizes[0] / sizes[1] if min(sizes) > 0 else 0.0
+    probe = min(probe, span) or TRIAL_SHARE**3 * span
     with np.errstate(all="ignore"):
         bend = flow(t + probe, x + probe * rate, m, p)[0] - rate
         largest = max(sizes[1], float(np.abs(bend / allowed).max(initial=0.0)) / probe)
-        return float((SHARE / largest) ** (1 / ACCURATE)) if largest > 0 else np.inf
+        return float((TRIAL_SHARE / largest) ** (1 / ACCURATE_ORDER)) if largest > 0 else np.inf
 
 
 def _horizon(e: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> float:
@@ -161,7 +163,7 @@ def _sparse_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Arra
 def norm_bound(jacobian: Matrix) -> float:
     """Return the smaller of the 1- and the infinity-norm, which bounds the eigenvalues."""
     sizes = abs(jacobian)
-    if isinstance(jacobian, np.ndarray) and jacobian.size <= FEW:
+    if isinstance(jacobian, np.ndarray) and jacobian.size <= MAX_PYTHON_ENTRIES:
         rows = sizes.tolist()
         return min(max(map(sum, rows), default=0.0), max(map(sum, zip(*rows, strict=True)), default=0.0))
     return float(min(sizes.sum(axis=0).max(), sizes.sum(axis=1).max())) if sizes.shape[0] else 0.0

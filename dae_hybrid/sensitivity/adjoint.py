@@ -26,7 +26,7 @@ from dae_hybrid.port.integrator import BackwardOutcome, BackwardTask, Session, T
 from dae_hybrid.port.native_plan import NativeGradient, TableAdjoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
-from dae_hybrid.port.segment_rules import ROUNDED
+from dae_hybrid.port.segment_rules import ADJOINT_ROUNDING_FACTOR
 from dae_hybrid.sensitivity.multipliers import consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.measurement import measured
@@ -34,17 +34,17 @@ from dae_hybrid.system.system import HybridSystem, ModeSystem
 from dae_hybrid.system.transition_map import TransitionLinearisation, all_finite, chain
 from dae_hybrid.trajectory.trajectory import Part, Segment, Trajectory
 
-NONE = np.zeros(0)
+EMPTY = np.zeros(0)
 #: lower bound on a cost's scale, as a share of its integral
-SETTLED = 1e-2
+MIN_COST_SHARE = 1e-2
 #: smallest relative tolerance of an adjoint: below it integrators would resolve rounding errors
-ROUNDING = 10 * EPS
+MIN_RTOL = 10 * EPS
 #: above this number of segments rtol is tightened, because errors accumulate
-FEW = 20
+SEGMENTS_AT_RTOL = 20
 #: segment ends of a record table at which the scale of a cost is evaluated
-LOOKS = 4
+SAMPLED_SEGMENT_ENDS = 4
 #: smallest magnitude of a parameter for scaling
-SMALLEST = 1e-100
+MIN_PARAMETER = 1e-100
 
 
 @dataclass
@@ -67,7 +67,7 @@ class AdjointSweep:
     @cached_property
     def rtol(self) -> float:
         """Relative tolerance of every segment."""
-        return self.options.rtol / max(1.0, self.trajectory.parts.n_segments / FEW)
+        return self.options.rtol / max(1.0, self.trajectory.parts.n_segments / SEGMENTS_AT_RTOL)
 
     @cached_property
     def sizes(self) -> Array:
@@ -84,7 +84,7 @@ class AdjointSweep:
                 g_x = np.where(np.isfinite(g_x), g_x, 0.0)
             largest = np.maximum(largest, np.abs(g_x) @ self._magnitude(own, x_end))
         # a run that has settled has small integrands at its ends, although its cost is large
-        size = np.maximum(size + duration * largest, SETTLED * np.abs(self.trajectory.integrals[chosen]))
+        size = np.maximum(size + duration * largest, MIN_COST_SHARE * np.abs(self.trajectory.integrals[chosen]))
         return np.asarray(np.where(np.isfinite(size) & (size > 0), size, 1.0))
 
     def _tolerance(self, mode: ModeSystem) -> Tolerances:
@@ -97,7 +97,7 @@ class AdjointSweep:
             layout, sizes = mode.equations.variables, self.sizes[:, None]
             x = self._extent_of(layout)
             finer = self.rtol / self.options.rtol
-            floor = np.minimum(np.maximum(finer * self.options.absolute(layout) / x, ROUNDING), self.rtol)
+            floor = np.minimum(np.maximum(finer * self.options.absolute(layout) / x, MIN_RTOL), self.rtol)
             least = floor.min(initial=self.rtol)
             self._tolerances[mode.index] = Tolerances(
                 sizes * (floor / x), sizes * (least / self._other_extents), self.rtol
@@ -121,13 +121,13 @@ class AdjointSweep:
         return self.options.absolute(layout) / self.options.rtol
 
     def _extent_of(self, layout: Layout) -> Array:
-        return np.concatenate([NONE, *(self._extent[name] for name in layout.names)])
+        return np.concatenate([EMPTY, *(self._extent[name] for name in layout.names)])
 
     @cached_property
     def _other_extents(self) -> Array:
         """Magnitudes of the parameters and the memory."""
         p = np.abs(self.trajectory.parameters[list(self.wrt)])
-        return np.concatenate((np.where(p > 0, np.maximum(p, SMALLEST), 1.0), self._extent_of(self.system.memory)))
+        return np.concatenate((np.where(p > 0, np.maximum(p, MIN_PARAMETER), 1.0), self._extent_of(self.system.memory)))
 
     def _segment_ends(self) -> Iterator[tuple[ModeSystem, float, Array, Array]]:
         """Yield mode, time, x and memory at ends of segments; for record tables at a sample of them."""
@@ -138,7 +138,7 @@ class AdjointSweep:
                 continue
             tables = [item for item in items if isinstance(item, RecordTable)]
             count = sum(table.count for table in tables)
-            stride = -(-count // LOOKS)
+            stride = -(-count // SAMPLED_SEGMENT_ENDS)
             first = (count - 1) % stride
             for table in tables:
                 yield from ((self.system.modes[mode], t, x, m) for mode, t, x, m in table.ends(first, stride))
@@ -186,7 +186,7 @@ class AdjointSweep:
     def segment(self, segment: Segment, adjoint: Array, t_eval: Array | None = None) -> BackwardOutcome:
         """Integrate the adjoint of a segment back to its start, from dG/dy (k, n_differential)."""
         mode, n, p = segment.mode, segment.mode.equations.n, self.trajectory.parameters
-        start = adjoint if segment.steps_kept else round_relative(adjoint, self.options.rtol / ROUNDED)
+        start = adjoint if segment.steps_kept else round_relative(adjoint, self.options.rtol / ADJOINT_ROUNDING_FACTOR)
         full, rates = start, np.zeros_like(start)
         t, x, m = segment.t_end, segment.x_end, segment.memory
         if mode.equations.index == 2:
@@ -324,7 +324,7 @@ def _sweep_parts(
                 parts[:0] = reversed(sweep.trajectory.parts.of(part))
             else:
                 adjoint, total = found.adjoints, found.total
-                yield _SweepStep(table, adjoint, total, NONE, found)
+                yield _SweepStep(table, adjoint, total, EMPTY, found)
                 part.release()
         elif isinstance(part, Segment):
             adjoint, landing = sweep.project_adjoint(part, adjoint)
@@ -339,19 +339,19 @@ def _sweep_parts(
             total = total + adjoint[:, entries] @ by_p[:, wrt]
             adjoint = adjoint.copy()
             adjoint[:, entries] = 0.0
-            yield _SweepStep(part, adjoint, total, NONE)
+            yield _SweepStep(part, adjoint, total, EMPTY)
         elif isinstance(part, MeasurementRecord):
             by_u = sweep.system.measurements[part.index].value(part, sweep.trajectory.parameters)[1]
             gained, share = sweep.measurement_adjoint(part, by_u)
             adjoint, total = adjoint + gained, total + share
-            yield _SweepStep(part, adjoint, total, NONE)
+            yield _SweepStep(part, adjoint, total, EMPTY)
         else:
             adjoint, share, time_cotangent = sweep.linearise(part).backward(adjoint, time_cotangent)
             time_cotangent = (
                 time_cotangent if part.order else np.zeros_like(time_cotangent)
             )  # the start of the run does not move
             total = total + share[:, wrt]
-            yield _SweepStep(part, adjoint, total, NONE)
+            yield _SweepStep(part, adjoint, total, EMPTY)
 
 
 def gradient(sweep: AdjointSweep, seen: list[tuple[Array, Array]] | None = None) -> Array:

@@ -29,13 +29,13 @@ from dae_hybrid.system.initial import Start
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.system.transition_map import TransitionMap
 
-#: gradients below this share of the functional are compared on its scale
-SMALL = 1e-3
-#: remedy where no error test has seen the derivatives
+#: remedy if no error test covered the derivatives
 UNTESTED = (
     "Leave sensitivity_error_control on: with sensitivity_error_control=False no error test has seen the derivatives "
     "of forward analysis."
 )
+#: gradients below this share of the functional are compared on its scale
+MIN_GRADIENT_SHARE = 1e-3
 
 
 class SweepResult(NamedTuple):
@@ -188,7 +188,7 @@ def compare(
             same = same and dw.size == lam.shape[1]  # otherwise the two runs took different transitions
             values.append(lam @ dw + gained[chosen] + share @ v if same else np.full(len(chosen), np.nan))
             times.append(t)
-    scale = np.maximum(np.abs(swept.gradient) @ np.abs(v), SMALL * swept.sweep.sizes)
+    scale = np.maximum(np.abs(swept.gradient) @ np.abs(v), MIN_GRADIENT_SHARE * swept.sweep.sizes)
     defect = float((np.abs(forward - adjoint) / scale).max())
     return Duality(
         functional=functional,

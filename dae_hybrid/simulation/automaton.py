@@ -15,7 +15,7 @@ from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, Option
 from dae_hybrid.method import AUTO, Method
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, Options
-from dae_hybrid.port.failure_messages import LATEST, SUSPECTS, event_limit, lost_crossing, unresolved_guard
+from dae_hybrid.port.failure_messages import LATEST_TRANSITIONS, SUSPECTS, event_limit, lost_crossing, unresolved_guard
 from dae_hybrid.port.integrator import SegmentOutcome, SegmentTask, Session
 from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, Bound, RunContext
 from dae_hybrid.port.point import StatePoint
@@ -547,8 +547,8 @@ class Automaton:
 
     def _drop_old_parts(self) -> None:
         """Drop the parts that are no longer needed."""
-        old = self.parts[:-LATEST]
-        del self.parts[:-LATEST], self.rules.times[:-RETAINED_EVENT_TIMES]
+        old = self.parts[:-LATEST_TRANSITIONS]
+        del self.parts[:-LATEST_TRANSITIONS], self.rules.times[:-RETAINED_EVENT_TIMES]
         self._count_dropped(old)
 
     def _count_dropped(self, parts: list[Part | RecordTable]) -> None:
@@ -565,12 +565,14 @@ class Automaton:
             if isinstance(part, EventRecord):
                 found.append((part.transition, part.time))
             elif isinstance(part, RecordTable):
-                heads = zip(part.event_heads[-LATEST:], part.times[-LATEST:].tolist(), strict=True)
+                heads = zip(
+                    part.event_heads[-LATEST_TRANSITIONS:], part.times[-LATEST_TRANSITIONS:].tolist(), strict=True
+                )
                 names = [(part.graph.exits[head.mode][head.guard], time) for head, time in heads]
                 found += [(self.system.transitions[i].name, time) for i, time in reversed(names)]
-            if len(found) >= LATEST:
+            if len(found) >= LATEST_TRANSITIONS:
                 break
-        return found[LATEST - 1 :: -1] if len(found) >= LATEST else found[::-1]
+        return found[LATEST_TRANSITIONS - 1 :: -1] if len(found) >= LATEST_TRANSITIONS else found[::-1]
 
     def _fire(self, firing: Firing) -> bool:
         """Apply a transition and record it; return whether the run ends."""
@@ -584,7 +586,7 @@ class Automaton:
             raise event_limit(
                 self.options.max_events, self._latest_transitions(), transition.name, mode=self.mode.name, time=t
             )
-        self.mode, self.at, event, costs = firing.carry_out(
+        self.mode, self.at, event, costs = firing.apply(
             self.system, t, self.at, self.p, self.options,
             order=order, rate_scale=self.rules.rate_scale(transition, t),
             earlier=self._earlier() if order else None,

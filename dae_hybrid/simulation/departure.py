@@ -23,9 +23,9 @@ from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import KNOWN, TransitionMap
 
 #: a guard has left zero at this multiple of the change by the tolerances of the state
-LEFT = 10.0
+DEPARTURE_FACTOR = 10.0
 #: finite-difference steps of the second and the third derivative of a guard, as shares of the time since the last event
-MOMENT, WHILE = 1e-6, 1e-4
+SECOND_DERIVATIVE_STEP, THIRD_DERIVATIVE_STEP = 1e-6, 1e-4
 
 
 def patterns(n: int) -> tuple[Array, Array]:
@@ -69,13 +69,13 @@ def at_rest(
 
     def bends(x: Array, t: float = t) -> Array:
         x, xdot, _ = kernel(e, "complete")(t, x, at.m, p)
-        h = MOMENT * past
+        h = SECOND_DERIVATIVE_STEP * past
         later, earlier = (kernel(e, "rates")(t + s, x + s * xdot, at.m, p)[0] for s in (h, -h))
         return np.asarray(later - earlier) / (2 * h)
 
     def twists(x: Array) -> Array:
         x, xdot, _ = kernel(e, "complete")(t, x, at.m, p)
-        h = WHILE * past
+        h = THIRD_DERIVATIVE_STEP * past
         return np.asarray(bends(x + h * xdot, t + h) - bends(x - h * xdot, t - h)) / (2 * h)
 
     def known(of: Callable[[Array], Array]) -> tuple[Array, Array]:
@@ -93,9 +93,11 @@ def at_rest(
         return {}
     found = {}
     (bend, of_bend), (twist, of_twist) = known(bends), known(twists)
-    rounding = EPS / options.rtol * of_rate / (MOMENT * past)
-    of_twist = of_twist + rounding / (WHILE * past)
-    of_bend = of_bend + rounding + max(MOMENT, options.rtol) * past * abs(twist)  # error of the event time
+    rounding = EPS / options.rtol * of_rate / (SECOND_DERIVATIVE_STEP * past)
+    of_twist = of_twist + rounding / (THIRD_DERIVATIVE_STEP * past)
+    of_bend = (
+        of_bend + rounding + max(SECOND_DERIVATIVE_STEP, options.rtol) * past * abs(twist)
+    )  # error of the event time
     for i in candidates:
         away = 0.0
         if abs(bend[i]) > KNOWN * of_bend[i]:
@@ -103,5 +105,5 @@ def at_rest(
         elif abs(twist[i]) > KNOWN * of_twist[i]:
             away = np.sign(twist[i])
         if away and (transitions[i].direction * away <= 0 or transitions[i].is_sided):
-            found[i] = float(max(LEFT * reach[i], 2 * abs(value[i]))), float(away)
+            found[i] = float(max(DEPARTURE_FACTOR * reach[i], 2 * abs(value[i]))), float(away)
     return found

@@ -20,7 +20,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.record_table import Kind, RecordTable
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.port.stiffness import norm_bound, reduced_jacobian, state_jacobian
-from dae_hybrid.simulation.grazing import MOST, Crossing, accuracy
+from dae_hybrid.simulation.grazing import MAX_DENSE_SIZE, Crossing, accuracy
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: an event time with an error above this multiple of rtol times the duration of the run is reported as inaccurate,
@@ -30,7 +30,7 @@ DECAYED, SHORTLY = 0.2, 0.1
 #: a guard whose observed range is below this share of rate times duration was only ever evaluated at zero
 UNSEEN = 1e-6
 #: events checked per transition
-LOOKED_AT = 3
+EVENTS_CHECKED = 3
 
 
 def amplified(trajectory: Trajectory) -> list[str]:
@@ -95,7 +95,7 @@ def _sampled(trajectory: Trajectory) -> Iterator[list[Crossing]]:
         if transition.trigger.is_timed or transition.is_kink:
             continue
         events = Lazily(sources)
-        chosen = {(len(events) - 1) * i // (LOOKED_AT - 1) for i in range(LOOKED_AT)}
+        chosen = {(len(events) - 1) * i // (EVENTS_CHECKED - 1) for i in range(EVENTS_CHECKED)}
         yield [events[i] for i in sorted(chosen)]
 
 
@@ -135,7 +135,7 @@ def _fastest(trajectory: Trajectory, crossing: Crossing) -> float:
     """Bound the fastest decay of perturbations by a norm of the Jacobian; 0 if there is none."""
     system = trajectory.system
     e = system.modes[system.transitions[crossing.index].source].equations
-    if not 0 < e.n <= MOST:
+    if not 0 < e.n <= MAX_DENSE_SIZE:
         return 0.0
     x, m = crossing.x_minus[: e.n], crossing.memory_minus
     try:

@@ -15,11 +15,11 @@ from dae_hybrid.port.stiffness import decay_rate, is_stiff
 from dae_hybrid.system.system import ModeSystem
 
 #: a variable blows up if it exceeds its start value, and atol / rtol, by this factor
-GROWN = 1e4
+GROWTH_FACTOR = 1e4
 #: smallest distance along the tangent, as a share of the remaining run, and number of points checked for finite values
-SHORTEST_LOOK, LOOKS = 1e-12, 60
+MIN_DISTANCE, SAMPLES = 1e-12, 60
 #: largest distance if the step size has become too small: a value that is not finite there explains it
-NEXT_TO = 1e-6
+NEAR_DISTANCE = 1e-6
 
 
 def explain(
@@ -42,12 +42,12 @@ def explain(
             names = ", ".join(mode.algebraic.names)
             error.message += f" Near t = {t:.9g} [F_y' | F_z] becomes singular, which leaves {names} open."
     if isinstance(error, StepSizeError | NonFiniteError) and not error.variables:
-        farthest = NEXT_TO if isinstance(error, StepSizeError) else 1.0
-        _say_what_is_not_finite(error, mode, p, t_stop, now, farthest)
+        farthest = NEAR_DISTANCE if isinstance(error, StepSizeError) else 1.0
+        _report_not_finite(error, mode, p, t_stop, now, farthest)
     if isinstance(error, StepSizeError | NonFiniteError):
-        _say_what_has_grown(error, mode, options, entered[1].x, at.x)
+        _report_blow_up(error, mode, options, entered[1].x, at.x)
         if isinstance(error, StepSizeError) and not error.variables:
-            _say_which_rate_has_grown(error, mode, p, options, entered, now)
+            _report_infinite_rate(error, mode, p, options, entered, now)
     elif isinstance(error, StepLimitError) and not (options.automatic or Method.of(error.method or AUTO).implicit):
         n = mode.equations.n
         if is_stiff(mode.equations, t, at.x[:n], at.m, p, t_stop):
@@ -58,7 +58,7 @@ def explain(
             error.remedy = "Use method='auto', which changes over by itself, or a method for stiff equations."
 
 
-def _say_what_is_not_finite(
+def _report_not_finite(
     error: DaeHybridError, mode: ModeSystem, p: Array, t_stop: float, now: tuple[float, StatePoint], farthest: float
 ) -> None:
     """Name the values that are not finite at the last point or along its tangent, at the integrator's trial points."""
@@ -67,7 +67,7 @@ def _say_what_is_not_finite(
     rate = np.zeros(x.size)
     rate[: mode.differential.size] = kernel(mode.equations, "flow")(t, x, at.m, p)[0][: mode.differential.size]
     rate[~np.isfinite(rate)] = 0.0
-    for share in (0.0, *np.geomspace(SHORTEST_LOOK, farthest, LOOKS).tolist()):
+    for share in (0.0, *np.geomspace(MIN_DISTANCE, farthest, SAMPLES).tolist()):
         h = share * (t_stop - t)
         names, guards = mode.not_finite(t + h, x + h * rate, at.m, p)
         if guards and not names:
@@ -77,10 +77,10 @@ def _say_what_is_not_finite(
             return
 
 
-def _say_what_has_grown(error: DaeHybridError, mode: ModeSystem, options: Options, then: Array, now: Array) -> None:
+def _report_blow_up(error: DaeHybridError, mode: ModeSystem, options: Options, then: Array, now: Array) -> None:
     ny = mode.differential.size
     usual = np.maximum(np.abs(then[:ny]), options.absolute(mode.differential) / options.rtol)
-    grown = np.abs(now[:ny]) > GROWN * usual
+    grown = np.abs(now[:ny]) > GROWTH_FACTOR * usual
     if grown.any():
         labels, before, after = np.array(mode.differential.labels())[grown], then[:ny][grown], now[:ny][grown]
         sizes = ", ".join(f"{name} from {a:.3g} to {b:.3g}" for name, a, b in zip(labels, before, after, strict=True))
@@ -88,7 +88,7 @@ def _say_what_has_grown(error: DaeHybridError, mode: ModeSystem, options: Option
         error.variables = error.variables or tuple(labels.tolist())
 
 
-def _say_which_rate_has_grown(
+def _report_infinite_rate(
     error: DaeHybridError,
     mode: ModeSystem,
     p: Array,
@@ -103,7 +103,7 @@ def _say_which_rate_has_grown(
     duration = now[0] - entered[0]
     if not duration > 0:
         return
-    grown = np.abs(rates) > GROWN**2 * np.maximum(np.abs(then), usual / duration)
+    grown = np.abs(rates) > GROWTH_FACTOR**2 * np.maximum(np.abs(then), usual / duration)
     if grown.any():
         labels, before, after = np.array(mode.differential.labels())[grown], then[grown], rates[grown]
         sizes = ", ".join(

@@ -44,7 +44,7 @@ class Firing:
             return guard_passed(transition.name, mode.name, t)
         return ConsistencyError(transition.refusal, mode=mode.name, transition=transition.name, time=t)
 
-    def carry_out(
+    def apply(
         self,
         system: HybridSystem,
         t: float,

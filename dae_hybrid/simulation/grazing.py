@@ -23,16 +23,16 @@ from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 #: a crossing is shallow if the guard stays within this multiple of its accuracy beyond zero
 SHALLOW = 100.0
 #: backward difference of the guard's rate, as a share of the run
-BEFORE = 1e-6
+RATE_DIFFERENCE_STEP = 1e-6
 #: multiple of the predicted time of the extremum at which the sign of the rate is checked
-BEYOND = 1.5
+EXTREMUM_MARGIN = 1.5
 #: the unit of time is that in which the guard leaves the shallow range at its rate: times before the event at which the
 #: solution is checked, steps per unit beyond the event, and units that are integrated there
-EARLIER, STEPS, FAR = (0.5, 1.0, 2.0, 4.0), 16, 4
+TIMES_BEFORE, STEPS_PER_UNIT, UNITS_BEYOND = (0.5, 1.0, 2.0, 4.0), 16, 4
 #: samples of a guard around its extremum, and refinements of the interval around the smallest one
-LOOKS, NARROWER = 17, 5
+SAMPLES, REFINEMENTS = 17, 5
 #: states up to which a dense matrix is factorised for the check
-MOST = 400
+MAX_DENSE_SIZE = 400
 
 
 def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
@@ -92,20 +92,20 @@ def _missed(trajectory: Trajectory, segment: Segment, turn: Turn) -> tuple[float
         return np.array([mode.kernels["entry"](t, x, m, p)[1][turn.guard] for t, x in rows])
 
     begin, end = max(turn.begin, segment.t_start), min(turn.end, segment.t_end)
-    for _ in range(NARROWER):
-        times = np.linspace(begin, end, LOOKS)
+    for _ in range(REFINEMENTS):
+        times = np.linspace(begin, end, SAMPLES)
         values = guards(times)
         if values.min() < 0 < values.max():  # it crosses
             return None
         i = int(np.abs(values).argmin())
-        begin, end = times[max(i - 1, 0)], times[min(i + 1, LOOKS - 1)]
+        begin, end = times[max(i - 1, 0)], times[min(i + 1, SAMPLES - 1)]
     t, value = float(times[i]), float(values[i])
     x = segment.dense(times[i : i + 1])[0]
     place = Crossing(mode.guarded[turn.guard], t, 0.0, 0.0, 0, x, m)
     shallow = SHALLOW * accuracy(trajectory, place, (turn.end - turn.begin) / 2)
     if not abs(value) <= shallow:
         return None
-    sides = (np.linspace(segment.t_start, t, LOOKS), np.linspace(t, segment.t_end, LOOKS))
+    sides = (np.linspace(segment.t_start, t, SAMPLES), np.linspace(t, segment.t_end, SAMPLES))
     return (t, value) if all(np.abs(guards(side)).max() > shallow for side in sides) else None
 
 
@@ -127,7 +127,7 @@ def _parabola(trajectory: Trajectory, event: EventRecord) -> tuple[float, float]
 
     Both are those of the parabola through the event with the guard's rate and second derivative.
     """
-    h = BEFORE * (trajectory.final[0] - trajectory.t_span[0])
+    h = RATE_DIFFERENCE_STEP * (trajectory.final[0] - trajectory.t_span[0])
     bend = (event.rate - _rate(trajectory, event, -h)) / h if h > 0 else 0.0
     if not bend:
         return float("inf"), float("inf")
@@ -142,12 +142,12 @@ def _turns(trajectory: Trajectory, event: EventRecord, turn: float, shallow: flo
     evaluated as far as the guard needs, at its rate, to leave the shallow range.
     """
     reach = 2 * shallow / abs(event.rate)
-    after = BEYOND * turn
-    while abs(after) < BEYOND * reach:
+    after = EXTREMUM_MARGIN * turn
+    while abs(after) < EXTREMUM_MARGIN * reach:
         if not _rate(trajectory, event, after) * event.rate > 0:
             return True
         after *= 2
-    return not _rate(trajectory, event, math.copysign(BEYOND * reach, turn)) * event.rate > 0
+    return not _rate(trajectory, event, math.copysign(EXTREMUM_MARGIN * reach, turn)) * event.rate > 0
 
 
 def _crosses(trajectory: Trajectory, event: EventRecord, turn: float, shallow: float) -> bool:
@@ -164,13 +164,13 @@ def _crosses(trajectory: Trajectory, event: EventRecord, turn: float, shallow: f
         last = int(trajectory.owners(np.array([event.time]), "left")[0])
         found = (trajectory.segments[k] for k in range(last, -1, -1))
         segment = next(s for s in found if s.t_end == event.time and s.mode is mode)
-        times = np.maximum(event.time - reach * np.array(EARLIER), segment.t_start)
+        times = np.maximum(event.time - reach * np.array(TIMES_BEFORE), segment.t_start)
         guards = [mode.kernels["entry"](t, x, m, p)[1][i] for t, x in zip(times, segment.dense(times), strict=True)]
         return bool(min(side * np.array(guards)) < -shallow)
-    if e.n > MOST:
+    if e.n > MAX_DENSE_SIZE:
         return False
-    x, ny, h = event.x_minus, mode.differential.size, reach / STEPS
-    for t in (event.time + h * np.arange(1, FAR * STEPS + 1)).tolist():
+    x, ny, h = event.x_minus, mode.differential.size, reach / STEPS_PER_UNIT
+    for t in (event.time + h * np.arange(1, UNITS_BEYOND * STEPS_PER_UNIT + 1)).tolist():
         xdot = mode.kernels["entry"](t, x, m, p)[0]
         try:
             decay = np.eye(ny) - h * reduced_jacobian(state_jacobian(e, t, x[: e.n], m, p), ny)
@@ -222,7 +222,7 @@ def accuracy(trajectory: Trajectory, event: EventRecord | Crossing, after: float
     allowed = trajectory.options.allowed(mode.differential, event.x_minus[:ny])
     found = float(abs(by_y) @ allowed)
     e = mode.equations
-    if after and e.n <= MOST:
+    if after and e.n <= MAX_DENSE_SIZE:
         with suppress(np.linalg.LinAlgError):
             jacobian = state_jacobian(e, event.time, event.x_minus[: e.n], event.memory_minus, trajectory.parameters)
             decay = np.eye(ny) - abs(after) * reduced_jacobian(jacobian, ny)

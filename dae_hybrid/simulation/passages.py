@@ -15,7 +15,7 @@ import numpy as np
 from dae_hybrid.method import DENSE_COLUMNS
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.record_table import RecordTable
-from dae_hybrid.port.segment_rules import LOST, fewest_steps
+from dae_hybrid.port.segment_rules import DIGITS_LOST, fewest_steps
 from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
 
@@ -34,24 +34,26 @@ def fastest_passage(trajectory: Trajectory, least: float, *, sampled: bool) -> t
         return found
     for item in trajectory.parts.given:
         if isinstance(item, RecordTable):
-            found = max(found, item.passage or passage_of_leg(item, fewest, sampled=sampled))
+            found = max(found, item.passage or table_passage(item, fewest, sampled=sampled))
         elif isinstance(item, Segment):
-            t, y = _points_of(item, sampled=sampled)
-            found = max(found, _passage(t, y) if len(t) >= fewest else found)
+            t, y = _segment_points(item, sampled=sampled)
+            found = max(found, _segment_passage(t, y) if len(t) >= fewest else found)
     return found
 
 
-def passage_of_leg(table: RecordTable, fewest: int, *, sampled: bool) -> tuple[float, float]:
+def table_passage(table: RecordTable, fewest: int, *, sampled: bool) -> tuple[float, float]:
     """Return the fastest passage of a record table, over its segments of at least `fewest` steps."""
-    return max((_passage(*points) for points in _points_of_leg(table, fewest, sampled=sampled)), default=(1.0, 0.0))
+    return max(
+        (_segment_passage(*points) for points in _table_points(table, fewest, sampled=sampled)), default=(1.0, 0.0)
+    )
 
 
 def path_passage(table: RecordTable, rtol: float) -> tuple[float, float]:
     """Return the fastest passage of a record table over its steps, with the threshold of `lost_digits`."""
-    return passage_of_leg(table, fewest_steps(LOST / rtol), sampled=False)
+    return table_passage(table, fewest_steps(DIGITS_LOST / rtol), sampled=False)
 
 
-def _passage(t: Array, y: Array) -> tuple[float, float]:
+def _segment_passage(t: Array, y: Array) -> tuple[float, float]:
     """Return factor and rounding of one segment from its points, (n_t, n_y)."""
     if not y.size:
         return 1.0, 0.0
@@ -68,7 +70,7 @@ def _passage(t: Array, y: Array) -> tuple[float, float]:
     return float(np.minimum(rise, fall).max(initial=1.0)), rounding
 
 
-def _points_of(segment: Segment, *, sampled: bool) -> tuple[Array, Array]:
+def _segment_points(segment: Segment, *, sampled: bool) -> tuple[Array, Array]:
     """Return times and differential states of a segment at its steps."""
     first, rows, ny = segment.how.path.first, segment.path, segment.mode.equations.n_differential
     if rows is None and sampled:
@@ -78,7 +80,7 @@ def _points_of(segment: Segment, *, sampled: bool) -> tuple[Array, Array]:
     return rows[:, 0], rows[:, first : first + ny]
 
 
-def _points_of_leg(table: RecordTable, fewest: int, *, sampled: bool) -> Iterator[tuple[Array, Array]]:
+def _table_points(table: RecordTable, fewest: int, *, sampled: bool) -> Iterator[tuple[Array, Array]]:
     """Yield the same for the segments of a record table; none for outputs at requested times without a path."""
     modes = table.column("mode").astype(int)
     for mode in np.unique(modes).tolist():

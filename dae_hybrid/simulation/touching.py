@@ -18,7 +18,7 @@ from dae_hybrid.options import Options
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.segment_rules import kernel
 from dae_hybrid.simulation.departure import patterns
-from dae_hybrid.simulation.grazing import BEFORE, SHALLOW
+from dae_hybrid.simulation.grazing import RATE_DIFFERENCE_STEP, SHALLOW
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
 
@@ -38,7 +38,7 @@ def touched(
     limit = SHALLOW * _accuracy(transition, mode, t, at, p, options)
     if not abs(guards[i]) <= limit:
         return None
-    h, left = BEFORE * (span[1] - span[0]), span[1] - t
+    h, left = RATE_DIFFERENCE_STEP * (span[1] - span[0]), span[1] - t
     ahead = mode.kernels["entry"](t + h, at.x + h * xdot, at.m, p)[2][i]
     value, rate, bend = inside * guards[i], inside * rates[i], inside * (ahead - rates[i]) / h
     turn = left  # time of the largest excess

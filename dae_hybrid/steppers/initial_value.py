@@ -12,7 +12,7 @@ import numpy as np
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Capabilities
-from dae_hybrid.port.stiffness import LOOK, reduced_jacobian
+from dae_hybrid.port.stiffness import STIFFNESS_CHECK_STEPS, reduced_jacobian
 from dae_hybrid.steppers.augmented import SmoothSystem
 
 #: Newton's iteration for algebraic variables inside a right-hand side: it has converged at a correction of this share
@@ -225,7 +225,7 @@ class SteppedIntegrator(ABC):
     nonstiff: ClassVar[str]
     stiff: ClassVar[str]
     #: number of steps between stiffness checks of ``method="auto"``
-    look: ClassVar[int] = LOOK
+    look: ClassVar[int] = STIFFNESS_CHECK_STEPS
     #: methods that replace others for adjoints, under ``method="auto"``
     for_adjoints: ClassVar[Mapping[str, str]] = {}
 

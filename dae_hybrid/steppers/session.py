@@ -32,8 +32,8 @@ from dae_hybrid.port.integrator import BackwardOutcome, BackwardTask, Equations,
 from dae_hybrid.port.native_plan import RunContext, SegmentRun, TableAdjoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.segment_rules import (
-    CLOSE,
-    DRIFT_LOOK,
+    DRIFT_CHECK_STEPS,
+    ZERO_TOLERANCES,
     completed,
     has_drifted,
     is_pole,
@@ -54,7 +54,7 @@ from dae_hybrid.steppers.step_walker import StepWalker
 #: largest sensitivity, since a parameter may be small because it is close to zero
 MAX_ATOL_SHARE = 1e-4
 #: most steps between checks of the step size, and stiffness checks per check of the step size
-STEPS_BETWEEN_STEP_SIZE_CHECKS, STIFFNESS_CHECKS = 500, 10
+STEP_SIZE_CHECK_STEPS, STIFFNESS_CHECKS = 500, 10
 #: largest number of polynomials in one adjoint problem
 MAX_POLYNOMIALS = 64
 #: bisections of a step to locate the sign change of a determinant
@@ -307,7 +307,7 @@ class SteppedSession:
         left, ny = task.end - t, task.equations.n_differential
         allowed = self.options.allowed(task.equations.variables, x)
         return left <= REMAINING_SHARE * (task.end - task.t0) or bool(
-            np.all((left * np.abs(rate) <= CLOSE * allowed)[:ny])
+            np.all((left * np.abs(rate) <= ZERO_TOLERANCES * allowed)[:ny])
         )
 
     def _has_derivatives(self, task: SegmentTask, t: float, step: Step) -> bool:
@@ -364,7 +364,7 @@ class _Segment:
             problem.guards = monitor.root_function
         walker = self.walker = StepWalker(adapter, problem)
         rows.start(problem.x0)
-        looked, every, last = task.t0, min(STEPS_BETWEEN_STEP_SIZE_CHECKS, STIFFNESS_CHECKS * adapter.look), 0.0
+        looked, every, last = task.t0, min(STEP_SIZE_CHECK_STEPS, STIFFNESS_CHECKS * adapter.look), 0.0
         drifts = task.equations.constrained and task.record != "dense"
         for taken in count(1):  # as many as `count_step` allows
             try:
@@ -390,13 +390,13 @@ class _Segment:
                 return self._end(walker.t, walker.x, None)
             rows.point(walker.t, walker.x)
             x = self.system.variables(walker.x)
-            if drifts and taken % DRIFT_LOOK == 0 and has_drifted(task, walker.t, x, p, session.options):
+            if drifts and taken % DRIFT_CHECK_STEPS == 0 and has_drifted(task, walker.t, x, p, session.options):
                 return self._end(walker.t, walker.x, None, recorded=True)
             if taken % adapter.look == 0 and session.switch_if_stiff(task, walker.t, x):
                 return self._end(walker.t, walker.x, None, recorded=True)
             if taken % every == 0:
                 step, looked = (walker.t - looked) / every, walker.t
-                grows, last = step > last and taken < STEPS_BETWEEN_STEP_SIZE_CHECKS, step  # as in an initial layer
+                grows, last = step > last and taken < STEP_SIZE_CHECK_STEPS, step  # as in an initial layer
                 if is_starved(step, walker.t, task) and not grows:
                     if (ended := self._at_zero(walker)) is not None:
                         return ended

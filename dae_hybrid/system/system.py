@@ -16,7 +16,7 @@ from dae_hybrid.codegen.kernels import Kernel, NotPicklable, densified
 from dae_hybrid.codegen.products import operations
 from dae_hybrid.errors import OptionError, ParameterError
 from dae_hybrid.layout import Layout
-from dae_hybrid.numeric_input import MANY, as_mapping, in_order, real_array
+from dae_hybrid.numeric_input import MAX_LABELS, as_mapping, in_order, real_array
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.crossings import Turn
 from dae_hybrid.numerics.matrices import Matrix, hstack
@@ -495,7 +495,7 @@ def _numbers(what: str, value: Any, labels: Sequence[str]) -> Array:
     except ValueError as reason:
         raise ParameterError(f"{what} {reason}.") from None
     if array.shape != (len(labels),):
-        names = ", ".join(labels[:MANY]) + ", ..." * (len(labels) > MANY)
+        names = ", ".join(labels[:MAX_LABELS]) + ", ..." * (len(labels) > MAX_LABELS)
         raise ParameterError(
             f"{what}: {len(labels)} value{'s' * (len(labels) != 1)} needed{f' ({names})' * bool(labels)}, got shape "
             f"{np.shape(value)}.",
@@ -505,7 +505,7 @@ def _numbers(what: str, value: Any, labels: Sequence[str]) -> Array:
     if bad and len(labels) == 1:
         raise ParameterError(f"{what} must be finite, got {array[0]}.")
     if bad:
-        found = ", ".join(f"'{labels[i]}' (index {i}) is {array[i]}" for i in bad[:MANY])
-        more = f", and {len(bad) - MANY} more are not" if len(bad) > MANY else ""
+        found = ", ".join(f"'{labels[i]}' (index {i}) is {array[i]}" for i in bad[:MAX_LABELS])
+        more = f", and {len(bad) - MAX_LABELS} more are not" if len(bad) > MAX_LABELS else ""
         raise ParameterError(f"{what}: values must be finite, but {found}{more}.")
     return array

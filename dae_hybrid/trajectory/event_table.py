@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from dae_hybrid.trajectory.parts import TrajectoryParts
 
 #: rows printed at most
-SHOWN = 10
+MAX_ROWS = 10
 #: columns by their names in the header of a native record
-HEADS = {"t": "time", "guard": "value", "rate": "rate", "rate_scale": "rate_scale", "count": "count"}
+HEADER_NAMES = {"t": "time", "guard": "value", "rate": "rate", "rate_scale": "rate_scale", "count": "count"}
 #: the columns that are not variables
 HEADINGS = ("t", "transition", "source", "target", "order", "direction", "guard", "rate", "count")
 
@@ -68,7 +68,7 @@ class _Block:
     def head(self, name: str) -> Array:
         """Return a number of every event."""
         if self.table is not None and self.kind is not None:
-            return self.table.column(HEADS[name])[self.kind.places]
+            return self.table.column(HEADER_NAMES[name])[self.kind.places]
         return np.array([getattr(record, "time" if name == "t" else name) for record in self.records], dtype=float)
 
     def values(self, part: str) -> Array:
@@ -293,10 +293,11 @@ class EventTable(NotPicklable):
         rows = [
             [f"{t:.9g}", str(transition), str(source), str(target or "(end)")]
             for t, transition, source, target in zip(
-                *(getattr(self, name)[:SHOWN].tolist() for name in ("t", "transition", "source", "target")), strict=True
+                *(getattr(self, name)[:MAX_ROWS].tolist() for name in ("t", "transition", "source", "target")),
+                strict=True,
             )
         ]
-        more = [f"... {len(self)} events"] if len(self) > SHOWN else []
+        more = [f"... {len(self)} events"] if len(self) > MAX_ROWS else []
         return "\n".join([*align([["t", "transition", "source", "target"], *rows], left=(1, 2, 3)), *more])
 
 

@@ -39,7 +39,7 @@ Side = Literal["left", "right"]
 #: above these numbers of segments, dense output is computed by another run instead of by their interpolants: with
 #: explicit steps, whose interpolants cost several times as much as the steps, and with implicit ones, whose
 #: interpolants are stored
-FEW, MANY = 4, 256
+MAX_EXPLICIT_SEGMENTS, MAX_IMPLICIT_SEGMENTS = 4, 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,7 +371,9 @@ class Trajectory(NotPicklable):
             t, places = t[:-1], np.array([t.size - 1])
             found.append(Points(self.system.modes[mode], places, np.array([end]), memory[None, :], lambda: x[None, :]))
         owners = self.owners(t, side)
-        most = FEW if all(method.path.exact for method in self.parts.methods) else MANY
+        most = (
+            MAX_EXPLICIT_SEGMENTS if all(method.path.exact for method in self.parts.methods) else MAX_IMPLICIT_SEGMENTS
+        )
         again = self._outputs_at(t) if np.count_nonzero(np.diff(owners)) >= most else None
         at = np.arange(t.size)
         if again is not None:
