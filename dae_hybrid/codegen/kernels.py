@@ -11,7 +11,7 @@ import ctypes
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import casadi as ca
 import numpy as np
@@ -34,7 +34,7 @@ DESCRIPTION = re.compile(
 
 
 class NotPicklable:
-    """What holds compiled code: copies share it, and no pickle can carry it."""
+    """What holds compiled code: copies share it, and no pickle can carry it by itself."""
 
     def __copy__(self) -> Self:
         return self
@@ -42,11 +42,10 @@ class NotPicklable:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self) -> tuple[Any, ...]:
         raise UnsupportedError(
             f"A {type(self).__name__} cannot be pickled: it carries compiled code.",
-            remedy="Build the model in each worker process, which takes the code from the cache; send parameters there "
-            "and numbers back: sol['y'], dict(sol.functionals), gradient.",
+            remedy="Pickle the system, or the result of a run, that it belongs to.",
         )
 
 

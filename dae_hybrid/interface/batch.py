@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -190,6 +190,10 @@ class Batch:
             {n: _narrow(self.gradients[:, part], 1) for n, part in case.components.items() if case.analysis}
         )
         self.statistics: Mapping[str, int] = MappingProxyType(dict(statistics))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        errors = {i: error for i, error in enumerate(self.errors) if error is not None}
+        return Batch, (self._case, self._given, self._out, errors, self._singles, dict(self.statistics))
 
     def __len__(self) -> int:
         return len(self._given)

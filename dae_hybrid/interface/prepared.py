@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Literal, Unpack
 
@@ -67,9 +67,7 @@ def prepare(
     check_built(system)
     analysis = check_analysis("derivatives", derivatives, "None, 'forward' or 'adjoint'")
 
-    def case() -> Case:
-        return Case(system, t_span, functional, analysis, wrt, t_eval, adapter, strict, duality, options)
-
+    case = partial(Case, system, t_span, functional, analysis, wrt, t_eval, adapter, strict, duality, options)
     return Prepared(system, case)
 
 
@@ -105,6 +103,9 @@ class Prepared:
         if work.case.system is not self._system.current():  # whose code has come since
             work = self._work = _Work(self._make())
         return work.run(p)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Prepared, (self._system, self._make)
 
     def __repr__(self) -> str:
         case = self._work.case

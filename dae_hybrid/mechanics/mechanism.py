@@ -81,6 +81,12 @@ class Mechanism(Symbols, Planar):
         super().__post_init__()
         self._owners: dict[int, Coordinate] = {}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a pickle: its symbols are others."""
+        self.__dict__ |= state
+        owned = ((c, s) for c in self.coordinates.values() for s in (c.q, c.v, c.a))
+        self._owners = {s.__hash__(): c for c, s in owned}
+
     @property
     def mechanism(self) -> Mechanism:
         """Itself: what `Parts` add to."""

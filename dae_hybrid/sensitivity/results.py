@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dae_hybrid.codegen.kernels import NotPicklable
 from dae_hybrid.numeric_input import real_array
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.failure_messages import not_kept
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.sensitivity.duality import Duality
 from dae_hybrid.sensitivity.forward import TangentState
+from dae_hybrid.system.packing import Result
+from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.diagnostics import Diagnostics
 from dae_hybrid.trajectory.trajectory import Side, Trajectory
 
@@ -43,8 +44,16 @@ class EventSensitivity:
     memory_plus: Array
 
 
+class Along(NamedTuple):
+    """What a pickle carries of the `TangentState` of a run."""
+
+    directions: Array
+    event_times: list[Array]
+    sides: list[tuple[Array, Array]]
+
+
 @dataclass(frozen=True, eq=False)
-class ForwardSensitivity(NotPicklable):
+class ForwardSensitivity(Result):
     """Forward sensitivities of a run.
 
     Attributes
@@ -71,11 +80,19 @@ class ForwardSensitivity(NotPicklable):
     parameters: tuple[str, ...]
     gradient: Mapping[str, Array]
     duality: Mapping[str, Duality]
-    _directions: TangentState | None = field(repr=False)
+    _directions: TangentState | Along | None = field(repr=False)
     _verdict: Diagnostics = field(repr=False)
 
+    def _owner(self) -> HybridSystem:
+        return self.trajectory.system
+
+    def _state(self) -> dict[str, Any]:
+        along = self._directions
+        kept = None if along is None else Along(along.directions, list(along.event_times), list(along.sides))
+        return super()._state() | {"_directions": kept}
+
     @property
-    def _along(self) -> TangentState:
+    def _along(self) -> TangentState | Along:
         if self._directions is None:
             raise not_kept("derivatives at events", "final", "all", "events")
         return self._directions
@@ -141,7 +158,7 @@ class ForwardSensitivity(NotPicklable):
 
 
 @dataclass(frozen=True, eq=False)
-class Gradient(NotPicklable):
+class Gradient(Result):
     """The gradient of one functional by adjoint analysis.
 
     Attributes
@@ -172,6 +189,9 @@ class Gradient(NotPicklable):
     algorithm: str
     _verdict: Diagnostics = field(repr=False)
     _samples: Callable[[Array, Side], list[Array]] | None = field(repr=False)
+
+    def _owner(self) -> HybridSystem:
+        return self.trajectory.system
 
     @cached_property
     def diagnostics(self) -> Diagnostics:

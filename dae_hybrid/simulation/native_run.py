@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -35,7 +36,7 @@ def trajectory_of(system: HybridSystem, found: NativeRun, observer: RunObserver 
         parameters=p,
         parts=TrajectoryParts(
             lambda: _parts(system, found, p, reopen, further()),
-            lambda table: Expansion(table, system, p, reopen, directions),
+            partial(Expansion, system=system, p=p, reopen=reopen, directions=directions),
             found,
         ),
         integrals=found.integrals,

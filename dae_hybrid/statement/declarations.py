@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, Self, SupportsIndex
+from typing import Any, Literal, Self, SupportsIndex
 
 import casadi as ca
 import numpy as np
@@ -21,7 +21,7 @@ DIRECTIONS: dict[str, int] = {"rising": 1, "falling": -1, "both": 0}
 
 
 class Statement:
-    """What holds symbols of CasADi: it can be copied, and no pickle can carry it."""
+    """What holds symbols of CasADi: it can be copied, and is pickled as part of its model."""
 
     def __copy__(self) -> Self:
         return self._copied(lambda value: value)
@@ -36,15 +36,14 @@ class Statement:
         twin.__dict__.update({name: of(value) for name, value in self.__dict__.items()})
         return twin
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self) -> tuple[Any, ...]:
         raise UnsupportedError(
-            f"A {type(self).__name__} cannot be pickled: its expressions are symbols of this process.",
-            remedy="Pickle what it is made from: state the model in a function of a module, call that function in each "
-            "worker process, and send parameters there and numbers back.",
+            f"A {type(self).__name__} cannot be pickled by itself: its expressions are in the symbols of its model.",
+            remedy="Pickle the whole model, and take the part from what is unpickled.",
         )
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        self.__reduce__()
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        return self.__reduce__()
 
 
 def no_equations() -> ca.MX:

@@ -14,6 +14,7 @@ from dae_hybrid.errors import ModelError
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.statement.declarations import Declaration, Interpolation, Kind, SignalData, Statement
 from dae_hybrid.statement.expressions import checked_name, entries, expression, labelled, limits, numbers, positive_size
+from dae_hybrid.statement.pickling import packed, unpacked
 
 #: polynomial degree between two knots
 DEGREES: dict[str, int] = {"previous": 0, "linear": 1, "cubic": 3}
@@ -33,6 +34,9 @@ class Symbols(Statement):
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise ModelError(f"The name of a model must be a string, got {shown(self.name)}.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpacked, packed(self)
 
     # -- declarations -------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -220,6 +220,9 @@ class HybridSystem(NotPicklable):
     transitions : tuple of TransitionMap
     native : bool
         Whether a call that is made now is carried out by functions that are compiled to machine code.
+
+    A pickle carries the statement and the arguments of `build`. Whoever loads it builds the system anew, with the
+    compiled code of the cache where that has it.
     """
 
     name: str
@@ -240,6 +243,10 @@ class HybridSystem(NotPicklable):
     frozen: Mapping[str, str | None]  # memory to the variable it is of, None for general memory
     labels: Mapping[str, str]  # "name [unit]" or description, for plots
     later: Later | None = None  # what has the code when the compiler is done
+    remake: Callable[[], tuple[Any, ...]] | None = field(default=None, repr=False)  # how a pickle makes it again
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return super().__reduce__() if self.remake is None else self.remake()
 
     @property
     def native(self) -> bool:

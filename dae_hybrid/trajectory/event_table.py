@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.codegen.kernels import NotPicklable
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.record_table import Kind, RecordTable
 from dae_hybrid.port.records import EventRecord
+from dae_hybrid.system.packing import Result
 from dae_hybrid.tables import align
 from dae_hybrid.trajectory.outputs import Places, by_name, width_of
 
@@ -80,7 +80,7 @@ class _Block:
         return np.array([getattr(record, part) for record in self.records])
 
 
-class EventTable(NotPicklable):
+class EventTable(Result):
     """All events of a run as columns, read-only, in the order of time.
 
     Attributes
@@ -128,8 +128,17 @@ class EventTable(NotPicklable):
     """
 
     def __init__(self, system: HybridSystem, parts: TrajectoryParts) -> None:
-        self._system = system
+        self._system, self._parts = system, parts
         self._blocks, self._size = _blocks_of(parts)
+
+    def _owner(self) -> HybridSystem:
+        return self._system
+
+    def _state(self) -> dict[str, Any]:
+        return {"system": self._system, "parts": self._parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     def __len__(self) -> int:
         return self._size

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dae_hybrid.codegen.kernels import NotPicklable
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.lazily import Lazily
 from dae_hybrid.method import Method
@@ -24,6 +23,7 @@ from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import Interpolant, SegmentReplay
 from dae_hybrid.port.segment_rules import SAME_INSTANT
+from dae_hybrid.system.packing import Portable, Result
 from dae_hybrid.trajectory.event_table import EventTable, entries
 from dae_hybrid.trajectory.outputs import Outputs, Places, Points, column, width_of
 from dae_hybrid.trajectory.parts import TrajectoryParts
@@ -42,7 +42,7 @@ FEW, MANY = 4, 256
 
 
 @dataclass(frozen=True, eq=False)
-class Segment(NotPicklable):
+class Segment(Portable):
     """A smooth piece of the trajectory.
 
     `t` (n_t,) and `values` (n_t, n_x) are its outputs; x_start, x_end and their rates satisfy the mode's
@@ -67,6 +67,9 @@ class Segment(NotPicklable):
     memory_sensitivities: Array | None = None
     directions: Array | None = None
     path: Array | None = field(default=None, repr=False)  # what the integrator's adjoint follows, where it was kept
+
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"path": None}
 
     @property
     def method(self) -> str:
@@ -158,7 +161,7 @@ def _times(t: ArrayLike) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Trajectory(NotPicklable):
+class Trajectory(Result):
     """A hybrid trajectory. Immutable.
 
     ``sol.t`` are the output times (both sides of an event where no ``t_eval`` was given), ``sol["u"]``
@@ -192,6 +195,13 @@ class Trajectory(NotPicklable):
     again: Callable[[Array], Trajectory] | None = field(default=None, repr=False)  # makes the run with outputs at times
     accumulation: float | None = None  # where events accumulate, where that has ended the run
     complete: bool = True
+
+    def _owner(self) -> HybridSystem:
+        return self.system
+
+    def _state(self) -> dict[str, Any]:
+        made = {"diagnostics": self.__dict__["diagnostics"]} if "diagnostics" in self.__dict__ else {}
+        return super()._state() | made  # what keep="final" lets go of cannot be made again
 
     @property
     def segments(self) -> Lazily[Segment]:
