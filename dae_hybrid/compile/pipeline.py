@@ -94,6 +94,7 @@ def build_system(
     parameters = model.of_kind("parameter")
     nominal = np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0)
     nominal.flags.writeable = False
+    declared = [*model.declarations.values(), *(d for b in builders.units.values() for d in b.lowering.variables)]
     system = HybridSystem(
         name=model.name,
         parameters=Layout.of((d.name, d.size) for d in parameters),
@@ -112,6 +113,8 @@ def build_system(
         branches=branch_table(stated, model, builders),
         frozen={d.name: None if d.of is None else d.of.name for d in model.of_kind("memory")},
         labels={d.name: f"{d.name} [{d.unit}]" if d.unit else d.name for d in model.declarations.values()},
+        units={d.name: d.unit for d in declared if d.unit},
+        descriptions={d.name: d.description for d in declared if d.description},
         remake=origin.reduced,
     )
     if native != "later":

@@ -21,7 +21,10 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import DONE, Outcomes
 from dae_hybrid.simulation.starts import Starts
 from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.tables import html, in_short
 
+#: so many runs are shown in a notebook
+SHOWN = 10
 #: by more parameters than so many times the components of functionals gradient=True is by the adjoint
 MANY = 4
 
@@ -277,6 +280,14 @@ class Batch:
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in self.statistics.items() if name != "runs")
         return f"<Batch of {len(self)} runs of '{self._case.system.name}': {counts}>"
+
+    def _repr_html_(self) -> str:
+        names = list(self.functionals)
+        rows = [
+            [str(i), *(in_short(self.functionals[name][i]) for name in names), str(self.n_events[i]), in_short(t)]
+            for i, t in enumerate(self.t_end[:SHOWN])
+        ]
+        return html(repr(self), [["run", *names, "events", "end"], *rows])
 
 
 def _narrow(values: Array, axis: int) -> Array:

@@ -18,6 +18,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import DONE, Crew, Outcomes
 from dae_hybrid.simulation.automaton import scalar
 from dae_hybrid.system.system import HybridSystem, check_built
+from dae_hybrid.tables import html, in_short
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 
@@ -235,3 +236,8 @@ class Run:
     def __repr__(self) -> str:
         values = "".join(f", {name} = {value}" for name, value in self.functionals.items())
         return f"<Run of '{self._case.system.name}' to {self.t_end:g}: {self.n_events} events{values}>"
+
+    def _repr_html_(self) -> str:
+        values = [[name, in_short(value)] for name, value in self.functionals.items()]
+        gradients = [[f"gradient of {name}", in_short(value)] for name, value in self.gradient.items()]
+        return html(repr(self), [["", "value"], *values, *gradients])

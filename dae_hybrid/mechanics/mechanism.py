@@ -17,6 +17,7 @@ from dae_hybrid.statement.declarations import Direction, OnEntry
 from dae_hybrid.statement.expressions import checked_name, expression, free_name, items
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.symbols import Symbols
+from dae_hybrid.tables import counted
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem
@@ -37,7 +38,7 @@ class MechanicalMode(Planar):
         return self.owner
 
 
-@dataclass
+@dataclass(repr=False)
 class Mechanism(Symbols, Planar):
     """A mechanism: coordinates, masses, forces, constraints, and events that change them.
 
@@ -86,6 +87,10 @@ class Mechanism(Symbols, Planar):
         self.__dict__ |= state
         owned = ((c, s) for c in self.coordinates.values() for s in (c.q, c.v, c.a))
         self._owners = {s.__hash__(): c for c, s in owned}
+
+    def __repr__(self) -> str:
+        parts = ((self.coordinates, "coordinate"), (self.modes, "mode"), (self.events, "event"))
+        return f"<Mechanism '{self.name}': {', '.join(counted(len(own), what) for own, what in parts)}>"
 
     @property
     def mechanism(self) -> Mechanism:

@@ -24,12 +24,13 @@ from dae_hybrid.statement.declarations import (
 )
 from dae_hybrid.statement.expressions import checked_name, equation_rows, expression, free_name, items, labelled, matrix
 from dae_hybrid.statement.symbols import Symbols
+from dae_hybrid.tables import counted
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem
 
 
-@dataclass
+@dataclass(repr=False)
 class HybridModel(Symbols):
     """A hybrid DAE system, stated as on paper.
 
@@ -57,6 +58,13 @@ class HybridModel(Symbols):
     transitions: dict[str, Transition] = field(default_factory=dict, init=False)
     functionals: dict[str, Functional] = field(default_factory=dict, init=False)
     start: Initial | None = field(default=None, init=False)
+
+    def __repr__(self) -> str:
+        parts = (
+            (self.modes, "mode"), (self.transitions, "transition"), (self.of_kind("parameter"), "parameter"),
+            (self.functionals, "functional"),
+        )  # fmt: skip
+        return f"<HybridModel '{self.name}': {', '.join(counted(len(own), what) for own, what in parts)}>"
 
     # -- modes --------------------------------------------------------------------------------------
 

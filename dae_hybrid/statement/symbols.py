@@ -15,6 +15,7 @@ from dae_hybrid.numeric_input import shown
 from dae_hybrid.statement.declarations import Declaration, Interpolation, Kind, SignalData, Statement
 from dae_hybrid.statement.expressions import checked_name, entries, expression, labelled, limits, numbers, positive_size
 from dae_hybrid.statement.pickling import packed, unpacked
+from dae_hybrid.tables import html, in_short
 
 #: polynomial degree between two knots
 DEGREES: dict[str, int] = {"previous": 0, "linear": 1, "cubic": 3}
@@ -37,6 +38,13 @@ class Symbols(Statement):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return unpacked, packed(self)
+
+    def _repr_html_(self) -> str:
+        rows = [["name", "kind", "size", "value", "unit", "description"]]
+        for d in self.declarations.values():
+            value = in_short(d.start) if d.kind == "parameter" else ""
+            rows.append([d.name, "signal" if d.signal else d.kind, str(d.size), value, d.unit, d.description])
+        return html(repr(self), rows)
 
     # -- declarations -------------------------------------------------------------------------------
 

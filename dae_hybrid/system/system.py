@@ -29,7 +29,7 @@ from dae_hybrid.system.excess import Reached
 from dae_hybrid.system.measurement import Measurement
 from dae_hybrid.system.signals import SignalTable, derivatives
 from dae_hybrid.system.transition_map import TransitionLinearisation, TransitionMap, clock
-from dae_hybrid.tables import align
+from dae_hybrid.tables import align, html
 
 if TYPE_CHECKING:
     from dae_hybrid.conditions.branches import BranchTable
@@ -242,6 +242,8 @@ class HybridSystem(NotPicklable):
     note: str  # why the functions are not compiled, where they are too long for that
     frozen: Mapping[str, str | None]  # memory to the variable it is of, None for general memory
     labels: Mapping[str, str]  # "name [unit]" or description, for plots
+    units: Mapping[str, str]  # of the variables and parameters that have one
+    descriptions: Mapping[str, str]  # the same
     later: Later | None = None  # what has the code when the compiler is done
     remake: Callable[[], tuple[Any, ...]] | None = field(default=None, repr=False)  # how a pickle makes it again
 
@@ -430,14 +432,7 @@ class HybridSystem(NotPicklable):
         flight  Hessenberg index 1                x, y, vx, vy  z          ODE
         swing   Hessenberg index 2 (2 constraints) x, y, vx, vy  z, mu     ODE, reduced
         """
-        rows = [["mode", "formulation", "differential", "algebraic", "integrated as"]]
-        for mode in self.modes:
-            form = "ODE" if mode.equations.n == mode.differential.size else "DAE"
-            if mode.invariants:
-                form += ", as it stands" if mode.equations.index == 2 else ", reduced"
-            names = (", ".join(layout.names) for layout in (mode.differential, mode.algebraic))
-            rows.append([mode.name, mode.formulation, *names, form])
-        tables = [rows]
+        tables = [self._modes_in_words()]
         products = [mode for mode in self.modes if "pullback" in mode.equations.compiled]
         if products:
             counts = [["mode", "directions by", "operations", "adjoint by", "operations", "of a Jacobian"]]
@@ -462,6 +457,16 @@ class HybridSystem(NotPicklable):
         aligned = [align(table, left=range(5)) for table in tables]
         return "\n\n".join("\n".join(line.rstrip() for line in (head, *body)) for head, _, *body in aligned)
 
+    def _modes_in_words(self) -> list[list[str]]:
+        rows = [["mode", "formulation", "differential", "algebraic", "integrated as"]]
+        for mode in self.modes:
+            form = "ODE" if mode.equations.n == mode.differential.size else "DAE"
+            if mode.invariants:
+                form += ", as it stands" if mode.equations.index == 2 else ", reduced"
+            names = (", ".join(layout.names) for layout in (mode.differential, mode.algebraic))
+            rows.append([mode.name, mode.formulation, *names, form])
+        return rows
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be said of every run of the system."""
@@ -474,6 +479,9 @@ class HybridSystem(NotPicklable):
             f"<HybridSystem '{self.name}': {len(self.modes)} modes, {len(self.transitions)} transitions, "
             f"{self.parameters.size} parameters, {'compiled' if self.native else 'interpreted'}>"
         )
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), self._modes_in_words())
 
 
 def check_built(system: object) -> HybridSystem:

@@ -15,7 +15,8 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.record_table import Kind, RecordTable
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.system.packing import Result
-from dae_hybrid.tables import align
+from dae_hybrid.tables import align, html
+from dae_hybrid.trajectory.datasets import optional
 from dae_hybrid.trajectory.outputs import Places, by_name, width_of
 
 if TYPE_CHECKING:
@@ -291,22 +292,26 @@ class EventTable(Result):
 
     def to_dataframe(self) -> Any:
         """A pandas DataFrame of `columns`, one row per event. Needs pandas (extra ``[data]``)."""
-        import pandas as pd
-
-        return pd.DataFrame(self.columns())
+        return optional("pandas", "to_dataframe()").DataFrame(self.columns())
 
     def __repr__(self) -> str:
         return f"<EventTable of {len(self)} events>"
 
-    def __str__(self) -> str:
+    def _shown(self) -> list[list[str]]:
         rows = [
             [f"{t:.9g}", str(transition), str(source), str(target or "(end)")]
             for t, transition, source, target in zip(
                 *(getattr(self, name)[:SHOWN].tolist() for name in ("t", "transition", "source", "target")), strict=True
             )
         ]
+        return [["t", "transition", "source", "target"], *rows]
+
+    def __str__(self) -> str:
         more = [f"... {len(self)} events"] if len(self) > SHOWN else []
-        return "\n".join([*align([["t", "transition", "source", "target"], *rows], left=(1, 2, 3)), *more])
+        return "\n".join([*align(self._shown(), left=(1, 2, 3)), *more])
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), self._shown())
 
 
 def entries(name: str, values: NDArray[Any]) -> dict[str, NDArray[Any]]:

@@ -24,6 +24,8 @@ from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import Interpolant, SegmentReplay
 from dae_hybrid.port.segment_rules import SAME_INSTANT
 from dae_hybrid.system.packing import Portable, Result
+from dae_hybrid.tables import html, in_short
+from dae_hybrid.trajectory.datasets import dataset, optional
 from dae_hybrid.trajectory.event_table import EventTable, entries
 from dae_hybrid.trajectory.outputs import Outputs, Places, Points, column, width_of
 from dae_hybrid.trajectory.parts import TrajectoryParts
@@ -423,9 +425,20 @@ class Trajectory(Result):
 
         Needs pandas (extra ``[data]``).
         """
-        import pandas as pd
+        return optional("pandas", "to_dataframe()").DataFrame(self.columns())
 
-        return pd.DataFrame(self.columns())
+    def to_xarray(self) -> Any:
+        """An xarray Dataset: every variable, memory and signal along ``t``, with units and descriptions.
+
+        Vectors have a further dimension, ``x_entry`` for a variable x. ``mode`` is a coordinate along ``t``, and the
+        attributes have the functionals and the parameters. Needs xarray (extra ``[data]``).
+
+        Raises
+        ------
+        ImportError
+            xarray is not installed.
+        """
+        return dataset(self, {name: self[name] for name in self.names}, {}, {})
 
     def solvability(self) -> SolvabilityReport:
         """The conditions for a solution and its derivatives at the start and at every transition, as numbers.
@@ -472,3 +485,11 @@ class Trajectory(Result):
             f"<Trajectory of '{self.system.name}' from {self.t_span[0]:g} to {self.final[0]:g}: "
             f"{self.parts.n_segments} segments, {self.n_events} events{f', {values}' if values else ''}{state}>"
         )
+
+    def _repr_html_(self) -> str:
+        (_, mode, x, memory), system, rows = self.final, self.system, [["quantity", "value at the end", "unit"]]
+        rows += [[f"functional {name}", in_short(value), ""] for name, value in self.functionals.items()]
+        for layout, values in ((system.modes[mode].variables, x), (system.memory, memory)):
+            for name in (n for n in layout.names if system.signal(n) is None):
+                rows.append([name, in_short(values[layout[name]]), system.units.get(name, "")])
+        return html(repr(self), rows)
