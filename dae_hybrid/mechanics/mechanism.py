@@ -13,7 +13,7 @@ from dae_hybrid.mechanics.declared import Constraint, Coordinate, Event, Impact,
 from dae_hybrid.mechanics.formulations import Formulation
 from dae_hybrid.mechanics.planar import Link, Planar
 from dae_hybrid.progress import Report
-from dae_hybrid.statement.declarations import Direction, OnEntry
+from dae_hybrid.statement.declarations import Direction, OnEntry, Statement
 from dae_hybrid.statement.expressions import checked_name, expression, free_name, items
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.symbols import Symbols
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class MechanicalMode(Planar):
+class MechanicalMode(Statement, Planar):
     """What a mechanism has besides in one of its modes; made by `Mechanism.mode`."""
 
     name: str

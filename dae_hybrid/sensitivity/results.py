@@ -156,7 +156,7 @@ class ForwardSensitivity(Result):
         return found[:, 0, :] if width == 1 else found
 
     def __repr__(self) -> str:
-        lines = [f"dG/dp of '{name}': {value}" for name, value in self.gradient.items()]
+        lines = [f"dG/dp of '{name}': {_in_a_line(value)}" for name, value in self.gradient.items()]
         return f"<ForwardSensitivity by {', '.join(self.parameters)}; {'; '.join(lines)}>"
 
     def _repr_html_(self) -> str:
@@ -286,11 +286,16 @@ class Gradient(Result):
         return result
 
     def __repr__(self) -> str:
-        return f"<Gradient of '{self.functional}' = {self.value} by {', '.join(self.parameters)}: {self.gradient}>"
+        by, gradient = ", ".join(self.parameters), _in_a_line(self.gradient)
+        return f"<Gradient of '{self.functional}' = {self.value} by {by}: {gradient}>"
 
     def _repr_html_(self) -> str:
         heading = f"<Gradient of '{self.functional}' = {in_short(self.value)}>"
         return _shown(heading, self.parameters, {self.functional: self.gradient})
+
+
+def _in_a_line(values: Array) -> str:
+    return " ".join(str(values).split())
 
 
 def _shown(heading: str, parameters: Sequence[str], gradients: Mapping[str, Array]) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.codegen.kernels import NotPicklable
 from dae_hybrid.errors import UnsupportedError
+from dae_hybrid.port.native_plan import TransitionGraph
 from dae_hybrid.system.system import HybridSystem
 
 
@@ -65,6 +66,8 @@ class _Writer(pickle.Pickler):
 
     def persistent_id(self, obj: Any) -> str | None:
         """The name of a member of the system."""
+        if isinstance(obj, TransitionGraph):  # of a system with other initial values it may be that of the model
+            return "graph"
         return self._names.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
