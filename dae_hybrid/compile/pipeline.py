@@ -179,6 +179,12 @@ def _measurements(model: HybridModel, functionals: Layout, builders: Builders) -
                 of_mode[shape.key] = cache(partial(_measured, builders, label, shape.expression, shape.column))
             time, components = _time(model, what, when), functionals[functional.name]
             found.append(Measurement(functional.name, components, time, of_mode[shape.key], numbers))
+    for functional in model.functionals.values():  # behind all others: branches count those by themselves
+        label, components = f"measurement of functional '{functional.name}'", functionals[functional.name]
+        for series in functional.series:
+            own = cache(partial(_measured, builders, label, series.value, series.column))
+            rows = zip(series.times.tolist(), series.data, strict=True)
+            found += [Measurement(functional.name, components, time, own, data) for time, data in rows]
     return tuple(found)
 
 

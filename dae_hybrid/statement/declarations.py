@@ -175,6 +175,16 @@ class Initial(Statement):
 
 
 @dataclass(frozen=True, eq=False)
+class Series(Statement):
+    """Measurements of one thing at many times: a value with a column of data in it, and a row of these for each."""
+
+    times: NDArray[np.float64]
+    value: ca.MX
+    column: ca.MX
+    data: NDArray[np.float64]  # (n_times, n_data)
+
+
+@dataclass(frozen=True, eq=False)
 class Functional(Statement):
     """A cost: the sum of its parts."""
 
@@ -184,3 +194,4 @@ class Functional(Statement):
     terminal: ca.MX | None
     at_times: tuple[tuple[ca.MX, ca.MX], ...] = ()  # time, value
     at_events: tuple[tuple[str, ca.MX], ...] = ()  # transition, value
+    series: tuple[Series, ...] = ()  # further measurements, many at once
