@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import casadi as ca
@@ -47,7 +48,7 @@ class Flat:
         """p without numbers."""
         return self.p[: self.p.numel() - self.numbers, :] if self.numbers else self.p
 
-    @property
+    @cached_property
     def u(self) -> Any:
         """(x, m, p, t) as one column, without numbers."""
         return ca.vertcat(self.x, self.m, self.parameters, self.t)

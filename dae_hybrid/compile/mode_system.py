@@ -282,7 +282,14 @@ def of_member(
     e = family.equations
 
     def completed(function: Callable[[], ca.Function]) -> Callable[[], ca.Function]:
-        return cache(lambda: closed(function(), P, numbers))
+        made: list[ca.Function] = []
+
+        def once() -> ca.Function:
+            if not made:
+                made.append(closed(function(), P, numbers))
+            return made[0]
+
+        return once
 
     return replace(
         family,

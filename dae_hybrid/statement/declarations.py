@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Self, SupportsIndex
 
 import casadi as ca
@@ -98,7 +99,7 @@ class Mode(Statement):
     labels: tuple[str, ...] = ()  # of residual, algebraic and constraint, one below the other
     idle: tuple[str, ...] = ()  # algebraic variables without a part in it, whose bounds it does not look at
 
-    @property
+    @cached_property
     def everything(self) -> ca.MX:
         """All equations in one column."""
         return ca.vertcat(*self.ode.values(), self.residual, self.algebraic, self.constraint)
