@@ -53,6 +53,17 @@ def measurements(n: int) -> dh.HybridModel:
     return m
 
 
+def series(n: int) -> dh.HybridModel:
+    """The same, stated at once."""
+    m = dh.HybridModel("series")
+    x, p = m.differential("x"), m.parameter("p", 1.0)
+    run = m.mode("run", ode={x: 1 - p * x})
+    m.initial(run, {x: 0.0})
+    times, data = np.linspace((0.0, 0.0), (1.0, 0.6), n + 2)[1:-1].T
+    m.functional("G", at_times=[(times, (x - data) ** 2)])
+    return m
+
+
 def nested(n: int) -> dh.HybridModel:
     """A chain of nested terms."""
     m = dh.HybridModel("nested")
@@ -77,6 +88,7 @@ PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridModel | Mechanism], tuple[Any
     "ring": (ring, (), (25, 50, 100, 200, 500, 1_000, 2_000)),
     "exits": (exits, (), (100, 500, 2_000)),
     "measurements": (measurements, (), (100, 1_000, 5_000, 20_000, 100_000)),
+    "series": (series, (), (100, 1_000, 5_000, 20_000, 100_000)),
     "nested": (nested, (), (125, 250, 500, 1_000)),
     "bars": (bars, (), (3, 6, 12, 25, 50, 100)),
     "bars_index1": (bars, (Index1(),), (3, 6, 12, 25, 50, 100)),

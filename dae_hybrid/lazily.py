@@ -55,6 +55,9 @@ class Lazily[T](Sequence[T]):
 
     __hash__ = object.__hash__
 
+    def __reduce__(self) -> tuple[type[tuple[T, ...]], tuple[list[T]]]:
+        return tuple, (list(self),)
+
     def __repr__(self) -> str:
         shown = [*map(repr, self[:3]), *(["..."] if len(self) > 3 else [])]
         return f"<{len(self)} members: {', '.join(shown)}>" if shown else "<no members>"

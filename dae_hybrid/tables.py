@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from html import escape
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 
 def align(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
@@ -33,6 +37,33 @@ def align(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[s
         for row in rows
     ]
     return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+
+
+def html(heading: str, rows: Sequence[Sequence[str]]) -> str:
+    """A table in HTML under a heading, for notebooks; the first row has the names of the columns.
+
+    Examples
+    --------
+    >>> from dae_hybrid.tables import html
+    >>> html("<G>", [["name"], ["x < 1"]])
+    '<table><caption>&lt;G&gt;</caption><tr><th>name</th></tr><tr><td>x &lt; 1</td></tr></table>'
+    """
+    lines = [
+        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+        for tag, row in zip(("th", *("td",) * (len(rows) - 1)), rows, strict=True)
+    ]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><caption>{escape(heading)}</caption>{body}</table>"
+
+
+def in_short(value: ArrayLike) -> str:
+    """A number with six digits, or the first and last ones of several."""
+    return np.array2string(np.squeeze(value), threshold=6, formatter={"float_kind": "{:.6g}".format})
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things in words: "1 mode", "2 modes"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

@@ -32,6 +32,11 @@ def kind_for(functions: Sequence[ca.Function]) -> Any:
     return ca.SX if all(f.is_a("SXFunction") for f in functions) else ca.MX
 
 
+def dense(expression: Any) -> Any:
+    """An SX or MX expression with all its entries; CasADi takes 30 microseconds to see that none is missing."""
+    return expression if expression.is_dense() else ca.densify(expression)
+
+
 def expanded(function: ca.Function) -> ca.Function:
     """Return the function in SX form if possible."""
     try:

@@ -238,21 +238,33 @@ def compile_source(*sources: str) -> ctypes.CDLL | None:
     return begin(*sources).result()
 
 
-def begin(*sources: str, apart: bool = False) -> Compilation:
+def begin(*sources: str, identity: str = "", apart: bool = False) -> Compilation:
     """Start `compile_source` in the background; with `apart`, interrupts of this process do not reach the compiler.
 
-    A compilation that is already running is shared.
+    The cache identifies the library by `identity`, by default the texts. A compilation that is already running is
+    shared.
     """
     command = find_compiler()
     if command is None:
         warn_once("No C compiler found", ": models run interpreted, slower. Install gcc or dae-hybrid[compiler].")
         return Finished(None)
-    identity = "\n".join([*sources, _compiler_identity(command), *FLAGS, *STRAIGHT, *SEPARATE, _machine()])
-    key = hashlib.sha256(identity.encode()).hexdigest()[:40]
+    key = _key(command, identity or "\n".join(sources))
     if key in _loaded or _from_cache(key):
         return Finished(_loaded[key])
     with _workshop.lock:
         return _workshop.under_way.get(key) or Compilation(key, command, sources, apart=apart)
+
+
+def known(identity: str) -> Compilation | None:
+    """The library of that identity, None where the cache has none."""
+    command = find_compiler()
+    key = "" if command is None else _key(command, identity)
+    return Finished(_loaded[key]) if key and (key in _loaded or _from_cache(key)) else None
+
+
+def _key(command: tuple[str, ...], identity: str) -> str:
+    whole = "\n".join([identity, _compiler_identity(command), *FLAGS, *STRAIGHT, *SEPARATE, _machine()])
+    return hashlib.sha256(whole.encode()).hexdigest()[:40]
 
 
 def _from_cache(key: str) -> bool:

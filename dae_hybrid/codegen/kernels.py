@@ -2,7 +2,7 @@
 
 A `Kernel` evaluates one CasADi function on flat arrays through its buffer (0.2 microseconds of
 overhead instead of 25 for a regular call). `compile_functions` compiles a set of functions into one
-shared library, cached for the user under a hash of its source, compiler, flags and machine.
+shared library, cached for the user under a hash of the functions, compiler, flags and machine.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
 
 import casadi as ca
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
-from dae_hybrid.codegen.compiler import Compilation, Finished, begin, warn_once
+from dae_hybrid.codegen.compiler import Compilation, Finished, begin, known, warn_once
 from dae_hybrid.codegen.dense_products import by_columns
 from dae_hybrid.codegen.split_source import APART, LONG, MOST, cut, is_long, is_straight, shared_out, statements
 from dae_hybrid.errors import UnsupportedError
@@ -34,7 +36,7 @@ DESCRIPTION = re.compile(
 
 
 class NotPicklable:
-    """What holds compiled code: copies share it, and no pickle can carry it."""
+    """What holds compiled code: copies share it, and no pickle can carry it by itself."""
 
     def __copy__(self) -> Self:
         return self
@@ -42,11 +44,10 @@ class NotPicklable:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self) -> tuple[Any, ...]:
         raise UnsupportedError(
             f"A {type(self).__name__} cannot be pickled: it carries compiled code.",
-            remedy="Build the model in each worker process, which takes the code from the cache; send parameters there "
-            "and numbers back: sol['y'], dict(sol.functionals), gradient.",
+            remedy="Pickle the system, or the result of a run, that it belongs to.",
         )
 
 
@@ -193,16 +194,38 @@ def begin_functions(functions: Mapping[Any, ca.Function], *, apart: bool = False
     """Start compiling functions, see `begin`; return a note instead of a library if they are too long."""
     if not functions:
         return Finished(None), ""
+    identity = identity_of(functions.values())
+    if identity and (found := known(identity)) is not None:
+        return found, ""
     texts = generate_files(list(functions.values()))
     counts = [statements(text) for text in texts]
     if max(counts) <= MOST:
-        return begin(*texts, apart=apart), ""
+        return begin(*texts, identity=identity, apart=apart), ""
     note = (
         f"The equations are too long to compile, {sum(counts):,} statements of C in {len(texts)} files where "
         f"{MOST:,} each are the limit: they run interpreted, slower"
     )
     warn_once(note, ". State long sums and chains with vectors (size=), or pass native=False to build().")
     return Finished(None), note
+
+
+def identity_of(functions: Iterable[ca.Function]) -> str:
+    """What the C text of functions is made from, which takes a fraction of the time to write; "" where that is unknown.
+
+    That is the functions themselves, and those who write: CasADi and the modules here.
+    """
+    writers = _writers()
+    return "\n".join([writers, *(function.serialize() for function in functions)]) if writers else ""
+
+
+@cache
+def _writers() -> str:
+    modules = (Path(__file__).with_name(name) for name in ("kernels.py", "dense_products.py", "split_source.py"))
+    try:
+        texts = [path.read_text(encoding="utf-8") for path in modules]
+    except OSError:
+        return ""
+    return "\n".join([ca.CasadiMeta.version(), *texts])
 
 
 def bound[Key](functions: Mapping[Key, ca.Function], library: ctypes.CDLL | None) -> dict[Key, NativeFunction]:

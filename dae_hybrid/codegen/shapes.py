@@ -85,19 +85,20 @@ def _in_elements(function: ca.Function, structural: Set[float]) -> list[tuple[An
         return none
     found = none
     known: dict[int, Any] = {}  # work index -> number, input or operation
+    of, arguments, results = flat.instruction_id, flat.instruction_input, flat.instruction_output
     operations, numbers, alone, first = list[Any](), list[float](), True, 0
     for k in range(flat.n_instructions()):
-        op = flat.instruction_id(k)
+        op = of(k)
         if op == ca.OP_CONST:
-            known[flat.instruction_output(k)[0]] = float(flat.instruction_constant(k))
+            known[results(k)[0]] = float(flat.instruction_constant(k))
         elif op == ca.OP_INPUT:
-            known[flat.instruction_output(k)[0]] = ("input", *flat.instruction_input(k))
+            known[results(k)[0]] = ("input", *arguments(k))
         elif op == ca.OP_CALL:  # the operation does not identify the function
             alone = False
-            known |= dict.fromkeys(flat.instruction_output(k), k)
+            known |= dict.fromkeys(results(k), k)
         else:
             operands = []
-            for i, place in enumerate(flat.instruction_input(k)):
+            for i, place in enumerate(arguments(k)):
                 value = known[place]
                 if isinstance(value, float) and (
                     abs(value) in structural or (structural and i == 1 and op in POWERS) or not math.isfinite(value)
@@ -114,10 +115,10 @@ def _in_elements(function: ca.Function, structural: Set[float]) -> list[tuple[An
             operations.append((op, *operands))
             if op == ca.OP_OUTPUT:
                 if alone:
-                    found[flat.instruction_output(k)[0]] = tuple(operations), np.array(numbers)
+                    found[results(k)[0]] = tuple(operations), np.array(numbers)
                 first, operations, numbers, alone = k + 1, [], [], True
             else:
-                known[flat.instruction_output(k)[0]] = first + len(operations) - 1
+                known[results(k)[0]] = first + len(operations) - 1
     return found
 
 

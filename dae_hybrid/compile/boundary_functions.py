@@ -10,7 +10,7 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE, expanded
+from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE, dense, expanded
 from dae_hybrid.codegen.kernels import NativeFunction
 from dae_hybrid.compile.builders import Builders
 from dae_hybrid.compile.lowering import Flat
@@ -70,8 +70,7 @@ def end_functions(
         named[f"final{mode.index}"] = [t, y, m, p, *behind], [x, *mode.entry.call(point), *final.call(point)]
     # not expanded: factors computed elsewhere must not be simplified together with these
     found = {
-        key: ca.Function(f"end_{key}", inputs, [ca.densify(v) for v in outputs])
-        for key, (inputs, outputs) in named.items()
+        key: ca.Function(f"end_{key}", inputs, [dense(v) for v in outputs]) for key, (inputs, outputs) in named.items()
     }
     for i, of_mode in enumerate(_shapes(measurements)):
         for k in range(len(builders.unit)):
@@ -90,7 +89,7 @@ def _measured(of_mode: Callable[[int], Any], mode: ModeBuilder, name: str) -> ca
     x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
     value, by_u = function.call([t, x, m, p, data])
     by_w = by_u @ first_output(mode.point_function("chain", lambda s: [mode.chain(s)]), t, x, m, p)
-    return expanded(ca.Function(name, [t, y, m, p, clock, data], [ca.densify(v) for v in (value, by_w)]))
+    return expanded(ca.Function(name, [t, y, m, p, clock, data], [dense(v) for v in (value, by_w)]))
 
 
 def _numbers(mode: ModeBuilder, p: ca.MX) -> tuple[list[ca.MX], ca.MX]:

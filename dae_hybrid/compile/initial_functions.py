@@ -9,6 +9,7 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
+from dae_hybrid.codegen.casadi_tools import dense
 from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.compile.builders import Builders
 from dae_hybrid.compile.elimination import by_substitution
@@ -48,7 +49,7 @@ def build_initial(model: HybridModel, builders: Builders, signals: tuple[SignalT
     values = lower("given", [(f"initial value of '{n}'", initial.values[n]) for n in given] or none)
     memories = lower("m0", _memories(model, builder) or none)
     stated = lower("stated", [("initial equations", initial.equations)])
-    metric = lower("metric", [("metric", ca.vec(ca.densify(ca.MX(1) if initial.metric is None else initial.metric)))])
+    metric = lower("metric", [("metric", ca.vec(dense(ca.MX(1) if initial.metric is None else initial.metric)))])
     if initial.metric is not None:
         check_parameters_only(model, "metric of initial()", initial.metric)
     functions = [values, memories, stated, metric, builder.flow, builder.invariants]
@@ -135,7 +136,7 @@ def _bend(inputs: list[Any], total: Any, x: Any) -> Kernel:
     kind: Any = type(x)
     u, v = kind.sym("u", total.numel()), kind.sym("v", x.numel())
     value = u.T @ ca.jtimes(total, x, v)
-    outputs = [ca.densify(ca.jacobian(value, by)) for by in (x, inputs[2], inputs[3])]
+    outputs = [dense(ca.jacobian(value, by)) for by in (x, inputs[2], inputs[3])]
     return Kernel(ca.Function("bend", [*inputs, u, v], outputs))
 
 
@@ -300,4 +301,4 @@ def _start(
     if entries:
         start[entries] = ca.vertcat(*values.call([*zeros, p]))
     start = ca.vertcat(start, ca.MX.zeros(multipliers))
-    return Kernel(ca.Function("start", [p], [ca.densify(start), compact(ca.jacobian(start, p))]), [1])
+    return Kernel(ca.Function("start", [p], [dense(start), compact(ca.jacobian(start, p))]), [1])

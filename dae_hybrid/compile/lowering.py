@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.codegen.casadi_tools import expanded, is_vectorised, kind_for
+from dae_hybrid.codegen.casadi_tools import dense, expanded, is_vectorised, kind_for
 from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.statement.declarations import Declaration, Mode
@@ -47,7 +48,7 @@ class Flat:
         """p without the numbers."""
         return self.p[: self.p.numel() - self.numbers, :] if self.numbers else self.p
 
-    @property
+    @cached_property
     def u(self) -> Any:
         """(x, m, p, t) as one column, without the numbers."""
         return ca.vertcat(self.x, self.m, self.parameters, self.t)
@@ -95,6 +96,10 @@ class ModeLowering:
         self.memory = model.of_kind("memory")
         self.parameters = model.of_kind("parameter")
         self.n = self.differential.size + self.algebraic.size
+        behind = [*(d.symbol for d in self.parameters), *self.numbers]
+        own = ([d.symbol for d in group] for group in (self.variables, self.memory))
+        self._groups = [[model.time], *own, behind]  # symbols of t, x, m and p
+        self._point = [_column(group) for group in self._groups]
         held, by = [d.symbol for d in (*self.memory, *self.parameters)], [d.symbol for d in self.variables]
         self.vectorised = is_vectorised(mode.everything, held, by)
 
@@ -123,24 +128,22 @@ class ModeLowering:
         values = [e for _, e in expressions]
         if rates:
             values = ca.substitute(values, rates, flows)
-        own = [self.model.time, *(d.symbol for d in (*self.variables, *self.memory, *self.parameters)), *self.numbers]
-        inputs = [*own, *extra]
-        self._check_symbols([(what, value) for (what, _), value in zip(expressions, values, strict=True)], inputs)
-        function = ca.Function(name, inputs, values)
-        function = without_marks(function if self.vectorised else expanded(function))
-        kind = kind_for([function])
-        behind = [s.numel() for s in self.numbers]
-        sizes = (self.n, sum(d.size for d in self.memory), sum((*(d.size for d in self.parameters), *behind)))
-        t = kind.sym("t")
-        x, m, p = (kind.sym(key, size) for key, size in zip("xmp", sizes, strict=True))
-        more = [kind.sym(f"extra{i}", s.numel()) for i, s in enumerate(extra)]
-        named = [
-            piece
-            for flat, group, more_of_it in ((x, self.variables, []), (m, self.memory, []), (p, self.parameters, behind))
-            for piece in split(flat, [*(d.size for d in group), *more_of_it])
-        ]
-        results = function.call([t, *named, *more])
-        return ca.Function(name, [t, x, m, p, *more], [ca.densify(r) for r in results])
+        inputs = [*(symbol for group in self._groups for symbol in group), *extra]
+        try:
+            function = ca.Function(name, [*self._point, *extra], [dense(value) for value in values])
+        except RuntimeError:
+            whats = [what for what, _ in expressions]
+            self._check_symbols(list(zip(whats, values, strict=True)), inputs)
+            raise
+        if not self.vectorised and (function := expanded(function)).is_a("SXFunction"):
+            return function
+        function = without_marks(ca.Function(name, inputs, values))
+        point = [ca.MX.sym(key, column.numel()) for key, column in zip("txmp", self._point, strict=True)]
+        sizes = [[symbol.numel() for symbol in group] for group in self._groups]
+        named = [piece for column, own in zip(point, sizes, strict=True) for piece in split(column, own)]
+        more = [ca.MX.sym(f"extra{i}", s.numel()) for i, s in enumerate(extra)]
+        results = function.call([*named, *more])
+        return ca.Function(name, [*point, *more], [dense(r) for r in results])
 
     def _check_symbols(self, expressions: Sequence[tuple[str, ca.MX]], inputs: Sequence[ca.MX]) -> None:
         known = {s.__hash__() for s in inputs}
@@ -171,10 +174,17 @@ class ModeLowering:
                 )
 
 
+def _column(symbols: Sequence[ca.MX]) -> ca.MX:
+    """Symbols one below the other."""
+    if len(symbols) == 1:
+        return symbols[0]
+    return ca.vertcat(*symbols) if symbols else ca.MX(0, 1)
+
+
 def split(flat: Any, sizes: Sequence[int]) -> list[Any]:
     """Split a column into pieces of the given sizes."""
-    if not sizes:
-        return []
+    if len(sizes) < 2:
+        return [flat] * len(sizes)
     offsets = [0]
     for size in sizes:
         offsets.append(offsets[-1] + size)

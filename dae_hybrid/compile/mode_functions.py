@@ -9,7 +9,7 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.codegen.casadi_tools import ELIMINATED, SYMBOLIC_SOLVE, WATCHED, jacobian, linear_solve
+from dae_hybrid.codegen.casadi_tools import ELIMINATED, SYMBOLIC_SOLVE, WATCHED, dense, jacobian, linear_solve
 from dae_hybrid.compile.dependence import refuse_dependent_equations
 from dae_hybrid.compile.elimination import singularities, solve_explicitly
 from dae_hybrid.compile.lowering import Flat, ModeLowering, symbols_for
@@ -99,13 +99,13 @@ class ModeFunctions:
         check_structure(mode.name, lowering.algebraic.labels(), names, self.nk, by_z.sparsity())
         if lowering.implicit:
             nominal = np.concatenate([*(d.start for d in lowering.parameters), np.zeros(self.numbers)])
-            matrix = ca.Function("by_z", list(s.point), [ca.densify(by_z)])
+            matrix = ca.Function("by_z", list(s.point), [dense(by_z)])
             refuse_dependent_equations(mode.name, matrix, lowering.algebraic.labels(), names, nominal)
         k = rows[index2, :] if index2 else s.kind(0, 1)
         stated = ca.vertcat(rates, rows[index1 + index2, :]) if labels else rates
 
         def function(name: str, value: Any) -> ca.Function:
-            return ca.Function(name, list(s.point), [ca.densify(value)])
+            return ca.Function(name, list(s.point), [dense(value)])
 
         self.flow = function("flow", ca.vertcat(rates, closure))
         self.stated = function("stated", stated)
@@ -121,7 +121,7 @@ class ModeFunctions:
         if found is None:
             return None
         self.poles = found[1].numel()
-        return ca.Function("explicit", [s.t, y, s.m, s.p], [ca.densify(v) for v in found])
+        return ca.Function("explicit", [s.t, y, s.m, s.p], [dense(v) for v in found])
 
     def _watch_singularities(self) -> None:
         """Set `singularities` to the determinants of the blocks of [F_y' | F_z] (C B in index 2), if few and small."""
@@ -134,7 +134,7 @@ class ModeFunctions:
             self.unwatched = True
         elif found.numel():
             self.poles = found.numel()
-            self.singularities = ca.Function("singularities", list(s.point), [ca.densify(found)])
+            self.singularities = ca.Function("singularities", list(s.point), [dense(found)])
 
     def _is_reducible(self) -> bool:
         semi_explicit = not (self.lowering.implicit or self.nk or self.unwatched)
@@ -239,7 +239,7 @@ class ModeFunctions:
     def point_function(self, name: str, outputs: Any) -> ca.Function:
         """Return a function of (t, x, m, p); `outputs(s)` is evaluated on symbols that permit its linear solves."""
         s = self.solvable(self.symbols())
-        return ca.Function(name, list(s.point), [ca.densify(o) for o in outputs(s)])
+        return ca.Function(name, list(s.point), [dense(o) for o in outputs(s)])
 
     def invariant_part(self, s: Flat) -> Any:
         """The constraints k(y, m, p, t) of index 2."""
@@ -290,11 +290,11 @@ class ModeFunctions:
         ny, nz = self.ny, self.nz
         by_x, h_x = (self.by_u(f, s)[:, : self.lowering.n] for f in (self.flow, self.guards))
         transposed = by_x[ny:, ny:].T
-        by_z = linear_solve(transposed, ca.densify(h_x[:, ny:].T))
+        by_z = linear_solve(transposed, dense(h_x[:, ny:].T))
         if not self.nk:
             return by_z
         along = by_x[:ny, ny:].T @ (h_x[:, :ny].T - by_x[ny:, :ny].T @ by_z)
-        return ca.vertcat(by_z, linear_solve(transposed, ca.densify(along))[nz - self.nk :, :])
+        return ca.vertcat(by_z, linear_solve(transposed, dense(along))[nz - self.nk :, :])
 
     def _rounding(self) -> ca.Function:
         """Scale of the rounding errors of the algebraic variables: their size and that of their equations' terms."""
@@ -333,7 +333,7 @@ class ModeFunctions:
             else:
                 step = newton(t, x, m, p)
                 x = x + ca.vertcat(ca.MX.zeros(ny), step)
-        return ca.Function("consistent", point, [ca.densify(x), ca.densify(step)])
+        return ca.Function("consistent", point, [dense(x), dense(step)])
 
     def _state_point(self) -> list[ca.MX]:
         """Symbols for (t, state, m, p)."""
@@ -350,7 +350,7 @@ class ModeFunctions:
             # a vanishing variable has no scale of its own: linear algebra gives it roundings of the other corrections
             step = ca.fabs(step)
             step = step / (self._rounding()(t, x, m, p) + ca.mmax(step) + TINY)
-        return ca.Function("landing", point, [ca.densify(v) for v in (x, xdot(t, x, m, p), step)])
+        return ca.Function("landing", point, [dense(v) for v in (x, xdot(t, x, m, p), step)])
 
     def multipliers(self) -> ca.Function:
         """(t, x, m, p, L, e) -> lambda, (mu of index-1 rows, mu of constraints), zeta, lambda'.
@@ -376,9 +376,7 @@ class ModeFunctions:
         multiplier = ca.vertcat(mu[: self.nz - nk, :], -zeta_rate)
         stated_x = jacobian(self.stated(*s.point), s.x)[:, :ny]
         lam_rate = -(stated_x.T @ ca.vertcat(lam, multiplier) + g_x[:, :ny].T @ e)
-        return ca.Function(
-            "multipliers", [*s.point, adjoint, e], [ca.densify(v) for v in (lam, multiplier, zeta, lam_rate)]
-        )
+        return ca.Function("multipliers", [*s.point, adjoint, e], [dense(v) for v in (lam, multiplier, zeta, lam_rate)])
 
     @cached_property
     def entry(self) -> ca.Function:
@@ -409,4 +407,4 @@ def entry_sizes(matrix: Any, u: Any) -> Any:
         return type(matrix)(*matrix.shape)
     if min(matrix.shape) > LARGE:  # structural nonzeros only
         return type(matrix)(matrix.sparsity(), term_sizes(matrix.nz[:], u))
-    return ca.reshape(term_sizes(ca.vec(ca.densify(matrix)), u), *matrix.shape)
+    return ca.reshape(term_sizes(ca.vec(dense(matrix)), u), *matrix.shape)

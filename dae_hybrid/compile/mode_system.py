@@ -10,7 +10,7 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.codegen.casadi_tools import jacobian
+from dae_hybrid.codegen.casadi_tools import dense, jacobian
 from dae_hybrid.codegen.hoisting import hoisted
 from dae_hybrid.codegen.kernels import Kernel, NativeFunction
 from dae_hybrid.codegen.products import products
@@ -56,19 +56,19 @@ class ModeBuilder(ModeFunctions):
             by, integrands_by = self._by_implicit_functions(s)
         integrands_by = [matrix.T for matrix in integrands_by]
         named = {
-            "flow": [ca.densify(equations), ca.densify(g)],  # MX drops structural zeros
+            "flow": [dense(equations), dense(g)],  # MX drops structural zeros
             "jacobian": [by[0], integrands_by[0]],
             "linearised": [equations, g, *by, *integrands_by],
             "guards": [h],
         }
         if self.reducible:
-            named["reduced"] = [ca.densify(self.xdot(s)), ca.densify(g)]
+            named["reduced"] = [dense(self.xdot(s)), dense(g)]
         functions = {key: ca.Function(f"m{self.index}_{key}", inputs, outputs) for key, outputs in named.items()}
         if not self.numbers:
             functions |= products(f"m{self.index}", functions["flow"], functions["linearised"], explicit=not self.nz)
         for key, function in self._at_points(inputs, h, equations).items():
             w = symbols_for([function], state.numel(), self.nm, self.np)
-            outputs = [ca.densify(o) for o in function.call(list(w.point))]  # MX drops structural zeros
+            outputs = [dense(o) for o in function.call(list(w.point))]  # MX drops structural zeros
             functions[key] = ca.Function(f"m{self.index}_{key}", list(w.point), outputs)
         return functions
 
@@ -114,8 +114,8 @@ class ModeBuilder(ModeFunctions):
             return found
         along = jacobian(h, state) @ equations + jacobian(h, t)
         return {
-            "complete": ca.Function("complete", [t, state, m, p], [state, equations, ca.densify(0 * state[:0, :])]),
-            "rates": ca.Function("rates", [t, state, m, p], [ca.densify(along)]),
+            "complete": ca.Function("complete", [t, state, m, p], [state, equations, dense(0 * state[:0, :])]),
+            "rates": ca.Function("rates", [t, state, m, p], [dense(along)]),
         }
 
     def _in_pieces(self) -> dict[str, ca.Function]:
@@ -124,7 +124,7 @@ class ModeBuilder(ModeFunctions):
         if not n_guards:
             return found
         s = self.symbols()
-        values = [ca.densify(v) for v in (self.guards(*s.point), self.off(s))]
+        values = [dense(v) for v in (self.guards(*s.point), self.off(s))]
         found["sketch"] = ca.Function("sketch", list(s.point), values)
         found["slopes"] = self.point_function("slopes", lambda s: [self.guard_rates(s)])
         if n_guards * (self.nz + self.nk) <= WEIGHED:
@@ -170,8 +170,8 @@ class ModeBuilder(ModeFunctions):
         phi, g, equations = self.terminals(*s.point), self.integrands(*s.point), self.flow(*s.point)
         outputs = {
             "closure_by_u": ([compact(jacobian(self.algebraic_part(s), s.u))], [0]),
-            "terminal": ([phi, ca.densify(jacobian(phi, s.u))], [1]),
-            "adjoint_point": ([compact(jacobian(equations, s.x)), ca.densify(jacobian(g, s.x))], [0, 1]),
+            "terminal": ([phi, dense(jacobian(phi, s.u))], [1]),
+            "adjoint_point": ([compact(jacobian(equations, s.x)), dense(jacobian(g, s.x))], [0, 1]),
             "flow_by_u": ([compact(jacobian(equations, s.u))], [0]),
         }
         found = {
@@ -183,7 +183,7 @@ class ModeBuilder(ModeFunctions):
             found["landing"] = Kernel(self.landing)
         if self.nk:
             by_u = jacobian(k, s.u)
-            values = [ca.densify(k), compact(by_u), ca.densify(term_sizes(k, s.u))]
+            values = [dense(k), compact(by_u), dense(term_sizes(k, s.u))]
             sizes = ca.Function("invariants", list(s.point), values)
             found["invariants"] = Kernel(sizes, [1])
             found["direction"] = Kernel(self.point_function("direction", lambda s: [self.direction(s)]), [0])
@@ -284,7 +284,14 @@ def of_member(
     e = family.equations
 
     def completed(function: Callable[[], ca.Function]) -> Callable[[], ca.Function]:
-        return cache(lambda: closed(function(), P, numbers))
+        made: list[ca.Function] = []
+
+        def once() -> ca.Function:
+            if not made:
+                made.append(closed(function(), P, numbers))
+            return made[0]
+
+        return once
 
     return replace(
         family,
@@ -316,4 +323,4 @@ def to_compile(functions: dict[str, ca.Function], mode: ModeBuilder) -> dict[str
 
 def dense_vectors(values: list[Any], matrices: list[int]) -> list[Any]:
     """Densify columns; leave the outputs listed in `matrices` sparse."""
-    return [value if i in matrices else ca.densify(value) for i, value in enumerate(values)]
+    return [value if i in matrices else dense(value) for i, value in enumerate(values)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import casadi as ca
 
-from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE, expanded
+from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE, dense, expanded
 from dae_hybrid.codegen.kernels import NativeFunction
 from dae_hybrid.compile.families import apart
 from dae_hybrid.compile.lowering import Flat
@@ -59,9 +59,7 @@ def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]
         k, by_z, size = mode.closure.call([t, ca.vertcat(y[: mode.ny], z), m, p])
         outputs["solve"] = [k, by_z, ca.fabs(by_z), size]
     found = {
-        key: _in_elements(
-            ca.Function(f"m{mode.index}_{key}", [t, y, m, p, clock, z], [ca.densify(v) for v in values]), mode
-        )
+        key: _in_elements(ca.Function(f"m{mode.index}_{key}", [t, y, m, p, clock, z], [dense(v) for v in values]), mode)
         for key, values in outputs.items()
     }
     return _with_numbers_apart(found, mode)
@@ -139,7 +137,7 @@ def crossing_functions(
     outputs["cross"] = [x, *before, x_after, m_after, *after, *more]
     found: dict[str, ca.Function] = {}
     for key, values in outputs.items():
-        function = ca.Function(f"t{transition.index}_{key}", inputs, [ca.densify(v) for v in values])
+        function = ca.Function(f"t{transition.index}_{key}", inputs, [dense(v) for v in values])
         found[key] = function if called and key == "cross" else _in_elements(function, source, target)
     short = "solve" not in found or sum(f.n_instructions() for f in found.values()) <= MAX_TRANSITION_OPERATIONS
     return _with_numbers_apart(found, source) if short else {}

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import casadi as ca
 import numpy as np
 
+from dae_hybrid.codegen.casadi_tools import dense
 from dae_hybrid.codegen.compiler import Compilation, begin
 from dae_hybrid.codegen.kernels import Kernel, NativeFunction, begin_functions, bound, compile_functions
 from dae_hybrid.codegen.shapes import shapes_of
@@ -23,6 +24,7 @@ from dae_hybrid.compile.initial_functions import build_initial
 from dae_hybrid.compile.lowering import symbols_for
 from dae_hybrid.compile.mode_system import to_compile
 from dae_hybrid.compile.native_transitions import graph, point_functions
+from dae_hybrid.compile.origin import Origin
 from dae_hybrid.compile.relations import with_relations
 from dae_hybrid.compile.transition_functions import check_parameters_only, of_parameters
 from dae_hybrid.errors import AdapterError, ModelError
@@ -45,6 +47,8 @@ def build_system(
 ) -> HybridSystem:
     """Build the system; see `HybridModel.build`."""
     _check_declarations(model)
+    index2, kink = "direct" if direct else "reduced", "events" if kinks else "integrate"
+    origin = Origin(model, {"native": native, "eliminate": eliminate, "index2": index2, "kinks": kink})
     parts.begin("equations")
     stated = with_bounds(model)
     model, assumed_smooth = with_relations(stated, kinks=kinks)
@@ -89,6 +93,7 @@ def build_system(
     parameters = model.of_kind("parameter")
     nominal = np.concatenate([d.start for d in parameters]) if parameters else np.zeros(0)
     nominal.flags.writeable = False
+    declared = [*model.declarations.values(), *(d for b in builders.units.values() for d in b.lowering.variables)]
     system = HybridSystem(
         name=model.name,
         parameters=Layout.of((d.name, d.size) for d in parameters),
@@ -107,6 +112,9 @@ def build_system(
         branches=branch_table(stated, model, builders),
         frozen={d.name: None if d.of is None else d.of.name for d in model.of_kind("memory")},
         labels={d.name: f"{d.name} [{d.unit}]" if d.unit else d.name for d in model.declarations.values()},
+        units={d.name: d.unit for d in declared if d.unit},
+        descriptions={d.name: d.description for d in declared if d.description},
+        remake=origin.reduced,
     )
     if native != "later":
         return system
@@ -154,7 +162,7 @@ def _signals(model: HybridModel, memory: Layout) -> tuple[SignalTable, ...]:
         values = of_parameters(model, "values", [d.signal.values], [])
         p = ca.MX.sym("p", values.numel_in(0))
         column = values(p)
-        by_p = Kernel(ca.Function("values_by_p", [p], [ca.densify(ca.jacobian(column, p))]), [0])
+        by_p = Kernel(ca.Function("values_by_p", [p], [dense(ca.jacobian(column, p))]), [0])
         tables.append(SignalTable(d.signal, memory[d.name], Kernel(values), by_p))
     return tuple(tables)
 
@@ -170,6 +178,12 @@ def _measurements(model: HybridModel, functionals: Layout, builders: Builders) -
                 of_mode[shape.key] = cache(partial(_measured, builders, label, shape.expression, shape.column))
             time, components = _time(model, what, when), functionals[functional.name]
             found.append(Measurement(functional.name, components, time, of_mode[shape.key], numbers))
+    for functional in model.functionals.values():  # behind all others: branches count those by themselves
+        label, components = f"measurement of functional '{functional.name}'", functionals[functional.name]
+        for series in functional.series:
+            own = cache(partial(_measured, builders, label, series.value, series.column))
+            rows = zip(series.times.tolist(), series.data, strict=True)
+            found += [Measurement(functional.name, components, time, own, data) for time, data in rows]
     return tuple(found)
 
 
@@ -181,7 +195,7 @@ def _time(model: HybridModel, what: str, when: ca.MX) -> Kernel | float:
     time = of_parameters(model, "time", [when], [])
     p = ca.MX.sym("p", time.numel_in(0))
     at = time(p)
-    return Kernel(ca.Function("time", [p], [ca.densify(v) for v in (at, ca.jacobian(at, p))]), [1])
+    return Kernel(ca.Function("time", [p], [dense(v) for v in (at, ca.jacobian(at, p))]), [1])
 
 
 def _measured(builders: Builders, label: str, shape: ca.MX, data: ca.MX, mode: int) -> Kernel:
@@ -191,7 +205,7 @@ def _measured(builders: Builders, label: str, shape: ca.MX, data: ca.MX, mode: i
     s = symbols_for([function], lowering.n, unit.nm, unit.np)
     numbers = s.kind.sym("data", data.numel())
     result = ca.vertcat(*function.call([*s.point, numbers]))
-    outputs = [ca.densify(v) for v in (result, ca.jacobian(result, s.u))]
+    outputs = [dense(v) for v in (result, ca.jacobian(result, s.u))]
     return Kernel(ca.Function("measured", [*s.point, numbers], outputs), [1])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.codegen.casadi_tools import jacobian, kind_for
+from dae_hybrid.codegen.casadi_tools import dense, jacobian, kind_for
 from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.compile.lowering import Flat, ModeLowering, split, symbols_for
 from dae_hybrid.compile.mode_functions import entry_sizes, term_sizes
@@ -147,7 +147,7 @@ class Jump:
         self.m = lower("jump_m", updates or none, [*self.posts, *unknown])
         self.t = lower("jump_t", [(f"reset of '{name}'", transition.equations)], [*self.posts, *unknown, *rates])
         metric = ca.MX.eye(1) if transition.metric is None else transition.metric
-        self.metric = lower("metric", [(f"metric of '{name}'", ca.vec(ca.densify(metric)))])
+        self.metric = lower("metric", [(f"metric of '{name}'", ca.vec(dense(metric)))])
         costs = event_costs(self.model, name)
         self.has_cost = bool(costs)
         self.cost = lower("cost", costs or none, [*self.posts, *unknown, *rates])
@@ -279,7 +279,7 @@ class Jump:
         m_new = self.memory(s, xi)
         at_new = at.call([*s.point, xi, m_new])
         outputs = [self.after(s, xi), m_new, *at_new]
-        outputs = [compact(e) if i in (3, 4) else ca.densify(e) for i, e in enumerate(outputs)]
+        outputs = [compact(e) if i in (3, 4) else dense(e) for i, e in enumerate(outputs)]
         after = ca.Function("after", [t, x, m, xi, p], outputs)
         total = self.phi(s, xi, m_new)
         self._check_rank(jacobian(total, xi).sparsity())
@@ -308,7 +308,7 @@ class Jump:
         none = [s.kind(*self.t.size_in(i)) for i in range(4, self.t.n_in())]
         rows = self.t(*s.point, *none)[self.conditions, :]
         outputs = [rows, jacobian(rows, s.u), term_sizes(rows, s.u)]
-        return Kernel(ca.Function("conditions", list(s.point), [ca.densify(e) for e in outputs]), [1])
+        return Kernel(ca.Function("conditions", list(s.point), [dense(e) for e in outputs]), [1])
 
     def _check_rank(self, pattern: ca.Sparsity) -> None:
         """Refuse structurally deficient equations.
@@ -339,9 +339,7 @@ class Jump:
         kind = kind_for([arrive, entry])
         t, x, m, p = (kind.sym(n, v.numel()) for n, v in zip("txmp", s.point, strict=True))
         x_new, m_new, *rest = arrive(t, x, m, p)
-        return ca.Function(
-            "jump", [t, x, m, p], [ca.densify(e) for e in (x_new, m_new, *rest, *entry(t, x_new, m_new, p))]
-        )
+        return ca.Function("jump", [t, x, m, p], [dense(e) for e in (x_new, m_new, *rest, *entry(t, x_new, m_new, p))])
 
 
 def square_metric(given: Any, count: int, kind: Any, *, transition: str | None = None) -> Any:
@@ -371,5 +369,5 @@ def event_costs(model: HybridModel, transition: str) -> list[tuple[str, ca.MX]]:
 
 def cost_kernel(s: Flat, xi: Any, cost: Any) -> Kernel:
     """Return `cost` of `TransitionMap`."""
-    outputs = [ca.densify(e) for e in (cost, jacobian(cost, s.u), jacobian(cost, xi))]
+    outputs = [dense(e) for e in (cost, jacobian(cost, s.u), jacobian(cost, xi))]
     return Kernel(ca.Function("cost", [s.t, s.x, s.m, xi, s.p], outputs), [1, 2])

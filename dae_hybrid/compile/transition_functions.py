@@ -6,6 +6,7 @@ from typing import Any
 
 import casadi as ca
 
+from dae_hybrid.codegen.casadi_tools import dense
 from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.compile.lowering import split, symbols_for
 from dae_hybrid.compile.mode_system import ModeBuilder
@@ -67,7 +68,7 @@ def build_transition(
     if jump is None and (cost := _costs_at_the_end(model, transition, source_builder)) is not None:
         kernels["cost"] = cost
     if isinstance(trigger, TimeTrigger):
-        kernels["time"] = Kernel(of_parameters(model, "time", [ca.densify(trigger.schedule(clock))], [clock]))
+        kernels["time"] = Kernel(of_parameters(model, "time", [dense(trigger.schedule(clock))], [clock]))
     if jump is not None:
         kernels |= jump.kernels()
     return TransitionMap(
@@ -157,7 +158,7 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Ke
             derivative = ca.vertcat(ca.jacobian(y_new, s.u) @ by_w, dm @ by_w)
         arrival = [flow_plus, target.integrands(*point), k_z, k_z_size]
     outputs = [ca.jacobian(h, s.u) @ by_w, derivative, flow_minus, g_minus, *arrival]
-    outputs = [compact(o) if i in (1, 6, 7) else ca.densify(o) for i, o in enumerate(outputs)]
+    outputs = [compact(o) if i in (1, 6, 7) else dense(o) for i, o in enumerate(outputs)]
     function = ca.Function("tangent", [s.t, s.x, s.m, after, m_after, s.p, clock], outputs)
     return Kernel(function, [0, 1, 6, 7])
 
@@ -190,4 +191,4 @@ def of_parameters(model: HybridModel, name: str, outputs: list[Any], extra: list
     p = ca.MX.sym("p", sum(d.size for d in parameters))
     more = [ca.MX.sym(f"extra{i}", e.numel()) for i, e in enumerate(extra)]
     pieces = split(p, [d.size for d in parameters])
-    return ca.Function(name, [p, *more], [ca.densify(o) for o in named.call([*pieces, *more])])
+    return ca.Function(name, [p, *more], [dense(o) for o in named.call([*pieces, *more])])

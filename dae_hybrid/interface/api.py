@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal, TypedDict, Unpack
 
 import numpy as np
@@ -15,15 +16,13 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.interface.runs import Parameters, RunBuilder
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, LinearSolver, OnZeno, Preconditioner, SensitivityMethod, Simultaneous, check_keep
-from dae_hybrid.port.integrator import Session
 from dae_hybrid.port.native_plan import Bound
-from dae_hybrid.sensitivity import adjoint as adjoint_analysis
 from dae_hybrid.sensitivity.duality import compare, direction
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
 from dae_hybrid.simulation.automaton import scalar
 from dae_hybrid.system.system import HybridSystem
-from dae_hybrid.trajectory.trajectory import Side, Trajectory
+from dae_hybrid.trajectory.trajectory import Trajectory
 
 Algorithm = Literal["general", "serban-recuero"]
 
@@ -283,13 +282,6 @@ def adjoint_gradient(
         directions = setup.directions(indices, conditions)
         return setup.run(directions), directions
 
-    def samples(times: Array, side: Side) -> list[Array]:
-        def use(session: Session) -> list[Array]:
-            sweep = setup.sweep(trajectory, session, name, indices, conditions)
-            return adjoint_analysis.samples(sweep, times, side)
-
-        return setup.use(use, wrt=indices)
-
     with attach_trajectory(trajectory):
         swept = setup.adjoint(trajectory, name, indices, conditions, algorithm, at_events=allowed is not None)
         checked = {}
@@ -318,7 +310,7 @@ def adjoint_gradient(
         duality=checked.get(name),
         algorithm=algorithm,
         _verdict=verdict,
-        _samples=samples if keep == "all" else None,
+        _samples=partial(setup.samples, trajectory, name, indices, conditions) if keep == "all" else None,
     )
 
 

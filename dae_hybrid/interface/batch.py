@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,8 +21,11 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import DONE, Outcomes
 from dae_hybrid.simulation.starts import Starts
 from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.tables import html, in_short
 
 #: with more parameters than this multiple of the functionals' components, gradient=True uses the adjoint
+#: number of runs shown in a notebook
+SHOWN = 10
 MANY = 4
 
 
@@ -190,6 +193,10 @@ class Batch:
         )
         self.statistics: Mapping[str, int] = MappingProxyType(dict(statistics))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        errors = {i: error for i, error in enumerate(self.errors) if error is not None}
+        return Batch, (self._case, self._given, self._out, errors, self._singles, dict(self.statistics))
+
     def __len__(self) -> int:
         return len(self._given)
 
@@ -272,6 +279,14 @@ class Batch:
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in self.statistics.items() if name != "runs")
         return f"<Batch of {len(self)} runs of '{self._case.system.name}': {counts}>"
+
+    def _repr_html_(self) -> str:
+        names = list(self.functionals)
+        rows = [
+            [str(i), *(in_short(self.functionals[name][i]) for name in names), str(self.n_events[i]), in_short(t)]
+            for i, t in enumerate(self.t_end[:SHOWN])
+        ]
+        return html(repr(self), [["run", *names, "events", "end"], *rows])
 
 
 def _narrow(values: Array, axis: int) -> Array:

@@ -17,7 +17,7 @@ from dae_hybrid.numeric_input import shown
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Options
 from dae_hybrid.system.system import HybridSystem
-from dae_hybrid.tables import align
+from dae_hybrid.tables import align, html
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,15 @@ class GradientCheck:
         scale = np.maximum(np.abs(a).max(axis=1, initial=0.0), np.abs(b).max(axis=1, initial=0.0))
         return float((np.abs(a - b).max(axis=1, initial=0.0) / np.where(scale > 0, scale, 1.0)).max(initial=0.0))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        ways = {way: self.difference(way, "forward") for way in self.gradients if way != "forward"}
+        said = ", ".join(f"{way} {difference:.1e}" for way, difference in ways.items())
+        return f"<GradientCheck of '{self.functional}': differences from forward analysis: {said}>"
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), self._rows())
+
+    def _rows(self) -> list[list[str]]:
         ways = list(self.gradients)
         rows = [["", *ways, "adjoint - forward"]]
         table = {way: np.atleast_2d(values) for way, values in self.gradients.items()}
@@ -63,7 +71,10 @@ class GradientCheck:
                 relative = abs(one - other) / (max(abs(one), abs(other)) or 1.0)
                 rows.append([label, *(f"{table[way][j, i]: .12e}" for way in ways), f"{relative:.1e}"])
         rows.append(["relative to the largest", *(f"{self.difference(way, 'forward'):.1e}" for way in ways), ""])
-        heading, _, *body = align(rows)
+        return rows
+
+    def __str__(self) -> str:
+        heading, _, *body = align(self._rows())
         lines = [heading, *body]
         if not self.same_events:
             lines.append(

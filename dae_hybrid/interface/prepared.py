@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Literal, Unpack
 
@@ -18,6 +18,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import DONE, Crew, Outcomes
 from dae_hybrid.simulation.automaton import scalar
 from dae_hybrid.system.system import HybridSystem, check_built
+from dae_hybrid.tables import html, in_short
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 
@@ -69,9 +70,7 @@ def prepare(
     check_built(system)
     analysis = check_analysis("derivatives", derivatives, "None, 'forward' or 'adjoint'")
 
-    def case() -> Case:
-        return Case(system, t_span, functional, analysis, wrt, t_eval, adapter, strict, duality, options)
-
+    case = partial(Case, system, t_span, functional, analysis, wrt, t_eval, adapter, strict, duality, options)
     return Prepared(system, case)
 
 
@@ -108,6 +107,9 @@ class Prepared:
         if work.case.system is not self._system.current():  # compiled code has become available
             work = self._work = _Work(self._make())
         return work.run(p)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Prepared, (self._system, self._make)
 
     def __repr__(self) -> str:
         case = self._work.case
@@ -239,3 +241,8 @@ class Run:
     def __repr__(self) -> str:
         values = "".join(f", {name} = {value}" for name, value in self.functionals.items())
         return f"<Run of '{self._case.system.name}' to {self.t_end:g}: {self.n_events} events{values}>"
+
+    def _repr_html_(self) -> str:
+        values = [[name, in_short(value)] for name, value in self.functionals.items()]
+        gradients = [[f"gradient of {name}", in_short(value)] for name, value in self.gradient.items()]
+        return html(repr(self), [["", "value"], *values, *gradients])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,12 +20,10 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import Crew, NativeBatch, Outcomes, RunsMany
 from dae_hybrid.port.timetable import Timetable
 from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
+from dae_hybrid.simulation.starts import Starts
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from dae_hybrid.simulation.starts import Starts
 
 Analysis = Literal["forward", "adjoint"]
 #: largest number of idle crews kept with a system
@@ -46,6 +44,10 @@ class Case:
         analysis: Analysis | None, wrt: str | Sequence[str] | None, t_eval: ArrayLike | None, adapter: str,
         strict: bool, duality: bool | float, options: Mapping[str, Any], starts: Starts | None = None,
     ) -> None:  # fmt: skip
+        self._given: dict[str, Any] = {
+            "system": system, "t_span": t_span, "functional": functional, "analysis": analysis, "wrt": wrt,
+            "t_eval": t_eval, "adapter": adapter, "strict": strict, "duality": duality, "options": options,
+        }  # fmt: skip
         self.setup = RunBuilder(system, t_span, None, t_eval, adapter, options, analysis or "simulate")
         self.system, self.analysis, self.starts = self.setup.system, analysis, starts
         self.setup.conditions(strict=strict)
@@ -59,6 +61,9 @@ class Case:
         self._call: dict[str, Any] = {"t_eval": self.setup.t_eval, "adapter": adapter, **options}
         self._differentiate: dict[str, Any] = {"wrt": wrt, "strict": strict, "duality": duality}
         self._checks_duality, self._certify = duality is not False, True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _case, (self._given, None if self.starts is None else self.starts.layout.names)
 
     @cached_property
     def components(self) -> dict[str, slice]:
@@ -173,6 +178,11 @@ class Case:
         if self.analysis == "forward":
             return api.forward_sensitivity(system, span, **call, **self._differentiate)
         return {n: api.adjoint_gradient(system, span, n, **call, **self._differentiate) for n in self.names}
+
+
+def _case(given: dict[str, Any], names: Sequence[str] | None) -> Case:
+    """A case of a pickle, and the names of the initial values that are given."""
+    return Case(**given, starts=None if names is None else Starts.of(given["system"], names))
 
 
 def trajectory_of(single: Single) -> Trajectory:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -30,7 +31,7 @@ from dae_hybrid.simulation.native_run import trajectory_of
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem
-from dae_hybrid.trajectory.trajectory import Trajectory
+from dae_hybrid.trajectory.trajectory import Side, Trajectory
 
 Parameters = Mapping[str, ArrayLike] | ArrayLike | None
 #: tightest rtol of the direct form of index 2 (measured: below it events on multipliers are missed)
@@ -64,7 +65,16 @@ class RunBuilder:
         self.t_eval = check_times(t_eval, self.span)
         self.p = self.system.parameter_vector(parameters)
         self._choose(adapter, options, analysis)
-        self.integrator: Integrator = find_integrator(adapter)
+        self._adapter = adapter
+        _ = self.integrator
+
+    @cached_property
+    def integrator(self) -> Integrator:
+        """The integrator of the adapter."""
+        return find_integrator(self._adapter)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "integrator"}
 
     def _choose(self, adapter: str, given: Mapping[str, Any], analysis: Analysis) -> None:
         """Set the options, checked against system and adapter; checked options are cached for the next call."""
@@ -230,12 +240,18 @@ class RunBuilder:
         finally:
             session.close()
 
-        def rerun(t: Array) -> Trajectory:
-            other = copy(self)
-            other.t_eval = t
-            return other._run(None if directions is None else directions.fresh_copy(), max_steps, scales)
+        if self.keep != "all":
+            return found
+        blank = None if directions is None else directions.fresh_copy()
+        return replace(found, rerun=partial(self._rerun, blank, max_steps, scales))
 
-        return replace(found, rerun=rerun) if self.keep == "all" else found
+    def _rerun(
+        self, directions: TangentState | None, max_steps: int | None, scales: Array | None, t: Array
+    ) -> Trajectory:
+        """Repeat the run with outputs at other times."""
+        other = copy(self)
+        other.t_eval = t
+        return other._run(None if directions is None else directions.fresh_copy(), max_steps, scales)
 
     def _whole(
         self, session: Session, options: Options, directions: TangentState | None, t_eval: Array | None,
@@ -345,6 +361,17 @@ class RunBuilder:
         part = self.system.functionals[name]
         components = tuple(range(part.start, part.stop))
         return adjoint_analysis.AdjointSweep(run, session, self.options, components, wrt, conditions)
+
+    def samples(
+        self, run: Trajectory, name: str, wrt: tuple[int, ...], conditions: Conditions, times: Array, side: Side
+    ) -> list[Array]:
+        """The adjoint of a functional at increasing times, by another sweep over a run."""
+
+        def use(session: Session) -> list[Array]:
+            return adjoint_analysis.samples(self.sweep(run, session, name, wrt, conditions), times, side)
+
+        found: list[Array] = self.use(use, wrt)
+        return found
 
     def adjoint(
         self, run: Trajectory, name: str, wrt: tuple[int, ...], conditions: Conditions, algorithm: str = "general", *,

@@ -13,17 +13,18 @@ from dae_hybrid.mechanics.declared import Constraint, Coordinate, Event, Impact,
 from dae_hybrid.mechanics.formulations import Formulation
 from dae_hybrid.mechanics.planar import Link, Planar
 from dae_hybrid.progress import Report
-from dae_hybrid.statement.declarations import Direction, OnEntry
+from dae_hybrid.statement.declarations import Direction, OnEntry, Statement
 from dae_hybrid.statement.expressions import checked_name, expression, free_name, items
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.symbols import Symbols
+from dae_hybrid.tables import counted
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem
 
 
 @dataclass(eq=False)
-class MechanicalMode(Planar):
+class MechanicalMode(Statement, Planar):
     """The additions to a mechanism in one of its modes; created by `Mechanism.mode`."""
 
     name: str
@@ -37,7 +38,7 @@ class MechanicalMode(Planar):
         return self.owner
 
 
-@dataclass
+@dataclass(repr=False)
 class Mechanism(Symbols, Planar):
     """A mechanism: coordinates, masses, forces, constraints, and events that change them.
 
@@ -80,6 +81,16 @@ class Mechanism(Symbols, Planar):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._owners: dict[int, Coordinate] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle, whose symbols are new objects."""
+        self.__dict__ |= state
+        owned = ((c, s) for c in self.coordinates.values() for s in (c.q, c.v, c.a))
+        self._owners = {s.__hash__(): c for c, s in owned}
+
+    def __repr__(self) -> str:
+        parts = ((self.coordinates, "coordinate"), (self.modes, "mode"), (self.events, "event"))
+        return f"<Mechanism '{self.name}': {', '.join(counted(len(own), what) for own, what in parts)}>"
 
     @property
     def mechanism(self) -> Mechanism:

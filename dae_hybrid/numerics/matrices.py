@@ -31,7 +31,7 @@ Matrix = Any
 
 def compact(value: Any) -> Any:
     """Densify a symbolic matrix if it is small or mostly full."""
-    return ca.densify(value) if is_dense(value) else value
+    return ca.densify(value) if not value.is_dense() and is_dense(value) else value
 
 
 def is_dense(value: Any) -> bool:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from dae_hybrid.codegen.kernels import NotPicklable
 from dae_hybrid.numeric_input import real_array
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.failure_messages import not_kept
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.sensitivity.duality import Duality
 from dae_hybrid.sensitivity.forward import TangentState
+from dae_hybrid.system.packing import Result
+from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.tables import html, in_short
+from dae_hybrid.trajectory.datasets import dataset, optional
 from dae_hybrid.trajectory.diagnostics import Diagnostics
+from dae_hybrid.trajectory.event_table import entries
 from dae_hybrid.trajectory.trajectory import Side, Trajectory
 
 
@@ -43,8 +47,16 @@ class EventSensitivity:
     memory_plus: Array
 
 
+class Along(NamedTuple):
+    """What a pickle carries of the `TangentState` of a run."""
+
+    directions: Array
+    event_times: list[Array]
+    sides: list[tuple[Array, Array]]
+
+
 @dataclass(frozen=True, eq=False)
-class ForwardSensitivity(NotPicklable):
+class ForwardSensitivity(Result):
     """Forward sensitivities of a run.
 
     Attributes
@@ -71,11 +83,19 @@ class ForwardSensitivity(NotPicklable):
     parameters: tuple[str, ...]
     gradient: Mapping[str, Array]
     duality: Mapping[str, Duality]
-    _directions: TangentState | None = field(repr=False)
+    _directions: TangentState | Along | None = field(repr=False)
     _verdict: Diagnostics = field(repr=False)
 
+    def _owner(self) -> HybridSystem:
+        return self.trajectory.system
+
+    def _state(self) -> dict[str, Any]:
+        along = self._directions
+        kept = None if along is None else Along(along.directions, list(along.event_times), list(along.sides))
+        return super()._state() | {"_directions": kept}
+
     @property
-    def _along(self) -> TangentState:
+    def _along(self) -> TangentState | Along:
         if self._directions is None:
             raise not_kept("derivatives at events", "final", "all", "events")
         return self._directions
@@ -136,12 +156,48 @@ class ForwardSensitivity(NotPicklable):
         return found[:, 0, :] if width == 1 else found
 
     def __repr__(self) -> str:
-        lines = [f"dG/dp of '{name}': {value}" for name, value in self.gradient.items()]
+        lines = [f"dG/dp of '{name}': {_in_a_line(value)}" for name, value in self.gradient.items()]
         return f"<ForwardSensitivity by {', '.join(self.parameters)}; {'; '.join(lines)}>"
+
+    def _repr_html_(self) -> str:
+        return _shown(f"<{type(self).__name__} of '{self.trajectory.system.name}'>", self.parameters, self.gradient)
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """One column per entry and parameter, each (n_t,): ``t``, ``mode``, and ``dx/dp`` of every variable."""
+        columns: dict[str, NDArray[Any]] = {"t": self.t, "mode": self.trajectory.modes}
+        for name in self.trajectory.names:
+            values = self[name]
+            for i, parameter in enumerate(self.parameters):
+                columns |= entries(f"d{name}{{}}/d{parameter}", values[..., i])
+        return columns
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame of `columns`, one row per output time. Needs pandas (extra ``[data]``)."""
+        return optional("pandas", "to_dataframe()").DataFrame(self.columns())
+
+    def to_xarray(self) -> Any:
+        """An xarray Dataset: derivatives of every variable, memory and signal along ``t`` and ``parameter``.
+
+        Vectors have a further dimension, ``x_entry`` for a variable x. ``gradient(G)`` of a functional G lies along
+        ``parameter`` (and ``G_component`` of a vector), ``event_time`` along ``event`` and ``parameter``; the
+        coordinate ``parameter_unit`` has the units of the parameters. Needs xarray (extra ``[data]``).
+
+        Raises
+        ------
+        ImportError
+            xarray is not installed.
+        """
+        further: dict[str, tuple[tuple[str, ...], Array]] = {
+            f"gradient({name})": ((*([f"{name}_component"] if g.ndim > 1 else []), "parameter"), g)
+            for name, g in self.gradient.items()
+        }
+        further["event_time"] = ("event", "parameter"), self.event_time_sensitivity
+        values = {name: self[name] for name in self.trajectory.names}
+        return dataset(self.trajectory, values, {"parameter": self.parameters}, further, derivatives=True)
 
 
 @dataclass(frozen=True, eq=False)
-class Gradient(NotPicklable):
+class Gradient(Result):
     """The gradient of one functional by adjoint analysis.
 
     Attributes
@@ -172,6 +228,9 @@ class Gradient(NotPicklable):
     algorithm: str
     _verdict: Diagnostics = field(repr=False)
     _samples: Callable[[Array, Side], list[Array]] | None = field(repr=False)
+
+    def _owner(self) -> HybridSystem:
+        return self.trajectory.system
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
@@ -226,4 +285,22 @@ class Gradient(NotPicklable):
         return result
 
     def __repr__(self) -> str:
-        return f"<Gradient of '{self.functional}' = {self.value} by {', '.join(self.parameters)}: {self.gradient}>"
+        by, gradient = ", ".join(self.parameters), _in_a_line(self.gradient)
+        return f"<Gradient of '{self.functional}' = {self.value} by {by}: {gradient}>"
+
+    def _repr_html_(self) -> str:
+        heading = f"<Gradient of '{self.functional}' = {in_short(self.value)}>"
+        return _shown(heading, self.parameters, {self.functional: self.gradient})
+
+
+def _in_a_line(values: Array) -> str:
+    return " ".join(str(values).split())
+
+
+def _shown(heading: str, parameters: Sequence[str], gradients: Mapping[str, Array]) -> str:
+    """Gradients as a table in HTML, a row for every component."""
+    rows = [["", *(f"d/d{name}" for name in parameters)]]
+    for name, gradient in gradients.items():
+        for i, row in enumerate(np.atleast_2d(gradient)):
+            rows.append([f"{name}[{i}]" if gradient.ndim > 1 else name, *map(in_short, row)])
+    return html(heading, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +38,7 @@ def trajectory_of(
         parameters=p,
         parts=TrajectoryParts(
             lambda: _parts(system, found, p, open_session, further()),
-            lambda table: Expansion(table, system, p, open_session, directions),
+            partial(Expansion, system=system, p=p, open_session=open_session, directions=directions),
             found,
         ),
         integrals=found.integrals,

@@ -15,6 +15,11 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.system.system import HybridSystem
 
 
+def started_at(system: HybridSystem, names: Sequence[str], values: Array) -> HybridSystem:
+    """A system with other initial values of these variables; for pickles."""
+    return Starts.of(system, names).system(values)
+
+
 class Starts:
     """Initial states of a system's runs as functions of chosen initial values, ordered as in `layout`."""
 
@@ -67,6 +72,7 @@ class Starts:
             system,
             initial=system.initial.at(self._places, values),
             graph=replace(system.graph, ends=None),
+            remake=lambda: (started_at, (system, self.layout.names, values)),
         )
 
     @cached_property

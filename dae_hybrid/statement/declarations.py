@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
 
 import casadi as ca
 import numpy as np
@@ -24,7 +25,7 @@ DIRECTIONS: dict[str, int] = {"rising": 1, "falling": -1, "both": 0}
 
 
 class Statement:
-    """What holds symbols of CasADi: it can be copied, and no pickle can carry it."""
+    """What holds symbols of CasADi: it can be copied, and is pickled as part of its model."""
 
     def __copy__(self) -> Self:
         return self._copied(lambda value: value)
@@ -39,15 +40,14 @@ class Statement:
         twin.__dict__.update({name: of(value) for name, value in self.__dict__.items()})
         return twin
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self) -> tuple[Any, ...]:
         raise UnsupportedError(
-            f"A {type(self).__name__} cannot be pickled: its expressions are symbols of this process.",
-            remedy="Pickle what it is made from: state the model in a function of a module, call that function in each "
-            "worker process, and send parameters there and numbers back.",
+            f"A {type(self).__name__} cannot be pickled by itself: its expressions are in the symbols of its model.",
+            remedy="Pickle the whole model, and take the part from what is unpickled.",
         )
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        self.__reduce__()
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        return self.__reduce__()
 
 
 def no_equations() -> ca.MX:
@@ -102,7 +102,7 @@ class Mode(Statement):
     labels: tuple[str, ...] = ()  # labels of residual, algebraic and constraint equations, in this order
     idle: tuple[str, ...] = ()  # algebraic variables that this mode does not use; their bounds are not checked
 
-    @property
+    @cached_property
     def everything(self) -> ca.MX:
         """All equations in one column."""
         return ca.vertcat(*self.ode.values(), self.residual, self.algebraic, self.constraint)
@@ -182,6 +182,16 @@ class Initial(Statement):
 
 
 @dataclass(frozen=True, eq=False)
+class Series(Statement):
+    """Measurements of one thing at many times: a value with a column of data in it, and a row of these for each."""
+
+    times: NDArray[np.float64]
+    value: ca.MX
+    column: ca.MX
+    data: NDArray[np.float64]  # (n_times, n_data)
+
+
+@dataclass(frozen=True, eq=False)
 class Functional(Statement):
     """A cost functional: the sum of its parts."""
 
@@ -191,3 +201,4 @@ class Functional(Statement):
     terminal: ca.MX | None
     at_times: tuple[tuple[ca.MX, ca.MX], ...] = ()  # (time, value)
     at_events: tuple[tuple[str, ca.MX], ...] = ()  # (transition, value)
+    series: tuple[Series, ...] = ()  # further measurements, many at once

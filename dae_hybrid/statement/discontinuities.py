@@ -88,8 +88,8 @@ def without_marks(function: ca.Function) -> ca.Function:
 def instructions(inputs: Sequence[ca.MX], outputs: Sequence[ca.MX], ops: Set[int]) -> list[tuple[int, ca.MX]]:
     """Return the nodes of expressions whose operation is in `ops`, with their operations."""
     function = ca.Function("expressions", inputs, outputs)
-    every = [(function.instruction_id(k), k) for k in range(function.n_instructions())]
-    return [(op, function.instruction_MX(k)) for op, k in every if op in ops]
+    every = enumerate(map(function.instruction_id, range(function.n_instructions())))
+    return [(op, function.instruction_MX(k)) for k, op in every if op in ops]
 
 
 def without_folds(expressions: Sequence[ca.MX]) -> list[ca.MX]:

@@ -135,7 +135,7 @@ def matrix(what: str, value: Any) -> ca.MX:
         raise ModelError(
             f"{what} must be a number, an array or an expression of this model, got {shown(value)}{said}."
         ) from reason
-    if result.is_constant() and not all(math.isfinite(v) for v in np.asarray(ca.evalf(result)).ravel()):
+    if result.is_constant() and not all(map(math.isfinite, result.to_DM().nonzeros())):
         raise ModelError(f"{what} must be finite, got {value!r}.")
     return result if result.is_dense() else ca.densify(result)
 

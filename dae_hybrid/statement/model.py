@@ -20,17 +20,20 @@ from dae_hybrid.statement.declarations import (
     Initial,
     Mode,
     OnEntry,
+    Series,
     Transition,
 )
 from dae_hybrid.statement.expressions import checked_name, equation_rows, expression, free_name, items, labelled, matrix
+from dae_hybrid.statement.series import is_series, stated
 from dae_hybrid.statement.symbols import Symbols
 from dae_hybrid.statement.triggers import TRIGGERS
+from dae_hybrid.tables import counted
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem
 
 
-@dataclass
+@dataclass(repr=False)
 class HybridModel(Symbols):
     """A hybrid DAE system in symbolic form.
 
@@ -58,6 +61,13 @@ class HybridModel(Symbols):
     transitions: dict[str, Transition] = field(default_factory=dict, init=False)
     functionals: dict[str, Functional] = field(default_factory=dict, init=False)
     start: Initial | None = field(default=None, init=False)
+
+    def __repr__(self) -> str:
+        parts = (
+            (self.modes, "mode"), (self.transitions, "transition"), (self.of_kind("parameter"), "parameter"),
+            (self.functionals, "functional"),
+        )  # fmt: skip
+        return f"<HybridModel '{self.name}': {', '.join(counted(len(own), what) for own, what in parts)}>"
 
     # -- modes --------------------------------------------------------------------------------------
 
@@ -377,8 +387,10 @@ class HybridModel(Symbols):
         terminal : expression
             Evaluated at the end of the run, which may be a transition.
         at_times : mapping of time to expression, or sequence of such pairs
-            Evaluated at the given times, numbers or expressions in parameters, such as misfits to measurements. At
-            the time of an event, the value after the event counts.
+            Evaluated at the given times, numbers or expressions in parameters, such as misfits to measurements. At the
+            time of an event, the value after the event counts. In a pair, a time may be an array of n numbers; the
+            value then has n rows, one for each time, or one row for all. So ``[(times, (x - data)**2)]`` is a sum of
+            squares.
         at_events : mapping of transition to expression
             Added each time the transition fires; may use pre-transition values, `post` and `unknown`.
 
@@ -390,7 +402,14 @@ class HybridModel(Symbols):
         checked_name("functional", name)
         if name in self.functionals:
             raise ModelError(f"Functional '{name}' is declared twice.")
-        pairs = _pairs(at_times, name)
+        pairs, series = list[tuple[Any, Any]](), list[Series]()
+        for when, value in _pairs(at_times, name):
+            if is_series(when):
+                found, singles = stated(name, when, value)
+                series += [] if found is None else [found]
+                pairs += singles
+            else:
+                pairs.append((when, value))
         costs_by_event = items(f"at_events of functional '{name}'", at_events)
         times = [expression(f"measurement time of functional '{name}'", when, 1) for when, _ in pairs]
         fired = {self._transition(key, name): part for key, part in costs_by_event}
@@ -400,7 +419,7 @@ class HybridModel(Symbols):
         ]
         measured = [expression(f"measurement of functional '{name}'", value, None) for _, value in pairs]
         costs = [expression(f"cost at an event of functional '{name}'", value, None) for value in fired.values()]
-        sizes = {part.numel() for part in (*whole, *measured, *costs) if part is not None}
+        sizes = {part.numel() for part in (*whole, *measured, *(s.value for s in series), *costs) if part is not None}
         if not sizes:
             raise ModelError(
                 f"Functional '{name}' needs an integrand, a terminal value, at_times or at_events, or several of them."
@@ -414,6 +433,7 @@ class HybridModel(Symbols):
             whole[1],
             tuple(zip(times, measured, strict=True)),
             tuple(zip(fired, costs, strict=True)),
+            tuple(series),
         )
 
     # -- build ------------------------------------------------------------------------------------------

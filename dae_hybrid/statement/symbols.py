@@ -14,6 +14,8 @@ from dae_hybrid.errors import ModelError
 from dae_hybrid.numeric_input import shown
 from dae_hybrid.statement.declarations import Declaration, Interpolation, Kind, SignalData, Statement
 from dae_hybrid.statement.expressions import checked_name, entries, expression, labelled, limits, numbers, positive_size
+from dae_hybrid.statement.pickling import packed, unpacked
+from dae_hybrid.tables import html, in_short
 
 #: polynomial degree of a signal between two knots
 DEGREES: dict[str, int] = {"previous": 0, "linear": 1, "cubic": 3}
@@ -33,6 +35,16 @@ class Symbols(Statement):
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise ModelError(f"The name of a model must be a string, got {shown(self.name)}.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpacked, packed(self)
+
+    def _repr_html_(self) -> str:
+        rows = [["name", "kind", "size", "value", "unit", "description"]]
+        for d in self.declarations.values():
+            value = in_short(d.start) if d.kind == "parameter" else ""
+            rows.append([d.name, "signal" if d.signal else d.kind, str(d.size), value, d.unit, d.description])
+        return html(repr(self), rows)
 
     # -- declarations -------------------------------------------------------------------------------
 

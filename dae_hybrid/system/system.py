@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from dae_hybrid.system.excess import Reached
 from dae_hybrid.system.measurement import Measurement
 from dae_hybrid.system.signals import SignalTable, derivatives
 from dae_hybrid.system.transition_map import TransitionLinearisation, TransitionMap, clock
-from dae_hybrid.tables import align
+from dae_hybrid.tables import align, html
 
 if TYPE_CHECKING:
     from dae_hybrid.conditions.branches import BranchTable
@@ -228,6 +228,9 @@ class HybridSystem(NotPicklable):
         The transitions, in order of declaration, with those made from bounds and relations.
     native : bool
         Whether a call made now uses functions compiled to machine code.
+
+    A pickle contains the statement and the arguments of `build`; loading it builds the system again, with the compiled
+    code of the cache if present.
     """
 
     name: str
@@ -246,8 +249,14 @@ class HybridSystem(NotPicklable):
     assumed_smooth: tuple[str, ...]  # expressions whose relations do not become events
     note: str  # reason why the functions are not compiled
     frozen: Mapping[str, str | None]  # memory -> the variable it freezes, None for general memory
-    labels: Mapping[str, str]  # name -> "name [unit]", for plots
+    labels: Mapping[str, str]  # name -> "name [unit]" or description, for plots
+    units: Mapping[str, str]  # of the variables and parameters that have one
+    descriptions: Mapping[str, str]  # likewise
     later: Later | None = None  # the pending compilation of ``native="later"``
+    remake: Callable[[], tuple[Any, ...]] | None = field(default=None, repr=False)  # reduction of a pickle
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return super().__reduce__() if self.remake is None else self.remake()
 
     @property
     def native(self) -> bool:
@@ -432,14 +441,7 @@ class HybridSystem(NotPicklable):
         flight  Hessenberg index 1                x, y, vx, vy  z          ODE
         swing   Hessenberg index 2 (2 constraints) x, y, vx, vy  z, mu     ODE, reduced
         """
-        rows = [["mode", "formulation", "differential", "algebraic", "integrated as"]]
-        for mode in self.modes:
-            form = "ODE" if mode.equations.n == mode.differential.size else "DAE"
-            if mode.invariants:
-                form += ", as it stands" if mode.equations.index == 2 else ", reduced"
-            names = (", ".join(layout.names) for layout in (mode.differential, mode.algebraic))
-            rows.append([mode.name, mode.formulation, *names, form])
-        tables = [rows]
+        tables = [self._modes_in_words()]
         products = [mode for mode in self.modes if "pullback" in mode.equations.compiled]
         if products:
             counts = [["mode", "directions by", "operations", "adjoint by", "operations", "of a Jacobian"]]
@@ -464,6 +466,16 @@ class HybridSystem(NotPicklable):
         aligned = [align(table, left=range(5)) for table in tables]
         return "\n\n".join("\n".join(line.rstrip() for line in (head, *body)) for head, _, *body in aligned)
 
+    def _modes_in_words(self) -> list[list[str]]:
+        rows = [["mode", "formulation", "differential", "algebraic", "integrated as"]]
+        for mode in self.modes:
+            form = "ODE" if mode.equations.n == mode.differential.size else "DAE"
+            if mode.invariants:
+                form += ", as it stands" if mode.equations.index == 2 else ", reduced"
+            names = (", ".join(layout.names) for layout in (mode.differential, mode.algebraic))
+            rows.append([mode.name, mode.formulation, *names, form])
+        return rows
+
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes attached to every run of the system."""
@@ -476,6 +488,9 @@ class HybridSystem(NotPicklable):
             f"<HybridSystem '{self.name}': {len(self.modes)} modes, {len(self.transitions)} transitions, "
             f"{self.parameters.size} parameters, {'compiled' if self.native else 'interpreted'}>"
         )
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), self._modes_in_words())
 
 
 def check_built(system: object) -> HybridSystem:

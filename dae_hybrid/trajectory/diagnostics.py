@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from dae_hybrid.system.transition_map import GRAZING
-from dae_hybrid.tables import align
+from dae_hybrid.tables import align, counted, html
 
 if TYPE_CHECKING:
     from dae_hybrid.trajectory.trajectory import Trajectory
@@ -74,9 +74,19 @@ class Diagnostics(Sequence[str]):
     def __add__(self, other: Diagnostics) -> Diagnostics:
         return Diagnostics((*self.notes, *other.notes), (*self.checks, *other.checks))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        said = f"{counted(len(self.checks), 'check')}, {'passed' if self.passed else 'FAILED'}"
+        return f"<Diagnostics: {said}; {counted(len(self.notes), 'note')}>"
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), [*self._rows(), *(["note", "", note] for note in self.notes)])
+
+    def _rows(self) -> list[list[str]]:
         rows = [[check.name, "passed" if check.passed else "FAILED", check.detail] for check in self.checks]
-        table = align([["check", "result", ""], *rows], left=(0, 1, 2)) if rows else []
+        return [["check", "result", ""], *rows]
+
+    def __str__(self) -> str:
+        table = align(self._rows(), left=(0, 1, 2)) if self.checks else []
         return "\n".join([*table, *(f"note: {note}" for note in self.notes)])
 
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.codegen.kernels import NotPicklable
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.record_table import Kind, RecordTable
 from dae_hybrid.port.records import EventRecord
-from dae_hybrid.tables import align
+from dae_hybrid.system.packing import Result
+from dae_hybrid.tables import align, html
+from dae_hybrid.trajectory.datasets import optional
 from dae_hybrid.trajectory.outputs import Places, by_name, width_of
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class _Block:
         return np.array([getattr(record, part) for record in self.records])
 
 
-class EventTable(NotPicklable):
+class EventTable(Result):
     """All events of a run as read-only columns, in order of time.
 
     Attributes
@@ -128,8 +129,17 @@ class EventTable(NotPicklable):
     """
 
     def __init__(self, system: HybridSystem, parts: TrajectoryParts) -> None:
-        self._system = system
+        self._system, self._parts = system, parts
         self._blocks, self._size = _blocks_of(parts)
+
+    def _owner(self) -> HybridSystem:
+        return self._system
+
+    def _state(self) -> dict[str, Any]:
+        return {"system": self._system, "parts": self._parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     def __len__(self) -> int:
         return self._size
@@ -282,14 +292,12 @@ class EventTable(NotPicklable):
 
     def to_dataframe(self) -> Any:
         """Return `columns` as a pandas DataFrame, one row per event. Needs pandas (extra ``[data]``)."""
-        import pandas as pd
-
-        return pd.DataFrame(self.columns())
+        return optional("pandas", "to_dataframe()").DataFrame(self.columns())
 
     def __repr__(self) -> str:
         return f"<EventTable of {len(self)} events>"
 
-    def __str__(self) -> str:
+    def _shown(self) -> list[list[str]]:
         rows = [
             [f"{t:.9g}", str(transition), str(source), str(target or "(end)")]
             for t, transition, source, target in zip(
@@ -297,8 +305,14 @@ class EventTable(NotPicklable):
                 strict=True,
             )
         ]
+        return [["t", "transition", "source", "target"], *rows]
+
+    def __str__(self) -> str:
         more = [f"... {len(self)} events"] if len(self) > MAX_ROWS else []
-        return "\n".join([*align([["t", "transition", "source", "target"], *rows], left=(1, 2, 3)), *more])
+        return "\n".join([*align(self._shown(), left=(1, 2, 3)), *more])
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), self._shown())
 
 
 def entries(name: str, values: NDArray[Any]) -> dict[str, NDArray[Any]]:

@@ -13,6 +13,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import dense
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.tables import html, in_short
 
 if TYPE_CHECKING:
     from dae_hybrid.trajectory.trajectory import Trajectory
@@ -51,6 +52,13 @@ class JumpSensitivity:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     time: Array
+
+    def __repr__(self) -> str:
+        return f"<JumpSensitivity at {self.event!r}: {len(self.rows)} by {len(self.columns)}>"
+
+    def _repr_html_(self) -> str:
+        rows = [[name, *map(in_short, row)] for name, row in zip(self.rows, self.matrix, strict=True)]
+        return html(repr(self), [["", *self.columns], *rows])
 
     def block(self, rows: str | Sequence[str], columns: str | Sequence[str]) -> Array:
         """Return the submatrix of named rows and columns.

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dae_hybrid.codegen.kernels import NotPicklable
 from dae_hybrid.lazily import Lazily
 from dae_hybrid.method import Method
 from dae_hybrid.numerics.arrays import Array
@@ -19,6 +18,7 @@ from dae_hybrid.port.native_plan import NativeRun
 from dae_hybrid.port.record_table import HEADER, RECORDS, Head, RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import SegmentReplay
+from dae_hybrid.system.packing import Portable
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem
@@ -135,7 +135,7 @@ class Expansion:
         )
 
 
-class TrajectoryParts(NotPicklable, Sequence["Part"]):
+class TrajectoryParts(Portable, Sequence["Part"]):
     """The parts of a run, created on first access.
 
     `native_run` is set if the native loop completed the run; `dropped` are the numbers of segments and events that were
@@ -152,6 +152,13 @@ class TrajectoryParts(NotPicklable, Sequence["Part"]):
         self._make, self._expand, self.native_run, self._dropped = make, expand, native_run, dropped
         self._parts: tuple[Part, ...] | None = None
         self._expanded: dict[int, list[Part]] = {}
+
+    def _state(self) -> dict[str, Any]:
+        """Return the state of a pickle: all parts, without the paths that only an adjoint needs."""
+        given = [item.thinned(outputs=True) if isinstance(item, RecordTable) else item for item in self._given]
+        known = {name: getattr(self, name) for name in TALLIED}
+        empty: dict[str, Any] = {"native_run": None, "_parts": None, "_expanded": {}}
+        return {"_given": tuple(given), "_expand": self._expand, "_dropped": self._dropped} | empty | known
 
     @cached_property
     def _given(self) -> tuple[Part | RecordTable, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from dae_hybrid.numerics.algebraic import closed_by_continuity, reciprocal_condition
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import vstack
-from dae_hybrid.tables import align
+from dae_hybrid.tables import align, counted, html
 
 if TYPE_CHECKING:
     from dae_hybrid.port.records import EventRecord
@@ -51,12 +51,21 @@ class SolvabilityReport(tuple[Solvability, ...]):
 
     __slots__ = ()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return f"<SolvabilityReport of {counted(len(self), 'point')}>"
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), self._rows())
+
+    def _rows(self) -> list[list[str]]:
         rows = [["t", "transition", "rate", "relative rate", "condition of the arrival", "condition of [F_y'|F_z]"]]
         for s in self:
             rates = ["", ""] if np.isnan(s.rate) else [f"{s.rate:.3g}", f"{s.relative_rate:.1e}"]
             rows.append([f"{s.time:.9g}", s.transition or "(start)", *rates, f"{s.arrival:.1e}", f"{s.index:.1e}"])
-        return "\n".join(align(rows, left=(1,)))
+        return rows
+
+    def __str__(self) -> str:
+        return "\n".join(align(self._rows(), left=(1,)))
 
 
 def solvability(trajectory: Trajectory) -> SolvabilityReport:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dae_hybrid.codegen.kernels import NotPicklable
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.lazily import Lazily
 from dae_hybrid.method import Method
@@ -24,6 +23,9 @@ from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import Interpolant, SegmentReplay
 from dae_hybrid.port.segment_rules import SAME_INSTANT
+from dae_hybrid.system.packing import Portable, Result
+from dae_hybrid.tables import html, in_short
+from dae_hybrid.trajectory.datasets import dataset, optional
 from dae_hybrid.trajectory.event_table import EventTable, entries
 from dae_hybrid.trajectory.outputs import Outputs, Places, Points, column, width_of
 from dae_hybrid.trajectory.parts import TrajectoryParts
@@ -43,7 +45,7 @@ MAX_EXPLICIT_SEGMENTS, MAX_IMPLICIT_SEGMENTS = 4, 256
 
 
 @dataclass(frozen=True, eq=False)
-class Segment(NotPicklable):
+class Segment(Portable):
     """A smooth part of the trajectory, between two events.
 
     `t` (n_t,) and `values` (n_t, n_x) are its outputs; x_start, x_end and their rates satisfy the equations of the mode
@@ -68,6 +70,9 @@ class Segment(NotPicklable):
     memory_sensitivities: Array | None = None
     directions: Array | None = None
     path: Array | None = field(default=None, repr=False)  # steps for the adjoint, if stored
+
+    def _state(self) -> dict[str, Any]:
+        return super()._state() | {"path": None}
 
     @property
     def method(self) -> str:
@@ -163,7 +168,7 @@ def _times(t: ArrayLike) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Trajectory(NotPicklable):
+class Trajectory(Result):
     """A hybrid trajectory. Immutable.
 
     ``sol.t`` are the output times (both sides of an event unless ``t_eval`` was given), ``sol["u"]`` the values of a
@@ -199,6 +204,13 @@ class Trajectory(NotPicklable):
     )  # repeats the run with outputs at times
     accumulation: float | None = None  # limit of the event times if it has ended the run
     complete: bool = True
+
+    def _owner(self) -> HybridSystem:
+        return self.system
+
+    def _state(self) -> dict[str, Any]:
+        made = {"diagnostics": self.__dict__["diagnostics"]} if "diagnostics" in self.__dict__ else {}
+        return super()._state() | made  # what keep="final" lets go of cannot be made again
 
     @property
     def segments(self) -> Lazily[Segment]:
@@ -422,9 +434,20 @@ class Trajectory(NotPicklable):
 
         Needs pandas (extra ``[data]``).
         """
-        import pandas as pd
+        return optional("pandas", "to_dataframe()").DataFrame(self.columns())
 
-        return pd.DataFrame(self.columns())
+    def to_xarray(self) -> Any:
+        """An xarray Dataset: every variable, memory and signal along ``t``, with units and descriptions.
+
+        Vectors have a further dimension, ``x_entry`` for a variable x. ``mode`` is a coordinate along ``t``, and the
+        attributes have the functionals and the parameters. Needs xarray (extra ``[data]``).
+
+        Raises
+        ------
+        ImportError
+            xarray is not installed.
+        """
+        return dataset(self, {name: self[name] for name in self.names}, {}, {})
 
     def solvability(self) -> SolvabilityReport:
         """Evaluate the conditions for a solution and its derivatives at the start and at every transition.
@@ -471,3 +494,11 @@ class Trajectory(NotPicklable):
             f"<Trajectory of '{self.system.name}' from {self.t_span[0]:g} to {self.final[0]:g}: "
             f"{self.parts.n_segments} segments, {self.n_events} events{f', {values}' if values else ''}{state}>"
         )
+
+    def _repr_html_(self) -> str:
+        (_, mode, x, memory), system, rows = self.final, self.system, [["quantity", "value at the end", "unit"]]
+        rows += [[f"functional {name}", in_short(value), ""] for name, value in self.functionals.items()]
+        for layout, values in ((system.modes[mode].variables, x), (system.memory, memory)):
+            for name in (n for n in layout.names if system.signal(n) is None):
+                rows.append([name, in_short(values[layout[name]]), system.units.get(name, "")])
+        return html(repr(self), rows)

@@ -143,11 +143,10 @@ def test_worker_processes(method: str, monkeypatch: Any) -> None:
 def test_what_cannot_be_pickled_says_so(built: Any, models: Any) -> None:
     system = built(models.circuit)
     sol = dh.simulate(system, (0, 1))
-    results = sol, dh.forward_sensitivity(system, (0, 1)), dh.adjoint_gradient(system, (0, 1), "work")
-    for thing in (system, system.modes[0], sol.parts[0], *results):
+    for thing in (system.modes[0], sol.parts[0]):
         with pytest.raises(dh.UnsupportedError, match="cannot be pickled") as caught:
             pickle.dumps(thing)
-        assert "Build the model in each worker" in str(caught.value.remedy)
+        assert "Pickle the system, or the result" in str(caught.value.remedy)
         assert type(thing).__name__ in str(caught.value)
         assert copy.copy(thing) is copy.deepcopy(thing) is thing  # nothing of it changes
     event = pickle.loads(pickle.dumps(sol.events[0]))

@@ -169,12 +169,16 @@ def test_threads_share_it(gate: Any, models: Any) -> None:
     assert len({id(sol.system) for sol in found}) <= 2
 
 
-def test_copies_share_it_and_it_is_not_pickled(gate: Any, models: Any) -> None:
+def test_copies_share_it_and_a_pickle_begins_anew(gate: Any, models: Any) -> None:
     system = models.ball().build(native="later")
     assert copy.copy(system) is system
     assert copy.deepcopy(system) is system
-    with pytest.raises(dh.UnsupportedError, match="cannot be pickled"):
-        pickle.dumps(system)
+    again = pickle.loads(pickle.dumps(system))
+    assert again is not system
+    assert not again.native
+    gate.set()
+    assert system.wait(60)
+    assert again.wait(60)
 
 
 def test_a_compiler_that_fails_is_said_at_the_next_run(gate: Any, models: Any, monkeypatch: Any) -> None:

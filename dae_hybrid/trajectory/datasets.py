@@ -1,0 +1,92 @@
+"""Results as tables and labelled arrays of other libraries, which are imported when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dae_hybrid.errors import OptionError
+from dae_hybrid.numerics.arrays import Array
+
+if TYPE_CHECKING:
+    from dae_hybrid.system.system import HybridSystem
+    from dae_hybrid.trajectory.trajectory import Trajectory
+
+
+def optional(name: str, what: str) -> Any:
+    """A library that need not be installed.
+
+    Raises
+    ------
+    ImportError
+        It is not, or cannot be imported.
+    """
+    try:
+        return import_module(name)
+    except ImportError as reason:
+        raise ImportError(
+            f"{what} needs {name}, which cannot be imported ({reason}). Install it: pip install 'dae-hybrid[data]'."
+        ) from reason
+
+
+def dataset(
+    trajectory: Trajectory,
+    values: Mapping[str, Array],
+    behind: Mapping[str, Sequence[str]],
+    further: Mapping[str, tuple[tuple[str, ...], Array]],
+    *,
+    derivatives: bool = False,
+) -> Any:
+    """An `xarray.Dataset` of variables at the output times.
+
+    Parameters
+    ----------
+    values : mapping of str to ndarray
+        (n_t, ...) or (n_t, size, ...), with the dimensions `behind` in place of the dots.
+    behind : mapping of str to sequence of str
+        Further dimensions of all of them, with the names along each.
+    further : mapping of str to (dimensions, values)
+        What has no dimension of time.
+    derivatives : bool
+        Whether the values are derivatives by the parameters.
+
+    Raises
+    ------
+    ImportError
+        xarray is not installed.
+    OptionError
+        A variable of the model has a name that the dataset needs.
+    """
+    xr, system = optional("xarray", "to_xarray()"), trajectory.system
+    if taken := sorted(set(values) & {"t", "mode", "parameter_unit", *behind, *further}):
+        raise OptionError(
+            f"The dataset has a coordinate or a variable of its own named {', '.join(map(repr, taken))}, as the model.",
+            remedy="Use to_dataframe(), or name the variable of the model otherwise.",
+        )
+    variables: dict[str, Any] = {}
+    for name, array in values.items():
+        is_vector = array.ndim > 1 + len(behind)
+        dims = ("t", *([f"{name}_entry"] if is_vector else []), *behind)
+        variables[name] = dims, array, attributes(system, name, derivative=derivatives)
+    variables |= {name: (dims, array) for name, (dims, array) in further.items()}
+    coordinates: dict[str, Any] = {"t": trajectory.t, "mode": ("t", trajectory.modes)}
+    coordinates |= {name: (name, np.array(labels)) for name, labels in behind.items()}
+    if derivatives:
+        units = [system.units.get(label.partition("[")[0], "") for label in behind["parameter"]]
+        coordinates["parameter_unit"] = "parameter", np.array(units)
+    facts: dict[str, Any] = {"model": system.name, "n_events": trajectory.n_events}
+    facts |= {f"functional {name}": value for name, value in trajectory.functionals.items()}
+    labels = system.parameters.labels()
+    facts |= {f"parameter {name}": p for name, p in zip(labels, trajectory.parameters.tolist(), strict=True)}
+    return xr.Dataset(variables, coordinates, facts)
+
+
+def attributes(system: HybridSystem, name: str, *, derivative: bool) -> dict[str, str]:
+    """The unit and the description of a variable, as they were declared."""
+    unit, description = system.units.get(name, ""), system.descriptions.get(name, "")
+    if derivative:
+        unit, description = f"{unit} per unit of the parameter" if unit else "", f"derivative of {description or name}"
+    return {key: text for key, text in (("units", unit), ("long_name", description)) if text}
