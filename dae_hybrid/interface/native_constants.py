@@ -20,7 +20,10 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     amplification: (("LARGE_CHANGE", "GROWN_LARGE"),),
     reinitialisation: ("ENORMOUS",),
     automaton: (("RECENT_EVENT_TIMES", "RECENT"),),
-    departure: (("LEFT", "REST_LEFT"), ("MOMENT", "REST_MOMENT"), ("WHILE", "REST_WHILE")),
+    departure: (
+        ("DEPARTURE_FACTOR", "REST_LEFT"), ("SECOND_DERIVATIVE_STEP", "REST_MOMENT"),
+        ("THIRD_DERIVATIVE_STEP", "REST_WHILE"),
+    ),
     replay: ("DENSE_COLUMNS",),
     event_accuracy: ("AMPLIFIED", "UNSEEN", ("EVENTS_CHECKED", "LOOKED_AT")),
     excess: ("EXCESS_TOLERANCE", ("NEGLIGIBLE", "LEAST_SHARE")),
