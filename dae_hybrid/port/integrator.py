@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 
@@ -120,6 +120,15 @@ class Equations:
     def is_fragile(self) -> bool:
         """Whether the matrix of the algebraic equations could become singular."""
         return self.implicit or self.n_singularities > 0
+
+
+class TaskSensitivities(TypedDict, total=False):
+    """Fields of a `SegmentTask` of forward analysis."""
+
+    sensitivities: Array
+    sensitivity_rates: Array | None
+    memory_directions: Array
+    integral_sensitivities: Array
 
 
 @dataclass(frozen=True, slots=True)

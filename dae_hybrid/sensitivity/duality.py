@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.initial import Start
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.system.transition_map import TransitionMap
+from dae_hybrid.trajectory.trajectory import SegmentExtras
 
 #: remedy if no error test covered the derivatives
 UNTESTED = (
@@ -73,7 +74,7 @@ class TangentTrace(TangentState):
             self.history.append((event.time, self.state @ self.combination, self.combination @ self.costs))
         super().on_transition(transition, event)
 
-    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
+    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], SegmentExtras]:
         """See `TangentState`; here the run is evaluated at once."""
         further = super().on_native_run(start, run)
         further()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import column
 from dae_hybrid.port.failure_messages import refuse_not_finite
-from dae_hybrid.port.integrator import SegmentOutcome
+from dae_hybrid.port.integrator import SegmentOutcome, TaskSensitivities
 from dae_hybrid.port.native_plan import NativeRun
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
@@ -25,7 +25,7 @@ from dae_hybrid.system.initial import Start
 from dae_hybrid.system.measurement import measured, measured_at_ends
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap, chain
-from dae_hybrid.trajectory.trajectory import Trajectory
+from dae_hybrid.trajectory.trajectory import SegmentExtras, Trajectory
 
 
 class TangentState:
@@ -85,7 +85,7 @@ class TangentState:
             return found
         return np.asarray(chain(mode, t, x, m, self.p)[:, :-1] @ np.vstack((self.state, self.directions)))
 
-    def segment_fields(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
+    def segment_fields(self, mode: ModeSystem, t: float, x: Array, m: Array) -> TaskSensitivities:
         """Return the initial sensitivities of a segment."""
         if not self.count:
             return {}
@@ -98,7 +98,7 @@ class TangentState:
         rates[:, :ny] = (mode.kernels["flow_by_u"](t, x, m, self.p)[0][:ny] @ du).T
         return self._fields(du[:n].T, rates, ny)
 
-    def _fields(self, sensitivities: Array, rates: Array | None, ny: int) -> dict[str, Any]:
+    def _fields(self, sensitivities: Array, rates: Array | None, ny: int) -> TaskSensitivities:
         return {
             "sensitivities": sensitivities,
             "sensitivity_rates": rates,
@@ -106,7 +106,7 @@ class TangentState:
             "integral_sensitivities": self.costs,
         }
 
-    def on_segment(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
+    def on_segment(self, outcome: SegmentOutcome, x: Array, m: Array) -> SegmentExtras:
         """Take over the sensitivities at the end of a segment."""
         if outcome.sensitivities is None or outcome.integral_sensitivities is None:
             return {}
@@ -159,13 +159,13 @@ class TangentState:
             found.append((record.time, gained))
         return found
 
-    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
+    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], SegmentExtras]:
         """Take over a native run; it is evaluated on access."""
         self._native_run = start, run
         return lambda: self._final_fields
 
     @cached_property
-    def _final_fields(self) -> dict[str, Any]:
+    def _final_fields(self) -> SegmentExtras:
         """Evaluate the native run; further fields of the record of its last segment."""
         if self._native_run is None:
             return {}

@@ -38,7 +38,7 @@ from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
 from dae_hybrid.trajectory.parts import Expansion, TrajectoryParts
-from dae_hybrid.trajectory.trajectory import Part, Segment, Trajectory
+from dae_hybrid.trajectory.trajectory import Part, Segment, SegmentExtras, Trajectory
 
 NO_TRANSITIONS: frozenset[int] = frozenset()
 #: native events per call of the integrator with keep="final", so that their records can be dropped in between
@@ -478,7 +478,7 @@ class Automaton:
 
     def _record(
         self, task: SegmentTask, t: float, x: Array, xdot: Array, rows: Array, method: Method | str,
-        kept: dict[str, Any],
+        kept: SegmentExtras,
     ) -> None:  # fmt: skip
         at, n, how = self.at, task.x0.size, Method.of(method)
         self.n_outputs += len(rows)

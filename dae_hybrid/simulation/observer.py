@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.port.integrator import SegmentOutcome
+from dae_hybrid.port.integrator import SegmentOutcome, TaskSensitivities
 
 if TYPE_CHECKING:
     from dae_hybrid.port.native_plan import NativeRun
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dae_hybrid.system.initial import Start
     from dae_hybrid.system.system import ModeSystem
     from dae_hybrid.system.transition_map import TransitionMap
+    from dae_hybrid.trajectory.trajectory import SegmentExtras
 
 
 class RunObserver(Protocol):
@@ -23,10 +24,10 @@ class RunObserver(Protocol):
     def on_start(self, start: Start) -> None:
         """Note the start of the run."""
 
-    def segment_fields(self, mode: ModeSystem, t: float, x: Array, m: Array) -> dict[str, Any]:
+    def segment_fields(self, mode: ModeSystem, t: float, x: Array, m: Array) -> TaskSensitivities:
         """Return further fields of the segment's task."""
 
-    def on_segment(self, outcome: SegmentOutcome, x: Array, m: Array) -> dict[str, Any]:
+    def on_segment(self, outcome: SegmentOutcome, x: Array, m: Array) -> SegmentExtras:
         """Note the end of a segment at a consistent point x; return further fields of its record."""
 
     def on_transition(self, transition: TransitionMap, event: EventRecord) -> None:
@@ -35,7 +36,7 @@ class RunObserver(Protocol):
     def on_native_events(self, table: RecordTable) -> None:
         """Note the events that the native loop handled, with the segments before them."""
 
-    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], dict[str, Any]]:
+    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], SegmentExtras]:
         """Note a run completed by the native loop; return a function for the further fields of its last segment."""
 
     def on_knot(self, knot: KnotRecord) -> None:

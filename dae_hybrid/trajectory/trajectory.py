@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,6 +42,15 @@ Side = Literal["left", "right"]
 #: explicit steps, whose interpolants cost several times as much as the steps, and with implicit ones, whose
 #: interpolants are stored
 MAX_EXPLICIT_SEGMENTS, MAX_IMPLICIT_SEGMENTS = 4, 256
+
+
+class SegmentExtras(TypedDict, total=False):
+    """Fields of a `Segment` that only some runs have: the path of an adjoint, the results of forward analysis."""
+
+    path: Array | None
+    sensitivity_rows: Array
+    memory_sensitivities: Array
+    directions: Array
 
 
 @dataclass(frozen=True, eq=False)
