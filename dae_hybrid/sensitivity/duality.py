@@ -28,7 +28,7 @@ from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.initial import Start
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.system.transition_map import TransitionMap
-from dae_hybrid.trajectory.trajectory import SegmentExtras
+from dae_hybrid.trajectory.trajectory import SegmentSensitivities
 
 #: remedy if no error test covered the derivatives
 UNTESTED = (
@@ -74,7 +74,7 @@ class TangentTrace(TangentState):
             self.history.append((event.time, self.state @ self.combination, self.combination @ self.costs))
         super().on_transition(transition, event)
 
-    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], SegmentExtras]:
+    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], SegmentSensitivities]:
         """See `TangentState`; here the run is evaluated at once."""
         further = super().on_native_run(start, run)
         further()

@@ -25,7 +25,7 @@ from dae_hybrid.system.initial import Start
 from dae_hybrid.system.measurement import measured, measured_at_ends
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap, chain
-from dae_hybrid.trajectory.trajectory import SegmentExtras, Trajectory
+from dae_hybrid.trajectory.trajectory import SegmentSensitivities, Trajectory
 
 
 class TangentState:
@@ -106,7 +106,7 @@ class TangentState:
             "integral_sensitivities": self.costs,
         }
 
-    def on_segment(self, outcome: SegmentOutcome, x: Array, m: Array) -> SegmentExtras:
+    def on_segment(self, outcome: SegmentOutcome, x: Array, m: Array) -> SegmentSensitivities:
         """Take over the sensitivities at the end of a segment."""
         if outcome.sensitivities is None or outcome.integral_sensitivities is None:
             return {}
@@ -159,13 +159,13 @@ class TangentState:
             found.append((record.time, gained))
         return found
 
-    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], SegmentExtras]:
+    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], SegmentSensitivities]:
         """Take over a native run; it is evaluated on access."""
         self._native_run = start, run
         return lambda: self._final_fields
 
     @cached_property
-    def _final_fields(self) -> SegmentExtras:
+    def _final_fields(self) -> SegmentSensitivities:
         """Evaluate the native run; further fields of the record of its last segment."""
         if self._native_run is None:
             return {}

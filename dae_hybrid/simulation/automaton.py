@@ -38,7 +38,7 @@ from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
 from dae_hybrid.trajectory.parts import Expansion, TrajectoryParts
-from dae_hybrid.trajectory.trajectory import Part, Segment, SegmentExtras, Trajectory
+from dae_hybrid.trajectory.trajectory import Part, Segment, SegmentSensitivities, Trajectory
 
 NO_TRANSITIONS: frozenset[int] = frozenset()
 #: native events per call of the integrator with keep="final", so that their records can be dropped in between
@@ -349,7 +349,7 @@ class Automaton:
             self._refuse_noise(task, outcome, outcome.crossing)
         x, xdot = mode.complete(outcome.t, outcome.x, outcome.xdot, at.m, self.p)
         kept = {} if self.observer is None else self.observer.on_segment(outcome, x, at.m)
-        self._record(task, outcome.t, x, xdot, outcome.rows, outcome.method, {"path": outcome.path, **kept})
+        self._record(task, outcome.t, x, xdot, outcome.rows, outcome.method, kept, outcome.path)
         self.t, self.integrals, self.next_step = outcome.t, outcome.integrals, outcome.next_step
         if outcome.crossing is None:  # end of the run or time event: the guards are evaluated again
             self.at = StatePoint(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
@@ -478,7 +478,7 @@ class Automaton:
 
     def _record(
         self, task: SegmentTask, t: float, x: Array, xdot: Array, rows: Array, method: Method | str,
-        kept: SegmentExtras,
+        kept: SegmentSensitivities, path: Array | None = None,
     ) -> None:  # fmt: skip
         at, n, how = self.at, task.x0.size, Method.of(method)
         self.n_outputs += len(rows)
@@ -499,6 +499,7 @@ class Automaton:
                 rows[:, 0],
                 rows[:, 1 : 1 + n],
                 SegmentReplay(self.open_session, task, t, None if how.name == AUTO else how.name),
+                path=path,
                 **kept,
             )
         )

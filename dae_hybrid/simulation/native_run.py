@@ -18,7 +18,7 @@ from dae_hybrid.system.initial import Start
 from dae_hybrid.system.measurement import measured_at_ends
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.parts import Expansion, TrajectoryParts
-from dae_hybrid.trajectory.trajectory import Part, Segment, SegmentExtras, Trajectory
+from dae_hybrid.trajectory.trajectory import Part, Segment, SegmentSensitivities, Trajectory
 
 
 def trajectory_of(
@@ -28,7 +28,7 @@ def trajectory_of(
     request = found.request
     p, mode = request.parameters, system.modes[system.initial.mode]
     start = Start(system.initial, mode, request.span[0], found.start, p, found.by_p)
-    further = SegmentExtras if observer is None else observer.on_native_run(start, found)
+    further = SegmentSensitivities if observer is None else observer.on_native_run(start, found)
     directions = getattr(observer, "directions", None)
     p.flags.writeable = False
     return Trajectory(
@@ -55,7 +55,7 @@ def trajectory_of(
 
 
 def _parts(
-    system: HybridSystem, found: NativeRun, p: Array, open_session: Any, kept: SegmentExtras
+    system: HybridSystem, found: NativeRun, p: Array, open_session: Any, kept: SegmentSensitivities
 ) -> tuple[Part | RecordTable, ...]:
     (table, task, outcome), end = found.segments, found.end
     begin, how = (found.start.x, found.start.xdot), Method.of(outcome.method)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dae_hybrid.system.initial import Start
     from dae_hybrid.system.system import ModeSystem
     from dae_hybrid.system.transition_map import TransitionMap
-    from dae_hybrid.trajectory.trajectory import SegmentExtras
+    from dae_hybrid.trajectory.trajectory import SegmentSensitivities
 
 
 class RunObserver(Protocol):
@@ -27,7 +27,7 @@ class RunObserver(Protocol):
     def segment_fields(self, mode: ModeSystem, t: float, x: Array, m: Array) -> TaskSensitivities:
         """Return further fields of the segment's task."""
 
-    def on_segment(self, outcome: SegmentOutcome, x: Array, m: Array) -> SegmentExtras:
+    def on_segment(self, outcome: SegmentOutcome, x: Array, m: Array) -> SegmentSensitivities:
         """Note the end of a segment at a consistent point x; return further fields of its record."""
 
     def on_transition(self, transition: TransitionMap, event: EventRecord) -> None:
@@ -36,7 +36,7 @@ class RunObserver(Protocol):
     def on_native_events(self, table: RecordTable) -> None:
         """Note the events that the native loop handled, with the segments before them."""
 
-    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], SegmentExtras]:
+    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], SegmentSensitivities]:
         """Note a run completed by the native loop; return a function for the further fields of its last segment."""
 
     def on_knot(self, knot: KnotRecord) -> None:

@@ -22,7 +22,7 @@ from dae_hybrid.system.packing import Portable
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem
-    from dae_hybrid.trajectory.trajectory import Part, Segment, SegmentExtras
+    from dae_hybrid.trajectory.trajectory import Part, Segment, SegmentSensitivities
 
 #: properties that remain known of parts that are not kept
 TALLIED = ("n_segments", "n_events", "is_certified", "ends_with_event", "modes")
@@ -69,7 +69,7 @@ class Expansion:
         n, n_guards, method = mode.equations.n, mode.equations.n_guards, table.methods[head.mode]
         (x, xdot), memory, t = self._start(k), self._part(head, "memory"), float(table.begins[k])
         rows = table.rows[head.mode][int(header["row"]) : int(header["row_end"])]
-        kept: SegmentExtras = {}
+        kept: SegmentSensitivities = {}
         if self.directions is not None:
             ny, before = mode.differential.size, table.state_derivatives(self._part(head, "before"), head.mode)
             kept = {

@@ -44,10 +44,9 @@ Side = Literal["left", "right"]
 MAX_EXPLICIT_SEGMENTS, MAX_IMPLICIT_SEGMENTS = 4, 256
 
 
-class SegmentExtras(TypedDict, total=False):
-    """Fields of a `Segment` that only some runs have: the path of an adjoint, the results of forward analysis."""
+class SegmentSensitivities(TypedDict, total=False):
+    """Fields of a `Segment` after forward analysis."""
 
-    path: Array | None
     sensitivity_rows: Array
     memory_sensitivities: Array
     directions: Array
