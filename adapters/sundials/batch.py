@@ -11,9 +11,8 @@ import numpy as np
 
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import NativeBatch, Outcomes
-from dae_hybrid.port.native_plan import TransitionGraph
+from dae_hybrid.port.native_plan import Listed, TransitionGraph
 from dae_hybrid.port.segment_rules import DIGITS_LOST, fewest_steps
-from dae_hybrid.port.timetable import Listed
 
 from .compiled import Model
 from .driver import PAUSED, ROWS_FULL, address, loops

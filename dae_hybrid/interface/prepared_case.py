@@ -18,11 +18,11 @@ from dae_hybrid.interface import api
 from dae_hybrid.interface.runs import RunBuilder
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import Crew, NativeBatch, Outcomes, RunsMany
-from dae_hybrid.port.timetable import Timetable
 from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
 from dae_hybrid.simulation.starts import Starts
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem
+from dae_hybrid.system.timetable import Timetable
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 Analysis = Literal["forward", "adjoint"]

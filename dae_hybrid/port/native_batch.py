@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
@@ -11,10 +12,16 @@ from numpy.typing import NDArray
 from dae_hybrid.codegen.kernels import NativeFunction
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.integrator import Integrator
-from dae_hybrid.port.native_plan import RunRequest, TransitionGraph
-from dae_hybrid.port.timetable import Timetable
+from dae_hybrid.port.native_plan import Listed, RunRequest, TransitionGraph
 
 type Integers = NDArray[np.int64]
+
+
+class AlarmLists(Protocol):
+    """The time events and measurements of all runs of a batch."""
+
+    def listed(self, p: Array) -> Iterator[tuple[int, int, Listed]]:
+        """Yield first run, last run and their alarms for parameters (N, n_p)."""
 
 
 class NativeBatch(NamedTuple):
@@ -35,7 +42,7 @@ class NativeBatch(NamedTuple):
     origin: NativeFunction | None = None
     n_start: int = 0
     certify: bool = True
-    timetable: Timetable | None = None
+    timetable: AlarmLists | None = None
 
     @property
     def n_given(self) -> int:

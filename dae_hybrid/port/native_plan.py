@@ -222,6 +222,16 @@ class Alarms(NamedTuple):
     counts: NDArray[np.int64]
 
 
+class Listed(NamedTuple):
+    """The alarms of runs by mode, arrays of shape (N, n), or (1, n) if they are the same in all runs.
+
+    They are complete up to `until`, (N,) or (1,); NaN if a time is not finite or a period not positive.
+    """
+
+    alarms: tuple[Alarms, ...]
+    until: Array
+
+
 @dataclass(slots=True)
 class RunContext:
     """Context of a run for native events.

@@ -22,7 +22,6 @@ DOORS = {
     ("trajectory/diagnostics.py", "simulation"),
     ("port/records.py", "system"),  # types of what a record points to
     ("port/record_table.py", "system"),
-    ("port/timetable.py", "system"),
     ("system/system.py", "conditions"),
     ("errors.py", "trajectory"),  # the partial result that an error carries
     ("sundials/header.py", "interface"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.port.native_plan import MEASURES, Alarms
+from dae_hybrid.port.native_plan import MEASURES, Alarms, Listed
 from dae_hybrid.system.schedule import in_order, listed_until, ticks_within, times_of
 
 if TYPE_CHECKING:
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 
 #: numbers in one list of due times
 MAX_LISTED = 1_000_000
-
-
-class Listed(NamedTuple):
-    """The alarms of runs by mode, arrays of shape (N, n), or (1, n) if they are the same in all runs.
-
-    They are complete up to `until`, (N,) or (1,); NaN if a time is not finite or a period not positive.
-    """
-
-    alarms: tuple[Alarms, ...]
-    until: Array
 
 
 class Timetable:
