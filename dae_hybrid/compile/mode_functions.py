@@ -220,7 +220,7 @@ class ModeFunctions:
         return ca.vertcat(f, -linear_solve(by_u[:, self.ny : self.lowering.n], right))
 
     def chain(self, s: Flat) -> Any:
-        """Derivative of u = (y, z, m, p, t) by (y, m, p, t) along the equations; see `transition_map.chain`."""
+        """Derivative of u = (y, z, m, p, t) by (y, m, p, t) along the equations; see `linearisation.chain`."""
         n_u = self.lowering.n + self.nm + self.np + 1
         kept = [*range(self.ny), *range(self.lowering.n, n_u)]
         selection = ca.DM.eye(n_u)[:, kept]

@@ -24,7 +24,7 @@ from dae_hybrid.simulation.event_logic import MAX_SIMULTANEITY_RTOLS, SIMULTANEI
 from dae_hybrid.statement.discontinuities import jumps
 from dae_hybrid.statement.discontinuous_nodes import bare
 from dae_hybrid.system.derivative_conditions import Conditions
-from dae_hybrid.system.transition_map import chain
+from dae_hybrid.system.linearisation import chain
 
 if TYPE_CHECKING:
     from dae_hybrid.conditions.error_estimate import ErrorEstimate

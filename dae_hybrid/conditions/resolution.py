@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.port.record_table import RECORDS, RecordTable
 from dae_hybrid.sensitivity.forward import TangentState
+from dae_hybrid.system.linearisation import chain
 from dae_hybrid.system.system import HybridSystem
-from dae_hybrid.system.transition_map import chain
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: sensitivities are resolved if they exceed this share of 1/rtol absolute tolerances or, if the states have significant

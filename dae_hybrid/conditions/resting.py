@@ -26,7 +26,7 @@ from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS, ZERO_ROUNDINGS
 from dae_hybrid.statement.discontinuities import Discontinuities
 from dae_hybrid.statement.discontinuous_nodes import KINKS, bare
 from dae_hybrid.system.derivative_conditions import Conditions
-from dae_hybrid.system.transition_map import chain
+from dae_hybrid.system.linearisation import chain
 
 if TYPE_CHECKING:
     from dae_hybrid.sensitivity.forward import TangentState

@@ -19,10 +19,11 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.segment_rules import kernel
 from dae_hybrid.simulation.stop_times import settle
+from dae_hybrid.system.linearisation import chain
 from dae_hybrid.system.measurement import measurement_rate
 from dae_hybrid.system.signals import coefficients, derivatives
 from dae_hybrid.system.system import ModeSystem
-from dae_hybrid.system.transition_map import KNOWN, chain
+from dae_hybrid.system.transition_map import KNOWN
 
 #: values (k,), derivatives along the directions (k, d), and negligible differences of the values (k,)
 type Quantity = tuple[Array, Array, Array]

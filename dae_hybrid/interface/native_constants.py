@@ -9,7 +9,7 @@ from dae_hybrid.numerics import algebraic, crossings, step_polynomial
 from dae_hybrid.port import failure_messages, record_table, replay, segment_rules, stiffness
 from dae_hybrid.sensitivity import adjoint
 from dae_hybrid.simulation import automaton, departure, event_accuracy, event_logic, grazing
-from dae_hybrid.system import excess, reinitialisation, system, transition_map
+from dae_hybrid.system import excess, linearisation, reinitialisation, system, transition_map
 
 #: module that documents them -> names, or (name in Python, name in C)
 NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
@@ -52,7 +52,8 @@ NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {
     ),
     casadi_tools: (("SYMBOLIC_SOLVE", "MOST_SOLVED"),),
     system: (("SLACK", "LANDED"),),
-    transition_map: ("DRIFT_ROUNDINGS", "KNOWN", "GRAZING"),
+    linearisation: ("DRIFT_ROUNDINGS",),
+    transition_map: ("KNOWN", "GRAZING"),
 }  # fmt: skip
 
 

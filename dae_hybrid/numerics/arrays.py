@@ -1,6 +1,8 @@
-"""The array type and the rounding unit."""
+"""The array type, the rounding unit, and tests of small arrays."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,3 +10,25 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 #: twice the unit roundoff
 EPS = float(np.finfo(float).eps)
+
+#: size up to which plain Python is faster than NumPy
+MAX_PYTHON_SIZE = 16
+
+
+def all_finite(values: Array) -> bool:
+    """Whether all entries are finite; fast for short arrays."""
+    if values.size <= MAX_PYTHON_SIZE:
+        return all(map(math.isfinite, values.tolist()))
+    return bool(np.isfinite(values).all())
+
+
+def vanishes(values: Array, sizes: Array, roundings: float) -> bool:
+    """Whether every entry is zero within this many roundings of its terms; False for NaN and infinity.
+
+    Terms without a finite size, such as the derivative of a root at zero, require exact zeros.
+    """
+    limit = roundings * EPS
+    if values.size <= MAX_PYTHON_SIZE:
+        pairs = zip(values.ravel().tolist(), sizes.ravel().tolist(), strict=True)
+        return all(v == 0.0 or (abs(v) <= limit * s and s < math.inf) for v, s in pairs)
+    return bool(np.all((values == 0.0) | ((np.abs(values) <= limit * sizes) & (sizes < np.inf))))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.layout import Layout
-from dae_hybrid.numerics.arrays import EPS, Array
+from dae_hybrid.numerics.arrays import EPS, Array, all_finite
 from dae_hybrid.options import Options
 from dae_hybrid.port.failure_messages import refuse_not_finite
 from dae_hybrid.port.integrator import BackwardOutcome, BackwardTask, Session, Tolerances
@@ -29,9 +29,9 @@ from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.segment_rules import ADJOINT_ROUNDING_FACTOR
 from dae_hybrid.sensitivity.multipliers import consistent_adjoint, round_relative, stated_adjoint
 from dae_hybrid.system.derivative_conditions import Conditions
+from dae_hybrid.system.linearisation import TransitionLinearisation, chain
 from dae_hybrid.system.measurement import measured
 from dae_hybrid.system.system import HybridSystem, ModeSystem
-from dae_hybrid.system.transition_map import TransitionLinearisation, all_finite, chain
 from dae_hybrid.trajectory.trajectory import Part, Segment, Trajectory
 
 EMPTY = np.zeros(0)

@@ -23,7 +23,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.numerics.matrices import dense
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.sensitivity.adjoint import AdjointSweep
-from dae_hybrid.system.transition_map import TransitionLinearisation, chain
+from dae_hybrid.system.linearisation import TransitionLinearisation, chain
 from dae_hybrid.trajectory.trajectory import Segment
 
 #: a drift below this share of the rates involved is rounding, since the event time is exact to rounding

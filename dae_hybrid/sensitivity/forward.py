@@ -22,9 +22,10 @@ from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.initial import Start
+from dae_hybrid.system.linearisation import chain
 from dae_hybrid.system.measurement import measured, measured_at_ends
 from dae_hybrid.system.system import HybridSystem, ModeSystem
-from dae_hybrid.system.transition_map import TransitionMap, chain
+from dae_hybrid.system.transition_map import TransitionMap
 from dae_hybrid.trajectory.trajectory import SegmentSensitivities, Trajectory
 
 

@@ -26,7 +26,7 @@ from dae_hybrid.numerics.algebraic import (
     solve_algebraic,
     solve_linear,
 )
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import Array, all_finite
 from dae_hybrid.numerics.matrices import Matrix, dense, vstack
 from dae_hybrid.port.failure_messages import SUSPECTS, refuse_not_finite, said
 from dae_hybrid.port.point import StatePoint
@@ -34,7 +34,6 @@ from dae_hybrid.system.excess import EXCESS_TOLERANCE
 from dae_hybrid.system.projection import nearest_point
 from dae_hybrid.system.signals import SignalTable
 from dae_hybrid.system.system import ModeSystem
-from dae_hybrid.system.transition_map import all_finite
 
 #: relative accuracy of a multiple root, the square root of rounding, and of quantities that vanish there
 ROUNDED_ROOT, TINIEST = 1e-5, 1e-100

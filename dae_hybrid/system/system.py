@@ -26,9 +26,10 @@ from dae_hybrid.port.native_plan import TransitionGraph
 from dae_hybrid.port.segment_rules import cached, kernel
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.excess import Reached
+from dae_hybrid.system.linearisation import TransitionLinearisation
 from dae_hybrid.system.measurement import Measurement
 from dae_hybrid.system.signals import SignalTable, derivatives
-from dae_hybrid.system.transition_map import TransitionLinearisation, TransitionMap, clock
+from dae_hybrid.system.transition_map import TransitionMap, clock
 from dae_hybrid.tables import align, html
 
 if TYPE_CHECKING:

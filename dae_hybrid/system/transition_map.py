@@ -1,39 +1,22 @@
-"""The map across a transition and its linearisation.
-
-With ``w = (y, m)``, the differential state and the memory, a transition is ``h(w-, p, t) = 0`` for the
-event time and ``w+ = R(w-, p, t)``. Total derivatives run through the algebraic equations on both
-sides by the implicit function theorem. Then (SR eq. 6 and 28, solved; tau = dt/dp, S = dw/dp)
-
-    D   = h_w wdot- + h_t                                              SR eq. 4
-    tau = -(h_w S- + h_p) / D                                          SR eq. 6b, 27
-    S+  = R_w (S- + wdot- tau) + R_p + R_t tau - wdot+ tau             SR eq. 6c
-    dG  = (g- - g+) tau                                                SR eq. 8
-
-and its transpose, with L = dG/dw,
-
-    c   = L+ . (R_w wdot- + R_t - wdot+) + g- - g+
-    L-  = R_w^T L+ - h_w^T c / D,      dG/dp += R_p^T L+ - h_p^T c / D
-
-`TransitionLinearisation` holds these quantities and applies the map in both directions.
-"""
+"""The map across a transition: event time, values after it, and their linearisation (see `linearisation`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.sparse import csc_array, issparse
+from scipy.sparse import issparse
 
 from dae_hybrid.codegen.kernels import Kernel
 from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.algebraic import RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
-from dae_hybrid.numerics.arrays import EPS, Array
-from dae_hybrid.numerics.matrices import LARGE, Matrix, column, dense, hstack, identity, is_finite, row_maxima, vstack
-from dae_hybrid.numerics.operators import Operator, of, solution
+from dae_hybrid.numerics.arrays import EPS, Array, all_finite, vanishes
+from dae_hybrid.numerics.matrices import LARGE, Matrix, column, dense, is_finite, row_maxima, vstack
+from dae_hybrid.numerics.operators import of
 from dae_hybrid.options import Options
 from dae_hybrid.port.failure_messages import SUSPECTS, refuse_not_finite, said
 from dae_hybrid.port.point import StatePoint
@@ -41,13 +24,10 @@ from dae_hybrid.statement.declarations import Bound, Relation
 from dae_hybrid.statement.triggers import Trigger
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.excess import Reached
+from dae_hybrid.system.linearisation import TransitionLinearisation, chain
 from dae_hybrid.system.projection import nearest_point
 from dae_hybrid.system.reinitialisation import arrival_derivative, refuse_singular_entry, undetermined
 
-#: size up to which plain Python is faster than NumPy
-MAX_PYTHON_SIZE = 16
-#: a drift within this many roundings of its terms is zero
-DRIFT_ROUNDINGS = 64.0
 #: residuals within this many state tolerances may be zero: errors accumulate along a run
 KNOWN = 100.0
 #: a guard with a rate below this multiple of its range over the run's duration does not cross
@@ -58,13 +38,6 @@ if TYPE_CHECKING:
     from dae_hybrid.system.system import ModeSystem
 
 
-def all_finite(values: Array) -> bool:
-    """Whether all entries are finite; fast for short arrays."""
-    if values.size <= MAX_PYTHON_SIZE:
-        return all(map(math.isfinite, values.tolist()))
-    return bool(np.isfinite(values).all())
-
-
 CLOCK = 2  # (start time, count)
 
 
@@ -73,174 +46,11 @@ def clock(start: float, count: int) -> Array:
     return np.array([start, float(count)])
 
 
-def vanishes(values: Array, sizes: Array, roundings: float) -> bool:
-    """Whether every entry is zero within this many roundings of its terms; False for NaN and infinity.
-
-    Terms without a finite size, such as the derivative of a root at zero, require exact zeros.
-    """
-    limit = roundings * EPS
-    if values.size <= MAX_PYTHON_SIZE:
-        pairs = zip(values.ravel().tolist(), sizes.ravel().tolist(), strict=True)
-        return all(v == 0.0 or (abs(v) <= limit * s and s < math.inf) for v, s in pairs)
-    return bool(np.all((values == 0.0) | ((np.abs(values) <= limit * sizes) & (sizes < np.inf))))
-
-
-def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Matrix:
-    """Derivative of u = (y, z, m, p, t) by (w, p, t) = (y, m, p, t) along the mode's algebraic equations.
-
-    Shape (n + n_memory + n_parameters + 1, n_differential + n_memory + n_parameters + 1).
-    """
-    ny, nz = mode.differential.size, mode.algebraic.size
-    size = ny + nz + m.size + p.size + 1
-    if nz == 0:
-        return identity(size)
-    by_u = mode.kernels["closure_by_u"](t, x, m, p)[0]
-    if nz > LARGE:
-        return _chain_of_many(mode, t, by_u)
-    kept = np.r_[0:ny, ny + nz : size]
-    result = np.zeros((size, size - nz))
-    result[kept, np.arange(kept.size)] = 1.0
-    try:
-        result[ny : ny + nz] = -np.linalg.solve(by_u[:, ny : ny + nz], by_u[:, kept])
-    except np.linalg.LinAlgError:
-        raise _not_differentiable(mode, t) from None
-    refuse_not_finite("an equation for algebraic variables", (result,), mode=mode.name, time=t)
-    return result
-
-
-def _not_differentiable(mode: ModeSystem, t: float) -> ConsistencyError:
-    return ConsistencyError(
-        "k_z is singular: the algebraic variables are not differentiable here.",
-        mode=mode.name,
-        time=t,
-        variables=mode.algebraic.names,
-    )
-
-
-def _chain_of_many(mode: ModeSystem, t: float, by_u: Matrix) -> Operator:
-    """The chain for many algebraic variables, as an operator."""
-    ny, nz = mode.differential.size, mode.algebraic.size
-    refuse_not_finite("an equation for algebraic variables", (by_u,), mode=mode.name, time=t)
-    end, by_u = ny + nz, csc_array(by_u)
-    try:
-        solved = solution(by_u[:, ny:end], hstack((by_u[:, :ny], by_u[:, end:])))
-    except np.linalg.LinAlgError:
-        raise _not_differentiable(mode, t) from None
-    return Operator(
-        (by_u.shape[1], by_u.shape[1] - nz),
-        lambda v: np.vstack((v[:ny], solved @ v, v[ny:])),
-        lambda v: np.hstack((v[:, :ny], v[:, end:])) + v[:, ny:end] @ solved,
-    )
-
-
 def _cancels(matrix: Matrix, sizes: Matrix) -> bool:
     """Whether every entry of a matrix is zero relative to its terms."""
     if issparse(sizes):
         return bool(row_maxima(matrix).max(initial=0.0) <= RANK_TOLERANCE * row_maxima(sizes).min(initial=np.inf))
     return vanishes(dense(matrix), sizes, RANK_TOLERANCE / EPS)
-
-
-@dataclass(frozen=True)
-class TransitionLinearisation:
-    """A transition linearised at one firing; see the module docstring for the symbols.
-
-    Shapes: h_w (n_w-), h_p (n_p), R_w (n_w+, n_w-), R_p (n_w+, n_p), R_t (n_w+), flow_minus (n_w-),
-    flow_plus (n_w+), integrand_minus and integrand_plus (k). `cost` (k, n_w- + n_p + 1) is the derivative of the
-    event's costs by (w-, p, t), None if it has none.
-    """
-
-    h_w: Array
-    h_p: Array
-    rate: float  # D
-    R_w: Matrix
-    R_p: Matrix
-    R_t: Array
-    flow_minus: Array
-    flow_plus: Array
-    integrand_minus: Array
-    integrand_plus: Array
-    follows: bool = False  # the event time is that of the preceding event, not of the guard
-    cost: Array | None = None
-
-    def select(self, components: list[int]) -> TransitionLinearisation:
-        """The same linearisation for selected components of the functionals."""
-        return replace(
-            self,
-            integrand_minus=self.integrand_minus[components],
-            integrand_plus=self.integrand_plus[components],
-            cost=None if self.cost is None else self.cost[components],
-        )
-
-    def refuse_not_finite(self, event: EventRecord) -> None:
-        """Refuse non-finite entries, including those of the selected functionals."""
-        given = (self.h_w, self.h_p, self.R_w, self.R_p, self.R_t, self.flow_minus, self.flow_plus)
-        what = f"transition '{event.transition}'"
-        of: dict[str, Any] = {"transition": event.transition, "time": event.time}
-        refuse_not_finite(what, given, mode=event.source, **of)
-        integrands = (self.integrand_minus, self.integrand_plus)
-        refuse_not_finite(f"an integrand at {what}", integrands, mode=event.target or event.source, **of)
-        if self.cost is not None:
-            refuse_not_finite(f"a cost of {what}", (self.cost,), mode=event.source, **of)
-
-    @property
-    def drift(self) -> Array:
-        """R_w wdot- + R_t - wdot+: derivative of the post-transition state by the event time."""
-        return self.R_w @ self.flow_minus + self.R_t - self.flow_plus
-
-    def forward(self, before: Array, directions: Array, earlier: Array | None = None) -> tuple[Array, Array, Array]:
-        """Map dw- (n_w-, d) and dp (n_p, d) to tau (d,), dw+ (n_w+, d) and dG (k, d).
-
-        `earlier` is tau of the preceding event at the same instant; zero if None.
-        """
-        if self.follows:
-            tau = np.zeros(directions.shape[1]) if earlier is None else earlier
-        else:
-            tau = self._time(before, directions)
-        after = self.R_w @ before + self.R_p @ directions + self.drift[:, None] * tau
-        gained = (self.integrand_minus - self.integrand_plus)[:, None] * tau
-        if self.cost is not None:
-            nw = before.shape[0]
-            gained = gained + self.cost[:, :nw] @ before + self.cost[:, nw:-1] @ directions
-            gained = gained + self._cost_rate[:, None] * tau
-        return tau, after, gained
-
-    @property
-    def _cost_rate(self) -> Array:
-        """Derivative of the event's costs by the event time."""
-        if self.cost is None:
-            return np.zeros_like(self.integrand_minus)
-        return np.asarray(self.cost[:, : self.flow_minus.size] @ self.flow_minus + self.cost[:, -1])
-
-    def _time(self, before: Array, directions: Array) -> Array:
-        """dt/dp along the directions (SR eq. 27)."""
-        return np.asarray((self.h_w @ before + self.h_p @ directions) / -self.rate)
-
-    def backward(self, after: Array, time_cotangent: Array) -> tuple[Array, Array, Array]:
-        """Map L+ = dG/dw+ (k, n_w+) to L- (k, n_w-), its part of dG/dp (k, n_p), and dG/dt of the preceding event.
-
-        `time_cotangent` (k,) is dG/dt of whatever depends on the time of this event: a terminal value, or a following
-        event.
-        """
-        c = after @ self.drift + self.integrand_minus - self.integrand_plus + time_cotangent
-        before, share = after @ self.R_w, after @ self.R_p
-        if self.cost is not None:
-            nw = before.shape[1]
-            c, before, share = c + self._cost_rate, before + self.cost[:, :nw], share + self.cost[:, nw:-1]
-        sizes = (
-            abs(after) @ self._drift_size + abs(self.integrand_minus) + abs(self.integrand_plus) + abs(time_cotangent)
-        )
-        c[abs(c) <= DRIFT_ROUNDINGS * EPS * sizes] = 0.0  # rounding only: rates and integrand are continuous
-        if self.follows:
-            return before, share, c
-        if c.any():
-            weight = (c / self.rate)[:, None]
-            before, share = before - weight * self.h_w, share - weight * self.h_p
-        return before, share, np.zeros_like(c)
-
-    @property
-    def _drift_size(self) -> Array:
-        """Sum of the magnitudes of the drift's terms."""
-        return np.asarray(abs(self.R_w) @ abs(self.flow_minus) + abs(self.R_t) + abs(self.flow_plus))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import dae_hybrid as dh
 from dae_hybrid.numerics.algebraic import closed_by_continuity, solve_algebraic
 from dae_hybrid.system.derivative_conditions import Conditions
-from dae_hybrid.system.transition_map import TransitionLinearisation, chain
+from dae_hybrid.system.linearisation import TransitionLinearisation, chain
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=60)
 numbers = st.floats(-3, 3, allow_subnormal=False)
