@@ -83,7 +83,8 @@ class NativeLoop:
         n = max(e.n for e in graph.equations)
         rest = REST_STATES * n + REST_GUARDS * most
         self._scratch = [np.zeros(size) for size in (n + 4 * most, rest, largest, largest)]
-        self._solving = np.zeros(unknowns * (10 + 6 * unknowns))
+        solved = max(unknowns, *(nx - e.n_differential for nx, e in zip(graph.sizes, graph.equations, strict=True)))
+        self._solving = np.zeros(solved * (10 + 6 * solved))
         self._slopes = np.zeros(unknowns * (widest + first.n_memory + first.n_parameters + 1))
         self._gained, self._sampled = np.zeros((2, 1 + n_directions, first.functionals.size))
         self._measured: Any = None

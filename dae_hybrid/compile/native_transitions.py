@@ -7,7 +7,7 @@ from typing import Any
 
 import casadi as ca
 
-from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE, dense, expanded
+from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE, dense, expanded, jacobian
 from dae_hybrid.codegen.kernels import NativeFunction
 from dae_hybrid.compile.families import apart
 from dae_hybrid.compile.lowering import Flat
@@ -151,11 +151,18 @@ def _with_numbers_apart(functions: dict[str, ca.Function], mode: ModeBuilder) ->
 
 
 def _open(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:
-    """Derivative of the algebraic variables by y, if it may become singular; checked by `refuse_singular_entry`."""
+    """Derivative of the algebraic variables by y, followed by k_z, if k_z may become singular.
+
+    The former is checked by `refuse_singular_entry`, the latter for its rank.
+    """
     if not mode.nz or not (mode.explicit is None or mode.poles):
         return ca.MX(0, 0)
     rows = slice(mode.ny, mode.lowering.n)
-    return first_output(mode.point_function("open", lambda s: [mode.chain(s)[rows, : mode.ny]]), t, x, m, p)
+
+    def of(s: Flat) -> list[Any]:
+        return [ca.horzcat(mode.chain(s)[rows, : mode.ny], jacobian(mode.algebraic_part(s), s.x)[:, mode.ny :])]
+
+    return first_output(mode.point_function("open", of), t, x, m, p)
 
 
 def _constraint_slopes(mode: ModeBuilder, t: ca.MX, x: ca.MX, m: ca.MX, p: ca.MX) -> ca.MX:

@@ -39,7 +39,7 @@ class NativeTransition:
     begin    xi with continuous z; otherwise the initial guess of Newton's method
     solve    Phi, by xi with the dependent memory, the sizes of the terms of that and of Phi
     cross    (y, z) before and its rates, the guards there, their rates and sizes; (y, z) after, the memory after,
-             rates, guards, their rates and sizes after; z by y after, if that could become singular; the distance by
+             rates, guards, their rates and sizes after; z by y after and k_z, if that may be singular; the distance by
              which y is projected onto the constraints after
     tangent  h by (w, p, t); w after by (w, p, t), at fixed time; rates of w and integrands before, and after; the
              `others` of the constraints after by w after, and by (p, t); D of the constraints before, and these by

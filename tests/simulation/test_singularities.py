@@ -169,3 +169,29 @@ def test_branches_that_meet_are_refused_where_steps_crawl_up_to_them(rtol: float
     with pytest.raises(dh.ConsistencyError, match="becomes singular") as caught:
         dh.simulate(m.build(eliminate=False), (0, 1.7), rtol=rtol, atol=rtol / 100, adapter="scipy")
     assert caught.value.time == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("native_events", [True, False])
+@pytest.mark.parametrize("gap", [1e-6, 1e-13])
+def test_a_mode_that_an_event_enters_has_to_determine_its_variables(gap: float, native_events: bool) -> None:
+    """a + b = 3 y, a + (1 + d) b = 3 y + d p: b = p and a = 3 y - p, which d = 1e-13 leaves to rounding errors."""
+    m = dh.HybridModel("gap")
+    p, d = m.parameter("p", 1.0), m.parameter("d", gap)
+    y, a, b = m.differential("y"), m.algebraic("a"), m.algebraic("b")
+    one = m.mode("one", ode={y: -p * y}, algebraic=[a - y, b - 2 * y])
+    two = m.mode("two", ode={y: -a}, algebraic=[a + b - 3 * y, a + (1 + d) * b - 3 * y - d * p])
+    m.transition(one, two, guard=y - 0.5, direction="falling")
+    m.initial(one, {y: 1.0})
+    m.functional("G", terminal=y)
+    given = {"rtol": 1e-8, "atol": 1e-10, "native_events": native_events}
+    for analyse in (
+        lambda: dh.adjoint_gradient(m.build(), (0, 2), "G", wrt=["p"], **given).gradient[0],
+        lambda: dh.forward_sensitivity(m.build(), (0, 2), wrt=["p"], **given).gradient["G"][0],
+    ):
+        if gap < 1e-10:
+            with pytest.raises(dh.ConsistencyError, match="singular"):
+                analyse()
+        else:  # y' = p - 3 y from 1/2 at log(2)/p: y = p/3 + (1/2 - p/3) exp(-3 s), s = 2 - log(2)/p
+            w = np.exp(-3 * (2 - np.log(2)))
+            exact = 1 / 3 - w / 3 - 3 * (1 / 2 - 1 / 3) * w * np.log(2)
+            assert analyse() == pytest.approx(exact, rel=1e-6)

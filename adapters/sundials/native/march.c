@@ -41,7 +41,7 @@ static integer lay_out(const march *m, const station *from, const station *to, d
   PART(xdot_after, to->n_x);
   PART(guards_after, 3 * to->n_guards);
   PART(xi, m->n_unknowns);
-  PART(open, to->fragile ? to->n_z * to->n_y : 0);
+  PART(open, to->fragile ? to->n_z * (to->n_y + to->n_z) : 0);
   PART(memory, m->n_memory);
   PART(integrals, m->n_integrals);
   PART(tau, m->n_directions);
@@ -209,9 +209,13 @@ static int charge(march *m, const station *from, const station *to, const link *
   return 1;
 }
 
-/* Whether the algebraic variables after an event are determined to the accuracy of the state; see
- * system/reinitialisation.py, `refuse_singular_entry` */
+/* Whether the algebraic variables after an event are determined, clearly and to the accuracy of the state; see
+ * system/reinitialisation.py, `refuse_singular_entry`. `e->open` holds their derivatives by y, followed by k_z. */
 static int determined(const march *m, const station *to, const event *e) {
+  const integer n = to->n_z;
+  const double *by_z = e->open + n * to->n_y;
+  double *scale = m->solving, *rows = scale + n, *work = rows + 2 * n, *inverse = work + n * n;
+  if (!invert(by_z, n, scale, work, inverse) || !is_regular(by_z, by_z, 0, inverse, scale, n, rows)) return 0;
   for (integer i = 0; i < to->n_z; i++) {
     const double z = fabs(e->x_after[to->n_y + i]), own = to->absolute[to->n_y + i] / m->rtol;
     double open_to = 0;
