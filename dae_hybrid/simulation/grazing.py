@@ -163,7 +163,9 @@ def _crosses(trajectory: Trajectory, event: EventRecord, turn: float, shallow: f
     if turn < 0:
         last = int(trajectory.owners(np.array([event.time]), "left")[0])
         found = (trajectory.segments[k] for k in range(last, -1, -1))
-        segment = next(s for s in found if s.t_end == event.time and s.mode is mode)
+        segment = next((s for s in found if s.t_end == event.time and s.mode is mode), None)
+        if segment is None:  # the mode was entered at this instant
+            return False
         times = np.maximum(event.time - reach * np.array(TIMES_BEFORE), segment.t_start)
         guards = [mode.kernels["entry"](t, x, m, p)[1][i] for t, x in zip(times, segment.dense(times), strict=True)]
         return bool(min(side * np.array(guards)) < -shallow)

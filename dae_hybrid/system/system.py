@@ -184,10 +184,10 @@ class ModeSystem(NotPicklable):
             part = slice(first, first + some)
             of_memory = np.broadcast_to(dm, (t.size, *dm.shape[-2:]))[part]
             by_w = np.asarray(self.solved_by_w()(t[None, part], states[part].T, memory[part].T, p))
-            by_w = by_w.reshape(n, len(of_memory), -1)
-            found[part] = np.einsum("xty,tdy->tdx", by_w[:, :, :ny], rows[part, :, :ny])
-            found[part] += np.einsum("xtm,tmd->tdx", by_w[:, :, ny : ny + nm], of_memory)
-            found[part] += np.einsum("xtp,pd->tdx", by_w[:, :, ny + nm :], dp)
+            given = np.broadcast_to(dp, (len(of_memory), *dp.shape))
+            moved = np.concatenate((np.swapaxes(rows[part, :, :ny], 1, 2), of_memory, given), axis=1)
+            # not by einsum, which does not clear its result where a sum has no terms
+            found[part] = np.swapaxes(np.swapaxes(by_w.reshape(n, len(of_memory), -1), 0, 1) @ moved, 1, 2)
         return found
 
     def onto_constraints(self, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:

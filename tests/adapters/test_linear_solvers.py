@@ -475,8 +475,10 @@ def test_long_texts_are_cut_and_say_the_same(monkeypatch: Any) -> None:
     np.testing.assert_array_equal(cut.gradient, whole.gradient)
 
 
-def test_straight_texts_in_several_files_say_the_same(monkeypatch: Any, models: Any) -> None:
+def test_straight_texts_in_several_files_say_the_same(monkeypatch: Any, models: Any, tmp_path: Any) -> None:
     whole = dh.adjoint_gradient(models.em().build(), (0, 1), "G", **TIGHT)
+    monkeypatch.setenv("DAE_HYBRID_CACHE", str(tmp_path))
+    monkeypatch.setattr(codegen, "known", lambda identity: None)  # it would return the same functions
     monkeypatch.setattr(codegen, "APART", 100)
     monkeypatch.setattr(codegen.os, "cpu_count", lambda: 3)
     sources: list[list[str]] = []

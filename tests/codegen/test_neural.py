@@ -115,7 +115,7 @@ def test_a_linear_system_of_many_parameters_needs_no_tape() -> None:
 def test_weights_are_no_texts_of_c(monkeypatch: pytest.MonkeyPatch) -> None:
     statements: list[int] = []
 
-    def count(*texts: str, apart: bool = False) -> Compilation:
+    def count(*texts: str, **options: object) -> Compilation:
         statements.append(sum(text.count(";\n") for text in texts))
         return Finished(None)
 

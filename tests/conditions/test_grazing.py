@@ -77,3 +77,19 @@ def test_a_crossing_that_is_deep_enough_is_not(stiff: bool) -> None:
     """y rises to 1e-2 beyond the threshold: d(2 - t)/dp = 1 / sin(t - 1) with cos(t - 1) = 1 - p."""
     fsa = dh.forward_sensitivity(turning(1e-2, stiff=stiff), (0, 2), rtol=1e-7, atol=1e-9)
     assert fsa.gradient["G"][0] == pytest.approx(1 / np.sin(np.arccos(1 - 1e-2)), rel=1e-3)
+
+
+@pytest.mark.parametrize("native_events", [True, False])
+def test_a_guard_that_fires_slowly_at_once(native_events: bool) -> None:
+    """x' = v, v' = -1 from x = 0, v = -1e-6: no segment comes before the event."""
+    m = dh.HybridModel("at once")
+    q = m.parameter("q", 1.0)
+    x, v, f = (m.differential(name) for name in "xvf")
+    wait, fall = m.mode("wait", ode={x: 0, v: 0, f: 1}), m.mode("fall", ode={x: v, v: -1, f: 0})
+    m.transition(wait, fall, guard=f - q, direction="rising", reset={v: -1e-6 * q})
+    m.transition(fall, None, guard=x, direction="falling")
+    m.initial(wait, {x: 0.0, v: 0.0, f: 0.0})
+    m.functional("G", terminal=x + f)
+    system, given = m.build(), {"rtol": 1e-8, "atol": 1e-12, "native_events": native_events}
+    with pytest.raises(dh.GrazingError, match="whether it crosses is chance"):
+        dh.forward_sensitivity(system, (0, 3), **given)

@@ -109,15 +109,6 @@ def test_entries_that_depend_on_those_before_are_no_series() -> None:
     assert run.functionals["G"] == pytest.approx(expected, rel=1e-8)
 
 
-def test_a_state_with_as_many_entries_as_there_are_times_is_no_data() -> None:
-    m = dh.HybridModel("wide")
-    k, x = m.parameter("k", 1.0), m.differential("x", size=3)
-    m.initial(m.mode("run", ode={x: -k * x}), {x: [1.0, 2.0, 3.0]})
-    m.functional("G", at_times=[([0.2, 0.4, 0.6], x - np.array([0.1, 0.2, 0.3]))])
-    expected = sum((i + 1) * np.exp(-0.2 * (i + 1)) - 0.1 * (i + 1) for i in range(3))
-    assert dh.simulate(m.build(), (0, 1), **TIGHT).functionals["G"] == pytest.approx(expected, rel=1e-8)
-
-
 def test_vectors_have_a_row_for_every_time() -> None:
     def state(m: dh.HybridModel, k: Any, v: Any) -> None:
         m.functional("G", at_times=[(TIMES, ca.horzcat(v[0] - DATA, v[0] * DATA)), (2.0, v[1])])
@@ -188,3 +179,16 @@ def test_refusals() -> None:
     m.functional("H", at_times=[(TIMES, other - DATA)])
     with pytest.raises(dh.ModelError, match="does not declare"):
         dh.simulate(m.build(native=False), (0, 2))
+
+
+def test_a_vector_of_as_many_entries_as_times_is_ambiguous() -> None:
+    """Rows may be its entries, or the times."""
+    m = dh.HybridModel("vector")
+    x = m.differential("x", size=3)
+    m.initial(m.mode("run", ode={x: -x}), {x: np.ones(3)})
+    times, data = np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0])
+    with pytest.raises(dh.ModelError, match="rows may mean either"):
+        m.functional("both", at_times=[(times, (x - data) ** 2)])
+    m.functional("first", at_times=[(times, ca.fabs(x[0] - data))])
+    found = dh.simulate(m.build(), (0, 1), rtol=1e-9, atol=1e-12).functionals["first"]
+    assert found == pytest.approx(np.abs(np.exp(-times) - data).sum())
