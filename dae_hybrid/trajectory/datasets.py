@@ -63,7 +63,7 @@ def dataset(
     xr, system = optional("xarray", "to_xarray()"), trajectory.system
     if taken := sorted(set(values) & {"t", "mode", "parameter_unit", *behind, *further}):
         raise OptionError(
-            f"Names of the model are reserved for coordinates and variables of the dataset: {', '.join(map(repr, taken))}.",
+            f"Names of the model are reserved by the dataset: {', '.join(map(repr, taken))}.",
             remedy="Use to_dataframe(), or rename the variable of the model.",
         )
     variables: dict[str, Any] = {}

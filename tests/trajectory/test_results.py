@@ -192,9 +192,9 @@ def test_labelled_arrays_of_sensitivities(results: dict[str, Any]) -> None:
 def test_names_that_the_dataset_needs_are_refused() -> None:
     pytest.importorskip("xarray")
     built = tank(x="mode", k="t0").build(native=False)
-    with pytest.raises(dh.OptionError, match="of the dataset: 'mode'."):
+    with pytest.raises(dh.OptionError, match="by the dataset: 'mode'"):
         dh.simulate(built, (0, 1)).to_xarray()
     built = tank(x="parameter").build(native=False)
     assert "parameter" in dh.simulate(built, (0, 1)).to_xarray()
-    with pytest.raises(dh.OptionError, match="'parameter', as the model"):
+    with pytest.raises(dh.OptionError, match="by the dataset: 'parameter'"):
         dh.forward_sensitivity(built, (0, 1)).to_xarray()
