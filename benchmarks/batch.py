@@ -1,9 +1,9 @@
-"""What runs cost in a batch and through prepared calls, beside single calls and a pool of threads.
+"""Cost of runs in batches and prepared calls, compared with single calls and a pool of threads.
 
     python benchmarks/batch.py [--repeats 3] [--only threads] [--write]
 
-CPU time, and wall time where threads are compared: a machine that does other things shows in wall times, not in CPU
-times. Of everything that is compared the repeats take turns, and the least of each counts. ``--write`` puts the tables
+CPU time, and wall time for threads; other load affects wall times, not CPU times. Repeats of the compared calls
+alternate, and the least time of each counts. ``--write`` puts the tables
 into docs/batches.md.
 """
 
@@ -70,7 +70,7 @@ def net(width: int = 50) -> dh.HybridSystem:
 
 
 def calibration(count: int = 50) -> dh.HybridSystem:
-    """A damped oscillator with a stop, measured so many times: the sum of squares of what it misses."""
+    """A damped oscillator with a stop and `count` measurements: the sum of squared residuals."""
     m = dh.HybridModel("calibration")
     k, c, e, x0 = (m.parameter(name, value) for name, value in (("k", 4.0), ("c", 0.3), ("e", 0.8), ("x0", 1.0)))
     x, v = m.differential("x"), m.differential("v")
@@ -117,7 +117,7 @@ def least(calls: dict[str, Call], repeats: int, clock: Callable[[], float]) -> d
 
 
 def prepared(repeats: int) -> list[list[str]]:
-    """Prepared calls beside the calls they stand for, in microseconds of CPU time."""
+    """Prepared calls compared with ordinary ones, in microseconds of CPU time."""
     rows = [["problem", "analysis", "single call, us", "prepared, us", "ratio"]]
     problems = {
         "a linear equation": (linear(), (0.0, 1.0)),
@@ -138,7 +138,7 @@ def prepared(repeats: int) -> list[list[str]]:
 
 
 def batches(repeats: int) -> list[list[str]]:
-    """Batches on one thread beside single calls, in CPU time of a run; and how many were native."""
+    """Batches on one thread compared with single calls: CPU time of a run, and the number of native runs."""
     rows = [["batch", "analysis", "single call, us", "batch, us a run", "ratio", "native"]]
     rng = np.random.default_rng(0)
     system, relay, em = ball(P3).build(), net(), em_hysteresis.system()
@@ -201,7 +201,7 @@ def threads(repeats: int, count: int) -> list[list[str]]:
 
 
 class Processes:
-    """Processes that each make the same batch on one thread when they are told to: what the machine can do at most."""
+    """Processes that each run the same batch on one thread on request: the throughput limit of the machine."""
 
     def __init__(self, count: int) -> None:
         command = [sys.executable, __file__, "--count", str(count), "--on-command"]

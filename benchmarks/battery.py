@@ -1,4 +1,4 @@
-"""Lithium-ion cells that PyBaMM has stated, through charging cycles: builds, runs and gradients beside PyBaMM's own.
+"""Charging cycles of lithium-ion cells stated by PyBaMM: builds, runs and gradients compared with PyBaMM's own.
 
 The single particle model with electrolyte (SPMe) and the Doyle-Fuller-Newman model (DFN) of PyBaMM, with its parameters
 "Chen2020" (5 A h) and its default mesh, go through three cycles of five steps, which are 15 transitions:
@@ -135,10 +135,10 @@ def measured(run: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def measure(name: str, *, compare: bool) -> dict[str, Any]:
-    """What one model costs, and its gradient beside others if they are to be compared."""
+    """Cost of one model, and its gradient against others if `compare`."""
     warnings.simplefilter("ignore")  # of PyBaMM
     pybamm.set_logging_level("ERROR")
-    first = dh.HybridModel("first")  # what is compiled once for all models
+    first = dh.HybridModel("first")  # compiles the parts common to all models
     x = first.differential("x")
     first.initial(first.mode("run", ode={x: -x}), {x: 1.0})
     dh.simulate(first.build(), (0, 1), method="bdf")
@@ -216,7 +216,7 @@ def gradients(found: list[dict[str, Any]]) -> str:
 
 
 def in_processes(names: list[str], options: list[str]) -> list[dict[str, Any]]:
-    """Measure every model in a process and with a cache of its own."""
+    """Measure every model in a separate process with its own cache."""
     found = []
     for name in names:
         with tempfile.TemporaryDirectory() as cache:

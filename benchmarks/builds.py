@@ -1,4 +1,4 @@
-"""How the cost of a build grows with guards, modes, transitions, measurements, nested terms and bodies.
+"""Growth of the cost of a build with guards, modes, transitions, measurements, nested terms and bodies.
 
     python benchmarks/builds.py [--only NAME ...] [--largest N] [--write]
 
@@ -54,7 +54,7 @@ def measurements(n: int) -> dh.HybridModel:
 
 
 def series(n: int) -> dh.HybridModel:
-    """The same, stated at once."""
+    """The same measurements, stated as one array."""
     m = dh.HybridModel("series")
     x, p = m.differential("x"), m.parameter("p", 1.0)
     run = m.mode("run", ode={x: 1 - p * x})
@@ -82,7 +82,7 @@ def chain(n: int) -> Mechanism:
     return bars(n, contacts=True)
 
 
-#: what is stated, arguments of `build`, and sizes
+#: model, arguments of `build`, and sizes
 PROBLEMS: dict[str, tuple[Callable[[int], dh.HybridModel | Mechanism], tuple[Any, ...], tuple[int, ...]]] = {
     "guards": (guards, (), (25, 50, 100, 200, 400)),
     "ring": (ring, (), (25, 50, 100, 200, 500, 1_000, 2_000)),
@@ -125,7 +125,7 @@ def measured(name: str, n: int) -> dict[str, float]:
 
 
 def apart(name: str, n: int) -> dict[str, float]:
-    """The same in a process of its own, which finds the driver compiled and nothing else."""
+    """Measure in a separate process whose cache contains the driver only."""
     with tempfile.TemporaryDirectory() as scratch:
         cache = Path(scratch) / "cache"
         shutil.copytree(driver_alone(), cache)
@@ -135,7 +135,7 @@ def apart(name: str, n: int) -> dict[str, float]:
 
 @functools.cache
 def driver_alone() -> Path:
-    """A cache that holds what no model changes."""
+    """A cache with the libraries common to all models."""
     scratch = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, scratch)
     in_a_process(Path(scratch), "ring", 1)
@@ -143,7 +143,7 @@ def driver_alone() -> Path:
 
 
 def in_a_process(cache: Path, name: str, n: int) -> str:
-    """What a child prints."""
+    """Output of a child process."""
     environment = os.environ | {"DAE_HYBRID_CACHE": str(cache), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).resolve()), "--child", name, str(n)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=True).stdout

@@ -1,4 +1,4 @@
-"""What the C compiler takes and gives: builds, effort, and both engines beside each other.
+"""Cost and gain of the C compiler: builds, optimisation levels, and compiled against interpreted runs.
 
     python benchmarks/compiler.py [--only TABLE ...] [--write]
 
@@ -88,7 +88,7 @@ def builds() -> list[list[str]]:
 
 
 def calls(span: tuple[float, float], name: str, **more: Any) -> dict[str, Callable[[dh.HybridSystem], Any]]:
-    """What is compared."""
+    """The compared calls, by name."""
     given = OPTIONS | more
     return {
         "simulate": lambda s: dh.simulate(s, span, **given).functionals[name],

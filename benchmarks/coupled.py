@@ -1,4 +1,4 @@
-"""Derivatives of states that all depend on all others: ``python benchmarks/coupled.py --write``.
+"""Derivatives of fully coupled states: ``python benchmarks/coupled.py --write``.
 
 CPU time of a forward analysis by two parameters and of an adjoint over that of a solve, warm; by products with
 directions, as they come, and by Jacobians. `--write` puts the table into docs/large_systems.md.
@@ -33,7 +33,7 @@ def network(n: int) -> dh.HybridModel:
 
 
 def elements(n: int) -> dh.HybridModel:
-    """The same, written out."""
+    """The same equations, element by element."""
     m = dh.HybridModel("elements")
     k, g, x = m.parameter("k", 1.0), m.parameter("g", 1.5), m.differential("x", size=n)
     weights = np.random.default_rng(0).normal(size=(n, n)) / np.sqrt(n)

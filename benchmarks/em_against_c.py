@@ -62,7 +62,7 @@ def theirs(program: Path, family: str, task: str, repeats: int) -> tuple[float, 
 
 
 def table(repeats: int) -> str:
-    """Every variant and task beside the C program."""
+    """Every variant and task compared with the C program."""
     exact = np.array([-1.336643883957091555890e-5, 3.266790157646101446010e-3, -1.530224960043961405298e-6, 0.0])
     rows = [["variant", "task", "here, ms", "native, ms", "C, ms", "ratio", "native / C", "error", "error of C"]]
     with tempfile.TemporaryDirectory() as directory:

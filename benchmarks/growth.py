@@ -1,4 +1,4 @@
-"""How the cost of the three analyses grows with events, measurements, knots, outputs and parameters.
+"""Growth of the cost of the three analyses with events, measurements, knots, outputs and parameters.
 
     python benchmarks/growth.py [--only NAME ...] [--largest N] [--write]
 
@@ -191,7 +191,7 @@ def parameters(n: int) -> Problem:
 
 
 def followed(n: int) -> Problem:
-    """What decays in one unit of time follows an oscillation: it is not stiff, for however many units."""
+    """A linear decay with rate 1, driven by an oscillation: nonstiff for any span."""
     m = dh.HybridModel("followed")
     k, x = m.parameter("k", 1.0), m.differential("x")
     m.initial(m.mode("run", ode={x: k * (ca.sin(m.time) - x)}), {x: 0.0})

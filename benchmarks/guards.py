@@ -1,4 +1,4 @@
-"""What guards on algebraic variables and on multipliers cost.
+"""Cost of guards on algebraic variables and on multipliers.
 
     python benchmarks/guards.py [--only NAME ...] [--largest N] [--write]
 
@@ -40,7 +40,7 @@ class Problem:
     t_end: float
 
     def build(self, never: int, fires: str) -> dh.HybridSystem:
-        """The system with so many guards that never fire, and perhaps one that does."""
+        """The system with `never` guards that never fire, and one that does if `fires` is not empty."""
         m, mode = self.model, self.mode
         for i in range(never):
             m.transition(
@@ -111,7 +111,7 @@ PROBLEMS: dict[str, tuple[Callable[[int], Problem], tuple[int, ...]]] = {
     "cell": (cell, (20, 200, 1000)),
     "network": (network, (20, 200, 500)),
 }
-#: what is measured: by how many guards never fire, and what does
+#: number of guards that never fire, and the variable of the guard that does
 VARIANTS: dict[str, tuple[int, str]] = {
     "none": (0, ""), "one": (1, ""), "five": (5, ""), "state": (0, "differential"), "algebraic": (0, "algebraic"),
 }  # fmt: skip

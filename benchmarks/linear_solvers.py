@@ -1,4 +1,4 @@
-"""What Newton's matrix costs as a dense, banded or sparse one: the measurement behind ``linear_solver="auto"``.
+"""Cost of a dense, banded or sparse Newton matrix: the measurement behind ``linear_solver="auto"``.
 
     python benchmarks/linear_solvers.py
 

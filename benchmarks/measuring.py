@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: the CPU time of a call, and tables that are put into pages."""
+"""Common functions of the benchmarks: CPU time of a call, and tables in pages."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Networks and many parameters in right-hand sides: what builds, runs and adjoint gradients cost.
+"""Networks and many parameters in right-hand sides: cost of builds, runs and adjoint gradients.
 
     python benchmarks/neural.py [--write]
 
-An oscillator of four states switches about once per unit of time between two modes; a network of so many weights pushes
-it in both. `mean` has the mean of so many parameters as a rate, `dense` so many coupled states and two parameters.
+An oscillator of four states switches about once per unit of time between two modes; a network of n weights drives it
+in both. `mean` has the mean of n parameters as a rate, `dense` n coupled states and two parameters.
 Every row is a process of its own that finds nothing in the cache. CPU time of Python and of the compiler, the larger of
 their peak memories; calls at rtol 1e-6 over 20 units of time. `--write` puts the table into docs/large_systems.md.
 """
@@ -87,10 +87,10 @@ def measured(push: str, size: int, method: str) -> list[str]:
 
 
 def apart(row: tuple[str, int, str]) -> list[str]:
-    """The same in a process of its own, which finds the driver compiled and nothing else."""
+    """Measure in a separate process whose cache contains the driver only."""
     with tempfile.TemporaryDirectory() as cache:
         environment = os.environ | {"DAE_HYBRID_CACHE": cache, "OPENBLAS_NUM_THREADS": "1"}
-        for given in (("mean", 1, "auto"), row):  # the first compiles what no model changes
+        for given in (("mean", 1, "auto"), row):  # the first compiles the parts common to all models
             command = [sys.executable, str(Path(__file__).resolve()), "--child", json.dumps(given)]
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found: list[str] = json.loads(done.stdout)

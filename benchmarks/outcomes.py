@@ -1,4 +1,4 @@
-"""What was measured, held against what is exact."""
+"""Measured results against exact values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-#: an answer is wrong if its error is more than so many relative tolerances or more than LARGE, or if it has not seen
-#: every event
+#: an answer is wrong if its error exceeds WRONG relative tolerances or LARGE, or if it missed an event
 WRONG, LARGE = 1e4, 0.1
 #: tolerances of the tables
 RTOL, ATOL = 1e-8, 1e-12
@@ -38,7 +37,7 @@ class Point:
 
     @property
     def error(self) -> float:
-        """Of the gradient where there is one, otherwise of the value."""
+        """Error of the gradient if there is one, otherwise of the value."""
         return self.value_error if self.task == "solve" else self.gradient_error
 
     @property
@@ -73,7 +72,7 @@ class Way:
         return f"{self.package} {self.row}"
 
     def at(self, task: str, rtol: float = RTOL) -> Point | None:
-        """The point of a task at a tolerance; a failure before there were tasks stands for all of them."""
+        """The point of a task at a tolerance; a failure before the first task counts for all tasks."""
         found = [p for p in self.points if p.task in (task, "") and p.rtol == rtol]
         return found[0] if found else None
 
@@ -84,7 +83,7 @@ class Way:
 
 @dataclass
 class Package:
-    """What a peer says of itself; `missing` is why it could not be loaded."""
+    """Metadata of a peer; `missing` is the reason why it could not be loaded."""
 
     module: str
     name: str = ""

@@ -1,4 +1,4 @@
-"""What it costs to ask a result for outputs, dense output and events, and what memory a run takes by what it keeps.
+"""Cost of outputs, dense output and events of a result, and memory of a run by `keep`.
 
     python benchmarks/outputs.py [--largest N] [--events N] [--only TABLE ...] [--write]
 
@@ -27,7 +27,7 @@ from dae_hybrid.problems import em_hysteresis
 from dae_hybrid.tables import align, markdown
 
 LIMITS: dict[str, Any] = {"max_events": 10**8, "max_steps": 10**9}
-#: what a result is asked for, where outputs are at n times
+#: queries of a result with outputs at n times
 ASKED: dict[str, Callable[[Any, np.ndarray], Any]] = {
     "sol.t, three columns": lambda sol, times: (sol.t, [sol[name] for name in sol.names[:3]]),
     "sol(times)": lambda sol, times: sol(times),
@@ -35,9 +35,9 @@ ASKED: dict[str, Callable[[Any, np.ndarray], Any]] = {
     "len(sol.events)": lambda sol, times: len(sol.events),
     "event_table": lambda sol, times: sol.event_table.columns(),
 }
-#: what runs keep whose memory is measured
+#: values of `keep` whose memory is measured
 KEPT = ("all", "events", "final")
-#: how adjoints are bounded whose memory is measured
+#: values of `adjoint_memory` whose memory is measured
 BOUNDS: dict[str, dict[str, float]] = {
     "all kept": {"adjoint_memory": 1e300},
     "default": {},
@@ -96,7 +96,7 @@ def asking_ms(ask: Callable[[Any, np.ndarray], Any], sol: Any, times: np.ndarray
 
 
 def growth(a: float, b: float, factor: float) -> float:
-    """The exponent by which a time has grown; zero for what is too short to be measured."""
+    """Exponent of the growth of a time; zero if the time is too short to be measured."""
     return exponent(a, b, factor) if min(a, b) > 0.05 else 0.0
 
 

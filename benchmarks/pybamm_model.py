@@ -20,9 +20,9 @@ import dae_hybrid as dh
 CURRENT, CAPACITY = "Current variable [A]", "Nominal cell capacity [A.h]"
 #: the integral of |I|, on which nothing depends: at rest its rate has no derivative by the current
 UNUSED = "Throughput capacity [A.h]"
-#: what steps hold and are ended by
+#: quantities that steps hold and are ended by
 REPORTED = {"voltage": "Voltage [V]", "current": "Current [A]"}
-#: further than what a step may be ended by ever gets from its limit [V, A, s]
+#: larger than any distance of a quantity that ends a step from its limit [V, A, s]
 FAR = {"voltage": 100.0, "current": 1e4, "time": 1e9}
 
 
@@ -44,7 +44,7 @@ class Step:
 def model_from_pybamm(
     model: Any, parameter_values: Any, names: Mapping[str, str], steps: Sequence[Step], cycles: int
 ) -> tuple[dh.HybridModel, dict[str, ca.MX]]:
-    """A cell that goes through the steps, in so many cycles.
+    """A cell that runs the steps in cycles.
 
     Parameters
     ----------

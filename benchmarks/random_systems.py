@@ -31,7 +31,7 @@ from verdicts import Verdict, judge
 from dae_hybrid.tables import markdown
 
 HANG = 120.0  # seconds; all the runs of one system take a few
-#: what judges a seed where it is not a random system of any formulation through one adapter
+#: judges of seeds other than random systems of any formulation through one adapter
 FAMILIES = {"closed forms": judge_closed_form, "relations": judge_relations}
 
 
@@ -85,7 +85,7 @@ def reason(verdict: Verdict) -> str:
 
 
 def report(verdicts: list[Verdict], title: str) -> str:
-    """Tables of what was tried and what came of it."""
+    """Tables of the trials and their outcomes."""
     kinds = ("agree", "refused", "needless", "DISAGREE", "DEFECT")
     if not any(v.kind == "needless" for v in verdicts):
         kinds = ("agree", "refused", "DISAGREE", "DEFECT")

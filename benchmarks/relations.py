@@ -1,4 +1,4 @@
-"""What relations cost that are stated in expressions rather than by modes, and what a kink costs that is no event.
+"""Cost of relations in expressions compared with modes, and of kinks without events.
 
     python benchmarks/relations.py
 

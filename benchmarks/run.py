@@ -44,7 +44,7 @@ QUICK = {"cases": ("P1", "P3"), "rtols": (1e-6,), "seconds": 0.05, "total": 50.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What to run, and how long.
+    """Selection of the runs, and their limits of time.
 
     `pythons` are interpreters of peers that do not live in this one; `seconds` is how long a call is repeated;
     `timeout` is for one row and `total` for all; `cold` builds in a process of its own first; `rows` are all if empty;
@@ -64,7 +64,7 @@ class Settings:
 
 
 def run(settings: Settings) -> Results:
-    """All of it; says what it is doing."""
+    """Run all rows, and report progress."""
     results, end = Results(machine()), time.monotonic() + settings.total
     for peer in settings.peers:
         results.packages.append(survey(peer, settings))
@@ -93,7 +93,7 @@ def _rows(results: Results, case: str, settings: Settings) -> Iterator[tuple[Pac
 
 
 def survey(peer: str, settings: Settings) -> Package:
-    """What a peer says it can do."""
+    """Capabilities of a peer."""
     replies, note = _worker(peer, None, settings, 60.0, None)
     for reply in replies:
         return Package(peer, **({"name": peer} | reply))
@@ -101,7 +101,7 @@ def survey(peer: str, settings: Settings) -> Package:
 
 
 def measure(package: Package, case: str, row: str, settings: Settings, timeout: float, cache: Path) -> Way:
-    """One row, in two processes if the first build is to be told from later ones."""
+    """Measure one row, in two processes if the first build is measured separately."""
     from peers.ours import exact
 
     way, truth = Way(package.name, case, row), exact(case)
@@ -175,7 +175,7 @@ def _parsed(output: str) -> Iterator[dict[str, Any]]:
 
 
 def machine() -> dict[str, str]:
-    """What the timings depend on, and nothing that tells whose machine it is."""
+    """Properties of the machine that affect timings, without its name."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

@@ -1,4 +1,4 @@
-"""What the same motion costs in different statements.
+"""Cost of the same motion in different statements.
 
     python benchmarks/statements.py [--size N] [--write]
 

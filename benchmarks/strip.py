@@ -1,4 +1,4 @@
-"""A heated strip with a thermostat at 200 to 200,000 states: cost grows with size as it has to, and no faster.
+"""A heated strip with a thermostat, 200 to 200,000 states: growth of the cost with the size.
 
 Reaction and diffusion on a strip, u_t = (k u_x)_x - u - u^3/5 + heat, with one conductivity for each of 50 pieces: 50
 parameters. A quarter of the strip is heated while the thermostat, farther along, is on; it switches off where it reads
@@ -64,8 +64,8 @@ def peak() -> float:
 
 
 def measure(n: int, solver: str) -> dict[str, Any]:
-    """What one size costs."""
-    dh.simulate(strip(PIECES).build(), (0.0, 0.1))  # what is compiled once for all models
+    """Cost of one size."""
+    dh.simulate(strip(PIECES).build(), (0.0, 0.1))  # compiles the parts common to all models
     before = peak()
     times = [time.perf_counter()]
     system = strip(n).build()
@@ -91,7 +91,7 @@ def measure(n: int, solver: str) -> dict[str, Any]:
 
 
 def in_processes(sizes: Sequence[int], solver: str) -> list[dict[str, Any]]:
-    """Measure every size in a process and with a cache of its own."""
+    """Measure every size in a separate process with its own cache."""
     found = []
     for n in sizes:
         with tempfile.TemporaryDirectory() as cache:
@@ -112,7 +112,7 @@ def in_processes(sizes: Sequence[int], solver: str) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """As Markdown."""
+    """Format the results as Markdown."""
     rows = [["states", "events", "steps", "build, s", "simulate, s", "adjoint, s", "adjoint, us per state and step",
              "adjoint / simulate", "memory simulate, MB", "memory adjoint, MB", "G"]]  # fmt: skip
     for row in found:

@@ -1,11 +1,11 @@
-"""Where the time of a call goes: how much of it is native work, and what every parameter adds.
+"""Time of a call by place: the share of native work, and the cost of each parameter.
 
     python benchmarks/where.py [--repeats 200] [--write]
 
 The first table is of the problems of run.py at rtol 1e-8: the time of a warm call, the median of many, its share within
 native loops (steps, guards, events, sweeps back), what is left to Python, and how many steps and evaluations there
 were. The second is of the strip of strip.py, which is stiff, and of a chain of oscillators with a bumper, which is not:
-gradients by so many parameters against the solve. ``--write`` puts both into docs/speed.md.
+gradients by n parameters against the solve. ``--write`` puts both into docs/speed.md.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def native_time() -> Iterator[list[float]]:
 
 
 def typical(call: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """Milliseconds of the call that is the median of so many, and of its native loops."""
+    """Median time of a call over `repeats`, and that of its native loops, in milliseconds."""
     pairs = []
     with native_time() as spent:
         for _ in range(repeats):

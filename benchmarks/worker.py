@@ -17,7 +17,7 @@ from typing import Any
 from cases import CASES, FORMS
 from peers import TASKS, Task, UnsupportedError, load
 
-#: no further tolerance once a call takes so many seconds
+#: no further tolerance once a call takes this time, in seconds
 LONG = 10.0
 
 Emit = Callable[..., None]
@@ -60,7 +60,7 @@ def measure(peer: Any, job: Mapping[str, Any], emit: Emit) -> None:
     if job["build_only"]:
         return
     for key, task in tasks.items():
-        if error := failed[key]:  # what it says later may only be the consequence
+        if error := failed[key]:  # later errors may be consequences
             emit(rtol=rtol, atol=atol, task=key, failed=_said(error), unsupported=isinstance(error, UnsupportedError))
         else:
             _timed(key, task, rtol, atol, job["seconds"], emit, least=3)
@@ -91,7 +91,7 @@ def _guarded(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 
 def _timed(key: str, task: Task, rtol: float, atol: float, seconds: float, emit: Emit, least: int = 1) -> float:
-    """Median CPU time of a warm call, within so many seconds; returns the duration of the first one."""
+    """Emit the median CPU time of a warm call, measured for about `seconds`; return the duration of the first."""
     about = {"rtol": rtol, "atol": atol, "task": key}
     start = time.perf_counter()
     result, error = _guarded(task.call)
@@ -116,7 +116,7 @@ def _timed(key: str, task: Task, rtol: float, atol: float, seconds: float, emit:
 
 
 def _said(error: BaseException) -> str:
-    """What went wrong in a line, without names of files."""
+    """One-line description of an error, without file names."""
     lines = str(error).strip().splitlines() or [""]
     text = lines[-1] if "Error" in lines[0] and len(lines) > 1 else lines[0]
     return f"{type(error).__name__}: {text}"[:200]

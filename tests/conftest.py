@@ -67,12 +67,12 @@ def built() -> Callable[..., dh.HybridSystem]:
 
 # -- every gradient of the suite is certified ----------------------------------------------------------------
 
-DEFECTS: list[float] = []  # of the gradients that were, relative to what is allowed
+DEFECTS: list[float] = []  # of the certified gradients, relative to the tolerance
 
 
 @pytest.fixture(autouse=True)
 def certified(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adjoint gradients go through the duality check, but where a test is marked ``uncertified``."""
+    """Check the duality of adjoint gradients, except in tests marked ``uncertified``."""
     if request.node.get_closest_marker("uncertified"):
         return
     original = dh.adjoint_gradient
@@ -100,7 +100,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """How many gradients were certified."""
+    """Report the number of certified gradients."""
     if DEFECTS:
         worst = max(DEFECTS)
         terminalreporter.write_line(

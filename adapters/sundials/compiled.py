@@ -207,7 +207,7 @@ class Model:
     together: Any = None  # a `Staggered`, where SUNDIALS does not go from one direction to the next
 
     def solve_together(self, together: Any) -> None:
-        """What `staggered.c` works on."""
+        """Set the arrays used by `staggered.c`."""
         self.together, self.context.together = together, ctypes.addressof(together.struct)
 
     @property
@@ -346,7 +346,7 @@ class Stepper(_Loop):
         self, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int,
         path_width: int,
     ) -> None:  # fmt: skip
-        """Set what is recorded; with a `path_width` also the path."""
+        """Set the quantities to record; with a `path_width` also the path."""
         run = self.run
         run.width, run.n_rows, run.next_eval, run.n_path, run.path_width = width, 0, 0, 0, path_width
         self._given = None

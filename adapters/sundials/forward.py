@@ -183,13 +183,13 @@ class Forward(SolverMemory):
             self._set_sensitivity_tolerances(options, scales)
 
     def prepare(self, task: SegmentTask) -> None:
-        """Set what the segments of a task record."""
+        """Set the quantities that the segments of a task record."""
         self.keep(task.t_stop, task.until, task.record, task.t_eval, closed=task.closed_end, path=task.keep_path)
 
     def keep(
         self, t_stop: float, until: float, record: Record, t_eval: Array | None, *, closed: bool, path: bool
     ) -> None:
-        """Set what is recorded up to a time; see `SegmentTask`."""
+        """Set the quantities to record up to a time; see `SegmentTask`."""
         n = self.equations.n
         dense = 3 + (self.dense_order + 1) * n
         of_path = 1 + n if self.explicit else dense

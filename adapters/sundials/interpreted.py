@@ -255,7 +255,7 @@ class Model(LinearCallbacks):
             raise _Fatal
         inside = (self.zero_band > 0) & (np.abs(values) <= self.zero_band)
         back = (self.zero_band > 0) & ~inside & (values * self.departure < 0)
-        if back.any():  # within one step; `_look` decides what it means
+        if back.any():  # within one step; `_look` decides
             self._returned = int(np.flatnonzero(back)[0])
         self.zero_band[~inside & ~back] = 0.0
         values[inside | back] = 0.0

@@ -50,7 +50,7 @@ class Stepper:
         self, t_stop: float, until: float, record: str, t_eval: Array | None, closed_end: bool, width: int, order: int,
         path_width: int,
     ) -> None:  # fmt: skip
-        """Set what is recorded; with a `path_width` also the path."""
+        """Set the quantities to record; with a `path_width` also the path."""
         self.t_stop, self.until, self.record, self.closed_end = t_stop, until, record, closed_end
         self.every_step, self.t_eval = t_eval is None, np.zeros(0) if t_eval is None else t_eval
         self.width, self.order, self.path_width = width, order, path_width

@@ -15,7 +15,7 @@ from dae_hybrid.errors import AdapterError
 
 VERSION = 7
 BDF, ADAMS = 2, 1
-NORMAL, ONE_STEP = 1, 2
+ONE_STEP = 2
 SIMULTANEOUS, STAGGERED = 1, 2
 
 # one letter per type: p pointer, d double, i int, l long, n sunindextype, s string, v void; the result comes first

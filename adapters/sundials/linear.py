@@ -78,7 +78,9 @@ def _check_layout() -> None:
         found = _operations(kind, handle, len(names))
         for name, function in functions.items():
             if found[names.index(name)] != ctypes.cast(getattr(lib, function), c_void_p).value:
-                raise AdapterError(f"This SUNDIALS has its '{name}' elsewhere.", remedy=INSTALL)
+                raise AdapterError(
+                    f"The loaded SUNDIALS has another struct layout: '{name}' of its linear solvers.", remedy=INSTALL
+                )
     objects.free()
 
 

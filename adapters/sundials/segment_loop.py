@@ -88,7 +88,7 @@ class SegmentLoop:
 
     def _take_over(self, runner: NativeForward) -> None:
         if self.context is None:
-            raise AssertionError("a runner that has paused is within a journey")
+            raise AssertionError("a paused native run has a run context")
         runner.hand_over(self.context, self.session.options)
         self.memories, self.mode = runner.visited, runner.loop.mode
 
@@ -240,9 +240,9 @@ class SegmentLoop:
             status = None
 
     def _open(self, mode: int) -> None:
-        """Create the memory of a mode that is to be entered."""
+        """Create the memory of the mode to enter."""
         if self.loop is None:
-            raise AssertionError("only a marcher wants modes")
+            raise AssertionError("only the native loop requests modes")
         task = self.loop.ahead(self.first)
         method = self.session.method_for(task, self.before + self.steps, self.context)
         opened = self.memories[mode] = self.session.forward_memory(task, method)

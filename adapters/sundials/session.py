@@ -440,6 +440,6 @@ class SundialsSession:
 def _advise(error: IntegrationError, equations: Equations) -> None:
     if equations.index == 2:
         error.remedy = (
-            "Index 2 as it stands has its limits at tight tolerances: build with index2='reduced' (the default), or "
-            "loosen rtol."
+            "The direct form of index 2 has its limits at tight tolerances: build with index2='reduced' (the default), "
+            "or loosen rtol."
         )

@@ -1,4 +1,4 @@
-"""Sensitivities of a step solved for all at once: `staggered.c`, given to SUNDIALS as a nonlinear solver."""
+"""Simultaneous solution for all sensitivities of a step: `staggered.c` as a nonlinear solver of SUNDIALS."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from .header import CONSTANTS, STRUCTS
 from .library import INSTALL, Objects
 from .linear import LinearSystem
 
-#: of the functions of a nonlinear solver the first ones, by what SUNDIALS calls them
+#: first operations of a SUNNonlinearSolver, in the order of its struct
 OPERATIONS = ("GetType", "Initialize", "Setup", "Solve", "Free", "SetSysFn")
 KINDS = ("dense", "band", "sparse")
-#: factors are made at every step where they cost at most so many times as much as solutions for all directions
-#: (measured: at one further iterations take as long), or for twice as many directions of implicit equations, where
-#: no test of convergence sees the derivatives of algebraic variables
+#: refactorise at every step if this costs at most this multiple of the solves for all directions (measured: at one,
+#: further iterations take as long); directions of implicit equations count twice, because no convergence test covers
+#: the derivatives of algebraic variables
 CHEAP = 1.0
 LANES, TOGETHER = CONSTANTS["LANES"], CONSTANTS["TOGETHER"]
 
 
 class _Solver(Structure):
-    """Begin of SUNDIALS' nonlinear solvers."""
+    """First members of a SUNNonlinearSolver."""
 
     _fields_ = [(name, c_void_p) for name in ("content", "python", "operations", "context")]
 
 
 class _Several(Structure):
-    """Vectors of SUNDIALS that are one."""
+    """Content of SUNDIALS' wrapper of several vectors."""
 
     _fields_ = [("vectors", c_void_p), ("count", c_int)]
 
 
 @cache
 def _check_layout() -> None:
-    """Refuse a SUNDIALS whose nonlinear solvers, or vectors of vectors, are laid out in another way than here."""
+    """Check the struct layout of nonlinear solvers and vector wrappers in the loaded SUNDIALS."""
     objects = Objects()
     lib = objects.library
     known = _Solver.from_address(objects.fixed_point(objects.vector(1)))
@@ -49,23 +49,25 @@ def _check_layout() -> None:
     for name in ("GetType", "Initialize", "Solve", "Free", "SetSysFn"):
         own = ctypes.cast(getattr(lib, f"SUNNonlinSol{name}_FixedPoint"), c_void_p).value
         if found[OPERATIONS.index(name)] != own:
-            raise AdapterError(f"This SUNDIALS has its '{name}' elsewhere.", remedy=INSTALL)
+            raise AdapterError(
+                f"The loaded SUNDIALS has another struct layout: '{name}' of its nonlinear solvers.", remedy=INSTALL
+            )
     made = lib.N_VNewEmpty_SensWrapper(2, objects.context)
-    several = objects.own(made, lambda: lib.N_VDestroy(made), "a vector of vectors")
+    several = objects.own(made, lambda: lib.N_VDestroy(made), "a vector wrapper")
     if _Several.from_address(c_void_p.from_address(several).value or 0).count != 2:
-        raise AdapterError("This SUNDIALS lays out its vectors of vectors differently.", remedy=INSTALL)
+        raise AdapterError("The loaded SUNDIALS has another struct layout: vector wrappers.", remedy=INSTALL)
     objects.free()
 
 
 def _is_cheap(structure: structures.Structure, solutions: float) -> bool:
-    """Whether factors at every step cost less than further iterations, each with so many solutions."""
+    """Whether refactorisation at every step is cheaper than more iterations of `solutions` solves each."""
     if structure.kind == "dense":
         return structure.n**3 / 3 <= CHEAP * solutions * structure.n**2
     return structure.kind == "band" and structure.lower <= CHEAP * solutions
 
 
 class Staggered:
-    """The solver for the sensitivities of one solver memory, and the arrays that staggered.c works on."""
+    """The sensitivity solver of one solver memory, and the arrays used by staggered.c."""
 
     def __init__(self, memory: Any, count: int) -> None:
         _check_layout()
@@ -80,8 +82,8 @@ class Staggered:
         jacobian, linearised = (e.functions[name].pattern for name in ("jacobian", "linearised"))
         for one, other in ((jacobian(0), linearised(2)), (jacobian(1), linearised(5))):
             if not all(map(np.array_equal, one, other)):
-                raise AssertionError("The Jacobian has one pattern by itself, and another one among the blocks.")
-        if not context.tangent:  # the blocks are there at every step
+                raise AssertionError("The pattern of the Jacobian differs from that of its block in `linearised`.")
+        if not context.tangent:  # the blocks are available at every step
             own.jacobian, own.rows = context.f_x.value, context.g_x.value
         exact = not context.tangent and _is_cheap(structure, count * (1 + memory.implicit))
         width = -(-count // LANES) * LANES

@@ -1,4 +1,4 @@
-"""What a peer is: a module of this folder with the attributes of `Peer`, which worker.py runs in its own process."""
+"""Peers: modules of this folder with the attributes of `Peer`, run by worker.py in separate processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 #: modules of this folder, in the order of the tables
 NAMES = ("ours", "c", "casadi", "diffrax", "pydiffsol", "amici", "scipy", "sundae")
-#: what is measured: a solve, and two ways to the gradient (finite differences count as forward)
+#: measured tasks: a solve, and two ways to the gradient (finite differences count as forward)
 TASKS = ("solve", "forward", "adjoint")
 
 
@@ -25,7 +25,7 @@ class Answer(NamedTuple):
 
 
 class Task(NamedTuple):
-    """The call that is timed, how to read what it returns, and its milliseconds in there if it takes its own time."""
+    """The timed call, a reader of its result, and a reader of its own time in milliseconds if it measures itself."""
 
     call: Callable[[], Any]
     read: Callable[[Any], Answer]
@@ -43,10 +43,10 @@ class Peer(Protocol):
     name: str
 
     def version(self) -> str:
-        """Of the package, and of what it rests on."""
+        """Versions of the package and of its solvers."""
 
     def rows(self, case: str) -> list[str]:
-        """Labels."""
+        """Labels of the rows of a problem."""
 
     def prepare(self, case: str, row: str, rtol: float, atol: float) -> Mapping[str, Task]:
         """Tasks by name."""
@@ -58,8 +58,8 @@ def load(module: str) -> Peer:
     return peer
 
 
-#: relative steps of central differences over the cube root of rtol: what was best for each problem at rtol 1e-8, of
-#: 1, 0.3, 0.1, 0.03 and 0.01, which nobody knows who does not know the gradient
+#: relative steps of central differences over the cube root of rtol: the best for each problem at rtol 1e-8 among
+#: 1, 0.3, 0.1, 0.03 and 0.01, a choice that requires the exact gradient
 STEPS = {"P1": 0.01, "P2": 0.3, "P3": 0.01, "P4": 0.03}
 
 

@@ -1,4 +1,4 @@
-"""Equations as text, for peers that read a language of their own: scalars that write down what is done to them."""
+"""Equations as text, for peers with their own language: scalars that record operations."""
 
 from __future__ import annotations
 

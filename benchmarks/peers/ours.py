@@ -92,7 +92,7 @@ def robertson(case: Case) -> dh.HybridModel:
 
 
 def exact(case: str) -> tuple[float, list[float], int]:
-    """Value, gradient and number of events: what every answer is held against."""
+    """Exact value, gradient and number of events."""
     if case in CASES:
         return CASES[case].value, list(CASES[case].gradient), CASES[case].events
     module, functional, _, events = FORMS[case]

@@ -30,7 +30,7 @@ def rows(case: str) -> list[str]:
 
 
 def code(case: Case, *, integral: bool) -> str:
-    """DiffSL; with the integral as the last state if asked for, otherwise what is integrated is the output."""
+    """DiffSL; the integral is the last state if `integral`, otherwise the integrand is the output."""
     x = [Text(f"x{i}") for i in range(len(case.x0))]
     m = [Text(f"m{i}") for i in range(len(case.m0))]
     p = [Text(name) for name in case.names]

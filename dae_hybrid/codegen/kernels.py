@@ -36,7 +36,7 @@ DESCRIPTION = re.compile(
 
 
 class NotPicklable:
-    """What holds compiled code: copies share it, and no pickle can carry it by itself."""
+    """Mixin for objects tied to compiled code: copied by reference, not picklable."""
 
     def __copy__(self) -> Self:
         return self
@@ -210,9 +210,9 @@ def begin_functions(functions: Mapping[Any, ca.Function], *, apart: bool = False
 
 
 def identity_of(functions: Iterable[ca.Function]) -> str:
-    """What the C text of functions is made from, which takes a fraction of the time to write; "" where that is unknown.
+    """Key of the generated C text, cheaper to compute than the text; "" if unknown.
 
-    That is the functions themselves, and those who write: CasADi and the modules here.
+    It consists of the functions, the version of CasADi and the modules that generate the text.
     """
     writers = _writers()
     return "\n".join([writers, *(function.serialize() for function in functions)]) if writers else ""

@@ -1,4 +1,4 @@
-"""Functions that solve the equations at a point call the derivatives that integrators call, instead of their own."""
+"""Sharing of derivatives: functions at a point call `linearised`, as integrators do, instead of their own copies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import casadi as ca
 
 
 def shared(functions: Mapping[str, ca.Function], flow: ca.Function, by_u: ca.Function) -> dict[str, ca.Function]:
-    """The same functions; calls of `flow` and of its derivative by u = (x, m, p, t) become calls of `linearised`.
+    """Replace calls of `flow` and of its derivative by u = (x, m, p, t) with calls of `linearised`.
 
-    `linearised` gives what both give and may have been `hoisted`: functions that are rewritten have its further input.
-    A text that two functions have in common is compiled once. The equations do not depend on time.
+    `linearised` returns the results of both. If it was `hoisted`, rewritten functions get its additional input. Code
+    common to two functions is compiled once. The equations do not depend on time.
 
     Examples
     --------
@@ -40,7 +40,7 @@ class _Sharing:
         self._known: dict[int, ca.Function] = {}
 
     def rewritten(self, function: ca.Function) -> ca.Function:
-        """A function whose calls are rewritten; the same one where there are none to rewrite."""
+        """Return a function with its calls rewritten; the same function if there are none to rewrite."""
         if function.__hash__() not in self._known:
             self._known[function.__hash__()] = self._rewrite(function) if function.is_a("MXFunction") else function
         return self._known[function.__hash__()]

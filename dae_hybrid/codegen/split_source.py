@@ -96,7 +96,7 @@ def shared_out(functions: Sequence[ca.Function], files: int) -> list[list[ca.Fun
         costs = []
         for text in texts:
             more = sum(size for key, size in needed.items() if key not in text)
-            costs.append(sum(text.values()) + 2 * more)  # what is long is not compiled twice to have files of one size
+            costs.append(sum(text.values()) + 2 * more)  # long functions are not compiled twice to equalise the files
         least = costs.index(min(costs))
         shares[least].append(function)
         texts[least] |= needed
@@ -104,7 +104,7 @@ def shared_out(functions: Sequence[ca.Function], files: int) -> list[list[ca.Fun
 
 
 def _texts(function: ca.Function) -> Iterator[tuple[int, int]]:
-    """How many operations the text of a function has, and of those that it calls, by their identity."""
+    """Number of operations of a function, and of the functions that it calls, by id."""
     yield function.__hash__(), function.n_instructions() + 1
     if function.is_a("MXFunction"):
         for k in range(function.n_instructions()):

@@ -201,7 +201,7 @@ class ModeFunctions:
 
     @property
     def flow_by_u(self) -> ca.Function | None:
-        """What functions at points call for the derivative of `flow`, where that is part of `linearised`."""
+        """Derivative of `flow` that functions at points call, if `linearised` contains it."""
         if self.explicit is not None or self.direct or self.flow.jac_sparsity(0, 0).nnz():
             return None
         return self._slopes.get(self.flow.name())

@@ -14,13 +14,13 @@ from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.pickling import packed, unpacked
 from dae_hybrid.system.system import HybridSystem
 
-#: systems that were made by pickles, as long as they are in use
+#: systems restored from pickles, held weakly
 _made: WeakValueDictionary[str, HybridSystem] = WeakValueDictionary()
 _lock = threading.Lock()
 
 
 class Origin:
-    """A model as it was when it was built, and how it was built."""
+    """A model at the time of its build, and the arguments of `build`."""
 
     def __init__(self, model: HybridModel, options: Mapping[str, Any]) -> None:
         self.model, self.options = copy(model), dict(options)
@@ -31,12 +31,12 @@ class Origin:
         return packed(self.model)
 
     def reduced(self) -> tuple[Any, ...]:
-        """For `__reduce__` of the system."""
+        """Value of `__reduce__` of the system."""
         return built_again, (*self._packed, self.options)
 
 
 def built_again(content: bytes, expressions: str, options: Mapping[str, Any]) -> HybridSystem:
-    """The system of a pickle; the same one for all pickles of one system that a process loads."""
+    """Restore the system of a pickle; all pickles of one system loaded by a process share one."""
     key = hashlib.sha256(content + expressions.encode() + repr(sorted(options.items())).encode()).hexdigest()
     with _lock:
         if (found := _made.get(key)) is None:

@@ -72,7 +72,7 @@ class Branches:
 
     @cached_property
     def _values(self) -> Kernel:
-        """The same point -> values on both sides of every relation, and their derivatives by (t, x, m, p)."""
+        """Map a point to the values on both sides of every relation, and their derivatives by (t, x, m, p)."""
         return self._kernel(
             [ca.veccat(*forced(side)) for entry, _, forced in self._jumps for side in entry.sides()[1:]]
         )

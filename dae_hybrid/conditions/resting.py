@@ -369,7 +369,7 @@ def _stays(run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x
 def _near(
     run: Trajectory, kinks: Kinks, owners: Sequence[Segment], t: Array, x: Array, rates: Array | None = None
 ) -> list[Array]:
-    """What `Kinks.near` gives, at every time (n_times, n_kinks)."""
+    """Evaluate `Kinks.near` at every time, (n_times, n_kinks)."""
     options, count = run.options, len(kinks.texts)
     if not t.size:
         return [np.zeros((0, count))] * 4

@@ -187,7 +187,7 @@ def check_capabilities(name: str, system: HybridSystem, options: Options, analys
     for mode in system.modes:
         if mode.equations.index == 2 and not can.index2:
             raise UnsupportedError(
-                f"Adapter {name!r} does not integrate index 2 as it stands.",
+                f"Adapter {name!r} does not integrate the direct form of index 2.",
                 mode=mode.name,
                 remedy=f"Build with index2='reduced' (the default), or use {_with(lambda other: other.index2)}.",
             )

@@ -103,7 +103,7 @@ class RunBuilder:
         tight = [mode for mode in self.system.modes if mode.equations.index == 2 and self.options.rtol < DIRECT_RTOL]
         if tight:
             raise UnsupportedError(
-                f"Index 2 as it stands is not reliable below rtol {DIRECT_RTOL:g}, got {self.options.rtol:g}.",
+                f"The direct form of index 2 is not reliable below rtol {DIRECT_RTOL:g}, got {self.options.rtol:g}.",
                 mode=tight[0].name,
                 remedy="Build with index2='reduced' (the default), or loosen rtol.",
             )

@@ -143,7 +143,7 @@ def solve_algebraic(
 
 
 def _carried(jacobian: Matrix, z: Array) -> Array:
-    """What each equation makes of the largest unknown, in the units given or in those of the equations."""
+    """Bound on the terms of each equation due to the largest unknown, in the given units or in balanced ones."""
     columns = row_maxima((jacobian / _row_sizes(jacobian)).T)
     columns, size, value = np.where(columns > 0, columns, 1.0), abs(jacobian), np.abs(z)
     scaled = (size @ (1 / columns)) * (columns * value).max(initial=0.0)
@@ -203,9 +203,9 @@ def _row_sizes(matrix: Matrix) -> Array:
 
 
 def _one_size(matrix: Array, sizes: Array) -> Array:
-    """A matrix whose rows and columns are divided by what brings the sizes of its entries closest to one.
+    """Equilibrated matrix: rows and columns scaled so that the sizes of its entries are close to one.
 
-    The logarithms of the factors solve a least-squares problem over the entries that are not zero (Curtis and Reid,
+    The logarithms of the factors solve a least-squares problem over the nonzero entries (Curtis and Reid,
     On the automatic scaling of matrices for Gaussian elimination, 1972, eq. 2.4). The result is therefore the same in
     all units of equations and unknowns.
     """
@@ -227,8 +227,8 @@ def _rank(matrix: Array) -> int:
 def is_regular(matrix: Matrix, sizes: Callable[[], Array]) -> bool:
     """Whether the columns of a matrix are independent, in some units of rows and columns.
 
-    `sizes` gives the sizes of the terms that its entries are summed from, of a dense matrix. They choose the units
-    where the matrix as it stands looks singular: a column of small numbers is as good as any, one that cancels is not.
+    `sizes` returns the sizes of the terms summed in each entry of a dense matrix. If the matrix is singular in its own
+    units, they determine the scaling: a column of small numbers is accepted, a column that cancels is not.
     """
     rows, columns = matrix.shape
     if rows == columns and reciprocal_condition(matrix) > RANK_TOLERANCE:
@@ -239,11 +239,10 @@ def is_regular(matrix: Matrix, sizes: Callable[[], Array]) -> bool:
 
 
 def solve_linear(matrix: Array, right: Array, right_size: Array, sizes: Array) -> tuple[Array, Array, Array]:
-    """Solution of a linear system that may have more rows than unknowns, what is left of each row, and its scale.
+    """Least-squares solution of a linear system, the residual of each row, and its scale.
 
-    `right_size` bounds the terms that the right-hand side was summed from, `sizes` those of the matrix. The rows are
-    brought to one size first, which is also that of what is left. Raises `np.linalg.LinAlgError` where the matrix is
-    singular.
+    `right_size` bounds the terms summed in the right-hand side, `sizes` those of the matrix. Rows are scaled to one
+    size; the residual refers to the scaled rows. Raises `np.linalg.LinAlgError` if the matrix is singular.
     """
     scale = _row_sizes(matrix)
     rows, columns = matrix.shape

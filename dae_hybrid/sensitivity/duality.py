@@ -12,7 +12,7 @@ transposes of each other. One direction and one sweep detect an error in any par
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -123,12 +123,16 @@ class Duality:
     functional: str
     defect: float
     allowed: float
-    direction: Array = field(repr=False)
-    forward: Array = field(repr=False)
-    adjoint: Array = field(repr=False)
-    times: Array = field(repr=False)
-    values: Array = field(repr=False)
-    is_untested: bool = field(default=False, repr=False)  # by ``sensitivity_error_control=False``
+    direction: Array
+    forward: Array
+    adjoint: Array
+    times: Array
+    values: Array
+    is_untested: bool = False  # by ``sensitivity_error_control=False``
+
+    def __repr__(self) -> str:
+        said = "passed" if self.passed else "FAILED"
+        return f"<Duality of '{self.functional}': {said}, difference {self.defect:.1e}, allowed {self.allowed:.1e}>"
 
     @property
     def passed(self) -> bool:

@@ -46,9 +46,12 @@ class EventSensitivity:
     memory_minus: Array
     memory_plus: Array
 
+    def __repr__(self) -> str:
+        return f"<EventSensitivity dt/dp = {_in_a_line(self.time)}>"
+
 
 class Along(NamedTuple):
-    """What a pickle carries of the `TangentState` of a run."""
+    """Picklable part of the `TangentState` of a run."""
 
     directions: Array
     event_times: list[Array]

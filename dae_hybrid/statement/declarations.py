@@ -25,7 +25,7 @@ DIRECTIONS: dict[str, int] = {"rising": 1, "falling": -1, "both": 0}
 
 
 class Statement:
-    """What holds symbols of CasADi: it can be copied, and is pickled as part of its model."""
+    """Mixin for objects with CasADi symbols: copyable, pickled as part of their model."""
 
     def __copy__(self) -> Self:
         return self._copied(lambda value: value)
@@ -43,7 +43,7 @@ class Statement:
     def __reduce__(self) -> tuple[Any, ...]:
         raise UnsupportedError(
             f"A {type(self).__name__} cannot be pickled by itself: its expressions are in the symbols of its model.",
-            remedy="Pickle the whole model, and take the part from what is unpickled.",
+            remedy="Pickle the whole model, and take the part from the unpickled model.",
         )
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Models as bytes: their expressions by CasADi's serialiser, and the rest by pickle."""
+"""Pickling of models: expressions by CasADi's serialiser, everything else by pickle."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ REMEDY = (
     "State the model in a function of a module, call that function in each worker process, and send parameters there "
     "and results back."
 )
-#: functions that are code of this process or of a library, and no expressions
+#: classes of functions that are code of this process or of a library, not expressions
 FOREIGN = ("Callback", "External", "Importer")
 
 
 class _Writer(pickle.Pickler):
-    """Writes statements without their expressions, which it lists."""
+    """Pickle statements without their expressions, and list these."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -29,7 +29,7 @@ class _Writer(pickle.Pickler):
         self._places: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> int | None:
-        """The place of an expression in the list."""
+        """Index of an expression in the list."""
         if not isinstance(obj, ca.MX):
             return None
         key = obj.__hash__()
@@ -39,24 +39,24 @@ class _Writer(pickle.Pickler):
         return self._places[key]
 
     def reducer_override(self, obj: Any) -> Any:
-        """Parts of a statement by their attributes."""
+        """Reduce parts of a statement to their attributes."""
         return (copyreg.__newobj__, (type(obj),), obj.__dict__) if isinstance(obj, Statement) else NotImplemented  # type: ignore[attr-defined]
 
 
 class _Reader(pickle.Unpickler):
-    """Reads what `_Writer` has written."""
+    """Unpickle the output of `_Writer`."""
 
     def __init__(self, file: io.BytesIO, expressions: list[ca.MX]) -> None:
         super().__init__(file)
         self._expressions = expressions
 
     def persistent_load(self, pid: int) -> ca.MX:
-        """The expression at a place."""
+        """Expression at an index."""
         return self._expressions[pid]
 
 
 def packed(statement: Statement) -> tuple[bytes, str]:
-    """A whole statement: its attributes, and its expressions.
+    """Pickle a statement: its attributes, and its expressions.
 
     Raises
     ------
@@ -75,12 +75,12 @@ def packed(statement: Statement) -> tuple[bytes, str]:
 
 
 def unpacked(content: bytes, expressions: str) -> Any:
-    """The statement again, with symbols of its own."""
+    """Restore a statement with fresh symbols."""
     return _Reader(io.BytesIO(content), ca.StringDeserializer(expressions).unpack()).load()
 
 
 def _refuse_foreign(what: str, expressions: list[ca.MX]) -> None:
-    """Refuse calls of what CasADi cannot write down."""
+    """Refuse functions that CasADi cannot serialise."""
     column = ca.veccat(ca.MX(0, 1), *expressions)
     called = ca.Function("statement", ca.symvar(column), [column]).find_functions()
     foreign = sorted({f.name() for f in called if any(kind in f.class_name() for kind in FOREIGN)})

@@ -1,4 +1,4 @@
-"""Measurements that are stated at once: times in an array, and values that differ in their data."""
+"""Measurements stated as arrays: many times, and values that differ only in their data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dae_hybrid.statement.declarations import Series
 from dae_hybrid.statement.discontinuities import are_smooth
 from dae_hybrid.statement.expressions import expression, matrix, numbers
 
-#: operations that take what they are of entry by entry
+#: elementwise operations
 ELEMENTWISE = frozenset(
     (
         ca.OP_ADD, ca.OP_SUB, ca.OP_MUL, ca.OP_DIV, ca.OP_NEG, ca.OP_SQ, ca.OP_SQRT, ca.OP_TWICE, ca.OP_INV, ca.OP_EXP,
@@ -24,7 +24,7 @@ ELEMENTWISE = frozenset(
 
 
 def is_series(when: Any) -> bool:
-    """Whether a time is an array of them."""
+    """Whether a time is an array."""
     if isinstance(when, int | float | ca.MX | ca.DM):
         return False
     try:

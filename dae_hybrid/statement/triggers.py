@@ -1,6 +1,6 @@
-"""When a transition fires: where a guard crosses zero, at a time, or at every tick of a clock.
+"""Triggers of transitions: a guard crosses zero, a time is reached, a clock ticks.
 
-A further kind of time event is a further class here; `system/schedule.py` lists the times of all.
+A new kind of time event is a new class here; `system/schedule.py` lists the times of all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Trigger(Statement, ABC):
 
     @abstractmethod
     def residual(self, time: ca.MX, clock: ca.MX) -> ca.MX:
-        """The expression that is zero where the transition fires; `clock` is (start time of the run, number)."""
+        """The expression that is zero when the transition fires; `clock` is (start time of the run, number)."""
 
     @abstractmethod
     def sign(self, rate: float) -> int:
@@ -70,13 +70,13 @@ class TimeTrigger(Trigger):
 
 @dataclass(frozen=True, eq=False)
 class PeriodicTrigger(TimeTrigger):
-    """A clock that starts with the run ticks."""
+    """Ticks of a clock that starts with the run."""
 
     argument = "every"
     is_periodic = True
 
     def schedule(self, clock: ca.MX) -> ca.MX:
-        """The time of the tick of this number."""
+        """Time of a tick."""
         return clock[0] + clock[1] * self.expression
 
 

@@ -1,4 +1,4 @@
-"""Redundant equations of an arrival: neighbouring arrivals must satisfy them too, or no derivative exists."""
+"""Excess equations of an arrival: no derivative exists unless neighbouring arrivals satisfy them too."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 #: states below this multiple of the largest take their scale from it
 NEGLIGIBLE = 1e-3
-#: an equation too many whose derivative is below this share of its terms is satisfied: parameters may change by a
-#: hundredth before the equation fails by more than what `algebraic.RESIDUAL_ROUNDINGS` allow
+#: an excess equation is satisfied if its derivative is below this share of its terms: parameters may change by a
+#: hundredth before its residual exceeds that of `algebraic.RESIDUAL_ROUNDINGS`
 EXCESS_TOLERANCE = 1e-10
-#: so many combinations are looked at of derivatives that are known by their products
+#: number of random directions for testing derivatives given as operators
 COMBINATIONS = 4
 
 
 class Excess(NamedTuple):
-    """Derivatives of redundant equations by (w-, p, t), as matrices or operators, and the sizes of their terms."""
+    """Derivatives of excess equations by (w-, p, t), as matrices or operators, and the sizes of their terms."""
 
     rows: Any
     sizes: Any
@@ -71,7 +71,7 @@ def refuse_excess(
     flow_minus: Array,
     reached: Reached | None,
 ) -> None:
-    """Refuse redundant equations that neighbouring arrivals do not satisfy.
+    """Refuse excess equations that neighbouring arrivals do not satisfy.
 
     For matrices every column is tested. For operators a few random combinations of all columns are tested, which detect
     a violation with probability one.

@@ -1,4 +1,4 @@
-"""Results as bytes: their numbers, and references to what their system has when it is built again."""
+"""Pickling of results: their numbers, and references to objects of the rebuilt system."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from dae_hybrid.system.system import HybridSystem
 
 
 class Portable(NotPicklable):
-    """What is made of a run of a system: it can be pickled as part of a result."""
+    """Base of objects that are pickled as part of a result."""
 
     def _state(self) -> dict[str, Any]:
-        """The attributes that a pickle carries: the fields, and not what is made of them."""
+        """Fields to pickle, without derived attributes."""
         assert is_dataclass(self)
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class Result(Portable):
-    """What a call returns; copies share it, and a pickle carries it with the statement of its system."""
+    """Base of results: copied by reference, pickled with the statement of their system."""
 
     def _owner(self) -> HybridSystem:
         raise NotImplementedError
@@ -40,7 +40,7 @@ class Result(Portable):
 
 
 def _members(system: HybridSystem) -> Iterator[tuple[str, Any]]:
-    """What results refer to, by the names that stand for it in a pickle."""
+    """Objects of a system that results refer to, with their names in a pickle."""
     yield from (("system", system), ("graph", system.graph), ("initial", system.initial))
     for i, mode in enumerate(system.modes):
         yield from ((f"mode {i}", mode), (f"equations {i}", mode.equations))
@@ -58,20 +58,20 @@ def _read_only_array(given: NDArray[Any]) -> NDArray[Any]:
 
 
 class _Writer(pickle.Pickler):
-    """Writes what belongs to a result."""
+    """Pickle a result, with the objects of its system by name."""
 
     def __init__(self, file: io.BytesIO, system: HybridSystem) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._names = {id(member): name for name, member in _members(system)}
 
     def persistent_id(self, obj: Any) -> str | None:
-        """The name of a member of the system."""
-        if isinstance(obj, TransitionGraph):  # of a system with other initial values it may be that of the model
+        """Name of an object of the system."""
+        if isinstance(obj, TransitionGraph):  # a system with changed initial values may hold that of the model
             return "graph"
         return self._names.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        """Results and their parts by their attributes; see `Portable`."""
+        """Reduce results and their parts to their attributes; see `Portable`."""
         if isinstance(obj, Portable):
             return copyreg.__newobj__, (type(obj),), obj._state()  # type: ignore[attr-defined]
         if isinstance(obj, MappingProxyType):
@@ -82,19 +82,19 @@ class _Writer(pickle.Pickler):
 
 
 class _Reader(pickle.Unpickler):
-    """Reads what `_Writer` has written."""
+    """Unpickle the output of `_Writer`."""
 
     def __init__(self, file: io.BytesIO, system: HybridSystem) -> None:
         super().__init__(file)
         self._members = dict(_members(system))
 
     def persistent_load(self, pid: str) -> Any:
-        """The member of that name."""
+        """Object of the system with a name."""
         return self._members[pid]
 
 
 def packed(result: Result, system: HybridSystem) -> bytes:
-    """A result of a system.
+    """Pickle a result of a system.
 
     Raises
     ------
@@ -114,5 +114,5 @@ def packed(result: Result, system: HybridSystem) -> bytes:
 
 
 def unpacked(system: HybridSystem, content: bytes) -> Any:
-    """The result again, of a system that was built again."""
+    """Restore a result, given its rebuilt system."""
     return _Reader(io.BytesIO(content), system).load()

@@ -28,19 +28,19 @@ def ticks_within(period: float, duration: float) -> int:
 
 
 def times_of(transition: TransitionMap, start: float, p: Array, counts: NDArray[Any]) -> Array:
-    """The times of a transition after so many periods, (N, n), in runs from `start` with parameters (N, n_p)."""
+    """Times of the ticks with numbers `counts`, (N, n), in runs from `start` with parameters (N, n_p)."""
     rows = np.repeat(p, counts.size, axis=0).T
     clocks = np.vstack((np.full(rows.shape[1], start), np.tile(counts, len(p))))
     return np.array(transition.kernels["time"].function(rows, clocks))[0].reshape(len(p), counts.size)
 
 
 def listed_until(ticks: Array) -> Array:
-    """Until when ticks (N, n) are complete: between the last two."""
+    """Time until which ticks (N, n) are complete, between the last two."""
     return np.asarray(1.5 * ticks[:, -1] - 0.5 * ticks[:, -2])
 
 
 def in_order(times: Sequence[Array], links: Sequence[NDArray[np.int64]], counts: Sequence[NDArray[np.int64]]) -> Alarms:
-    """What is due, times (N, n) of each kind, by time and where that is one in the order of the kinds."""
+    """Merge the times (N, n) of each kind; equal times in the order of the kinds."""
     every, of, after = np.hstack(times), np.concatenate(links), np.concatenate(counts)
     order = np.argsort(every, axis=1, kind="stable")
     return Alarms(np.take_along_axis(every, order, axis=1), of[order], after[order])

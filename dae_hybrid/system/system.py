@@ -472,7 +472,7 @@ class HybridSystem(NotPicklable):
         for mode in self.modes:
             form = "ODE" if mode.equations.n == mode.differential.size else "DAE"
             if mode.invariants:
-                form += ", as it stands" if mode.equations.index == 2 else ", reduced"
+                form += ", direct" if mode.equations.index == 2 else ", reduced"
             names = (", ".join(layout.names) for layout in (mode.differential, mode.algebraic))
             rows.append([mode.name, mode.formulation, *names, form])
         return rows

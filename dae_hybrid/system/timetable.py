@@ -71,7 +71,7 @@ class Timetable:
         return in_order(times, links, counts)
 
     def _times(self, transition: TransitionMap, p: Array, counts: NDArray[Any]) -> Array:
-        """The times of a transition after so many periods, (N, n)."""
+        """Times of the ticks of a transition with given numbers, (N, n)."""
         return times_of(transition, self._span[0], p, counts)
 
     def _ticks(self, transition: TransitionMap, p: Array) -> int:

@@ -1,4 +1,4 @@
-"""Results as tables and labelled arrays of other libraries, which are imported when they are asked for."""
+"""Conversion of results to tables and labelled arrays of other libraries, imported on use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def optional(name: str, what: str) -> Any:
-    """A library that need not be installed.
+    """Import an optional library.
 
     Raises
     ------
     ImportError
-        It is not, or cannot be imported.
+        It is not installed, or its import fails.
     """
     try:
         return import_module(name)
@@ -40,18 +40,18 @@ def dataset(
     *,
     derivatives: bool = False,
 ) -> Any:
-    """An `xarray.Dataset` of variables at the output times.
+    """Return an `xarray.Dataset` of variables at the output times.
 
     Parameters
     ----------
     values : mapping of str to ndarray
         (n_t, ...) or (n_t, size, ...), with the dimensions `behind` in place of the dots.
     behind : mapping of str to sequence of str
-        Further dimensions of all of them, with the names along each.
+        Further dimensions of all variables, with the labels along each.
     further : mapping of str to (dimensions, values)
-        What has no dimension of time.
+        Variables without a dimension of time.
     derivatives : bool
-        Whether the values are derivatives by the parameters.
+        Whether the values are derivatives with respect to the parameters.
 
     Raises
     ------
@@ -63,8 +63,8 @@ def dataset(
     xr, system = optional("xarray", "to_xarray()"), trajectory.system
     if taken := sorted(set(values) & {"t", "mode", "parameter_unit", *behind, *further}):
         raise OptionError(
-            f"The dataset has a coordinate or a variable of its own named {', '.join(map(repr, taken))}, as the model.",
-            remedy="Use to_dataframe(), or name the variable of the model otherwise.",
+            f"Names of the model are reserved by the dataset: {', '.join(map(repr, taken))}.",
+            remedy="Use to_dataframe(), or rename the variable of the model.",
         )
     variables: dict[str, Any] = {}
     for name, array in values.items():
@@ -85,7 +85,7 @@ def dataset(
 
 
 def attributes(system: HybridSystem, name: str, *, derivative: bool) -> dict[str, str]:
-    """The unit and the description of a variable, as they were declared."""
+    """Declared unit and description of a variable."""
     unit, description = system.units.get(name, ""), system.descriptions.get(name, "")
     if derivative:
         unit, description = f"{unit} per unit of the parameter" if unit else "", f"derivative of {description or name}"

@@ -89,7 +89,7 @@ def jump_sensitivity(trajectory: Trajectory, index: int) -> JumpSensitivity:
     event = events[index]
     if event.follows:
         raise EventError(
-            "This event fires with the one before it, at whose time its own is: it has no matrix of its own.",
+            "This event fires at the time of the previous one and has no matrix of its own.",
             transition=event.transition,
             time=event.time,
             remedy="Ask for the event before it at the same instant.",

@@ -72,12 +72,15 @@ class Segment(Portable):
     memory: Array
     how: Method
     t: Array
-    states: Array = field(repr=False)  # (n_t, .), without eliminated variables
-    interpolate: SegmentReplay = field(repr=False)
-    sensitivity_rows: Array | None = field(default=None, repr=False)
+    states: Array  # (n_t, .), without eliminated variables
+    interpolate: SegmentReplay
+    sensitivity_rows: Array | None = None
     memory_sensitivities: Array | None = None
     directions: Array | None = None
-    path: Array | None = field(default=None, repr=False)  # steps for the adjoint, if stored
+    path: Array | None = None  # steps for the adjoint, if stored
+
+    def __repr__(self) -> str:
+        return f"<Segment in '{self.mode.name}' from {self.t_start:g} to {self.t_end:g} by {self.method}>"
 
     def _state(self) -> dict[str, Any]:
         return super()._state() | {"path": None}

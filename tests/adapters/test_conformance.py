@@ -387,7 +387,7 @@ def test_every_method_of_scipy(method: str) -> None:
 
 
 def test_outputs_do_not_depend_on_a_poor_interpolant() -> None:
-    """Radau's cubic is much worse than its steps: outputs and dense output go through them again in shorter ones."""
+    """Radau's cubic is much less accurate than its steps: outputs and dense output repeat them in shorter ones."""
     m = dh.HybridModel("oscillator")
     y, w = m.differential("y"), m.differential("w")
     run = m.mode("run", ode={y: w, w: -y})

@@ -323,7 +323,7 @@ def test_the_adjoint_is_resolved_where_the_state_stands_still(name: str) -> None
 
 
 def test_the_steps_of_an_adjoint_have_a_limit() -> None:
-    """Where a parameter is zero whose effect takes far more steps than the run."""
+    """The effect of a parameter with the value zero needs far more steps than the run."""
     m = dh.HybridModel("q")
     p = m.parameter("p", 0.0)
     x = m.differential("x")
@@ -334,7 +334,7 @@ def test_the_steps_of_an_adjoint_have_a_limit() -> None:
 
 
 def test_runs_are_the_same_to_the_bit_whatever_came_before(built: Any, models: Any) -> None:
-    """A first call, later ones, one after a failure, and one by a memory that has gone through other options."""
+    """First and later calls, a call after a failure, and a call with a memory used with other options."""
     system = models.em().build()
     first: dict[str, Any] = {"method": "erk", "first_step": 1e-3}
     base = dh.simulate(system, (0, 3), **first)
@@ -348,7 +348,7 @@ def test_runs_are_the_same_to_the_bit_whatever_came_before(built: Any, models: A
 
 
 def test_what_a_step_evaluates(system: dh.HybridSystem) -> None:
-    """As many right-hand sides as the table has stages, in steps that are kept or fail; few of them fail."""
+    """One right-hand side per stage in accepted and rejected steps; few steps are rejected."""
     em = em_hysteresis.system()
     smooth = dh.simulate(system, (0, 5), parameters={"c": 50.0}, method="erk", rtol=1e-8, atol=1e-12)
     assert not smooth.events
@@ -357,7 +357,7 @@ def test_what_a_step_evaluates(system: dh.HybridSystem) -> None:
     assert counts["nfev"] <= stages * (counts["steps"] + counts["error_test_failures"]) + 4 * stages
     counts = dh.simulate(em, em_hysteresis.t_span, method="erk", rtol=1e-8, atol=1e-12).statistics
     assert counts["error_test_failures"] < 0.12 * counts["steps"]
-    # an event is found in a handful of steps of its own
+    # locating an event takes a few additional steps
     events = counts["nfev"] - stages * (counts["steps"] + counts["error_test_failures"])
     assert events < 9 * stages * 19
 

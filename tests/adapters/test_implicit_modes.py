@@ -47,7 +47,7 @@ def test_outputs_within_long_steps() -> None:
 
 
 def test_guards_within_long_steps() -> None:
-    """Ends of steps say nothing of two crossings within one: the guard is looked at through the interpolant."""
+    """Two crossings within one step are found by the interpolant."""
     m = dh.HybridModel("cubic with a guard")
     p, y = m.parameter("p", 1.0), m.differential("y")
     known, rate = p * ca.cos(5 * m.time), -5 * p * ca.sin(5 * m.time)

@@ -1,4 +1,4 @@
-"""The command that installs scikits-odes: what it says, what it lays out, and that its result bears company."""
+"""The installer of scikits-odes: messages, files, and coexistence with sundials4py."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def refusal(capsys) -> str:
     return sentence
 
 
-# -- what is missing ----------------------------------------------------------------------------------
+# -- missing tools ------------------------------------------------------------------------------------
 
 
 def test_without_a_compiler(absent, monkeypatch, capsys):
@@ -115,7 +115,7 @@ def test_on_another_system(absent, monkeypatch, capsys):
     assert refusal(capsys) == "this command is made for Linux, and this system is darwin."
 
 
-# -- what it does -------------------------------------------------------------------------------------
+# -- installation -------------------------------------------------------------------------------------
 
 
 def test_what_is_installed_is_left_alone(absent, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""Methods of integration: objects that name themselves, and what the library asks of them."""
+"""Integration methods as objects, and the queries of the library."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CORE = Path(dh.__file__).parent
 
 
 def test_the_core_names_no_method() -> None:
-    """Adapters do; what the core has to know of a method it asks its object."""
+    """Adapters name methods; the core queries the method object."""
     names = {name for kind in ("sundials", "scipy") for name in adapter_class(kind).capabilities.named} - {AUTO}
     for path in CORE.rglob("*.py"):
         if path.relative_to(CORE).parts[0] in ("adapters", "problems"):

@@ -1,4 +1,4 @@
-"""What the compiled loop does by itself besides guards: time events, costs, measurements; as Python does them."""
+"""Time events, costs and measurements in compiled code agree with Python."""
 
 from __future__ import annotations
 

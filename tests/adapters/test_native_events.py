@@ -1,4 +1,4 @@
-"""Through plain transitions in compiled code: the same runs, records and derivatives as segment by segment."""
+"""Native transitions: the same runs, records and derivatives as segment by segment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def both(call: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 def legs(run: dh.Trajectory) -> int:
-    """How many transitions an integrator has carried out by itself."""
+    """Number of native events."""
     return sum(item.count for item in run.parts.given if isinstance(item, RecordTable))
 
 
@@ -253,7 +253,7 @@ def test_a_path_that_is_too_long_is_integrated_again(built: Any, models: Any, mo
     monkeypatch.setattr(compiled, "LARGEST_PATH", 10_000)
     again = dh.adjoint_gradient(system, (0, 3), "G", method="bdf", **TIGHT)
     assert kept.statistics["nfev"] == 0 < again.statistics["nfev"]
-    assert all(segment.path is None for segment in kept.trajectory.segments)  # let go of when the gradient is done
+    assert all(segment.path is None for segment in kept.trajectory.segments)  # freed after the gradient
     np.testing.assert_allclose(again.gradient, kept.gradient, rtol=1e-5)
     explicit = dh.adjoint_gradient(system, (0, 3), "G", method="erk", **TIGHT)
     np.testing.assert_allclose(explicit.gradient, kept.gradient, rtol=1e-5)

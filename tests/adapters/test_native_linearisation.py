@@ -1,4 +1,4 @@
-"""What compiled code makes of a transition, forwards and transposed, beside the linearisation in Python.
+"""C linearisation of transitions, forward and transposed, against `TransitionLinearisation`.
 
 The flows depend on neither state nor memory, so that dG/d(y, m) does not change between events: before the transition
 it is the derivative by the initial values, after it that of the terminal cost. The coefficients of the transition are

@@ -22,7 +22,7 @@ ANALYSES: dict[str, Callable[..., Any]] = {
 
 
 def native(run: dh.Trajectory) -> int:
-    """How many events compiled code has carried out."""
+    """Number of native events."""
     return run.statistics["native_events"]
 
 
@@ -179,7 +179,7 @@ def test_directions_and_adjoints_are_led_onto_constraints() -> None:
 
 
 def test_a_state_that_drifts_off_constraints_is_led_back() -> None:
-    """In the segment after an event of compiled code, which is then gone through in parts."""
+    """Dense output within the segment after a native event."""
     system, loose = pendulum(once=True).build(), {"rtol": 1e-6, "atol": 1e-8}
     exact = dh.forward_sensitivity(system, (0, 40), **TIGHT)
     for engine in (True, False):
@@ -294,7 +294,7 @@ def test_what_continuity_closes(eliminate: bool, models: Any) -> None:
     same(models.em().build(eliminate=eliminate), (0, 2), rtol=1e-9)
 
 
-# -- which solution, and what is left to Python --------------------------------------------------------------------
+# -- choice of the solution, and cases left to Python -------------------------------------------------------------
 
 
 def dropped(reset: Callable[..., list[Any]], *, guess: Any = None, carry: float = 1.0) -> dh.HybridModel:

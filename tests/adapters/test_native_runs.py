@@ -37,7 +37,7 @@ def by_the_automaton() -> Iterator[None]:
 
 
 def both(call: Callable[[], Any]) -> tuple[Any, Any]:
-    """What a call gives when the run is carried out as a whole, and when the automaton carries it out."""
+    """Results of a native run and of the automaton."""
     one = call()
     assert is_whole(one)
     with by_the_automaton():
@@ -47,13 +47,13 @@ def both(call: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 def is_whole(result: Any) -> bool:
-    """Whether the run was carried out as a whole."""
+    """Whether the run was native."""
     run: dh.Trajectory = getattr(result, "trajectory", result)
     return run.parts.native_run is not None
 
 
 def same(one: Any, other: Any) -> None:
-    """Not a bit of two runs differs."""
+    """Two runs are equal to the bit."""
     a, b = (getattr(run, "trajectory", run) for run in (one, other))
     for name in ("t", "integrals", "parameters"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
@@ -177,7 +177,7 @@ def test_the_same_adjoint(case: Any, method: str) -> None:
 
 
 def test_runs_one_after_the_other_do_not_see_each_other(case: Any) -> None:
-    """What is kept is told again whatever has changed: parameters, options, span, outputs, directions."""
+    """Cached runs are updated after any change of parameters, options, span, outputs or directions."""
     system, span, functional = case
     nominal = system.nominal
     calls = [
@@ -246,7 +246,7 @@ def test_implicit_modes(name: str, built: Any) -> None:
         np.testing.assert_allclose(one[key], other[key], rtol=1e-5, atol=1e-5 * size, err_msg=key)
 
 
-# -- what is not plain ----------------------------------------------------------------------------------------
+# -- special cases --------------------------------------------------------------------------------------------
 
 
 def refused(make: Callable[[dh.HybridModel], Any]) -> dh.Trajectory:
@@ -532,7 +532,7 @@ def thermostat() -> dh.HybridSystem:
 BUILT: list[dh.HybridSystem] = []
 
 
-# -- what is kept -----------------------------------------------------------------------------------------------
+# -- cached runs ----------------------------------------------------------------------------------------------
 
 
 def test_runs_are_freed_when_they_are_let_go() -> None:

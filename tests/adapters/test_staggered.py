@@ -1,4 +1,4 @@
-"""Sensitivities of a step are solved for all at once: with factors of their own, made anew or iterated with."""
+"""Simultaneous solution for all sensitivities of a step, with new factors or by iteration with earlier ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native adapter: failures keep what there was, fallbacks give the same answers, nothing leaks."""
+"""The native adapter: failures keep the partial result, fallbacks agree, nothing leaks."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_interpreted_adams(built: Any, models: Any) -> None:
 
 @pytest.fixture
 def unloaded() -> Iterator[None]:
-    """The library and the adapter as if nobody had asked for them."""
+    """The library and the adapter before their first use."""
     library.load.cache_clear()
     find_integrator.cache_clear()
     yield

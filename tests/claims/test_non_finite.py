@@ -51,7 +51,7 @@ def model(place: str) -> dh.HybridModel:
     a, w1, w2 = m.parameter("a", 1.0), m.parameter("w1", NEVER), m.parameter("w2", NEVER)
     kind, o = m.parameter("kind", -1.0), m.parameter("o", 0.0)
     y, n = m.differential("y"), m.memory("n", initial=o / ca.if_else(kind == -2, 0, 1) if place == "memory0" else 0.0)
-    progress = 0.0 if place == "initial" else y + n * (w1 - w2)  # what is bad at the start is so whatever y
+    progress = 0.0 if place == "initial" else y + n * (w1 - w2)  # bad initial values do not depend on y
     s = progress - w1
     bad = sum((ca.if_else(kind == i, make(s, o), 0) for i, make in enumerate(KINDS.values())), ca.MX(0))
 
@@ -88,7 +88,7 @@ def model(place: str) -> dh.HybridModel:
 
 #: the value of G where nothing is bad
 VALUES = {"integrand": 2.0, "at_times": 2.5, "at_events": 1.0}
-#: where something bad is looked at by nobody
+#: moments at which a bad value is not used, by place
 UNUSED = {
     "reset": ("transition", "late"),
     "implicit reset": ("transition", "late"),
@@ -109,7 +109,7 @@ COMPILED = ("dynamics", "algebraic", "implicit", "guard", "integrand", "initial"
 
 
 def check_refusal(error: dh.DaeHybridError, began: float) -> None:
-    """It says where, and what to do, and has what was computed by then."""
+    """The error has a place, a remedy and the partial result."""
     assert time.monotonic() - began < PROMPT
     assert isinstance(error, dh.NonFiniteError | dh.ConsistencyError | dh.StepSizeError), repr(error)
     assert error.mode is not None
@@ -355,7 +355,7 @@ def test_values_of_signals_from_parameters(call: Any, kind: Any) -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_initial_values(call: Any) -> None:
-    """Of variables and of memory; finite but not differentiable ones are refused in gradients only."""
+    """Initial values of variables and of memory; finite ones without derivatives are refused in gradients only."""
     for where in ("state", "memory"):
         for value, finite in ((lambda b: 1 / b, False), (lambda b: ca.log(b - 1), False), (ca.sqrt, True)):
             m = dh.HybridModel("q")
@@ -375,12 +375,12 @@ def test_initial_values(call: Any) -> None:
             assert finite or error.variables == (("y",) if where == "state" else ("memory entry 0",))
 
 
-# -- what nobody asks for ---------------------------------------------------------------------------------------
+# -- unused functionals -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.uncertified  # forward analysis differentiates all functionals
 def test_functionals_that_are_not_asked_for() -> None:
-    """A functional without a derivative does not stand in the way of the gradient of another one."""
+    """A functional without a derivative does not prevent the gradient of another one."""
     m, _, b, y = ramp()
     hop = m.transition("run", "run", at=0.5)
     m.functional("good", integrand=y**2, terminal=y)
@@ -442,7 +442,7 @@ def test_a_guard_without_a_finite_rate_where_its_mode_is_entered(power: float, a
             np.testing.assert_allclose(dh.adjoint_gradient(system, (0, 1), **tight).gradient, [0.0, 1.0], atol=1e-7)
 
 
-# -- nothing at all ---------------------------------------------------------------------------------------------
+# -- empty models -----------------------------------------------------------------------------------------------
 
 
 def test_models_without_modes_start_or_functionals() -> None:
@@ -566,7 +566,7 @@ def test_names_of_nothing() -> None:
 
 @pytest.mark.parametrize("native", [True, False], ids=["compiled", "interpreted"])
 def test_only_time_events(native: bool) -> None:
-    """Nothing moves but by resets: y = c after each period."""
+    """Values change at resets only: y = c after each period."""
     m = dh.HybridModel("still")
     c, tau = m.parameter("c", 0.5), m.parameter("tau", 0.3)
     y = m.differential("y")
@@ -585,7 +585,7 @@ def test_only_time_events(native: bool) -> None:
 
 @pytest.mark.parametrize("native", [True, False])
 def test_vector_equations_without_an_integrand(native: bool) -> None:
-    """That is zero in all its entries, which operations on matrices leave out."""
+    """The integrand is zero in all entries, and operations on matrices omit it."""
     m, n = dh.HybridModel("terminal only"), 40
     k, x, s = m.parameter("k", 1.0), m.differential("x", size=n), m.differential("s")
     weights = ca.DM(np.random.default_rng(5).normal(size=(n, n)) / 6)

@@ -1,4 +1,4 @@
-"""Results do not depend on the units of what is stated."""
+"""Results do not depend on the units of the statement."""
 
 from __future__ import annotations
 

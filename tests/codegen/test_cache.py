@@ -1,4 +1,4 @@
-"""Compiled models and their cache: whatever happens to either, the right answer or a clear word."""
+"""Compiled models and their cache: correct results or clear errors after any failure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fresh(monkeypatch: Any, tmp_path: Path) -> Iterator[Path]:
 
 
 def contents(fresh: Path) -> list[Path]:
-    """What the cache keeps in its own folder, without the marker."""
+    """Files of the cache, without its marker."""
     folder = fresh / cache.FOLDER
     return [path for path in folder.iterdir() if path.name != cache.MARKER] if folder.is_dir() else []
 
@@ -61,7 +61,7 @@ def check_ball(system: dh.HybridSystem, *, native: bool) -> None:
 
 
 def compiled_again(models: Any, monkeypatch: Any) -> int:
-    """How many libraries a model needs compiled now, as in a new process."""
+    """Number of compilations of a model, as in a new process."""
     forget()
     count, compile_ = 0, cc._compile
 
@@ -291,7 +291,7 @@ def test_a_cache_that_others_can_write(mode: int, fresh: Path, models: Any) -> N
 
 @pytest.mark.parametrize("moment", ["open", "write", "rename"])
 def test_a_full_disk(moment: str, fresh: Path, models: Any, monkeypatch: Any) -> None:
-    """Nothing can be kept, yet there is a folder for temporary files."""
+    """The cache is full, the temporary folder is not."""
 
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
@@ -358,7 +358,7 @@ def test_a_home_that_nobody_knows(fresh: Path, models: Any, monkeypatch: Any) ->
 
 
 def test_a_cache_that_can_only_be_read(fresh: Path, models: Any, monkeypatch: Any) -> None:
-    """What is in it serves, without a warning."""
+    """Its entries are used without a warning."""
     assert compiled_again(models, monkeypatch) == 2
     write = cache._write
 
@@ -371,7 +371,7 @@ def test_a_cache_that_can_only_be_read(fresh: Path, models: Any, monkeypatch: An
     assert compiled_again(models, monkeypatch) == 0
 
 
-# -- entries that are not what they should be -------------------------------------------------------------
+# -- damaged entries --------------------------------------------------------------------------------------
 
 
 def truncate(path: Path) -> None:
@@ -500,7 +500,7 @@ def test_leftovers_are_swept(fresh: Path, models: Any, monkeypatch: Any) -> None
     assert new.exists()
 
 
-# -- what is not the cache's own --------------------------------------------------------------------------
+# -- foreign files ----------------------------------------------------------------------------------------
 
 
 def snapshot(folder: Path) -> dict[Path, tuple[str, bytes, int]]:
@@ -638,7 +638,7 @@ sys.stdout.write(dh.simulate(m.build(), (0, 1)).functionals["G"].hex())
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: Any) -> str:
-    """What BUILD prints when nothing is in its way."""
+    """Output of BUILD without interference."""
     folder = tmp_path_factory.mktemp("right")
     return str(run(write_script(folder / "cache"), folder / "cache").stdout)
 
@@ -704,7 +704,7 @@ def test_a_build_that_is_ended(how: int, library: int, fresh: Path, compiler: An
     process.wait(timeout=60)
     assert time.monotonic() - sent < 5
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # what the process left running
+        os.killpg(process.pid, signal.SIGKILL)  # children of the process
     _, err = process.communicate()
     assert process.returncode != 0
     assert ("KeyboardInterrupt" in err) == (how == signal.SIGINT)
@@ -733,7 +733,7 @@ def test_builds_killed_at_any_moment(fresh: Path, right: str) -> None:
 @posix
 @pytest.mark.parametrize("step", ["_write", "replace", "_sweep", "CDLL", "unlink"])
 def test_a_process_killed_before_each_step(step: str, fresh: Path, right: str) -> None:
-    """Of loading a library and keeping it."""
+    """Steps of loading a library and storing it."""
     script, killing = write_script(fresh), fresh.parent / "killing.py"
     killing.write_text(f"""
 import os, signal, pathlib, ctypes

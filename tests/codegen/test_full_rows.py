@@ -1,4 +1,4 @@
-"""Jacobians with few full rows, and what decides whether equations stay vector operations."""
+"""Jacobians with few full rows, and the decision to keep vector operations."""
 
 from __future__ import annotations
 

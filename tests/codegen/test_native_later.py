@@ -1,4 +1,4 @@
-"""Systems whose code comes later, and what builds say of their progress."""
+"""Systems compiled in the background, and progress reports of builds."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ assert not system.native
 
 
 def in_a_process(tmp_path: Path, text: str, seconds: int) -> tuple[subprocess.CompletedProcess[str], float]:
-    """A script with a compiler that takes so many seconds, and how long it took from its last line on."""
+    """Run a script with a compiler that takes `seconds`; return the result and the time after its last line."""
     real = cc.find_compiler()
     if real is None or os.name != "posix":
         pytest.skip("no compiler, or no shell")

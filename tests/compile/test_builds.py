@@ -1,4 +1,4 @@
-"""What is built grows linearly with what is stated, and large mechanisms move as small ones do."""
+"""Build cost is linear in the size of the statement; large mechanisms agree with small ones."""
 
 from __future__ import annotations
 

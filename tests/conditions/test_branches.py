@@ -38,7 +38,7 @@ def model(
     return m
 
 
-#: what is stated, and dG by p and q
+#: arguments of the model, and dG by p and q
 CLEAR: dict[str, tuple[dict[str, Any], list[float]]] = {
     "reset": ({"p": 0.6, "reset": lambda x, n, w, p, q: ca.if_else(x < p, 1, 2) * q}, [0, 1]),
     "equal sides": ({"reset": lambda x, n, w, p, q: ca.if_else(x < p, q, q + 0 * x)}, [0, 1]),

@@ -1,4 +1,4 @@
-"""What a gradient has to pass before it is handed out, and what a result says of itself."""
+"""Checks that a gradient must pass before it is returned, and diagnostics of results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_forward_analysis_is_checked_by_the_adjoint(built: Any, models: Any) -> 
 
 @pytest.fixture
 def wrong_transpose(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adjoint that forgets what the guard does to the event time, as implementations have."""
+    """An adjoint that omits the effect of the guard on the event time, a known error of implementations."""
     original = transition_module.TransitionLinearisation.backward
 
     def backward(self: Any, after: Any, clock: Any) -> Any:
@@ -353,7 +353,7 @@ def test_no_gradient_of_a_run_that_ended_there_unless_asked_for(built: Any, mode
         assert not found.diagnostics.passed
 
 
-# -- what a result says of itself ---------------------------------------------------------------------------------
+# -- diagnostics of results ---------------------------------------------------------------------------------------
 
 
 def test_a_result_states_what_was_checked(built: Any, models: Any) -> None:
@@ -419,7 +419,7 @@ def test_nothing_is_warned_of_without_reason(built: Any, models: Any) -> None:
             assert call().diagnostics.passed
 
 
-# -- what a hard look found ----------------------------------------------------------------------------------------
+# -- further conditions -------------------------------------------------------------------------------------------
 
 
 def due_together(kind: str) -> dh.HybridSystem:

@@ -1,4 +1,4 @@
-"""Gradients have the digits that were asked for where parameters are next to zero, or do next to nothing."""
+"""Gradients reach the requested accuracy for parameters close to zero or with almost no effect."""
 
 from __future__ import annotations
 

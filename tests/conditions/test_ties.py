@@ -1,4 +1,4 @@
-"""What falls beside an event within the accuracy of the run: both outcomes are tried, and named where they differ."""
+"""Events and measurements closer than the accuracy of the run: both outcomes are computed and reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import dae_hybrid as dh
 
 OPTIONS: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10}
-#: times are known to 1e-7 times what has passed
+#: accuracy of times, relative to the elapsed time
 TIED, APART = (0.0, 1e-15, -1e-15, 1e-12, -1e-12, 1e-10, -1e-10), (1e-6, -1e-6)
 WAYS = [
     pytest.param(True, {}, id="native"),
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.uncertified  # the duality check would take the other s
 
 
 def gradient(system: dh.HybridSystem, span: tuple[float, float], functional: str, analysis: str, **options: Any) -> Any:
-    """The gradient of a functional by an analysis, and what was said."""
+    """The gradient of a functional by an analysis, and its warnings."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         if analysis == "adjoint":
@@ -65,7 +65,7 @@ def agrees(system: dh.HybridSystem, span: Any, functional: str, exact: Any, **op
 
 @cache
 def measured(kind: str, *, native: bool) -> dh.HybridSystem:
-    """Where x comes to b, or at b log 3, z gains x; G measures x + z, and S x alone, o after log 3; M after b log 3."""
+    """z gains x when x reaches b, or at b log 3; G measures x + z and S x, o after log 3; M after b log 3."""
     m = dh.HybridModel("measured")
     b, k, o = m.parameter("b", 1.0), m.parameter("k", 1.0), m.parameter("o", 0.0)
     x, z = m.differential("x"), m.differential("z")
@@ -222,7 +222,7 @@ def test_an_event_beside_the_end_of_the_run(native: bool, options: dict[str, Any
         np.testing.assert_allclose(found, [0.0, by_k], rtol=2e-6, atol=1e-8)
         if o in APART:
             agrees(system, (0, end), "E", [0.0, 0.0], **options)
-            # the integral of z is what is left of the time after log(2 b + 1) / k
+            # the integral of z is the time after log(2 b + 1) / k
             exact = [-2 / 3, REACHED] if o > 0 else [0.0, 0.0]
             agrees(system, (0, end), "C", exact, **options)
         else:
@@ -405,7 +405,7 @@ def test_a_guard_that_turns_next_to_zero(
 
 @pytest.mark.parametrize("native", [True, False])
 def test_a_near_miss_among_many_turns(native: bool) -> None:
-    """Of a beat, one turn in thirty comes close to the stop."""
+    """One turn in thirty of a beat approaches the stop."""
     m = dh.HybridModel("many")
     c = m.parameter("c", 0.0)
     x, v, z = m.differential("x"), m.differential("v"), m.differential("z")
@@ -531,7 +531,7 @@ def unstable(*, native: bool) -> dh.HybridSystem:
 
 @pytest.mark.parametrize(("native", "options"), WAYS)
 def test_ties_are_seen_as_far_as_a_run_is_inaccurate(native: bool, options: dict[str, Any]) -> None:
-    """Which is more than 10 tolerances here; a second run at a tenth of them shows that."""
+    """The error exceeds 10 tolerances here; a second run at a tenth of the tolerances shows it."""
     system = unstable(native=native)
     for rtol in (1e-6, 1e-7, 1e-8, 1e-9):
         with pytest.warns(dh.DerivativeWarning, match="their order matters"):

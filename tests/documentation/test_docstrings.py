@@ -1,4 +1,4 @@
-"""The examples in the docstrings do what they say."""
+"""Examples in docstrings produce the output they show."""
 
 from __future__ import annotations
 

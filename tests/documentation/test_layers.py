@@ -11,7 +11,7 @@ LAYERS = (
     "root", "numerics", "codegen", "statement", "port", "system", "steppers", "trajectory", "simulation",
     "sensitivity", "conditions", "compile", "interface", "report", "mechanics",
 )  # fmt: skip
-#: what an adapter may import, besides other adapters and the root
+#: folders that an adapter may import, besides other adapters and the root
 PORT = ("root", "numerics", "codegen", "port", "steppers")
 #: methods of one layer that lead into a later one, and what C and Python share
 DOORS = {

@@ -1,4 +1,4 @@
-"""docs/ says what is so: its code runs, its links lead somewhere, its table has the form the benchmark writes."""
+"""Code blocks of docs/ run, links resolve, tables have the format of their programs."""
 
 from __future__ import annotations
 

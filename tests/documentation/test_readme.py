@@ -1,4 +1,4 @@
-"""README.md says what is so: its code runs, its table is what the program computes, its links lead somewhere."""
+"""Code blocks of README.md run, links resolve, its table agrees with the program."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_to_the_last_bit(name: str, gradient: str | None, built: Any, models: An
 
 @cache
 def clocked() -> dh.HybridSystem:
-    """Times and periods that are parameters, with what events at them cost, beside a guard."""
+    """Times and periods given by parameters, with costs at their events, and a guard."""
     m = dh.HybridModel("clocked")
     a, period, at = m.parameter("a", 1.0), m.parameter("period", 0.3), m.parameter("at", 0.47)
     x, n = m.differential("x"), m.memory("n", initial=0)

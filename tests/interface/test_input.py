@@ -1,4 +1,4 @@
-"""What is passed to the library: taken for what it says, or refused with a sentence that names what was wrong."""
+"""Inputs are accepted in documented forms or refused by name."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_many_parameters_are_not_all_listed() -> None:
 
 
 def test_arrays_that_change_afterwards(system: dh.HybridSystem) -> None:
-    """What was passed is neither kept nor written to."""
+    """Arguments are neither stored nor modified."""
     p, times = np.array([0.5, 2.0, 0.3, 0.1]), np.array([0.25, 0.75])
     for array in (p, times):
         array.flags.writeable = False
@@ -316,10 +316,10 @@ def test_the_limit_of_events_speaks_of_a_pace_where_there_is_one(
     assert len(error.trajectory.events) == limit
 
 
-# -- what the integrators are asked for -------------------------------------------------------------------
+# -- options of the integrators ---------------------------------------------------------------------------
 
 
-@pytest.mark.uncertified  # what is integrated is far below the absolute tolerance
+@pytest.mark.uncertified  # the integrand is far below the absolute tolerance
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("method", ["auto", "bdf", "adams", "erk"])
 def test_options_at_the_ends_of_their_range(method: str, native: bool, models: Any, built: Any) -> None:
@@ -496,7 +496,7 @@ THINGS: dict[str, Any] = {
 things = pytest.mark.parametrize("thing", list(THINGS.values()), ids=list(THINGS))
 
 
-#: what means something all the same
+#: unusual but valid inputs
 MEANT = {
     "a truth value": ("suppress_algebraic", "strict", "duality"),
     "a large number": ("max_step", "first_step", "max_steps", "max_events", "duality"),

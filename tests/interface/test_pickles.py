@@ -1,4 +1,4 @@
-"""Models, systems and results go through a pickle and are what they were, to the bit, in this process and in others."""
+"""Pickled models, systems and results are bitwise equal, also across processes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-11}
 
 
 def again(thing: Any) -> Any:
-    """What is unpickled where nothing is known of the thing that was pickled."""
+    """Unpickle as in a fresh process."""
     content = pickle.dumps(thing)
     origin._made.clear()
     return pickle.loads(content)
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
-    """To the bit, wherever they are numbers."""
+    """Whether two arrays are bitwise equal."""
     return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
@@ -93,7 +93,7 @@ def test_a_model_builds_the_same_system(name: str) -> None:
 
 
 def test_a_model_that_is_unpickled_goes_on() -> None:
-    """Its symbols are its own: what is declared further uses them, and the symbols of the other one are refused."""
+    """A restored model has its own symbols: new declarations use them, and symbols of the original are refused."""
     m = sampled()
     twin: dh.HybridModel = again(m)
     u = twin.declarations["u"].symbol

@@ -1,4 +1,4 @@
-"""Prepared calls: to the last bit those they stand for, and next to nothing of Python besides."""
+"""Prepared calls: bitwise equal to ordinary calls, with almost no time in Python."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ CITED = [
     for equation in equations.split(", ")
     if not equation.endswith("*")
 ]
-#: equations are listed within so many characters of "eq."
+#: equations are listed within this number of characters after "eq."
 REACH = 90
 
 
@@ -36,7 +36,7 @@ def source(path: str) -> str:
 
 @cache
 def definition(place: str) -> str:
-    """What a function, class or module of the page says, with what its class and module say of it."""
+    """Text of a function, class or module named on the page, with the docstrings of its class and module."""
     path, _, name = place.partition("::")
     text = source(path)
     if not name:
@@ -68,7 +68,7 @@ def cites(text: str, equation: str) -> bool:
 
 
 @pytest.mark.parametrize("place", NAMED)
-def test_what_the_page_names_exists(place: str) -> None:
+def test_functions_named_on_the_page_exist(place: str) -> None:
     assert definition(place)
 
 

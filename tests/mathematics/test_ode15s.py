@@ -42,7 +42,7 @@ def largest(values: Any) -> float:
     return float(np.abs(values).max())
 
 
-# -- what the issue asks for ------------------------------------------------------------------------
+# -- sections 5.1 and 5.2 of the paper -------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ def mechanical(events):
 
 
 def off(value, exact):
-    """Largest error relative to the largest component, of what is known."""
+    """Largest error of the known components, relative to the largest component."""
     known = np.isfinite(exact)
     return np.abs(np.asarray(value)[known] - exact[known]).max() / np.abs(exact[known]).max()
 
@@ -210,7 +210,7 @@ def test_what_is_no_event_or_block_is_refused():
         jump_matrix(mech, forward("elastic", "reduced").trajectory, 0)
 
 
-# -- what is seen ---------------------------------------------------------------------------------------
+# -- pictures -------------------------------------------------------------------------------------------
 
 
 def test_quadratures_are_the_integrals_and_their_sensitivities_the_gradients():

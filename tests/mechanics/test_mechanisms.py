@@ -1,4 +1,4 @@
-"""Mechanisms: what their statement means, in every formulation, and what is refused."""
+"""Mechanisms: closed forms in every formulation, and refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
 
 def off(value, exact):
-    """Largest error relative to the largest component, of what is known."""
+    """Largest error of the known components, relative to the largest component."""
     value, exact = np.asarray(value, dtype=float), np.asarray(exact, dtype=float)
     known = np.isfinite(exact)
     return np.abs(value[known] - exact[known]).max(initial=0.0) / max(np.abs(exact[known]).max(initial=0.0), 1e-3)
@@ -651,7 +651,7 @@ def test_a_mass_matrix_that_depends_on_the_coordinates(form):
         assert check.difference("forward", "finite_difference") < 1e-4
 
 
-# -- what a hostile reader found ----------------------------------------------------------------------------
+# -- degenerate motions -------------------------------------------------------------------------------------
 
 
 def hill(v0):

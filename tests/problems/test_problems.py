@@ -1,4 +1,4 @@
-"""The worked problems: what each offers, and that its model is the one of the paper."""
+"""The worked problems: their interface, and agreement of their models with the paper."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_gradient_check_agrees(published):
 
 
 def off(value, exact):
-    """Largest error relative to the largest component, of what is known."""
+    """Largest error of the known components, relative to the largest component."""
     value, exact = (np.asarray(v, dtype=float)[np.isfinite(exact)] for v in (value, exact))
     return np.abs(value - exact).max(initial=0.0) / max(np.abs(exact).max(initial=0.0), 1e-3)
 

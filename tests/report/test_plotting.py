@@ -1,4 +1,4 @@
-"""Pictures: what is drawn, without looking at it."""
+"""Pictures: contents of the axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The validation report: what it finds, that it would find more, and what it writes."""
+"""The validation report: its findings, its detection of errors, and its files."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def reported(tmp_path_factory):
     )
 
 
-# -- what is read --------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------
 
 
 def test_the_closed_form_is_the_exact_solution():
@@ -95,7 +95,7 @@ def test_truth_is_known_where_the_reference_has_it():
         assert np.isfinite(samples.truth[state]).sum() == known
 
 
-# -- what is found -------------------------------------------------------------------------------------
+# -- findings ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -303,7 +303,7 @@ def test_a_run_with_other_events_is_refused(monkeypatch, tmp_path, capsys):
     assert "The run has 2 events, that of ode15s 3" in capsys.readouterr().err
 
 
-# -- what is written -----------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------------
 
 
 def test_validate_succeeds_quietly(reported):

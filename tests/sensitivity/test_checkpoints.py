@@ -76,14 +76,14 @@ def _built(model: dh.HybridModel, end: float) -> tuple[dh.HybridSystem, tuple[fl
 
 
 @pytest.fixture(autouse=True)
-def short_legs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Legs of any length are let go of."""
+def short_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record tables of any length are dropped."""
     monkeypatch.setattr(checkpoints, "MIN_DROPPABLE_SIZE", 0)
 
 
 @pytest.fixture
 def again(monkeypatch: pytest.MonkeyPatch) -> list[RecordTable]:
-    """The legs that have been gone through again."""
+    """Recomputed record tables."""
     found: list[RecordTable] = []
     once = Checkpoint.recompute
 

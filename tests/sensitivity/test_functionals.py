@@ -181,7 +181,7 @@ def test_several_functionals_do_not_mix() -> None:
 
 
 def test_one_backward_pass_carries_all_components() -> None:
-    """Not k passes: the steps are gone through once for all components of a vector functional."""
+    """One backward sweep serves all components of a vector functional."""
     single = relaxation(**PARTS["integrand"][0])().build()
     vector = relaxation(
         integrand=lambda s: ca.vertcat(*[s["y"] * i for i in range(1, 9)]),
@@ -468,7 +468,7 @@ def test_a_functional_is_declared_once() -> None:
 
 
 def test_a_measurement_needs_its_variable_only_when_it_is_taken() -> None:
-    """It may use what only the active mode has; in another mode it is refused, with what there was."""
+    """It may use variables of the active mode only; in another mode it is refused, with the partial result."""
     m, s = pair()
     m.functional("G", at_times={s["a"]: s["x"]})
     system = m.build(native=False)

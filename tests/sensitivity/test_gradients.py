@@ -620,7 +620,7 @@ EM_EXACT = np.array([-1.336643883957091555890e-5, 3.266790157646101446010e-3, -1
 
 @pytest.mark.parametrize(("rtol", "atol", "allowed"), [(1e-8, 1e-12, 1e-5), (1e-10, 1e-14, 2e-7)])
 def test_gradient_of_the_material(rtol: float, atol: float, allowed: float, built: Any, models: Any) -> None:
-    """Serban and Recuero, section 5.2, against values that design.md gives to 20 digits."""
+    """Serban and Recuero, section 5.2, against reference values of 20 digits."""
     system, options = built(models.em), {"rtol": rtol, "atol": atol}
     ways = {
         "forward": dh.forward_sensitivity(system, (0, 10), **options).gradient["G"],
@@ -716,7 +716,7 @@ def test_algorithm_one_refuses_systems_without_memory(built: Any, models: Any) -
             dh.adjoint_gradient(built(getattr(models, name)), (0, 1), functional, algorithm="serban-recuero")
 
 
-# -- what has no derivative ------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------------------
 
 
 def test_grazing_is_refused() -> None:

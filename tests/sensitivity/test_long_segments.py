@@ -1,4 +1,4 @@
-"""Adjoints of segments that are long beside what is fast in them.
+"""Adjoints of segments that are long relative to their fastest time scale.
 
 Robertson's problem (Mazzia and Magherini, Test Set for Initial Value Problem Solvers; Hairer and Wanner, Solving
 Ordinary Differential Equations II, IV.1): its adjoint falls onto the slow manifold within 1e-4 of the end, which at

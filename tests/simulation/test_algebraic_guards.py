@@ -79,7 +79,7 @@ def test_times_follow_the_tolerance(name: str, rtol: float, adapter: str) -> Non
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("name", CASES)
 def test_derivatives(name: str, *, native: bool) -> None:
-    """Of event times by forward analysis beside differences of closed forms; adjoint and forward analysis agree."""
+    """Derivatives of event times agree with differences of closed forms, and adjoint with forward analysis."""
     system, exact, nominal = CASES[name]
     options: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
     fsa = dh.forward_sensitivity(system(native=native), SPAN, **options)
@@ -180,7 +180,7 @@ def watched(name: str, guards: int, size: int | None = None) -> dh.HybridSystem:
 
 @pytest.mark.parametrize("name", WATCHED)
 def test_pieces_of_guards(name: str) -> None:
-    """Corrections lead to what `guards` says; the weights predict the first one but for squares."""
+    """Corrections converge to `guards`; the weights predict the first one to first order."""
     system = watched(name, 3)
     e = system.modes[0].equations
     sketch, settle, weigh = (e.functions[key].function for key in ("sketch", "settle", "weigh"))
@@ -206,7 +206,7 @@ def test_pieces_of_guards(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "size"), [("chain", 60), ("ladder", 25)])
 def test_a_guard_that_never_fires_is_cheap(name: str, size: int) -> None:
-    """Of the same steps; every look used to solve for all algebraic variables, at twenty times the cost."""
+    """The steps stay the same; solving the equations at every evaluation would cost twenty times as much."""
 
     def least(guards: int) -> tuple[float, int]:
         system, found = watched(name, guards, size), []

@@ -79,7 +79,7 @@ def fast(native: bool = True) -> dh.HybridSystem:
 
 
 def exact_integral(a: float, end: float) -> float:
-    """Of z^2 above."""
+    """Integral of z^2."""
     w = 40.0
     mixed = (w - np.exp(-a * end) * (a * np.sin(w * end) + w * np.cos(w * end))) / (a**2 + w**2)
     return float((1 - np.exp(-2 * a * end)) / (2 * a) + 2 * mixed + end / 2 - np.sin(2 * w * end) / (4 * w))

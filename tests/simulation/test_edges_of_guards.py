@@ -1,4 +1,4 @@
-"""Guards at the edge of what has values: tanks that run empty, and poles."""
+"""Guards at the edge of their domain: empty tanks, and poles."""
 
 from __future__ import annotations
 

@@ -561,7 +561,7 @@ def test_how_long_a_run_is_does_not_decide_what_is_zero(span: float) -> None:
     np.testing.assert_allclose([e.time for e in sol.events], [np.log(2) / 1000], rtol=1e-8)
 
 
-# -- what a run says of itself, and why it stopped ------------------------------------------------------------------
+# -- diagnostics of a run, and the reason of its end --------------------------------------------------------------
 
 
 def test_a_sliding_mode_names_its_surface() -> None:
@@ -675,7 +675,7 @@ def test_a_resolution_that_would_take_for_ever_is_refused() -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("extra", [0, 41])  # so many further states leave the events to Python
+@pytest.mark.parametrize("extra", [0, 41])  # events of modes with more than 40 states are left to Python
 def test_bursts_that_are_cut_short_do_not_accumulate(native: bool, extra: int) -> None:
     """A ball that is hit again before it comes to rest: intervals shrink, and grow again, in every burst."""
     m = dh.HybridModel("kept up")

@@ -448,7 +448,7 @@ def test_clips_that_keep_a_root_in_its_domain_stay() -> None:
     np.testing.assert_allclose(both(system, 1.0)[1], differences(system, 1.0), rtol=1e-5)
 
 
-# -- what is said, and what is refused ------------------------------------------------------------------------------
+# -- messages and refusals ------------------------------------------------------------------------------------------
 
 
 def test_relations_are_listed_and_their_events_are_named() -> None:

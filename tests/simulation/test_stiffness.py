@@ -1,4 +1,4 @@
-"""What `method="auto"` takes along a run whose stiffness begins and ends."""
+"""Choices of `method="auto"` along a run whose stiffness begins and ends."""
 
 from __future__ import annotations
 

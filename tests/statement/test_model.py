@@ -1,4 +1,4 @@
-"""Declarations: what a model may say, and every mistake refused with the culprit's name and a remedy."""
+"""Declarations: legal statements, and mistakes refused with a name and a remedy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def build_fails(declare: Callable[[Any], Any], *words: str, error: type[Exceptio
     return raises(error, act, *words)
 
 
-# -- what is legal --------------------------------------------------------------------------------------
+# -- legal statements -------------------------------------------------------------------------------------------
 
 
 def test_one_scalar_state_is_a_model() -> None:

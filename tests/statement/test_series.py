@@ -1,4 +1,4 @@
-"""Measurements that are stated at once: times in an array, data in another."""
+"""Measurements stated as arrays: times in one, data in another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Systems that tests look at and benchmarks time, some of any size."""
+"""Systems used by tests and benchmarks, some of any size."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ WAYS: tuple[tuple[bool, dict[str, str]], ...] = (
     (False, {"adapter": "scikits-odes"}),
     (True, {"method": "bdf"}),
 )
-#: a kink is seen, relative to the derivative; times rtol: how far away what a refusal speaks of may lie
+#: smallest detected kink, relative to the derivative; largest distance of the cause of a refusal, in rtol
 KINK, NEAR = 1e-6, 1e3
-#: a gradient that is off by no more than so many rtol, and is right at this share of the tolerances, is a coarse one
+#: a gradient is coarse if its error is below this multiple of rtol and vanishes at this share of the tolerances
 COARSE, FINER = 1e4, 1e-2
 
 

@@ -1,4 +1,4 @@
-"""What a random hybrid system consists of, and the ways to declare it.
+"""Parts of a random hybrid system, and the ways to declare it.
 
 Expressions are functions of a `Scope`, so that one system can be declared in several equivalent ways: renamed,
 permuted, in stretched time, ODEs as DAEs, with transitions that never fire or do nothing.

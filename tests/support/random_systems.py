@@ -90,7 +90,7 @@ class Draw:
     # -- modes --------------------------------------------------------------------------------------
 
     def declare(self) -> RandomSystem:
-        """Everything."""
+        """Draw the whole system."""
         system = self.system
         start = 0.0 if self.chance(0.7) else self.number(-2, 2)
         system.span = (start, start + self.number(1.0, 4.0))

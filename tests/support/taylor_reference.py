@@ -23,7 +23,7 @@ BITS, ORDER = 110, 24
 STEP_ERROR = 1e-24
 LONGEST = 0.5  # a step; guards are looked at at LOOKS places within it
 LOOKS = 17
-ZERO = arb(10) ** -17  # what is smaller is zero
+ZERO = arb(10) ** -17  # smaller values count as zero
 NUDGE = 1e-13  # of parameters, for differences
 
 
@@ -245,7 +245,7 @@ class Statement:
 
     @cached_property
     def frozen(self) -> _Compiled:
-        """Everything as functions."""
+        """Compiled functions of the system."""
         return _Compiled(self)
 
     def __str__(self) -> str:
@@ -576,7 +576,7 @@ def _series(value: Any, order: int) -> arb_series:
 
 
 def _sign(c: list[arb]) -> int:
-    """Of a series right after its start."""
+    """Sign of a series right after its start."""
     for k, v in enumerate(c[:6]):
         if abs(v) > (SMALL_RATE if k else ZERO):
             return 1 if v > 0 else -1

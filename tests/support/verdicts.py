@@ -21,7 +21,7 @@ LONG, SHORT = 0.05, 1e-3
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one system.
+    """Outcome for one system.
 
     `outcome` is "agree", "refused: <error>: <reason>", "needless: ..." where nothing called for a refusal, "coarse:
     ..." where a finer tolerance gives the digits that are missing, or "DISAGREE <what, with numbers>"; `stage` where it
@@ -93,7 +93,7 @@ class _Trial:
 
 
 def history(run: dh.Trajectory) -> list[tuple[Any, ...]]:
-    """Which transitions, in which order and direction."""
+    """Transitions of a run, with order and direction."""
     return [(e.transition, e.order, e.direction) for e in run.events]
 
 
@@ -231,7 +231,7 @@ AS_DRAWN = Restatement()
 
 
 def restated(drawn: RandomSystem, how: Restatement, *, plain: Restatement = AS_DRAWN, native: bool = False) -> str:
-    """What a restatement changes: nothing, or a sentence that says what, with numbers."""
+    """Describe the effect of a restatement, with numbers; empty if there is none."""
     changes = ""
     for step, rtol in ((LONG, 1e-9), (LONG, 1e-11), (SHORT, 1e-11)):
         changes = _changes(_outcome(drawn, plain, step, rtol, native), _outcome(drawn, how, step, rtol, native))

@@ -91,7 +91,7 @@ def elastic(guess: Any) -> dh.HybridModel:
 
 @pytest.mark.parametrize(("guess", "sign"), [(None, -1.0), (2.0, -1.0), (-1.0, 1.0), (-0.1, 1.0)], ids=str)
 def test_guess_steers_between_solutions(guess: Any, sign: float, compare_gradients: Any) -> None:
-    """The default is the value before: the ball goes through the floor."""
+    """The default is the value before: the ball passes through the floor."""
     value, exact = derivatives(lambda p: height(p, sign), [0.8, 9.81, 1.0, 0.7])
     compare_gradients(elastic(guess).build(native=False), (0, 0.8), "G", value=value, exact=exact)
 

@@ -1,4 +1,4 @@
-"""``keep=``: what a result keeps of a run, what it refuses, and what memory that takes."""
+"""``keep=``: parts of a run kept by a result, refusals, and memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_of(result: Any) -> Trajectory:
     return result if isinstance(result, Trajectory) else result.trajectory
 
 
-#: what a trajectory may be asked for, and which `keep` has it, with outputs at times and without
+#: queries of a trajectory, and the values of `keep` that support them, with outputs at times and without
 DEMANDS: dict[str, tuple[Callable[[Trajectory], Any], set[str], set[str]]] = {
     "outputs": (lambda run: run["z"], {"all", "events"}, {"all"}),
     "times": (lambda run: run.t, {"all", "events"}, {"all"}),

@@ -1,4 +1,4 @@
-"""What results look like: one line, a table in a notebook, data frames, labelled arrays; and what `dh.<TAB>` shows."""
+"""Display of results: one line, a table in a notebook, data frames, labelled arrays; and the names of `dh.<TAB>`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def tank(**names: str) -> dh.HybridModel:
 
 @pytest.fixture(scope="module")
 def system() -> dh.HybridSystem:
-    """A tank that is built."""
+    """The tank, built."""
     return tank().build()
 
 
 @pytest.fixture(scope="module")
 def results(system: dh.HybridSystem) -> dict[str, Any]:
-    """One of everything."""
+    """One object of each kind."""
     span = (0, 3)
     sol = dh.simulate(system, span, **TIGHT)
     return {
@@ -61,7 +61,7 @@ def results(system: dh.HybridSystem) -> dict[str, Any]:
 
 
 class Cells(HTMLParser):
-    """The cells of a table, and the tags that are open."""
+    """The cells of a table; fails if a tag stays open."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -90,6 +90,17 @@ NAMES = (
     "model", "mechanism", "system", "sol", "fsa", "asa", "vector", "table", "diagnostics", "solvability", "jump",
     "check", "batch", "run",
 )  # fmt: skip
+
+
+def test_parts_of_results_have_one_line(results: dict[str, Any], system: dh.HybridSystem) -> None:
+    sol, fsa = results["sol"], results["fsa"]
+    checked = dh.adjoint_gradient(system, (0, 3), "G", duality=True, **TIGHT)
+    assert repr(sol.segments[0]).startswith("<Segment in 'run' from 0 to ")
+    assert repr(fsa.event_sensitivities[0]).startswith("<EventSensitivity dt/dp = [")
+    assert repr(checked.duality).startswith("<Duality of 'G': passed, difference ")
+    for part in (sol.segments[0], sol.events[0], fsa.event_sensitivities[0], checked.duality):
+        assert len(repr(part)) < 120
+        assert "\n" not in repr(part)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -181,9 +192,9 @@ def test_labelled_arrays_of_sensitivities(results: dict[str, Any]) -> None:
 def test_names_that_the_dataset_needs_are_refused() -> None:
     pytest.importorskip("xarray")
     built = tank(x="mode", k="t0").build(native=False)
-    with pytest.raises(dh.OptionError, match="'mode', as the model"):
+    with pytest.raises(dh.OptionError, match="by the dataset: 'mode'"):
         dh.simulate(built, (0, 1)).to_xarray()
     built = tank(x="parameter").build(native=False)
     assert "parameter" in dh.simulate(built, (0, 1)).to_xarray()
-    with pytest.raises(dh.OptionError, match="'parameter', as the model"):
+    with pytest.raises(dh.OptionError, match="by the dataset: 'parameter'"):
         dh.forward_sensitivity(built, (0, 1)).to_xarray()

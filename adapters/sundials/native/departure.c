@@ -1,9 +1,9 @@
-/* ---- guards that are at rest at zero where a mode is entered ---------------------------------------------------
+/* ---- guards at rest at zero on entry to a mode ---------------------------------------------------
  *
- * The rules are those of simulation/departure.py: a guard is at rest where it and its rate are zero to the accuracy of the
- * state, and leaves zero to the side that its second or third derivative points to. */
+ * The rules are those of simulation/departure.py: a guard is at rest if it and its rate are zero to the accuracy of the
+ * state; it leaves zero in the direction of its second or third derivative. */
 
-/* Quantities of every guard at a point x, which the context's memory belongs to. `state` and `rates` are room. */
+/* Quantities of every guard at a point x, with the memory of the context. `state` and `rates` are work space. */
 typedef int quantity(context *c, double t, const double *x, double past, double *found, double *state, double *rates);
 
 static int at_values(context *c, double t, const double *x, double past, double *found, double *state, double *rates) {
@@ -43,7 +43,7 @@ static int at_twists(context *c, double t, const double *x, double past, double 
   return differenced(c, t, x, REST_WHILE * past, past, at_bends, found, state, rates);
 }
 
-/* A quantity of every guard after an event, and how far the tolerances of the state reach in it. */
+/* A quantity of every guard after an event, and its uncertainty due to the tolerances of the state. */
 static int known_of(march *m, const station *to, double t, const event *e, double past, quantity *of, double *value) {
   context *c = to->run->model;
   const integer n = c->n, ng = c->n_guards;
@@ -60,7 +60,7 @@ static int known_of(march *m, const station *to, double t, const event *e, doubl
   return 0;
 }
 
-/* Which of the guards that are zero with their rates leave zero, and to which side: their bands, and signs behind them. */
+/* Find the guards at rest that leave zero: write their bands to `band`, followed by the signs with which they leave. */
 static int depart(march *m, const station *to, double t, const event *e, double past, const double *value,
                       const double *rate, double *band) {
   const context *c = to->run->model;
@@ -83,9 +83,9 @@ static int depart(march *m, const station *to, double t, const event *e, double 
   return 0;
 }
 
-/* Looks for guards at rest where another mode is entered, and sets their bands and the signs they leave zero with in
- * `march.entered`; whether that failed. `decided` is whether none but its own is next to zero, to the accuracy of the state,
- * where a neighbouring run would meet it. */
+/* Find guards at rest on entry to another mode, and set their bands and signs in `march.entered`; return whether that
+ * failed. `decided` becomes 0 if a guard other than the event's own is zero to the accuracy of the state and a
+ * neighbouring run would meet it. */
 static int at_rest(march *m, const station *from, const station *to, integer own, double t, const event *e, int *decided) {
   context *c = to->run->model;
   const integer ng = c->n_guards;

@@ -1,13 +1,13 @@
-/* ---- sensitivities of a step, all at once ------------------------------------------------------------- */
+/* ---- sensitivities of a step, simultaneously ---------------------------------------------------------- */
 
-/* The sensitivities of a step solve linear systems of one matrix, that of Newton's method at the state that has been
- * found. Where factors cost little beside solutions, that matrix itself is factorised (the staggered direct method;
- * Caracotsios and Stewart, Comput. Chem. Eng. 9, 1985); else factors of an earlier step serve, and the systems are
- * iterated on (the staggered corrector; Feehery, Tolsma and Barton, Appl. Numer. Math. 25, 1997). SUNDIALS would go from
- * one direction to the next, and iterate with the factors that Newton's method has left. SUNDIALS takes this for a
- * nonlinear solver. */
+/* The sensitivities of a step solve linear systems with one matrix, Newton's matrix at the converged state. If
+ * factorisation is cheap relative to solves, this matrix is factorised at every step (staggered direct method;
+ * Caracotsios and Stewart, Comput. Chem. Eng. 9, 1985). Otherwise the systems are solved by iteration with the factors
+ * of an earlier step (staggered corrector; Feehery, Tolsma and Barton, Appl. Numer. Math. 25, 1997). SUNDIALS' own
+ * corrector solves for one direction after the other, with the factors left by Newton's method. SUNDIALS calls this
+ * file as a nonlinear solver. */
 
-/* what SUNDIALS' solvers and its vectors of vectors begin with; Python checks that they do */
+/* first members of a SUNNonlinearSolver and of a vector wrapper; Python checks the layout */
 typedef struct {
   staggered *content;
 } corrector;
@@ -46,7 +46,7 @@ IN_VECTORS static void subtract_columns(double *restrict b, const double *restri
   for (integer i = 0; i < rows; i++) b[i] -= (one[i] * y0 + two[i] * y1) + (three[i] * y2 + four[i] * y3);
 }
 
-/* Solutions in place of `count` right-hand sides that lie `apart`: four columns of a factor at a time. */
+/* Solve in place for `count` right-hand sides with stride `apart`, four columns of a factor at a time. */
 static void solve_with_dense(const double *a, integer n, const integer *pivots, double *b, integer count, integer apart) {
   const integer whole = n - n % 4;
   for (integer q = 0; q < count; q++)
@@ -86,7 +86,7 @@ static inline void eliminate(double *restrict b, integer width, integer i, integ
     for (int lane = 0; lane < LANES; lane++) b[i * width + q + lane] -= share * b[k * width + q + lane];
 }
 
-/* with the factors that SUNDIALS makes of a band */
+/* with SUNDIALS' band factors */
 IN_VECTORS static void solve_band_rows(const linear *l, double *b, integer width) {
   for (integer k = 0; k < l->n; k++) {
     const double *diagonal = l->columns[k] + l->stored;
@@ -111,7 +111,7 @@ IN_VECTORS static void solve_sparse_rows(const sparse_lu *f, const double *b, do
   }
 }
 
-/* with the factors that Python has made */
+/* with factors made by Python */
 static int solve_one_by_one(const linear *l, double *b, integer count, integer width) {
   for (integer q = 0; q < count; q++) {
     for (integer i = 0; i < l->n; i++) l->right[i] = b[i * width + q];
@@ -121,7 +121,7 @@ static int solve_one_by_one(const linear *l, double *b, integer count, integer w
   return 0;
 }
 
-/* Newton's matrix at the point of the linearisation, factorised. */
+/* Factorise Newton's matrix at the point of the linearisation. */
 static int renew(staggered *s, double t, const double *x) {
   context *c = s->model;
   linear *l = s->own;
@@ -139,7 +139,7 @@ static int renew(staggered *s, double t, const double *x) {
   return flag;
 }
 
-/* What the systems of all directions are off by at corrections `a`, into `sides`, a direction after the other. */
+/* Write the residuals of all directions at corrections `a` to `sides`, one direction after the other. */
 static int off_by(staggered *s, const vector *predicted, const vector *rates, const vector *a) {
   const context *c = s->model;
   const sundials_api *api = c->api;
@@ -171,7 +171,7 @@ static int off_by(staggered *s, const vector *predicted, const vector *rates, co
   return checked(s->model, s->sides, c->n_directions * size);
 }
 
-/* Adds the solutions for the sides, times a share, to `a`; the largest norm of what is added. */
+/* Add the solutions for the sides, times a share, to `a`; return the largest norm of the changes. */
 static double correct(staggered *s, double share, const vector *a, const vector *weights) {
   const context *c = s->model;
   linear *l = s->own;
@@ -196,12 +196,12 @@ static double correct(staggered *s, double share, const vector *a, const vector 
       norm += change * change;
     }
     norm = sqrt(norm / (double)size);
-    if (norm > largest || norm != norm) largest = norm; /* and stays what is no number */
+    if (norm > largest || norm != norm) largest = norm; /* keeps NaN */
   }
   return largest;
 }
 
-/* The corrections of all directions. */
+/* Compute the corrections of all directions. */
 static int solve_all(staggered *s, double t, const double *x, const vector *predicted, const vector *rates,
                      const vector *a, const vector *weights, double tolerance) {
   const double ratio = s->held ? s->gamma / s->held_gamma : 0;
@@ -209,7 +209,7 @@ static int solve_all(staggered *s, double t, const double *x, const vector *pred
   int flag = linearise(s->model, t, x), fresh = s->exact || !(fabs(ratio - 1) <= GAMMA_MOVED);
   if (!flag && fresh) flag = renew(s, t, x);
   if (flag) return flag;
-  /* how fast the iteration converges is known for the factors at hand; less so with each step */
+  /* the estimated convergence rate of the current factors loses weight with each step */
   s->rate = s->rate > 0 ? fmin(1, fmax(AGEING * s->rate, fabs(ratio - 1) / (ratio + 1))) : 1;
   s->own->row_scale = s->implicit ? 1 : -s->gamma, s->own->corner = s->implicit ? -s->gamma : 1;
   for (int k = 0;; k++) {
@@ -218,7 +218,7 @@ static int solve_all(staggered *s, double t, const double *x, const vector *pred
     if (fresh) return moved < HUGE_VAL ? 0 : RECOVERABLE;
     if (k) s->rate = fmax(SLOWER * s->rate, moved / before);
     if (moved * fmin(1, s->rate) <= tolerance) return 0;
-    if (k && (s->rate > SLOW || k >= ITERATIONS)) { /* what has been added stays */
+    if (k && (s->rate > SLOW || k >= ITERATIONS)) { /* corrections applied so far are kept */
       if ((flag = renew(s, t, x))) return flag;
       fresh = 1;
     }
@@ -255,6 +255,6 @@ int dh_ida_sensitivities(corrector *solver, vector start, wrapper *corrections, 
   return flag == FATAL ? UNSOLVED : flag ? SHORTER_STEP : 0;
 }
 
-/* a solver of equations that are zero, and that it evaluates by itself */
+/* type: root finding; the solver evaluates its equations itself */
 int dh_all_type(const void *solver) { (void)solver; return 0; }
 int dh_all_system(const void *solver, const void *function) { (void)solver, (void)function; return 0; }

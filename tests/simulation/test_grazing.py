@@ -1,4 +1,4 @@
-"""Shallow crossings are refused, and so are those whose rate is that of fast modes, with the right reason."""
+"""Shallow crossings, and crossings with the rate of fast modes, are refused with the right reason."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def turning(depth: float, *, stiff: bool) -> dh.HybridSystem:
 
 @pytest.mark.parametrize("stiff", [False, True], ids=["slow", "stiff"])
 def test_a_crossing_that_time_turns_round_is_refused(stiff: bool) -> None:
-    """Also where the mode is stiff, and what is left of the bend goes with time."""
+    """The crossing is refused in a stiff mode, too, where the remaining curvature depends on time only."""
     with pytest.raises(dh.GrazingError):
         dh.forward_sensitivity(turning(2e-8, stiff=stiff), (0, 2), rtol=1e-7, atol=1e-9)
 

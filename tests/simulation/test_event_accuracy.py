@@ -1,4 +1,4 @@
-"""Guards that multiply the error of fast states: the answer says how little is known of their times."""
+"""Guards that amplify the error of fast states: the accuracy of their times is reported."""
 
 from __future__ import annotations
 
