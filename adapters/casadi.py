@@ -56,12 +56,12 @@ class CasadiIntegrator(SteppedIntegrator):
     look = 10  # a step of this adapter is many steps of CVODES
     for_adjoints = FOR_ADJOINTS
 
-    def start(self, problem: InitialValueProblem) -> _Stepper:
+    def start(self, problem: InitialValueProblem) -> _StretchStepper:
         """See `SteppedIntegrator.start`."""
-        return _Stepper(problem)
+        return _StretchStepper(problem)
 
 
-class _Stepper:
+class _StretchStepper:
     """Computes the solution in stretches and returns it in steps."""
 
     at_root = False

@@ -23,8 +23,8 @@ from dae_hybrid.port.replay import Interpolant
 from .driver import BLOCKS, COUNTERS, FUNCTIONS
 from .header import CONSTANTS
 from .interpreted_linear import IDENTITIES, SIGNATURES, TYPES, LinearCallbacks, Singular
-from .interpreted_loop import Backward as Backward
-from .interpreted_loop import Stepper as Stepper
+from .interpreted_loop import BackwardLoop as BackwardLoop
+from .interpreted_loop import ForwardLoop as ForwardLoop
 from .library import load
 from .signal_handlers import caught
 
@@ -64,8 +64,8 @@ class _Fatal(Exception):
     """The solver must stop."""
 
 
-class Model(LinearCallbacks):
-    """Interface of `compiled.Model`, with kernels evaluated in Python."""
+class EquationCallbacks(LinearCallbacks):
+    """Interface of `compiled.EquationCallbacks`, with kernels evaluated in Python."""
 
     def __init__(
         self, equations: Equations, family: str, n_integrals: int, n_directions: int, wrt: tuple[int, ...]

@@ -17,7 +17,7 @@ from .header import CONSTANTS
 from .library import ONE_STEP, load
 
 if TYPE_CHECKING:
-    from .interpreted import Model
+    from .interpreted import EquationCallbacks
 
 POLISH, ABSOLUTE, FROM_END, FROM_START, FINE, NEARBY = (
     CONSTANTS[name] for name in ("POLISH", "ABSOLUTE", "FROM_END", "FROM_START", "FINE", "NEARBY")
@@ -32,10 +32,10 @@ class _CallFailed(AssertionError):
         self.flag = flag
 
 
-class Stepper:
-    """Interface of `compiled.Stepper`, with the loop of `dh_advance` in Python."""
+class ForwardLoop:
+    """Interface of `compiled.ForwardLoop`, with the loop of `dh_advance` in Python."""
 
-    def __init__(self, model: Model, **handles: Any) -> None:
+    def __init__(self, model: EquationCallbacks, **handles: Any) -> None:
         e = model.equations
         self.model, self.handles = model, handles
         self.family = "IDA" if e.implicit else "CVode"
@@ -85,7 +85,7 @@ class Stepper:
         return flag
 
     def take_turns(self) -> list[Turn]:
-        """See `compiled.Stepper.take_turns`."""
+        """See `compiled.ForwardLoop.take_turns`."""
         e = self.model.equations
         found, self._turns = getattr(self, "_turns", None), Turns(e.n_guards - e.n_singularities)
         return [] if found is None else [turn for _, turn in found.found]
@@ -307,10 +307,10 @@ class Stepper:
         return int(status)
 
 
-class Backward:
-    """Interface of `compiled.Backward`, with the loop of `dh_back` in Python."""
+class BackwardLoop:
+    """Interface of `compiled.BackwardLoop`, with the loop of `dh_back` in Python."""
 
-    def __init__(self, model: Model, **handles: Any) -> None:
+    def __init__(self, model: EquationCallbacks, **handles: Any) -> None:
         self.model, self.handles = model, handles
         self.family = "IDA" if model.equations.implicit else "CVode"
         self.library = load()

@@ -51,7 +51,7 @@ def method_of_runs(graph: TransitionGraph, request: RunRequest) -> SundialsMetho
     return method if is_dense else None
 
 
-def carry_out(graph: TransitionGraph, request: RunRequest) -> tuple[NativeRun | None, Head | None]:
+def carry_out(graph: TransitionGraph, request: RunRequest) -> tuple[NativeRun | None, PausedRun | None]:
     """Start a native run; return its result, or where it has paused; neither if it is not eligible."""
     options = request.options
     method = method_of_runs(graph, request) if len(graph.equations) <= MOST_MODES else None
@@ -63,7 +63,7 @@ def carry_out(graph: TransitionGraph, request: RunRequest) -> tuple[NativeRun | 
     runner: NativeForward = taken(idle, lambda: NativeForward(graph, options, method, count))
     found = runner.run(request)
     if runner.paused is not None:
-        return None, Head(runner, idle)
+        return None, PausedRun(runner, idle)
     idle.append(runner)
     return found, None
 
@@ -236,7 +236,7 @@ class NativeForward:
 
 
 @dataclass
-class Head:
+class PausedRun:
     """A paused run, with the pool of its runner; `adopted` if a session continues it."""
 
     runner: NativeForward

@@ -37,7 +37,7 @@ from dae_hybrid.port.segment_rules import ADJOINT_ROUNDING_FACTOR, is_short, sta
 
 from . import compiled, driver, interpreted
 from .adjoint import Adjoint
-from .batch import Crew
+from .batch import SundialsCrew
 from .choice import Choice
 from .driver import SENSITIVITY_ERROR, statistics_of
 from .forward import Forward
@@ -46,7 +46,7 @@ from .library import load
 from .memory import taken
 from .methods import CHOICE, INTERPRETED, METHODS, NONSTIFF, STIFF, SundialsMethod
 from .native_backward import carry_back, table_back
-from .native_forward import Head, NativeForward, carry_out, is_native, method_of_runs
+from .native_forward import NativeForward, PausedRun, carry_out, is_native, method_of_runs
 from .native_loop import NativeLoop
 from .segment_loop import SegmentLoop
 from .sweep import DiscreteAdjoint, TableSweep
@@ -92,13 +92,13 @@ class SundialsIntegrator:
         """See `dae_hybrid.port.integrator.Integrator.open`."""
         return SundialsSession(options, parameters, parameter_directions, scales, tuple(wrt))
 
-    def crew(self, graph: TransitionGraph, fleet: NativeBatch) -> Crew | None:
+    def crew(self, graph: TransitionGraph, fleet: NativeBatch) -> SundialsCrew | None:
         """See `dae_hybrid.port.native_batch.RunsMany.crew`."""
         options = fleet.request.options
         method = method_of_runs(graph, fleet.request)
         if method is None or (fleet.request.keep_path and table_back(graph, options) is None):
             return None
-        return Crew(graph, fleet, method)
+        return SundialsCrew(graph, fleet, method)
 
 
 class SundialsSession:
@@ -115,7 +115,7 @@ class SundialsSession:
         self._turns: list[tuple[Equations, Turn]] = []
         self._marchers: dict[int, NativeLoop] = {}
         self.tested: set[int] = set()  # equations with multipliers in the error test
-        self._head: Head | None = None  # a paused run, whose memories and tables this session may adopt
+        self._head: PausedRun | None = None  # a paused run, whose memories and tables this session may adopt
         self.choice = Choice(options, parameters)
         self.since_look = 0  # steps since the last check, before a record table that continues in another one
 

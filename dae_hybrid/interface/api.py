@@ -16,7 +16,7 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.interface.runs import Parameters, RunBuilder
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, LinearSolver, OnZeno, Preconditioner, SensitivityMethod, Simultaneous, check_keep
-from dae_hybrid.port.native_plan import Bound
+from dae_hybrid.port.native_plan import MemoryBound
 from dae_hybrid.sensitivity.duality import compare, direction
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
@@ -275,7 +275,7 @@ def adjoint_gradient(
     name, indices = system.functional_name(functional), system.parameter_indices(wrt)
     if algorithm == "general":
         rows = keep == "final" or (keep == "events" and t_eval is None)
-        setup.bound = Bound(setup.options.adjoint_memory, keep == "final", rows)
+        setup.bound = MemoryBound(setup.options.adjoint_memory, keep == "final", rows)
     trajectory = setup.run(for_adjoint=True)
 
     def forward() -> tuple[Trajectory, TangentState]:

@@ -14,8 +14,8 @@ from dae_hybrid.codegen.compiler import cores
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.crews import by_crews, by_single_calls
-from dae_hybrid.interface.parameter_sets import Table, as_columns, read_table, side_by_side
-from dae_hybrid.interface.prepared_case import Analysis, Case, Single, check_analysis, functional_names
+from dae_hybrid.interface.parameter_sets import ParameterTable, as_columns, read_table, side_by_side
+from dae_hybrid.interface.prepared_case import Analysis, CheckedCall, Single, check_analysis, functional_names
 from dae_hybrid.interface.registry import for_call
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import DONE, Outcomes
@@ -33,8 +33,8 @@ def batch(
     system: HybridSystem,
     t_span: Sequence[float],
     *,
-    parameters: Table = None,
-    x0: Table = None,
+    parameters: ParameterTable = None,
+    x0: ParameterTable = None,
     functional: str | Sequence[str] | None = None,
     gradient: Literal["forward", "adjoint", True] | None = None,
     wrt: str | Sequence[str] | None = None,
@@ -102,7 +102,7 @@ def batch(
         named = as_columns(x0)
         starts = Starts.of(system, list(named) if isinstance(named, Mapping) else None)
         values = read_table("x0", named, starts.layout, None)
-    case = Case(
+    case = CheckedCall(
         system, t_span, functional, _analysis(system, functional, gradient, wrt), wrt, t_eval, adapter, strict, duality,
         options, starts,
     )  # fmt: skip
@@ -173,7 +173,7 @@ class Batch:
     """
 
     def __init__(
-        self, case: Case, given: Array, out: Outcomes, errors: Mapping[int, DaeHybridError],
+        self, case: CheckedCall, given: Array, out: Outcomes, errors: Mapping[int, DaeHybridError],
         outputs: Mapping[int, Mapping[str, Array]], statistics: Mapping[str, int],
     ) -> None:  # fmt: skip
         self._case, self._given, self._out, self._singles = case, given, out, outputs

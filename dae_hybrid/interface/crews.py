@@ -9,7 +9,7 @@ from time import monotonic
 import numpy as np
 
 from dae_hybrid.errors import DaeHybridError
-from dae_hybrid.interface.prepared_case import Case, Single, gradients_of, trajectory_of
+from dae_hybrid.interface.prepared_case import CheckedCall, Single, gradients_of, trajectory_of
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import DONE, LEFT_OUT, STEEP, Crew, Outcomes
 
@@ -24,7 +24,7 @@ type Failures = dict[int, DaeHybridError]
 type Outputs = dict[int, dict[str, Array]]
 
 
-def by_crews(case: Case, given: Array, out: Outcomes, workers: int) -> None:
+def by_crews(case: CheckedCall, given: Array, out: Outcomes, workers: int) -> None:
     """Carry out native runs; those not marked `done` are left to single calls."""
     crews: list[Crew] = []
     for _ in range(min(workers, len(given))):
@@ -47,7 +47,7 @@ def by_crews(case: Case, given: Array, out: Outcomes, workers: int) -> None:
         judge_growth(case, given, out, workers)
 
 
-def judge_growth(case: Case, given: Array, out: Outcomes, workers: int) -> None:
+def judge_growth(case: CheckedCall, given: Array, out: Outcomes, workers: int) -> None:
     """Where perturbations may have grown, check whether gradients agree at another tolerance."""
     grown = np.flatnonzero(out.done == STEEP)
     if not grown.size:
@@ -60,7 +60,7 @@ def judge_growth(case: Case, given: Array, out: Outcomes, workers: int) -> None:
             out.done[k] = DONE
 
 
-def by_single_calls(case: Case, given: Array, out: Outcomes, workers: int) -> tuple[Failures, Outputs]:
+def by_single_calls(case: CheckedCall, given: Array, out: Outcomes, workers: int) -> tuple[Failures, Outputs]:
     """Carry out the remaining runs one by one; return their errors, and outputs at given times."""
     left, n_p = np.flatnonzero(out.done != DONE).tolist(), case.system.parameters.size
     failures: Failures = {}
@@ -84,7 +84,7 @@ def by_single_calls(case: Case, given: Array, out: Outcomes, workers: int) -> tu
     return failures, outputs
 
 
-def take_over(case: Case, single: Single, i: int, out: Outcomes, outputs: Outputs) -> None:
+def take_over(case: CheckedCall, single: Single, i: int, out: Outcomes, outputs: Outputs) -> None:
     """Store the result of a single call."""
     run, system = trajectory_of(single), case.system
     t, mode, x, m = run.final

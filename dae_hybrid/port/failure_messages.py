@@ -20,7 +20,7 @@ from dae_hybrid.errors import (
 )
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.integrator import SegmentTask
-from dae_hybrid.statement.declarations import Bound
+from dae_hybrid.statement.declarations import VariableBound
 
 #: steps below this share of the segment make no progress
 STARVED = 1e-12
@@ -78,7 +78,9 @@ def guard_passed(transition: str, mode: str, time: float) -> GuardPassedError:
     )
 
 
-def bound_passed(bound: Bound, value: float, *, mode: str, transition: str, time: float, entering: bool) -> BoundError:
+def bound_passed(
+    bound: VariableBound, value: float, *, mode: str, transition: str, time: float, entering: bool
+) -> BoundError:
     """Return the error of an algebraic variable past its bound, on entry into a mode or later."""
     value += 0.0  # not -0
     side = "lower" if bound.is_lower else "upper"

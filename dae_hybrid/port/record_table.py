@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dae_hybrid.method import Method
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.integrator import SegmentTask
-from dae_hybrid.port.native_plan import MEASURES, TURNS, Bound, TransitionGraph
+from dae_hybrid.port.native_plan import MEASURES, TURNS, MemoryBound, TransitionGraph
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class RecordTable:
         rows = self.rows if outputs else {mode: own[:0].copy() for mode, own in self.rows.items()}
         return replace(self, rows=rows, paths={})
 
-    def size(self, bound: Bound) -> int:
+    def size(self, bound: MemoryBound) -> int:
         """Return the bytes that count towards the bound."""
         rows, paths = (sum(own.nbytes for own in of.values()) for of in (self.rows, self.paths))
         return bound.counted(self.records.nbytes, rows, paths)

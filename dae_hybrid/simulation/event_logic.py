@@ -76,7 +76,7 @@ def same_instant(one: float, other: float, start: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SegmentEntry:
     """The transition that fires at once, if any; zero band and leaving sign of every guard (0 if unknown).
 
     At the end of a segment `began_at_zero` says which guards were at zero at its start.
@@ -196,7 +196,7 @@ class EventLogic:
         entering: bool,
         jumped: frozenset[int] = frozenset(),
         resting: Mapping[int, tuple[float, float]] = NO_GUARDS,
-    ) -> Entry:
+    ) -> SegmentEntry:
         """Evaluate the rules for every guard of the mode.
 
         `entering` says that the mode has just been entered, from another one or from itself, or that the run has just
@@ -277,7 +277,7 @@ class EventLogic:
                 raise guard_passed(fires.transition.name, mode.name, t)
             if fires.corrects:
                 self.sides, self.nonzero, self.past_on_entry = known
-        return Entry(fires, np.array(zero_band), np.array(departure))
+        return SegmentEntry(fires, np.array(zero_band), np.array(departure))
 
     def at_rest(
         self, mode: ModeSystem, t: float, at: StatePoint, p: Array, armed: frozenset[int]

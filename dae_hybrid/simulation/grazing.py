@@ -101,7 +101,7 @@ def _missed(trajectory: Trajectory, segment: Segment, turn: Turn) -> tuple[float
         begin, end = times[max(i - 1, 0)], times[min(i + 1, SAMPLES - 1)]
     t, value = float(times[i]), float(values[i])
     x = segment.dense(times[i : i + 1])[0]
-    place = Crossing(mode.guarded[turn.guard], t, 0.0, 0.0, 0, x, m)
+    place = GuardCrossing(mode.guarded[turn.guard], t, 0.0, 0.0, 0, x, m)
     shallow = SHALLOW * accuracy(trajectory, place, (turn.end - turn.begin) / 2)
     if not abs(value) <= shallow:
         return None
@@ -195,7 +195,7 @@ def _rate(trajectory: Trajectory, event: EventRecord, after: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class GuardCrossing:
     """An event of a guard, reduced to the data of these checks."""
 
     index: int
@@ -207,7 +207,7 @@ class Crossing:
     memory_minus: Array
 
 
-def accuracy(trajectory: Trajectory, event: EventRecord | Crossing, after: float = 0.0) -> float:
+def accuracy(trajectory: Trajectory, event: EventRecord | GuardCrossing, after: float = 0.0) -> float:
     """Return the accuracy of a guard by the tolerances of the states, or by their remainder after a time `after`.
 
     An error that a stiff equation damps before the guard's extremum does not decide whether the guard crosses.

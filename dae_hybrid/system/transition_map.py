@@ -20,7 +20,7 @@ from dae_hybrid.numerics.operators import of
 from dae_hybrid.options import Options
 from dae_hybrid.port.failure_messages import SUSPECTS, refuse_not_finite, said
 from dae_hybrid.port.point import StatePoint
-from dae_hybrid.statement.declarations import Bound, Relation
+from dae_hybrid.statement.declarations import Relation, VariableBound
 from dae_hybrid.statement.triggers import Trigger
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.excess import Reached
@@ -100,7 +100,7 @@ class TransitionMap:
     projects: bool = False  # whether xi is found by a projection
     refusal: str = ""  # reason why the run cannot continue after it
     clock: str = ""  # identifies periodic transitions that tick together
-    bound: Bound | None = None  # the bound that is violated there
+    bound: VariableBound | None = None  # the bound that is violated there
     becomes: bool = False  # also fires if another transition makes its guard negative
     jumps: bool = False  # its guard may jump across zero when a relation changes
     relation: Relation | None = None  # the relation whose memory it updates

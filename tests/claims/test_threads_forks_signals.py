@@ -228,7 +228,7 @@ def long_runs(system: dh.HybridSystem, functional: str, step: float) -> dict[str
 
 
 LOOPS = (
-    compiled.Stepper, march.NativeLoop, compiled.Backward, interpreted.Stepper, interpreted.Backward, NativeForward,
+    compiled.ForwardLoop, march.NativeLoop, compiled.BackwardLoop, interpreted.ForwardLoop, interpreted.BackwardLoop, NativeForward,
     NativeBackward,
 )  # fmt: skip
 
@@ -290,10 +290,10 @@ def test_interrupts(name: str, native: bool, models: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "method", "loop", "entered"),
     [
-        ("oscillator", "adams", compiled.Backward, "begin"),
+        ("oscillator", "adams", compiled.BackwardLoop, "begin"),
         ("oscillator", "erk", NativeBackward, "advance"),
         ("oscillator", "erk", DiscreteAdjoint, "back"),
-        ("circuit", "auto", compiled.Backward, "begin"),
+        ("circuit", "auto", compiled.BackwardLoop, "begin"),
     ],
 )
 def test_interrupts_of_a_backward_sweep(
