@@ -24,9 +24,9 @@ from .staggered import KINDS, Staggered
 #: tolerance of Newton's method relative to the error test. SUNDIALS' defaults are 0.1 and 0.33 (IDAS). The remaining
 #: error is noise in the error test: steps become shorter by a fifth to a half, for as many evaluations. And where
 #: an exponential has overshot, its small corrections pass for convergence
-CONVERGED = 0.02
+NEWTON_COEFFICIENT = 0.02
 #: limit on failed attempts of one step, for example by overflow in an exponential; each is a quarter of the last
-TRIALS = 20
+MAX_STEP_FAILURES = 20
 
 
 class Forward(SolverMemory):
@@ -159,8 +159,8 @@ class Forward(SolverMemory):
             return
         self._suppressed, self._scales = suppress, scales
         if self.method.implicit and e.index < 2:
-            self.call("SetNonlinConvCoef", CONVERGED)
-            self.call("SetMaxConvFails", TRIALS)
+            self.call("SetNonlinConvCoef", NEWTON_COEFFICIENT)
+            self.call("SetMaxConvFails", MAX_STEP_FAILURES)
         if self.explicit:
             self._set_explicit_tolerances(options, scales if self.s_data else None)
             self._first_step = options.first_step

@@ -31,7 +31,7 @@ from .signal_handlers import caught
 RECOVERABLE, FATAL, SOLVES, CONVERGED, POLISH, NEGLIGIBLE, LESS_EXACT = (
     CONSTANTS[name] for name in ("RECOVERABLE", "FATAL", "SOLVES", "CONVERGED", "POLISH", "NEGLIGIBLE", "LESS_EXACT")
 )
-TINY = float(np.finfo(float).tiny)
+SMALLEST_NORMAL = float(np.finfo(float).tiny)
 
 # argument types of callbacks: t time, c factor of x', v vector, V array of vectors, m matrix, o guard values,
 # i number of directions, _ ignored
@@ -305,7 +305,7 @@ class EquationCallbacks(LinearCallbacks):
                 self._at_order = found
             if not 3 <= self._norms <= 4 or self._at_order > NEGLIGIBLE:
                 return found
-            return max(found, LESS_EXACT ** (self._norms - 2) * max(self._at_order, TINY))
+            return max(found, LESS_EXACT ** (self._norms - 2) * max(self._at_order, SMALLEST_NORMAL))
 
         return steered
 

@@ -25,7 +25,7 @@ from .header import CONSTANTS, STRUCTS
 RECENT, REST_STATES, REST_GUARDS = (CONSTANTS[name] for name in ("RECENT", "REST_STATES", "REST_GUARDS"))
 NONE, NO_TRANSITION = np.zeros(0), -1
 #: larger records are given away instead of copied
-LARGE = 100_000
+MAX_COPIED_SIZE = 100_000
 LinkStruct, Station, AlarmsStruct = (STRUCTS[name] for name in ("link", "station", "alarms"))
 Measuring, MarchStruct = STRUCTS["measuring"], STRUCTS["march"]
 
@@ -203,7 +203,7 @@ class NativeLoop:
 
     def _make_room(self, more: int) -> None:
         needed = self.struct.used + more
-        if needed > self._records.size > LARGE:  # realloc moves pages; a copy would need twice the memory
+        if needed > self._records.size > MAX_COPIED_SIZE:  # realloc moves pages; a copy would need twice the memory
             self._records.resize(5 * needed // 4, refcheck=False)
         elif needed > self._records.size:
             larger = np.zeros(2 * needed)
@@ -347,7 +347,7 @@ class NativeLoop:
 
     def left(self) -> tuple[Array, NDArray[np.int64]]:
         """The records and their offsets: copies, or the buffers themselves if they are large."""
-        used, self._given_away = self.struct.used, self.struct.used > LARGE
+        used, self._given_away = self.struct.used, self.struct.used > MAX_COPIED_SIZE
         if self._given_away:
             self._records.resize(used, refcheck=False)
             self._offsets.resize(self.n_events, refcheck=False)

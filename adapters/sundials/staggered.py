@@ -23,7 +23,7 @@ KINDS = ("dense", "band", "sparse")
 #: factors are made at every step where they cost at most so many times as much as solutions for all directions
 #: (measured: at one further iterations take as long), or for twice as many directions of implicit equations, where
 #: no test of convergence sees the derivatives of algebraic variables
-CHEAP = 1.0
+FACTORISATION_COST_RATIO = 1.0
 LANES, TOGETHER = CONSTANTS["LANES"], CONSTANTS["TOGETHER"]
 
 
@@ -60,8 +60,8 @@ def _check_layout() -> None:
 def _is_cheap(structure: structures.Structure, solutions: float) -> bool:
     """Whether factors at every step cost less than further iterations, each with so many solutions."""
     if structure.kind == "dense":
-        return structure.n**3 / 3 <= CHEAP * solutions * structure.n**2
-    return structure.kind == "band" and structure.lower <= CHEAP * solutions
+        return structure.n**3 / 3 <= FACTORISATION_COST_RATIO * solutions * structure.n**2
+    return structure.kind == "band" and structure.lower <= FACTORISATION_COST_RATIO * solutions
 
 
 class Staggered:

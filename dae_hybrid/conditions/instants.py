@@ -22,7 +22,7 @@ from dae_hybrid.simulation.grazing import accuracy
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import ModeSystem
-from dae_hybrid.system.transition_map import KNOWN, clock
+from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR, clock
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: relative difference below which states and derivatives are equal, and the same in multiples of rtol
@@ -459,7 +459,7 @@ class RunInspector:
             return False
         change, size = (sum(f(term).sum(axis=0) for term in terms) for f in (np.asarray, np.abs))
         y = x[: mode.differential.size]
-        accuracy = self.run.options.absolute(mode.differential) + KNOWN * self.run.options.rtol * np.abs(y)
+        accuracy = self.run.options.absolute(mode.differential) + STATE_ERROR_FACTOR * self.run.options.rtol * np.abs(y)
         unseen = np.abs(h_w[: y.size]) @ accuracy
         scale = np.where(self.p != 0, np.abs(self.p), 1.0) @ np.abs(dp)
         return bool(np.any(np.abs(change) > self.accuracy * size + unseen / np.where(scale > 0, scale, 1.0)))

@@ -21,7 +21,7 @@ from dae_hybrid.trajectory.trajectory import Trajectory
 
 type Sides = Mapping[int, int]
 #: guards within this multiple of the first one's distance from zero count as zero at the instant
-BESIDE = 2.0
+INSTANT_FACTOR = 2.0
 NOWHERE: Sides = MappingProxyType({})
 
 
@@ -182,7 +182,7 @@ def replay(
     mode, t, x, m = point
     rules, at = inspector.event_logic(t), StatePoint(x, m, *inspector.entry(*point))
     if begin.guard and begin.rate:
-        rules.slack = max(rules.slack, BESIDE * abs(begin.guard / begin.rate))
+        rules.slack = max(rules.slack, INSTANT_FACTOR * abs(begin.guard / begin.rate))
     records: list[EventRecord] = []
     costs, firing, left = np.zeros(system.functionals.size), begin, False
     if armed:

@@ -23,7 +23,7 @@ from dae_hybrid.system.linearisation import chain
 from dae_hybrid.system.measurement import measurement_rate
 from dae_hybrid.system.signals import coefficients, derivatives
 from dae_hybrid.system.system import ModeSystem
-from dae_hybrid.system.transition_map import KNOWN
+from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR
 
 #: values (k,), derivatives along the directions (k, d), and negligible differences of the values (k,)
 type Quantity = tuple[Array, Array, Array]
@@ -149,7 +149,7 @@ class _Ties:
     def _nothing(self, by_u: Array, side: Side) -> Array:
         mode, _, x, _ = side.point
         allowed = self.run.options.allowed(mode.variables, x)
-        return KNOWN * np.asarray(np.abs(by_u[:, : x.size]) @ allowed)
+        return STATE_ERROR_FACTOR * np.asarray(np.abs(by_u[:, : x.size]) @ allowed)
 
     def _said(
         self, name: str, beside: str, sides: list[Quantity], exact: bool, record: MeasurementRecord

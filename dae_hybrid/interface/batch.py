@@ -23,10 +23,10 @@ from dae_hybrid.simulation.starts import Starts
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import html, in_short
 
-#: with more parameters than this multiple of the functionals' components, gradient=True uses the adjoint
 #: number of runs shown in a notebook
-SHOWN = 10
-MANY = 4
+MAX_RUNS_SHOWN = 10
+#: with more parameters than this multiple of the functionals' components, gradient=True uses the adjoint
+ADJOINT_PARAMETER_RATIO = 4
 
 
 def batch(
@@ -126,7 +126,7 @@ def _analysis(
     components = sum(
         system.functionals[n].stop - system.functionals[n].start for n in functional_names(system, functional)
     )
-    return "adjoint" if len(system.parameter_indices(wrt)) > MANY * components else "forward"
+    return "adjoint" if len(system.parameter_indices(wrt)) > ADJOINT_PARAMETER_RATIO * components else "forward"
 
 
 def _workers(given: int | None) -> int:
@@ -284,7 +284,7 @@ class Batch:
         names = list(self.functionals)
         rows = [
             [str(i), *(in_short(self.functionals[name][i]) for name in names), str(self.n_events[i]), in_short(t)]
-            for i, t in enumerate(self.t_end[:SHOWN])
+            for i, t in enumerate(self.t_end[:MAX_RUNS_SHOWN])
         ]
         return html(repr(self), [["run", *names, "events", "end"], *rows])
 

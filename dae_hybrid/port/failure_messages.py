@@ -23,7 +23,7 @@ from dae_hybrid.port.integrator import SegmentTask
 from dae_hybrid.statement.declarations import VariableBound
 
 #: steps below this share of the segment make no progress
-STARVED = 1e-12
+MIN_PROGRESS_SHARE = 1e-12
 #: variables named in a message
 MAX_NAMED = 10
 #: latest transitions in the message on too many events, and the least number of them from which a rate is given
@@ -173,7 +173,7 @@ def singular(*, mode: str, time: float, variables: Sequence[str]) -> Consistency
 
 def is_starved(step: float, t: float, task: SegmentTask) -> bool:
     """Whether steps of this length make no progress."""
-    return step < STARVED * max(abs(t), task.t_stop - task.t0)
+    return step < MIN_PROGRESS_SHARE * max(abs(t), task.t_stop - task.t0)
 
 
 def starved(step: float, *, mode: str, time: float, not_finite: bool) -> DaeHybridError:

@@ -52,7 +52,7 @@ CONDITION_SLACK = 1e-14
 #: a guard that is zero at an event and at this share of the run's time scale before it rests at zero
 PLATEAU_STEP = 1e-7
 #: a guard whose value at the crossing exceeds this share of its change in the segment is discontinuous
-JUMP_SHARE = 1e-3
+DISCONTINUOUS_CROSSING_SHARE = 1e-3
 
 
 class Automaton:
@@ -363,7 +363,7 @@ class Automaton:
         transition = self.system.transitions[self.mode.guarded[index]]
         if transition.direction * rate < 0 and not transition.refuses:
             place: dict[str, Any] = {"mode": self.mode.name, "time": outcome.t}
-            jumps = abs(value) > JUMP_SHARE * abs(rate) * (outcome.t - task.t0)
+            jumps = abs(value) > DISCONTINUOUS_CROSSING_SHARE * abs(rate) * (outcome.t - task.t0)
             error = lost_crossing(crossing, pole=False, **place) if jumps else unresolved_guard(index, **place)
             error.rows = outcome.rows
             raise self._failed(task, error)

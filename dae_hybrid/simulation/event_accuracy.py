@@ -24,11 +24,11 @@ from dae_hybrid.simulation.grazing import MAX_DENSE_SIZE, GuardCrossing, accurac
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: an event time with an error above this multiple of rtol times the duration of the run is reported as inaccurate,
-AMPLIFIED = 30.0
+INACCURATE_TIME_FACTOR = 30.0
 #: if the error decays to this share within that share of the run
-DECAYED, SHORTLY = 0.2, 0.1
+DECAYED_SHARE, DECAY_TIME_SHARE = 0.2, 0.1
 #: a guard whose observed range is below this share of rate times duration was only ever evaluated at zero
-UNSEEN = 1e-6
+MIN_RANGE_SHARE = 1e-6
 #: events checked per transition
 EVENTS_CHECKED = 3
 
@@ -40,7 +40,7 @@ def amplified(trajectory: Trajectory) -> list[str]:
     for crossings in _sampled(trajectory):
         found = [(_amplification(trajectory, crossing, span), crossing) for crossing in crossings]
         worst, crossing = max(found, key=lambda pair: pair[0])
-        if worst > AMPLIFIED:
+        if worst > INACCURATE_TIME_FACTOR:
             said.append(
                 f"The time t = {crossing.time:.9g} of '{trajectory.system.transitions[crossing.index].name}' is known "
                 f"to about {worst * options.rtol * span:.1e} only, {worst:.1e} times what rtol={options.rtol:g} asks "
@@ -63,7 +63,7 @@ def noisy(trajectory: Trajectory, error: DaeHybridError, last: tuple[float, Arra
     rate = float(mode.kernels["entry"](t, x, m, trajectory.parameters)[2][mode.guarded.index(transition.index)])
     crossing = GuardCrossing(transition.index, t, rate, 0.0, 0, x, m)
     amplification = _amplification(trajectory, crossing, span)
-    if not amplification > AMPLIFIED:
+    if not amplification > INACCURATE_TIME_FACTOR:
         return None
     how = "is not known"
     if math.isfinite(amplification):
@@ -117,16 +117,20 @@ def _amplification(trajectory: Trajectory, crossing: GuardCrossing, span: float)
     If the rate of the guard is noise, its range over the duration replaces it.
     """
     now, rate = accuracy(trajectory, crossing), abs(crossing.rate)
-    known = rate if 0 < crossing.rate_scale <= UNSEEN * rate else crossing.rate_scale
-    if now <= AMPLIFIED * trajectory.options.rtol * span * min(rate, known):
+    known = rate if 0 < crossing.rate_scale <= MIN_RANGE_SHARE * rate else crossing.rate_scale
+    if now <= INACCURATE_TIME_FACTOR * trajectory.options.rtol * span * min(rate, known):
         return 0.0
-    after, fastest = SHORTLY * span, _fastest(trajectory, crossing)
-    if not (1 + after * fastest) * DECAYED > 1:
+    after, fastest = DECAY_TIME_SHARE * span, _fastest(trajectory, crossing)
+    if not (1 + after * fastest) * DECAYED_SHARE > 1:
         return 0.0
     if now * fastest > rate:
         rate = min(rate, crossing.rate_scale)
     asked = trajectory.options.rtol * span * rate
-    if not (math.isfinite(now) and now > AMPLIFIED * asked and accuracy(trajectory, crossing, after) < DECAYED * now):
+    if not (
+        math.isfinite(now)
+        and now > INACCURATE_TIME_FACTOR * asked
+        and accuracy(trajectory, crossing, after) < DECAYED_SHARE * now
+    ):
         return 0.0
     return now / asked if asked else math.inf
 

@@ -21,7 +21,7 @@ from dae_hybrid.system.transition_map import TransitionMap, clock
 from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
 #: a crossing is shallow if the guard stays within this multiple of its accuracy beyond zero
-SHALLOW = 100.0
+SHALLOW_FACTOR = 100.0
 #: backward difference of the guard's rate, as a share of the run
 RATE_DIFFERENCE_STEP = 1e-6
 #: multiple of the predicted time of the extremum at which the sign of the rate is checked
@@ -41,9 +41,9 @@ def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
         if not event.direction or event.follows or trajectory.system.transitions[event.index].is_kink:
             continue
         depth, turn = _parabola(trajectory, event)
-        if depth > SHALLOW * accuracy(trajectory, event):
+        if depth > SHALLOW_FACTOR * accuracy(trajectory, event):
             continue
-        shallow = SHALLOW * accuracy(trajectory, event, turn)
+        shallow = SHALLOW_FACTOR * accuracy(trajectory, event, turn)
         if depth > shallow or not _turns(trajectory, event, turn, shallow):
             continue
         place: dict[str, Any] = {"transition": event.transition, "mode": event.source, "time": event.time}
@@ -102,7 +102,7 @@ def _missed(trajectory: Trajectory, segment: Segment, turn: Turn) -> tuple[float
     t, value = float(times[i]), float(values[i])
     x = segment.dense(times[i : i + 1])[0]
     place = GuardCrossing(mode.guarded[turn.guard], t, 0.0, 0.0, 0, x, m)
-    shallow = SHALLOW * accuracy(trajectory, place, (turn.end - turn.begin) / 2)
+    shallow = SHALLOW_FACTOR * accuracy(trajectory, place, (turn.end - turn.begin) / 2)
     if not abs(value) <= shallow:
         return None
     sides = (np.linspace(segment.t_start, t, SAMPLES), np.linspace(t, segment.t_end, SAMPLES))

@@ -27,7 +27,7 @@ from scipy.sparse import csc_array
 
 from dae_hybrid.errors import ConsistencyError
 from dae_hybrid.numerics.arrays import EPS, Array
-from dae_hybrid.numerics.matrices import LARGE, Matrix, hstack, identity
+from dae_hybrid.numerics.matrices import MAX_DENSE_ROWS, Matrix, hstack, identity
 from dae_hybrid.numerics.operators import Operator, solution
 from dae_hybrid.port.failure_messages import refuse_not_finite
 
@@ -49,7 +49,7 @@ def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Matrix:
     if nz == 0:
         return identity(size)
     by_u = mode.kernels["closure_by_u"](t, x, m, p)[0]
-    if nz > LARGE:
+    if nz > MAX_DENSE_ROWS:
         return _chain_of_many(mode, t, by_u)
     kept = np.r_[0:ny, ny + nz : size]
     result = np.zeros((size, size - nz))

@@ -44,7 +44,7 @@ ROWS, NUMBERS = 64, 10_000
 #: numbers per batch when derivatives of rows are completed
 ENTRIES = 1_000_000
 #: tolerances by which an unprojected state may miss a constraint, which is the integrator's error
-SLACK = 2.0
+CONSTRAINT_SLACK = 2.0
 #: roundings by which it may miss
 ROUNDINGS = 256.0
 
@@ -117,7 +117,7 @@ class ModeSystem(NotPicklable):
         """
         ny, landed = self.differential.size, self.land(t, x, m, p)[0]
         moved, allowed = np.abs(landed[:ny] - x[:ny]), options.allowed(self.differential, x[:ny])
-        if np.all(moved <= SLACK * allowed):
+        if np.all(moved <= CONSTRAINT_SLACK * allowed):
             return landed
         sizes = (
             np.abs(x[:ny])
@@ -125,7 +125,7 @@ class ModeSystem(NotPicklable):
         )
         if rates is not None:
             sizes = sizes + abs(t) * np.abs(rates)
-        return landed if np.all(moved <= SLACK * allowed + ROUNDINGS * EPS * sizes) else None
+        return landed if np.all(moved <= CONSTRAINT_SLACK * allowed + ROUNDINGS * EPS * sizes) else None
 
     @property
     def plain(self) -> bool:

@@ -477,7 +477,7 @@ def test_long_texts_are_cut_and_say_the_same(monkeypatch: Any) -> None:
 
 def test_straight_texts_in_several_files_say_the_same(monkeypatch: Any, models: Any) -> None:
     whole = dh.adjoint_gradient(models.em().build(), (0, 1), "G", **TIGHT)
-    monkeypatch.setattr(codegen, "APART", 100)
+    monkeypatch.setattr(codegen, "OPERATIONS_PER_FILE", 100)
     monkeypatch.setattr(codegen.os, "cpu_count", lambda: 3)
     sources: list[list[str]] = []
     begin = codegen.begin

@@ -228,8 +228,8 @@ def long_runs(system: dh.HybridSystem, functional: str, step: float) -> dict[str
 
 
 LOOPS = (
-    compiled.ForwardLoop, march.NativeLoop, compiled.BackwardLoop, interpreted.ForwardLoop, interpreted.BackwardLoop, NativeForward,
-    NativeBackward,
+    compiled.ForwardLoop, march.NativeLoop, compiled.BackwardLoop, interpreted.ForwardLoop, interpreted.BackwardLoop,
+    NativeForward, NativeBackward,
 )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def check(system: dh.HybridSystem) -> None:
 
 def test_what_is_too_long_to_compile_runs_interpreted_and_says_so(monkeypatch: Any) -> None:
     monkeypatch.setattr(compiler, "_warned", set())
-    monkeypatch.setattr(codegen, "MOST", 4_000)
+    monkeypatch.setattr(codegen, "MAX_STATEMENTS", 4_000)
     with pytest.warns(dh.CompilerWarning, match="too long to compile, .* statements") as caught:
         system = model(3_000).build()
     assert len(caught) == 1
