@@ -70,7 +70,7 @@ class Adjoint(SolverMemory):
         n, t0 = self.equations.n, task.forward.t0
         t1 = min(task.forward.end, path[-1, 0])  # see `zero_at_the_end`: forward analysis also ends with the last step
         self.model.memory[:] = task.forward.memory
-        self.model.follow(path, task.components[j])
+        self.model.set_path(path, task.components[j])
         self.use(task.tolerances(), j)
         self.time.value = t1
         self.x_data[:n], self.x_data[n] = task.adjoints[j], 0.0

@@ -174,7 +174,7 @@ class EquationCallbacks:
         c.sensitivity_absolute, c.predicted = (own.ctypes.data for own in self._left_out)
         c.sensitivity_rtol = rtol
 
-    def carry(self, directions: Array) -> None:
+    def set_directions(self, directions: Array) -> None:
         """Set parameter directions, (n_directions, n_parameters)."""
         if np.array_equal(directions, self.parameter_directions):
             return
@@ -215,7 +215,7 @@ class EquationCallbacks:
         """The user data of forward callbacks."""
         return ctypes.addressof(self.context)
 
-    def follow(self, path: Array, component: int) -> None:
+    def set_path(self, path: Array, component: int) -> None:
         """Set the path that the adjoint follows, and its component."""
         c = self.context
         self._path: Array | None = path

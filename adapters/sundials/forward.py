@@ -154,7 +154,7 @@ class Forward(SolverMemory):
         self.configure(options, parameters)
         e = self.equations
         if directions is not None and scales is not None:
-            self.model.carry(directions)
+            self.model.set_directions(directions)
         if told:
             return
         self._suppressed, self._scales = suppress, scales

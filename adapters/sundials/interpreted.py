@@ -99,7 +99,7 @@ class EquationCallbacks(LinearCallbacks):
     user_data: int | None = None
     origin = earliest = 0.0  # origin and end of the time in an adjoint's callbacks
 
-    def follow(self, path: Array, component: int) -> None:
+    def set_path(self, path: Array, component: int) -> None:
         """Set the path that the adjoint follows, and its component."""
         self._path: Any = Interpolant(path, self.equations.n)
         self._component = component
@@ -109,7 +109,7 @@ class EquationCallbacks(LinearCallbacks):
         """Release the path, which may be large."""
         self._path = None
 
-    def carry(self, directions: Array) -> None:
+    def set_directions(self, directions: Array) -> None:
         """Set parameter directions, (n_directions, n_parameters)."""
         self.parameter_directions[:] = directions
 

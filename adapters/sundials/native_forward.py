@@ -31,7 +31,7 @@ from .structure import structure_of
 
 #: with more modes, solver memories are created as modes are entered (measured: a millisecond each)
 MOST_MODES = 256
-PlainStruct = STRUCTS["plain"]
+NativeRunStruct = STRUCTS["plain"]
 
 
 def is_native(equations: Equations) -> bool:
@@ -107,7 +107,7 @@ class NativeForward:
         self._final: Any = (c_void_p * count)(*(f.address for f in ends.final))
         for memory in self.memories:
             memory.model.share(self._parameters)
-        self.struct = PlainStruct(
+        self.struct = NativeRunStruct(
             tables=ctypes.addressof(self.loop.struct), stations=ctypes.addressof(self.loop.stations),
             runs=ctypes.addressof(self._runs), origin=ends.origin.address, final=ctypes.addressof(self._final),
             start=self._start.ctypes.data, end=self._end.ctypes.data, by_u=self._by_u.ctypes.data,

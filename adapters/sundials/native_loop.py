@@ -26,7 +26,7 @@ RECENT, REST_STATES, REST_GUARDS = (CONSTANTS[name] for name in ("RECENT", "REST
 NONE, NO_TRANSITION = np.zeros(0), -1
 #: larger records are given away instead of copied
 MAX_COPIED_SIZE = 100_000
-LinkStruct, Station, AlarmsStruct = (STRUCTS[name] for name in ("link", "station", "alarms"))
+LinkStruct, ModeTables, AlarmsStruct = (STRUCTS[name] for name in ("link", "station", "alarms"))
 Measuring, MarchStruct = STRUCTS["measuring"], STRUCTS["march"]
 
 
@@ -53,9 +53,9 @@ class NativeLoop:
         self.n_integrals = first.functionals.size if first.integrates else 0
         self._absolute = [np.zeros(size) for size in graph.sizes]
         self._links = [self._of_mode(i) for i in range(len(graph.equations))]
-        self.stations = (Station * len(graph.equations))()
+        self.stations = (ModeTables * len(graph.equations))()
         for i, (e, links) in enumerate(zip(graph.equations, self._links, strict=True)):
-            self.stations[i] = Station(
+            self.stations[i] = ModeTables(
                 run=None, n_x=graph.sizes[i], n_y=e.n_differential, n_z=graph.sizes[i] - e.n_differential,
                 implicit=e.implicit, fragile=e.is_fragile, n_held=graph.constraints[i],
                 n_guards=len(graph.guarded[i]),

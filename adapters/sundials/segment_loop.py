@@ -88,7 +88,7 @@ class SegmentLoop:
 
     def _take_over(self, runner: NativeForward) -> None:
         if self.context is None:
-            raise AssertionError("a runner that has paused is within a journey")
+            raise AssertionError("a paused run has a context")
         runner.hand_over(self.context, self.session.options)
         self.memories, self.mode = runner.visited, runner.loop.mode
 
@@ -242,7 +242,7 @@ class SegmentLoop:
     def _open(self, mode: int) -> None:
         """Create the memory of a mode that is to be entered."""
         if self.loop is None:
-            raise AssertionError("only a marcher wants modes")
+            raise AssertionError("only a native loop waits for modes")
         task = self.loop.ahead(self.first)
         method = self.session.method_for(task, self.before + self.steps, self.context)
         opened = self.memories[mode] = self.session.forward_memory(task, method)

@@ -113,7 +113,7 @@ class SundialsSession:
         self.counts: Counter[str] = Counter()
         self._base: dict[int, dict[str, int]] = {}
         self._turns: list[tuple[Equations, Turn]] = []
-        self._marchers: dict[int, NativeLoop] = {}
+        self._native_loops: dict[int, NativeLoop] = {}
         self.tested: set[int] = set()  # equations with multipliers in the error test
         self._head: PausedRun | None = None  # a paused run, whose memories and tables this session may adopt
         self.choice = Choice(options, parameters)
@@ -173,8 +173,8 @@ class SundialsSession:
             _, memory = self._leased.popitem()
             if memory.pool is not None:
                 memory.pool.append(memory)
-        while self._marchers:
-            _, loop = self._marchers.popitem()
+        while self._native_loops:
+            _, loop = self._native_loops.popitem()
             loop.rest()
             if loop.pool is not None:
                 loop.pool.append(loop)
@@ -224,7 +224,7 @@ class SundialsSession:
             self._base[id(memory)] = runner.counted(mode)
         if self.options.automatic:
             self.choice.resume(runner.visited.values(), runner.stretch, runner.look)
-        self._marchers[count] = runner.loop
+        self._native_loops[count] = runner.loop
         head.adopted = True
         return runner
 
@@ -288,11 +288,11 @@ class SundialsSession:
         return self._head is not None or (any(link is not None for link in links) and driver.driver() is not None)
 
     def _marcher(self, graph: TransitionGraph, n_directions: int) -> NativeLoop:
-        if n_directions not in self._marchers:
+        if n_directions not in self._native_loops:
             idle = graph.cache.setdefault(("sundials", n_directions), [])
-            loop = self._marchers[n_directions] = taken(idle, lambda: NativeLoop(graph, n_directions))
+            loop = self._native_loops[n_directions] = taken(idle, lambda: NativeLoop(graph, n_directions))
             loop.pool = idle
-        return self._marchers[n_directions]
+        return self._native_loops[n_directions]
 
     def _other_way(self, task: SegmentTask, method: SundialsMethod) -> SundialsMethod | None:
         """The method to try after steps became too small, with other changes made; None if there is none.

@@ -108,7 +108,7 @@ class TableSweep:
             self._modes[mode] = ctypes.pointer(own.struct)
         for mode, memories in integrated.items():
             for j, memory in enumerate(memories):
-                memory.model.follow(table.paths[mode], components[j])
+                memory.model.set_path(table.paths[mode], components[j])
                 memory.loop.run.max_step = memory.options.max_step or np.inf
                 self._memories[mode * k + j] = ctypes.addressof(memory.loop.run)
 

@@ -234,7 +234,7 @@ def refuse_resting(
     for rest in rests:
         for text in rest.one_sided(directions, *states[id(rest.segment)])[:1]:
             segment = rest.segment
-            conditions.refuse(
+            conditions.fail(
                 EventError(
                     f"The run rests at the kink of {text}, and leaves it with the parameters: there are only "
                     "one-sided derivatives.",

@@ -262,7 +262,7 @@ class Batch:
         case, rows = self._case, self._out.outputs[here]
         mode, nm = case.system.modes[index], case.system.memory.size
         states = rows[:, : mode.equations.n]
-        if mode.plain or not len(rows):
+        if mode.state_is_complete or not len(rows):
             return rows[:, : mode.variables.size]
         of_run, of_time = np.nonzero(here)
         times, m, p = np.asarray(self.t)[of_time], rows[:, rows.shape[1] - nm :], self.parameters[of_run]

@@ -344,14 +344,14 @@ class RunBuilder:
         for which in range(CHECK_DIRECTIONS):
             last = which == CHECK_DIRECTIONS - 1
             v = direction(self.p[list(indices)], which)
-            witness = self.tangent_trace(self.columns(indices) @ v[:, None], np.ones(1), conditions)
+            trace = self.tangent_trace(self.columns(indices) @ v[:, None], np.ones(1), conditions)
             try:
-                along = self.run(witness, max_steps=self.options.max_steps if last else patience)
+                along = self.run(trace, max_steps=self.options.max_steps if last else patience)
             except StepLimitError:
                 if last:
                     raise
             else:
-                return witness, witness.gradient(along)[:, 0], v
+                return trace, trace.gradient(along)[:, 0], v
         raise AssertionError("the last direction is returned or raises")
 
     def sweep(

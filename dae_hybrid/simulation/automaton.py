@@ -567,7 +567,7 @@ class Automaton:
                 found.append((part.transition, part.time))
             elif isinstance(part, RecordTable):
                 heads = zip(
-                    part.event_heads[-LATEST_TRANSITIONS:], part.times[-LATEST_TRANSITIONS:].tolist(), strict=True
+                    part.event_headers[-LATEST_TRANSITIONS:], part.times[-LATEST_TRANSITIONS:].tolist(), strict=True
                 )
                 names = [(part.graph.exits[head.mode][head.guard], time) for head, time in heads]
                 found += [(self.system.transitions[i].name, time) for i, time in reversed(names)]

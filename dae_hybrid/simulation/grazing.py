@@ -17,7 +17,7 @@ from dae_hybrid.port.segment_rules import completed
 from dae_hybrid.port.stiffness import reduced_jacobian, state_jacobian
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.system import ModeSystem
-from dae_hybrid.system.transition_map import TransitionMap, clock
+from dae_hybrid.system.transition_map import TransitionMap, schedule_state
 from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
 #: a crossing is shallow if the guard stays within this multiple of its accuracy beyond zero
@@ -61,7 +61,7 @@ def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
                 **place,
                 remedy="Tighten rtol and atol, or change the parameters away from the grazing point.",
             )
-        conditions.refuse(error)
+        conditions.fail(error)
 
 
 def refuse_near_misses(trajectory: Trajectory, conditions: Conditions) -> None:
@@ -110,7 +110,7 @@ def _missed(trajectory: Trajectory, segment: Segment, turn: Turn) -> tuple[float
 
 
 def _refuse_miss(transition: TransitionMap, mode: ModeSystem, t: float, value: float, conditions: Conditions) -> None:
-    conditions.refuse(
+    conditions.fail(
         GrazingError(
             f"The guard turns at {value:.1e} without crossing zero, within the accuracy of the run: whether it "
             "crosses is chance.",
@@ -215,7 +215,7 @@ def accuracy(trajectory: Trajectory, event: EventRecord | GuardCrossing, after: 
     system = trajectory.system
     transition = system.transitions[event.index]
     mode = system.modes[transition.source]
-    start = clock(trajectory.t_span[0], event.count)
+    start = schedule_state(trajectory.t_span[0], event.count)
     point = (event.time, event.x_minus, event.memory_minus, trajectory.parameters)
     ny = mode.differential.size
     by_y = transition.guard_derivatives(mode, *point, start)[0][:ny]

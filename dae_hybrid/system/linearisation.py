@@ -130,7 +130,7 @@ class TransitionLinearisation:
             refuse_not_finite(f"a cost of {what}", (self.cost,), mode=event.source, **of)
 
     @property
-    def drift(self) -> Array:
+    def time_shift(self) -> Array:
         """R_w wdot- + R_t - wdot+: derivative of the post-transition state by the event time."""
         return self.R_w @ self.flow_minus + self.R_t - self.flow_plus
 
@@ -143,7 +143,7 @@ class TransitionLinearisation:
             tau = np.zeros(directions.shape[1]) if earlier is None else earlier
         else:
             tau = self._time(before, directions)
-        after = self.R_w @ before + self.R_p @ directions + self.drift[:, None] * tau
+        after = self.R_w @ before + self.R_p @ directions + self.time_shift[:, None] * tau
         gained = (self.integrand_minus - self.integrand_plus)[:, None] * tau
         if self.cost is not None:
             nw = before.shape[0]
@@ -168,7 +168,7 @@ class TransitionLinearisation:
         `time_cotangent` (k,) is dG/dt of whatever depends on the time of this event: a terminal value, or a following
         event.
         """
-        c = after @ self.drift + self.integrand_minus - self.integrand_plus + time_cotangent
+        c = after @ self.time_shift + self.integrand_minus - self.integrand_plus + time_cotangent
         before, share = after @ self.R_w, after @ self.R_p
         if self.cost is not None:
             nw = before.shape[1]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 CLOCK = 2  # (start time, count)
 
 
-def clock(start: float, count: int) -> Array:
+def schedule_state(start: float, count: int) -> Array:
     """Schedule state of a trigger: the start of the run and the number of elapsed periods."""
     return np.array([start, float(count)])
 
@@ -411,4 +411,4 @@ class TransitionMap:
             )
             if not rate:  # no number can be returned
                 raise error
-            conditions.refuse(error)
+            conditions.fail(error)

@@ -22,8 +22,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.adapters.sundials import compiled, driver, interpreted
-from dae_hybrid.adapters.sundials import native_loop as march
+from dae_hybrid.adapters.sundials import compiled, driver, interpreted, native_loop
 from dae_hybrid.adapters.sundials.native_backward import NativeBackward
 from dae_hybrid.adapters.sundials.native_forward import NativeForward
 from dae_hybrid.adapters.sundials.session import SundialsSession
@@ -228,8 +227,8 @@ def long_runs(system: dh.HybridSystem, functional: str, step: float) -> dict[str
 
 
 LOOPS = (
-    compiled.ForwardLoop, march.NativeLoop, compiled.BackwardLoop, interpreted.ForwardLoop, interpreted.BackwardLoop,
-    NativeForward, NativeBackward,
+    compiled.ForwardLoop, native_loop.NativeLoop, compiled.BackwardLoop, interpreted.ForwardLoop,
+    interpreted.BackwardLoop, NativeForward, NativeBackward,
 )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def wrong_transpose(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def backward(self: Any, after: Any, clock: Any) -> Any:
         before, share, rest = original(self, after, clock)
-        c = after @ self.drift + self.integrand_minus - self.integrand_plus
+        c = after @ self.time_shift + self.integrand_minus - self.integrand_plus
         return before + np.outer(c / self.rate, self.h_w), share, rest
 
     monkeypatch.setattr(transition_module.TransitionLinearisation, "backward", backward)

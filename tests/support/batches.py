@@ -16,8 +16,6 @@ def sets(system: dh.HybridSystem, count: int, spread: float = 0.05, seed: int = 
 
 def single(system: dh.HybridSystem, span: Any, p: Any, gradient: str | None, **options: Any) -> tuple[Any, Any, Any]:
     """Values, gradients and the run of single calls."""
-    for key in [key for key in system.graph.cache if "luck" in key]:  # others may have tried theirs
-        del system.graph.cache[key]
     if gradient is None:
         run = dh.simulate(system, span, parameters=p, **options)
         return run.functionals, {}, run
