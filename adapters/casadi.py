@@ -32,9 +32,9 @@ FINE, COARSE = 100.0, 6
 #: bounds on the factor by which a stretch's length changes; number of retries, with the smallest factor, after failures
 SHRINK, GROW, ATTEMPTS = 0.2, 4.0, 16
 #: number of option sets for which integrators are cached
-KEPT = 8
+MAX_CACHED_INTEGRATORS = 8
 #: smallest first stretch, relative to the segment
-SHORTEST = 1e-6
+MIN_FIRST_STRETCH = 1e-6
 #: smallest stretch, in roundings of time
 RESOLVED = 4 * INTERVALS
 #: limit on the solver's steps within an interval
@@ -56,12 +56,12 @@ class CasadiIntegrator(SteppedIntegrator):
     look = 10  # a step of this adapter is many steps of CVODES
     for_adjoints = FOR_ADJOINTS
 
-    def start(self, problem: InitialValueProblem) -> _Stepper:
+    def start(self, problem: InitialValueProblem) -> _StretchStepper:
         """See `SteppedIntegrator.start`."""
-        return _Stepper(problem)
+        return _StretchStepper(problem)
 
 
-class _Stepper:
+class _StretchStepper:
     """Computes the solution in stretches and returns it in steps."""
 
     at_root = False
@@ -82,7 +82,7 @@ class _Stepper:
         size, rate = (np.sqrt(np.mean((v[:nd] / scale[:nd]) ** 2)) if nd else 0.0 for v in (p.x0, p.xdot0))
         span = p.t_stop - p.t0
         guess = INTERVALS * 0.01 * size / rate if rate > 0 and size > 0 else span / 100
-        return float(np.clip(guess, SHORTEST * span, span))
+        return float(np.clip(guess, MIN_FIRST_STRETCH * span, span))
 
     def step(self) -> None:
         """See `Stepper.step`."""
@@ -163,7 +163,9 @@ class _Stepper:
         p, limited = self._problem, np.isfinite(self._problem.max_step)
         key = ("casadi", p.method, p.rtol, p.max_order, p.suppress_algebraic, limited)
         idle = p.system.kept.setdefault(key, [])
-        if len(p.system.kept) > KEPT:  # options are part of an integrator: drop the least recently created
+        if (
+            len(p.system.kept) > MAX_CACHED_INTEGRATORS
+        ):  # options are part of an integrator: drop the least recently created
             p.system.kept.pop(next(iter(p.system.kept)), None)
         try:
             integrator = idle.pop()

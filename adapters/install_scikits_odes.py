@@ -36,7 +36,7 @@ CLASSIC = {"cvode": "cvodes", "ida": "idas"}
 #: functions of the Python binding that the archives call but do not contain
 BINDING = re.compile(rb"\w+(?:FunctionTable_D|fn_table_d)estroy")
 #: number of lines shown from a failed build
-SHOWN = 30
+MAX_LOG_LINES = 30
 
 CHECK = """
 from scikits_odes_sundials import cvode, ida
@@ -226,7 +226,7 @@ def _pip_install(prefix: Path, compiler: Sequence[str]) -> None:
         done = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False)
     if done.returncode != 0:
         lines = Path(log).read_text(encoding="utf-8", errors="replace").splitlines()
-        print(*lines[-SHOWN:], sep="\n", file=sys.stderr)
+        print(*lines[-MAX_LOG_LINES:], sep="\n", file=sys.stderr)
         raise _CannotInstallError(f"the build failed; its whole output is in {log}.")
     os.remove(log)
 

@@ -54,12 +54,12 @@ class ScikitsOdesIntegrator(SteppedIntegrator):
                 remedy="Install it with `python -m dae_hybrid.adapters.install_scikits_odes`.",
             ) from reason
 
-    def start(self, problem: InitialValueProblem) -> _Stepper:
+    def start(self, problem: InitialValueProblem) -> _SundialsOdesStepper:
         """See `SteppedIntegrator.start`."""
-        return _Stepper(problem, self._ida if problem.n > problem.n_differential else self._cvode)
+        return _SundialsOdesStepper(problem, self._ida if problem.n > problem.n_differential else self._cvode)
 
 
-class _Stepper:
+class _SundialsOdesStepper:
     """A solver of scikits-odes in one-step mode."""
 
     def __init__(self, problem: InitialValueProblem, kind: Any) -> None:

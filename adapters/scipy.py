@@ -51,12 +51,12 @@ class SciPyIntegrator(SteppedIntegrator):
                 remedy="Loosen rtol, or use adapter='sundials'.",
             )
 
-    def start(self, problem: InitialValueProblem) -> _Stepper:
+    def start(self, problem: InitialValueProblem) -> _OdeSolverStepper:
         """See `SteppedIntegrator.start`."""
-        return _Stepper(problem)
+        return _OdeSolverStepper(problem)
 
 
-class _Stepper:
+class _OdeSolverStepper:
     """A solver of SciPy."""
 
     at_root = False

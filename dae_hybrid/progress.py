@@ -15,13 +15,13 @@ PERIOD = 0.2
 type Report = bool | Callable[[str, float], object]
 
 
-class Parts:
+class StageReport:
     """Report the stages of a task, each when it is finished.
 
     Examples
     --------
-    >>> from dae_hybrid.progress import Parts
-    >>> with Parts("build", lambda part, seconds: print(part)) as parts:
+    >>> from dae_hybrid.progress import StageReport
+    >>> with StageReport("build", lambda part, seconds: print(part)) as parts:
     ...     parts.begin("modes")
     ...     parts.begin("transitions")
     modes
@@ -53,7 +53,7 @@ class Parts:
             sys.stderr.write(text)
             sys.stderr.flush()
 
-    def __enter__(self) -> Parts:
+    def __enter__(self) -> StageReport:
         return self
 
     def __exit__(

@@ -14,7 +14,7 @@ import dae_hybrid as dh
 from dae_hybrid.mechanics import Index1, Index2, Penalty, Reduced, constraint_residuals
 from dae_hybrid.problems import five_bar
 from dae_hybrid.problems._reference import Exact
-from dae_hybrid.report.reproduce import WAYS, Entry, finite_differences
+from dae_hybrid.report.reproduce import WAYS, ReportedEntry, finite_differences
 from dae_hybrid.tables import align
 
 Array = NDArray[np.float64]
@@ -87,7 +87,7 @@ class FiveBarReproduction:
                 found[case]["event_times"] = result.event_times.tolist()
         return found
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ReportedEntry]:
         """Entries of the elastic case, the subject of the papers."""
         result, found = self.cases["elastic"], []
         values = {
@@ -97,11 +97,11 @@ class FiveBarReproduction:
         exact = result.reference.values[result.functional]
         for i in range(3):
             both = {way: float(value[i]) for way, value in values.items()}
-            found.append(Entry(f"z{i + 1}", both, float(exact[i]), derivative=False))
+            found.append(ReportedEntry(f"z{i + 1}", both, float(exact[i]), derivative=False))
         for i in range(3):
             for j, parameter in enumerate(result.forward.parameters):
                 every = {way: float(gradient[i, j]) for way, gradient in result.gradients.items()}
-                found.append(Entry(f"dz{i + 1}/d{parameter}", every, float(result.exact[i, j])))
+                found.append(ReportedEntry(f"dz{i + 1}/d{parameter}", every, float(result.exact[i, j])))
         return found
 
     def table(self) -> str:

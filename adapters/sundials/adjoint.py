@@ -39,7 +39,7 @@ class Adjoint(SolverMemory):
         self, equations: Equations, options: Options, method: SundialsMethod, wrt: tuple[int, ...], backend: Any
     ) -> None:
         e = equations
-        super().__init__(e, method, e.n + 1, backend.Model(e, "IDA" if e.implicit else "CVode", 0, 0, wrt))
+        super().__init__(e, method, e.n + 1, backend.EquationCallbacks(e, "IDA" if e.implicit else "CVode", 0, 0, wrt))
         self.nq = len(wrt) + e.n_memory
         self.create(options.linear_solver, "_b")
         self.q, self.q_absolute = (self.objects.vector(max(self.nq, 1)) for _ in range(2))
@@ -49,7 +49,7 @@ class Adjoint(SolverMemory):
             self.call("SetQuadErrCon", 1)
         if not e.implicit and method.implicit:
             self.call("SetJacEvalFrequency", FRESH)
-        self.loop = backend.Backward(
+        self.loop = backend.BackwardLoop(
             self.model, memory=self.memory, x=self.x, xdot=self.xdot, sample=self.work, integrals=self.q
         )
         self.scales: Tolerances | None = None  # the tolerances that are set, for the options of the run
@@ -70,7 +70,7 @@ class Adjoint(SolverMemory):
         n, t0 = self.equations.n, task.forward.t0
         t1 = min(task.forward.end, path[-1, 0])  # see `zero_at_the_end`: forward analysis also ends with the last step
         self.model.memory[:] = task.forward.memory
-        self.model.follow(path, task.components[j])
+        self.model.set_path(path, task.components[j])
         self.use(task.tolerances(), j)
         self.time.value = t1
         self.x_data[:n], self.x_data[n] = task.adjoints[j], 0.0

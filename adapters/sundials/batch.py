@@ -14,7 +14,7 @@ from dae_hybrid.port.native_batch import NativeBatch, Outcomes
 from dae_hybrid.port.native_plan import Listed, TransitionGraph
 from dae_hybrid.port.segment_rules import DIGITS_LOST, fewest_steps
 
-from .compiled import Model
+from .compiled import EquationCallbacks
 from .driver import PAUSED, ROWS_FULL, address, loops
 from .forward import Forward
 from .header import CONSTANTS, STRUCTS
@@ -30,7 +30,7 @@ MARKS_FULL = CONSTANTS["MARKS_FULL"]
 NAMES = {"done": "outcomes"}
 
 
-class Crew:
+class SundialsCrew:
     """Tables and solver memories for successive runs on one thread; see `dae_hybrid.port.native_batch.Crew`."""
 
     def __init__(self, graph: TransitionGraph, fleet: NativeBatch, method: SundialsMethod) -> None:
@@ -63,7 +63,7 @@ class Crew:
         self._back = (
             [] if table is None else [NativeBackward(graph, request.options, table, fleet.wrt, own) for own in by]
         )
-        self._models: list[Model] = [memory.model for memory in runner.memories]
+        self._models: list[EquationCallbacks] = [memory.model for memory in runner.memories]
         self._models += [own.model for back in self._back for own in back.own]
         modes = [(c_void_p * len(x.own))(*(ctypes.addressof(own.struct) for own in x.own)) for x in self._back]
         pairs = zip(self._back, modes, strict=True)

@@ -60,7 +60,7 @@ def _replacements(take: str, others: dict[str, str]) -> dict[str, int]:
     return {name: address(library, other) for name, other in others.items()}
 
 
-class Model:
+class EquationCallbacks:
     """The context of one set of equations, with the arrays it points to.
 
     The arrays are shared with C: values written to them are seen by the callbacks.
@@ -174,7 +174,7 @@ class Model:
         c.sensitivity_absolute, c.predicted = (own.ctypes.data for own in self._left_out)
         c.sensitivity_rtol = rtol
 
-    def carry(self, directions: Array) -> None:
+    def set_directions(self, directions: Array) -> None:
         """Set parameter directions, (n_directions, n_parameters)."""
         if np.array_equal(directions, self.parameter_directions):
             return
@@ -215,7 +215,7 @@ class Model:
         """The user data of forward callbacks."""
         return ctypes.addressof(self.context)
 
-    def follow(self, path: Array, component: int) -> None:
+    def set_path(self, path: Array, component: int) -> None:
         """Set the path that the adjoint follows, and its component."""
         c = self.context
         self._path: Array | None = path
@@ -298,7 +298,7 @@ class _Loop:
         return int(self.run.steps)
 
 
-class Stepper(_Loop):
+class ForwardLoop(_Loop):
     """The compiled step loop on one solver memory."""
 
     run: Run
@@ -308,7 +308,7 @@ class Stepper(_Loop):
         count, self.run.n_turns = self.run.n_turns, 0
         return [Turn(int(self.run.turns[k]), *self.run.turns[k + 1 : k + 3]) for k in range(0, count * TURN, TURN)]
 
-    def __init__(self, model: Model, step: ExplicitStep | None = None, **handles: Any) -> None:
+    def __init__(self, model: EquationCallbacks, step: ExplicitStep | None = None, **handles: Any) -> None:
         e = model.equations
         self.model = model
         self._handles, self._step = handles, step  # objects referenced by the struct
@@ -460,12 +460,12 @@ class Stepper(_Loop):
         return self._path[first * width : count * width].reshape(count - first, width).copy() if width else None
 
 
-class Backward(_Loop):
+class BackwardLoop(_Loop):
     """The compiled loop of an adjoint on one solver memory; see `dh_back` in driver.c."""
 
     run: BackwardRun
 
-    def __init__(self, model: Model, **handles: Any) -> None:
+    def __init__(self, model: EquationCallbacks, **handles: Any) -> None:
         self._library, self._n = loops(), model.equations.n
         self.run = BackwardRun(model=model.user_data, implicit=int(model.equations.implicit), **handles)
 

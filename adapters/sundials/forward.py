@@ -18,15 +18,15 @@ from .compiled import WIDEST_PATH
 from .library import SIMULTANEOUS, STAGGERED
 from .memory import UNTESTED, SolverMemory
 from .methods import SundialsMethod
-from .runge_kutta import Parts, Table
+from .runge_kutta import ButcherTable, LastStep
 from .staggered import KINDS, Staggered
 
 #: tolerance of Newton's method relative to the error test. SUNDIALS' defaults are 0.1 and 0.33 (IDAS). The remaining
 #: error is noise in the error test: steps become shorter by a fifth to a half, for as many evaluations. And where
 #: an exponential has overshot, its small corrections pass for convergence
-CONVERGED = 0.02
+NEWTON_COEFFICIENT = 0.02
 #: limit on failed attempts of one step, for example by overflow in an exponential; each is a quarter of the last
-TRIALS = 20
+MAX_STEP_FAILURES = 20
 
 
 class Forward(SolverMemory):
@@ -40,7 +40,7 @@ class Forward(SolverMemory):
     ) -> None:
         e, ns = equations, n_directions
         n_integrals = e.functionals.size if e.integrates else 0
-        model = backend.Model(e, method.family(e), n_integrals, ns, ())
+        model = backend.EquationCallbacks(e, method.family(e), n_integrals, ns, ())
         size = self.block = e.n + n_integrals
         self.explicit, table = method.explicit, method.table(options)
         super().__init__(e, method, size * (1 + ns) if self.explicit else size, model)
@@ -79,12 +79,12 @@ class Forward(SolverMemory):
         if self.implicit and n_integrals:
             self._flow = Kernel(densified(e.functions["flow"].function))
         self.dense_order = 0 if method.orders is None else method.orders[1]
-        self.stepper = backend.Stepper(
+        self.stepper = backend.ForwardLoop(
             self.model, memory=self.memory, x=self.x, xdot=self.xdot, work=self.work, sensitivities=self.s,
             sensitivity_rates=self.sdot, corrector=self.corrector,
         )  # fmt: skip
 
-    def _create_explicit_method(self, backend: Any, ns: int, table: Table) -> None:
+    def _create_explicit_method(self, backend: Any, ns: int, table: ButcherTable) -> None:
         """Make the sensitivities part of the state; their vectors are views of it."""
         objects, size = self.objects, self.block
         self.s_data, self.sdot_data, self.dense_order = [], [], COEFFICIENTS - 1
@@ -93,8 +93,8 @@ class Forward(SolverMemory):
         self.s = (c_void_p * ns)(*(objects.view(block, size) for block in self.s_data)) if ns else None
         objects.replace_operations(self.x, backend.short_vectors())
         self.create_explicit(table)
-        self.parts = Parts(table, self.equations.n, self.size)
-        self.stepper = backend.Stepper(
+        self.parts = LastStep(table, self.equations.n, self.size)
+        self.stepper = backend.ForwardLoop(
             self.model, step=self.parts.struct, memory=self.memory, x=self.x, xdot=None, work=self.work,
             sensitivities=self.s, sensitivity_rates=None, corrector=0,
         )  # fmt: skip
@@ -154,13 +154,13 @@ class Forward(SolverMemory):
         self.configure(options, parameters)
         e = self.equations
         if directions is not None and scales is not None:
-            self.model.carry(directions)
+            self.model.set_directions(directions)
         if told:
             return
         self._suppressed, self._scales = suppress, scales
         if self.method.implicit and e.index < 2:
-            self.call("SetNonlinConvCoef", CONVERGED)
-            self.call("SetMaxConvFails", TRIALS)
+            self.call("SetNonlinConvCoef", NEWTON_COEFFICIENT)
+            self.call("SetMaxConvFails", MAX_STEP_FAILURES)
         if self.explicit:
             self._set_explicit_tolerances(options, scales if self.s_data else None)
             self._first_step = options.first_step

@@ -23,15 +23,15 @@ from dae_hybrid.port.replay import Interpolant
 from .driver import BLOCKS, COUNTERS, FUNCTIONS
 from .header import CONSTANTS
 from .interpreted_linear import IDENTITIES, SIGNATURES, TYPES, LinearCallbacks, Singular
-from .interpreted_loop import Backward as Backward
-from .interpreted_loop import Stepper as Stepper
+from .interpreted_loop import BackwardLoop as BackwardLoop
+from .interpreted_loop import ForwardLoop as ForwardLoop
 from .library import load
 from .signal_handlers import caught
 
 RECOVERABLE, FATAL, SOLVES, CONVERGED, POLISH, NEGLIGIBLE, LESS_EXACT = (
     CONSTANTS[name] for name in ("RECOVERABLE", "FATAL", "SOLVES", "CONVERGED", "POLISH", "NEGLIGIBLE", "LESS_EXACT")
 )
-TINY = float(np.finfo(float).tiny)
+SMALLEST_NORMAL = float(np.finfo(float).tiny)
 
 # argument types of callbacks: t time, c factor of x', v vector, V array of vectors, m matrix, o guard values,
 # i number of directions, _ ignored
@@ -64,8 +64,8 @@ class _Fatal(Exception):
     """The solver must stop."""
 
 
-class Model(LinearCallbacks):
-    """Interface of `compiled.Model`, with kernels evaluated in Python."""
+class EquationCallbacks(LinearCallbacks):
+    """Interface of `compiled.EquationCallbacks`, with kernels evaluated in Python."""
 
     def __init__(
         self, equations: Equations, family: str, n_integrals: int, n_directions: int, wrt: tuple[int, ...]
@@ -99,7 +99,7 @@ class Model(LinearCallbacks):
     user_data: int | None = None
     origin = earliest = 0.0  # origin and end of the time in an adjoint's callbacks
 
-    def follow(self, path: Array, component: int) -> None:
+    def set_path(self, path: Array, component: int) -> None:
         """Set the path that the adjoint follows, and its component."""
         self._path: Any = Interpolant(path, self.equations.n)
         self._component = component
@@ -109,7 +109,7 @@ class Model(LinearCallbacks):
         """Release the path, which may be large."""
         self._path = None
 
-    def carry(self, directions: Array) -> None:
+    def set_directions(self, directions: Array) -> None:
         """Set parameter directions, (n_directions, n_parameters)."""
         self.parameter_directions[:] = directions
 
@@ -305,7 +305,7 @@ class Model(LinearCallbacks):
                 self._at_order = found
             if not 3 <= self._norms <= 4 or self._at_order > NEGLIGIBLE:
                 return found
-            return max(found, LESS_EXACT ** (self._norms - 2) * max(self._at_order, TINY))
+            return max(found, LESS_EXACT ** (self._norms - 2) * max(self._at_order, SMALLEST_NORMAL))
 
         return steered
 

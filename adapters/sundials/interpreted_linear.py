@@ -39,7 +39,7 @@ class Singular(Exception):
 
 
 class LinearCallbacks:
-    """Callbacks of `interpreted.Model` for a `LinearSystem`, `linear`."""
+    """Callbacks of `interpreted.EquationCallbacks` for a `LinearSystem`, `linear`."""
 
     equations: Equations
     size: int

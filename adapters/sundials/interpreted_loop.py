@@ -17,7 +17,7 @@ from .header import CONSTANTS
 from .library import ONE_STEP, load
 
 if TYPE_CHECKING:
-    from .interpreted import Model
+    from .interpreted import EquationCallbacks
 
 POLISH, ABSOLUTE, FROM_END, FROM_START, FINE, NEARBY = (
     CONSTANTS[name] for name in ("POLISH", "ABSOLUTE", "FROM_END", "FROM_START", "FINE", "NEARBY")
@@ -32,10 +32,10 @@ class _CallFailed(AssertionError):
         self.flag = flag
 
 
-class Stepper:
-    """Interface of `compiled.Stepper`, with the loop of `dh_advance` in Python."""
+class ForwardLoop:
+    """Interface of `compiled.ForwardLoop`, with the loop of `dh_advance` in Python."""
 
-    def __init__(self, model: Model, **handles: Any) -> None:
+    def __init__(self, model: EquationCallbacks, **handles: Any) -> None:
         e = model.equations
         self.model, self.handles = model, handles
         self.family = "IDA" if e.implicit else "CVode"
@@ -85,7 +85,7 @@ class Stepper:
         return flag
 
     def take_turns(self) -> list[Turn]:
-        """See `compiled.Stepper.take_turns`."""
+        """See `compiled.ForwardLoop.take_turns`."""
         e = self.model.equations
         found, self._turns = getattr(self, "_turns", None), Turns(e.n_guards - e.n_singularities)
         return [] if found is None else [turn for _, turn in found.found]
@@ -307,10 +307,10 @@ class Stepper:
         return int(status)
 
 
-class Backward:
-    """Interface of `compiled.Backward`, with the loop of `dh_back` in Python."""
+class BackwardLoop:
+    """Interface of `compiled.BackwardLoop`, with the loop of `dh_back` in Python."""
 
-    def __init__(self, model: Model, **handles: Any) -> None:
+    def __init__(self, model: EquationCallbacks, **handles: Any) -> None:
         self.model, self.handles = model, handles
         self.family = "IDA" if model.equations.implicit else "CVode"
         self.library = load()
@@ -329,11 +329,11 @@ class Backward:
         h, model = self.handles, self.model
         self.anchor, model.origin = anchor, (0.0, self.begun, self.t_stop)[anchor]
         model.earliest = self.t_stop
-        self.clock = self.t - model.origin
+        self.solver_time = self.t - model.origin
         self.target = self.toward = self.t_stop - model.origin
         if anchor == FROM_END and self.family == "CVode":
-            self.toward = self.clock + NEARBY * (self.target - self.clock)
-        flag = self._flag("ReInit", self.clock, h["x"], *((h["xdot"],) if self.family == "IDA" else ()))
+            self.toward = self.solver_time + NEARBY * (self.target - self.solver_time)
+        flag = self._flag("ReInit", self.solver_time, h["x"], *((h["xdot"],) if self.family == "IDA" else ()))
         if flag >= 0 and model.weights.size:
             flag = self._flag("QuadReInit", h["integrals"])
         return flag if flag < 0 else self._flag("SetStopTime", self.target)
@@ -347,8 +347,8 @@ class Backward:
             self._call("GetQuad", byref(c_double()), h["integrals"])
         if self.family == "IDA":
             rates, ny, x = model.vector(h["xdot"]), e.n_differential, model.vector(h["x"])
-            clock = self.t - model.origin
-            rates[: e.n], rates[e.n] = -model.adjoint(clock, x), model.guide(clock, x)
+            solver_time = self.t - model.origin
+            rates[: e.n], rates[e.n] = -model.adjoint(solver_time, x), model.guide(solver_time, x)
             rates[ny : e.n] = 0.0
         return self._start(anchor)
 
@@ -365,7 +365,7 @@ class Backward:
             if self.steps:
                 self._call("GetCurrentStep", byref(ahead))
             most = min(self.max_step, self._longest_step(self.t))
-            stop = max(self.target, self.clock - most)
+            stop = max(self.target, self.solver_time - most)
             short = self.steps > 0 and abs(ahead.value) > most and stop > self.target
             self._call("SetStopTime", stop if short else self.target)
             bound = min(self.max_step, self._longest_step(self.t - most if short else self.t + ahead.value))
@@ -378,7 +378,7 @@ class Backward:
                 status = self.library.CVode(h["memory"], self.toward, h["x"], byref(time), ONE_STEP)
             if status == REACHED_STOP and short:
                 status = 0
-            moved = 0.0 if status < 0 else abs(time.value - self.clock)
+            moved = 0.0 if status < 0 else abs(time.value - self.solver_time)
             blurred = status != REACHED_STOP and moved < FINE * EPS * abs(time.value)
             if not self.steps and self.anchor == ABSOLUTE and blurred and not self.model.has_failed:
                 flag = self._restart(FROM_END)
@@ -387,13 +387,13 @@ class Backward:
                 continue
             if status < 0:
                 return int(status)
-            self.clock, self.toward, self.steps = time.value, self.target, self.steps + 1
-            self.t = self.t_stop if status == REACHED_STOP else max(self.model.origin + self.clock, self.t_stop)
+            self.solver_time, self.toward, self.steps = time.value, self.target, self.steps + 1
+            self.t = self.t_stop if status == REACHED_STOP else max(self.model.origin + self.solver_time, self.t_stop)
             stuck = stuck + 1 if moved == 0 else 0
             if stuck >= STUCK:
                 return STALLED
             asked = self.t_eval - self.model.origin
-            while self.next_eval < asked.size and asked[self.next_eval] >= self.clock:
+            while self.next_eval < asked.size and asked[self.next_eval] >= self.solver_time:
                 self._call("GetDky", float(asked[self.next_eval]), 0, h["sample"])
                 self.samples[self.next_eval] = self.model.vector(h["sample"])[:n]
                 self.next_eval += 1

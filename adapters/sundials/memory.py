@@ -22,7 +22,7 @@ from .flags import integration_error
 from .library import Objects, load
 from .linear import prepare
 from .methods import SundialsMethod
-from .runge_kutta import Table
+from .runge_kutta import ButcherTable
 
 #: absolute tolerance of components excluded from the error test
 UNTESTED = 1e100
@@ -91,7 +91,7 @@ class SolverMemory:
     pool: list[Any] | None = None  # pool to which a session returns it; memories of a runner stay with the runner
     _configured: Options | None = None  # the options set in the memory
 
-    def create_explicit(self, table: Table) -> None:
+    def create_explicit(self, table: ButcherTable) -> None:
         """Create the memory of a Runge-Kutta method."""
         lib, free = self.lib, self.name("Free")
         self.x_data[:] = 0.0

@@ -12,7 +12,7 @@ from dae_hybrid.port.integrator import Equations
 
 from .library import ADAMS as CV_ADAMS
 from .library import BDF as CV_BDF
-from .runge_kutta import Table
+from .runge_kutta import ButcherTable
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,12 +42,12 @@ class SundialsMethod(Method):
         """Prefix of the library's function names."""
         return "ARKode" if self.explicit else "IDA" if equations.implicit else "CVode"
 
-    def table(self, options: Options) -> Table | None:
+    def table(self, options: Options) -> ButcherTable | None:
         """Coefficients of explicit steps: of the requested order, or of the next lower order that has a table."""
         if not self.explicit:
             return None
         wanted = max(options.max_order or self.order, min(self.tables))
-        return Table.of(self.tables[max(order for order in self.tables if order <= wanted)])
+        return ButcherTable.of(self.tables[max(order for order in self.tables if order <= wanted)])
 
     def reach(self, options: Options) -> float:
         """Longest stable step times the rate of the fastest decay."""

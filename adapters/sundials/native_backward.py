@@ -18,13 +18,13 @@ from .memory import taken
 from .methods import chosen
 from .native_forward import RecordedRun
 from .native_loop import NativeLoop
-from .runge_kutta import Table
+from .runge_kutta import ButcherTable
 from .sweep import DiscreteAdjoint, SweepStruct
 
 PlainAdjoint = STRUCTS["plain_adjoint"]
 
 
-def table_back(graph: TransitionGraph, options: Options) -> Table | None:
+def table_back(graph: TransitionGraph, options: Options) -> ButcherTable | None:
     """Coefficients of the steps for adjoints of native runs; None unless all modes take explicit steps."""
     method = chosen(options)
     return method.table(options) if all(method.takes(e) for e in graph.equations) else None
@@ -52,7 +52,7 @@ class NativeBackward:
         self,
         graph: TransitionGraph,
         options: Options,
-        table: Table,
+        table: ButcherTable,
         wrt: tuple[int, ...],
         components: tuple[int, ...],
     ) -> None:

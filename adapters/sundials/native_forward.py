@@ -31,7 +31,7 @@ from .structure import structure_of
 
 #: with more modes, solver memories are created as modes are entered (measured: a millisecond each)
 MOST_MODES = 256
-PlainStruct = STRUCTS["plain"]
+NativeRunStruct = STRUCTS["plain"]
 
 
 def is_native(equations: Equations) -> bool:
@@ -51,7 +51,7 @@ def method_of_runs(graph: TransitionGraph, request: RunRequest) -> SundialsMetho
     return method if is_dense else None
 
 
-def carry_out(graph: TransitionGraph, request: RunRequest) -> tuple[NativeRun | None, Head | None]:
+def carry_out(graph: TransitionGraph, request: RunRequest) -> tuple[NativeRun | None, PausedRun | None]:
     """Start a native run; return its result, or where it has paused; neither if it is not eligible."""
     options = request.options
     method = method_of_runs(graph, request) if len(graph.equations) <= MOST_MODES else None
@@ -63,7 +63,7 @@ def carry_out(graph: TransitionGraph, request: RunRequest) -> tuple[NativeRun | 
     runner: NativeForward = taken(idle, lambda: NativeForward(graph, options, method, count))
     found = runner.run(request)
     if runner.paused is not None:
-        return None, Head(runner, idle)
+        return None, PausedRun(runner, idle)
     idle.append(runner)
     return found, None
 
@@ -107,7 +107,7 @@ class NativeForward:
         self._final: Any = (c_void_p * count)(*(f.address for f in ends.final))
         for memory in self.memories:
             memory.model.share(self._parameters)
-        self.struct = PlainStruct(
+        self.struct = NativeRunStruct(
             tables=ctypes.addressof(self.loop.struct), stations=ctypes.addressof(self.loop.stations),
             runs=ctypes.addressof(self._runs), origin=ends.origin.address, final=ctypes.addressof(self._final),
             start=self._start.ctypes.data, end=self._end.ctypes.data, by_u=self._by_u.ctypes.data,
@@ -236,7 +236,7 @@ class NativeForward:
 
 
 @dataclass
-class Head:
+class PausedRun:
     """A paused run, with the pool of its runner; `adopted` if a session continues it."""
 
     runner: NativeForward

@@ -25,8 +25,8 @@ from .header import CONSTANTS, STRUCTS
 RECENT, REST_STATES, REST_GUARDS = (CONSTANTS[name] for name in ("RECENT", "REST_STATES", "REST_GUARDS"))
 NONE, NO_TRANSITION = np.zeros(0), -1
 #: larger records are given away instead of copied
-LARGE = 100_000
-LinkStruct, Station, AlarmsStruct = (STRUCTS[name] for name in ("link", "station", "alarms"))
+MAX_COPIED_SIZE = 100_000
+LinkStruct, ModeTables, AlarmsStruct = (STRUCTS[name] for name in ("link", "station", "alarms"))
 Measuring, MarchStruct = STRUCTS["measuring"], STRUCTS["march"]
 
 
@@ -53,9 +53,9 @@ class NativeLoop:
         self.n_integrals = first.functionals.size if first.integrates else 0
         self._absolute = [np.zeros(size) for size in graph.sizes]
         self._links = [self._of_mode(i) for i in range(len(graph.equations))]
-        self.stations = (Station * len(graph.equations))()
+        self.stations = (ModeTables * len(graph.equations))()
         for i, (e, links) in enumerate(zip(graph.equations, self._links, strict=True)):
-            self.stations[i] = Station(
+            self.stations[i] = ModeTables(
                 run=None, n_x=graph.sizes[i], n_y=e.n_differential, n_z=graph.sizes[i] - e.n_differential,
                 implicit=e.implicit, fragile=e.is_fragile, n_held=graph.constraints[i],
                 n_guards=len(graph.guarded[i]),
@@ -204,7 +204,7 @@ class NativeLoop:
 
     def _make_room(self, more: int) -> None:
         needed = self.struct.used + more
-        if needed > self._records.size > LARGE:  # realloc moves pages; a copy would need twice the memory
+        if needed > self._records.size > MAX_COPIED_SIZE:  # realloc moves pages; a copy would need twice the memory
             self._records.resize(5 * needed // 4, refcheck=False)
         elif needed > self._records.size:
             larger = np.zeros(2 * needed)
@@ -348,7 +348,7 @@ class NativeLoop:
 
     def left(self) -> tuple[Array, NDArray[np.int64]]:
         """The records and their offsets: copies, or the buffers themselves if they are large."""
-        used, self._given_away = self.struct.used, self.struct.used > LARGE
+        used, self._given_away = self.struct.used, self.struct.used > MAX_COPIED_SIZE
         if self._given_away:
             self._records.resize(used, refcheck=False)
             self._offsets.resize(self.n_events, refcheck=False)

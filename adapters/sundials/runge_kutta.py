@@ -21,7 +21,7 @@ from .library import load
 FARTHEST, PER_UNIT = 100, 100
 
 
-class _Table(Structure):
+class _TableStruct(Structure):
     """`ARKodeButcherTableMem` of SUNDIALS."""
 
     _fields_ = [
@@ -32,7 +32,7 @@ class _Table(Structure):
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ButcherTable:
     """Coefficients of one method: a (stages, stages), b, c, d (stages), and SUNDIALS' handle.
 
     d are the weights of the embedded method.
@@ -47,12 +47,12 @@ class Table:
 
     @classmethod
     @cache
-    def of(cls, name: str) -> Table:
+    def of(cls, name: str) -> ButcherTable:
         """Load ARKODE's table of this name; cached."""
         handle = load().ARKodeButcherTable_LoadERKByName(name.encode())
         if not handle:
             raise AssertionError(f"ARKODE has no table {name}")
-        table = ctypes.cast(c_void_p(handle), POINTER(_Table)).contents
+        table = ctypes.cast(c_void_p(handle), POINTER(_TableStruct)).contents
         stages = range(table.stages)
         a = np.array([[table.a[i][j] for j in stages] for i in stages])
         b, c, d = (np.array([row[i] for i in stages]) for row in (table.b, table.c, table.d))
@@ -74,10 +74,10 @@ class Table:
         return STRUCTS["tableau"](stages=self.b.size, **{key: getattr(self, key).ctypes.data for key in "abcd"})
 
 
-class Parts:
+class LastStep:
     """The struct of a memory's last step, with the arrays it points to."""
 
-    def __init__(self, table: Table, n: int, size: int) -> None:
+    def __init__(self, table: ButcherTable, n: int, size: int) -> None:
         self.table = table
         self._nodes = np.ascontiguousarray((NODES + 1) / 2)
         self._to_derivatives = np.ascontiguousarray(end_derivatives())

@@ -37,7 +37,7 @@ from dae_hybrid.port.segment_rules import ADJOINT_ROUNDING_FACTOR, is_short, sta
 
 from . import compiled, driver, interpreted
 from .adjoint import Adjoint
-from .batch import Crew
+from .batch import SundialsCrew
 from .choice import Choice
 from .driver import SENSITIVITY_ERROR, statistics_of
 from .forward import Forward
@@ -46,7 +46,7 @@ from .library import load
 from .memory import taken
 from .methods import CHOICE, INTERPRETED, METHODS, NONSTIFF, STIFF, SundialsMethod
 from .native_backward import carry_back, table_back
-from .native_forward import Head, NativeForward, carry_out, is_native, method_of_runs
+from .native_forward import NativeForward, PausedRun, carry_out, is_native, method_of_runs
 from .native_loop import NativeLoop
 from .segment_loop import SegmentLoop
 from .sweep import DiscreteAdjoint, TableSweep
@@ -92,13 +92,13 @@ class SundialsIntegrator:
         """See `dae_hybrid.port.integrator.Integrator.open`."""
         return SundialsSession(options, parameters, parameter_directions, scales, tuple(wrt))
 
-    def crew(self, graph: TransitionGraph, fleet: NativeBatch) -> Crew | None:
+    def crew(self, graph: TransitionGraph, fleet: NativeBatch) -> SundialsCrew | None:
         """See `dae_hybrid.port.native_batch.RunsMany.crew`."""
         options = fleet.request.options
         method = method_of_runs(graph, fleet.request)
         if method is None or (fleet.request.keep_path and table_back(graph, options) is None):
             return None
-        return Crew(graph, fleet, method)
+        return SundialsCrew(graph, fleet, method)
 
 
 class SundialsSession:
@@ -113,9 +113,9 @@ class SundialsSession:
         self.counts: Counter[str] = Counter()
         self._base: dict[int, dict[str, int]] = {}
         self._turns: list[tuple[Equations, Turn]] = []
-        self._marchers: dict[int, NativeLoop] = {}
+        self._native_loops: dict[int, NativeLoop] = {}
         self.tested: set[int] = set()  # equations with multipliers in the error test
-        self._head: Head | None = None  # a paused run, whose memories and tables this session may adopt
+        self._head: PausedRun | None = None  # a paused run, whose memories and tables this session may adopt
         self.choice = Choice(options, parameters)
         self.since_look = 0  # steps since the last check, before a record table that continues in another one
 
@@ -173,8 +173,8 @@ class SundialsSession:
             _, memory = self._leased.popitem()
             if memory.pool is not None:
                 memory.pool.append(memory)
-        while self._marchers:
-            _, loop = self._marchers.popitem()
+        while self._native_loops:
+            _, loop = self._native_loops.popitem()
             loop.rest()
             if loop.pool is not None:
                 loop.pool.append(loop)
@@ -224,7 +224,7 @@ class SundialsSession:
             self._base[id(memory)] = runner.counted(mode)
         if self.options.automatic:
             self.choice.resume(runner.visited.values(), runner.stretch, runner.look)
-        self._marchers[count] = runner.loop
+        self._native_loops[count] = runner.loop
         head.adopted = True
         return runner
 
@@ -288,11 +288,11 @@ class SundialsSession:
         return self._head is not None or (any(link is not None for link in links) and driver.driver() is not None)
 
     def _marcher(self, graph: TransitionGraph, n_directions: int) -> NativeLoop:
-        if n_directions not in self._marchers:
+        if n_directions not in self._native_loops:
             idle = graph.cache.setdefault(("sundials", n_directions), [])
-            loop = self._marchers[n_directions] = taken(idle, lambda: NativeLoop(graph, n_directions))
+            loop = self._native_loops[n_directions] = taken(idle, lambda: NativeLoop(graph, n_directions))
             loop.pool = idle
-        return self._marchers[n_directions]
+        return self._native_loops[n_directions]
 
     def _other_way(self, task: SegmentTask, method: SundialsMethod) -> SundialsMethod | None:
         """The method to try after steps became too small, with other changes made; None if there is none.

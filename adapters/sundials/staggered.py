@@ -23,7 +23,7 @@ KINDS = ("dense", "band", "sparse")
 #: refactorise at every step if this costs at most this multiple of the solves for all directions (measured: at one,
 #: further iterations take as long); directions of implicit equations count twice, because no convergence test covers
 #: the derivatives of algebraic variables
-CHEAP = 1.0
+FACTORISATION_COST_RATIO = 1.0
 LANES, TOGETHER = CONSTANTS["LANES"], CONSTANTS["TOGETHER"]
 
 
@@ -62,8 +62,8 @@ def _check_layout() -> None:
 def _is_cheap(structure: structures.Structure, solutions: float) -> bool:
     """Whether refactorisation at every step is cheaper than more iterations of `solutions` solves each."""
     if structure.kind == "dense":
-        return structure.n**3 / 3 <= CHEAP * solutions * structure.n**2
-    return structure.kind == "band" and structure.lower <= CHEAP * solutions
+        return structure.n**3 / 3 <= FACTORISATION_COST_RATIO * solutions * structure.n**2
+    return structure.kind == "band" and structure.lower <= FACTORISATION_COST_RATIO * solutions
 
 
 class Staggered:

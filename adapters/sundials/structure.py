@@ -30,7 +30,7 @@ SPARSE_COST = (60e-6, 60e-9, 0.4e-9)
 #: largest number of multiplications per entry of the factors for the compiled sparse factorisation
 FEW_PRODUCTS = 50.0
 #: another kind of matrix must cost less than this share of the dense one
-WORTH = 0.9
+MAX_COST_RATIO = 0.9
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def decide(
         return banded
     if wanted in ("sparse", "krylov"):
         return replace(sparse_structure(pattern)[0], kind=wanted)
-    cost, best = WORTH * dense_cost(n), _dense(n)
+    cost, best = MAX_COST_RATIO * dense_cost(n), _dense(n)
     if (narrow := band_cost(banded)) < cost:
         cost, best = narrow, banded
     if sparse_cost(len(rows) + n, 0.0) < cost:

@@ -15,11 +15,11 @@ from dae_hybrid.port.native_plan import TableAdjoint
 from dae_hybrid.port.record_table import RecordTable
 
 from .adjoint import Adjoint
-from .compiled import Model
+from .compiled import EquationCallbacks
 from .driver import BLOCKS, loops
 from .header import CONSTANTS, STRUCTS
 from .native_loop import NativeLoop
-from .runge_kutta import Table
+from .runge_kutta import ButcherTable
 
 PARTS, UNRESOLVED = CONSTANTS["PARTS"], CONSTANTS["UNRESOLVED"]
 ExplicitAdjoint, SweepStruct = STRUCTS["explicit_adjoint"], STRUCTS["sweep"]
@@ -31,10 +31,10 @@ class DiscreteAdjoint:
     pool: list[Any]
     not_finite = 0
 
-    def __init__(self, equations: Equations, wrt: tuple[int, ...], table: Table) -> None:
+    def __init__(self, equations: Equations, wrt: tuple[int, ...], table: ButcherTable) -> None:
         e = equations
         self.equations, self.table, self.nq = e, table, len(wrt) + e.n_memory
-        self.model = Model(e, "ARKode", 0, 0, wrt)
+        self.model = EquationCallbacks(e, "ARKode", 0, 0, wrt)
         patterns = [e.functions["linearised"].pattern(2 + i)[1].size for i in range(len(BLOCKS))]
         stages, self._count = table.b.size, 0
         nonzeros = self.model.context.n_tape + e.n if self.model.uses_products else sum(patterns)
@@ -108,7 +108,7 @@ class TableSweep:
             self._modes[mode] = ctypes.pointer(own.struct)
         for mode, memories in integrated.items():
             for j, memory in enumerate(memories):
-                memory.model.follow(table.paths[mode], components[j])
+                memory.model.set_path(table.paths[mode], components[j])
                 memory.loop.run.max_step = memory.options.max_step or np.inf
                 self._memories[mode * k + j] = ctypes.addressof(memory.loop.run)
 

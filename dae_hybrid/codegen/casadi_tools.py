@@ -13,12 +13,12 @@ POWERS = frozenset((ca.OP_POW, ca.OP_CONSTPOW))
 #: largest linear system solved symbolically; larger ones use CasADi's sparse QR
 SYMBOLIC_SOLVE = 4
 #: largest block of affine equations for algebraic variables that is eliminated
-ELIMINATED = 8
+MAX_ELIMINATED_BLOCK = 8
 #: largest number of block determinants monitored as functions of time; above, only their signs at step ends
-WATCHED = 8
+MAX_DETERMINANT_GUARDS = 8
 #: equations with more elementary operations stay in MX form if one of its operations replaces this many of them
 #: (measured: beyond this size their code takes a second to compile, and runs no faster than loops)
-LARGE, VECTORISED = 500, 8
+MIN_LOOP_OPERATIONS, OPERATIONS_REPLACED = 500, 8
 #: C statements per vector operation, and largest number of elements for which the lengths of both texts are compared
 STATEMENTS, MOST_WRITTEN = 5, 30_000
 #: the limit if there are products with parameter matrices, whose derivatives by the entries give long texts
@@ -97,7 +97,7 @@ def is_vectorised(expression: ca.MX, held: Sequence[ca.MX] = (), by: Sequence[ca
         return False
     products = bool(held) and _multiplies(function, ca.veccat(*held))
     own, elements = vector_operations(function)
-    many = max(LARGE_PRODUCTS if products else LARGE, VECTORISED * own)
+    many = max(LARGE_PRODUCTS if products else MIN_LOOP_OPERATIONS, OPERATIONS_REPLACED * own)
     if many < elements < MOST_EXPANDED:  # many of them may be zeros, copies and constants
         rest = ca.extract_parametric([expression], ca.veccat(*held))[0] if held else [expression]
         elements = expanded(ca.Function("rest", ca.symvar(rest[0]), rest)).n_instructions()

@@ -39,7 +39,7 @@ STRAIGHT = ("-O1", *FLAGS[1:])
 SEPARATE = ("-O1", "-fno-math-errno", "-fPIC", "-c")
 COMPILE_TIMEOUT = 600.0
 #: seconds to wait at interpreter exit for compilers that have been killed
-PARTING = 5.0
+EXIT_TIMEOUT = 5.0
 #: interval in seconds at which a waiting main thread handles signals delivered to other threads
 SIGNALS = 0.1
 
@@ -114,7 +114,7 @@ class _Workshop:
             self.closed = True
             for process in list(self.compilers):
                 self.kill(process)
-            left, deadline = list(self.under_way.values()), time.monotonic() + PARTING
+            left, deadline = list(self.under_way.values()), time.monotonic() + EXIT_TIMEOUT
         for compilation in left:  # their scratch files are removed as well
             compilation.thread.join(max(0.0, deadline - time.monotonic()))
 

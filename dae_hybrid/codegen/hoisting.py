@@ -12,13 +12,13 @@ from dae_hybrid.codegen.casadi_tools import expanded
 from dae_hybrid.codegen.products import inlined, is_cheaper, operations, parts_of
 
 #: functions called at every step
-HOT = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch", "pullback", "tangent")
+STEP_FUNCTIONS = ("flow", "reduced", "settle", "jacobian", "linearised", "guards", "sketch", "pullback", "tangent")
 #: those examined as vector operations
 VECTORISED = ("flow", "guards", "pullback", "tangent")
 #: larger functions are not rewritten: their evaluation dominates, and the analysis is expensive
-LARGEST = 100_000
+MAX_REWRITTEN_NODES = 100_000
 #: largest operation count for which elementwise code is faster than vector operations and quickly compiled
-SHORT = 1_000
+MAX_ELEMENTWISE_OPERATIONS = 1_000
 
 
 def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
@@ -39,13 +39,13 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
     (DM(-0.279415), 5)
     """
     result = {key: function for key, function in functions.items() if key not in ("pullback", "tangent")}
-    hot = {key: functions[key] for key in HOT if key in functions and functions[key].is_a("SXFunction")}
+    hot = {key: functions[key] for key in STEP_FUNCTIONS if key in functions and functions[key].is_a("SXFunction")}
     kind: Any = ca.SX
     if not hot:
         kind = ca.MX
         written = {key: inlined(functions[key]) for key in VECTORISED if key in functions}
         hot = {key: function for key, function in written.items() if function is not None}
-    hot = {key: function for key, function in hot.items() if function.n_nodes() <= LARGEST}
+    hot = {key: function for key, function in hot.items() if function.n_nodes() <= MAX_REWRITTEN_NODES}
     if not hot:
         return result
     first = next(iter(hot.values()))
@@ -68,7 +68,11 @@ def hoisted(functions: Mapping[str, ca.Function]) -> dict[str, ca.Function]:
         result |= _with_tape(multiplied, result, [*point, c], symbols, pieces)
         if "tangent" in result:
             del result["linearised"]
-    short = [key for key in (*hot, "tape") if kind is ca.MX and key in result and operations(result[key]) <= SHORT]
+    short = [
+        key
+        for key in (*hot, "tape")
+        if kind is ca.MX and key in result and operations(result[key]) <= MAX_ELEMENTWISE_OPERATIONS
+    ]
     return result | {key: expanded(result[key]) for key in short}
 
 

@@ -22,7 +22,16 @@ from scipy.sparse import csc_array
 
 from dae_hybrid.codegen.compiler import Compilation, Finished, begin, known, warn_once
 from dae_hybrid.codegen.dense_products import by_columns
-from dae_hybrid.codegen.split_source import APART, LONG, MOST, cut, is_long, is_straight, shared_out, statements
+from dae_hybrid.codegen.split_source import (
+    LONG,
+    MAX_STATEMENTS,
+    OPERATIONS_PER_FILE,
+    cut,
+    is_long,
+    is_straight,
+    shared_out,
+    statements,
+)
 from dae_hybrid.errors import UnsupportedError
 from dae_hybrid.numerics.arrays import Array
 
@@ -149,8 +158,8 @@ class NativeFunction(NotPicklable):
 def generate_files(functions: Sequence[ca.Function]) -> list[str]:
     """Generate C text: one file, or several if the code is straight-line or long."""
     files, load = min(os.cpu_count() or 1, MOST_FILES), sum(f.n_instructions() for f in functions)
-    if 2 * APART <= load < LONG and files > 1:
-        shares = shared_out(functions, min(files, load // APART))
+    if 2 * OPERATIONS_PER_FILE <= load < LONG and files > 1:
+        shares = shared_out(functions, min(files, load // OPERATIONS_PER_FILE))
         texts = [generate(share, f"model{i}.c") for i, share in enumerate(shares)]
         if all(map(is_straight, texts)):
             return texts
@@ -199,11 +208,11 @@ def begin_functions(functions: Mapping[Any, ca.Function], *, apart: bool = False
         return found, ""
     texts = generate_files(list(functions.values()))
     counts = [statements(text) for text in texts]
-    if max(counts) <= MOST:
+    if max(counts) <= MAX_STATEMENTS:
         return begin(*texts, identity=identity, apart=apart), ""
     note = (
         f"The equations are too long to compile, {sum(counts):,} statements of C in {len(texts)} files where "
-        f"{MOST:,} each are the limit: they run interpreted, slower"
+        f"{MAX_STATEMENTS:,} each are the limit: they run interpreted, slower"
     )
     warn_once(note, ". State long sums and chains with vectors (size=), or pass native=False to build().")
     return Finished(None), note

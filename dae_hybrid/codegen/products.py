@@ -22,13 +22,13 @@ VECTORS = 2
 #: time needed to load and add one entry), and cost of an elementary function
 PER_ENTRY, PER_FUNCTION = 6, 10
 #: largest cost of products with directions, relative to the Jacobian
-WORTH = 0.6
+MAX_PRODUCT_COST_RATIO = 0.6
 #: largest number of vector operations after inlining called functions
 MOST_INLINED = 5_000
 #: smallest outer product that is stored by its factors
 LEAST_OUTER = 64
 #: operations as cheap as an addition; for matrices this includes data movement
-CHEAP = frozenset((
+CHEAP_OPERATIONS = frozenset((
     ca.OP_MTIMES, ca.OP_CALL, ca.OP_DOT, ca.OP_HORZCAT, ca.OP_VERTCAT, ca.OP_DIAGCAT, ca.OP_HORZSPLIT,
     ca.OP_VERTSPLIT, ca.OP_DIAGSPLIT, ca.OP_RESHAPE, ca.OP_TRANSPOSE, ca.OP_SUBREF, ca.OP_GETNONZEROS,
     ca.OP_SETNONZEROS, ca.OP_ADDNONZEROS, ca.OP_PROJECT, ca.OP_HORZREPMAT, ca.OP_HORZREPSUM, ca.OP_ASSIGN, ca.OP_ADD,
@@ -36,7 +36,7 @@ CHEAP = frozenset((
     ca.OP_LT, ca.OP_LE, ca.OP_EQ, ca.OP_NE, ca.OP_NOT, ca.OP_AND, ca.OP_OR, ca.OP_IF_ELSE_ZERO, ca.OP_SIGN,
     ca.OP_SQRT,
 ))  # fmt: skip
-FREE = frozenset((ca.OP_INPUT, ca.OP_OUTPUT, ca.OP_CONST, ca.OP_PARAMETER))
+FREE_OPERATIONS = frozenset((ca.OP_INPUT, ca.OP_OUTPUT, ca.OP_CONST, ca.OP_PARAMETER))
 
 
 def inlined(function: ca.Function) -> ca.Function | None:
@@ -75,11 +75,13 @@ def operations(function: ca.Function) -> int:
     of = [function.instruction_id(k) for k in range(function.n_instructions())]
     if function.is_a("SXFunction"):
         return sum(_weight(op) for op in of)
-    return sum(_weight(op) * _size(function.instruction_MX(k), op) for k, op in enumerate(of) if op not in FREE)
+    return sum(
+        _weight(op) * _size(function.instruction_MX(k), op) for k, op in enumerate(of) if op not in FREE_OPERATIONS
+    )
 
 
 def _weight(op: int) -> int:
-    return 0 if op in FREE else 1 if op in CHEAP else PER_FUNCTION
+    return 0 if op in FREE_OPERATIONS else 1 if op in CHEAP_OPERATIONS else PER_FUNCTION
 
 
 def _size(node: ca.MX, op: int) -> int:
@@ -124,7 +126,7 @@ def products(name: str, function: ca.Function, linearised: ca.Function, *, expli
 def is_cheaper(taped: Mapping[str, ca.Function], linearised: ca.Function) -> bool:
     """Whether products with directions, using a tape, cost clearly less than the sparse Jacobian and its products."""
     by_products = operations(taped["tape"]) + VECTORS * operations(taped["tangent"])
-    return by_products <= WORTH * (operations(linearised) + VECTORS * PER_ENTRY * _entries(linearised))
+    return by_products <= MAX_PRODUCT_COST_RATIO * (operations(linearised) + VECTORS * PER_ENTRY * _entries(linearised))
 
 
 def _entries(linearised: ca.Function) -> int:

@@ -13,7 +13,7 @@ from dae_hybrid.codegen.casadi_tools import POWERS, with_numbers, without_number
 from dae_hybrid.numerics.arrays import Array
 
 #: expressions examined at a time, and largest number of instructions of each
-MANY, LONGEST = 1000, 100
+EXPRESSIONS_PER_CALL, MAX_INSTRUCTIONS = 1000, 100
 
 
 class Shape(NamedTuple):
@@ -71,13 +71,16 @@ def in_elements(
     """
     if len(values) < 2 or not all(value.is_scalar() for value in values):
         return [None] * len(values)
-    some = (ca.Function("values", symbols, values[i : i + MANY]) for i in range(0, len(values), MANY))
+    some = (
+        ca.Function("values", symbols, values[i : i + EXPRESSIONS_PER_CALL])
+        for i in range(0, len(values), EXPRESSIONS_PER_CALL)
+    )
     return [found for function in some for found in _in_elements(function, structural)]
 
 
 def _in_elements(function: ca.Function, structural: Set[float]) -> list[tuple[Any, Array] | None]:
     none: list[tuple[Any, Array] | None] = [None] * function.n_out()
-    if function.n_instructions() > LONGEST * function.n_out():
+    if function.n_instructions() > MAX_INSTRUCTIONS * function.n_out():
         return none
     try:
         flat = function.expand()

@@ -17,11 +17,11 @@ import casadi as ca
 LONG, STATEMENTS = 15_000, 500
 #: operations per file if straight-line code is distributed over several files (measured with gcc: two files of 2,000
 #: need the same CPU time as one of 4,000, and half the elapsed time if cores are available)
-APART = 2_000
+OPERATIONS_PER_FILE = 2_000
 #: statements per file above which nothing is compiled: they take 20 s on one core (measured with gcc)
-MOST = 175_000
+MAX_STATEMENTS = 175_000
 #: largest iteration count of a loop that costs no more than its unrolled statements
-SHORT = 16
+MAX_LOOP_COUNT = 16
 _LOOP = re.compile(r"\bfor \(\w+=0[^;]*; \w+<(\w+);[^)]*\) *([^\n]*)")
 _MOVE = re.compile(r"casadi_(?:copy|clear|fill)\([^;\n]*?, (\d+)[,)]")
 #: bodies of the loops for copying and clearing
@@ -46,9 +46,9 @@ def statements(text: str) -> int:
 
 def is_straight(text: str) -> bool:
     """Whether a text consists of statements without loops, except very short ones."""
-    if any(int(size) > SHORT for size in _MOVE.findall(text)):
+    if any(int(size) > MAX_LOOP_COUNT for size in _MOVE.findall(text)):
         return False
-    loops = (rest in _MOVES or (end.isdigit() and int(end) <= SHORT) for end, rest in _LOOP.findall(text))
+    loops = (rest in _MOVES or (end.isdigit() and int(end) <= MAX_LOOP_COUNT) for end, rest in _LOOP.findall(text))
     return text.count("for (") == len(_LOOP.findall(text)) and all(loops) and "while (" not in text
 
 

@@ -15,9 +15,9 @@ from dae_hybrid.codegen.kernels import NativeFunction
 from dae_hybrid.compile.builders import Builders
 from dae_hybrid.compile.lowering import Flat
 from dae_hybrid.compile.mode_system import ModeBuilder
-from dae_hybrid.compile.native_transitions import LARGEST, MAX_TRANSITION_OPERATIONS, first_output
+from dae_hybrid.compile.native_transitions import MAX_POINT_ENTRIES, MAX_TRANSITION_OPERATIONS, first_output
 from dae_hybrid.errors import DaeHybridError
-from dae_hybrid.port.native_plan import BoundaryFunctions, Measured
+from dae_hybrid.port.native_plan import BoundaryFunctions, MeasurementFunctions
 from dae_hybrid.system.initial import InitialMap
 from dae_hybrid.system.measurement import Measurement
 from dae_hybrid.system.transition_map import CLOCK
@@ -37,7 +37,7 @@ def starts_and_ends_plainly(measurements: Sequence[Measurement], initial: Initia
     if len(_shapes(measurements)) * len(builders.unit) > MAX_MEASUREMENT_FUNCTIONS:
         return False
     units = builders.units
-    if any(b.lowering.n + b.nm > LARGEST or b.nk or b.poles or b.nz > SYMBOLIC_SOLVE for b in units.values()):
+    if any(b.lowering.n + b.nm > MAX_POINT_ENTRIES or b.nk or b.poles or b.nz > SYMBOLIC_SOLVE for b in units.values()):
         return False
     return units[builders.unit[initial.mode]].nz <= 1  # its equation is solved for it: the matrix has rank one
 
@@ -124,7 +124,8 @@ def ends_of(
         shape: tuple(functions.get(f"measured{i}_{mode}") for mode in range(len(units))) for shape, i in shapes.items()
     }
     measured = (
-        Measured(m.when(NONE), by_mode[m.of_mode], np.array(m.data, dtype=float), m.components) for m in measurements
+        MeasurementFunctions(m.when(NONE), by_mode[m.of_mode], np.array(m.data, dtype=float), m.components)
+        for m in measurements
     )
     final = tuple(functions[f"final{unit}"] for unit in units)
     return BoundaryFunctions(initial.mode, functions["origin"], final, tuple(measured))

@@ -15,7 +15,7 @@ import math
 
 import casadi as ca
 
-from dae_hybrid.statement.declarations import Bound, Declaration, Mode, Transition
+from dae_hybrid.statement.declarations import Declaration, Mode, Transition, VariableBound
 from dae_hybrid.statement.expressions import free_name
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.triggers import StateTrigger
@@ -39,7 +39,7 @@ def with_bounds(model: HybridModel) -> HybridModel:
     return found
 
 
-def _bounds(declared: Declaration) -> list[Bound]:
+def _bounds(declared: Declaration) -> list[VariableBound]:
     """The finite bounds of all entries of a variable."""
     if declared.bounds is None:
         return []
@@ -47,14 +47,14 @@ def _bounds(declared: Declaration) -> list[Bound]:
     for i, (lower, upper) in enumerate(zip(*(side.tolist() for side in declared.bounds), strict=True)):
         label = declared.name if declared.size == 1 else f"{declared.name}[{i}]"
         found += [
-            Bound(declared.name, i, label, lower, upper, is_lower)
+            VariableBound(declared.name, i, label, lower, upper, is_lower)
             for is_lower, limit in ((True, lower), (False, upper))
             if math.isfinite(limit)
         ]
     return found
 
 
-def _condition(name: str, mode: Mode, declared: Declaration, bound: Bound) -> Transition:
+def _condition(name: str, mode: Mode, declared: Declaration, bound: VariableBound) -> Transition:
     value = declared.symbol[bound.entry]
     guard = value - bound.limit if bound.is_lower else bound.limit - value
     none: dict[str, ca.MX] = {}

@@ -23,7 +23,7 @@ from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
 
 #: smallest number of modes, or transitions, that share their functions
-FEW = 4
+MIN_FAMILY_SIZE = 4
 
 
 class Builders:
@@ -49,7 +49,7 @@ class Builders:
         self.lowering, self.own, self._ends = cache(self._lowering), cache(self._own), cache(self._ends_of)
         self.unit, self.numbers = list(range(len(self.names))), [np.zeros(0)] * len(self.names)
         self._families: dict[int, Family[int]] = {}
-        for family in families({i: self._mode(i) for i in range(len(self.names))}, FEW):
+        for family in families({i: self._mode(i) for i in range(len(self.names))}, MIN_FAMILY_SIZE):
             if not self.lowering(family.members[0]).algebraic.size:
                 self._families[family.members[0]] = family
                 for i, numbers in zip(family.members, family.numbers, strict=True):
@@ -158,7 +158,7 @@ class Builders:
         found = Transitions(self)
         stated = list(self.model.transitions.values())
         charged = {name for f in self.model.functionals.values() for name, _ in f.at_events}
-        alike = families({i: self._transition(t, charged) for i, t in enumerate(stated)}, FEW)
+        alike = families({i: self._transition(t, charged) for i, t in enumerate(stated)}, MIN_FAMILY_SIZE)
         family_of = {i: (family, k) for family in alike for k, i in enumerate(family.members)}
         first: dict[Hashable, int] = {}
         for i, transition in enumerate(stated):

@@ -19,7 +19,7 @@ NULL_SPACE_RTOL = 1e-13
 #: a row or column with a smaller share of the null space does not take part in it
 MIN_PARTICIPATION = 1e-9
 #: longest list of names, or groups, in a message
-MAX_LISTED = 8
+MAX_LISTED_NAMES = 8
 
 
 def refuse_dependent_equations(
@@ -99,5 +99,5 @@ def _groups(matrix: Array, left: Array, right: Array) -> list[tuple[list[int], l
 
 
 def _list(names: Sequence[str], separator: str = ", ") -> str:
-    more = len(names) - MAX_LISTED
-    return separator.join(names[:MAX_LISTED]) + (f"{separator}and {more} more" if more > 0 else "")
+    more = len(names) - MAX_LISTED_NAMES
+    return separator.join(names[:MAX_LISTED_NAMES]) + (f"{separator}and {more} more" if more > 0 else "")

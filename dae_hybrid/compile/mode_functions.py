@@ -9,18 +9,25 @@ from typing import Any
 import casadi as ca
 import numpy as np
 
-from dae_hybrid.codegen.casadi_tools import ELIMINATED, SYMBOLIC_SOLVE, WATCHED, dense, jacobian, linear_solve
+from dae_hybrid.codegen.casadi_tools import (
+    MAX_DETERMINANT_GUARDS,
+    MAX_ELIMINATED_BLOCK,
+    SYMBOLIC_SOLVE,
+    dense,
+    jacobian,
+    linear_solve,
+)
 from dae_hybrid.compile.dependence import refuse_dependent_equations
 from dae_hybrid.compile.elimination import singularities, solve_explicitly
 from dae_hybrid.compile.lowering import Flat, ModeLowering, symbols_for
 from dae_hybrid.compile.structure import check_structure
 from dae_hybrid.errors import FormulationError, ModelError
 from dae_hybrid.layout import Layout
-from dae_hybrid.numerics.matrices import LARGE, is_dense
+from dae_hybrid.numerics.matrices import MAX_DENSE_ROWS, is_dense
 from dae_hybrid.statement.declarations import Transition
 from dae_hybrid.statement.model import HybridModel
 
-TINY = float(np.finfo(float).tiny)
+SMALLEST_NORMAL = float(np.finfo(float).tiny)
 NEWTON_STEPS = 3  # from the integrator's tolerance to rounding
 
 
@@ -117,7 +124,7 @@ class ModeFunctions:
         if s.kind is not ca.SX:
             return None
         y, z = s.x[: self.ny, :], s.x[self.ny :, :]
-        found = solve_explicitly(self.algebraic_part(s), z, ELIMINATED)
+        found = solve_explicitly(self.algebraic_part(s), z, MAX_ELIMINATED_BLOCK)
         if found is None:
             return None
         self.poles = found[1].numel()
@@ -129,7 +136,7 @@ class ModeFunctions:
         found = None
         if s.kind is ca.SX:
             by_z = jacobian(self.algebraic_part(s), s.x)[:, self.ny :]
-            found = singularities(by_z, ca.vertcat(s.t, s.x), ELIMINATED, WATCHED)
+            found = singularities(by_z, ca.vertcat(s.t, s.x), MAX_ELIMINATED_BLOCK, MAX_DETERMINANT_GUARDS)
         if found is None:
             self.unwatched = True
         elif found.numel():
@@ -302,7 +309,7 @@ class ModeFunctions:
         def scale(s: Flat) -> list[Any]:
             k, by_u = self.algebraic_part(s), self.by_u(self.flow, s)[self.ny :, :]
             by_z, terms = by_u[:, self.ny : self.lowering.n], sizes_by(by_u, k, s.u)
-            if self.nz > LARGE:  # in place of the full inverse, its product with two combinations of signs
+            if self.nz > MAX_DENSE_ROWS:  # in place of the full inverse, its product with two combinations of signs
                 signs = ca.DM((-1.0) ** np.arange(self.nz))
                 found = linear_solve(by_z, ca.horzcat(terms, signs * terms))
                 return [ca.fabs(s.x[self.ny :, :]) + ca.fabs(found) @ ca.DM.ones(2)]
@@ -349,7 +356,7 @@ class ModeFunctions:
         if self.explicit is None and self.nz:
             # a vanishing variable has no scale of its own: linear algebra gives it roundings of the other corrections
             step = ca.fabs(step)
-            step = step / (self._rounding()(t, x, m, p) + ca.mmax(step) + TINY)
+            step = step / (self._rounding()(t, x, m, p) + ca.mmax(step) + SMALLEST_NORMAL)
         return ca.Function("landing", point, [dense(v) for v in (x, xdot(t, x, m, p), step)])
 
     def multipliers(self) -> ca.Function:
@@ -405,6 +412,6 @@ def entry_sizes(matrix: Any, u: Any) -> Any:
     """
     if not is_dense(matrix):
         return type(matrix)(*matrix.shape)
-    if min(matrix.shape) > LARGE:  # structural nonzeros only
+    if min(matrix.shape) > MAX_DENSE_ROWS:  # structural nonzeros only
         return type(matrix)(matrix.sparsity(), term_sizes(matrix.nz[:], u))
     return ca.reshape(term_sizes(ca.vec(dense(matrix)), u), *matrix.shape)

@@ -26,7 +26,7 @@ from dae_hybrid.port.integrator import Equations
 from dae_hybrid.system.system import ModeSystem
 
 #: largest product of guards and equations for which guards at consistent points are weighted, not solved for
-WEIGHED = 100_000
+MAX_WEIGHTED_PRODUCT = 100_000
 #: index of the parameter input in a mode's functions
 P = 3
 
@@ -127,7 +127,7 @@ class ModeBuilder(ModeFunctions):
         values = [dense(v) for v in (self.guards(*s.point), self.off(s))]
         found["sketch"] = ca.Function("sketch", list(s.point), values)
         found["slopes"] = self.point_function("slopes", lambda s: [self.guard_rates(s)])
-        if n_guards * (self.nz + self.nk) <= WEIGHED:
+        if n_guards * (self.nz + self.nk) <= MAX_WEIGHTED_PRODUCT:
             found["weigh"] = self.point_function("weigh", lambda s: [self.guard_weights(s)])
         if self.singularities is not None:
             found["poles"] = self.point_function("poles", lambda s: [self.singular(s), self.singular_rates(s)])

@@ -19,7 +19,7 @@ from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import CLOCK, TransitionMap
 
 #: with more states and memory entries the integration of a segment dominates the cost, not the transition
-LARGEST = 40
+MAX_POINT_ENTRIES = 40
 #: longest functions of a transition with unknowns, in operations; longer ones compile for more than half a second
 MAX_TRANSITION_OPERATIONS = 5000
 #: guards of both modes above which transitions call the modes' functions instead of inlining them
@@ -33,9 +33,11 @@ def native_eligible(transition: TransitionMap, source: ModeBuilder, target: Mode
     if target is None or transition.projects or transition.conditions:
         return False
     ends = source, target
-    small = all(b.lowering.n + b.nm <= LARGEST and b.nz <= SYMBOLIC_SOLVE and not (b.direct and b.nk) for b in ends)
+    small = all(
+        b.lowering.n + b.nm <= MAX_POINT_ENTRIES and b.nz <= SYMBOLIC_SOLVE and not (b.direct and b.nk) for b in ends
+    )
     unknowns = len(transition.labels)
-    square = transition.kernels["after"].function.size1_out(2) == unknowns <= LARGEST
+    square = transition.kernels["after"].function.size1_out(2) == unknowns <= MAX_POINT_ENTRIES
     return small and square
 
 
@@ -49,7 +51,7 @@ def _point(mode: ModeBuilder) -> tuple[list[ca.MX], ca.MX]:
 
 def point_functions(mode: ModeBuilder, *, turns: bool) -> dict[str, ca.Function]:
     """Return `cross` of a point without a transition, and `solve` for knots; empty for index 2 and large modes."""
-    largest = LARGEST if mode.nz and mode.explicit is None else MAX_POINT_SIZE
+    largest = MAX_POINT_ENTRIES if mode.nz and mode.explicit is None else MAX_POINT_SIZE
     if mode.nk or mode.poles or mode.lowering.n + mode.nm > largest:
         return {}
     (t, y, m, p), x = _point(mode)

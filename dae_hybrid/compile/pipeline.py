@@ -31,7 +31,7 @@ from dae_hybrid.errors import AdapterError, ModelError
 from dae_hybrid.layout import Layout
 from dae_hybrid.port.integrator import HasLoops
 from dae_hybrid.port.native_plan import TransitionGraph
-from dae_hybrid.progress import Parts
+from dae_hybrid.progress import StageReport
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.system.later import Later
 from dae_hybrid.system.measurement import Measurement
@@ -43,7 +43,13 @@ ByOwner = dict[str, dict[int, dict[str, NativeFunction]]]
 
 
 def build_system(
-    model: HybridModel, *, native: bool | Literal["later"], eliminate: bool, direct: bool, kinks: bool, parts: Parts
+    model: HybridModel,
+    *,
+    native: bool | Literal["later"],
+    eliminate: bool,
+    direct: bool,
+    kinks: bool,
+    parts: StageReport,
 ) -> HybridSystem:
     """Build the system; see `HybridModel.build`."""
     _check_declarations(model)

@@ -31,7 +31,7 @@ from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.triggers import StateTrigger
 
 #: longest quotation of a relation, in characters
-LONGEST_TEXT = 60
+MAX_RELATION_TEXT = 60
 
 
 def with_relations(model: HybridModel, *, kinks: bool) -> tuple[HybridModel, tuple[str, ...]]:
@@ -191,7 +191,7 @@ class _Lifting:
         """The memory of a node's switch, created on first use."""
         key = node.key
         if key not in self.switches:
-            text = node.text if len(node.text) <= LONGEST_TEXT else f"{node.text[:LONGEST_TEXT]}..."
+            text = node.text if len(node.text) <= MAX_RELATION_TEXT else f"{node.text[:MAX_RELATION_TEXT]}..."
             name = free_name(text, self.names)
             self.names.add(name)
             symbol = ca.MX.sym(name)

@@ -13,14 +13,14 @@ from dae_hybrid.compile.mode_system import ModeBuilder
 from dae_hybrid.compile.reset_functions import Jump, cost_kernel, event_costs
 from dae_hybrid.errors import ModelError
 from dae_hybrid.layout import Layout
-from dae_hybrid.numerics.matrices import LARGE, compact
+from dae_hybrid.numerics.matrices import MAX_DENSE_ROWS, compact
 from dae_hybrid.statement.declarations import Transition
 from dae_hybrid.statement.model import HybridModel
 from dae_hybrid.statement.triggers import TimeTrigger
 from dae_hybrid.system.transition_map import CLOCK, TransitionMap
 
 #: longest quotation of a guard, in characters
-LONGEST_TEXT = 80
+MAX_GUARD_TEXT = 80
 
 
 def parameters_of(kernel: str) -> int | None:
@@ -104,7 +104,7 @@ def _keeps_its_guard(model: HybridModel, transition: Transition) -> bool:
 def _text(guard: ca.MX | None) -> str:
     """Text of a guard, shortened to fit into a message."""
     text = "" if guard is None else str(guard)
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
+    return text if len(text) <= MAX_GUARD_TEXT else f"{text[:MAX_GUARD_TEXT]}..."
 
 
 def _is_movable(trigger: ca.Function, n_parameters: int) -> bool:
@@ -135,7 +135,7 @@ def _tangent(trigger: ca.Function, source: ModeBuilder, jump: Jump | None) -> Ke
     kind, n_after = s.kind, source.lowering.n if jump is None else jump.target.lowering.n
     after, m_after, clock = kind.sym("after", n_after), kind.sym("m_after", source.nm), kind.sym("clock", CLOCK)
     # with many algebraic variables, derivatives stay by u: only products with their chain are computed
-    by_w = source.chain(s) if source.nz <= LARGE else kind.eye(s.u.numel())
+    by_w = source.chain(s) if source.nz <= MAX_DENSE_ROWS else kind.eye(s.u.numel())
     h = trigger(*s.point, clock)
     flow_minus = ca.vertcat(source.flow(*s.point)[: source.ny, :], kind.zeros(source.nm))
     n_w = source.ny + source.nm

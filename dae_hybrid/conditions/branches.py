@@ -215,7 +215,7 @@ class UndecidedBranch:
 
     def refuse(self, conditions: Conditions) -> None:
         """Refuse the derivatives of the run."""
-        conditions.refuse(
+        conditions.fail(
             EventError(
                 f"In {self.what}, {self.text} is where it changes, to the accuracy of the run, and what follows from "
                 "either side differs: there are only one-sided derivatives.",

@@ -50,7 +50,7 @@ def check_derivative_conditions(
     absolute tolerances.
     """
     if trajectory.accumulation is not None:
-        conditions.refuse(
+        conditions.fail(
             ZenoError(
                 "The run was ended where events accumulate: the derivative is that of the run up to there.",
                 time=trajectory.accumulation,
@@ -72,7 +72,7 @@ def check_derivative_conditions(
         sided = one_sided_derivatives(*forward(), estimate, functionals)
     for check in duality.values():
         if not check.passed:
-            conditions.refuse(check.error())
+            conditions.fail(check.error())
     for sentence in (*sided, *(f"{reason} The gradient is not one." for reason in conditions.failed)):
         warnings.warn(sentence, DerivativeWarning, stacklevel=4)
     lost, grown = growth

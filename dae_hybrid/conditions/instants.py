@@ -22,7 +22,7 @@ from dae_hybrid.simulation.grazing import accuracy
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import ModeSystem
-from dae_hybrid.system.transition_map import KNOWN, clock
+from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR, schedule_state
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: relative difference below which states and derivatives are equal, and the same in multiples of rtol
@@ -228,7 +228,7 @@ class RunInspector:
 
     def _seen(self, point: Point, state: Array, tau: Array) -> dict[int, Array]:
         """Return the derivatives of the guards of a mode at a moving time."""
-        found, start = {}, clock(self.run.t_span[0], 0)
+        found, start = {}, schedule_state(self.run.t_span[0], 0)
         for index in point[0].guarded:
             h_w, _, rate = self.system.transitions[index].guard_derivatives(*point, self.p, start)
             found[index] = h_w @ state + rate * tau
@@ -390,7 +390,7 @@ class RunInspector:
         for index, h, rate, size in values:
             if abs(h) <= CLOSE_SHARE * size + away:
                 derivatives = self.system.transitions[index].guard_derivatives
-                by_y = derivatives(*point, self.p, clock(self.run.t_span[0], 0))[0]
+                by_y = derivatives(*point, self.p, schedule_state(self.run.t_span[0], 0))[0]
                 tolerance = float(np.abs(by_y[: allowed.size]) @ allowed) + slack / SIMULTANEITY_RTOLS * abs(rate)
                 known, most = SIMULTANEITY_RTOLS * tolerance, abs(rate) * duration
                 if known < abs(h) <= MAX_SIMULTANEITY_RTOLS * tolerance and known < most:
@@ -451,7 +451,7 @@ class RunInspector:
         Changes below the accuracy of the run when a parameter doubles are neglected.
         """
         transition = self.system.transitions[index]
-        h_w, h_p, rate = transition.guard_derivatives(mode, t, x, m, self.p, clock(self.run.t_span[0], 0))
+        h_w, h_p, rate = transition.guard_derivatives(mode, t, x, m, self.p, schedule_state(self.run.t_span[0], 0))
         terms = [h_w[:, None] * state, h_p[:, None] * dp]
         if tau is not None:
             terms.append(rate * tau[None, :])
@@ -459,7 +459,7 @@ class RunInspector:
             return False
         change, size = (sum(f(term).sum(axis=0) for term in terms) for f in (np.asarray, np.abs))
         y = x[: mode.differential.size]
-        accuracy = self.run.options.absolute(mode.differential) + KNOWN * self.run.options.rtol * np.abs(y)
+        accuracy = self.run.options.absolute(mode.differential) + STATE_ERROR_FACTOR * self.run.options.rtol * np.abs(y)
         unseen = np.abs(h_w[: y.size]) @ accuracy
         scale = np.where(self.p != 0, np.abs(self.p), 1.0) @ np.abs(dp)
         return bool(np.any(np.abs(change) > self.accuracy * size + unseen / np.where(scale > 0, scale, 1.0)))
@@ -493,7 +493,7 @@ def inaccuracy(trajectory: Trajectory, event: EventRecord) -> float:
 def refuse(inspector: RunInspector, index: int, t: float, conditions: Conditions, what: str, remedy: str) -> None:
     """Refuse a transition whose existence depends on a change of the parameters."""
     transition = inspector.system.transitions[index]
-    conditions.refuse(
+    conditions.fail(
         EventError(
             f"{what}: a change of the parameters one way moves the transition, the other way takes it away.",
             transition=transition.name,

@@ -16,12 +16,12 @@ from dae_hybrid.port.records import EventRecord
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.simulation.firing import Firing
 from dae_hybrid.system.system import ModeSystem
-from dae_hybrid.system.transition_map import clock
+from dae_hybrid.system.transition_map import schedule_state
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 type Sides = Mapping[int, int]
 #: guards within this multiple of the first one's distance from zero count as zero at the instant
-BESIDE = 2.0
+INSTANT_FACTOR = 2.0
 NOWHERE: Sides = MappingProxyType({})
 
 
@@ -69,7 +69,7 @@ class TangentComparison:
 
     def time_of(self, point: Point, firing: Firing, state: Array) -> Array:
         """Return the derivative of the time at which a transition is due at a point."""
-        start = clock(self.run.t_span[0], firing.count)
+        start = schedule_state(self.run.t_span[0], firing.count)
         h_w, h_p, rate = firing.transition.guard_derivatives(*point, self.run.parameters, start)
         return np.asarray((h_w @ state + h_p @ self.directions.directions) / -rate)
 
@@ -182,7 +182,7 @@ def replay(
     mode, t, x, m = point
     rules, at = inspector.event_logic(t), StatePoint(x, m, *inspector.entry(*point))
     if begin.guard and begin.rate:
-        rules.slack = max(rules.slack, BESIDE * abs(begin.guard / begin.rate))
+        rules.slack = max(rules.slack, INSTANT_FACTOR * abs(begin.guard / begin.rate))
     records: list[EventRecord] = []
     costs, firing, left = np.zeros(system.functionals.size), begin, False
     if armed:

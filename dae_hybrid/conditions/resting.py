@@ -40,7 +40,7 @@ SAMPLES, MAX_NUMBERS = 101, 1_000_000
 TIMES_PER_SEGMENT = 8
 #: distance from a kink, as a multiple of the allowed one, at which a state with uncorrected algebraic variables is not
 #: at the kink
-ROUGH = 100.0
+UNCORRECTED_FACTOR = 100.0
 #: sides that differ by less than this number of tolerances are equal
 EQUAL_TOLERANCES = 100.0
 #: factor of |.|, from max(a, b) = (a + b + |a - b|) / 2
@@ -234,7 +234,7 @@ def refuse_resting(
     for rest in rests:
         for text in rest.one_sided(directions, *states[id(rest.segment)])[:1]:
             segment = rest.segment
-            conditions.refuse(
+            conditions.fail(
                 EventError(
                     f"The run rests at the kink of {text}, and leaves it with the parameters: there are only "
                     "one-sided derivatives.",
@@ -338,7 +338,7 @@ def _corrected(
 ) -> tuple[list[Segment], Array, Array]:
     """Select the points that may be at a kink, and correct their algebraic variables (costly)."""
     arguments, known, *_ = _near(run, kinks, owners, t, x)
-    rows = np.flatnonzero((np.abs(arguments) <= ROUGH * known).any(axis=1))
+    rows = np.flatnonzero((np.abs(arguments) <= UNCORRECTED_FACTOR * known).any(axis=1))
     own = [owners[i] for i in rows.tolist()]
     memory = np.array([segment.memory for segment in own]).reshape(rows.size, run.system.memory.size)
     return own, t[rows], owners[0].mode.complete_rows(t[rows], x[rows], memory, run.parameters)

@@ -23,7 +23,7 @@ from dae_hybrid.system.linearisation import chain
 from dae_hybrid.system.measurement import measurement_rate
 from dae_hybrid.system.signals import coefficients, derivatives
 from dae_hybrid.system.system import ModeSystem
-from dae_hybrid.system.transition_map import KNOWN
+from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR
 
 #: values (k,), derivatives along the directions (k, d), and negligible differences of the values (k,)
 type Quantity = tuple[Array, Array, Array]
@@ -149,7 +149,7 @@ class _Ties:
     def _nothing(self, by_u: Array, side: Side) -> Array:
         mode, _, x, _ = side.point
         allowed = self.run.options.allowed(mode.variables, x)
-        return KNOWN * np.asarray(np.abs(by_u[:, : x.size]) @ allowed)
+        return STATE_ERROR_FACTOR * np.asarray(np.abs(by_u[:, : x.size]) @ allowed)
 
     def _said(
         self, name: str, beside: str, sides: list[Quantity], exact: bool, record: MeasurementRecord
@@ -171,7 +171,7 @@ class _Ties:
             time=record.time,
             remedy="Shift the measurement, or use at_events= to measure at the event.",
         )
-        self.directions.conditions.refuse(error)
+        self.directions.conditions.fail(error)
 
     def _both(self, sides: list[Quantity], names: tuple[str, str] = ("before it", "after it")) -> str | None:
         """Describe values and derivatives of two sides; None if they agree to the accuracy of the run."""
@@ -238,7 +238,7 @@ class _Ties:
                 time=event.time,
                 remedy="Change the parameters a little, or move the knot.",
             )
-            self.directions.conditions.refuse(error)
+            self.directions.conditions.fail(error)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class _Ties:
         if not exact:
             yield (f"Whether {name} to its accuracy, is chance: {both}. Derivatives are those of what the run did.")
             return
-        self.directions.conditions.refuse(
+        self.directions.conditions.fail(
             EventError(
                 "A transition fires at the very end of the run, and its time moves with the parameters: a change of "
                 "the parameters one way moves the transition, the other way takes it away. What the run ends with is "

@@ -16,7 +16,7 @@ from dae_hybrid.errors import OptionError
 from dae_hybrid.interface.runs import Parameters, RunBuilder
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, LinearSolver, OnZeno, Preconditioner, SensitivityMethod, Simultaneous, check_keep
-from dae_hybrid.port.native_plan import Bound
+from dae_hybrid.port.native_plan import MemoryBound
 from dae_hybrid.sensitivity.duality import compare, direction
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
@@ -178,19 +178,19 @@ def forward_sensitivity(
     setup = RunBuilder(system, t_span, parameters, t_eval, adapter, options, "forward")
     allowed, conditions = setup.allowed(duality), setup.conditions(strict=strict)
     indices = system.parameter_indices(wrt)
-    directions, witness, v = setup.directions(indices, conditions), None, np.zeros(0)
+    directions, trace, v = setup.directions(indices, conditions), None, np.zeros(0)
     if allowed is not None:
         v = direction(setup.p[list(indices)])
-        directions = witness = setup.tangent_trace(directions.directions, v, conditions)
+        directions = trace = setup.tangent_trace(directions.directions, v, conditions)
     trajectory = setup.run(directions)
     with attach_trajectory(trajectory):
         gradient = directions.gradient(trajectory)
         checked = {}
-        if witness is not None and allowed is not None and system.functionals.names:
+        if trace is not None and allowed is not None and system.functionals.names:
             run = setup.run(for_adjoint=True)
             for name in system.functionals.names:
-                swept = setup.adjoint(run, name, indices, conditions, at_events=True)
-                checked[name] = compare(name, swept, witness, gradient @ v, v, allowed)
+                sweep_result = setup.adjoint(run, name, indices, conditions, at_events=True)
+                checked[name] = compare(name, sweep_result, trace, gradient @ v, v, allowed)
         parts = system.functionals
         growth = lost_digits(
             trajectory,
@@ -275,7 +275,7 @@ def adjoint_gradient(
     name, indices = system.functional_name(functional), system.parameter_indices(wrt)
     if algorithm == "general":
         rows = keep == "final" or (keep == "events" and t_eval is None)
-        setup.bound = Bound(setup.options.adjoint_memory, keep == "final", rows)
+        setup.bound = MemoryBound(setup.options.adjoint_memory, keep == "final", rows)
     trajectory = setup.run(for_adjoint=True)
 
     def forward() -> tuple[Trajectory, TangentState]:
@@ -283,14 +283,14 @@ def adjoint_gradient(
         return setup.run(directions), directions
 
     with attach_trajectory(trajectory):
-        swept = setup.adjoint(trajectory, name, indices, conditions, algorithm, at_events=allowed is not None)
+        sweep_result = setup.adjoint(trajectory, name, indices, conditions, algorithm, at_events=allowed is not None)
         checked = {}
         if allowed is not None:
-            witness, total, v = setup.tangent_for_check(trajectory, indices, conditions)
-            checked[name] = compare(name, swept, witness, total, v, allowed)
+            trace, total, v = setup.tangent_for_check(trajectory, indices, conditions)
+            checked[name] = compare(name, sweep_result, trace, total, v, allowed)
         growth = lost_digits(
             trajectory,
-            {name: swept.gradient},
+            {name: sweep_result.gradient},
             indices,
             lambda: setup.looser(LOOSER).adjoint_gradients(name, indices, algorithm),
             sampled=setup.t_eval is not None,
@@ -304,9 +304,9 @@ def adjoint_gradient(
         functional=name,
         value=trajectory.functionals[name],
         parameters=_labels(system, indices),
-        gradient=_shaped(swept.gradient),
+        gradient=_shaped(sweep_result.gradient),
         trajectory=left,
-        statistics=swept.statistics,
+        statistics=sweep_result.statistics,
         duality=checked.get(name),
         algorithm=algorithm,
         _verdict=verdict,

@@ -14,8 +14,8 @@ from dae_hybrid.codegen.compiler import cores
 from dae_hybrid.errors import DaeHybridError, OptionError
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.crews import by_crews, by_single_calls
-from dae_hybrid.interface.parameter_sets import Table, as_columns, read_table, side_by_side
-from dae_hybrid.interface.prepared_case import Analysis, Case, Single, check_analysis, functional_names
+from dae_hybrid.interface.parameter_sets import ParameterTable, as_columns, read_table, side_by_side
+from dae_hybrid.interface.prepared_case import Analysis, CheckedCall, Single, check_analysis, functional_names
 from dae_hybrid.interface.registry import for_call
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import DONE, Outcomes
@@ -23,18 +23,18 @@ from dae_hybrid.simulation.starts import Starts
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import html, in_short
 
-#: with more parameters than this multiple of the functionals' components, gradient=True uses the adjoint
 #: number of runs shown in a notebook
-SHOWN = 10
-MANY = 4
+MAX_RUNS_SHOWN = 10
+#: with more parameters than this multiple of the functionals' components, gradient=True uses the adjoint
+ADJOINT_PARAMETER_RATIO = 4
 
 
 def batch(
     system: HybridSystem,
     t_span: Sequence[float],
     *,
-    parameters: Table = None,
-    x0: Table = None,
+    parameters: ParameterTable = None,
+    x0: ParameterTable = None,
     functional: str | Sequence[str] | None = None,
     gradient: Literal["forward", "adjoint", True] | None = None,
     wrt: str | Sequence[str] | None = None,
@@ -102,7 +102,7 @@ def batch(
         named = as_columns(x0)
         starts = Starts.of(system, list(named) if isinstance(named, Mapping) else None)
         values = read_table("x0", named, starts.layout, None)
-    case = Case(
+    case = CheckedCall(
         system, t_span, functional, _analysis(system, functional, gradient, wrt), wrt, t_eval, adapter, strict, duality,
         options, starts,
     )  # fmt: skip
@@ -126,7 +126,7 @@ def _analysis(
     components = sum(
         system.functionals[n].stop - system.functionals[n].start for n in functional_names(system, functional)
     )
-    return "adjoint" if len(system.parameter_indices(wrt)) > MANY * components else "forward"
+    return "adjoint" if len(system.parameter_indices(wrt)) > ADJOINT_PARAMETER_RATIO * components else "forward"
 
 
 def _workers(given: int | None) -> int:
@@ -173,7 +173,7 @@ class Batch:
     """
 
     def __init__(
-        self, case: Case, given: Array, out: Outcomes, errors: Mapping[int, DaeHybridError],
+        self, case: CheckedCall, given: Array, out: Outcomes, errors: Mapping[int, DaeHybridError],
         outputs: Mapping[int, Mapping[str, Array]], statistics: Mapping[str, int],
     ) -> None:  # fmt: skip
         self._case, self._given, self._out, self._singles = case, given, out, outputs
@@ -262,7 +262,7 @@ class Batch:
         case, rows = self._case, self._out.outputs[here]
         mode, nm = case.system.modes[index], case.system.memory.size
         states = rows[:, : mode.equations.n]
-        if mode.plain or not len(rows):
+        if mode.state_is_complete or not len(rows):
             return rows[:, : mode.variables.size]
         of_run, of_time = np.nonzero(here)
         times, m, p = np.asarray(self.t)[of_time], rows[:, rows.shape[1] - nm :], self.parameters[of_run]
@@ -284,7 +284,7 @@ class Batch:
         names = list(self.functionals)
         rows = [
             [str(i), *(in_short(self.functionals[name][i]) for name in names), str(self.n_events[i]), in_short(t)]
-            for i, t in enumerate(self.t_end[:SHOWN])
+            for i, t in enumerate(self.t_end[:MAX_RUNS_SHOWN])
         ]
         return html(repr(self), [["run", *names, "events", "end"], *rows])
 

@@ -9,22 +9,22 @@ from time import monotonic
 import numpy as np
 
 from dae_hybrid.errors import DaeHybridError
-from dae_hybrid.interface.prepared_case import Case, Single, gradients_of, trajectory_of
+from dae_hybrid.interface.prepared_case import CheckedCall, Single, gradients_of, trajectory_of
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import DONE, LEFT_OUT, STEEP, Crew, Outcomes
 
 #: share of the remaining work, divided by the threads, that a thread takes at once, and its limit
-SHARE, MOST = 0.25, 1000
+WORK_SHARE, MAX_RUNS_TAKEN = 0.25, 1000
 #: single calls per thread that justify another thread
-FEW = 2
+CALLS_PER_THREAD = 2
 #: seconds between checks of whether threads have ended, and before unresponsive threads are abandoned
-LOOK, PATIENCE = 0.05, 5.0
+POLL_SECONDS, THREAD_TIMEOUT = 0.05, 5.0
 
 type Failures = dict[int, DaeHybridError]
 type Outputs = dict[int, dict[str, Array]]
 
 
-def by_crews(case: Case, given: Array, out: Outcomes, workers: int) -> None:
+def by_crews(case: CheckedCall, given: Array, out: Outcomes, workers: int) -> None:
     """Carry out native runs; those not marked `done` are left to single calls."""
     crews: list[Crew] = []
     for _ in range(min(workers, len(given))):
@@ -47,7 +47,7 @@ def by_crews(case: Case, given: Array, out: Outcomes, workers: int) -> None:
         judge_growth(case, given, out, workers)
 
 
-def judge_growth(case: Case, given: Array, out: Outcomes, workers: int) -> None:
+def judge_growth(case: CheckedCall, given: Array, out: Outcomes, workers: int) -> None:
     """Where perturbations may have grown, check whether gradients agree at another tolerance."""
     grown = np.flatnonzero(out.done == STEEP)
     if not grown.size:
@@ -60,7 +60,7 @@ def judge_growth(case: Case, given: Array, out: Outcomes, workers: int) -> None:
             out.done[k] = DONE
 
 
-def by_single_calls(case: Case, given: Array, out: Outcomes, workers: int) -> tuple[Failures, Outputs]:
+def by_single_calls(case: CheckedCall, given: Array, out: Outcomes, workers: int) -> tuple[Failures, Outputs]:
     """Carry out the remaining runs one by one; return their errors, and outputs at given times."""
     left, n_p = np.flatnonzero(out.done != DONE).tolist(), case.system.parameters.size
     failures: Failures = {}
@@ -79,12 +79,12 @@ def by_single_calls(case: Case, given: Array, out: Outcomes, workers: int) -> tu
             else:
                 take_over(case, single, i, out, outputs)
 
-    threads = min(workers, len(left) // FEW) or 1
+    threads = min(workers, len(left) // CALLS_PER_THREAD) or 1
     share_out(len(left), [run] * threads, lambda: stopped.append(True))
     return failures, outputs
 
 
-def take_over(case: Case, single: Single, i: int, out: Outcomes, outputs: Outputs) -> None:
+def take_over(case: CheckedCall, single: Single, i: int, out: Outcomes, outputs: Outputs) -> None:
     """Store the result of a single call."""
     run, system = trajectory_of(single), case.system
     t, mode, x, m = run.final
@@ -125,15 +125,15 @@ def share_out(count: int, work: Sequence[Callable[[int, int], None]], stop: Call
             thread.start()
         while any(thread.is_alive() for thread in threads) and not raised:
             for thread in threads:
-                thread.join(LOOK)
+                thread.join(POLL_SECONDS)
     except BaseException as error:
         raised.insert(0, error)
         raise
     finally:
-        patient_until = monotonic() + PATIENCE
+        patient_until = monotonic() + THREAD_TIMEOUT
         while raised and any(thread.is_alive() for thread in threads) and monotonic() < patient_until:
             stop()  # repeatedly: a thread may have started another piece
-            threads[0].join(LOOK)
+            threads[0].join(POLL_SECONDS)
     if raised:
         raise raised[0]
 
@@ -142,6 +142,6 @@ def _chunks(count: int, threads: int) -> Iterator[tuple[int, int]]:
     """Yield chunks of the work, from large to small."""
     begin = 0
     while begin < count:
-        end = begin + max(1, min(MOST, int(SHARE * (count - begin) / threads)))
+        end = begin + max(1, min(MAX_RUNS_TAKEN, int(WORK_SHARE * (count - begin) / threads)))
         yield begin, end
         begin = end

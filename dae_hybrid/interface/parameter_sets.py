@@ -13,7 +13,7 @@ from dae_hybrid.layout import Layout
 from dae_hybrid.numeric_input import real_array
 from dae_hybrid.numerics.arrays import Array
 
-Table = Mapping[str, ArrayLike] | ArrayLike | None
+ParameterTable = Mapping[str, ArrayLike] | ArrayLike | None
 
 
 def as_columns(given: Any) -> Any:
@@ -23,7 +23,7 @@ def as_columns(given: Any) -> Any:
     return given
 
 
-def read_table(what: str, given: Table, layout: Layout, default: Array | None) -> Array:
+def read_table(what: str, given: ParameterTable, layout: Layout, default: Array | None) -> Array:
     """Return rows in the order of a layout, (N, size), or (1, size) if all runs share them.
 
     Non-finite numbers are accepted here and refused by the runs.

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.crews import judge_growth, take_over
-from dae_hybrid.interface.prepared_case import Case, Single, check_analysis, trajectory_of
+from dae_hybrid.interface.prepared_case import CheckedCall, Single, check_analysis, trajectory_of
 from dae_hybrid.interface.runs import Parameters
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_batch import DONE, Crew, Outcomes
@@ -70,14 +70,14 @@ def prepare(
     check_built(system)
     analysis = check_analysis("derivatives", derivatives, "None, 'forward' or 'adjoint'")
 
-    case = partial(Case, system, t_span, functional, analysis, wrt, t_eval, adapter, strict, duality, options)
+    case = partial(CheckedCall, system, t_span, functional, analysis, wrt, t_eval, adapter, strict, duality, options)
     return Prepared(system, case)
 
 
 class Prepared:
     """A call with fixed arguments except for the parameters; created by `prepare`."""
 
-    def __init__(self, system: HybridSystem, make: Callable[[], Case]) -> None:
+    def __init__(self, system: HybridSystem, make: Callable[[], CheckedCall]) -> None:
         self._system, self._make, self._shape = system, make, (system.parameters.size,)
         self._work = _Work(make())
 
@@ -121,7 +121,7 @@ class Prepared:
 class _Work:
     """Native runs of a case; each thread has its own crew."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: CheckedCall) -> None:
         self.case = case
         self._idle: list[_Seat] = []
         self._is_left = case.fleet is None  # whether all runs are left to single calls
@@ -152,7 +152,7 @@ class _Work:
 class _Seat:
     """A crew with buffers for the result of one run."""
 
-    def __init__(self, case: Case, crew: Crew) -> None:
+    def __init__(self, case: CheckedCall, crew: Crew) -> None:
         self._case, self._crew, self._out = case, crew, case.outcomes(1)
         self._given = np.zeros((1, case.system.parameters.size))
         crew.aim(self._given, self._out)
@@ -169,7 +169,7 @@ class _Seat:
         return _run_of(case, p, out)
 
 
-def _run_of(case: Case, p: Array, out: Outcomes, single: Single | None = None) -> Run:
+def _run_of(case: CheckedCall, p: Array, out: Outcomes, single: Single | None = None) -> Run:
     """Make a `Run` from the only row of the outcomes."""
     gradients = None if case.analysis is None else case.reported(out.gradients)[0].copy()
     counts = out.n_events.item(), out.n_steps.item()
@@ -192,7 +192,7 @@ class Run:
     """
 
     def __init__(
-        self, case: Case, parameters: Array, values: Array, gradients: Array | None, n_events: int, n_steps: int,
+        self, case: CheckedCall, parameters: Array, values: Array, gradients: Array | None, n_events: int, n_steps: int,
         t_end: float, single: Single | None = None,
     ) -> None:  # fmt: skip
         self.parameters, self.n_events, self.n_steps, self.t_end = parameters, n_events, n_steps, t_end

@@ -33,7 +33,7 @@ _resting = Lock()
 type Single = Trajectory | ForwardSensitivity | dict[str, Gradient]
 
 
-class Case:
+class CheckedCall:
     """Checked arguments shared by all runs.
 
     `names` are the reported functionals, `components` their components among the reported ones.
@@ -110,7 +110,7 @@ class Case:
         return NativeBatch(request, self.indices, parts, integrated(system), origin, n_start, self._certify, timetable)
 
     @cached_property
-    def looser(self) -> Case:
+    def looser(self) -> CheckedCall:
         """The same case at looser tolerances, with gradients not subject to conditions."""
         other = copy(self)
         for name in ("fleet", "_kind"):
@@ -180,9 +180,9 @@ class Case:
         return {n: api.adjoint_gradient(system, span, n, **call, **self._differentiate) for n in self.names}
 
 
-def _case(given: dict[str, Any], names: Sequence[str] | None) -> Case:
+def _case(given: dict[str, Any], names: Sequence[str] | None) -> CheckedCall:
     """A case of a pickle, and the names of the initial values that are given."""
-    return Case(**given, starts=None if names is None else Starts.of(given["system"], names))
+    return CheckedCall(**given, starts=None if names is None else Starts.of(given["system"], names))
 
 
 def trajectory_of(single: Single) -> Trajectory:

@@ -17,7 +17,7 @@ from dae_hybrid.errors import IntegrationError, NonFiniteError, OptionError, Ste
 from dae_hybrid.interface.registry import Analysis, check_capabilities, find_integrator, for_call, registered
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
-from dae_hybrid.port.failure_messages import STARVED
+from dae_hybrid.port.failure_messages import MIN_PROGRESS_SHARE
 from dae_hybrid.port.integrator import Integrator, RunsWhole, Session
 from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, BoundaryFunctions, RunRequest
 from dae_hybrid.port.segment_rules import is_unresolved
@@ -37,19 +37,19 @@ Parameters = Mapping[str, ArrayLike] | ArrayLike | None
 #: tightest rtol of the direct form of index 2 (measured: below it events on multipliers are missed)
 DIRECT_RTOL = 1e-11
 #: limit on the evaluations of a guard in a run, from its resolution
-LOOKS = 1e8
+MAX_GUARD_EVALUATIONS = 1e8
 #: average untested local error of sensitivities per step, in tolerances, that needs no note
 UNTESTED_ERROR = 100
 #: or relative to the size of the sensitivities over the run
 UNTESTED_SHARE = 0.05
 #: largest ratio of the check's steps to the run's steps before another direction is tried; number of directions
-LONGER, DIRECTIONS = 20, 4
+MAX_CHECK_STEP_RATIO, CHECK_DIRECTIONS = 20, 4
 #: upper limit on rtol when tolerances are loosened
 LOOSEST = 0.5
 #: types of option values that can be compared
 PLAIN = (str, int, float, np.number, np.bool_)
 #: limit on the checked sets of options cached with a system
-KEPT = 100
+MAX_CACHED_OPTIONS = 100
 
 
 class RunBuilder:
@@ -93,7 +93,7 @@ class RunBuilder:
         self._check_resolution()
         self._check_max_step()
         check_capabilities(adapter, self.system, self.options, analysis)
-        if len(known) >= KEPT:
+        if len(known) >= MAX_CACHED_OPTIONS:
             known.clear()
         with suppress(TypeError):
             if plain:
@@ -110,19 +110,19 @@ class RunBuilder:
 
     def _check_resolution(self) -> None:
         finest, duration = min(mode.equations.resolution for mode in self.system.modes), self.span[1] - self.span[0]
-        if duration > LOOKS * finest:
+        if duration > MAX_GUARD_EVALUATIONS * finest:
             raise OptionError(
                 f"A guard with resolution={finest:g} would be looked at {duration / finest:.0e} times in a run of "
-                f"length {duration:g}; the limit is {LOOKS:.0e}.",
+                f"length {duration:g}; the limit is {MAX_GUARD_EVALUATIONS:.0e}.",
                 remedy="Declare a coarser resolution: the shortest time for which the guard may stay on one side.",
             )
 
     def _check_max_step(self) -> None:
         size, largest = max(abs(self.span[0]), self.span[1] - self.span[0]), self.options.max_step
-        if largest is not None and largest < STARVED * size:
+        if largest is not None and largest < MIN_PROGRESS_SHARE * size:
             raise OptionError(
                 f"max_step={largest:g} is lost in the rounding of a run from {self.span[0]:g} to {self.span[1]:g}.",
-                remedy=f"Choose {STARVED * size:.1g} or more.",
+                remedy=f"Choose {MIN_PROGRESS_SHARE * size:.1g} or more.",
             )
 
     def _check_tolerance_names(self) -> None:
@@ -340,18 +340,18 @@ class RunBuilder:
         IDA may fail to follow a combination of sensitivities although it follows others, and take a thousand times as
         many steps (measured on a throw with an energy as algebraic variable): another direction is then tried.
         """
-        patience = min(self.options.max_steps, 1000 + LONGER * run.statistics["steps"])
-        for which in range(DIRECTIONS):
-            last = which == DIRECTIONS - 1
+        patience = min(self.options.max_steps, 1000 + MAX_CHECK_STEP_RATIO * run.statistics["steps"])
+        for which in range(CHECK_DIRECTIONS):
+            last = which == CHECK_DIRECTIONS - 1
             v = direction(self.p[list(indices)], which)
-            witness = self.tangent_trace(self.columns(indices) @ v[:, None], np.ones(1), conditions)
+            trace = self.tangent_trace(self.columns(indices) @ v[:, None], np.ones(1), conditions)
             try:
-                along = self.run(witness, max_steps=self.options.max_steps if last else patience)
+                along = self.run(trace, max_steps=self.options.max_steps if last else patience)
             except StepLimitError:
                 if last:
                     raise
             else:
-                return witness, witness.gradient(along)[:, 0], v
+                return trace, trace.gradient(along)[:, 0], v
         raise AssertionError("the last direction is returned or raises")
 
     def sweep(

@@ -11,7 +11,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.errors import FormulationError
-from dae_hybrid.mechanics.declared import Start
+from dae_hybrid.mechanics.declared import InitialConditions
 from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.kinematics import Motion
 from dae_hybrid.numerics.arrays import Array
@@ -29,7 +29,7 @@ class Configuration:
     """Positions at the start, at nominal parameters and time 0."""
 
     equations: EquationsOfMotion
-    start: Start
+    start: InitialConditions
 
     @cached_property
     def _fixed(self) -> tuple[list[ca.MX], list[ca.DM]]:

@@ -21,7 +21,7 @@ from dae_hybrid.statement.model import HybridModel
 PLACES, NOTHING = 3, 1e-10
 
 
-class Crossing:
+class LoweredEvent:
     """One event of a mechanism, lowered.
 
     Impacts are implicit resets T(post, pre, rho, t) = 0 with impulses for unknowns (Serban and Recuero 2019, eq. 16c):

@@ -136,7 +136,7 @@ class Event(Statement):
 
 
 @dataclass(frozen=True, eq=False)
-class Start:
+class InitialConditions:
     """The initial conditions of a run."""
 
     mode: str

@@ -11,7 +11,7 @@ import numpy as np
 
 from dae_hybrid.errors import ModelError, OptionError
 from dae_hybrid.mechanics.configuration import Configuration
-from dae_hybrid.mechanics.crossing import Crossing
+from dae_hybrid.mechanics.crossing import LoweredEvent
 from dae_hybrid.mechanics.equations import EquationsOfMotion
 from dae_hybrid.mechanics.formulations import Formulation, Index2, Penalty, Reduced, Unconstrained
 from dae_hybrid.mechanics.kinematics import Motion, partition_function
@@ -70,7 +70,7 @@ class Lowering:
             transition = (
                 {}
                 if event.target is None
-                else Crossing(self.equations, self.formulation, model, event, partitions).declared()
+                else LoweredEvent(self.equations, self.formulation, model, event, partitions).declared()
             )
             model.transition(
                 event.source,

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import casadi as ca
 
 from dae_hybrid.errors import ModelError
-from dae_hybrid.mechanics.declared import Constraint, Coordinate, Event, Impact, Restitution, Share, Start, VelocityJump
+from dae_hybrid.mechanics.declared import (
+    Constraint,
+    Coordinate,
+    Event,
+    Impact,
+    InitialConditions,
+    Restitution,
+    Share,
+    VelocityJump,
+)
 from dae_hybrid.mechanics.formulations import Formulation
 from dae_hybrid.mechanics.planar import Link, Planar
 from dae_hybrid.progress import Report
@@ -74,7 +83,7 @@ class Mechanism(Symbols, Planar):
     functionals: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
     states: dict[str, tuple[ca.MX, ca.MX]] = field(default_factory=dict, init=False)  # rate and initial value
     impulses: dict[str, ca.MX] = field(default_factory=dict, init=False)
-    start: Start | None = field(default=None, init=False)
+    start: InitialConditions | None = field(default=None, init=False)
     share: Share = field(default_factory=Share, init=False)
     links: list[Link] = field(default_factory=list, init=False)
 
@@ -94,7 +103,7 @@ class Mechanism(Symbols, Planar):
 
     @property
     def mechanism(self) -> Mechanism:
-        """The mechanism itself, to which `Parts` add."""
+        """The mechanism itself, to which `Components` add."""
         return self
 
     # -- symbols ----------------------------------------------------------------------------------------
@@ -329,7 +338,7 @@ class Mechanism(Symbols, Planar):
             if wrong:
                 raise ModelError(f"{what} of initial(): {', '.join(wrong)} is none.", variables=wrong)
         starts = self.assignments(guess, "guess of initial()", ("differential",))
-        self.start = Start(begin, given, moving, starts, project)
+        self.start = InitialConditions(begin, given, moving, starts, project)
 
     def functional(
         self,

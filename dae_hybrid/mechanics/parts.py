@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dae_hybrid.mechanics.mechanism import Mechanism
 
 
-class Parts:
+class Components:
     """Methods common to a mechanism and its modes: constraints, forces, inertias."""
 
     share: Share

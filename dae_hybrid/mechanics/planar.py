@@ -12,7 +12,7 @@ from typing import Any, Literal
 import casadi as ca
 
 from dae_hybrid.errors import ModelError
-from dae_hybrid.mechanics.parts import Parts
+from dae_hybrid.mechanics.parts import Components
 from dae_hybrid.statement.declarations import Statement
 from dae_hybrid.statement.expressions import expression
 
@@ -55,7 +55,7 @@ class Link:
     end: Point
 
 
-class Planar(Parts):
+class Planar(Components):
     """Methods for planar bodies, common to a mechanism and its modes."""
 
     def point(self, name: str, *, unit: str = "m") -> Point:

@@ -14,9 +14,9 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.statement.model import HybridModel
 
 #: quality of a selection, relative to that at the selection, below which other coordinates are selected
-WORN = 0.1
+RESELECTION_QUALITY = 0.1
 #: smallest quality of given coordinates
-SPENT = 1e-3
+MIN_GIVEN_QUALITY = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,14 +72,16 @@ class Partition:
             return
         if self.memory is None:
             reason = "The independent coordinates do not determine the others any more."
-            model.require(self.mode, self._quality(self.selection) - SPENT, reason, name=f"{self.mode}: coordinates")
+            model.require(
+                self.mode, self._quality(self.selection) - MIN_GIVEN_QUALITY, reason, name=f"{self.mode}: coordinates"
+            )
             return
         motion, (held, good) = self.motion, self.memory
         selection, updates = self.chosen(motion.phi_q)
         event = model.transition(
             self.mode,
             self.mode,
-            guard=self._quality(held) - WORN * good,
+            guard=self._quality(held) - RESELECTION_QUALITY * good,
             direction="falling",
             reset={self.w: selection @ motion.v},
             memory=updates,

@@ -29,7 +29,7 @@ RANK_TOLERANCE = 1e-11
 #: between RANK_TOLERANCE and this value the rank is undecidable
 DOUBTFUL_TOLERANCE = 1e-8
 #: when Newton's method stagnates, residuals below this multiple of the largest value are rounding
-STAGNANT = 1e-13
+STAGNATION_TOLERANCE = 1e-13
 #: a matrix below this multiple of its entries' terms belongs to a multiple root
 MULTIPLE_ROOT = 1e-5
 #: a matrix whose smallest singular value drops by this factor is becoming singular
@@ -37,15 +37,15 @@ COLLAPSED = 1e-5
 #: residuals within this many roundings of their terms are zero
 RESIDUAL_ROUNDINGS = 1e4
 #: relative distance from a root at which its neighbourhood is sampled
-ASIDE = 1e-3
+NEIGHBOUR_DISTANCE = 1e-3
 #: number of corrections of a sample
 CORRECTIONS = 8
 #: relative change of the matrix within the rounding of a root that indicates a multiple root
 UNSETTLED = 0.1
 #: Newton's method: largest number of steps, smallest damping factor, relative size of a converged step in roundings
-MOST_STEPS = 50
+MAX_NEWTON_STEPS = 50
 #: undamped steps tried first for systems with more unknowns than the second number
-FULL_STEPS, MANY = 8, 40
+FULL_STEPS, FULL_STEPS_SIZE = 8, 40
 LEAST_DAMPING = 1e-6
 STEP_ROUNDINGS = 4.0
 #: largest singular matrix that is decomposed to name the equations at fault
@@ -83,7 +83,7 @@ def solve_algebraic(
         """
         if not (np.all(np.isfinite(residual)) and is_finite(jacobian)):
             return False
-        allowed = RESIDUAL_ROUNDINGS * EPS * size + STAGNANT * _carried(jacobian, z)
+        allowed = RESIDUAL_ROUNDINGS * EPS * size + STAGNATION_TOLERANCE * _carried(jacobian, z)
         return bool(np.all(np.abs(residual) <= allowed))
 
     def fail(reason: str = "") -> ConsistencyError:
@@ -93,7 +93,7 @@ def solve_algebraic(
             np.where(fixed, residual, 0.0) if conflict else residual, size, reason, equations, mode, variables, time
         )
 
-    def iterate(*, damped: bool, most: int = MOST_STEPS) -> bool:
+    def iterate(*, damped: bool, most: int = MAX_NEWTON_STEPS) -> bool:
         """Run Newton's method from the current point; return whether it converged."""
         nonlocal z, residual, jacobian, size
         for _ in range(most):
@@ -125,7 +125,7 @@ def solve_algebraic(
 
     # equations that are linear in some unknowns and quadratic in the others (velocities, then accelerations) are solved
     # by full steps through larger residuals; with many equations of this kind damped steps are very slow
-    if z.size > MANY:
+    if z.size > FULL_STEPS_SIZE:
         with suppress(ConsistencyError):
             if iterate(damped=False, most=FULL_STEPS):
                 return z
@@ -163,7 +163,7 @@ def is_isolated(z: Array, jacobian: Array, evaluate: Callable[[Array], tuple[Arr
     open_to = right[np.count_nonzero(sizes > RANK_TOLERANCE * sizes.max(initial=0.0)) :]
     if len(open_to) != 1:
         return False
-    length = ASIDE * max(float(np.abs(z).max(initial=0.0)), 1.0)
+    length = NEIGHBOUR_DISTANCE * max(float(np.abs(z).max(initial=0.0)), 1.0)
     return all(not _reaches_root(z + side * length * open_to[0], open_to, evaluate) for side in (1.0, -1.0))
 
 

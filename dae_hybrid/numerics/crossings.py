@@ -15,30 +15,30 @@ from dae_hybrid.numerics.arrays import EPS, Array
 
 #: depth of the bisection of a step that searches for double crossings; safety factor on the error of a cubic, which is
 #: measured at an interior point
-DEPTH, SAFETY = 8, 4.0
+BISECTION_DEPTH, CUBIC_ERROR_FACTOR = 8, 4.0
 #: relative position of the interior point; the midpoint may be a zero by symmetry
-INSIDE = 0.43
+INTERIOR_POSITION = 0.43
 #: limit on the iterations of the root search, which is slow where the guard is flat
-MANY = 10_000
+MAX_ROOT_ITERATIONS = 10_000
 #: rounding of a guard within a step, relative to its values at the ends
-NOISE = 1e-13
+GUARD_ROUNDING = 1e-13
 #: the same for a determinant: the equations are singular if it touches zero, as if it crosses
-TOUCHED = 1e-10
+DETERMINANT_ROUNDING = 1e-10
 #: a parabola needs no closer check if it stays above this share of the guard's values,
 #: and the previous step was at least this multiple of the current one
-CALM, GROWN = 0.25, 0.4
+PARABOLA_MARGIN, MIN_STEP_RATIO = 0.25, 0.4
 #: a guard whose rates could take it this many times through its range turns within a step, and is sampled at intervals
 #: in which they could take it this many times through; share of speed and range kept from one sample to the next
-TURNS, SPACING, HELD = 2.5, 1.5, 0.9
+TURNS_PER_STEP, SAMPLE_SPACING, RETAINED_SHARE = 2.5, 1.5, 0.9
 #: rates are trusted if the guard moves at least this share of the distance that they predict,
 #: over the time that takes it this share of its range
-MOVES, SHORTLY = 0.3, 0.1
+TRUSTED_RATE_SHARE, TRIAL_RANGE_SHARE = 0.3, 0.1
 #: limit on the samples in a step
-MOST_LOOKS = 20_000
+MAX_SAMPLES = 20_000
 
 
 #: a turning point below this share of the neighbouring values is a near miss; number of near misses kept
-NEXT_TO, TURNED = 0.1, 32
+NEAR_MISS_SHARE, MAX_NEAR_MISSES = 0.1, 32
 
 
 class Turn(NamedTuple):
@@ -62,7 +62,7 @@ class Turns:
         with np.errstate(all="ignore"):
             least, place = _smallest(_cubic(start, end, end.t - start.t) * side)
             most = np.maximum(np.abs(start.values), np.abs(end.values))
-            near = (side * end.values > 0) & (place > 0) & (place < 1) & (np.abs(least) <= NEXT_TO * most)
+            near = (side * end.values > 0) & (place > 0) & (place < 1) & (np.abs(least) <= NEAR_MISS_SHARE * most)
         for i in np.flatnonzero(near[: self.n]).tolist():
             self._note(float(abs(least[i]) / most[i]), Turn(i, start.t, end.t))
 
@@ -72,12 +72,12 @@ class Turns:
             return
         for i, (v0, v1, v2) in enumerate(zip(*(row[: self.n] for row in values), strict=True)):
             most = max(abs(v0), abs(v2))
-            if v0 * v2 > 0 and v1 * v0 >= 0 and abs(v1) <= min(abs(v0), abs(v2)) and abs(v1) <= NEXT_TO * most:
+            if v0 * v2 > 0 and v1 * v0 >= 0 and abs(v1) <= min(abs(v0), abs(v2)) and abs(v1) <= NEAR_MISS_SHARE * most:
                 self._note(abs(v1) / most, Turn(i, times[2], times[0]))
 
     def _note(self, share: float, turn: Turn) -> None:
         self.found.append((share, turn))
-        if len(self.found) > TURNED:
+        if len(self.found) > MAX_NEAR_MISSES:
             self.found.remove(max(self.found))
 
 
@@ -109,8 +109,8 @@ class Pace:
     def see(self, h: float, v0: Array, v: Array, v1: Array) -> None:
         """Update the estimates from values within a time; both decay unless confirmed."""
         values = np.array((v0, v, v1))
-        self.speed = np.maximum(np.abs(np.diff(values, axis=0)).sum(axis=0) / h, HELD * self.speed)
-        self.range = np.maximum(np.ptp(values, axis=0), HELD * self.range)
+        self.speed = np.maximum(np.abs(np.diff(values, axis=0)).sum(axis=0) / h, RETAINED_SHARE * self.speed)
+        self.range = np.maximum(np.ptp(values, axis=0), RETAINED_SHARE * self.range)
 
     def often(self, h: float, speed: Array, noise: Array) -> Array:
         """Number of times each guard could traverse its range."""
@@ -146,8 +146,8 @@ class Scan:
         """The first crossing between two samples and its approximate time; updates `pace`."""
         pace = Pace(start.values.size) if pace is None else pace
         pieces = int(np.ceil((end.t - start.t) / resolution)) if end.t - start.t > resolution else 1
-        touched = NOISE * np.maximum(np.abs(start.values), np.abs(end.values))
-        touched[self._determinants] *= TOUCHED / NOISE
+        touched = GUARD_ROUNDING * np.maximum(np.abs(start.values), np.abs(end.values))
+        touched[self._determinants] *= DETERMINANT_ROUNDING / GUARD_ROUNDING
         for t in np.linspace(start.t, end.t, pieces + 1)[1:-1].tolist():
             middle = self.sample(t)
             found = self._piece(start, middle, touched, pace)
@@ -169,16 +169,16 @@ class Scan:
     def _piece(self, start: GuardSample, end: GuardSample, touched: Array, pace: Pace) -> tuple[int, float] | None:
         """As `_between`, with intervals adapted to guards that turn several times."""
         h = end.t - start.t
-        if not start.t < start.t + INSIDE * h < end.t:  # rounding only
-            return self._between(start, end, touched, DEPTH)
-        middle = self._look(start.t + INSIDE * h, touched)
+        if not start.t < start.t + INTERIOR_POSITION * h < end.t:  # rounding only
+            return self._between(start, end, touched, BISECTION_DEPTH)
+        middle = self._look(start.t + INTERIOR_POSITION * h, touched)
         pace.see(h, start.values, middle.values, end.values)
         rates = np.abs((start.rates, middle.rates, end.rates))
         mean = (rates[0] + 4 * rates[1] + rates[2]) / 6
         mean = np.maximum(mean, (rates.sum(axis=0) - rates.min(axis=0)) / 2)  # one of the rates may be at an extremum
         often = pace.often(h, np.where(np.isfinite(mean), np.maximum(mean, pace.speed), pace.speed), touched)
-        if not often.size or often.max() <= TURNS:
-            return self._between(start, end, touched, DEPTH)
+        if not often.size or often.max() <= TURNS_PER_STEP:
+            return self._between(start, end, touched, BISECTION_DEPTH)
         trusted = self._moves((start, middle, end), int(often.argmax()), pace)
         if trusted:  # a guard that starts at an extremum is as fast as elsewhere in the step
             for seen in (start, middle, end):
@@ -190,35 +190,37 @@ class Scan:
         finite = [g for g in samples if np.isfinite(g.rates[i])]
         fastest = max(finite, key=lambda g: abs(g.rates[i]), default=samples[0])
         rate = abs(float(fastest.rates[i]))
-        away = SHORTLY * float(pace.range[i]) / rate if rate > 0 else 0.0
+        away = TRIAL_RANGE_SHARE * float(pace.range[i]) / rate if rate > 0 else 0.0
         t = fastest.t - away if fastest is samples[2] else fastest.t + away
         if not 0 < away < (samples[2].t - samples[0].t) / 2:
             return False
-        return abs(self.value(t, i) - float(fastest.values[i])) >= MOVES * rate * away
+        return abs(self.value(t, i) - float(fastest.values[i])) >= TRUSTED_RATE_SHARE * rate * away
 
     def _keep_up(
         self, start: GuardSample, end: GuardSample, touched: Array, pace: Pace, trusted: bool
     ) -> tuple[int, float] | None:
         rounding = 8 * EPS * max(abs(start.t), abs(end.t))
-        shortest, crowded = max((end.t - start.t) / MOST_LOOKS, rounding), np.zeros(start.values.size, dtype=int)
+        shortest, crowded = max((end.t - start.t) / MAX_SAMPLES, rounding), np.zeros(start.values.size, dtype=int)
         while start.t < end.t:
             if trusted:
                 pace.hasten(start.rates)
-            room = SPACING * (pace.range + touched + self.band)  # crossings within a zero band do not count
+            room = SAMPLE_SPACING * (pace.range + touched + self.band)  # crossings within a zero band do not count
             ones = np.divide(room, pace.speed, out=np.full_like(room, np.inf), where=pace.speed > 0)
             crowded[int(ones.argmin())] += ones.min() < shortest
             away, left = max(float(ones.min()), shortest), end.t - start.t
-            piece = end if left <= SPACING * away or start.t + away >= end.t else self._look(start.t + away, touched)
-            found = self._between(start, piece, touched, DEPTH)
+            piece = (
+                end if left <= SAMPLE_SPACING * away or start.t + away >= end.t else self._look(start.t + away, touched)
+            )
+            found = self._between(start, piece, touched, BISECTION_DEPTH)
             if found is not None:
                 return found
-            middle = self._look(start.t + INSIDE * (piece.t - start.t), touched)
+            middle = self._look(start.t + INTERIOR_POSITION * (piece.t - start.t), touched)
             pace.see(piece.t - start.t, start.values, middle.values, piece.values)
             if trusted:
                 pace.hasten(middle.rates)
                 pace.hasten(piece.rates)
             start = piece.after(start)
-        self.refuse(crowded > MOST_LOOKS // 2, end.t)  # too fast to be resolved
+        self.refuse(crowded > MAX_SAMPLES // 2, end.t)  # too fast to be resolved
         return None
 
     def _between(self, start: GuardSample, end: GuardSample, touched: Array, depth: int) -> tuple[int, float] | None:
@@ -228,7 +230,7 @@ class Scan:
         away from zero by more than the cubic's error at the interior point; otherwise both halves are examined. They
         are also examined if a guard that starts at zero has returned through it, until it is found on the other side.
         """
-        middle = self._look(start.t + INSIDE * (end.t - start.t), touched)
+        middle = self._look(start.t + INTERIOR_POSITION * (end.t - start.t), touched)
         if self._singular(middle) is not None:  # or a guard crosses before it
             return self.locate(self.crossed(start.values, middle.values), start, middle)
         returned = (start.values == 0) & (self.returned(middle.values) | self.returned(end.values))
@@ -282,7 +284,7 @@ class Scan:
             root = t1
             if end.values[i] != 0 and np.sign(guard(t0)) * np.sign(guard(t1)) < 0:
                 near = 8 * EPS * max(abs(t0), abs(t1))
-                root = float(brentq(guard, t0, t1, xtol=near, rtol=8 * EPS, maxiter=MANY))
+                root = float(brentq(guard, t0, t1, xtol=near, rtol=8 * EPS, maxiter=MAX_ROOT_ITERATIONS))
             found.append((root, i))
         root, index = min(found)
         return index, root
@@ -301,13 +303,15 @@ def is_calm(
     h = t0 - t1
     if not h > 0:
         return True
-    if t1 - t2 < GROWN * h or any(not (a * b > 0 or a == 0 == b) for a, b in zip(values[0], values[1], strict=True)):
+    if t1 - t2 < MIN_STEP_RATIO * h or any(
+        not (a * b > 0 or a == 0 == b) for a, b in zip(values[0], values[1], strict=True)
+    ):
         return False
-    at = t1 + INSIDE * h
+    at = t1 + INTERIOR_POSITION * h
     within = inside(at)
-    noise = NOISE * np.maximum(np.abs(values[0]), np.abs(values[1]))
+    noise = GUARD_ROUNDING * np.maximum(np.abs(values[0]), np.abs(values[1]))
     pace.see(h, np.array(values[1]), np.array(within), np.array(values[0]))
-    if np.any(pace.often(h, pace.speed, noise) > TURNS):
+    if np.any(pace.often(h, pace.speed, noise) > TURNS_PER_STEP):
         return False
     for v0, v1, v2, v in zip(*values, within, strict=True):
         if v0 == 0 == v1:
@@ -322,7 +326,7 @@ def is_calm(
         least = nearest = min(abs(v0), abs(v1))
         if t1 < extremum < t0:
             least = min(nearest, math.copysign(1.0, v0) * parabola(extremum))
-        if not least - SAFETY * abs(parabola(at) - v) >= CALM * nearest:
+        if not least - CUBIC_ERROR_FACTOR * abs(parabola(at) - v) >= PARABOLA_MARGIN * nearest:
             return False
     return True
 
@@ -338,7 +342,7 @@ def keeps_away(start: GuardSample, end: GuardSample) -> bool:
     with np.errstate(all="ignore"):
         least, _ = _smallest(_cubic(start, end, h) * side)
         nearest = np.minimum(np.abs(start.values), np.abs(end.values))
-        return bool(np.all((side * end.values > 0) & (least >= CALM * nearest)))
+        return bool(np.all((side * end.values > 0) & (least >= PARABOLA_MARGIN * nearest)))
 
 
 def _cubic(start: GuardSample, end: GuardSample, h: float) -> Array:
@@ -354,17 +358,23 @@ def may_cross(
 ) -> tuple[NDArray[np.bool_], float]:
     """Guards that may cross zero twice between two samples, and the relative position where one of them would."""
     c = _cubic(start, end, end.t - start.t)
-    off = np.maximum(np.abs(c[0] + INSIDE * (c[1] + INSIDE * (c[2] + INSIDE * c[3])) - middle.values) - 2 * band, 0.0)
+    off = np.maximum(
+        np.abs(
+            c[0] + INTERIOR_POSITION * (c[1] + INTERIOR_POSITION * (c[2] + INTERIOR_POSITION * c[3])) - middle.values
+        )
+        - 2 * band,
+        0.0,
+    )
     largest = np.abs((start.values, middle.values, end.values)).max(axis=0)
     side = np.sign(start.values)  # products of determinants may overflow
     same = (side * end.values > 0) & (side * middle.values > 0)
     least, place = _smallest(c * side)
-    hidden = same & (least <= SAFETY * off + margin)
-    rough = ~same & (SAFETY * off > largest)
+    hidden = same & (least <= CUBIC_ERROR_FACTOR * off + margin)
+    rough = ~same & (CUBIC_ERROR_FACTOR * off > largest)
     # for a guard that starts at zero, c1 + c2 s + c3 s^2 has its sign
     leaving = (start.values == 0) & (middle.values * end.values > 0)
     bent = np.array((c[1], c[2], c[3], np.zeros_like(c[0]))) * np.sign(middle.values)
-    back, turn = _turns_back(c, start.values, end.values, SAFETY * off)
+    back, turn = _turns_back(c, start.values, end.values, CUBIC_ERROR_FACTOR * off)
     place, hidden = np.where(back, turn, place), hidden | back
     where = float(place[np.argmax(hidden)]) if hidden.any() else 0.0
     return hidden | rough | (leaving & (_smallest(bent)[0] < 0)), where

@@ -1,7 +1,7 @@
-"""Matrix operations for dense and sparse arrays: dense up to `LARGE` rows or columns, sparse above.
+"""Matrix operations for dense and sparse arrays: dense up to `MAX_DENSE_ROWS` rows or columns, sparse above.
 
-Matrices evaluated at points are NumPy arrays up to `LARGE` rows or columns, and SciPy sparse arrays above if their
-structure is sparse. Both support ``@``, ``abs`` and slices; this module provides the other operations.
+Matrices evaluated at points are NumPy arrays up to `MAX_DENSE_ROWS` rows or columns, and SciPy sparse arrays above if
+their structure is sparse. Both support ``@``, ``abs`` and slices; this module provides the other operations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scipy.sparse.linalg import LinearOperator, onenormest, splu
 from dae_hybrid.numerics.arrays import Array
 
 #: largest number of rows or columns of a dense matrix
-LARGE = 100
+MAX_DENSE_ROWS = 100
 #: matrices with a larger share of nonzeros are dense
 FULL = 0.3
 
@@ -37,7 +37,7 @@ def compact(value: Any) -> Any:
 def is_dense(value: Any) -> bool:
     """Whether a symbolic matrix is small or mostly full."""
     rows, columns = value.shape
-    return bool(min(rows, columns) <= LARGE or value.nnz() > FULL * rows * columns)
+    return bool(min(rows, columns) <= MAX_DENSE_ROWS or value.nnz() > FULL * rows * columns)
 
 
 def compacted(function: ca.Function) -> ca.Function:
@@ -49,7 +49,7 @@ def compacted(function: ca.Function) -> ca.Function:
 
 def identity(size: int) -> Matrix:
     """The identity matrix, sparse if large."""
-    return np.eye(size) if size <= LARGE else eye_array(size, format="csc")
+    return np.eye(size) if size <= MAX_DENSE_ROWS else eye_array(size, format="csc")
 
 
 def dense(matrix: Matrix) -> Array:

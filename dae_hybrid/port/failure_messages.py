@@ -20,10 +20,10 @@ from dae_hybrid.errors import (
 )
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.integrator import SegmentTask
-from dae_hybrid.statement.declarations import Bound
+from dae_hybrid.statement.declarations import VariableBound
 
 #: steps below this share of the segment make no progress
-STARVED = 1e-12
+MIN_PROGRESS_SHARE = 1e-12
 #: variables named in a message
 MAX_NAMED = 10
 #: latest transitions in the message on too many events, and the least number of them from which a rate is given
@@ -78,7 +78,9 @@ def guard_passed(transition: str, mode: str, time: float) -> GuardPassedError:
     )
 
 
-def bound_passed(bound: Bound, value: float, *, mode: str, transition: str, time: float, entering: bool) -> BoundError:
+def bound_passed(
+    bound: VariableBound, value: float, *, mode: str, transition: str, time: float, entering: bool
+) -> BoundError:
     """Return the error of an algebraic variable past its bound, on entry into a mode or later."""
     value += 0.0  # not -0
     side = "lower" if bound.is_lower else "upper"
@@ -171,7 +173,7 @@ def singular(*, mode: str, time: float, variables: Sequence[str]) -> Consistency
 
 def is_starved(step: float, t: float, task: SegmentTask) -> bool:
     """Whether steps of this length make no progress."""
-    return step < STARVED * max(abs(t), task.t_stop - task.t0)
+    return step < MIN_PROGRESS_SHARE * max(abs(t), task.t_stop - task.t0)
 
 
 def starved(step: float, *, mode: str, time: float, not_finite: bool) -> DaeHybridError:

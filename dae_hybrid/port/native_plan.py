@@ -73,7 +73,7 @@ class NativeTransition:
 MEASURES, TURNS = 0, 1
 
 
-class Measured(NamedTuple):
+class MeasurementFunctions(NamedTuple):
     """A measurement: its time, a function for every mode in which it is defined, its data, and its components.
 
     The functions have the inputs ``(t, x, m, p, clock, data)``, with the integrator's x or (y, z), and return the value
@@ -105,7 +105,7 @@ class BoundaryFunctions:
     mode: int
     origin: NativeFunction
     final: tuple[NativeFunction, ...]
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[MeasurementFunctions, ...] = ()
 
     @cached_property
     def waiting(self) -> list[tuple[float, int]]:
@@ -192,7 +192,7 @@ class Knots(NamedTuple):
     until: float
 
 
-class Bound(NamedTuple):
+class MemoryBound(NamedTuple):
     """Memory bound of a run in bytes: for paths, and for `records` and `rows` if these count.
 
     Beyond it only checkpoints are stored, see `dae_hybrid.simulation.checkpoints`.
@@ -208,7 +208,7 @@ class Bound(NamedTuple):
 
 
 #: no limit
-UNBOUNDED = Bound()
+UNBOUNDED = MemoryBound()
 
 
 class Alarms(NamedTuple):
@@ -264,7 +264,7 @@ class RunContext:
     knots: Knots | None = None
     certify: bool = False
     slack: float = 0.0
-    bound: Bound = UNBOUNDED
+    bound: MemoryBound = UNBOUNDED
     replayed: RecordTable | None = None
 
 
@@ -287,7 +287,7 @@ class RunRequest(NamedTuple):
     keep_path: bool
     alarms: tuple[Alarms, ...] = ()
     t_stop: float = np.inf
-    bound: Bound = UNBOUNDED
+    bound: MemoryBound = UNBOUNDED
 
     def is_like(self, other: RunRequest) -> bool:
         """Whether the other request differs in the parameters only; False with output times."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dae_hybrid.method import Method
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.integrator import SegmentTask
-from dae_hybrid.port.native_plan import MEASURES, TURNS, Bound, TransitionGraph
+from dae_hybrid.port.native_plan import MEASURES, TURNS, MemoryBound, TransitionGraph
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def layout_of(
 ALL = slice(None)
 
 
-class Head(NamedTuple):
+class RecordHeader(NamedTuple):
     """Position of a record, its mode, guard and target, and the relative positions of its parts."""
 
     at: int
@@ -172,7 +172,7 @@ class RecordTable:
         rows = self.rows if outputs else {mode: own[:0].copy() for mode, own in self.rows.items()}
         return replace(self, rows=rows, paths={})
 
-    def size(self, bound: Bound) -> int:
+    def size(self, bound: MemoryBound) -> int:
         """Return the bytes that count towards the bound."""
         rows, paths = (sum(own.nbytes for own in of.values()) for of in (self.rows, self.paths))
         return bound.counted(self.records.nbytes, rows, paths)
@@ -203,8 +203,8 @@ class RecordTable:
         own, counts = np.unique(keys, return_counts=True)
         places = np.split(np.argsort(keys, kind="stable"), np.cumsum(counts)[:-1])
         for key, those in zip(own.tolist(), places, strict=True):
-            head = self._head({}, 0, *divmod(key, most))
-            found.append(Kind(head.mode, head.guard, head.target, head.layout, those))
+            header = self._header({}, 0, *divmod(key, most))
+            found.append(Kind(header.mode, header.guard, header.target, header.layout, those))
         return tuple(found)
 
     def values(self, kind: Kind, name: str, which: Any = ALL) -> Array:
@@ -268,13 +268,13 @@ class RecordTable:
         return found
 
     @cached_property
-    def event_heads(self) -> tuple[Head, ...]:
-        """The heads of the events."""
-        return self._heads(self.is_event)
+    def event_headers(self) -> tuple[RecordHeader, ...]:
+        """The headers of the events."""
+        return self._headers(self.is_event)
 
     def events(self) -> Iterator[tuple[dict[str, Any], int]]:
         """Yield every event as a dictionary, and the mode after it."""
-        return map(self._event, self.event_heads)
+        return map(self._event, self.event_headers)
 
     @property
     def measured_times(self) -> list[float]:
@@ -321,46 +321,48 @@ class RecordTable:
 
     def knot_sides(self) -> list[tuple[Array, Array]]:
         """Return the derivatives of (y, m) before and after every knot."""
-        named = ((head.mode, self._named(head)) for head in self._heads(self.knots))
+        named = ((header.mode, self._named(header)) for header in self._headers(self.knots))
         return [
             (self.state_derivatives(part["before"], mode), self.state_derivatives(part["after"], mode))
             for mode, part in named
         ]
 
-    def _event(self, head: Head) -> tuple[dict[str, Any], int]:
+    def _event(self, header: RecordHeader) -> tuple[dict[str, Any], int]:
         event: dict[str, Any] = dict(
-            zip(HEADER, self.records[head.at : head.at + len(HEADER)].tolist(), strict=True), **self._named(head)
+            zip(HEADER, self.records[header.at : header.at + len(HEADER)].tolist(), strict=True), **self._named(header)
         )
-        exits = self.graph.exits[head.mode]
-        event["transition"] = exits[head.guard] if head.guard < len(exits) else None
-        event["source"] = head.mode
-        return event, head.target
+        exits = self.graph.exits[header.mode]
+        event["transition"] = exits[header.guard] if header.guard < len(exits) else None
+        event["source"] = header.mode
+        return event, header.target
 
-    def _named(self, head: Head) -> dict[str, Array]:
+    def _named(self, header: RecordHeader) -> dict[str, Array]:
         """Return the parts of a record after its header."""
-        record = self.records[head.at :]
-        return {name: record[part] for name, part in head.layout.items()}
+        record = self.records[header.at :]
+        return {name: record[part] for name, part in header.layout.items()}
 
     @cached_property
-    def heads(self) -> tuple[Head, ...]:
-        """The heads of all records."""
-        return self._heads(slice(None))
+    def headers(self) -> tuple[RecordHeader, ...]:
+        """The headers of all records."""
+        return self._headers(slice(None))
 
-    def _heads(self, which: slice | NDArray[Any]) -> tuple[Head, ...]:
-        """Return the heads of selected records."""
+    def _headers(self, which: slice | NDArray[Any]) -> tuple[RecordHeader, ...]:
+        """Return the headers of selected records."""
         known: dict[tuple[int, int], tuple[int, dict[str, slice]]] = {}
         columns = (self.offsets, *(self.column(name).astype(int) for name in ("mode", "guard")))
         rows = zip(*(column[which].tolist() for column in columns), strict=True)
-        return tuple(self._head(known, *row) for row in rows)
+        return tuple(self._header(known, *row) for row in rows)
 
-    def _head(self, known: dict[tuple[int, int], tuple[int, dict[str, slice]]], at: int, mode: int, guard: int) -> Head:
+    def _header(
+        self, known: dict[tuple[int, int], tuple[int, dict[str, slice]]], at: int, mode: int, guard: int
+    ) -> RecordHeader:
         if (mode, guard) not in known:
             link = self.graph.links[mode][guard]
             if link is None:
                 raise AssertionError("an event without a link was carried out")
             layout, _ = layout_of(self.graph, mode, link.target, self.n_integrals, self.n_directions)
             known[mode, guard] = link.target, layout
-        return Head(at, mode, guard, *known[mode, guard])
+        return RecordHeader(at, mode, guard, *known[mode, guard])
 
     def column(self, name: str, which: Any = ALL) -> Array:
         """Return one column of the headers, for all or some records."""
@@ -384,15 +386,15 @@ class RecordTable:
         """Whether the derivatives of each event need no further checks."""
         return self.column("clean")[self.is_event] != 0
 
-    def head(self, k: int) -> Head:
+    def header(self, k: int) -> RecordHeader:
         """Return the head of one record."""
         at = int(self.offsets[k])
-        return self._head({}, at, *(int(self.records[at + COLUMN[name]]) for name in ("mode", "guard")))
+        return self._header({}, at, *(int(self.records[at + COLUMN[name]]) for name in ("mode", "guard")))
 
     @cached_property
     def last(self) -> tuple[dict[str, Any], int]:
         """The last event, and the mode after it; copied, so that its arrays do not keep all records alive."""
-        event, mode = self._event(self.head(-1))
+        event, mode = self._event(self.header(-1))
         for name, part in event.items():
             if isinstance(part, np.ndarray):
                 event[name] = part.copy()
@@ -431,7 +433,7 @@ class RecordTable:
         modes, guards = (self.column(name).astype(int) for name in ("mode", "guard"))
         most, known = guards.max() + 1, dict[tuple[int, int], tuple[int, dict[str, slice]]]()
         kinds, which = np.unique(modes * most + guards, return_inverse=True)
-        layouts = [self._head(known, 0, *divmod(kind, most)).layout for kind in kinds.tolist()]
+        layouts = [self._header(known, 0, *divmod(kind, most)).layout for kind in kinds.tolist()]
         found = np.zeros(size)
         for name in ("memory", "memory_after"):
             starts = self.offsets + np.array([layout[name].start for layout in layouts])[which]

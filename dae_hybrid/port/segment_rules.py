@@ -20,12 +20,12 @@ from dae_hybrid.port.native_plan import SegmentRun
 #: (measured on a pendulum: from 1 on the error is that of the integration)
 DRIFT_CHECK_STEPS, MAX_DRIFT = 100, 1.0
 #: longest interval, in rounding errors, that is not integrated
-SHORTEST = 8
+MIN_INTERVAL_ROUNDINGS = 8
 #: CVODES and IDAS treat times within 100 rounding errors of the stop time as the stop time (measured: a decay from
 #: t = 1e10 on is 10 % wrong over 500 rounding errors, 1e-4 over 3,000)
 UNRESOLVED = 1000
 #: Newton's iteration: correction at convergence, relative to the size of the terms, and most iterations
-CONVERGED, SOLVES = 1e-11, 10
+NEWTON_TOLERANCE, MAX_NEWTON_ITERATIONS = 1e-11, 10
 #: backward difference of a guard in the test for a pole, as a share of the time
 POLE_STEP = 1e-7
 #: a guard is zero to tolerance if a change of the state by this number of tolerances makes it zero; shares of the
@@ -63,11 +63,11 @@ def kernel(e: Equations, name: str) -> Kernel:
 
 def completed(e: Equations, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
     """Return x and x' that satisfy the equations to rounding, near the given x."""
-    for _ in range(SOLVES):
+    for _ in range(MAX_NEWTON_ITERATIONS):
         x, xdot, correction = kernel(e, "complete")(t, x, m, p)
         if not (np.all(np.isfinite(x)) and np.all(np.isfinite(xdot))):
             break
-        if np.all(correction <= CONVERGED):
+        if np.all(correction <= NEWTON_TOLERANCE):
             return x, xdot
     raise unsolved(mode=e.name, time=t, variables=e.variables.names)
 
@@ -121,7 +121,7 @@ def zero_at_the_end(
 
 def is_short(t0: float, t1: float) -> bool:
     """Whether an interval has the length of a few rounding errors."""
-    return abs(t1 - t0) <= SHORTEST * EPS * max(abs(t0), abs(t1))
+    return abs(t1 - t0) <= MIN_INTERVAL_ROUNDINGS * EPS * max(abs(t0), abs(t1))
 
 
 def is_unresolved(t0: float, t1: float) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from dae_hybrid.codegen.casadi_tools import kind_for
 from dae_hybrid.codegen.kernels import Kernel, densified
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.numerics.matrices import LARGE, Matrix, entries, identity, sign_of_determinant
+from dae_hybrid.numerics.matrices import MAX_DENSE_ROWS, Matrix, entries, identity, sign_of_determinant
 from dae_hybrid.port.integrator import Equations
 from dae_hybrid.port.segment_rules import cached, kernel
 
@@ -42,7 +42,7 @@ def state_jacobian(equations: Equations, t: float, x: Array, m: Array, p: Array)
 def determinant_sign(equations: Equations, t: float, x: Array, m: Array, p: Array) -> float:
     """Return the sign of the determinant of the algebraic equations by the algebraic variables; 0 if singular."""
     n, size = equations.n_differential, equations.n
-    if size - n <= LARGE:
+    if size - n <= MAX_DENSE_ROWS:
         return float(np.linalg.slogdet(state_jacobian(equations, t, x, m, p)[n:, n:])[0])
     kernel: Kernel = cached(equations, "algebraic jacobian", lambda: Kernel(_algebraic_jacobian(equations), [0]))
     return sign_of_determinant(kernel(t, x, m, p)[0])
@@ -73,7 +73,7 @@ def is_stiff(equations: Equations, t: float, x: Array, m: Array, p: Array, t_sto
 
 def stiff_rate(equations: Equations, t: float, x: Array, m: Array, p: Array, t_stop: float) -> float:
     """Return the fastest decay rate if the equations are stiff as in `is_stiff`, else 0."""
-    if equations.n > LARGE:
+    if equations.n > MAX_DENSE_ROWS:
         rate = decay_rate(equations, t, x, m, p)
     else:
         jacobian = state_jacobian(equations, t, x, m, p)
@@ -120,7 +120,7 @@ def decay_rate(equations: Equations, t: float, x: Array, m: Array, p: Array) -> 
     Jacobian count as not stiff, because methods for stiff ones need it; for others there is no alternative. Large
     equations with algebraic variables count as stiff, because their elimination would need a matrix of all states.
     """
-    if equations.n > LARGE:
+    if equations.n > MAX_DENSE_ROWS:
         return np.inf if equations.implicit else norm_bound(_sparse_jacobian(equations, t, x, m, p))
     return _decay_rate(equations, state_jacobian(equations, t, x, m, p))
 

@@ -93,7 +93,7 @@ def error(value: float, exact: float) -> float:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ReportedEntry:
     """One line of a summary: a number by every method, by the keys of `WAYS`."""
 
     label: str
@@ -116,7 +116,7 @@ class Reproduced(Protocol):
     def as_json(self) -> dict[str, Any]:
         """Plain numbers and lists."""
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ReportedEntry]:
         """The lines of a summary."""
 
 
@@ -191,15 +191,15 @@ class Reproduction:
                 )
         return rows
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ReportedEntry]:
         """Entries of the functional and its gradient."""
         exact, name = self.reference, self.reference.functional
         values = {"forward": float(self.forward.functionals[name]), "adjoint": float(self.adjoint.value)}
-        found = [Entry(name, values, exact.value, exact.printed.get(name, ""), derivative=False)]
+        found = [ReportedEntry(name, values, exact.value, exact.printed.get(name, ""), derivative=False)]
         printed = exact.printed.get("adjoint", [""] * len(exact.gradient))
         for i, parameter in enumerate(self.forward.parameters):
             values = {way: float(gradient[i]) for way, gradient in self.gradients.items()}
-            found.append(Entry(f"d{name}/d{parameter}", values, float(exact.gradient[i]), printed[i]))
+            found.append(ReportedEntry(f"d{name}/d{parameter}", values, float(exact.gradient[i]), printed[i]))
         return found
 
     def as_json(self) -> dict[str, Any]:

@@ -303,7 +303,7 @@ def adjoint_at_events(table: RecordTable, found: TableAdjoint | NativeGradient) 
     if found.adjoint_at_events is None:
         raise AssertionError("the adjoint at events was not requested")
     sizes = [e.n_differential + e.n_memory for e in table.graph.equations]
-    rows = zip(table.event_heads, found.adjoint_at_events[table.is_event], strict=True)
+    rows = zip(table.event_headers, found.adjoint_at_events[table.is_event], strict=True)
     return [(mark[:, : sizes[head.mode]], mark[:, found.width :]) for head, mark in rows][::-1]
 
 

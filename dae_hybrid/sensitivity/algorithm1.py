@@ -128,7 +128,7 @@ def _check_event(event: EventRecord, map_: TransitionLinearisation, ny: int) -> 
     scale = max(float(moving.max(initial=0.0)), abs(map_.rate))
     g = np.abs(map_.integrand_minus) + np.abs(map_.integrand_plus)
     jump = np.abs(map_.integrand_minus - map_.integrand_plus) > DRIFT_TOLERANCE * np.maximum(g, 1e-300)
-    if np.any(np.abs(map_.drift) > DRIFT_TOLERANCE * scale) or np.any(jump):
+    if np.any(np.abs(map_.time_shift) > DRIFT_TOLERANCE * scale) or np.any(jump):
         raise AssumptionError(
             "Algorithm 1 assumes continuous state sensitivities: here the derivatives of the states or the "
             "integrand jump, or a memorised variable moves at the event.",

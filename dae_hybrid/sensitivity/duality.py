@@ -25,7 +25,7 @@ from dae_hybrid.port.records import EventRecord
 from dae_hybrid.sensitivity.adjoint import AdjointSweep
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.system.derivative_conditions import Conditions
-from dae_hybrid.system.initial import Start
+from dae_hybrid.system.initial import RunStart
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.system.transition_map import TransitionMap
 from dae_hybrid.trajectory.trajectory import SegmentSensitivities
@@ -74,7 +74,7 @@ class TangentTrace(TangentState):
             self.history.append((event.time, self.state @ self.combination, self.combination @ self.costs))
         super().on_transition(transition, event)
 
-    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], SegmentSensitivities]:
+    def on_native_run(self, start: RunStart, run: NativeRun) -> Callable[[], SegmentSensitivities]:
         """See `TangentState`; here the run is evaluated at once."""
         further = super().on_native_run(start, run)
         further()

@@ -21,7 +21,7 @@ from dae_hybrid.port.native_plan import NativeRun
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.system.derivative_conditions import Conditions
-from dae_hybrid.system.initial import Start
+from dae_hybrid.system.initial import RunStart
 from dae_hybrid.system.linearisation import chain
 from dae_hybrid.system.measurement import measured, measured_at_ends
 from dae_hybrid.system.system import HybridSystem, ModeSystem
@@ -53,7 +53,7 @@ class TangentState:
         self._at_measurements: list[Array] = []
         self.initial_gains: Array | float = 0.0  # derivatives of measurements at the start of a native run
         self._at_knots: list[RecordTable | tuple[Array, Array]] = []  # dw before and after every knot
-        self._native_run: tuple[Start, NativeRun] | None = None  # a native run, evaluated on access
+        self._native_run: tuple[RunStart, NativeRun] | None = None  # a native run, evaluated on access
         self._at_events: list[RecordTable | tuple[Array, Array, Array]] = []  # dt, dw before and after
         self._mode = self.system.modes[self.system.initial.mode]
         self.__dict__.pop("_final_fields", None)
@@ -74,7 +74,7 @@ class TangentState:
         """Number of directions."""
         return int(self.directions.shape[1])
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Set the initial derivatives (SR eq. 2, differentiated)."""
         self.state, self._mode = np.asarray(start.derivatives @ self.directions), start.mode
 
@@ -160,7 +160,7 @@ class TangentState:
             found.append((record.time, gained))
         return found
 
-    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], SegmentSensitivities]:
+    def on_native_run(self, start: RunStart, run: NativeRun) -> Callable[[], SegmentSensitivities]:
         """Take over a native run; it is evaluated on access."""
         self._native_run = start, run
         return lambda: self._final_fields

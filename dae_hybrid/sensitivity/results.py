@@ -16,7 +16,7 @@ from dae_hybrid.port.failure_messages import not_kept
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.sensitivity.duality import Duality
 from dae_hybrid.sensitivity.forward import TangentState
-from dae_hybrid.system.packing import Result
+from dae_hybrid.system.packing import PortableResult
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import html, in_short
 from dae_hybrid.trajectory.datasets import dataset, optional
@@ -59,7 +59,7 @@ class Along(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ForwardSensitivity(Result):
+class ForwardSensitivity(PortableResult):
     """Forward sensitivities of a run.
 
     Attributes
@@ -200,7 +200,7 @@ class ForwardSensitivity(Result):
 
 
 @dataclass(frozen=True, eq=False)
-class Gradient(Result):
+class Gradient(PortableResult):
     """The gradient of one functional by adjoint analysis.
 
     Attributes

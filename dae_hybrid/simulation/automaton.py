@@ -17,7 +17,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, Options
 from dae_hybrid.port.failure_messages import LATEST_TRANSITIONS, SUSPECTS, event_limit, lost_crossing, unresolved_guard
 from dae_hybrid.port.integrator import SegmentOutcome, SegmentTask, Session
-from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, Bound, RunContext
+from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, MemoryBound, RunContext
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
@@ -25,14 +25,14 @@ from dae_hybrid.port.replay import SegmentReplay
 from dae_hybrid.port.segment_rules import SAME_INSTANT, is_unresolved, kernel, one_segment
 from dae_hybrid.simulation.checkpoints import Checkpoint, Ledger
 from dae_hybrid.simulation.event_accuracy import noisy
-from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS, Entry, EventLogic, signs
+from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS, EventLogic, SegmentEntry, signs
 from dae_hybrid.simulation.failure_diagnosis import explain
 from dae_hybrid.simulation.firing import Firing
 from dae_hybrid.simulation.observer import RunObserver
 from dae_hybrid.simulation.passages import path_passage
 from dae_hybrid.simulation.stop_times import StopTimes, settle
 from dae_hybrid.simulation.touching import touched
-from dae_hybrid.system.initial import Start
+from dae_hybrid.system.initial import RunStart
 from dae_hybrid.system.measurement import measured
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem, ModeSystem
@@ -52,7 +52,7 @@ CONDITION_SLACK = 1e-14
 #: a guard that is zero at an event and at this share of the run's time scale before it rests at zero
 PLATEAU_STEP = 1e-7
 #: a guard whose value at the crossing exceeds this share of its change in the segment is discontinuous
-JUMP_SHARE = 1e-3
+DISCONTINUOUS_CROSSING_SHARE = 1e-3
 
 
 class Automaton:
@@ -73,7 +73,7 @@ class Automaton:
         certify: bool = False,
         keep_path: bool = False,
         keep: Keep = "all",
-        bound: Bound = UNBOUNDED,
+        bound: MemoryBound = UNBOUNDED,
     ) -> None:
         self.system, self.session, self.p = system, session, parameters
         self.span, self.t_eval, self.options, self.observer = t_span, t_eval, options, observer
@@ -87,7 +87,7 @@ class Automaton:
         self.t = t_span[0]
         self.mode = system.modes[system.initial.mode]
         self.at = StatePoint(*(np.zeros(0) for _ in StatePoint._fields))
-        self.start = Start(system.initial, self.mode, self.t, self.at, parameters)
+        self.start = RunStart(system.initial, self.mode, self.t, self.at, parameters)
         self.n_events = 0
         self.plateau_sides: dict[int, int] = {}  # of guards that a signal holds at zero: the side they came from
         self.recheck_time = np.inf  # time at which a postponed condition is checked again
@@ -189,7 +189,7 @@ class Automaton:
         """Whether a time equals the present one to rounding."""
         return abs(t - self.t) <= SAME_INSTANT * self.rules.elapsed(self.t)
 
-    def _leaving_signs(self, entry: Entry) -> dict[int, int]:
+    def _leaving_signs(self, entry: SegmentEntry) -> dict[int, int]:
         """Return the side to which each guard was leaving zero in the last segment."""
         return dict(zip(self.mode.guarded, map(int, entry.departure.tolist()), strict=True))
 
@@ -243,7 +243,7 @@ class Automaton:
         failed = (condition for condition in past if condition.refuses)
         return next((Firing(condition) for condition in failed if self._touched(condition) is None), None)
 
-    def _first_due(self, crossing: tuple[int, float, float], armed: frozenset[int], entry: Entry) -> Firing:
+    def _first_due(self, crossing: tuple[int, float, float], armed: frozenset[int], entry: SegmentEntry) -> Firing:
         """Return the first of the transitions that are due at a crossing."""
         index, guard, rate = crossing
         if guard == 0.0 == rate and not self.system.transitions[self.mode.guarded[index]].refuses:
@@ -258,7 +258,7 @@ class Automaton:
         return found if timed is None or due > self.t else Firing(timed, count=count)
 
     @staticmethod
-    def _stayed_at_zero(crossing: tuple[int, float, float], entry: Entry) -> bool:
+    def _stayed_at_zero(crossing: tuple[int, float, float], entry: SegmentEntry) -> bool:
         """Whether a guard has stayed at zero, to rounding, since the segment began."""
         index, guard, rate = crossing
         return guard == 0.0 == rate and bool(entry.began_at_zero[index])
@@ -315,7 +315,7 @@ class Automaton:
             if self.observer is not None:
                 self.observer.on_measurement(record)
 
-    def _segment(self, last: float, entry: Entry) -> tuple[tuple[int, float, float] | None, Entry]:
+    def _segment(self, last: float, entry: SegmentEntry) -> tuple[tuple[int, float, float] | None, SegmentEntry]:
         """Integrate to the next event or stop; return the crossing, if any, and the guards that never left zero.
 
         The native loop may handle events up to `last`; the segment is then the one after them.
@@ -342,7 +342,7 @@ class Automaton:
         began = task.zero_band[:count] > 0
         if outcome is None and passage.error is None:
             self.next_step = task.first_step
-            return None, Entry(None, task.zero_band[:count], task.departure[:count], began)
+            return None, SegmentEntry(None, task.zero_band[:count], task.departure[:count], began)
         if outcome is None:
             raise self._failed(task, passage.error)
         if outcome.crossing is not None:
@@ -355,7 +355,7 @@ class Automaton:
             self.at = StatePoint(x, at.m, *mode.kernels["entry"](self.t, x, at.m, self.p))
         else:
             self.at = StatePoint(x, at.m, xdot, at.guards, at.rates, at.sizes)
-        return outcome.crossing, Entry(None, outcome.zero_band[:count], task.departure[:count], began)
+        return outcome.crossing, SegmentEntry(None, outcome.zero_band[:count], task.departure[:count], began)
 
     def _refuse_noise(self, task: SegmentTask, outcome: SegmentOutcome, crossing: tuple[int, float, float]) -> None:
         """Refuse a crossing against the direction of the flow; a condition that does so has only been touched."""
@@ -363,7 +363,7 @@ class Automaton:
         transition = self.system.transitions[self.mode.guarded[index]]
         if transition.direction * rate < 0 and not transition.refuses:
             place: dict[str, Any] = {"mode": self.mode.name, "time": outcome.t}
-            jumps = abs(value) > JUMP_SHARE * abs(rate) * (outcome.t - task.t0)
+            jumps = abs(value) > DISCONTINUOUS_CROSSING_SHARE * abs(rate) * (outcome.t - task.t0)
             error = lost_crossing(crossing, pole=False, **place) if jumps else unresolved_guard(index, **place)
             error.rows = outcome.rows
             raise self._failed(task, error)
@@ -454,7 +454,7 @@ class Automaton:
             if self.ledger.is_dropping:
                 del self.rules.times[:-RETAINED_EVENT_TIMES]
 
-    def _task(self, t_stop: float, entry: Entry, t_eval: Array | None, *, closed: bool) -> SegmentTask:
+    def _task(self, t_stop: float, entry: SegmentEntry, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at
         n = mode.equations.n
         more = {} if self.observer is None else self.observer.segment_fields(mode, self.t, at.x, at.m)
@@ -536,7 +536,7 @@ class Automaton:
         if not (nothing or left.size):
             return
         none = np.zeros(len(self.mode.guarded))
-        task = self._task(self.t, Entry(None, none, none), None, closed=True)
+        task = self._task(self.t, SegmentEntry(None, none, none), None, closed=True)
         outcome = self.session.integrate(task)
         kept = {} if self.observer is None else self.observer.on_segment(outcome, self.at.x, self.at.m)
         times = left if left.size else outcome.rows[:1, 0]
@@ -567,7 +567,7 @@ class Automaton:
                 found.append((part.transition, part.time))
             elif isinstance(part, RecordTable):
                 heads = zip(
-                    part.event_heads[-LATEST_TRANSITIONS:], part.times[-LATEST_TRANSITIONS:].tolist(), strict=True
+                    part.event_headers[-LATEST_TRANSITIONS:], part.times[-LATEST_TRANSITIONS:].tolist(), strict=True
                 )
                 names = [(part.graph.exits[head.mode][head.guard], time) for head, time in heads]
                 found += [(self.system.transitions[i].name, time) for i, time in reversed(names)]

@@ -17,7 +17,7 @@ import numpy as np
 from dae_hybrid.errors import CheckpointError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.integrator import SegmentTask
-from dae_hybrid.port.native_plan import UNBOUNDED, Bound, RunContext
+from dae_hybrid.port.native_plan import UNBOUNDED, MemoryBound, RunContext
 from dae_hybrid.port.record_table import ALL, Kind, RecordTable
 
 #: record tables of fewer bytes are not dropped: their checkpoints are not much smaller
@@ -83,7 +83,7 @@ class Ledger:
     fastest passage of a record table.
     """
 
-    def __init__(self, bound: Bound, passage: Callable[[RecordTable], tuple[float, float]]) -> None:
+    def __init__(self, bound: MemoryBound, passage: Callable[[RecordTable], tuple[float, float]]) -> None:
         self.bound, self.next, self.passage, self.is_dropping = bound, bound, passage, False
         self.latest: tuple[int, RecordTable] | None = None  # number and content of the table recomputed last
         self._size, self._count, self._kept = 0, 0, deque[tuple[DroppableTable, int]]()

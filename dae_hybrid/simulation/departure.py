@@ -20,7 +20,7 @@ from dae_hybrid.options import Options
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.segment_rules import kernel
 from dae_hybrid.system.system import ModeSystem
-from dae_hybrid.system.transition_map import KNOWN, TransitionMap
+from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR, TransitionMap
 
 #: a guard has left zero at this multiple of the change by the tolerances of the state
 DEPARTURE_FACTOR = 10.0
@@ -85,10 +85,10 @@ def at_rest(
             return here, np.hypot(*(of(x + move) - here for move in moves))
 
     value, reach = known(guards)
-    candidates = [i for i in transitions if abs(value[i]) <= KNOWN * reach[i]]
+    candidates = [i for i in transitions if abs(value[i]) <= STATE_ERROR_FACTOR * reach[i]]
     if candidates:
         rate, of_rate = known(rates)
-        candidates = [i for i in candidates if abs(rate[i]) <= KNOWN * of_rate[i]]
+        candidates = [i for i in candidates if abs(rate[i]) <= STATE_ERROR_FACTOR * of_rate[i]]
     if not candidates:
         return {}
     found = {}
@@ -100,9 +100,9 @@ def at_rest(
     )  # error of the event time
     for i in candidates:
         away = 0.0
-        if abs(bend[i]) > KNOWN * of_bend[i]:
+        if abs(bend[i]) > STATE_ERROR_FACTOR * of_bend[i]:
             away = np.sign(bend[i])
-        elif abs(twist[i]) > KNOWN * of_twist[i]:
+        elif abs(twist[i]) > STATE_ERROR_FACTOR * of_twist[i]:
             away = np.sign(twist[i])
         if away and (transitions[i].direction * away <= 0 or transitions[i].is_sided):
             found[i] = float(max(DEPARTURE_FACTOR * reach[i], 2 * abs(value[i]))), float(away)

@@ -20,15 +20,15 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.record_table import Kind, RecordTable
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.port.stiffness import norm_bound, reduced_jacobian, state_jacobian
-from dae_hybrid.simulation.grazing import MAX_DENSE_SIZE, Crossing, accuracy
+from dae_hybrid.simulation.grazing import MAX_DENSE_SIZE, GuardCrossing, accuracy
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: an event time with an error above this multiple of rtol times the duration of the run is reported as inaccurate,
-AMPLIFIED = 30.0
+INACCURATE_TIME_FACTOR = 30.0
 #: if the error decays to this share within that share of the run
-DECAYED, SHORTLY = 0.2, 0.1
+DECAYED_SHARE, DECAY_TIME_SHARE = 0.2, 0.1
 #: a guard whose observed range is below this share of rate times duration was only ever evaluated at zero
-UNSEEN = 1e-6
+MIN_RANGE_SHARE = 1e-6
 #: events checked per transition
 EVENTS_CHECKED = 3
 
@@ -40,7 +40,7 @@ def amplified(trajectory: Trajectory) -> list[str]:
     for crossings in _sampled(trajectory):
         found = [(_amplification(trajectory, crossing, span), crossing) for crossing in crossings]
         worst, crossing = max(found, key=lambda pair: pair[0])
-        if worst > AMPLIFIED:
+        if worst > INACCURATE_TIME_FACTOR:
             said.append(
                 f"The time t = {crossing.time:.9g} of '{trajectory.system.transitions[crossing.index].name}' is known "
                 f"to about {worst * options.rtol * span:.1e} only, {worst:.1e} times what rtol={options.rtol:g} asks "
@@ -61,9 +61,9 @@ def noisy(trajectory: Trajectory, error: DaeHybridError, last: tuple[float, Arra
     transition = next(trans for trans in system.transitions if trans.name == error.transition)
     mode, span = system.modes[transition.source], trajectory.t_span[1] - trajectory.t_span[0]
     rate = float(mode.kernels["entry"](t, x, m, trajectory.parameters)[2][mode.guarded.index(transition.index)])
-    crossing = Crossing(transition.index, t, rate, 0.0, 0, x, m)
+    crossing = GuardCrossing(transition.index, t, rate, 0.0, 0, x, m)
     amplification = _amplification(trajectory, crossing, span)
-    if not amplification > AMPLIFIED:
+    if not amplification > INACCURATE_TIME_FACTOR:
         return None
     how = "is not known"
     if math.isfinite(amplification):
@@ -79,9 +79,9 @@ def noisy(trajectory: Trajectory, error: DaeHybridError, last: tuple[float, Arra
     )
 
 
-def _sampled(trajectory: Trajectory) -> Iterator[list[Crossing]]:
+def _sampled(trajectory: Trajectory) -> Iterator[list[GuardCrossing]]:
     """Yield some events of every transition with a guard, without unpacking native records."""
-    places: dict[int, list[tuple[int, Callable[[int], Crossing]]]] = {}
+    places: dict[int, list[tuple[int, Callable[[int], GuardCrossing]]]] = {}
     for item in trajectory.parts.given:
         if isinstance(item, RecordTable):
             for kind in item.kinds:
@@ -99,39 +99,43 @@ def _sampled(trajectory: Trajectory) -> Iterator[list[Crossing]]:
         yield [events[i] for i in sorted(chosen)]
 
 
-def _recorded(event: EventRecord, _: int) -> Crossing:
-    return Crossing(
+def _recorded(event: EventRecord, _: int) -> GuardCrossing:
+    return GuardCrossing(
         event.index, event.time, event.rate, event.rate_scale, event.count, event.x_minus, event.memory_minus
     )
 
 
-def _crossing(index: int, table: RecordTable, kind: Kind, i: int) -> Crossing:
+def _crossing(index: int, table: RecordTable, kind: Kind, i: int) -> GuardCrossing:
     own = [i]
     time, rate, scale = (table.column(name, kind.places[own]).item() for name in ("time", "rate", "rate_scale"))
-    return Crossing(index, time, rate, scale, 0, *(table.values(kind, name, own)[0] for name in ("x", "memory")))
+    return GuardCrossing(index, time, rate, scale, 0, *(table.values(kind, name, own)[0] for name in ("x", "memory")))
 
 
-def _amplification(trajectory: Trajectory, crossing: Crossing, span: float) -> float:
+def _amplification(trajectory: Trajectory, crossing: GuardCrossing, span: float) -> float:
     """Return the error of an event time in multiples of rtol times the duration; 0 if no fast state causes it.
 
     If the rate of the guard is noise, its range over the duration replaces it.
     """
     now, rate = accuracy(trajectory, crossing), abs(crossing.rate)
-    known = rate if 0 < crossing.rate_scale <= UNSEEN * rate else crossing.rate_scale
-    if now <= AMPLIFIED * trajectory.options.rtol * span * min(rate, known):
+    known = rate if 0 < crossing.rate_scale <= MIN_RANGE_SHARE * rate else crossing.rate_scale
+    if now <= INACCURATE_TIME_FACTOR * trajectory.options.rtol * span * min(rate, known):
         return 0.0
-    after, fastest = SHORTLY * span, _fastest(trajectory, crossing)
-    if not (1 + after * fastest) * DECAYED > 1:
+    after, fastest = DECAY_TIME_SHARE * span, _fastest(trajectory, crossing)
+    if not (1 + after * fastest) * DECAYED_SHARE > 1:
         return 0.0
     if now * fastest > rate:
         rate = min(rate, crossing.rate_scale)
     asked = trajectory.options.rtol * span * rate
-    if not (math.isfinite(now) and now > AMPLIFIED * asked and accuracy(trajectory, crossing, after) < DECAYED * now):
+    if not (
+        math.isfinite(now)
+        and now > INACCURATE_TIME_FACTOR * asked
+        and accuracy(trajectory, crossing, after) < DECAYED_SHARE * now
+    ):
         return 0.0
     return now / asked if asked else math.inf
 
 
-def _fastest(trajectory: Trajectory, crossing: Crossing) -> float:
+def _fastest(trajectory: Trajectory, crossing: GuardCrossing) -> float:
     """Bound the fastest decay of perturbations by a norm of the Jacobian; 0 if there is none."""
     system = trajectory.system
     e = system.modes[system.transitions[crossing.index].source].equations

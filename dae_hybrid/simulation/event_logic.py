@@ -57,7 +57,7 @@ from dae_hybrid.system.transition_map import TransitionMap
 #: a guard within this many rounding errors of its terms is zero
 ZERO_ROUNDINGS = 256.0
 #: a guard that has just fired in a mode that stays active is zero within this multiple of the value at which it fired
-RESIDUE = 4.0
+FIRED_VALUE_FACTOR = 4.0
 #: with derivatives, events closer than this multiple of rtol times the elapsed time count as simultaneous,
 SIMULTANEITY_RTOLS = 10.0
 #: or up to this multiple if a second run shows errors of that size
@@ -66,7 +66,7 @@ MAX_SIMULTANEITY_RTOLS = 1000.0
 ZENO_INTERVALS, ZENO_SPREAD, ZENO_RATIO, ZENO_WINDOW = 4, 0.01, 0.999, 12
 #: and the remainder of the series is below this share of the elapsed time
 ZENO_REMAINDER = 1e-6
-TINY = float(np.finfo(float).tiny)
+SMALLEST_NORMAL = float(np.finfo(float).tiny)
 NO_GUARDS: Mapping[int, tuple[float, float]] = MappingProxyType({})
 
 
@@ -76,7 +76,7 @@ def same_instant(one: float, other: float, start: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SegmentEntry:
     """The transition that fires at once, if any; zero band and leaving sign of every guard (0 if unknown).
 
     At the end of a segment `began_at_zero` says which guards were at zero at its start.
@@ -196,7 +196,7 @@ class EventLogic:
         entering: bool,
         jumped: frozenset[int] = frozenset(),
         resting: Mapping[int, tuple[float, float]] = NO_GUARDS,
-    ) -> Entry:
+    ) -> SegmentEntry:
         """Evaluate the rules for every guard of the mode.
 
         `entering` says that the mode has just been entered, from another one or from itself, or that the run has just
@@ -223,7 +223,7 @@ class EventLogic:
                     remedy=f"Check the guard, at the values that the mode is entered with, for {SUSPECTS}.",
                 )
             direction, side = transition.direction, self.sides.get(index)
-            band = max(self._zero_band(h, size, rate, t), RESIDUE * self.fired_here.get(index, 0.0))
+            band = max(self._zero_band(h, size, rate, t), FIRED_VALUE_FACTOR * self.fired_here.get(index, 0.0))
             if index in resting and index not in jumped:
                 zero_band[i], departure[i] = resting[index]
                 self.sides[index] = int(departure[i])
@@ -277,7 +277,7 @@ class EventLogic:
                 raise guard_passed(fires.transition.name, mode.name, t)
             if fires.corrects:
                 self.sides, self.nonzero, self.past_on_entry = known
-        return Entry(fires, np.array(zero_band), np.array(departure))
+        return SegmentEntry(fires, np.array(zero_band), np.array(departure))
 
     def at_rest(
         self, mode: ModeSystem, t: float, at: StatePoint, p: Array, armed: frozenset[int]
@@ -349,7 +349,7 @@ class EventLogic:
     def _zero_band(self, h: float, size: float, rate: float, t: float) -> float:
         """Return the zero band of a guard by rounding."""
         rounding = size + abs(rate) * self.elapsed(t)  # not finite if the guard is not differentiable
-        band = ZERO_ROUNDINGS * EPS * (rounding if math.isfinite(rounding) else abs(h)) + TINY
+        band = ZERO_ROUNDINGS * EPS * (rounding if math.isfinite(rounding) else abs(h)) + SMALLEST_NORMAL
         return band + self.slack * abs(rate) if self.slack else band
 
     def rate_scale(self, transition: TransitionMap, t: float) -> float:
@@ -541,5 +541,5 @@ def sign_at_rest(transition: TransitionMap, mode: str, t: float) -> EventError:
 
 def signs(at: StatePoint) -> list[int]:
     """Return the sign of every guard, 0 if it is zero to rounding."""
-    band = ZERO_ROUNDINGS * EPS * np.where(np.isfinite(at.sizes), at.sizes, np.abs(at.guards)) + TINY
+    band = ZERO_ROUNDINGS * EPS * np.where(np.isfinite(at.sizes), at.sizes, np.abs(at.guards)) + SMALLEST_NORMAL
     return [int(s) for s in np.where(np.abs(at.guards) <= band, 0.0, np.sign(at.guards))]

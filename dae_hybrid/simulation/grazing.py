@@ -17,11 +17,11 @@ from dae_hybrid.port.segment_rules import completed
 from dae_hybrid.port.stiffness import reduced_jacobian, state_jacobian
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.system import ModeSystem
-from dae_hybrid.system.transition_map import TransitionMap, clock
+from dae_hybrid.system.transition_map import TransitionMap, schedule_state
 from dae_hybrid.trajectory.trajectory import Segment, Trajectory
 
 #: a crossing is shallow if the guard stays within this multiple of its accuracy beyond zero
-SHALLOW = 100.0
+SHALLOW_FACTOR = 100.0
 #: backward difference of the guard's rate, as a share of the run
 RATE_DIFFERENCE_STEP = 1e-6
 #: multiple of the predicted time of the extremum at which the sign of the rate is checked
@@ -41,9 +41,9 @@ def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
         if not event.direction or event.follows or trajectory.system.transitions[event.index].is_kink:
             continue
         depth, turn = _parabola(trajectory, event)
-        if depth > SHALLOW * accuracy(trajectory, event):
+        if depth > SHALLOW_FACTOR * accuracy(trajectory, event):
             continue
-        shallow = SHALLOW * accuracy(trajectory, event, turn)
+        shallow = SHALLOW_FACTOR * accuracy(trajectory, event, turn)
         if depth > shallow or not _turns(trajectory, event, turn, shallow):
             continue
         place: dict[str, Any] = {"transition": event.transition, "mode": event.source, "time": event.time}
@@ -61,7 +61,7 @@ def refuse_shallow(trajectory: Trajectory, conditions: Conditions) -> None:
                 **place,
                 remedy="Tighten rtol and atol, or change the parameters away from the grazing point.",
             )
-        conditions.refuse(error)
+        conditions.fail(error)
 
 
 def refuse_near_misses(trajectory: Trajectory, conditions: Conditions) -> None:
@@ -101,8 +101,8 @@ def _missed(trajectory: Trajectory, segment: Segment, turn: Turn) -> tuple[float
         begin, end = times[max(i - 1, 0)], times[min(i + 1, SAMPLES - 1)]
     t, value = float(times[i]), float(values[i])
     x = segment.dense(times[i : i + 1])[0]
-    place = Crossing(mode.guarded[turn.guard], t, 0.0, 0.0, 0, x, m)
-    shallow = SHALLOW * accuracy(trajectory, place, (turn.end - turn.begin) / 2)
+    place = GuardCrossing(mode.guarded[turn.guard], t, 0.0, 0.0, 0, x, m)
+    shallow = SHALLOW_FACTOR * accuracy(trajectory, place, (turn.end - turn.begin) / 2)
     if not abs(value) <= shallow:
         return None
     sides = (np.linspace(segment.t_start, t, SAMPLES), np.linspace(t, segment.t_end, SAMPLES))
@@ -110,7 +110,7 @@ def _missed(trajectory: Trajectory, segment: Segment, turn: Turn) -> tuple[float
 
 
 def _refuse_miss(transition: TransitionMap, mode: ModeSystem, t: float, value: float, conditions: Conditions) -> None:
-    conditions.refuse(
+    conditions.fail(
         GrazingError(
             f"The guard turns at {value:.1e} without crossing zero, within the accuracy of the run: whether it "
             "crosses is chance.",
@@ -197,7 +197,7 @@ def _rate(trajectory: Trajectory, event: EventRecord, after: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class GuardCrossing:
     """An event of a guard, reduced to the data of these checks."""
 
     index: int
@@ -209,7 +209,7 @@ class Crossing:
     memory_minus: Array
 
 
-def accuracy(trajectory: Trajectory, event: EventRecord | Crossing, after: float = 0.0) -> float:
+def accuracy(trajectory: Trajectory, event: EventRecord | GuardCrossing, after: float = 0.0) -> float:
     """Return the accuracy of a guard by the tolerances of the states, or by their remainder after a time `after`.
 
     An error that a stiff equation damps before the guard's extremum does not decide whether the guard crosses.
@@ -217,7 +217,7 @@ def accuracy(trajectory: Trajectory, event: EventRecord | Crossing, after: float
     system = trajectory.system
     transition = system.transitions[event.index]
     mode = system.modes[transition.source]
-    start = clock(trajectory.t_span[0], event.count)
+    start = schedule_state(trajectory.t_span[0], event.count)
     point = (event.time, event.x_minus, event.memory_minus, trajectory.parameters)
     ny = mode.differential.size
     by_y = transition.guard_derivatives(mode, *point, start)[0][:ny]

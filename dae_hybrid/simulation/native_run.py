@@ -14,7 +14,7 @@ from dae_hybrid.port.replay import SegmentReplay
 from dae_hybrid.simulation.automaton import scalar
 from dae_hybrid.simulation.event_logic import resting
 from dae_hybrid.simulation.observer import RunObserver
-from dae_hybrid.system.initial import Start
+from dae_hybrid.system.initial import RunStart
 from dae_hybrid.system.measurement import measured_at_ends
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.parts import Expansion, TrajectoryParts
@@ -27,7 +27,7 @@ def trajectory_of(
     """Return the trajectory of a native run and notify the observer of it."""
     request = found.request
     p, mode = request.parameters, system.modes[system.initial.mode]
-    start = Start(system.initial, mode, request.span[0], found.start, p, found.by_p)
+    start = RunStart(system.initial, mode, request.span[0], found.start, p, found.by_p)
     further = SegmentSensitivities if observer is None else observer.on_native_run(start, found)
     directions = getattr(observer, "directions", None)
     p.flags.writeable = False

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dae_hybrid.port.native_plan import NativeRun
     from dae_hybrid.port.record_table import RecordTable
     from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
-    from dae_hybrid.system.initial import Start
+    from dae_hybrid.system.initial import RunStart
     from dae_hybrid.system.system import ModeSystem
     from dae_hybrid.system.transition_map import TransitionMap
     from dae_hybrid.trajectory.trajectory import SegmentSensitivities
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class RunObserver(Protocol):
     """Adds fields to every segment's task and is notified of every outcome and event."""
 
-    def on_start(self, start: Start) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Note the start of the run."""
 
     def segment_fields(self, mode: ModeSystem, t: float, x: Array, m: Array) -> TaskSensitivities:
@@ -36,7 +36,7 @@ class RunObserver(Protocol):
     def on_native_events(self, table: RecordTable) -> None:
         """Note the events that the native loop handled, with the segments before them."""
 
-    def on_native_run(self, start: Start, run: NativeRun) -> Callable[[], SegmentSensitivities]:
+    def on_native_run(self, start: RunStart, run: NativeRun) -> Callable[[], SegmentSensitivities]:
         """Note a run completed by the native loop; return a function for the further fields of its last segment."""
 
     def on_knot(self, knot: KnotRecord) -> None:

@@ -15,7 +15,7 @@ from dae_hybrid.system.signals import coefficients
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 
 #: numbers in one list of knots
-MAX_LISTED = 1_000_000
+MAX_KNOT_NUMBERS = 1_000_000
 
 
 class StopTimes:
@@ -70,13 +70,13 @@ class StopTimes:
         self.intervals = [signal.interval(passed) for signal in self.signals]
 
     def knots(self, t: float, directions: Array | None) -> Knots:
-        """Return the knots of all signals from a time on, at most `MAX_LISTED` numbers."""
+        """Return the knots of all signals from a time on, at most `MAX_KNOT_NUMBERS` numbers."""
         if self._listed is None or t >= self._listed.until:
             every = np.unique(np.concatenate([signal.data.knots for signal in self.signals]))
             count = 0 if directions is None else directions.shape[1]
             places = self.system.graph.entries
             first = int(np.searchsorted(every, t, side="right"))
-            last = first + max(1, MAX_LISTED // (places.size * (1 + count)))
+            last = first + max(1, MAX_KNOT_NUMBERS // (places.size * (1 + count)))
             until = float(every[last]) if last < every.size else np.inf
             times = every[first:last]
             rows = [signal.intervals(times) + 1 for signal in self.signals]

@@ -18,7 +18,7 @@ from dae_hybrid.options import Options
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.segment_rules import kernel
 from dae_hybrid.simulation.departure import patterns
-from dae_hybrid.simulation.grazing import RATE_DIFFERENCE_STEP, SHALLOW
+from dae_hybrid.simulation.grazing import RATE_DIFFERENCE_STEP, SHALLOW_FACTOR
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
 
@@ -35,7 +35,7 @@ def touched(
     """Return the zero band of a bound that is at its threshold and about to leave it inwards, otherwise None."""
     i, inside = mode.guarded.index(transition.index), -transition.direction
     xdot, guards, rates = mode.kernels["entry"](t, at.x, at.m, p)[:3]
-    limit = SHALLOW * _accuracy(transition, mode, t, at, p, options)
+    limit = SHALLOW_FACTOR * _accuracy(transition, mode, t, at, p, options)
     if not abs(guards[i]) <= limit:
         return None
     h, left = RATE_DIFFERENCE_STEP * (span[1] - span[0]), span[1] - t

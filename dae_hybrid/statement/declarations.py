@@ -109,7 +109,7 @@ class Mode(Statement):
 
 
 @dataclass(frozen=True)
-class Bound:
+class VariableBound:
     """One bound of one entry of an algebraic variable."""
 
     variable: str
@@ -156,7 +156,7 @@ class Transition(Statement):
     metric: ca.MX | None
     guess: dict[str, ca.MX]  # initial guess of Newton's method for values after the transition
     refusal: str = ""  # reason why the run cannot continue after it; empty for ordinary transitions
-    bound: Bound | None = None  # the bound that is violated there
+    bound: VariableBound | None = None  # the bound that is violated there
     freezes: bool = True  # whether memory declared with ``of=`` takes the values after it
     becomes: bool = False  # the guard is a condition, which a reset may make true as well as time
     jumps: bool = False  # the guard may jump across zero when a relation switches

@@ -29,7 +29,7 @@ from dae_hybrid.statement.discontinuous_nodes import (
 #: identity operation of CasADi that marks an expression of `smooth`
 SMOOTH = ca.OP_LIFT
 #: expressions searched at a time
-MANY = 500
+SEARCH_BATCH_SIZE = 500
 
 
 def smooth(expression: Any) -> Any:
@@ -106,9 +106,9 @@ def are_smooth(expressions: Sequence[ca.MX]) -> bool:
 
 
 def unsmooth[Key](expressions: Mapping[Key, Sequence[ca.MX]]) -> dict[Key, Sequence[ca.MX]]:
-    """Return the entries of a mapping that are not `are_smooth`. They are searched in batches of `MANY`."""
+    """Return the entries of a mapping that are not `are_smooth`, searched in batches of `SEARCH_BATCH_SIZE`."""
     found: dict[Key, Sequence[ca.MX]] = {}
-    for some in batched(expressions.items(), MANY):
+    for some in batched(expressions.items(), SEARCH_BATCH_SIZE):
         if not are_smooth([value for _, values in some for value in values]):
             found.update((key, values) for key, values in some if not are_smooth(values))
     return found

@@ -11,7 +11,7 @@ import casadi as ca
 
 from dae_hybrid.errors import ModelError
 from dae_hybrid.numeric_input import shown
-from dae_hybrid.progress import Parts, Report
+from dae_hybrid.progress import Report, StageReport
 from dae_hybrid.statement.declarations import (
     DIRECTIONS,
     Declaration,
@@ -509,7 +509,7 @@ class HybridModel(Symbols):
             raise ModelError(f"index2 must be 'reduced' or 'direct', got {index2!r}.")
         if not isinstance(kinks, str) or kinks not in ("integrate", "events"):
             raise ModelError(f"kinks must be 'integrate' or 'events', got {kinks!r}.")
-        with Parts(f"build '{self.name}'", progress) as parts:
+        with StageReport(f"build '{self.name}'", progress) as parts:
             return build_system(
                 self, native=native, eliminate=eliminate, direct=index2 == "direct", kinks=kinks == "events",
                 parts=parts,

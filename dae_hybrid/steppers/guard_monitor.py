@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.numerics.arrays import EPS, Array
-from dae_hybrid.numerics.crossings import INSIDE, GuardSample, Pace, Scan, Turns, keeps_away
+from dae_hybrid.numerics.crossings import INTERIOR_POSITION, GuardSample, Pace, Scan, Turns, keeps_away
 from dae_hybrid.port.failure_messages import unresolved_guard
 from dae_hybrid.port.integrator import SegmentTask
 from dae_hybrid.port.segment_rules import completed, kernel
@@ -30,7 +30,7 @@ NOISE_SHARE = 1e-6
 ROOT_DISTANCE_SHARE = 1e-3
 #: a guard jumps if its value at the sign change exceeds this share of its value at the end of the step, and its rate
 #: does not lead to zero within this share of the step
-JUMP_SHARE = 1e-3
+DISCONTINUITY_SHARE = 1e-3
 
 
 class EventPoint(NamedTuple):
@@ -101,7 +101,7 @@ class GuardMonitor:
         end = self._sample(walker, walker.t, walker.x)
         start = GuardSample(walker.t0, self._before, self._before_rates)
         if np.any(resting := (self.band > 0) & (end.values == 0)):  # at rest, or exactly back at zero
-            within = self._sample(walker, walker.t0 + INSIDE * (walker.t - walker.t0)).values
+            within = self._sample(walker, walker.t0 + INTERIOR_POSITION * (walker.t - walker.t0)).values
             self.band[resting & (within * self.departure > 0)] = 0.0
             end = self._sample(walker, walker.t, walker.x)
         self.turns.between(start, end)
@@ -233,7 +233,10 @@ class GuardMonitor:
     def _jumps(self, seen: GuardSample, index: int, h: float) -> bool:
         """Whether a guard changes sign here by a jump: Newton's iteration would converge elsewhere."""
         value, rate = abs(float(seen.values[index])), abs(float(seen.rates[index]))
-        return value > JUMP_SHARE * abs(float(self._before[index])) and not value <= rate * JUMP_SHARE * h
+        return (
+            value > DISCONTINUITY_SHARE * abs(float(self._before[index]))
+            and not value <= rate * DISCONTINUITY_SHARE * h
+        )
 
     def _event_point(self, t: float, state: Array, index: int) -> EventPoint:
         x, xdot = completed(self.equations, t, self.system.variables(state), self.memory, self.p)

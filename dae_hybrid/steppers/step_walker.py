@@ -10,7 +10,7 @@ import numpy as np
 from dae_hybrid.errors import ConsistencyError, NonFiniteError, StepSizeError
 from dae_hybrid.numerics.arrays import EPS, Array
 from dae_hybrid.numerics.step_polynomial import Step
-from dae_hybrid.port.failure_messages import STARVED, not_finite_equations, unsolved
+from dae_hybrid.port.failure_messages import MIN_PROGRESS_SHARE, not_finite_equations, unsolved
 from dae_hybrid.port.stiffness import reduced_jacobian
 from dae_hybrid.steppers.initial_value import InitialValueProblem, SteppedIntegrator
 
@@ -75,7 +75,7 @@ class StepWalker:
                 continue
             if np.all(np.isfinite(p.system.kernel(self._stepper.t, reached, p.constants)[0])):
                 break
-            if not STARVED * (p.t_stop - p.t0) < h < before:
+            if not MIN_PROGRESS_SHARE * (p.t_stop - p.t0) < h < before:
                 raise not_finite_equations(mode=p.name, time=t)
             again = replace(self._from(t, x, p.t_stop, p.max_step), first_step=h / 8)
             self._begin_again(again if self.seen.n == p.n else again.reduced())

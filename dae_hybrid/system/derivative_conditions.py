@@ -16,7 +16,7 @@ class Conditions:
         self.failed: list[str] = []
         self.doubts: list[str] = []
 
-    def refuse(self, error: DaeHybridError) -> None:
+    def fail(self, error: DaeHybridError) -> None:
         """Record a failed condition; raise it if `strict`."""
         if self.strict:
             raise error

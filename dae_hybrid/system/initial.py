@@ -82,8 +82,8 @@ class InitialMap:
         return replace(
             self,
             start=_Fixed(self.start, [self.entries[i] for i in places], values),
-            explicit=None if explicit is None else _Bound(explicit[0], values),
-            exact=None if explicit is None else _Bound(explicit[1], values),
+            explicit=None if explicit is None else _BoundKernel(explicit[0], values),
+            exact=None if explicit is None else _BoundKernel(explicit[1], values),
         )
 
     def _held(self, n_memory: int, t: float, p: Array) -> Array:
@@ -328,7 +328,7 @@ class InitialMap:
         return np.vstack((by_p[: mode.differential.size], m_by_p))
 
 
-class _Bound(Kernel):
+class _BoundKernel(Kernel):
     """A kernel with a fixed last argument."""
 
     def __init__(self, kernel: Kernel, last: Array) -> None:
@@ -354,7 +354,7 @@ class _Fixed(Kernel):
 
 
 @dataclass(frozen=True, eq=False)
-class Start:
+class RunStart:
     """The start of a run at parameters p: mode, time and point."""
 
     map: InitialMap

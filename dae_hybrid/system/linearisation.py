@@ -27,7 +27,7 @@ from scipy.sparse import csc_array
 
 from dae_hybrid.errors import ConsistencyError
 from dae_hybrid.numerics.arrays import EPS, Array
-from dae_hybrid.numerics.matrices import LARGE, Matrix, hstack, identity
+from dae_hybrid.numerics.matrices import MAX_DENSE_ROWS, Matrix, hstack, identity
 from dae_hybrid.numerics.operators import Operator, solution
 from dae_hybrid.port.failure_messages import refuse_not_finite
 
@@ -49,7 +49,7 @@ def chain(mode: ModeSystem, t: float, x: Array, m: Array, p: Array) -> Matrix:
     if nz == 0:
         return identity(size)
     by_u = mode.kernels["closure_by_u"](t, x, m, p)[0]
-    if nz > LARGE:
+    if nz > MAX_DENSE_ROWS:
         return _chain_of_many(mode, t, by_u)
     kept = np.r_[0:ny, ny + nz : size]
     result = np.zeros((size, size - nz))
@@ -130,7 +130,7 @@ class TransitionLinearisation:
             refuse_not_finite(f"a cost of {what}", (self.cost,), mode=event.source, **of)
 
     @property
-    def drift(self) -> Array:
+    def time_shift(self) -> Array:
         """R_w wdot- + R_t - wdot+: derivative of the post-transition state by the event time."""
         return self.R_w @ self.flow_minus + self.R_t - self.flow_plus
 
@@ -143,7 +143,7 @@ class TransitionLinearisation:
             tau = np.zeros(directions.shape[1]) if earlier is None else earlier
         else:
             tau = self._time(before, directions)
-        after = self.R_w @ before + self.R_p @ directions + self.drift[:, None] * tau
+        after = self.R_w @ before + self.R_p @ directions + self.time_shift[:, None] * tau
         gained = (self.integrand_minus - self.integrand_plus)[:, None] * tau
         if self.cost is not None:
             nw = before.shape[0]
@@ -168,7 +168,7 @@ class TransitionLinearisation:
         `time_cotangent` (k,) is dG/dt of whatever depends on the time of this event: a terminal value, or a following
         event.
         """
-        c = after @ self.drift + self.integrand_minus - self.integrand_plus + time_cotangent
+        c = after @ self.time_shift + self.integrand_minus - self.integrand_plus + time_cotangent
         before, share = after @ self.R_w, after @ self.R_p
         if self.cost is not None:
             nw = before.shape[1]

@@ -28,7 +28,7 @@ class Portable(NotPicklable):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-class Result(Portable):
+class PortableResult(Portable):
     """Base of results: copied by reference, pickled with the statement of their system."""
 
     def _owner(self) -> HybridSystem:
@@ -93,7 +93,7 @@ class _Reader(pickle.Unpickler):
         return self._members[pid]
 
 
-def packed(result: Result, system: HybridSystem) -> bytes:
+def packed(result: PortableResult, system: HybridSystem) -> bytes:
     """Pickle a result of a system.
 
     Raises

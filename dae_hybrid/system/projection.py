@@ -34,7 +34,7 @@ MAX_BENDING = 0.05
 #: relative tolerance for equal distances
 EQUAL_RTOL = 1e-7
 #: number of search directions of each kind, with more than three unknowns
-DIRECTIONS = 8
+SEARCH_DIRECTIONS = 8
 #: distances of trial points, relative to that of the nearest minimum
 RADIUS_RATIOS = (0.125, 0.25, 0.5, 0.75, 1.0)
 #: number of searches, each from a nearer minimum or, without one, with a larger radius
@@ -188,7 +188,7 @@ class _Search:
         if first is not None:
             v = self._to_v @ (first - self._start)[: self._count]
             reach = float(np.linalg.norm(v[: self._moved]))
-            for share, direction in product(RADIUS_RATIOS, (self._to_v @ across).T[:DIRECTIONS]):
+            for share, direction in product(RADIUS_RATIOS, (self._to_v @ across).T[:SEARCH_DIRECTIONS]):
                 for sign in (1.0, -1.0):
                     self._try(v + sign * share * reach * direction / np.linalg.norm(direction))
             for share in RADIUS_RATIOS[:-1]:
@@ -223,7 +223,11 @@ class _Search:
             units = np.array([u for u in product((-1.0, 0.0, 1.0), repeat=3) if any(u)])
         else:
             ways = np.vstack(
-                (np.eye(moved)[:DIRECTIONS], across.T[:DIRECTIONS, :moved], rng.normal(size=(DIRECTIONS, moved)))
+                (
+                    np.eye(moved)[:SEARCH_DIRECTIONS],
+                    across.T[:SEARCH_DIRECTIONS, :moved],
+                    rng.normal(size=(SEARCH_DIRECTIONS, moved)),
+                )
             )
             units = np.vstack((ways, -ways))
         sizes = np.linalg.norm(units, axis=1)

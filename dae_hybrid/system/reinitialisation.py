@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dae_hybrid.system.transition_map import TransitionMap
 
 #: multiple of their tolerance scale beyond which algebraic variables indicate a singular matrix
-ENORMOUS = 1e6
+MAX_ALGEBRAIC_RATIO = 1e6
 
 
 class ArrivalDerivative(NamedTuple):
@@ -185,7 +185,7 @@ def refuse_singular_entry(
     absolute = options.absolute(mode.variables)
     with np.errstate(invalid="ignore"):
         open_to = by_y @ allowed[:ny]
-    lost = ~(open_to <= z) & ~(z <= ENORMOUS * np.maximum(absolute[ny:] / options.rtol, 1.0))
+    lost = ~(open_to <= z) & ~(z <= MAX_ALGEBRAIC_RATIO * np.maximum(absolute[ny:] / options.rtol, 1.0))
     if np.any(lost | ~np.isfinite(open_to)):
         names = [label for label, bad in zip(mode.algebraic.labels(), lost, strict=True) if bad]
         raise ConsistencyError(

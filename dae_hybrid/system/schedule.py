@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dae_hybrid.errors import NonFiniteError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.native_plan import MEASURES, TURNS, Alarms, Knots
-from dae_hybrid.system.transition_map import TransitionMap, clock
+from dae_hybrid.system.transition_map import TransitionMap, schedule_state
 
 if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem, ModeSystem
@@ -57,7 +57,7 @@ class Schedule:
 
     def time(self, transition: TransitionMap, count: int) -> float:
         """Time of a transition; for `every=`, after `count` periods."""
-        time = float(transition.kernels["time"](self.p, clock(self.start, count))[0][0])
+        time = float(transition.kernels["time"](self.p, schedule_state(self.start, count))[0][0])
         if not np.isfinite(time) or (transition.trigger.is_periodic and count and time <= self.start):
             what = "period is not positive" if transition.trigger.is_periodic else "time is not finite"
             raise NonFiniteError(

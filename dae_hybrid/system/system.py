@@ -29,7 +29,7 @@ from dae_hybrid.system.excess import Reached
 from dae_hybrid.system.linearisation import TransitionLinearisation
 from dae_hybrid.system.measurement import Measurement
 from dae_hybrid.system.signals import SignalTable, derivatives
-from dae_hybrid.system.transition_map import TransitionMap, clock
+from dae_hybrid.system.transition_map import TransitionMap, schedule_state
 from dae_hybrid.tables import align, html
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ ROWS, NUMBERS = 64, 10_000
 #: numbers per batch when derivatives of rows are completed
 ENTRIES = 1_000_000
 #: tolerances by which an unprojected state may miss a constraint, which is the integrator's error
-SLACK = 2.0
+CONSTRAINT_SLACK = 2.0
 #: roundings by which it may miss
 ROUNDINGS = 256.0
 
@@ -103,7 +103,7 @@ class ModeSystem(NotPicklable):
         x, xdot, _ = self.kernels["landing"](t, state, m, p)
         return x, xdot
 
-    def land(self, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
+    def landing_point(self, t: float, x: Array, m: Array, p: Array) -> tuple[Array, Array]:
         """Return x and x' that satisfy the equations and constraints to rounding, from a nearby x."""
         landed, rates, _ = self.kernels["landing"](t, x[: self.equations.n], m, p)
         return landed, rates
@@ -115,9 +115,9 @@ class ModeSystem(NotPicklable):
 
         Tolerances below rounding have no effect; `rates` of y before the transition give the rounding of the time.
         """
-        ny, landed = self.differential.size, self.land(t, x, m, p)[0]
+        ny, landed = self.differential.size, self.landing_point(t, x, m, p)[0]
         moved, allowed = np.abs(landed[:ny] - x[:ny]), options.allowed(self.differential, x[:ny])
-        if np.all(moved <= SLACK * allowed):
+        if np.all(moved <= CONSTRAINT_SLACK * allowed):
             return landed
         sizes = (
             np.abs(x[:ny])
@@ -125,10 +125,10 @@ class ModeSystem(NotPicklable):
         )
         if rates is not None:
             sizes = sizes + abs(t) * np.abs(rates)
-        return landed if np.all(moved <= SLACK * allowed + ROUNDINGS * EPS * sizes) else None
+        return landed if np.all(moved <= CONSTRAINT_SLACK * allowed + ROUNDINGS * EPS * sizes) else None
 
     @property
-    def plain(self) -> bool:
+    def state_is_complete(self) -> bool:
         """Whether the integrator's state is x itself."""
         return not self.algebraic.size and not self.invariants
 
@@ -139,7 +139,7 @@ class ModeSystem(NotPicklable):
 
     def complete_rows(self, t: Array, states: Array, m: Array, p: Array) -> Array:
         """Return x (n_t, n) from states (n_t, .) of the integrator; the memory is (n_memory,) or (n_t, n_memory)."""
-        if self.plain:
+        if self.state_is_complete:
             return states
         found = np.zeros((t.size, self.variables.size))
         many, memory, done = (
@@ -173,7 +173,7 @@ class ModeSystem(NotPicklable):
 
         The memory and its derivatives (n_memory, d) hold for all rows, or have a leading axis of length n_t.
         """
-        if self.plain:
+        if self.state_is_complete:
             return rows
         n, ny = self.variables.size, self.differential.size
         if not len(t):
@@ -417,7 +417,7 @@ class HybridSystem(NotPicklable):
             return self._reached(event, p, start)
 
         earlier = None if event.earlier is None else reached
-        return transition.linearise(source, target, event, p, clock(start, event.count), conditions, earlier)
+        return transition.linearise(source, target, event, p, schedule_state(start, event.count), conditions, earlier)
 
     def _reached(self, event: EventRecord, p: Array, start: float) -> Reached:
         """Derivatives where an event fires, by (w-, p) before the first event of its instant."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dae_hybrid.system.transition_map import TransitionMap
 
 #: numbers in one list of due times
-MAX_LISTED = 1_000_000
+MAX_DUE_NUMBERS = 1_000_000
 
 
 class Timetable:
@@ -38,7 +38,7 @@ class Timetable:
             return
         begin = 0
         while begin < len(p):
-            end = min(len(p), begin + max(1, MAX_LISTED // self._most(p[begin:])))
+            end = min(len(p), begin + max(1, MAX_DUE_NUMBERS // self._most(p[begin:])))
             yield begin, end, self._of(p[begin:end])
             begin = end
 

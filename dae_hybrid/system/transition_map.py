@@ -15,12 +15,12 @@ from dae_hybrid.errors import ConsistencyError, GrazingError, NonFiniteError
 from dae_hybrid.layout import Layout
 from dae_hybrid.numerics.algebraic import RANK_TOLERANCE, RESIDUAL_ROUNDINGS, closed_by_continuity, solve_algebraic
 from dae_hybrid.numerics.arrays import EPS, Array, all_finite, vanishes
-from dae_hybrid.numerics.matrices import LARGE, Matrix, column, dense, is_finite, row_maxima, vstack
+from dae_hybrid.numerics.matrices import MAX_DENSE_ROWS, Matrix, column, dense, is_finite, row_maxima, vstack
 from dae_hybrid.numerics.operators import of
 from dae_hybrid.options import Options
 from dae_hybrid.port.failure_messages import SUSPECTS, refuse_not_finite, said
 from dae_hybrid.port.point import StatePoint
-from dae_hybrid.statement.declarations import Bound, Relation
+from dae_hybrid.statement.declarations import Relation, VariableBound
 from dae_hybrid.statement.triggers import Trigger
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.excess import Reached
@@ -29,9 +29,9 @@ from dae_hybrid.system.projection import nearest_point
 from dae_hybrid.system.reinitialisation import arrival_derivative, refuse_singular_entry, undetermined
 
 #: residuals within this many state tolerances may be zero: errors accumulate along a run
-KNOWN = 100.0
+STATE_ERROR_FACTOR = 100.0
 #: a guard with a rate below this multiple of its range over the run's duration does not cross
-GRAZING = 1e-9
+GRAZING_RATE_SHARE = 1e-9
 
 if TYPE_CHECKING:
     from dae_hybrid.port.records import EventRecord
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 CLOCK = 2  # (start time, count)
 
 
-def clock(start: float, count: int) -> Array:
+def schedule_state(start: float, count: int) -> Array:
     """Schedule state of a trigger: the start of the run and the number of elapsed periods."""
     return np.array([start, float(count)])
 
@@ -100,7 +100,7 @@ class TransitionMap:
     projects: bool = False  # whether xi is found by a projection
     refusal: str = ""  # reason why the run cannot continue after it
     clock: str = ""  # identifies periodic transitions that tick together
-    bound: Bound | None = None  # the bound that is violated there
+    bound: VariableBound | None = None  # the bound that is violated there
     becomes: bool = False  # also fires if another transition makes its guard negative
     jumps: bool = False  # its guard may jump across zero when a relation changes
     relation: Relation | None = None  # the relation whose memory it updates
@@ -190,7 +190,7 @@ class TransitionMap:
         x = before.x
         values, by_u, sizes = self.kernels["conditions"](t, x, before.m, p)
         by_x = abs(by_u[:, : x.size])
-        reach = KNOWN * by_x @ options.allowed(source.variables, x)
+        reach = STATE_ERROR_FACTOR * by_x @ options.allowed(source.variables, x)
         rounding = RESIDUAL_ROUNDINGS * EPS * (sizes + abs(t) * by_x[:, : before.xdot.size] @ abs(before.xdot))
         wrong = ~(np.abs(values) <= np.maximum(reach, rounding))
         if np.any(wrong):
@@ -317,7 +317,7 @@ class TransitionMap:
         tangent, nw = self.kernels["tangent"], source.differential.size + m.size
         after = [np.zeros(tangent.function.nnz_in(i)) for i in (3, 4)]
         h, _, flow, *_ = tangent(t, x, m, *after, p, clock)
-        if source.algebraic.size > LARGE:
+        if source.algebraic.size > MAX_DENSE_ROWS:
             h = h @ chain(source, t, x, m, p)
         return h[0, :nw], h[0, nw : nw + p.size], float(h[0, :nw] @ flow + h[0, -1])
 
@@ -337,7 +337,7 @@ class TransitionMap:
         out: list[Any] = self.kernels["tangent"](t, before, m, event.x_plus, event.memory_plus, p, clock)
         h, jump, flow_minus, g_minus, flow_plus, g_plus, by_xi, by_xi_size = out
         by_w: Matrix | None = None
-        if source.algebraic.size > LARGE:
+        if source.algebraic.size > MAX_DENSE_ROWS:
             by_w = chain(source, t, before, m, p)
             h, jump = h @ by_w, of(jump) @ by_w if target is not None and self.simple else jump
         what = f"the trigger of transition '{self.name}'"
@@ -395,7 +395,7 @@ class TransitionMap:
 
     @staticmethod
     def _crosses(event: EventRecord, rate: float) -> bool:
-        return math.isfinite(rate) and abs(rate) > GRAZING * event.rate_scale
+        return math.isfinite(rate) and abs(rate) > GRAZING_RATE_SHARE * event.rate_scale
 
     def _refuse_grazing(self, event: EventRecord, rate: float, conditions: Conditions) -> None:
         """The event time is differentiable only if the guard crosses zero at a nonzero rate (SR eq. 4)."""
@@ -411,4 +411,4 @@ class TransitionMap:
             )
             if not rate:  # no number can be returned
                 raise error
-            conditions.refuse(error)
+            conditions.fail(error)

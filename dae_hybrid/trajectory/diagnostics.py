@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from dae_hybrid.system.transition_map import GRAZING
+from dae_hybrid.system.transition_map import GRAZING_RATE_SHARE
 from dae_hybrid.tables import align, counted, html
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ def of_run(trajectory: Trajectory) -> Diagnostics:
         speeds = np.abs(events.rate) / np.where(events.rate_scale != 0, events.rate_scale, 1.0)
         least = int(guarded[np.argmin(speeds[guarded])])
         detail = f"slowest guard crosses at {speeds[least]:.1e} of its range over the run: '{events.transition[least]}'"
-        checks.append(Check("transversality", bool(speeds[least] > GRAZING), f"{detail}, t = {events.t[least]:.9g}"))
+        checks.append(
+            Check("transversality", bool(speeds[least] > GRAZING_RATE_SHARE), f"{detail}, t = {events.t[least]:.9g}")
+        )
         said = amplified(trajectory)
         detail = said[0] if said else "no guard multiplies errors of fast states"
         checks.append(Check(ACCURACY, not said, detail))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.record_table import Kind, RecordTable
 from dae_hybrid.port.records import EventRecord
-from dae_hybrid.system.packing import Result
+from dae_hybrid.system.packing import PortableResult
 from dae_hybrid.tables import align, html
 from dae_hybrid.trajectory.datasets import optional
 from dae_hybrid.trajectory.outputs import Places, by_name, width_of
@@ -81,7 +81,7 @@ class _Block:
         return np.array([getattr(record, part) for record in self.records])
 
 
-class EventTable(Result):
+class EventTable(PortableResult):
     """All events of a run as read-only columns, in order of time.
 
     Attributes

@@ -15,7 +15,7 @@ from dae_hybrid.method import Method
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.integrator import SegmentTask
 from dae_hybrid.port.native_plan import NativeRun
-from dae_hybrid.port.record_table import HEADER, RECORDS, Head, RecordTable
+from dae_hybrid.port.record_table import HEADER, RECORDS, RecordHeader, RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import SegmentReplay
 from dae_hybrid.system.packing import Portable
@@ -52,10 +52,10 @@ class Expansion:
         """Return x and x' at the start of a segment, eliminated variables included."""
         if not k:
             return self.table.start
-        head = self.table.head(k - 1)
+        head = self.table.header(k - 1)
         return self._part(head, "x_after"), self._part(head, "xdot_after")
 
-    def _part(self, head: Head, name: str) -> Array:
+    def _part(self, head: RecordHeader, name: str) -> Array:
         part = head.layout[name]
         return self.table.records[head.at + part.start : head.at + part.stop]
 
@@ -63,7 +63,7 @@ class Expansion:
         """Return the segment before a record."""
         from dae_hybrid.trajectory.trajectory import Segment
 
-        table, head = self.table, self.table.head(k)
+        table, head = self.table, self.table.header(k)
         header = dict(zip(HEADER, table.records[head.at : head.at + len(HEADER)].tolist(), strict=True))
         mode, task = self.system.modes[head.mode], table.task
         n, n_guards, method = mode.equations.n, mode.equations.n_guards, table.methods[head.mode]
@@ -92,7 +92,7 @@ class Expansion:
 
     def record(self, k: int) -> EventRecord | KnotRecord | MeasurementRecord:
         """Return the record of an event, a measurement or a knot."""
-        table, head = self.table, self.table.head(k)
+        table, head = self.table, self.table.header(k)
         header = dict(zip(HEADER, table.records[head.at : head.at + len(HEADER)].tolist(), strict=True))
         source, time = self.system.modes[head.mode], header["time"]
         x, xdot, memory = (self._part(head, name) for name in ("x", "xdot", "memory"))

@@ -23,7 +23,7 @@ from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import Interpolant, SegmentReplay
 from dae_hybrid.port.segment_rules import SAME_INSTANT
-from dae_hybrid.system.packing import Portable, Result
+from dae_hybrid.system.packing import Portable, PortableResult
 from dae_hybrid.tables import html, in_short
 from dae_hybrid.trajectory.datasets import dataset, optional
 from dae_hybrid.trajectory.event_table import EventTable, entries
@@ -31,7 +31,7 @@ from dae_hybrid.trajectory.outputs import Outputs, Places, Points, column, width
 from dae_hybrid.trajectory.parts import TrajectoryParts
 
 if TYPE_CHECKING:
-    from dae_hybrid.system.initial import Start
+    from dae_hybrid.system.initial import RunStart
     from dae_hybrid.system.system import HybridSystem, ModeSystem
     from dae_hybrid.trajectory.diagnostics import Diagnostics
     from dae_hybrid.trajectory.jump_sensitivity import JumpSensitivity
@@ -179,7 +179,7 @@ def _times(t: ArrayLike) -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Trajectory(Result):
+class Trajectory(PortableResult):
     """A hybrid trajectory. Immutable.
 
     ``sol.t`` are the output times (both sides of an event unless ``t_eval`` was given), ``sol["u"]`` the values of a
@@ -205,7 +205,7 @@ class Trajectory(Result):
     functionals: Mapping[str, Any]
     statistics: Mapping[str, int]
     notes: tuple[str, ...]
-    start: Start
+    start: RunStart
     final: tuple[float, int, Array, Array]  # t, mode, x, memory
     turns: tuple[tuple[int, Turn], ...] = field(default=(), repr=False)  # extrema of guards close to zero
     kept: Keep = "all"

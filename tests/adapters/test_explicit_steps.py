@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 
 import dae_hybrid as dh
 from dae_hybrid.adapters.sundials.methods import ERK as METHOD
-from dae_hybrid.adapters.sundials.runge_kutta import Table
+from dae_hybrid.adapters.sundials.runge_kutta import ButcherTable
 from dae_hybrid.problems import em_hysteresis
 
 ERK: dict[str, Any] = {"method": "erk"}
@@ -21,7 +21,7 @@ TIGHT: dict[str, Any] = {"method": "erk", "rtol": 1e-10, "atol": 1e-12}
 FREE: dict[str, Any] = {"method": "erk", "rtol": 0.9, "atol": 1e6}
 
 
-def table_of(order: int) -> Table:
+def table_of(order: int) -> ButcherTable:
     """The coefficients that `method="erk"` takes for an order."""
     found = METHOD.table(dh.Options(max_order=order, method=METHOD.name))
     assert found is not None

@@ -17,9 +17,7 @@ import dae_hybrid as dh
 from dae_hybrid.adapters.sundials import structure
 from dae_hybrid.adapters.sundials.library import load
 from dae_hybrid.adapters.sundials.linear import RECOVERABLE, SuperLU
-from dae_hybrid.codegen import compiler
-from dae_hybrid.codegen import kernels as codegen
-from dae_hybrid.codegen import split_source as chunks
+from dae_hybrid.codegen import compiler, kernels, split_source
 
 TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-11, "method": "bdf"}
 OTHERS = ("band", "sparse", "krylov")
@@ -455,10 +453,10 @@ def elements(n: int) -> dh.HybridModel:
 
 def test_long_texts_are_cut_and_say_the_same(monkeypatch: Any) -> None:
     whole = dh.adjoint_gradient(elements(80).build(), (0, 1), **TIGHT)
-    monkeypatch.setattr(chunks, "LONG", 100)
-    monkeypatch.setattr(codegen, "LONG", 100)
-    monkeypatch.setattr(chunks, "STATEMENTS", 50)
-    monkeypatch.setattr(codegen.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(split_source, "LONG", 100)
+    monkeypatch.setattr(kernels, "LONG", 100)
+    monkeypatch.setattr(split_source, "STATEMENTS", 50)
+    monkeypatch.setattr(kernels.os, "cpu_count", lambda: 3)
     texts: list[str] = []
     compile_ = compiler._compile
 
@@ -478,17 +476,17 @@ def test_long_texts_are_cut_and_say_the_same(monkeypatch: Any) -> None:
 def test_straight_texts_in_several_files_say_the_same(monkeypatch: Any, models: Any, tmp_path: Any) -> None:
     whole = dh.adjoint_gradient(models.em().build(), (0, 1), "G", **TIGHT)
     monkeypatch.setenv("DAE_HYBRID_CACHE", str(tmp_path))
-    monkeypatch.setattr(codegen, "known", lambda identity: None)  # it would return the same functions
-    monkeypatch.setattr(codegen, "APART", 100)
-    monkeypatch.setattr(codegen.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(kernels, "known", lambda identity: None)  # it would return the same functions
+    monkeypatch.setattr(kernels, "OPERATIONS_PER_FILE", 100)
+    monkeypatch.setattr(kernels.os, "cpu_count", lambda: 3)
     sources: list[list[str]] = []
-    begin = codegen.begin
+    begin = kernels.begin
 
     def listening(*texts: str, **options: Any) -> Any:
         sources.append(list(texts))
         return begin(*texts, **options)
 
-    monkeypatch.setattr(codegen, "begin", listening)
+    monkeypatch.setattr(kernels, "begin", listening)
     apart = dh.adjoint_gradient(models.em().build(), (0, 1), "G", **TIGHT)
     assert [len(texts) for texts in sources] == [3]
     np.testing.assert_array_equal(apart.gradient, whole.gradient)
@@ -509,7 +507,7 @@ def test_straight_texts_in_several_files_say_the_same(monkeypatch: Any, models: 
     ],
 )
 def test_texts_without_loops_are_straight(text: str, straight: bool) -> None:
-    assert chunks.is_straight(text) == straight
+    assert split_source.is_straight(text) == straight
 
 
 def test_a_long_text_that_does_not_compile(monkeypatch: Any) -> None:

@@ -36,7 +36,7 @@ def both(call: Callable[[], Any]) -> tuple[Any, Any]:
         return one, call()
 
 
-def legs(run: dh.Trajectory) -> int:
+def native_events(run: dh.Trajectory) -> int:
     """Number of native events."""
     return sum(item.count for item in run.parts.given if isinstance(item, RecordTable))
 
@@ -60,8 +60,8 @@ def case(request: pytest.FixtureRequest, built: Any, models: Any) -> tuple[dh.Hy
 def test_the_same_run(case: Any, method: str) -> None:
     system, span, _ = case
     one, other = both(lambda: dh.simulate(system, span, method=method, **TIGHT))
-    assert legs(one) >= len(one.events) - 1 > 0
-    assert legs(other) == 0
+    assert native_events(one) >= len(one.events) - 1 > 0
+    assert native_events(other) == 0
     for name, value in one.functionals.items():
         np.testing.assert_allclose(value, other.functionals[name], rtol=1e-9, atol=1e-12)
     assert len(one.segments) == len(other.segments)
@@ -89,7 +89,7 @@ def test_implicit_modes(name: str, models: Any) -> None:
     system = getattr(models, name)().build(eliminate=False)
     functional = {"em": "G", "circuit": "both"}[name]
     one, other = both(lambda: dh.simulate(system, (0, 3), **TIGHT))
-    assert legs(one) == len(one.events) > 0
+    assert native_events(one) == len(one.events) > 0
     assert one.notes == other.notes
     np.testing.assert_allclose(one.functionals[functional], other.functionals[functional], rtol=1e-8)
     np.testing.assert_allclose([e.time for e in one.events], [e.time for e in other.events], rtol=1e-8)

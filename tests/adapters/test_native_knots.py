@@ -11,7 +11,7 @@ from scipy.interpolate import CubicSpline
 
 import dae_hybrid as dh
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
-from dae_hybrid.simulation import stop_times as stops
+from dae_hybrid.simulation import stop_times
 
 KINDS = ("linear", "previous", "cubic")
 TIGHT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
@@ -331,7 +331,7 @@ def test_knots_at_both_ends(ends: tuple[float, float], kind: str) -> None:
 
 @pytest.mark.parametrize("listed", [1, 7, 30])
 def test_knots_are_listed_in_pieces(listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stops, "MAX_LISTED", listed)
+    monkeypatch.setattr(stop_times, "MAX_KNOT_NUMBERS", listed)
     m = frame(200, 0.05)
     forward = compare(m, (0.0, 9.93), exact=False)
     assert len(knots_of(forward.trajectory)) == 198

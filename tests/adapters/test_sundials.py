@@ -175,7 +175,7 @@ def test_exceptions_in_callbacks_reach_the_caller_unchanged(
         analyses = [
             lambda: dh.forward_sensitivity(system, (0, 1)), lambda: dh.adjoint_gradient(system, (0, 1), functional)
         ]  # fmt: skip
-    evaluate = interpreted.Model.evaluate
+    evaluate = interpreted.EquationCallbacks.evaluate
     for analysis in analyses:
         before = analysis()
         calls = 0
@@ -189,13 +189,13 @@ def test_exceptions_in_callbacks_reach_the_caller_unchanged(
                 raise AssertionError("called again after the exception")
             return evaluate(self, what, *arguments)
 
-        monkeypatch.setattr(interpreted.Model, "evaluate", failing)
+        monkeypatch.setattr(interpreted.EquationCallbacks, "evaluate", failing)
         reached = None
         try:
             analysis()
         except BaseException as caught:
             reached = caught
-        monkeypatch.setattr(interpreted.Model, "evaluate", evaluate)
+        monkeypatch.setattr(interpreted.EquationCallbacks, "evaluate", evaluate)
         assert (reached is error) if calls >= 3 else (reached is None)
         after = analysis()
         one, other = (r.functionals if hasattr(r, "functionals") else {functional: r.gradient} for r in (before, after))
@@ -210,7 +210,7 @@ def test_an_exception_in_a_callback_is_not_swallowed(monkeypatch: Any, built: An
     def failing(*_: Any) -> Any:
         raise mine
 
-    monkeypatch.setattr(interpreted.Model, "evaluate", failing)
+    monkeypatch.setattr(interpreted.EquationCallbacks, "evaluate", failing)
     with pytest.raises(UserError) as caught:
         dh.simulate(system, (0, 1))
     assert caught.value is mine

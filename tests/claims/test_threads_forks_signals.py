@@ -22,8 +22,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.adapters.sundials import compiled, driver, interpreted
-from dae_hybrid.adapters.sundials import native_loop as march
+from dae_hybrid.adapters.sundials import compiled, driver, interpreted, native_loop
 from dae_hybrid.adapters.sundials.native_backward import NativeBackward
 from dae_hybrid.adapters.sundials.native_forward import NativeForward
 from dae_hybrid.adapters.sundials.session import SundialsSession
@@ -228,8 +227,8 @@ def long_runs(system: dh.HybridSystem, functional: str, step: float) -> dict[str
 
 
 LOOPS = (
-    compiled.Stepper, march.NativeLoop, compiled.Backward, interpreted.Stepper, interpreted.Backward, NativeForward,
-    NativeBackward,
+    compiled.ForwardLoop, native_loop.NativeLoop, compiled.BackwardLoop, interpreted.ForwardLoop,
+    interpreted.BackwardLoop, NativeForward, NativeBackward,
 )  # fmt: skip
 
 
@@ -290,10 +289,10 @@ def test_interrupts(name: str, native: bool, models: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "method", "loop", "entered"),
     [
-        ("oscillator", "adams", compiled.Backward, "begin"),
+        ("oscillator", "adams", compiled.BackwardLoop, "begin"),
         ("oscillator", "erk", NativeBackward, "advance"),
         ("oscillator", "erk", DiscreteAdjoint, "back"),
-        ("circuit", "auto", compiled.Backward, "begin"),
+        ("circuit", "auto", compiled.BackwardLoop, "begin"),
     ],
 )
 def test_interrupts_of_a_backward_sweep(

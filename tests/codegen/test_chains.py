@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import dae_hybrid as dh
-from dae_hybrid.codegen import compiler
-from dae_hybrid.codegen import kernels as codegen
+from dae_hybrid.codegen import compiler, kernels
 
 #: nodes that one link of the chain adds
 NODES = 3
@@ -43,7 +42,7 @@ def check(system: dh.HybridSystem) -> None:
 
 def test_what_is_too_long_to_compile_runs_interpreted_and_says_so(monkeypatch: Any) -> None:
     monkeypatch.setattr(compiler, "_warned", set())
-    monkeypatch.setattr(codegen, "MOST", 4_000)
+    monkeypatch.setattr(kernels, "MAX_STATEMENTS", 4_000)
     with pytest.warns(dh.CompilerWarning, match="too long to compile, .* statements") as caught:
         system = model(3_000).build()
     assert len(caught) == 1

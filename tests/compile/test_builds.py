@@ -59,7 +59,7 @@ def functions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def unshared(monkeypatch: pytest.MonkeyPatch, model: dh.HybridModel, **options: bool) -> dh.HybridSystem:
     """A model built as if nothing in it were alike."""
     with monkeypatch.context() as patch:
-        patch.setattr("dae_hybrid.compile.builders.FEW", 10**9)
+        patch.setattr("dae_hybrid.compile.builders.MIN_FAMILY_SIZE", 10**9)
         return model.build(**options)
 
 

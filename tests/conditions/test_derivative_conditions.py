@@ -53,7 +53,7 @@ def wrong_transpose(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def backward(self: Any, after: Any, clock: Any) -> Any:
         before, share, rest = original(self, after, clock)
-        c = after @ self.drift + self.integrand_minus - self.integrand_plus
+        c = after @ self.time_shift + self.integrand_minus - self.integrand_plus
         return before + np.outer(c / self.rate, self.h_w), share, rest
 
     monkeypatch.setattr(transition_module.TransitionLinearisation, "backward", backward)
@@ -375,8 +375,8 @@ def test_a_result_states_what_was_checked(built: Any, models: Any) -> None:
 
 def test_a_grazing_event_is_refused_or_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ceiling 1e-6 below the apex: with a coarse idea of grazing, that is grazing; dv/dh is g / v all the same."""
-    monkeypatch.setattr("dae_hybrid.system.transition_map.GRAZING", 1e-2)
-    monkeypatch.setattr("dae_hybrid.trajectory.diagnostics.GRAZING", 1e-2)
+    monkeypatch.setattr("dae_hybrid.system.transition_map.GRAZING_RATE_SHARE", 1e-2)
+    monkeypatch.setattr("dae_hybrid.trajectory.diagnostics.GRAZING_RATE_SHARE", 1e-2)
     m = dh.HybridModel("grazing")
     h = m.parameter("h", 20 - 1e-6)
     y, v = m.differential("y"), m.differential("v")

@@ -90,7 +90,7 @@ def test_time_events_and_their_costs(gradient: str | None, method: str) -> None:
 
 def test_more_periods_than_are_listed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of times are made for as many runs as memory allows, and as long as runs need them."""
-    monkeypatch.setattr("dae_hybrid.system.timetable.MAX_LISTED", 3000)
+    monkeypatch.setattr("dae_hybrid.system.timetable.MAX_DUE_NUMBERS", 3000)
     m = dh.HybridModel("counting")
     k, period, x = m.parameter("k", 1.0), m.parameter("period", 0.01), m.differential("x")
     run = m.mode("run", ode={x: -k * x})

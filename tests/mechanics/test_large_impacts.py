@@ -20,12 +20,12 @@ TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 @pytest.fixture
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small systems take the way of large ones: sparse matrices, products, nothing compiled for events."""
-    large = matrices.LARGE
+    large = matrices.MAX_DENSE_ROWS
     for name, module in list(sys.modules.items()):
-        if name.startswith("dae_hybrid.") and getattr(module, "LARGE", None) == large:
-            monkeypatch.setattr(module, "LARGE", 2)
+        if name.startswith("dae_hybrid.") and getattr(module, "MAX_DENSE_ROWS", None) == large:
+            monkeypatch.setattr(module, "MAX_DENSE_ROWS", 2)
     monkeypatch.setattr(matrices, "FULL", 0.99)
-    monkeypatch.setattr("dae_hybrid.compile.native_transitions.LARGEST", 0)
+    monkeypatch.setattr("dae_hybrid.compile.native_transitions.MAX_POINT_ENTRIES", 0)
 
 
 def falling(n: int) -> Mechanism:

@@ -338,7 +338,7 @@ typedef struct {                             /* due times of time events in a mo
   integer n, next;
 } alarms;
 
-typedef struct {                             /* a measurement; see `Measured` in port/native_plan.py */
+typedef struct {                             /* a measurement; see `MeasurementFunctions` in port/native_plan.py */
   const casadi_function *of_mode;
   const double *data;
   integer first, count;                      /* components of the functionals */
