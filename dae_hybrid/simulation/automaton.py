@@ -13,7 +13,7 @@ import numpy as np
 
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, OptionError, ZenoError
 from dae_hybrid.method import AUTO, Method
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import Array, scalar
 from dae_hybrid.options import Keep, Options
 from dae_hybrid.port.failure_messages import LATEST_TRANSITIONS, SUSPECTS, event_limit, lost_crossing, unresolved_guard
 from dae_hybrid.port.integrator import SegmentOutcome, SegmentTask, Session
@@ -664,9 +664,3 @@ def values_of(
 def _padded(values: Array, size: int) -> Array:
     """Pad values with zeros to a size."""
     return values if values.size == size else np.concatenate((values, np.zeros(size - values.size)))
-
-
-def scalar(values: Array) -> Any:
-    """Return a float for one entry, the array otherwise."""
-    values.flags.writeable = False
-    return float(values[0]) if values.size == 1 else values

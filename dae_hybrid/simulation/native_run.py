@@ -7,11 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from dae_hybrid.method import Method
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import Array, scalar
 from dae_hybrid.port.native_plan import NativeRun
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.replay import SegmentReplay
-from dae_hybrid.simulation.automaton import scalar
 from dae_hybrid.simulation.event_logic import resting
 from dae_hybrid.simulation.observer import RunObserver
 from dae_hybrid.system.initial import Start
