@@ -24,7 +24,6 @@ from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import SegmentReplay
 from dae_hybrid.port.segment_rules import SAME_INSTANT, is_unresolved, kernel, one_segment
 from dae_hybrid.simulation.checkpoints import Checkpoint, Ledger
-from dae_hybrid.simulation.event_accuracy import noisy
 from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS, Entry, EventLogic, signs
 from dae_hybrid.simulation.failure_diagnosis import explain
 from dae_hybrid.simulation.firing import Firing
@@ -37,6 +36,7 @@ from dae_hybrid.system.measurement import measured
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
+from dae_hybrid.trajectory.event_accuracy import noisy
 from dae_hybrid.trajectory.parts import Expansion, TrajectoryParts
 from dae_hybrid.trajectory.trajectory import Part, Segment, SegmentSensitivities, Trajectory
 

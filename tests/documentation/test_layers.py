@@ -19,7 +19,6 @@ DOORS = {
     ("statement/model.py", "system"): "type of the result of HybridModel.build",
     ("compile/pipeline.py", "interface"): "compiles the library of the default adapter beside the model",
     ("trajectory/trajectory.py", "report"): "Trajectory.plot",
-    ("trajectory/diagnostics.py", "simulation"): "Trajectory.diagnostics describes grazing events",
     ("port/records.py", "system"): "types of what a record points to",
     ("port/record_table.py", "system"): "type of the argument of RecordTable.measurements",
     ("system/system.py", "conditions"): "type of the table of branches",
