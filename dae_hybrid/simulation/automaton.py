@@ -16,7 +16,7 @@ from dae_hybrid.method import AUTO, Method
 from dae_hybrid.numerics.arrays import Array, scalar
 from dae_hybrid.options import Keep, Options
 from dae_hybrid.port.failure_messages import LATEST_TRANSITIONS, SUSPECTS, event_limit, lost_crossing, unresolved_guard
-from dae_hybrid.port.integrator import SegmentOutcome, SegmentTask, Session
+from dae_hybrid.port.integrator import OpenSession, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, Bound, RunContext
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
@@ -67,7 +67,7 @@ class Automaton:
         t_eval: Array | None,
         options: Options,
         observer: RunObserver | None,
-        open_session: Any,
+        open_session: OpenSession,
         schedule: Schedule,
         *,
         certify: bool = False,
