@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import CFUNCTYPE, Structure, c_int, c_void_p
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.sparse import csc_array
@@ -25,6 +25,9 @@ from . import structure as structures
 from .header import CONSTANTS, STRUCTS
 from .library import INSTALL, Objects
 from .signal_handlers import caught
+
+if TYPE_CHECKING:
+    from .memory import SolverMemory
 
 MATRIX_OPERATIONS = (
     "getid", "clone", "destroy", "zero", "copy", "scaleadd", "scaleaddi", "matvecsetup", "matvec", "transposed",
@@ -251,7 +254,7 @@ class LinearSystem:
         return objects.own(solver, lambda: lib.SUNLinSolFree(solver), "a linear solver")
 
 
-def prepare(memory: Any, wanted: str, suffix: str) -> Callable[[], None]:
+def prepare(memory: SolverMemory, wanted: str, suffix: str) -> Callable[[], None]:
     """Create the linear solver of a solver memory; return a function that attaches it.
 
     The suffix is that of the callbacks.
