@@ -22,6 +22,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Preconditioner
 
 from . import structure as structures
+from .backend import SolverModel
 from .header import CONSTANTS, STRUCTS
 from .library import INSTALL, Objects
 from .signal_handlers import caught
@@ -168,7 +169,9 @@ class SuperLU:
 class LinearSystem:
     """Newton's matrix of one solver memory: the arrays used by linear.c, and the objects given to SUNDIALS."""
 
-    def __init__(self, objects: Objects, model: Any, structure: structures.Structure, border: int, suffix: str) -> None:
+    def __init__(
+        self, objects: Objects, model: SolverModel, structure: structures.Structure, border: int, suffix: str
+    ) -> None:
         _check_layout()
         e, self.structure, self._objects, self.library = model.equations, structure, objects, objects.library
         self._model = model
