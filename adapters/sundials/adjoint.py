@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ctypes import byref
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from dae_hybrid.port.failure_messages import is_starved, starved, step_limit
 from dae_hybrid.port.integrator import BackwardTask, Equations, Tolerances
 from dae_hybrid.port.segment_rules import longest_steps
 
+from .backend import Backend
 from .driver import PAUSED, STALLED
 from .memory import SolverMemory
 from .methods import SundialsMethod
@@ -36,7 +36,7 @@ class Adjoint(SolverMemory):
     """
 
     def __init__(
-        self, equations: Equations, options: Options, method: SundialsMethod, wrt: tuple[int, ...], backend: Any
+        self, equations: Equations, options: Options, method: SundialsMethod, wrt: tuple[int, ...], backend: Backend
     ) -> None:
         e = equations
         super().__init__(e, method, e.n + 1, backend.EquationCallbacks(e, "IDA" if e.implicit else "CVode", 0, 0, wrt))

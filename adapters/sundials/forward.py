@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ctypes import c_int, c_void_p
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Equations, Record, SegmentTask
 
 from . import compiled
+from .backend import Backend
 from .compiled import WIDEST_PATH
 from .library import SIMULTANEOUS, STAGGERED
 from .memory import UNTESTED, SolverMemory
@@ -36,7 +36,7 @@ class Forward(SolverMemory):
     """
 
     def __init__(
-        self, equations: Equations, options: Options, method: SundialsMethod, n_directions: int, backend: Any
+        self, equations: Equations, options: Options, method: SundialsMethod, n_directions: int, backend: Backend
     ) -> None:
         e, ns = equations, n_directions
         n_integrals = e.functionals.size if e.integrates else 0
@@ -84,14 +84,14 @@ class Forward(SolverMemory):
             sensitivity_rates=self.sdot, corrector=self.corrector,
         )  # fmt: skip
 
-    def _create_explicit_method(self, backend: Any, ns: int, table: ButcherTable) -> None:
+    def _create_explicit_method(self, backend: Backend, ns: int, table: ButcherTable) -> None:
         """Make the sensitivities part of the state; their vectors are views of it."""
         objects, size = self.objects, self.block
         self.s_data, self.sdot_data, self.dense_order = [], [], COEFFICIENTS - 1
         blocks = self.x_data.reshape(1 + ns, size)
         self.s_data = list(blocks[1:])
         self.s = (c_void_p * ns)(*(objects.view(block, size) for block in self.s_data)) if ns else None
-        objects.replace_operations(self.x, backend.short_vectors())
+        objects.replace_operations(self.x, compiled.short_vectors())
         self.create_explicit(table)
         self.parts = LastStep(table, self.equations.n, self.size)
         self.stepper = backend.ForwardLoop(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from ctypes import CFUNCTYPE, Structure, c_int, c_void_p
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.sparse import csc_array
@@ -22,9 +22,13 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Preconditioner
 
 from . import structure as structures
+from .backend import SolverModel
 from .header import CONSTANTS, STRUCTS
 from .library import INSTALL, Objects
 from .signal_handlers import caught
+
+if TYPE_CHECKING:
+    from .memory import SolverMemory
 
 MATRIX_OPERATIONS = (
     "getid", "clone", "destroy", "zero", "copy", "scaleadd", "scaleaddi", "matvecsetup", "matvec", "transposed",
@@ -167,7 +171,9 @@ class SuperLU:
 class LinearSystem:
     """Newton's matrix of one solver memory: the arrays used by linear.c, and the objects given to SUNDIALS."""
 
-    def __init__(self, objects: Objects, model: Any, structure: structures.Structure, border: int, suffix: str) -> None:
+    def __init__(
+        self, objects: Objects, model: SolverModel, structure: structures.Structure, border: int, suffix: str
+    ) -> None:
         _check_layout()
         e, self.structure, self._objects, self.library = model.equations, structure, objects, objects.library
         self._model = model
@@ -253,7 +259,7 @@ class LinearSystem:
         return objects.own(solver, lambda: lib.SUNLinSolFree(solver), "a linear solver")
 
 
-def prepare(memory: Any, wanted: str, suffix: str) -> Callable[[], None]:
+def prepare(memory: SolverMemory, wanted: str, suffix: str) -> Callable[[], None]:
     """Create the linear solver of a solver memory; return a function that attaches it.
 
     The suffix is that of the callbacks.

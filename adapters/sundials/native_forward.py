@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from dae_hybrid.options import Options
 from dae_hybrid.port.integrator import Equations, Record, SegmentOutcome, SegmentTask
 from dae_hybrid.port.native_plan import NativeRun, NativeSegments, RunContext, RunRequest, TransitionGraph
 from dae_hybrid.port.point import StatePoint
-from dae_hybrid.port.record_table import RecordTable
+from dae_hybrid.port.record_table import EventFields, RecordTable
 
 from . import compiled
 from .choice import BOUND, reach_of
@@ -341,7 +340,7 @@ class RecordedRun(NamedTuple):
         )  # fmt: skip
         return table, task, outcome
 
-    def _sensitive(self, e: Equations, by_p: Array, event: Mapping[str, Array] | None) -> dict[str, Any]:
+    def _sensitive(self, e: Equations, by_p: Array, event: EventFields | None) -> dict[str, Any]:
         """Fields of a task for the sensitivities at the start of a segment, as far as its record needs them."""
         d = self.request.directions
         if d is None:

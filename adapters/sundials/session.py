@@ -37,6 +37,7 @@ from dae_hybrid.port.segment_rules import ADJOINT_ROUNDING_FACTOR, is_short, sta
 
 from . import compiled, driver, interpreted
 from .adjoint import Adjoint
+from .backend import Backend
 from .batch import SundialsCrew
 from .choice import Choice
 from .driver import SENSITIVITY_ERROR, statistics_of
@@ -128,7 +129,7 @@ class SundialsSession:
         options = self.options
         key = ("sundials", options.linear_solver, *purpose)
         idle = equations.cache.setdefault(key, [])
-        backend: Any = compiled if is_native(equations) else interpreted
+        backend: Backend = compiled if is_native(equations) else interpreted
 
         def make() -> Any:
             if purpose[0] == "forward":

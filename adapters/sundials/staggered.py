@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import Structure, c_int, c_void_p
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from .driver import address, loops
 from .header import CONSTANTS, STRUCTS
 from .library import INSTALL, Objects
 from .linear import LinearSystem
+
+if TYPE_CHECKING:
+    from .memory import SolverMemory
 
 #: first operations of a SUNNonlinearSolver, in the order of its struct
 OPERATIONS = ("GetType", "Initialize", "Setup", "Solve", "Free", "SetSysFn")
@@ -69,7 +72,7 @@ def _is_cheap(structure: structures.Structure, solutions: float) -> bool:
 class Staggered:
     """The sensitivity solver of one solver memory, and the arrays used by staggered.c."""
 
-    def __init__(self, memory: Any, count: int) -> None:
+    def __init__(self, memory: SolverMemory, count: int) -> None:
         _check_layout()
         e, model, objects = memory.equations, memory.model, memory.objects
         kind, size, n = memory.linear_solver, memory.size, e.n

@@ -14,10 +14,10 @@ from dae_hybrid.conditions.simultaneous import has_coincidences, one_sided_deriv
 from dae_hybrid.errors import ConditionWarning, DaeHybridError, DerivativeWarning, ZenoError
 from dae_hybrid.sensitivity.duality import Duality
 from dae_hybrid.sensitivity.forward import TangentState
-from dae_hybrid.simulation.event_accuracy import amplified
-from dae_hybrid.simulation.grazing import refuse_near_misses, refuse_shallow
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.trajectory.diagnostics import Check, Diagnostics
+from dae_hybrid.trajectory.event_accuracy import amplified
+from dae_hybrid.trajectory.grazing import refuse_near_misses, refuse_shallow
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 

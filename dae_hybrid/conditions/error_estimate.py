@@ -15,7 +15,7 @@ from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.records import EventRecord, MeasurementRecord
 from dae_hybrid.simulation.event_logic import MAX_SIMULTANEITY_RTOLS, SIMULTANEITY_RTOLS
-from dae_hybrid.simulation.grazing import accuracy
+from dae_hybrid.trajectory.grazing import accuracy
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: tolerances of the second run as a share of those of the run, and safety factor on the difference of the two

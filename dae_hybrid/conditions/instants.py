@@ -18,11 +18,11 @@ from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.simulation.departure import at_rest
 from dae_hybrid.simulation.event_logic import MAX_SIMULTANEITY_RTOLS, SIMULTANEITY_RTOLS, EventLogic, same_instant
 from dae_hybrid.simulation.firing import Firing
-from dae_hybrid.simulation.grazing import accuracy
 from dae_hybrid.system.derivative_conditions import Conditions
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import STATE_ERROR_FACTOR, schedule_state
+from dae_hybrid.trajectory.grazing import accuracy
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: relative difference below which states and derivatives are equal, and the same in multiples of rtol

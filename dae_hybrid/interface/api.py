@@ -20,7 +20,6 @@ from dae_hybrid.port.native_plan import MemoryBound
 from dae_hybrid.sensitivity.duality import compare, direction
 from dae_hybrid.sensitivity.forward import TangentState
 from dae_hybrid.sensitivity.results import ForwardSensitivity, Gradient
-from dae_hybrid.simulation.automaton import scalar
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.trajectory.trajectory import Trajectory
 
@@ -330,4 +329,4 @@ def _shaped(gradient: Array) -> Array:
     return gradient[0] if len(gradient) == 1 else gradient
 
 
-__all__ = ["adjoint_gradient", "forward_sensitivity", "scalar", "simulate"]
+__all__ = ["adjoint_gradient", "forward_sensitivity", "simulate"]

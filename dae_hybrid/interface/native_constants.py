@@ -8,8 +8,9 @@ from dae_hybrid.conditions import amplification, instants, resolution
 from dae_hybrid.numerics import algebraic, crossings, step_polynomial
 from dae_hybrid.port import failure_messages, record_table, replay, segment_rules, stiffness
 from dae_hybrid.sensitivity import adjoint
-from dae_hybrid.simulation import automaton, departure, event_accuracy, event_logic, grazing
+from dae_hybrid.simulation import automaton, departure, event_logic
 from dae_hybrid.system import excess, linearisation, reinitialisation, system, transition_map
+from dae_hybrid.trajectory import event_accuracy, grazing
 
 #: module that documents them -> names, or (name in Python, name in C)
 NAMES: dict[object, tuple[str | tuple[str, str], ...]] = {

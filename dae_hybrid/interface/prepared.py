@@ -14,9 +14,8 @@ from dae_hybrid.interface.api import RunOptions
 from dae_hybrid.interface.crews import judge_growth, take_over
 from dae_hybrid.interface.prepared_case import CheckedCall, Single, check_analysis, trajectory_of
 from dae_hybrid.interface.runs import Parameters
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import Array, scalar
 from dae_hybrid.port.native_batch import DONE, Crew, Outcomes
-from dae_hybrid.simulation.automaton import scalar
 from dae_hybrid.system.system import HybridSystem, check_built
 from dae_hybrid.tables import html, in_short
 from dae_hybrid.trajectory.trajectory import Trajectory

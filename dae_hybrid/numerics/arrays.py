@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,12 @@ def all_finite(values: Array) -> bool:
     if values.size <= MAX_PYTHON_SIZE:
         return all(map(math.isfinite, values.tolist()))
     return bool(np.isfinite(values).all())
+
+
+def scalar(values: Array) -> Any:
+    """Return a float for one entry; otherwise the array itself, which becomes read-only."""
+    values.flags.writeable = False
+    return float(values[0]) if values.size == 1 else values
 
 
 def vanishes(values: Array, sizes: Array, roundings: float) -> bool:

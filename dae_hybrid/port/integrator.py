@@ -351,6 +351,10 @@ class RunsWhole(Session, Protocol):
         """
 
 
+#: opens another session of a run, with its options and parameters
+type OpenSession = Callable[[], Session]
+
+
 class Integrator(Protocol):
     """A solver library."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,23 +24,54 @@ if TYPE_CHECKING:
     from dae_hybrid.system.system import HybridSystem
 
 RECORDS = EventRecord | KnotRecord | MeasurementRecord
+
+
+class HeaderFields(TypedDict):
+    """Header of a record, in the order of its columns."""
+
+    time: float
+    mode: float
+    guard: float
+    value: float
+    rate: float
+    rate_scale: float
+    row: float
+    row_end: float
+    first_step: float
+    clean: float
+    steps: float
+    path_end: float
+    count: float
+    stop: float
+
+
+class EventFields(HeaderFields):
+    """An event of a record table: header, parts of its record (`parts_of`), transition and mode before it."""
+
+    x: Array
+    xdot: Array
+    guards: Array
+    x_after: Array
+    memory_after: Array
+    xdot_after: Array
+    guards_after: Array
+    xi: Array
+    open: Array
+    memory: Array
+    integrals: Array
+    tau: Array
+    before: Array
+    after: Array
+    costs_before: Array
+    costs_after: Array
+    gained: Array
+    completed: Array
+    transition: int | None
+    source: int
+
+
 #: columns of the header of a record
-HEADER = (
-    "time",
-    "mode",
-    "guard",
-    "value",
-    "rate",
-    "rate_scale",
-    "row",
-    "row_end",
-    "first_step",
-    "clean",
-    "steps",
-    "path_end",
-    "count",
-    "stop",
-)
+HEADER = tuple(HeaderFields.__annotations__)
 #: position of each column
 COLUMN = {name: i for i, name in enumerate(HEADER)}
 
@@ -272,8 +303,8 @@ class RecordTable:
         """The headers of the events."""
         return self._headers(self.is_event)
 
-    def events(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """Yield every event as a dictionary, and the mode after it."""
+    def events(self) -> Iterator[tuple[EventFields, int]]:
+        """Yield every event, and the mode after it."""
         return map(self._event, self.event_headers)
 
     @property
@@ -327,14 +358,14 @@ class RecordTable:
             for mode, part in named
         ]
 
-    def _event(self, header: RecordHeader) -> tuple[dict[str, Any], int]:
+    def _event(self, header: RecordHeader) -> tuple[EventFields, int]:
         event: dict[str, Any] = dict(
             zip(HEADER, self.records[header.at : header.at + len(HEADER)].tolist(), strict=True), **self._named(header)
         )
         exits = self.graph.exits[header.mode]
         event["transition"] = exits[header.guard] if header.guard < len(exits) else None
         event["source"] = header.mode
-        return event, header.target
+        return cast("EventFields", event), header.target
 
     def _named(self, header: RecordHeader) -> dict[str, Array]:
         """Return the parts of a record after its header."""
@@ -392,14 +423,15 @@ class RecordTable:
         return self._header({}, at, *(int(self.records[at + COLUMN[name]]) for name in ("mode", "guard")))
 
     @cached_property
-    def last(self) -> tuple[dict[str, Any], int]:
+    def last(self) -> tuple[EventFields, int]:
         """The last event, and the mode after it; copied, so that its arrays do not keep all records alive."""
-        event, mode = self._event(self.header(-1))
+        fields, mode = self._event(self.header(-1))
+        event: dict[str, Any] = dict(fields)
         for name, part in event.items():
             if isinstance(part, np.ndarray):
                 event[name] = part.copy()
                 event[name].flags.writeable = False
-        return event, mode
+        return cast("EventFields", event), mode
 
     def ends(self, first: int, stride: int) -> Iterator[tuple[int, float, Array, Array]]:
         """Yield mode, time, x and memory at the end of every `stride`-th segment, from `first` on."""

@@ -11,7 +11,7 @@ import numpy as np
 from dae_hybrid.errors import DaeHybridError
 from dae_hybrid.method import DENSE_COLUMNS
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.port.integrator import SegmentTask
+from dae_hybrid.port.integrator import OpenSession, SegmentTask
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def shortened(rows: Array, n: int, end: float) -> Array:
 class SegmentReplay:
     """A segment of a run that can be integrated again."""
 
-    open_session: Any
+    open_session: OpenSession
     task: SegmentTask
     t_end: float
     method: str | None

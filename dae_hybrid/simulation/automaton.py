@@ -13,10 +13,10 @@ import numpy as np
 
 from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, OptionError, ZenoError
 from dae_hybrid.method import AUTO, Method
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import Array, scalar
 from dae_hybrid.options import Keep, Options
 from dae_hybrid.port.failure_messages import LATEST_TRANSITIONS, SUSPECTS, event_limit, lost_crossing, unresolved_guard
-from dae_hybrid.port.integrator import SegmentOutcome, SegmentTask, Session
+from dae_hybrid.port.integrator import OpenSession, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, MemoryBound, RunContext
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
@@ -24,7 +24,6 @@ from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import SegmentReplay
 from dae_hybrid.port.segment_rules import SAME_INSTANT, is_unresolved, kernel, one_segment
 from dae_hybrid.simulation.checkpoints import Checkpoint, Ledger
-from dae_hybrid.simulation.event_accuracy import noisy
 from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS, EventLogic, SegmentEntry, signs
 from dae_hybrid.simulation.failure_diagnosis import explain
 from dae_hybrid.simulation.firing import Firing
@@ -37,6 +36,7 @@ from dae_hybrid.system.measurement import measured
 from dae_hybrid.system.schedule import Schedule
 from dae_hybrid.system.system import HybridSystem, ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
+from dae_hybrid.trajectory.event_accuracy import noisy
 from dae_hybrid.trajectory.parts import Expansion, TrajectoryParts
 from dae_hybrid.trajectory.trajectory import Part, Segment, SegmentSensitivities, Trajectory
 
@@ -67,7 +67,7 @@ class Automaton:
         t_eval: Array | None,
         options: Options,
         observer: RunObserver | None,
-        open_session: Any,
+        open_session: OpenSession,
         schedule: Schedule,
         *,
         certify: bool = False,
@@ -664,9 +664,3 @@ def values_of(
 def _padded(values: Array, size: int) -> Array:
     """Pad values with zeros to a size."""
     return values if values.size == size else np.concatenate((values, np.zeros(size - values.size)))
-
-
-def scalar(values: Array) -> Any:
-    """Return a float for one entry, the array otherwise."""
-    values.flags.writeable = False
-    return float(values[0]) if values.size == 1 else values

@@ -16,7 +16,7 @@ import numpy as np
 
 from dae_hybrid.errors import CheckpointError
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.port.integrator import SegmentTask
+from dae_hybrid.port.integrator import OpenSession, SegmentTask
 from dae_hybrid.port.native_plan import UNBOUNDED, MemoryBound, RunContext
 from dae_hybrid.port.record_table import ALL, Kind, RecordTable
 
@@ -42,12 +42,12 @@ RETAINED_VALUES = ("x", "memory")
 class Checkpoint:
     """Start of a record table; `open_session` opens a session."""
 
-    open_session: Any
+    open_session: OpenSession
     task: SegmentTask
     context: RunContext
 
     @classmethod
-    def of(cls, open_session: Any, task: SegmentTask, context: RunContext) -> Checkpoint:
+    def of(cls, open_session: OpenSession, task: SegmentTask, context: RunContext) -> Checkpoint:
         """Make a checkpoint with a copy of the context, which the integrator changes."""
         return cls(open_session, task, _copied(context))
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 from dae_hybrid.method import Method
-from dae_hybrid.numerics.arrays import Array
+from dae_hybrid.numerics.arrays import Array, scalar
+from dae_hybrid.port.integrator import OpenSession
 from dae_hybrid.port.native_plan import NativeRun
 from dae_hybrid.port.record_table import RecordTable
 from dae_hybrid.port.replay import SegmentReplay
-from dae_hybrid.simulation.automaton import scalar
 from dae_hybrid.simulation.event_logic import resting
 from dae_hybrid.simulation.observer import RunObserver
 from dae_hybrid.system.initial import RunStart
@@ -22,7 +21,7 @@ from dae_hybrid.trajectory.trajectory import Part, Segment, SegmentSensitivities
 
 
 def trajectory_of(
-    system: HybridSystem, found: NativeRun, observer: RunObserver | None, open_session: Any
+    system: HybridSystem, found: NativeRun, observer: RunObserver | None, open_session: OpenSession
 ) -> Trajectory:
     """Return the trajectory of a native run and notify the observer of it."""
     request = found.request
@@ -55,7 +54,7 @@ def trajectory_of(
 
 
 def _parts(
-    system: HybridSystem, found: NativeRun, p: Array, open_session: Any, kept: SegmentSensitivities
+    system: HybridSystem, found: NativeRun, p: Array, open_session: OpenSession, kept: SegmentSensitivities
 ) -> tuple[Part | RecordTable, ...]:
     (table, task, outcome), end = found.segments, found.end
     begin, how = (found.start.x, found.start.xdot), Method.of(outcome.method)

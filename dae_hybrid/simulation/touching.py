@@ -4,7 +4,7 @@ A bound is violated if it is exceeded by more than the accuracy of the run. A sh
 variable that starts at its bound, exceeds it by a rounding error or not at all, by chance. The largest excess is
 predicted from value, rate and second derivative of the guard; the accuracy follows from the tolerances of the states
 and of the variable itself. A crossing too shallow to be told from the error of the run
-(`dae_hybrid.simulation.grazing`) does not count.
+(`dae_hybrid.trajectory.grazing`) does not count.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dae_hybrid.options import Options
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.segment_rules import kernel
 from dae_hybrid.simulation.departure import patterns
-from dae_hybrid.simulation.grazing import RATE_DIFFERENCE_STEP, SHALLOW_FACTOR
 from dae_hybrid.system.system import ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
+from dae_hybrid.trajectory.grazing import RATE_DIFFERENCE_STEP, SHALLOW_FACTOR
 
 
 def touched(

@@ -10,6 +10,7 @@ import numpy as np
 
 from dae_hybrid.system.transition_map import GRAZING_RATE_SHARE
 from dae_hybrid.tables import align, counted, html
+from dae_hybrid.trajectory.event_accuracy import amplified
 
 if TYPE_CHECKING:
     from dae_hybrid.trajectory.trajectory import Trajectory
@@ -92,8 +93,6 @@ class Diagnostics(Sequence[str]):
 
 def of_run(trajectory: Trajectory) -> Diagnostics:
     """Return the diagnostics of a simulation."""
-    from dae_hybrid.simulation.event_accuracy import amplified  # a layer above
-
     events, modes = trajectory.event_table, trajectory.system.modes
     checks = [Check("run", trajectory.complete, f"to t = {trajectory.final[0]:.9g} of {trajectory.t_span[1]:.9g}")]
     constraints = sum(len(modes[i].invariants) for i in trajectory.parts.modes)

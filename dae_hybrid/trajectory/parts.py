@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dae_hybrid.lazily import Lazily
 from dae_hybrid.method import Method
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.port.integrator import SegmentTask
+from dae_hybrid.port.integrator import OpenSession, SegmentTask
 from dae_hybrid.port.native_plan import NativeRun
 from dae_hybrid.port.record_table import HEADER, RECORDS, RecordHeader, RecordTable
 from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
@@ -34,7 +34,7 @@ class Expansion:
     """Creates the segments and events of a record table, one by one."""
 
     def __init__(
-        self, table: RecordTable, system: HybridSystem, p: Array, open_session: Any, directions: Array | None
+        self, table: RecordTable, system: HybridSystem, p: Array, open_session: OpenSession, directions: Array | None
     ) -> None:  # fmt: skip
         self.table, self.system, self.p, self.open_session = table, system, p, open_session
         self.directions = directions if directions is not None and directions.shape[1] else None

@@ -134,7 +134,7 @@ static double fastest(context *c, double t, const double *x, double *memory) {
   return flag || !all_finite(a->value, a->column[c->n]) ? HUGE_VAL : column_norm(a, c->n);
 }
 
-/* Whether sampled event times of every transition have the requested accuracy (simulation/event_accuracy.py). */
+/* Whether sampled event times of every transition have the requested accuracy (trajectory/event_accuracy.py). */
 static int times_known(const batch *b) {
   const plain *v = b->run;
   march *m = v->tables;

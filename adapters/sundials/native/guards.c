@@ -70,7 +70,7 @@ static double sign_of(double v) { return v < 0 ? -1 : 1; }
 
 /* ---- near misses: guards that turn close to zero without crossing it ----
  *
- * Whether they cross may be a matter of accuracy: the closest ones are recorded for simulation/grazing.py, which checks
+ * Whether they cross may be a matter of accuracy: the closest ones are recorded for trajectory/grazing.py, which checks
  * them if derivatives are requested. */
 static void note_turn(run *r, integer i, double from, double to, double least, double most) {
   const double share = fabs(least) / most;

@@ -20,7 +20,7 @@ from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.port.record_table import Kind, RecordTable
 from dae_hybrid.port.records import EventRecord
 from dae_hybrid.port.stiffness import norm_bound, reduced_jacobian, state_jacobian
-from dae_hybrid.simulation.grazing import MAX_DENSE_SIZE, GuardCrossing, accuracy
+from dae_hybrid.trajectory.grazing import MAX_DENSE_SIZE, GuardCrossing, accuracy
 from dae_hybrid.trajectory.trajectory import Trajectory
 
 #: an event time with an error above this multiple of rtol times the duration of the run is reported as inaccurate,
