@@ -505,7 +505,7 @@ def test_runs_repeat_to_the_bit_alone_and_in_threads(adapter: str, built: Any, m
 
 def test_combinations_that_cannot_work_name_who_can() -> None:
     rope = load("ball_on_rope").model().build(index2="direct")
-    with pytest.raises(dh.UnsupportedError, match="'scipy' does not integrate index 2") as caught:
+    with pytest.raises(dh.UnsupportedError, match="'scipy' does not integrate the direct form of index 2") as caught:
         dh.simulate(rope, (0, 1), adapter="scipy")
     assert "'sundials'" in str(caught.value)
     with pytest.raises(dh.UnsupportedError, match="'scipy' has no method 'adams'") as caught:
