@@ -27,6 +27,7 @@ def few(count: int) -> settings:
     return settings(derandomize=True, deadline=None, max_examples=count, phases=(Phase.explicit, Phase.generate))
 
 
+@pytest.mark.slow
 @few(8)
 @given(seeds)
 def test_all_ways_agree_or_the_library_refuses(seed: int) -> None:
@@ -36,6 +37,7 @@ def test_all_ways_agree_or_the_library_refuses(seed: int) -> None:
         assert verdict.stage == "forward and adjoint", verdict
 
 
+@pytest.mark.slow
 @few(2)
 @given(seeds)
 def test_all_ways_agree_where_nothing_is_compiled(seed: int) -> None:
@@ -43,6 +45,7 @@ def test_all_ways_agree_where_nothing_is_compiled(seed: int) -> None:
     assert verdict.kind in ("agree", "refused"), verdict
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", range(len(FAMILIES)), ids=[f"{f.__name__}{i}" for i, f in enumerate(FAMILIES)])
 @few(5)
 @given(st.integers(0, 10**5))
@@ -106,6 +109,7 @@ def test_transitions_that_never_fire_do_not_matter(seed: int) -> None:
     assert not restated(random_system(seed), Restatement(never=True))
 
 
+@pytest.mark.slow
 @few(3)
 @given(seeds, st.lists(st.floats(0.02, 0.98), min_size=1, max_size=3))
 def test_events_that_do_nothing_do_not_matter(seed: int, cuts: list[float]) -> None:
@@ -117,6 +121,7 @@ def test_events_that_do_nothing_do_not_matter(seed: int, cuts: list[float]) -> N
     assert not restated(drawn, Restatement(cuts=times, updates=True))
 
 
+@pytest.mark.slow
 @few(3)
 @given(seeds)
 def test_memory_of_a_variable_is_an_update_by_every_transition(seed: int) -> None:
@@ -125,6 +130,7 @@ def test_memory_of_a_variable_is_an_update_by_every_transition(seed: int) -> Non
     assert not restated(drawn, Restatement(updates=True))
 
 
+@pytest.mark.slow
 @few(3)
 @given(seeds, st.sampled_from([0.01, 0.5, 3.0, 100.0]))
 def test_the_unit_of_time_does_not_matter(seed: int, stretch: float) -> None:

@@ -64,6 +64,7 @@ def test_the_unit_of_a_parameter_does_not_matter(implicit: bool, options: dict[s
     assert found[0][1] == found[1][1]
 
 
+@pytest.mark.slow
 def test_a_vectorised_model_with_algebraic_variables_and_memory_builds() -> None:
     """Large vectors stay MX, which keeps symbols that it does not use."""
     n = 120

@@ -151,6 +151,7 @@ def test_a_blank_compiler_command_is_none_at_all(fresh: Path, models: Any, monke
     assert cc.find_compiler() == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["_machine", "FLAGS"])
 def test_what_is_compiled_anew(what: str, fresh: Path, models: Any, monkeypatch: Any) -> None:
     assert compiled_again(models, monkeypatch) == 2
@@ -314,6 +315,7 @@ exec(compile(open(__file__.replace("limited", "build")).read(), "build", "exec")
 """
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("limit", [0, 8192, 20_000])
 def test_files_that_cannot_grow(limit: int, fresh: Path, right: str) -> None:
@@ -328,6 +330,7 @@ def test_files_that_cannot_grow(limit: int, fresh: Path, right: str) -> None:
     assert run(build, fresh).stdout == right
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("home", ["unset", "empty", "missing", "a file", "read-only"])
 def test_homes(home: str, fresh: Path, tmp_path: Path, right: str) -> None:
@@ -469,6 +472,7 @@ def test_a_sound_entry_that_does_not_load(fresh: Path, models: Any, monkeypatch:
     assert compiled_again(models, monkeypatch) == 2
 
 
+@pytest.mark.slow
 def test_damage_to_an_entry_in_use(fresh: Path, right: str) -> None:
     """A process runs on when the entry is cut off under its feet: it has mapped a copy."""
     script = fresh.parent / "in_use.py"
@@ -604,6 +608,7 @@ def test_a_folder_of_the_cache_that_others_can_write(mode: int, fresh: Path, mod
     assert not contents(fresh)
 
 
+@pytest.mark.slow
 def test_processes_that_sweep_at_once(fresh: Path, right: str) -> None:
     """Beside files of the user's, and of processes that are still at work."""
     fresh.mkdir(mode=0o700)
@@ -670,6 +675,7 @@ def run(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+@pytest.mark.slow
 def test_processes_that_build_at_once(fresh: Path) -> None:
     script = write_script(fresh)
     processes = [start(script, fresh) for _ in range(4)]
@@ -713,6 +719,7 @@ def test_a_build_that_is_ended(how: int, library: int, fresh: Path, compiler: An
     assert sum(path.suffix == ".so" for path in contents(fresh)) == 2
 
 
+@pytest.mark.slow
 @posix
 def test_builds_killed_at_any_moment(fresh: Path, right: str) -> None:
     """From before the first compiler to after the last; each time the next process is right."""
@@ -730,6 +737,7 @@ def test_builds_killed_at_any_moment(fresh: Path, right: str) -> None:
         assert run(script, fresh).stdout == right
 
 
+@pytest.mark.slow
 @posix
 @pytest.mark.parametrize("step", ["_write", "replace", "_sweep", "CDLL", "unlink"])
 def test_a_process_killed_before_each_step(step: str, fresh: Path, right: str) -> None:

@@ -98,6 +98,7 @@ def test_a_run_too_sensitive_for_its_tolerance_does_not_pass() -> None:
         dh.adjoint_gradient(system, (0, 1), rtol=1e-5, atol=1e-8, duality=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", ["sundials", "scipy"])
 @pytest.mark.parametrize("mu", [1e4, 1e5])
 def test_an_event_that_does_nothing_in_a_fast_layer_changes_nothing(mu: float, adapter: str) -> None:

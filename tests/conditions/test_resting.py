@@ -127,6 +127,7 @@ def test_rest_in_the_middle_of_a_segment_before_an_event() -> None:
                 dh.forward_sensitivity(system, (0, 3), t_eval=t_eval, native_events=native, **TIGHT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [0.0, 1.0])
 def test_a_kink_that_is_left_at_once_has_a_derivative(start: float) -> None:
     """x = start + a + t^2 / 2 starts at the kink of |x - start| with rate zero, and leaves it."""

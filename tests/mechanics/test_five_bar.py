@@ -49,6 +49,7 @@ def off(value, exact):
     return np.abs(np.asarray(value)[known] - exact[known]).max() / np.abs(exact[known]).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", five_bar.CASES)
 def test_every_formulation_gives_the_values_gradients_and_events_of_the_reference(case, form):

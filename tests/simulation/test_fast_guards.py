@@ -99,6 +99,7 @@ def test_rates_that_the_values_do_not_bear_out_cost_little() -> None:
 LATE = [(240.0, 0.45), (31.0, 0.62), (203.0, -0.31)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize(
     ("adapter", "method"),
