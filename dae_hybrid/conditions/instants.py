@@ -250,7 +250,13 @@ class RunInspector:
         found = [firing for firing in self.near(self.after(event)) if firing.transition.index != event.index]
         mode, t, *_ = self.after(event)
         if event.source != event.target:
-            return found + [firing for firing in self._times_near(mode, t) if firing.transition.index != event.index]
+            clock, tick = self.system.transitions[event.index].clock, event.count
+            return found + [
+                firing
+                for firing in self._times_near(mode, t)
+                if firing.transition.index != event.index
+                and not (clock and (firing.transition.clock, firing.count) == (clock, tick))  # the tick is used up
+            ]
         left_alone = self.untouched([event], Conditions(strict=False)) if found else set()
         return [firing for firing in found if firing.transition.index not in left_alone]
 

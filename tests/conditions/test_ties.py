@@ -588,3 +588,22 @@ def test_an_order_that_has_no_end_matters(by_relation: bool, analysis) -> None:
         analysis(system, (0, 2))
     with pytest.raises(dh.ChatteringError):
         dh.simulate(system, (0, 2), parameters={"b": 0.5 + 1e-9})
+
+
+@pytest.mark.parametrize("native_events", [True, False])
+def test_a_tick_that_a_transition_has_used_up_is_no_tie(native_events: bool) -> None:
+    """y' = 1 and y' = -2 y in turn, by one clock of period a; a warning would be an error."""
+    m = dh.HybridModel("one clock")
+    a, y = m.parameter("a", 0.3), m.differential("y")
+    up, down = m.mode("up", ode={y: 1.0}), m.mode("down", ode={y: -2 * y})
+    m.transition(up, down, every=a)
+    m.transition(down, up, every=a)
+    m.initial(up, {y: 0.5})
+    m.functional("G", terminal=y)
+    fsa = dh.forward_sensitivity(m.build(), (0, 1), rtol=1e-10, atol=1e-12, native_events=native_events)
+    # up to 0.3, down to 0.6, up to 0.9, down to 1
+    q, last = np.exp(-0.6), np.exp(-2 * (1 - 0.9))
+    first = 0.5 + 0.3
+    second, slope = first * q + 0.3, q - 2 * first * q + 1
+    assert fsa.functionals["G"] == pytest.approx(second * last, rel=1e-8)
+    assert fsa.gradient["G"][0] == pytest.approx((slope + 6 * second) * last, rel=1e-7)
