@@ -250,27 +250,25 @@ class RunInspector:
         found = [firing for firing in self.near(self.after(event)) if firing.transition.index != event.index]
         mode, t, *_ = self.after(event)
         if event.source != event.target:
-            clock, tick = self.system.transitions[event.index].clock, event.count
-            return found + [
-                firing
-                for firing in self._times_near(mode, t)
-                if firing.transition.index != event.index
-                and not (clock and (firing.transition.clock, firing.count) == (clock, tick))  # the tick is used up
-            ]
+            return found + self._times_near(mode, t, event)
         left_alone = self.untouched([event], Conditions(strict=False)) if found else set()
         return [firing for firing in found if firing.transition.index not in left_alone]
 
-    def _times_near(self, mode: ModeSystem, t: float) -> list[Firing]:
-        """Return the time events that coincide with a mode's entry to the accuracy of the run."""
+    def _times_near(self, mode: ModeSystem, t: float, event: EventRecord) -> list[Firing]:
+        """Return other time events that coincide with a mode's entry by an event to the accuracy of the run.
+
+        The event uses up the tick of its clock.
+        """
         found = []
-        slack, start = self.slack(t), self.run.t_span[0]
+        slack, start, clock = self.slack(t), self.run.t_span[0], self.system.transitions[event.index].clock
         for transition in self.schedule.periodic(mode):
             period = self.schedule.time(transition, 1) - start
             count = round((t - start) / period)
-            if count and abs(self.schedule.time(transition, count) - t) <= slack:
+            is_used = (transition.clock, count) == (clock, event.count)
+            if count and not is_used and abs(self.schedule.time(transition, count) - t) <= slack:
                 found.append(Firing(transition, count=count))
         found += [Firing(transition) for _, transition in self.schedule.once(mode, t - slack, t + slack)]
-        return found
+        return [firing for firing in found if firing.transition.index != event.index]
 
     def due(self, point: Point) -> list[Firing]:
         """Return the transitions that are due at a point of a mode that stays active."""

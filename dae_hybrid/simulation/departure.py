@@ -95,9 +95,8 @@ def at_rest(
     (bend, of_bend), (twist, of_twist) = known(bends), known(twists)
     rounding = EPS / options.rtol * of_rate / (SECOND_DERIVATIVE_STEP * past)
     of_twist = of_twist + rounding / (THIRD_DERIVATIVE_STEP * past)
-    of_bend = (
-        of_bend + rounding + max(SECOND_DERIVATIVE_STEP, options.rtol) * past * abs(twist)
-    )  # error of the event time
+    time_error = max(SECOND_DERIVATIVE_STEP, options.rtol) * past
+    of_bend = of_bend + rounding + time_error * abs(twist)
     for i in candidates:
         away = 0.0
         if abs(bend[i]) > STATE_ERROR_FACTOR * of_bend[i]:

@@ -245,19 +245,6 @@ class HybridModel(Symbols):
         self.transitions[name] = transition
         return transition
 
-    def _refuse_entries_at_times(self, name: str, value: Any, count: int) -> None:
-        """Refuse rows of an array measurement that may be entries of a vector variable instead of times."""
-        rows = matrix(f"measurement of functional '{name}'", value)
-        moving = [d for kind in ("differential", "algebraic") for d in self.of_kind(kind) if d.size == count > 1]
-        patterns = {d.name: ca.DM(ca.jacobian_sparsity(rows, d.symbol), 1).full() for d in moving}
-        vectors = [key for key, pattern in patterns.items() if (pattern != pattern[0]).any()]
-        if vectors:
-            raise ModelError(
-                f"The measurement of functional '{name}' at {count} times has a row for each time, but uses the vector "
-                f"'{vectors[0]}' of {count} entries: rows may mean either. State it entry by entry, "
-                f"[(times, ({vectors[0]}[0] - data)**2), ...], or one pair for each time."
-            )
-
     def require(self, mode: Mode | str, quantity: Any, reason: str, *, name: str | None = None) -> Transition:
         """Require that a quantity stays positive in a mode: the run is refused where it falls to zero.
 
@@ -418,9 +405,9 @@ class HybridModel(Symbols):
         pairs, series = list[tuple[Any, Any]](), list[Series]()
         for when, value in _pairs(at_times, name):
             if is_series(when):
-                found, singles = stated(name, when, value)
+                moving = (*self.of_kind("differential"), *self.of_kind("algebraic"))
+                found, singles = stated(name, when, value, moving)
                 series += [] if found is None else [found]
-                self._refuse_entries_at_times(name, value, len(singles))
                 pairs += singles
             else:
                 pairs.append((when, value))

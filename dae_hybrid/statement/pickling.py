@@ -20,6 +20,11 @@ REMEDY = (
 FOREIGN = ("Callback", "External", "Importer")
 
 
+def by_attributes(obj: Any, attributes: dict[str, Any]) -> tuple[Any, ...]:
+    """Reduce an object to attributes, past its own `__reduce__`."""
+    return copyreg.__newobj__, (type(obj),), attributes  # type: ignore[attr-defined]  # missing in the stubs
+
+
 class _Writer(pickle.Pickler):
     """Pickle statements without their expressions, and list these."""
 
@@ -40,7 +45,7 @@ class _Writer(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce parts of a statement to their attributes."""
-        return (copyreg.__newobj__, (type(obj),), obj.__dict__) if isinstance(obj, Statement) else NotImplemented  # type: ignore[attr-defined]
+        return by_attributes(obj, obj.__dict__) if isinstance(obj, Statement) else NotImplemented
 
 
 class _Reader(pickle.Unpickler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import casadi as ca
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from dae_hybrid.errors import ModelError
 from dae_hybrid.numeric_input import real_array
-from dae_hybrid.statement.declarations import Series
+from dae_hybrid.statement.declarations import Declaration, Series
 from dae_hybrid.statement.discontinuities import are_smooth
 from dae_hybrid.statement.expressions import expression, matrix, numbers
 
@@ -33,13 +34,18 @@ def is_series(when: Any) -> bool:
         return False
 
 
-def stated(functional: str, when: Any, given: Any) -> tuple[Series | None, list[tuple[ca.MX, ca.MX]]]:
-    """Measurements at many times: a series where their values differ in data alone, or one by one.
+def stated(
+    functional: str, when: Any, given: Any, moving: Iterable[Declaration]
+) -> tuple[Series | None, list[tuple[ca.MX, ca.MX]]]:
+    """Measurements at many times: a series if their values differ in data alone, otherwise one by one.
+
+    `moving` are the variables of the model.
 
     Raises
     ------
     ModelError
-        There is neither one value for all times nor one for each.
+        There is neither one value for all times nor one for each, or the rows may be entries of a vector variable
+        instead of times.
     """
     times = numbers(f"measurement times of functional '{functional}'", when)
     what = f"measurement of functional '{functional}'"
@@ -52,8 +58,20 @@ def stated(functional: str, when: Any, given: Any) -> tuple[Series | None, list[
         if not np.isfinite(found[2]).all():
             raise ModelError(f"The data of a {what} must be finite.")
         return Series(times, *found), []
+    for vector in moving:
+        if vector.size == value.size1() > 1 and _differs_by_row(ca.jacobian_sparsity(value, vector.symbol)):
+            raise ModelError(
+                f"The {what} at {times.size} times has a row for each time, but uses the vector '{vector.name}' of "
+                f"{vector.size} entries: rows may mean either. State it entry by entry, "
+                f"[(times, ({vector.name}[0] - data)**2), ...], or one pair for each time."
+            )
     rows = ca.vertsplit(value) if value.size1() > 1 else [value] * times.size
     return None, [(ca.MX(t), expression(what, row, None)) for t, row in zip(times.tolist(), rows, strict=True)]
+
+
+def _differs_by_row(pattern: ca.Sparsity) -> bool:
+    """Whether the rows of a matrix have different nonzero columns: those of equal rows are full."""
+    return bool(pattern.nnz() != pattern.size1() * len(set(pattern.get_col())))
 
 
 def _template(value: ca.MX, n: int) -> tuple[ca.MX, ca.MX, NDArray[np.float64]] | None:

@@ -39,7 +39,7 @@ class StateTrigger(Trigger):
     argument = "guard"
     is_timed = False
 
-    def residual(self, time: ca.MX, clock: ca.MX) -> ca.MX:  # noqa: ARG002
+    def residual(self, time: ca.MX, clock: ca.MX) -> ca.MX:  # noqa: ARG002 - for time events
         """The guard."""
         return self.expression
 
@@ -55,7 +55,7 @@ class TimeTrigger(Trigger):
     argument = "at"
     is_timed = True
 
-    def schedule(self, clock: ca.MX) -> ca.MX:  # noqa: ARG002
+    def schedule(self, clock: ca.MX) -> ca.MX:  # noqa: ARG002 - for periodic ones
         """The time."""
         return self.expression
 
@@ -63,7 +63,7 @@ class TimeTrigger(Trigger):
         """Time since the scheduled one."""
         return time - self.schedule(clock)
 
-    def sign(self, rate: float) -> int:  # noqa: ARG002
+    def sign(self, rate: float) -> int:  # noqa: ARG002 - for state events
         """Zero."""
         return 0
 

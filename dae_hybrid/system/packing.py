@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import io
 import pickle
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from dae_hybrid.codegen.kernels import NotPicklable
 from dae_hybrid.errors import UnsupportedError
 from dae_hybrid.port.native_plan import TransitionGraph
+from dae_hybrid.statement.pickling import by_attributes
 from dae_hybrid.system.system import HybridSystem
 
 
@@ -73,7 +73,7 @@ class _Writer(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Reduce results and their parts to their attributes; see `Portable`."""
         if isinstance(obj, Portable):
-            return copyreg.__newobj__, (type(obj),), obj._state()  # type: ignore[attr-defined]
+            return by_attributes(obj, obj._state())
         if isinstance(obj, MappingProxyType):
             return _read_only, (dict(obj),)
         if isinstance(obj, np.ndarray) and not obj.flags.writeable:

@@ -12,9 +12,9 @@ from typing import Any
 import casadi as ca
 import numpy as np
 import pytest
+from mechanisms import pendulum
 
 import dae_hybrid as dh
-from dae_hybrid.mechanics import Mechanism, Restitution
 
 pd = pytest.importorskip("pandas")
 
@@ -370,20 +370,6 @@ def test_parts_of_models_cannot_be_pickled_and_say_so(models: Any) -> None:
             refusal(lambda t=thing, p=protocol: pickle.dumps(t, p), "cannot be pickled", error=dh.UnsupportedError)
     error = refusal(lambda: pickle.dumps(m.modes["flight"]), "Mode", "Pickle the whole model")
     assert pickle.loads(pickle.dumps(error)).message == error.message
-
-
-def pendulum() -> Mechanism:
-    mech = Mechanism("pendulum")
-    length, e = mech.parameter("L", 1.0), mech.parameter("e", 0.8)
-    bob = mech.point("")
-    mech.point_mass(bob, 2.0)
-    mech.gravity(9.81)
-    mech.constraint("rod", bob.x**2 + bob.y**2 - length**2)
-    swing = mech.mode("swing")
-    mech.event(swing, swing, guard=bob.x, direction="falling", impact=Restitution(e))
-    mech.initial(swing, {bob.x: 0.6 * length, bob.y: -0.8 * length})
-    mech.functional("height", terminal=bob.y)
-    return mech
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy])

@@ -16,10 +16,11 @@ import casadi as ca
 import numpy as np
 import pytest
 from growing import bars, impacts, sampled
+from mechanisms import pendulum
 
 import dae_hybrid as dh
 from dae_hybrid.compile import origin
-from dae_hybrid.mechanics import Index1, Mechanism, Reduced, Restitution
+from dae_hybrid.mechanics import Index1, Mechanism, Reduced
 
 TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-11}
 
@@ -104,21 +105,6 @@ def test_a_model_that_is_unpickled_goes_on() -> None:
     twin.functional("foreign", terminal=m.declarations["u"].symbol)
     with pytest.raises(dh.ModelError, match="does not declare"):
         twin.build(native=False)
-
-
-def pendulum() -> Mechanism:
-    """Coordinates, a constraint, an impact."""
-    mech = Mechanism("pendulum")
-    length, e = mech.parameter("L", 1.0), mech.parameter("e", 0.8)
-    bob = mech.point("")
-    mech.point_mass(bob, 2.0)
-    mech.gravity(9.81)
-    mech.constraint("rod", bob.x**2 + bob.y**2 - length**2)
-    swing = mech.mode("swing")
-    mech.event(swing, swing, guard=bob.x, direction="falling", impact=Restitution(e))
-    mech.initial(swing, {bob.x: 0.6 * length, bob.y: -0.8 * length})
-    mech.functional("height", terminal=bob.y)
-    return mech
 
 
 @pytest.mark.parametrize("mechanism", [pendulum, partial(bars, 3)], ids=["pendulum", "bars"])

@@ -6,13 +6,11 @@ from functools import cache
 
 import numpy as np
 import pytest
+from mechanisms import FORMS
 
 import dae_hybrid as dh
 from dae_hybrid.mechanics import (
-    Index1,
-    Index2,
     Penalty,
-    Reduced,
     animate,
     constraint_residuals,
     draw_mechanism,
@@ -22,13 +20,6 @@ from dae_hybrid.mechanics import (
 from dae_hybrid.problems import five_bar
 
 OPTIONS = {"rtol": 1e-10, "atol": 1e-12}
-FORMS = {
-    "index 1": Index1(),
-    "index 1, stabilised": Index1(omega=10.0),
-    "index 2": Index2(),
-    "index 2, velocities only": Index2(positions=False),
-    "reduced": Reduced(),
-}
 #: the formulations that keep the constraints
 KEEP = ("index 2", "reduced")
 

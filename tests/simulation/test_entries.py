@@ -5,17 +5,11 @@ from __future__ import annotations
 import casadi as ca
 import numpy as np
 import pytest
+from mechanisms import FORMS
 
 import dae_hybrid as dh
-from dae_hybrid.mechanics import Continuous, Index1, Index2, Mechanism, Penalty, Reduced, Restitution
+from dae_hybrid.mechanics import Continuous, Index2, Mechanism, Penalty, Reduced, Restitution
 
-FORMS = {
-    "index 1": Index1(),
-    "index 1, stabilised": Index1(omega=10.0),
-    "index 2": Index2(),
-    "index 2, velocities only": Index2(positions=False),
-    "reduced": Reduced(),
-}
 ALL = pytest.mark.parametrize("form", [*FORMS.values(), Penalty(alpha=1e8)], ids=[*FORMS, "penalty"])
 EXACT = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
