@@ -77,16 +77,18 @@ class RunInspector:
     def is_robust(self) -> bool:
         """Whether the grouping into instants is independent of the global error, up to MAX_SIMULTANEITY_RTOLS.
 
-        This holds if no event is next to another time, and no uncertified event next to the zero of another guard.
+        This holds if no crossing of a guard is next to another time, and no uncertified event next to the zero of
+        another guard.
         """
         run, start = self.run, self.run.t_span[0]
-        events = self.times
-        if not events.size:
+        if not self.times.size:
             return True
-        fired = set(events.tolist())
+        fired = set(self.times.tolist())
         at = [time for mode in self.system.modes for time, _ in self.schedule.once(mode, start) if time not in fired]
         given = [run.t_span[1], *at, *(time for part in run.parts.given for time in measured_in(part))]
-        others = np.sort(np.concatenate(([-np.inf], events, given, [np.inf])))
+        others = np.sort(np.concatenate(([-np.inf], self.times, given, [np.inf])))
+        timed = np.array([transition.trigger.is_timed for transition in self.system.transitions])
+        events = self.times[~timed[run.parts.event_transitions]]
         first, after = (np.searchsorted(others, events, side=side) for side in ("left", "right"))
         away = np.minimum(events - others[first - 1], others[after] - events)
         near = MAX_SIMULTANEITY_RTOLS * run.options.rtol * np.maximum(np.abs(events), events - start)
@@ -152,6 +154,11 @@ class RunInspector:
         if len(mode.guarded) + len(mode.timed) < 2:
             return []
         return [firing for firing in self.due(self.before(event)) if firing.transition.index != event.index]
+
+    def move_apart(self, events: Sequence[EventRecord], others: Sequence[Firing]) -> bool:
+        """Whether simultaneous transitions may move apart: there are several, and not all of their times are fixed."""
+        indices = [event.index for event in events] + [firing.transition.index for firing in others]
+        return len(indices) > 1 and any(self.system.transitions[index].movable for index in indices)
 
     def ceasing_conditions(self, event: EventRecord) -> list[Firing]:
         """Return transitions whose conditions cease to hold at an event, to the accuracy of the run."""

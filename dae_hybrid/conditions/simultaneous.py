@@ -45,7 +45,7 @@ def has_coincidences(trajectory: Trajectory, estimate: ErrorEstimate) -> bool:
     for first, events in inspector.instants():
         if len(events) == 1 and inspector.is_regular[first]:
             continue
-        if len(events) > 1 or inspector.others(events[0]) or inspector.ceasing_conditions(events[0]):
+        if inspector.move_apart(events, inspector.others(events[0])) or inspector.ceasing_conditions(events[0]):
             return True
         if inspector.at_rest(inspector.before(events[0])):
             return True
@@ -53,8 +53,9 @@ def has_coincidences(trajectory: Trajectory, estimate: ErrorEstimate) -> bool:
             inspector.is_first(events) and inspector.system.transitions[events[0].index].movable
         ):
             return True
-        if inspector.undecided_after(events[-1]) or inspector.near_after(events[-1]):
-            return True
+        for event in events:
+            if inspector.undecided_after(event) or inspector.move_apart([event], inspector.near_after(event)):
+                return True
     return False
 
 

@@ -55,6 +55,7 @@ class TangentState:
         self._at_knots: list[RecordTable | tuple[Array, Array]] = []  # dw before and after every knot
         self._native_run: tuple[RunStart, NativeRun] | None = None  # a native run, evaluated on access
         self._at_events: list[RecordTable | tuple[Array, Array, Array]] = []  # dt, dw before and after
+        self._tau: Array | None = None  # dt of the last transition outside compiled code
         self._mode = self.system.modes[self.system.initial.mode]
         self.__dict__.pop("_final_fields", None)
 
@@ -129,10 +130,9 @@ class TangentState:
         """Propagate the derivatives across a transition."""
         map_ = self.system.linearise(event, self.p, self.t_start, self.conditions)
         map_.refuse_not_finite(event)
-        earlier = self.event_times[-1] if event.order else None
-        before = self.state
-        tau, self.state, jump = map_.forward(before, self.directions, earlier)
-        self._at_events.append((tau, before, self.state))
+        before, earlier = self.state, self._tau if event.order else None
+        self._tau, self.state, jump = map_.forward(before, self.directions, earlier)
+        self._at_events.append((self._tau, before, self.state))
         self.costs = self.costs + jump.T
         self._mode = self._mode if transition.target is None else self.system.modes[transition.target]
 

@@ -279,3 +279,28 @@ def test_a_relation_that_slides_after_an_event_is_refused() -> None:
             dh.simulate(system, (0, 3), native_events=native, **TIGHT)
         assert 2 < error.value.time < 2.5
         assert error.value.trajectory.events[0].time < 1
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-12])
+def test_a_guard_that_passes_zero_against_its_direction_does_not_matter(gap: float) -> None:
+    """The zeros of cos(w t), counted in both directions: t_i = (i + 1/2) pi / w, w = sqrt(k)."""
+    m = dh.HybridModel("section")
+    k, x, v, total = m.parameter("k", 2.0), m.differential("x"), m.differential("v"), m.memory("total", initial=0.0)
+    m.mode("swings", ode={x: v, v: -k * x})
+    m.initial("swings", {x: 1.0, v: 0.0})
+    m.transition("swings", "swings", name="down", guard=x, direction="falling", memory={total: total + m.time})
+    m.transition("swings", "swings", name="up", guard=x + gap, direction="rising", memory={total: total + m.time})
+    m.functional("G", terminal=total)
+    system = m.build()
+    forward, adjoint = (
+        dh.forward_sensitivity(system, (0, 20), rtol=1e-10, atol=1e-12),
+        dh.adjoint_gradient(system, (0, 20), "G", rtol=1e-10, atol=1e-12),
+    )
+    run = forward.trajectory
+    exact = (np.arange(9) + 0.5) * np.pi / np.sqrt(2.0)
+    assert [event.transition for event in run.events] == ["down", "up"] * 4 + ["down"]
+    assert native_events(run) == 9
+    assert run.parts.is_certified
+    np.testing.assert_allclose([event.time for event in run.events], exact, rtol=1e-8)
+    for found in (forward.gradient["G"], adjoint.gradient):
+        np.testing.assert_allclose(found, -exact.sum() / 4.0, rtol=1e-7)

@@ -6,12 +6,14 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import casadi as ca
 import numpy as np
 import pytest
 
 import dae_hybrid as dh
+from dae_hybrid.conditions import certify
 
 OPTIONS: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-10}
 #: accuracy of times, relative to the elapsed time
@@ -607,3 +609,42 @@ def test_a_tick_that_a_transition_has_used_up_is_no_tie(native_events: bool) -> 
     second, slope = first * q + 0.3, q - 2 * first * q + 1
     assert fsa.functionals["G"] == pytest.approx(second * last, rel=1e-8)
     assert fsa.gradient["G"][0] == pytest.approx((slope + 6 * second) * last, rel=1e-7)
+
+
+def ticking(*, movable: bool) -> dh.HybridSystem:
+    """Doses every unit of time, and an extraction every one and a half."""
+    m = dh.HybridModel("ticking")
+    k, share = m.parameter("k", 0.3), m.parameter("share", 0.9)
+    x = m.differential("x")
+    m.mode("decays", ode={x: -k * x})
+    m.initial("decays", {x: 1.0})
+    m.transition("decays", "decays", name="dose", every=(k / 0.3 if movable else 1.0), reset={x: x + 0.1})
+    m.transition("decays", "decays", name="extract", every=1.5, reset={x: share * x})
+    m.functional("G", terminal=x)
+    return m.build()
+
+
+def after_ticks(k: complex, share: complex, t_end: float) -> complex:
+    """x(t_end) of `ticking`; at coincident ticks the dose comes first."""
+    x, t = 1.0 + 0j, 0.0
+    for tick in sorted({*np.arange(1.0, t_end), *np.arange(1.5, t_end, 1.5)}):
+        x, t = x * np.exp(-k * (tick - t)), tick
+        x += 0.1 * (tick % 1.0 == 0)
+        x *= share if tick % 1.5 == 0 else 1.0
+    return x * np.exp(-k * (t_end - t))
+
+
+def test_fixed_ticks_that_coincide_are_checked_without_another_run() -> None:
+    system, span = ticking(movable=False), (0, 40.2)
+    with patch.object(certify, "one_sided_derivatives", side_effect=AssertionError("compared")):
+        forward = dh.forward_sensitivity(system, span, **OPTIONS)
+        adjoint = dh.adjoint_gradient(system, span, "G", **OPTIONS)
+    exact = [after_ticks(0.3 + 1e-30j, 0.9, 40.2).imag / 1e-30, after_ticks(0.3, 0.9 + 1e-30j, 40.2).imag / 1e-30]
+    for found in (forward.gradient["G"], adjoint.gradient):
+        np.testing.assert_allclose(np.ravel(found), exact, rtol=1e-6)
+
+
+def test_ticks_that_coincide_and_move_apart_are_compared() -> None:
+    for analysis in ("forward", "adjoint"):
+        _, said = gradient(ticking(movable=True), (0, 40.2), "G", analysis)
+        assert any("'dose' and 'extract' are due at one instant" in one for one in said)

@@ -83,6 +83,14 @@ static void set_stop(const march *m, run *r) {
   r->closed_end = r->t_stop >= m->t_end;
 }
 
+/* Whether a guard passes zero against its direction: its transition fires neither in this run nor in a neighbouring one. */
+static int passes_by(const march *m, const station *from, integer j, double t, const event *e) {
+  const link *l = &from->links[j];
+  const double h = e->guards[j], rate = e->guards[from->n_guards + j], size = e->guards[2 * from->n_guards + j];
+  return (double)l->direction * rate < 0 && l->waits && !l->toggles && !l->jumps && from->run->model->zero_band[j] == 0 &&
+         fabs(rate) * duration(m, t) > band_of(m, h, size, rate, t);
+}
+
 /* whether the crossing guard, if any, is the only one at zero in the source mode, and no other one has passed zero in the
  * step */
 static int one_alone(const march *m, const station *from, integer index, double t, const event *e) {
@@ -92,7 +100,7 @@ static int one_alone(const march *m, const station *from, integer index, double 
     const int meets = from->run->model->zero_band[j] == 0 && (double)from->links[j].direction * h[j] >= 0;
     if (index >= 0 && j != index && meets && begun[j] * h[j] < 0) return 0;
     const double width = band_of(m, h[j], size[j], rate[j], t) + m->slack * elapsed(m, t) * fabs(rate[j]);
-    if (j != index && fabs(h[j]) <= width) return 0;
+    if (j != index && fabs(h[j]) <= width && !(index >= 0 && passes_by(m, from, j, t, e))) return 0;
   }
   return 1;
 }
@@ -165,7 +173,8 @@ static int differentiate(march *m, const station *from, const station *to, const
     apart = fmax(apart, BESIDE * accuracy / fabs(own));
   }
   for (integer j = 0; j < from->n_guards; j++)
-    if (j != l->index && fabs(e->guards[j]) <= apart * fabs(e->guards[from->n_guards + j])) *clean = 0;
+    if (j != l->index && fabs(e->guards[j]) <= apart * fabs(e->guards[from->n_guards + j]))
+      *clean = *clean && l->clock < 0 && passes_by(m, from, j, t, e);
   const sparse *dp = &r->model->moved;
   for (integer i = 0; i < m->n_directions; i++) {
     const double *w = e->before + i * nf;
