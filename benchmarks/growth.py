@@ -44,6 +44,30 @@ def section(n: int) -> Problem:
     return m, 2 * np.pi * n, {}
 
 
+def both_ways(n: int) -> Problem:
+    """The zeros of an oscillation, counted by a transition for each direction."""
+    m = dh.HybridModel("both ways")
+    w, x, v, k = m.parameter("w", 1.0), m.differential("x"), m.differential("v"), m.memory("k", initial=0)
+    run = m.mode("run", ode={x: v, v: -(w**2) * x})
+    m.transition(run, run, guard=x, direction="falling", memory={k: k + 1}, name="down")
+    m.transition(run, run, guard=x, direction="rising", memory={k: k + 1}, name="up")
+    m.initial(run, {x: 1.0, v: 0.0})
+    m.functional("G", integrand=x**2)
+    return m, np.pi * n, {}
+
+
+def two_clocks(n: int) -> Problem:
+    """Doses and extractions of commensurable periods: one instant in four has both."""
+    m = dh.HybridModel("two clocks")
+    k, x = m.parameter("k", 0.3), m.differential("x")
+    run = m.mode("run", ode={x: -k * x})
+    m.transition(run, run, every=1.0, reset={x: x + 0.1}, name="dose")
+    m.transition(run, run, every=1.5, reset={x: 0.9 * x}, name="extract")
+    m.initial(run, {x: 1.0})
+    m.functional("G", integrand=x**2)
+    return m, 0.6 * n + 0.2, {}
+
+
 def ball(n: int) -> Problem:
     """A ball that keeps its energy."""
     m = dh.HybridModel("ball")
@@ -213,10 +237,12 @@ def catalyst(n: int) -> Problem:
 #: problems with their sizes
 PROBLEMS: dict[str, tuple[Callable[[int], Problem], tuple[int, ...]]] = {
     "section": (section, (100, 1000, 10000)),
+    "both ways": (both_ways, (100, 1000, 10000)),
     "ball": (ball, (100, 1000, 10000, 100000)),
     "thermostat": (thermostat, (100, 1000, 10000, 100000)),
     "modulated": (modulated, (100, 1000, 10000)),
     "sampled": (sampled, (100, 1000)),
+    "two clocks": (two_clocks, (100, 1000, 10000)),
     "periodic": (periodic, (100, 1000)),
     "doses": (doses, (100, 1000)),
     "implicit": (implicit, (100, 1000)),
