@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -15,20 +14,20 @@ from dae_hybrid.errors import DaeHybridError, EventError, NonFiniteError, Option
 from dae_hybrid.method import AUTO, Method
 from dae_hybrid.numerics.arrays import Array, scalar
 from dae_hybrid.options import Keep, Options
-from dae_hybrid.port.failure_messages import LATEST_TRANSITIONS, SUSPECTS, event_limit, lost_crossing, unresolved_guard
+from dae_hybrid.port.failure_messages import SUSPECTS, event_limit, lost_crossing, unresolved_guard
 from dae_hybrid.port.integrator import OpenSession, SegmentOutcome, SegmentTask, Session
 from dae_hybrid.port.native_plan import UNBOUNDED, Alarms, MemoryBound, RunContext
 from dae_hybrid.port.point import StatePoint
 from dae_hybrid.port.record_table import RecordTable
-from dae_hybrid.port.records import EventRecord, KnotRecord, MeasurementRecord
+from dae_hybrid.port.records import KnotRecord, MeasurementRecord
 from dae_hybrid.port.replay import SegmentReplay
 from dae_hybrid.port.segment_rules import SAME_INSTANT, is_unresolved, kernel, one_segment
-from dae_hybrid.simulation.checkpoints import Checkpoint, Ledger
+from dae_hybrid.simulation.checkpoints import Checkpoint
 from dae_hybrid.simulation.event_logic import SIMULTANEITY_RTOLS, EventLogic, SegmentEntry, signs
 from dae_hybrid.simulation.failure_diagnosis import explain
 from dae_hybrid.simulation.firing import Firing
 from dae_hybrid.simulation.observer import RunObserver
-from dae_hybrid.simulation.passages import path_passage
+from dae_hybrid.simulation.recording import Recording
 from dae_hybrid.simulation.stop_times import StopTimes, settle
 from dae_hybrid.simulation.touching import touched
 from dae_hybrid.system.initial import RunStart
@@ -38,7 +37,7 @@ from dae_hybrid.system.system import HybridSystem, ModeSystem
 from dae_hybrid.system.transition_map import TransitionMap
 from dae_hybrid.trajectory.event_accuracy import noisy
 from dae_hybrid.trajectory.parts import Expansion, TrajectoryParts
-from dae_hybrid.trajectory.trajectory import Part, Segment, SegmentSensitivities, Trajectory
+from dae_hybrid.trajectory.trajectory import Segment, SegmentSensitivities, Trajectory
 
 NO_TRANSITIONS: frozenset[int] = frozenset()
 #: native events per call of the integrator with keep="final", so that their records can be dropped in between
@@ -80,9 +79,7 @@ class Automaton:
         self.open_session, self.certify, self.keep_path = open_session, certify, keep_path
         self.rules = EventLogic(system, t_span, options, schedule)
         self.stops = StopTimes(system, t_span, parameters)
-        self.keep, self.ledger = keep, Ledger(bound, partial(path_passage, rtol=options.rtol))
-        self.parts: list[Part | RecordTable] = []
-        self.dropped = Counter[str]()  # numbers of the parts that were dropped
+        self.keep, self.recording = keep, Recording(system, t_eval, bound, options.rtol)
         self.integrals, self.costs = np.zeros((2, system.functionals.size))
         self.t = t_span[0]
         self.mode = system.modes[system.initial.mode]
@@ -92,7 +89,6 @@ class Automaton:
         self.plateau_sides: dict[int, int] = {}  # of guards that a signal holds at zero: the side they came from
         self.recheck_time = np.inf  # time at which a postponed condition is checked again
         self.next_step: float | None = None  # of an explicit method, from the previous segment
-        self.n_outputs = 0  # number of output times written
 
     def run(self) -> Trajectory:
         """Run to the end; an error carries the partial trajectory."""
@@ -132,7 +128,8 @@ class Automaton:
         entering, armed, jumped = True, NO_TRANSITIONS, NO_TRANSITIONS
         while True:
             if self.keep == "final":
-                self._drop_old_parts()
+                self.recording.drop_old()
+                del rules.times[:-RETAINED_EVENT_TIMES]
             if self.stops.signals and self.stops.pass_knots(self.t):
                 jumped = self._pass_knots(armed)
             resting = self._at_rest(armed)
@@ -279,7 +276,7 @@ class Automaton:
 
     def _pass_knots(self, armed: frozenset[int]) -> frozenset[int]:
         """Advance the signals to their next interval; return the transitions whose guards changed sign."""
-        self._remove_simultaneous_outputs()
+        self.recording.remove_outputs(self._is_now)
         mode, before = self.mode, self.at
         intervals = self.stops.intervals
         entries, values = self.stops.coefficients()
@@ -288,7 +285,7 @@ class Automaton:
         x = settle(mode, self.t, before.x, memory, self.p, self.options)
         memory.flags.writeable = False
         knot = KnotRecord(self.t, entries, tuple(intervals))
-        self.parts.append(knot)
+        self.recording.add(knot)
         if self.observer is not None:
             self.observer.on_knot(knot)
         self.at = StatePoint(x, memory, *mode.kernels["entry"](self.t, x, memory, self.p))
@@ -311,7 +308,7 @@ class Automaton:
             record = MeasurementRecord(self.t, index, self.mode, self.at.x, self.at.xdot, self.at.m)
             measurement = self.system.measurements[index]
             self.costs[measurement.components] += measurement.value(record, self.p)[0]
-            self.parts.append(record)
+            self.recording.add(record)
             if self.observer is not None:
                 self.observer.on_measurement(record)
 
@@ -327,12 +324,14 @@ class Automaton:
         t_stop = min(last if context is None else context.t_stop, due, measured, knot)
         if t_stop - self.t > self.rules.elapsed(t_stop) * SAME_INSTANT:
             self.rules.advance_time()
-        task = self._task(t_stop, entry, self._outputs_until(t_stop), closed=t_stop >= self.span[1] and due > t_stop)
+        task = self._task(
+            t_stop, entry, self.recording.outputs_until(t_stop), closed=t_stop >= self.span[1] and due > t_stop
+        )
         checkpoint = None
         if context is None:
             passage = one_segment(self.session, task, self.mode.index)
         else:
-            if self.ledger.bound.size < np.inf:
+            if self.recording.ledger.bound.size < np.inf:
                 checkpoint = Checkpoint.of(self.open_session, task, context)
             passage = self.session.march(task, context)
         if passage.table is not None:
@@ -414,31 +413,22 @@ class Automaton:
             stayed_at_zero=self.rules.stayed_at_zero,
             directions=np.zeros((0, self.p.size)) if directions is None else directions.T,
             t_stop=last,
-            t_eval=self._outputs_until(last),
+            t_eval=self.recording.outputs_until(last),
             alarms=alarms,
             knots=knots,
             certify=self.certify,
             slack=SIMULTANEITY_RTOLS * self.options.rtol if self.certify else 0.0,
-            bound=self.ledger.next,
+            bound=self.recording.ledger.next,
         )
-
-    def _outputs_until(self, t: float) -> Array | None:
-        """Return the remaining output times up to a time."""
-        if self.t_eval is None:
-            return None
-        return np.ascontiguousarray(self.t_eval[self.n_outputs : np.searchsorted(self.t_eval, t, side="right")])
 
     def _resume(self, table: RecordTable, task: SegmentTask, checkpoint: Checkpoint | None) -> None:
         """Resume after events handled natively."""
-        for array in (*table.rows.values(), *table.start, table.task.memory):
-            array.flags.writeable = False
-        self.parts.append(table)
+        self.recording.add_table(table, checkpoint)
         event, mode = table.last
         self.rules.on_native_events(table, task)
         self.n_events += table.n_events
         self.stops.taken(int(table.is_measurement.sum()), table.last[0]["time"])
         self.recheck_time = np.inf
-        self.n_outputs += table.n_rows
         self.mode, self.t, self.integrals = self.system.modes[mode], task.t0, task.integrals
         none = np.zeros(0)
         self.at = StatePoint(event["x_after"], event["memory_after"], event["xdot_after"], none, none, none)
@@ -449,10 +439,8 @@ class Automaton:
         records = table.measurements(self.system) if self.system.measurements else []
         for record, (value, _) in zip(records, measured(self.system.measurements, records, self.p), strict=True):
             self.costs[self.system.measurements[record.index].components] += value
-        if checkpoint is not None:
-            self.parts[-1] = self.ledger.enter(table, checkpoint)
-            if self.ledger.is_dropping:
-                del self.rules.times[:-RETAINED_EVENT_TIMES]
+        if self.recording.ledger.is_dropping:
+            del self.rules.times[:-RETAINED_EVENT_TIMES]
 
     def _task(self, t_stop: float, entry: SegmentEntry, t_eval: Array | None, *, closed: bool) -> SegmentTask:
         mode, at = self.mode, self.at
@@ -481,10 +469,9 @@ class Automaton:
         kept: SegmentSensitivities, path: Array | None = None,
     ) -> None:  # fmt: skip
         at, n, how = self.at, task.x0.size, Method.of(method)
-        self.n_outputs += len(rows)
         for array in (rows, at.x, x, at.xdot, xdot, task.memory):
             array.flags.writeable = False
-        self.parts.append(
+        self.recording.add(
             Segment(
                 self.mode,
                 self.p,
@@ -513,25 +500,10 @@ class Automaton:
         self._record(task, t, x, xdot, rows, method, {})
         self.t, self.at = t, self.at._replace(x=x, xdot=xdot)
 
-    def _remove_simultaneous_outputs(self) -> None:
-        """Remove outputs that precede an event or a knot by rounding only: they belong to the state after it."""
-        if self.t_eval is None:
-            return
-        for i in range(len(self.parts) - 1, -1, -1):
-            part = self.parts[i]
-            if isinstance(part, Segment):
-                kept = len(part.t)
-                while kept and self._is_now(part.t[kept - 1]):
-                    kept -= 1
-                self.n_outputs -= len(part.t) - kept
-                self.parts[i] = part.first(kept)
-            if isinstance(part, RecordTable) or (isinstance(part, Segment) and not self._is_now(part.t_start)):
-                return
-
     def _last_output(self) -> None:
         """Write outputs at the end of the run, after a transition there."""
-        nothing = not any(isinstance(part, Segment | RecordTable) for part in self.parts)
-        left = np.zeros(0) if self.t_eval is None else self.t_eval[self.n_outputs :]
+        nothing = not self.recording.has_segments
+        left = np.zeros(0) if self.t_eval is None else self.t_eval[self.recording.n_outputs :]
         left = left[[self._is_now(t) for t in left.tolist()]] if left.size else left
         if not (nothing or left.size):
             return
@@ -546,76 +518,43 @@ class Automaton:
             kept["sensitivity_rows"] = np.repeat(kept["sensitivity_rows"][:1], times.size, axis=0)
         self._record(task, self.t, self.at.x, self.at.xdot, rows, outcome.method, kept)
 
-    def _drop_old_parts(self) -> None:
-        """Drop the parts that are no longer needed."""
-        old = self.parts[:-LATEST_TRANSITIONS]
-        del self.parts[:-LATEST_TRANSITIONS], self.rules.times[:-RETAINED_EVENT_TIMES]
-        self._count_dropped(old)
-
-    def _count_dropped(self, parts: list[Part | RecordTable]) -> None:
-        for part in parts:
-            if isinstance(part, RecordTable):
-                self.dropped.update(segments=part.count, events=part.n_events, native=part.n_events)
-            else:
-                self.dropped.update(segments=isinstance(part, Segment), events=isinstance(part, EventRecord))
-
-    def _latest_transitions(self) -> list[tuple[str, float]]:
-        """Return names and times of the latest transitions, native or not."""
-        found: list[tuple[str, float]] = []
-        for part in reversed(self.parts):
-            if isinstance(part, EventRecord):
-                found.append((part.transition, part.time))
-            elif isinstance(part, RecordTable):
-                heads = zip(
-                    part.event_headers[-LATEST_TRANSITIONS:], part.times[-LATEST_TRANSITIONS:].tolist(), strict=True
-                )
-                names = [(part.graph.exits[head.mode][head.guard], time) for head, time in heads]
-                found += [(self.system.transitions[i].name, time) for i, time in reversed(names)]
-            if len(found) >= LATEST_TRANSITIONS:
-                break
-        return found[LATEST_TRANSITIONS - 1 :: -1] if len(found) >= LATEST_TRANSITIONS else found[::-1]
-
     def _fire(self, firing: Firing) -> bool:
         """Apply a transition and record it; return whether the run ends."""
         t, transition = self.t, firing.transition
-        self._remove_simultaneous_outputs()
+        self.recording.remove_outputs(self._is_now)
         if transition.trigger.is_periodic:
             self.rules.counts[transition.index] = firing.count
         order = self.rules.fired(firing, t, 0.0 if firing.follows else firing.guard)
         self.n_events += 1
         if self.n_events > self.options.max_events:
             raise event_limit(
-                self.options.max_events, self._latest_transitions(), transition.name, mode=self.mode.name, time=t
+                self.options.max_events,
+                self.recording.latest_transitions(),
+                transition.name,
+                mode=self.mode.name,
+                time=t,
             )
         self.mode, self.at, event, costs = firing.apply(
             self.system, t, self.at, self.p, self.options,
             order=order, rate_scale=self.rules.rate_scale(transition, t),
-            earlier=self._earlier() if order else None,
+            earlier=self.recording.latest_event if order else None,
         )  # fmt: skip
         self.costs = self.costs + costs
         self.recheck_time = np.inf
-        self.parts.append(event)
+        self.recording.add(event)
         if self.observer is not None:
             self.observer.on_transition(transition, event)
         self.plateau_sides.clear()
         return transition.target is None or self.rules.accumulation is not None
 
-    def _earlier(self) -> EventRecord | None:
-        """Return the latest event, or None if a knot has followed it."""
-        for part in reversed(self.parts):
-            if isinstance(part, EventRecord | KnotRecord | RecordTable):
-                return part if isinstance(part, EventRecord) else None
-        return None
-
     def _trajectory(self, *, complete: bool) -> Trajectory:
-        self.ledger.close()
+        self.recording.ledger.close()
         integrals = self.integrals + self.costs
         for array in (integrals, self.p):
             array.flags.writeable = False
-        end, parts = (self.t, self.mode, self.at.x, self.at.m), tuple(self.parts)
+        end, parts = (self.t, self.mode, self.at.x, self.at.m), tuple(self.recording.parts)
         directions = getattr(self.observer, "directions", None)
         expand = partial(Expansion, system=self.system, p=self.p, open_session=self.open_session, directions=directions)
-        native = self.dropped["native"] + sum(part.n_events for part in parts if isinstance(part, RecordTable))
         functionals: dict[str, Any] = {}
         if complete:
             try:
@@ -628,11 +567,11 @@ class Automaton:
             t_span=self.span,
             options=self.options,
             parameters=self.p,
-            parts=TrajectoryParts(lambda: parts, expand, dropped=(self.dropped["segments"], self.dropped["events"])),
+            parts=TrajectoryParts(lambda: parts, expand, dropped=self.recording.dropped),
             sampled=self.t_eval is not None and self.t_eval.size > 0,
             integrals=integrals,
             functionals=MappingProxyType(functionals),
-            statistics=MappingProxyType(self.session.statistics() | {"native_events": native}),
+            statistics=MappingProxyType(self.session.statistics() | {"native_events": self.recording.n_native}),
             notes=self.rules.notes(),
             turns=self.system.turns(self.session.turns()),
             accumulation=self.rules.accumulation,

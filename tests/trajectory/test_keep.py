@@ -105,7 +105,7 @@ def test_a_long_run_ends_the_same_whatever_is_kept(more: dict[str, Any], monkeyp
     monkeypatch.setattr(
         "dae_hybrid.simulation.automaton.NATIVE_EVENTS_PER_CALL", 7
     )  # so often the compiled loop is left
-    monkeypatch.setattr("dae_hybrid.simulation.automaton.LATEST_TRANSITIONS", 3)
+    monkeypatch.setattr("dae_hybrid.simulation.recording.LATEST_TRANSITIONS", 3)
     system = thermostat(relations=False).build()
     full = dh.simulate(system, (0, 60), **more)
     assert full.n_events == len(full.events) > 30
