@@ -25,7 +25,7 @@ from peers import ours
 from strip import strip
 
 import dae_hybrid as dh
-from dae_hybrid.adapters.sundials.compiled import Backward, Stepper
+from dae_hybrid.adapters.sundials.compiled import BackwardLoop, ForwardLoop
 from dae_hybrid.adapters.sundials.native_backward import NativeBackward
 from dae_hybrid.adapters.sundials.native_forward import NativeForward
 from dae_hybrid.adapters.sundials.native_loop import NativeLoop
@@ -37,8 +37,8 @@ NATIVE = (
     (NativeForward, "advance"),
     (NativeBackward, "advance"),
     (NativeLoop, "advance"),
-    (Stepper, "advance"),
-    (Backward, "advance"),
+    (ForwardLoop, "advance"),
+    (BackwardLoop, "advance"),
     (TableSweep, "run"),
     (DiscreteAdjoint, "back"),
 )

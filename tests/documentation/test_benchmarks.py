@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,3 +176,14 @@ def test_peers_say_what_they_need(bench):
             lines = (FOLDER / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
             assert lines
             assert not any("://" in line or line.startswith("-") for line in lines)
+
+
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_can_be_imported(script: str) -> None:
+    if script in ("battery", "pybamm_model"):
+        pytest.importorskip("pybamm")
+    code = f"import runpy; runpy.run_path({str(FOLDER / script) + '.py'!r}, run_name='imported')"
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(FOLDER)}, timeout=120)
