@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from dae_hybrid.interface.parameter_sets import ParameterTable, as_columns, read
 from dae_hybrid.interface.prepared_case import Analysis, CheckedCall, Single, check_analysis, functional_names
 from dae_hybrid.interface.registry import for_call
 from dae_hybrid.numerics.arrays import Array
-from dae_hybrid.port.native_batch import DONE, Outcomes
+from dae_hybrid.port.native_batch import DONE, Outcomes, worded
 from dae_hybrid.simulation.starts import Starts
 from dae_hybrid.system.system import HybridSystem
 from dae_hybrid.tables import html, in_short
@@ -109,13 +110,13 @@ def batch(
     given = side_by_side(sets, values)
     threads = _workers(workers)
     out = case.outcomes(len(given))
-    by_crews(case, given, out, threads)
+    reason = by_crews(case, given, out, threads)
     native = int((out.done == DONE).sum())
     failures, outputs = by_single_calls(case, given, out, threads)
     statistics = {
         "runs": len(given), "failed": len(failures), "native": native, "single": len(given) - native, "workers": threads
     }  # fmt: skip
-    return Batch(case, given, out, failures, outputs, statistics)
+    return Batch(case, given, out, failures, outputs, statistics, reason)
 
 
 def _analysis(
@@ -156,6 +157,8 @@ class Batch:
         Error of each failed run, else None; the numbers of a failed run are NaN.
     native : ndarray of bool, shape (N,)
         Whether compiled code completed the run and its gradient needs no closer check; the others are single calls.
+    reasons : tuple of str or None
+        Why each of the others is a single call; None for the native runs.
     n_events, n_steps : ndarray of int, shape (N,)
         Number of events and of steps.
     t : ndarray, shape (n_t,), or None
@@ -174,9 +177,9 @@ class Batch:
 
     def __init__(
         self, case: CheckedCall, given: Array, out: Outcomes, errors: Mapping[int, DaeHybridError],
-        outputs: Mapping[int, Mapping[str, Array]], statistics: Mapping[str, int],
+        outputs: Mapping[int, Mapping[str, Array]], statistics: Mapping[str, int], reason: str | None = None,
     ) -> None:  # fmt: skip
-        self._case, self._given, self._out, self._singles = case, given, out, outputs
+        self._case, self._given, self._out, self._singles, self._reason = case, given, out, outputs, reason
         n_p = case.system.parameters.size
         self.parameters, self.t = given[:, :n_p], case.setup.t_eval
         self.errors: tuple[DaeHybridError | None, ...] = tuple(errors.get(i) for i in range(len(given)))
@@ -195,7 +198,16 @@ class Batch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         errors = {i: error for i, error in enumerate(self.errors) if error is not None}
-        return Batch, (self._case, self._given, self._out, errors, self._singles, dict(self.statistics))
+        return Batch, (
+            self._case, self._given, self._out, errors, self._singles, dict(self.statistics), self._reason
+        )  # fmt: skip
+
+    @cached_property
+    def reasons(self) -> tuple[str | None, ...]:
+        """Why runs are single calls, None for native runs."""
+        names = [transition.name for transition in self._case.system.transitions]
+        told = zip(self.native.tolist(), self._out.reasons.tolist(), strict=True)
+        return tuple(None if native else self._reason or worded(*reason, names) for native, reason in told)
 
     def __len__(self) -> int:
         return len(self._given)
@@ -278,7 +290,9 @@ class Batch:
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in self.statistics.items() if name != "runs")
-        return f"<Batch of {len(self)} runs of '{self._case.system.name}': {counts}>"
+        most = Counter(reason for reason in self.reasons if reason is not None).most_common(1)
+        why = "".join(f"; single calls mostly because of: {reason} ({count})" for reason, count in most)
+        return f"<Batch of {len(self)} runs of '{self._case.system.name}': {counts}{why}>"
 
     def _repr_html_(self) -> str:
         names = list(self.functionals)

@@ -81,13 +81,17 @@ class CheckedCall:
     # -- by compiled code ---------------------------------------------------------------------------------------
 
     @cached_property
-    def fleet(self) -> NativeBatch | None:
-        """The native batch; None if the integrator cannot carry out the runs natively."""
+    def plan(self) -> NativeBatch | str:
+        """The native batch, or the reason why all runs are left to single calls."""
         setup, system = self.setup, self.system
-        if not isinstance(setup.integrator, RunsMany) or system.signals:
-            return None
-        if self.analysis is not None and (self._checks_duality or not _is_judged_by_numbers(system)):
-            return None
+        if not isinstance(setup.integrator, RunsMany):
+            return f"adapter {setup.integrator.name!r} has no batches"
+        if system.signals:
+            return "the model has signals"
+        if self.analysis is not None and self._checks_duality:
+            return "duality"
+        if self.analysis is not None and not _is_judged_by_numbers(system):
+            return "gradients with relations, or with kinks at which a run may rest"
         directions, scales = None, None
         if self.analysis == "forward":
             columns = setup.columns(self.indices)
@@ -99,8 +103,10 @@ class CheckedCall:
             schedule=schedule,
         )  # fmt: skip
         origin = None if self.starts is None else self.starts.origin
-        if request is None or (self.starts is not None and origin is None):
-            return None
+        if request is None:
+            return self._why_not()
+        if self.starts is not None and origin is None:
+            return "x0 is not compiled for this start"
         # forward analysis gives the gradients of all functionals, and checks the conditions of all
         of = self.names if back else system.functionals.names
         parts = tuple(tuple(range(system.functionals[n].start, system.functionals[n].stop)) for n in of if certify)
@@ -109,11 +115,24 @@ class CheckedCall:
         timetable = Timetable(system, setup.span) if is_timed else None
         return NativeBatch(request, self.indices, parts, integrated(system), origin, n_start, self._certify, timetable)
 
+    def _why_not(self) -> str:
+        """Return the reason why there is no request for native runs."""
+        options, system = self.setup.options, self.system
+        if not options.native_events:
+            return "native_events=False"
+        if not options.sensitivity_error_control:
+            return "sensitivity_error_control=False"
+        if system.graph.ends is not None:
+            return "a time event or a measurement is outside of t_span, or not finite"
+        if system.initial.explicit is None:
+            return "initial values are determined by equations"
+        return "the start, the end or a measurement is not compiled"
+
     @cached_property
     def looser(self) -> CheckedCall:
         """The same case at looser tolerances, with gradients not subject to conditions."""
         other = copy(self)
-        for name in ("fleet", "_kind"):
+        for name in ("plan", "_kind"):
             other.__dict__.pop(name, None)
         other.setup, other._certify = self.setup.looser(LOOSER), False
         return other
@@ -127,17 +146,20 @@ class CheckedCall:
         limit = lost(self.setup.options.rtol)
         return all(difference(gradients[i] * scale, others[i] * scale, least[i]) <= limit for i in parts)
 
-    def crew(self) -> Crew | None:
-        """Take a crew that carries out runs on one thread; return it with `rest`."""
-        if self.fleet is None or not isinstance(self.setup.integrator, RunsMany):
-            return None
+    def crew(self) -> Crew | str:
+        """Take a crew that carries out runs on one thread; return it with `rest`.
+
+        A string is the reason why all runs are left to single calls.
+        """
+        if isinstance(self.plan, str):
+            return self.plan
         with _resting:
             idle = self.system.graph.cache.setdefault("crews", [])
             for i, (kind, crew) in enumerate(idle):
                 if kind == self._kind:
                     del idle[i]
                     return cast(Crew, crew)
-        return self.setup.integrator.crew(self.system.graph, self.fleet)
+        return cast(RunsMany, self.setup.integrator).crew(self.system.graph, self.plan)
 
     def rest(self, crew: Crew) -> None:
         """Return a crew for reuse."""

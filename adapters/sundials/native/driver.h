@@ -484,7 +484,8 @@ typedef struct {                             /* successive runs, see batch.c */
   const alarms *listed;                      /* per mode; null without time events; with times from run `first` on, */
   const double *listed_until;                /* time up to which they are complete; NaN if unknown */
   integer first, is_shared;                  /* whether both are shared by all runs */
-  integer *outcomes, *n_events, *n_steps, *modes; /* per run: whether it is done; events; steps; last mode */
+  integer *outcomes, *reasons, *n_events, *n_steps, *modes; /* per run: whether it is done; why not, and the transition
+                                                concerned or -1; events; steps; last mode */
   double *times, *ends, *values, *gradients; /* end time; widest + n_memory; all functionals; n_components x n_wrt */
   double *outputs;                           /* n_t x (widest + n_memory) */
   integer *output_modes;
