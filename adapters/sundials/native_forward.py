@@ -108,10 +108,12 @@ class NativeForward:
             memory.model.share(self._parameters)
         self.struct = NativeRunStruct(
             tables=ctypes.addressof(self.loop.struct), stations=ctypes.addressof(self.loop.stations),
-            runs=ctypes.addressof(self._runs), origin=ends.origin.address, final=ctypes.addressof(self._final),
+            runs=ctypes.addressof(self._runs), final=ctypes.addressof(self._final),
             start=self._start.ctypes.data, end=self._end.ctypes.data, by_u=self._by_u.ctypes.data,
             counted=self._counted.ctypes.data, mode=ends.mode, n_modes=count, n_transitions=len(graph.directions),
         )  # fmt: skip
+        if ends.origin is not None:
+            self.struct.origin = ends.origin.address
         self._library = loops()
         self.loop.measure(by_itself=True)
 
@@ -140,6 +142,8 @@ class NativeForward:
         """Carry out a run; None if it has paused or has not started."""
         s = self.struct
         self._parameters[:] = request.parameters
+        if request.start is not None:
+            self._start[: request.start.size] = request.start
         self._tell(request)
         s.under_way, self.paused = 0, None
         self.loop.measure(by_itself=True)

@@ -65,7 +65,7 @@ class NativeLoop:
         every = [x for links in graph.links for x in links if x is not None]
         functions = [f for x in every for f in (x.cross, x.tangent, x.cost, x.begin, x.solve) if f is not None]
         if graph.ends is not None:
-            functions += [graph.ends.origin, *graph.ends.final]
+            functions += [f for f in (graph.ends.origin, *graph.ends.final) if f is not None]
             functions += [f for measured in graph.ends.measured for f in measured.of_mode if f is not None]
         functions = list({id(f): f for f in functions}.values())  # similar modes share functions
         sizes = np.max([f.work_sizes for f in functions], axis=0)

@@ -28,18 +28,18 @@ MAX_MEASUREMENT_FUNCTIONS = 32
 
 
 def starts_and_ends_plainly(measurements: Sequence[Measurement], initial: InitialMap, builders: Builders) -> bool:
-    """Whether runs start from explicit initial values and have no signals.
+    """Whether the functions of starts, ends and measurements are small, and there are no signals.
 
     Measurement times must be numbers.
     """
-    if initial.explicit is None or initial.signals or not all(isinstance(m.time, float) for m in measurements):
+    if initial.signals or not all(isinstance(m.time, float) for m in measurements):
         return False
     if len(_shapes(measurements)) * len(builders.unit) > MAX_MEASUREMENT_FUNCTIONS:
         return False
     units = builders.units
-    if any(b.lowering.n + b.nm > MAX_POINT_ENTRIES or b.nk or b.poles or b.nz > SYMBOLIC_SOLVE for b in units.values()):
-        return False
-    return units[builders.unit[initial.mode]].nz <= 1  # its equation is solved for it: the matrix has rank one
+    return not any(
+        b.lowering.n + b.nm > MAX_POINT_ENTRIES or b.nk or b.poles or b.nz > SYMBOLIC_SOLVE for b in units.values()
+    )
 
 
 def _shapes(measurements: Sequence[Measurement]) -> list[Callable[[int], Any]]:
@@ -54,15 +54,16 @@ def end_functions(
 
     Empty if the functions of the measurements are too long to be worth compiling.
     """
-    if initial.explicit is None or initial.exact is None:
-        raise AssertionError("the start is explicit")
     first = builders.units[builders.unit[initial.mode]]
     t, m, p = (ca.MX.sym(k, v) for k, v in zip("tmp", (1, first.nm, first.np), strict=True))
-    given = [t, ca.MX.zeros(first.nm), p]
-    start = initial.explicit.function.call(given)
-    by_p = initial.exact.function.call(given)[1]
-    behind, whole = _numbers(first, p)
-    named = {"origin": ([t, _state(first), m, p, *behind], [*start, *first.entry.call([t, *start, whole]), by_p])}
+    named = {}
+    # one equation that is solved for its variable needs no check of rank
+    if initial.explicit is not None and initial.exact is not None and first.nz <= 1:
+        given = [t, ca.MX.zeros(first.nm), p]
+        start = initial.explicit.function.call(given)
+        by_p = initial.exact.function.call(given)[1]
+        behind, whole = _numbers(first, p)
+        named["origin"] = [t, _state(first), m, p, *behind], [*start, *first.entry.call([t, *start, whole]), by_p]
     for mode in builders.units.values():
         y, (behind, whole) = _state(mode), _numbers(mode, p)
         x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
@@ -128,4 +129,4 @@ def ends_of(
         for m in measurements
     )
     final = tuple(functions[f"final{unit}"] for unit in units)
-    return BoundaryFunctions(initial.mode, functions["origin"], final, tuple(measured))
+    return BoundaryFunctions(initial.mode, functions.get("origin"), final, tuple(measured))

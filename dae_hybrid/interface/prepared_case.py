@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cached_property
 from threading import Lock
@@ -13,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from dae_hybrid.conditions.amplification import LOOSER, difference, lost
 from dae_hybrid.conditions.resolution import integrated
-from dae_hybrid.errors import OptionError, ParameterError
+from dae_hybrid.errors import DaeHybridError, OptionError, ParameterError
 from dae_hybrid.interface import api
 from dae_hybrid.interface.runs import RunBuilder
 from dae_hybrid.numerics.arrays import Array
@@ -105,15 +106,30 @@ class CheckedCall:
         origin = None if self.starts is None else self.starts.origin
         if request is None:
             return self._why_not()
-        if self.starts is not None and origin is None:
-            return "x0 is not compiled for this start"
         # forward analysis gives the gradients of all functionals, and checks the conditions of all
         of = self.names if back else system.functionals.names
         parts = tuple(tuple(range(system.functionals[n].start, system.functionals[n].stop)) for n in of if certify)
         n_start = 0 if self.starts is None else self.starts.size
         is_timed = any(system.graph.timed) or system.measurements
         timetable = Timetable(system, setup.span) if is_timed else None
-        return NativeBatch(request, self.indices, parts, integrated(system), origin, n_start, self._certify, timetable)
+        is_given = self.starts is None and system.graph.ends is not None and system.graph.ends.origin is not None
+        starting = None if is_given or origin is not None else self._starts
+        return NativeBatch(
+            request, self.indices, parts, integrated(system), origin, n_start, self._certify, timetable, starting
+        )
+
+    def _starts(self, given: Array) -> Array:
+        """Starts of runs, see `NativeBatch`."""
+        system, t0, found = self.system, self.setup.span[0], dict[int, Array]()
+        mode, n_p = system.modes[system.initial.mode], system.parameters.size
+        for i, row in enumerate(given):
+            own = system if self.starts is None else self.starts.system(row[n_p:])
+            with suppress(DaeHybridError):
+                found[i] = own.initial.numbers(mode, t0, row[:n_p], differentiate=self.analysis is not None)
+        rows = np.full((len(given), max((len(own) for own in found.values()), default=1)), np.nan)
+        for i, numbers in found.items():
+            rows[i] = numbers
+        return rows
 
     def _why_not(self) -> str:
         """Return the reason why there is no request for native runs."""
@@ -124,8 +140,6 @@ class CheckedCall:
             return "sensitivity_error_control=False"
         if system.graph.ends is not None:
             return "a time event or a measurement is outside of t_span, or not finite"
-        if system.initial.explicit is None:
-            return "initial values are determined by equations"
         return "the start, the end or a measurement is not compiled"
 
     @cached_property

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dae_hybrid.conditions.resolution import MIN_STEP_LIMIT, RETRIES, ROUGH_RESOLUTION, STEP_LIMIT_FACTOR, finer
-from dae_hybrid.errors import IntegrationError, NonFiniteError, OptionError, StepLimitError, UnsupportedError
+from dae_hybrid.errors import DaeHybridError, IntegrationError, NonFiniteError, OptionError, StepLimitError, UnsupportedError
 from dae_hybrid.interface.registry import Analysis, check_capabilities, find_integrator, for_call, registered
 from dae_hybrid.numerics.arrays import Array
 from dae_hybrid.options import Keep, Options, check_keep, check_time_span, check_times
@@ -263,6 +263,13 @@ class RunBuilder:
             options, certify=certify, keep_path=keep_path,
             directions=parameter_directions, scales=scales, t_eval=t_eval, schedule=schedule,
         )  # fmt: skip
+        if request is not None and cast(BoundaryFunctions, self.system.graph.ends).origin is None:
+            initial = self.system.initial
+            mode = self.system.modes[initial.mode]
+            try:
+                request = request._replace(start=initial.numbers(mode, self.span[0], self.p, differentiate=certify))
+            except DaeHybridError:
+                return None
         found = None if request is None else cast(RunsWhole, session).run(self.system.graph, request)
         return None if found is None else trajectory_of(self.system, found, directions, self.open)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, Self, runtime_checkable
@@ -33,7 +33,8 @@ class NativeBatch(NamedTuple):
     components of each functional. `integrated` says for every component of all functionals whether it has more than a
     terminal value. `origin` is that of `BoundaryFunctions` with `n_start` initial values appended to the parameters.
     Without `certify` gradients are computed whether or not their conditions hold. `timetable` holds the time events, if
-    any.
+    any. `starting` computes the outputs of `origin` for runs (N, n_given) if it is not compiled: (N, n), NaN in runs that
+    have no start.
     """
 
     request: RunRequest
@@ -44,6 +45,7 @@ class NativeBatch(NamedTuple):
     n_start: int = 0
     certify: bool = True
     timetable: AlarmLists | None = None
+    starting: Callable[[Array], Array] | None = None
 
     @property
     def n_given(self) -> int:

@@ -99,11 +99,12 @@ class BoundaryFunctions:
            integrands, to first order
     ====== ==============================================================================================
 
-    `mode` is the initial mode; `final` is by mode.
+    `mode` is the initial mode; `final` is by mode. Without `origin` its outputs are computed before the run, see
+    `InitialMap.numbers`.
     """
 
     mode: int
-    origin: NativeFunction
+    origin: NativeFunction | None
     final: tuple[NativeFunction, ...]
     measured: tuple[MeasurementFunctions, ...] = ()
 
@@ -273,7 +274,8 @@ class RunRequest(NamedTuple):
 
     `directions` (d, n_parameters) with their `scales` are those of the sensitivities, if any; `t_eval` and `keep_path`
     are as in `SegmentTask`, `certify` and `slack` as in `RunContext`. `alarms` hold the time events and are complete up
-    to `t_stop`. If the `bound` is exceeded, the run pauses.
+    to `t_stop`. If the `bound` is exceeded, the run pauses. `start` are the outputs of `BoundaryFunctions.origin`, if it
+    has none.
     """
 
     options: Options
@@ -288,6 +290,7 @@ class RunRequest(NamedTuple):
     alarms: tuple[Alarms, ...] = ()
     t_stop: float = np.inf
     bound: MemoryBound = UNBOUNDED
+    start: Array | None = None
 
     def is_like(self, other: RunRequest) -> bool:
         """Whether the other request differs in the parameters only; False with output times."""

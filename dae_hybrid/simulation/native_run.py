@@ -26,7 +26,8 @@ def trajectory_of(
     """Return the trajectory of a native run and notify the observer of it."""
     request = found.request
     p, mode = request.parameters, system.modes[system.initial.mode]
-    start = RunStart(system.initial, mode, request.span[0], found.start, p, found.by_p)
+    by_p = found.by_p if request.start is None or request.certify else None
+    start = RunStart(system.initial, mode, request.span[0], found.start, p, by_p)
     further = SegmentSensitivities if observer is None else observer.on_native_run(start, found)
     directions = getattr(observer, "directions", None)
     p.flags.writeable = False

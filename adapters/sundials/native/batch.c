@@ -163,6 +163,7 @@ static int carry_out(batch *b) {
     memcpy(parameters, b->given + place * n, (size_t)n * sizeof(double));
     if (!all_finite(parameters, n) || !set_alarms(b)) return leave(b, BAD_INPUT, -1);
     if (b->resolutions && !set_scales(b)) return leave(b, BAD_INPUT, -1), FATAL;
+    if (b->starts) memcpy(v->start, b->starts + (place - b->started) * b->start_size, (size_t)b->start_size * sizeof(double));
     v->under_way = 0;
     b->stage = UNDER_WAY;
   }

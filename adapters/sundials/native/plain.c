@@ -95,7 +95,7 @@ static int set_out(plain *v) {
   m->kept = 0;
   m->wanted = -1;
   m->at = v->mode;
-  if (call(m, v->origin, first->numbers, m->t0, v->start, v->start, res, 7)) return FATAL;
+  if (v->origin && call(m, v->origin, first->numbers, m->t0, v->start, v->start, res, 7)) return FATAL;
   if (!all_finite(v->start, h + ng - v->start)) return NOT_PLAIN;
   if (!all_finite(by_p, nw * m->n_parameters)) return NOT_PLAIN;
   if (!look_at_start(m, first, c, h)) return NOT_PLAIN;
