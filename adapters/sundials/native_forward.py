@@ -42,7 +42,7 @@ def method_of_runs(graph: TransitionGraph, request: RunRequest) -> SundialsMetho
     """The method for explicit equations in native runs; None if the run is not eligible."""
     if graph.ends is None or not all(is_native(e) and not e.unwatched for e in graph.equations):
         return None
-    if (any(graph.timed) or graph.ends.measured) and not request.alarms:
+    if (any(graph.timed) or graph.ends.measured or graph.turns) and not request.alarms:
         return None
     method, wanted = chosen(request.options), request.options.linear_solver
     newton = (e for e in graph.equations if method_of(e, method).implicit)
@@ -132,7 +132,7 @@ class NativeForward:
         self.loop.tell(
             request.context(self.graph, self.struct.mode, self._ranges, self._rested), options, self._parameters
         )
-        self.loop.set_alarms(request.alarms)
+        self.loop.set_alarms(request.alarms, request.knots)
         self.struct.max_steps, self.struct.watch = options.max_steps, options.automatic
         self.struct.reach, self.struct.longest = BOUND * reach_of(options, self._method), options.max_step or 0.0
         if all(memory.stepper.run.width < WIDE for memory in self.memories):  # otherwise rows are given away

@@ -11,7 +11,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE, dense, expanded
-from dae_hybrid.codegen.kernels import NativeFunction
+from dae_hybrid.codegen.kernels import Kernel, NativeFunction
 from dae_hybrid.compile.builders import Builders
 from dae_hybrid.compile.lowering import Flat
 from dae_hybrid.compile.mode_system import ModeBuilder
@@ -22,17 +22,16 @@ from dae_hybrid.system.initial import InitialMap
 from dae_hybrid.system.measurement import Measurement
 from dae_hybrid.system.transition_map import CLOCK
 
-NONE = np.zeros(0)
 #: limit on the number of compiled measurement functions, over all modes
 MAX_MEASUREMENT_FUNCTIONS = 32
 
 
 def starts_and_ends_plainly(measurements: Sequence[Measurement], initial: InitialMap, builders: Builders) -> bool:
-    """Whether the functions of starts, ends and measurements are small, and there are no signals.
+    """Whether the functions of starts, ends and measurements are small.
 
-    Measurement times must be numbers.
+    Values of signals must not depend on the parameters, nor measurement times if there are signals.
     """
-    if initial.signals or not all(isinstance(m.time, float) for m in measurements):
+    if any(s.movable for s in initial.signals) or (initial.signals and any(m.movable for m in measurements)):
         return False
     if len(_shapes(measurements)) * len(builders.unit) > MAX_MEASUREMENT_FUNCTIONS:
         return False
@@ -58,7 +57,7 @@ def end_functions(
     t, m, p = (ca.MX.sym(k, v) for k, v in zip("tmp", (1, first.nm, first.np), strict=True))
     named = {}
     # one equation that is solved for its variable needs no check of rank
-    if initial.explicit is not None and initial.exact is not None and first.nz <= 1:
+    if initial.explicit is not None and initial.exact is not None and first.nz <= 1 and not initial.signals:
         given = [t, ca.MX.zeros(first.nm), p]
         start = initial.explicit.function.call(given)
         by_p = initial.exact.function.call(given)[1]
@@ -69,6 +68,9 @@ def end_functions(
         x = y if mode.explicit is None else ca.vertcat(y, first_output(mode.explicit, t, y, m, p))
         point, final = [t, x, m, whole], mode.point_function("final", partial(_final, mode))
         named[f"final{mode.index}"] = [t, y, m, p, *behind], [x, *mode.entry.call(point), *final.call(point)]
+    if any(own.movable for own in measurements):
+        by_p = [own.time.function.call([p])[1] if isinstance(own.time, Kernel) else ca.DM(1, first.np) for own in measurements]
+        named["moves"] = [t, _state(first), m, p], [ca.vertcat(*by_p).T]
     # not expanded: factors computed elsewhere must not be simplified together with these
     found = {
         key: ca.Function(f"end_{key}", inputs, [dense(v) for v in outputs]) for key, (inputs, outputs) in named.items()
@@ -125,8 +127,8 @@ def ends_of(
         shape: tuple(functions.get(f"measured{i}_{mode}") for mode in range(len(units))) for shape, i in shapes.items()
     }
     measured = (
-        MeasurementFunctions(m.when(NONE), by_mode[m.of_mode], np.array(m.data, dtype=float), m.components)
+        MeasurementFunctions(by_mode[m.of_mode], np.array(m.data, dtype=float), m.components)
         for m in measurements
     )
     final = tuple(functions[f"final{unit}"] for unit in units)
-    return BoundaryFunctions(initial.mode, functions.get("origin"), final, tuple(measured))
+    return BoundaryFunctions(initial.mode, functions.get("origin"), final, tuple(measured), functions.get("moves"))

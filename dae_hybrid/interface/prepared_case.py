@@ -87,8 +87,6 @@ class CheckedCall:
         setup, system = self.setup, self.system
         if not isinstance(setup.integrator, RunsMany):
             return f"adapter {setup.integrator.name!r} has no batches"
-        if system.signals:
-            return "the model has signals"
         if self.analysis is not None and self._checks_duality:
             return "duality"
         if self.analysis is not None and not _is_judged_by_numbers(system):
@@ -110,8 +108,8 @@ class CheckedCall:
         of = self.names if back else system.functionals.names
         parts = tuple(tuple(range(system.functionals[n].start, system.functionals[n].stop)) for n in of if certify)
         n_start = 0 if self.starts is None else self.starts.size
-        is_timed = any(system.graph.timed) or system.measurements
-        timetable = Timetable(system, setup.span) if is_timed else None
+        is_timed = any(system.graph.timed) or system.measurements or system.signals
+        timetable = Timetable(system, setup.span, request.waiting, request.knots) if is_timed else None
         is_given = self.starts is None and system.graph.ends is not None and system.graph.ends.origin is not None
         starting = None if is_given or origin is not None else self._starts
         return NativeBatch(
@@ -139,7 +137,11 @@ class CheckedCall:
         if not options.sensitivity_error_control:
             return "sensitivity_error_control=False"
         if system.graph.ends is not None:
-            return "a time event or a measurement is outside of t_span, or not finite"
+            return "a signal, a time event or a measurement does not suit t_span at the nominal parameters"
+        if any(signal.movable for signal in system.signals):
+            return "signals whose values depend on parameters"
+        if system.signals and any(measurement.movable for measurement in system.measurements):
+            return "measurement times that depend on parameters beside signals"
         return "the start, the end or a measurement is not compiled"
 
     @cached_property

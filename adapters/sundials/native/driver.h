@@ -361,6 +361,8 @@ typedef struct {
   double *cost;                              /* of one event: costs of all functionals, and their derivatives by (w, p, t) */
   double *gained, *gained_directions;        /* costs of all events, and their derivatives along every direction */
   const measuring *measured;                 /* null if measurements are left to Python; */
+  casadi_function moves;                     /* null if their times are fixed, else the derivatives of these by p: */
+  double *moved;                             /* n_parameters per measurement */
   double *taken, *taken_directions;          /* sums over all measurements, and their derivatives */
   const double *parameters, *directions;
   double *rest;                              /* see departure.c */
