@@ -8,7 +8,8 @@ static integer counter(const context *c, int which) {
   return counts[which];
 }
 
-/* Check the guards of the initial mode; returns whether none fires or is past its threshold. */
+/* Check the guards of the initial mode; returns whether none fires. Those past their threshold wait for their next crossing,
+ * unless another rule applies. */
 static int look_at_start(const march *m, const station *first, context *c, const double *h) {
   const double *rate = h + first->n_guards, *size = rate + first->n_guards;
   memset(c->zero_band, 0, (size_t)c->n_guards * sizeof(double));
@@ -22,7 +23,10 @@ static int look_at_start(const march *m, const station *first, context *c, const
       if (!moving && (first->links[j].jumps || !first->links[j].waits)) return 0;
       c->zero_band[j] = width;
       c->departure[j] = moving ? sign_of(rate[j]) : 0;
-    } else if (direction * h[j] > 0) return 0;
+    } else if (direction * h[j] > 0) {
+      const link *l = &first->links[j];
+      if (!l->cross || !l->waits || l->toggles || l->jumps) return 0;
+    }
   }
   return 1;
 }
