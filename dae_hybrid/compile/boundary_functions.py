@@ -11,7 +11,7 @@ import casadi as ca
 import numpy as np
 
 from dae_hybrid.codegen.casadi_tools import SYMBOLIC_SOLVE, dense, expanded
-from dae_hybrid.codegen.kernels import Kernel, NativeFunction
+from dae_hybrid.codegen.kernels import NativeFunction
 from dae_hybrid.compile.builders import Builders
 from dae_hybrid.compile.lowering import Flat
 from dae_hybrid.compile.mode_system import ModeBuilder
@@ -36,9 +36,7 @@ def starts_and_ends_plainly(measurements: Sequence[Measurement], initial: Initia
     if len(_shapes(measurements)) * len(builders.unit) > MAX_MEASUREMENT_FUNCTIONS:
         return False
     units = builders.units
-    return not any(
-        b.lowering.n + b.nm > MAX_POINT_ENTRIES or b.nk or b.poles or b.nz > SYMBOLIC_SOLVE for b in units.values()
-    )
+    return not any(b.lowering.n + b.nm > MAX_POINT_ENTRIES or b.nk or b.nz > SYMBOLIC_SOLVE for b in units.values())
 
 
 def _shapes(measurements: Sequence[Measurement]) -> list[Callable[[int], Any]]:
@@ -56,8 +54,9 @@ def end_functions(
     first = builders.units[builders.unit[initial.mode]]
     t, m, p = (ca.MX.sym(k, v) for k, v in zip("tmp", (1, first.nm, first.np), strict=True))
     named = {}
-    # one equation that is solved for its variable needs no check of rank
-    if initial.explicit is not None and initial.exact is not None and first.nz <= 1 and not initial.signals:
+    # an equation that is solved for its variable, without a divisor that may vanish, needs no check of rank
+    is_safe = first.nz <= 1 and not first.poles and not initial.signals
+    if initial.explicit is not None and initial.exact is not None and is_safe:
         given = [t, ca.MX.zeros(first.nm), p]
         start = initial.explicit.function.call(given)
         by_p = initial.exact.function.call(given)[1]
@@ -69,8 +68,9 @@ def end_functions(
         point, final = [t, x, m, whole], mode.point_function("final", partial(_final, mode))
         named[f"final{mode.index}"] = [t, y, m, p, *behind], [x, *mode.entry.call(point), *final.call(point)]
     if any(own.movable for own in measurements):
-        by_p = [own.time.function.call([p])[1] if isinstance(own.time, Kernel) else ca.DM(1, first.np) for own in measurements]
-        named["moves"] = [t, _state(first), m, p], [ca.vertcat(*by_p).T]
+        times = (own.time for own in measurements)
+        rates = [ca.MX(1, first.np) if isinstance(time, float) else time.function.call([p])[1] for time in times]
+        named["moves"] = [t, _state(first), m, p], [ca.vertcat(*rates).T]
     # not expanded: factors computed elsewhere must not be simplified together with these
     found = {
         key: ca.Function(f"end_{key}", inputs, [dense(v) for v in outputs]) for key, (inputs, outputs) in named.items()
@@ -127,8 +127,7 @@ def ends_of(
         shape: tuple(functions.get(f"measured{i}_{mode}") for mode in range(len(units))) for shape, i in shapes.items()
     }
     measured = (
-        MeasurementFunctions(by_mode[m.of_mode], np.array(m.data, dtype=float), m.components)
-        for m in measurements
+        MeasurementFunctions(by_mode[m.of_mode], np.array(m.data, dtype=float), m.components) for m in measurements
     )
     final = tuple(functions[f"final{unit}"] for unit in units)
     return BoundaryFunctions(initial.mode, functions.get("origin"), final, tuple(measured), functions.get("moves"))

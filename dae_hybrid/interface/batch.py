@@ -170,8 +170,8 @@ class Batch:
     statistics : mapping of str to int
         ``runs``, ``failed``, ``native`` (completed by compiled code), ``single`` (single calls), ``workers``.
 
-    ``batch["u"]`` returns a variable or memory at the output times, (N, n_t), or (N, n_t, size) of a vector; NaN if the
-    mode lacks it and after the end of a run. ``len(batch)`` is N, ``batch.ok`` marks the runs that did not fail, and
+    ``batch["u"]`` returns a variable, memory or signal at the output times, (N, n_t), or (N, n_t, size) of a vector;
+    NaN if the mode lacks it and after the end of a run. ``len(batch)`` is N, ``batch.ok`` marks the runs that did not fail, and
     ``batch.single(i)`` repeats run i as a single call.
     """
 
@@ -207,7 +207,7 @@ class Batch:
         """Why runs are single calls, None for native runs."""
         names = [transition.name for transition in self._case.system.transitions]
         told = zip(self.native.tolist(), self._out.reasons.tolist(), strict=True)
-        return tuple(None if native else self._reason or worded(*reason, names) for native, reason in told)
+        return tuple(None if native else self._reason or worded(why, at, names) for native, (why, at) in told)
 
     def __len__(self) -> int:
         return len(self._given)
@@ -256,13 +256,18 @@ class Batch:
                 "There are no outputs: no times were asked for.",
                 remedy="Pass t_eval=; .final has the values at the end.",
             )
-        system, out, width = self._case.system, self._out, self._width(name)
+        system, out, signal = self._case.system, self._out, self._case.system.signal(name)
+        width = 1 if signal is not None else self._width(name)
         found = np.full((len(self), self.t.size, width), np.nan)
+        if signal is not None:
+            here = out.output_modes >= 0
+            memory = out.outputs[here][:, out.outputs.shape[2] - system.memory.size :]
+            found[here, 0] = signal.evaluate(memory, self.t[np.nonzero(here)[1]])
         for mode in system.modes:
             here = out.output_modes == mode.index
             if name in mode.variables:
                 found[here] = self._complete(mode.index, here)[:, mode.variables[name]]
-            elif name in system.memory:
+            elif name in system.memory and signal is None:
                 found[here] = out.outputs[here][:, self._memory_at(name)]
         for i, outputs in self._singles.items():
             values = outputs[name].reshape(-1, width)
@@ -297,10 +302,13 @@ class Batch:
     def _repr_html_(self) -> str:
         names = list(self.functionals)
         rows = [
-            [str(i), *(in_short(self.functionals[name][i]) for name in names), str(self.n_events[i]), in_short(t)]
+            [
+                str(i), *(in_short(self.functionals[name][i]) for name in names), str(self.n_events[i]), in_short(t),
+                self.reasons[i] or "",
+            ]
             for i, t in enumerate(self.t_end[:MAX_RUNS_SHOWN])
-        ]
-        return html(repr(self), [["run", *names, "events", "end"], *rows])
+        ]  # fmt: skip
+        return html(repr(self), [["run", *names, "events", "end", "single call because of"], *rows])
 
 
 def _narrow(values: Array, axis: int) -> Array:

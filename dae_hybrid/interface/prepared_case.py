@@ -45,6 +45,12 @@ class CheckedCall:
         analysis: Analysis | None, wrt: str | Sequence[str] | None, t_eval: ArrayLike | None, adapter: str,
         strict: bool, duality: bool | float, options: Mapping[str, Any], starts: Starts | None = None,
     ) -> None:  # fmt: skip
+        if "keep" in options:
+            raise OptionError(
+                "keep= is an option of single calls: batches and prepared calls keep functionals, gradients, values at "
+                "t_eval= and those at the end.",
+                remedy="Pass t_eval= for outputs; single(i) of a batch, or single of a run, returns all of one run.",
+            )
         self._given: dict[str, Any] = {
             "system": system, "t_span": t_span, "functional": functional, "analysis": analysis, "wrt": wrt,
             "t_eval": t_eval, "adapter": adapter, "strict": strict, "duality": duality, "options": options,

@@ -33,8 +33,8 @@ class NativeBatch(NamedTuple):
     components of each functional. `integrated` says for every component of all functionals whether it has more than a
     terminal value. `origin` is that of `BoundaryFunctions` with `n_start` initial values appended to the parameters.
     Without `certify` gradients are computed whether or not their conditions hold. `timetable` holds the time events, if
-    any. `starting` computes the outputs of `origin` for runs (N, n_given) if it is not compiled: (N, n), NaN in runs that
-    have no start.
+    any. `starting` computes the outputs of `origin` for runs (N, n_given) if it is not compiled: (N, n), NaN in runs
+    without a start.
     """
 
     request: RunRequest
@@ -86,13 +86,13 @@ class Reason(IntEnum):
 REASONS = {
     Reason.NO_REASON: "stopped",
     Reason.BAD_INPUT: "parameters, initial values or scheduled times are not finite",
-    Reason.AT_START: "the start: a guard is at zero or past it, or the first step needs a check for stiffness",
+    Reason.AT_START: "the start: inconsistent values, a guard that is due, or a stiff mode",
     Reason.NOT_COMPILED: "not compiled",
-    Reason.SPECIAL_EVENT: "an event next to another time or guard, or with a state that needs a closer look",
+    Reason.SPECIAL_EVENT: "an event next to another time or guard, or after which a closer look is needed",
     Reason.ACCUMULATING: "events that may accumulate",
     Reason.TOO_MANY_EVENTS: "max_events",
     Reason.TOO_MANY_STEPS: "max_steps",
-    Reason.SLOW_OR_STIFF: "a change of method, or slow progress",
+    Reason.SLOW_OR_STIFF: "a stiff mode, or slow progress",
     Reason.FAILED_STEP: "a failed step",
     Reason.AT_END: "the end: a guard or a time event is due there",
     Reason.RESTING: "a guard that rests at zero",

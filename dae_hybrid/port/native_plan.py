@@ -267,8 +267,8 @@ class RunRequest(NamedTuple):
 
     `directions` (d, n_parameters) with their `scales` are those of the sensitivities, if any; `t_eval` and `keep_path`
     are as in `SegmentTask`, `certify` and `slack` as in `RunContext`. `alarms` hold the time events and are complete up
-    to `t_stop`. If the `bound` is exceeded, the run pauses. `start` are the outputs of `BoundaryFunctions.origin`, if it
-    has none. `waiting` are times and indices of the measurements, in order, and `knots` those of the signals.
+    to `t_stop`. If the `bound` is exceeded, the run pauses. `start` are the outputs of a missing
+    `BoundaryFunctions.origin`. `waiting` are times and indices of the measurements, in order, `knots` those of signals.
     """
 
     options: Options
@@ -306,8 +306,8 @@ class RunRequest(NamedTuple):
         directions = np.zeros((0, self.parameters.size)) if self.directions is None else self.directions
         return RunContext(
             graph, mode, self.span, self.options.max_events, (none, none), [], ranges, stayed_at_zero, directions,
-            min(self.span[1], self.t_stop), self.t_eval, self.alarms, self.knots, certify=self.certify, slack=self.slack,
-            bound=self.bound,
+            min(self.span[1], self.t_stop), self.t_eval, self.alarms, self.knots, certify=self.certify,
+            slack=self.slack, bound=self.bound,
         )  # fmt: skip
 
 

@@ -516,7 +516,8 @@ class EventLogic:
 
 def past_on_entry(transition: str, mode: str) -> str:
     """Return the note on a guard that was past its threshold on entry."""
-    return f"Guard of '{transition}' was past its threshold on entry into mode '{mode}'; it waits for its next crossing."
+    where = f"was past its threshold on entry into mode '{mode}'"
+    return f"Guard of '{transition}' {where}; it waits for its next crossing."
 
 
 def resting(system: HybridSystem, stayed_at_zero: NDArray[np.int64]) -> list[str]:
