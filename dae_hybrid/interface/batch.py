@@ -171,8 +171,8 @@ class Batch:
         ``runs``, ``failed``, ``native`` (completed by compiled code), ``single`` (single calls), ``workers``.
 
     ``batch["u"]`` returns a variable, memory or signal at the output times, (N, n_t), or (N, n_t, size) of a vector;
-    NaN if the mode lacks it and after the end of a run. ``len(batch)`` is N, ``batch.ok`` marks the runs that did not fail, and
-    ``batch.single(i)`` repeats run i as a single call.
+    NaN if the mode lacks it and after the end of a run. ``len(batch)`` is N, ``batch.ok`` marks the runs that did not
+    fail, and ``batch.single(i)`` repeats run i as a single call.
     """
 
     def __init__(
